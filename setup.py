@@ -1,7 +1,7 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
-    safeops._C      csrc/cpu/*.cpp  + csrc/module.cpp        wherever there is a C++ compiler
-    safeops._cuda   csrc/cuda/*.cu  + csrc/cuda/module.cpp   wherever nvcc is found too, also beside a CPU-only torch
+    safeops._C      csrc/cpu/*.cpp, csrc/module.cpp       wherever there is a C++ compiler
+    safeops._cuda   csrc/cuda/*.cu, csrc/cuda/module.cpp  wherever nvcc is found too, also beside CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. Environment:
 
@@ -12,8 +12,8 @@ Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch
     CXX, CUDA_HOME           the compilers
 
 Without a C++ compiler the install is pure Python, and says so. A compiler that fails, fails the build.
-torch's own BuildExtension is not used: it refuses an nvcc that differs from torch's CUDA, links libtorch_python, and
-needs ninja. Recompiling only what changed takes a dependency file per object, and no more.
+torch's own BuildExtension is not used: it refuses an nvcc that differs from torch's CUDA, links more of torch
+than the stable ABI, and needs ninja. Recompiling only what changed takes a dependency file per object.
 """
 
 import hashlib
@@ -34,13 +34,14 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-OBJECTS = ROOT / "build" / "objects"  # shared by the development install and the wheel: same flags, same objects
+OBJECTS = ROOT / "build" / "objects"  # shared by the development install and the wheel
 
 CXX_FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-trapping-math
     -fvisibility=hidden -fvisibility-inlines-hidden""".split()
 # nvcc has its own numerics; no fast-math, whose division and logarithm would break the contract.
 NVCC_FLAGS = "-std=c++17 -O3 --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden -DUSE_CUDA".split()
-DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]  # torch 2.11, Python 3.10
+# torch 2.11, Python 3.10
+DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
 
 
@@ -62,19 +63,20 @@ def find_cuda() -> Path | None:
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     nvcc = shutil.which("nvcc")
     if nvcc:  # on the PATH there may be a wrapper script; nvcc itself knows where it lives
-        report = subprocess.run([nvcc, "--dryrun", "-x", "cu", "-E", os.devnull], capture_output=True, text=True)
-        top = re.search(r"^#\$ TOP=(.+)$", report.stderr, re.MULTILINE)
+        plan = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
+        report = subprocess.run(plan, capture_output=True, text=True).stderr
+        top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
         homes.append(top.group(1).strip() if top else None)
-    for home in [*homes, "/usr/local/cuda"]:
-        if home and (Path(home) / "bin" / "nvcc").exists() and (Path(home) / "include/cuda_runtime.h").exists():
-            return Path(home).resolve()
+    for home in map(Path, filter(None, [*homes, "/usr/local/cuda"])):
+        if (home / "bin/nvcc").exists() and (home / "include/cuda_runtime.h").exists():
+            return home.resolve()
     return None
 
 
 def gencode(nvcc: Path) -> list[str]:
     """-gencode flags: code for each architecture asked for that this nvcc knows, and PTX of the newest."""
-    wanted = re.split(r"[ ,;]+", os.environ.get("SAFEOPS_CUDA_ARCH", " ".join(CUDA_ARCHS)).strip())
-    wanted = sorted({arch.replace(".", "").removeprefix("sm_") for arch in wanted}, key=lambda a: int(a.rstrip("af")))
+    names = re.split(r"[ ,;]+", os.environ.get("SAFEOPS_CUDA_ARCH", " ".join(CUDA_ARCHS)).strip())
+    wanted = sorted((name.replace(".", "").removeprefix("sm_") for name in names), key=int)
     known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True).split()
     archs = [arch for arch in wanted if f"compute_{arch}" in known]
     if not archs:
@@ -112,8 +114,9 @@ class BuildExt(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         link = [*self.cxx, "-shared", *map(str, objects), *self.torch_libs]
         if self.is_cuda(ext):
-            lib = next(p for p in (self.cuda / "lib64", self.cuda / "lib") if (p / "libcudart_static.a").exists())
-            link += [f"-L{lib}", "-lcudart_static", "-lrt", "-ldl", "-lpthread", "-Wl,--exclude-libs,ALL"]
+            folders = [self.cuda / "lib64", self.cuda / "lib"]
+            link += [f"-L{folder}" for folder in folders if folder.exists()]
+            link += ["-lcudart_static", "-lrt", "-ldl", "-lpthread", "-Wl,--exclude-libs,ALL"]
         # Linked under another name and moved: a process that has the old file mapped keeps it whole.
         fresh = target.with_suffix(".new")
         self.call([*link, "-o", str(fresh)], f"link {target.name}")
@@ -139,8 +142,19 @@ class BuildExt(build_ext):
         target.parent.mkdir(parents=True, exist_ok=True)
         stamp.unlink(missing_ok=True)
         self.call(command, f"compile {source}")
+        if self.is_cuda(ext):
+            self.weaken(target)
         stamp.write_text(signature)
         return target
+
+    @staticmethod
+    def weaken(target: Path):
+        """Make torch's CUDA functions weak references: a CPU-only torch lacks them, and must still load the module
+        (Python loads with RTLD_NOW, which wants every strong symbol). Nothing calls them without a CUDA tensor."""
+        undefined = subprocess.check_output(["nm", "--undefined-only", target], text=True)
+        names = sorted(set(re.findall(r"\b(?:aoti_)?torch_\w*cuda\w*", undefined)))
+        if names:
+            subprocess.check_call(["objcopy", *(f"--weaken-symbol={name}" for name in names), str(target)])
 
     @staticmethod
     def is_fresh(target: Path, depfile: Path) -> bool:
@@ -157,7 +171,7 @@ class BuildExt(build_ext):
 
     @staticmethod
     def call(command: list[str], label: str):
-        print(f"safeops: {label}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"safeops: {label}\n")  # one write: two threads share the stream
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         sys.stderr.write(result.stdout + result.stderr)
         if result.returncode:
