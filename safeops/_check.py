@@ -1,0 +1,104 @@
+"""Argument checks of the public functions: errors that name the function, the argument, and the shapes, dtypes or devices.
+
+They run before any work on the composite route, and on the kernel route when a kernel's own memory-safety check refused.
+"""
+
+import operator
+
+import torch
+
+from safeops._dtypes import FLOATING
+
+
+def tensor(function, name, x):
+    if not isinstance(x, torch.Tensor):
+        raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
+
+
+def floating(function, name, x):
+    tensor(function, name, x)
+    if x.dtype not in FLOATING:
+        raise TypeError(f"{function}: {name} must be a floating point tensor, got {x.dtype}")
+
+
+def same_device(function, reference_name, reference, **others):
+    for name, x in others.items():
+        if isinstance(x, torch.Tensor) and x.device != reference.device:
+            raise ValueError(f"{function}: {name} is on {x.device}, {reference_name} on {reference.device}")
+
+
+def broadcast(function, **operands):
+    """The common shape of the named tensors."""
+    try:
+        return torch.broadcast_shapes(*(x.shape for x in operands.values()))
+    except RuntimeError:
+        shapes = " and ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
+        raise ValueError(f"{function}: {shapes} do not broadcast") from None
+
+
+def broadcasts_to(function, name, x, target_name, shape):
+    """x must broadcast to `shape` without enlarging it."""
+    sizes = tuple(x.shape)
+    fits = len(sizes) <= len(shape) and all(s in (1, t) for s, t in zip(reversed(sizes), reversed(shape)))
+    if not fits:
+        raise ValueError(f"{function}: {name} {sizes} does not broadcast to {target_name} {tuple(shape)}")
+
+
+def mask(function, name, x, target_name, shape, sense="True = keep"):
+    if x is None:
+        return
+    boolean(function, name, x, sense)
+    broadcasts_to(function, name, x, target_name, shape)
+
+
+def boolean(function, name, x, sense):
+    tensor(function, name, x)
+    if x.dtype != torch.bool:
+        raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}")
+
+
+def weight(function, x, target_name, shape):
+    if x is None:
+        return
+    floating(function, "weight", x)
+    broadcasts_to(function, "weight", x, target_name, shape)
+
+
+def choice(function, name, value, options):
+    if value not in options:
+        allowed = ", ".join(map(repr, options))
+        raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
+
+
+def number(function, name, value, *, minimum=None, above=None):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
+    if minimum is not None and not value >= minimum:
+        raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
+    if above is not None and not value > above:
+        raise ValueError(f"{function}: {name} must be greater than {above}, got {value}")
+
+
+def output_dtype(function, dtype):
+    if dtype is not None and dtype not in FLOATING:
+        raise TypeError(f"{function}: dtype must be a floating point dtype, got {dtype}")
+
+
+def dims(function, dim, ndim):
+    """dim as a sorted tuple of non-negative dims; None and () mean all of them."""
+    if dim is None:
+        return tuple(range(ndim))
+    try:
+        given = (
+            (operator.index(dim),) if not isinstance(dim, (tuple, list)) else tuple(map(operator.index, dim))
+        )
+    except TypeError:
+        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
+    rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
+    for d in given:
+        if not -rank <= d < rank:
+            raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")
+    resolved = sorted(d % rank for d in given)
+    if len(set(resolved)) != len(resolved):
+        raise ValueError(f"{function}: dim {dim!r} names a dimension twice")
+    return tuple(resolved)[:ndim] or tuple(range(ndim))

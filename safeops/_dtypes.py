@@ -1,0 +1,33 @@
+"""Dtype rules of the contract: what an op computes in, and what it returns."""
+
+import torch
+
+HALF = (torch.float16, torch.bfloat16)
+FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+# (input dtype, other dtype) -> dtype of a reduction or a loss: wide, fp64 only where an operand is.
+WIDE = {
+    (a, b): torch.float64 if torch.float64 in (a, b) else torch.float32 for a in FLOATING for b in FLOATING
+}
+
+
+def compute_dtype(*dtypes):
+    """fp64 where one of the dtypes is, else fp32: half is read, never computed in."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def saturate(value, dtype):
+    """A finite Python number brought into the range of a floating `dtype`; inf and nan pass."""
+    value = float(value)
+    largest = torch.finfo(dtype).max
+    if largest < abs(value) < float("inf"):
+        return largest if value > 0 else -largest
+    return value
+
+
+def saturate_tensor(wide, dtype):
+    """`wide` narrowed to `dtype`; where that turns a finite value into inf: the largest finite one, with gradient 0."""
+    narrow = wide.to(dtype)
+    over = narrow.isinf() & wide.isfinite()
+    largest = torch.finfo(dtype).max
+    return torch.where(over, torch.where(wide > 0, largest, -largest).to(dtype), narrow)

@@ -1,0 +1,91 @@
+"""The torch.library namespace: loads the built extensions, declares ops, attaches kernels.
+
+Every op is declared here in three parts: its raw kernel ops (`_<op>`, `_<op>_backward`: no autograd of their own),
+a Python function that picks the route, and `safeops::<op>`, which is that very function (CompositeImplicitAutograd),
+so that calling `torch.ops.safeops.<op>` has the same autograd and autocast behaviour.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+
+import torch
+
+from safeops import _verified
+
+lib = torch.library.Library("safeops", "DEF")
+
+
+def _load(name):
+    """Import a built extension. Absent is a pure-Python install; present but broken is an error, never a fallback."""
+    if importlib.util.find_spec(f"safeops.{name}") is None:
+        return None
+    return importlib.import_module(f"safeops.{name}")
+
+
+# Registers the C++ kernels under CPU and CUDA. An impl may precede the schema it belongs to.
+cpu_extension = _load("_C")
+cuda_extension = _load("_cuda")
+has_triton = importlib.util.find_spec("triton") is not None
+
+
+@dataclasses.dataclass
+class Op:
+    """What the routes and `safeops doctor` know of one public op."""
+
+    name: str
+    raw: tuple  # the raw op names, without namespace
+    cuda_owner: str  # "C++/CUDA" or "Triton"
+    cpu: bool = False  # eager CPU tensors take the kernel
+    cuda: bool = False  # eager CUDA tensors take the kernel
+    verified: dict | None = None  # GPU, torch, date of the last passing GPU run
+
+    def __post_init__(self):
+        self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
+        self.verified = _verified.record(self.name)
+        # A kernel that no GPU has run is not the default.
+        trusted = self.verified is not None or os.environ.get("SAFEOPS_UNVERIFIED") == "1"
+        self.cuda = trusted and all(has_kernel(name, "CUDA") for name in self.raw)
+        registry[self.name] = self
+
+
+registry: dict[str, Op] = {}
+
+
+def has_kernel(name, key):
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", key)
+
+
+def declare_raw(name, schema, *, fake, composite=None, triton=None):
+    """Declare `safeops::<name>` and return its overload, ready to call.
+
+    fake: shapes, strides and dtypes of the result. composite: the definition, for devices without a kernel.
+    triton: "module.function" inside safeops.kernels, imported at the first call.
+    """
+    lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+    torch.library.register_fake(f"safeops::{name}", fake, lib=lib)
+    if composite is not None:
+        lib.impl(name, composite, "CompositeExplicitAutograd")
+    if triton is not None and has_triton:
+        lib.impl(name, _Lazy(*triton.split(".")), "CUDA")
+    return getattr(torch.ops.safeops, name).default
+
+
+def declare_public(function, *schemas):
+    """Register the public function itself as `safeops::<op>`, one schema an overload."""
+    for schema in schemas:
+        lib.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        lib.impl(schema[: schema.index("(")], function, "CompositeImplicitAutograd")
+
+
+class _Lazy:
+    """A launcher that imports Triton at its first call: `import safeops` must not pay for it."""
+
+    def __init__(self, module, name):
+        self.module, self.name, self.launch = module, name, None
+
+    def __call__(self, *args, **kwargs):
+        if self.launch is None:
+            self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
+        return self.launch(*args, **kwargs)

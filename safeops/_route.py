@@ -1,0 +1,62 @@
+"""Which of the three routes a call takes: kernel, composite or compile. The one place where that is decided."""
+
+import torch
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+# Subclasses (DTensor, FakeTensor, functional and user wrappers) have rules of their own: they see the composite's aten ops.
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_transforms_active = torch._C._are_functorch_transforms_active
+
+
+def takes_kernel(op, input, *others):
+    """True where the call runs the raw kernel op of `op`: eager plain tensors on a device that has the kernel.
+
+    functorch transforms and forward-mode AD run the composite: a custom op would give them wrong or zero tangents.
+    """
+    if is_compiling():
+        return _compiles_to_kernel(op, input)
+    if type(input) not in _PLAIN or _transforms_active() or forward_ad._current_level >= 0:
+        return False
+    for other in others:
+        if other is not None and type(other) not in _PLAIN:
+            return False
+    return op.cpu if input.is_cpu else input.is_cuda and op.cuda
+
+
+def _compiles_to_kernel(op, input):
+    """Inductor fuses a composite with its neighbours, which wins on CUDA; on the CPU our kernels win (half above all)."""
+    return op.cpu and input.device.type == "cpu" and not torch.compiler.is_exporting()
+
+
+def by_composite(grad):
+    """True where a backward must be differentiable, batched or dual itself, and so runs through the composite."""
+    return (
+        torch.is_grad_enabled()
+        or type(grad) is not torch.Tensor
+        or (not is_compiling() and (_transforms_active() or forward_ad._current_level >= 0))
+    )
+
+
+def differentiable_backward(definition, inputs, grad):
+    """Gradients of `definition(*inputs)` for every input that requires one, as a graph that can be differentiated again."""
+    with torch.enable_grad():
+        # Aliases, so that one tensor passed twice gets each argument's gradient and not their sum twice.
+        inputs = [x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
+        output = definition(*inputs)
+    wanted = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
+    create_graph = torch.is_grad_enabled()
+    grads = torch.autograd.grad(
+        output, [inputs[i] for i in wanted], grad, create_graph=create_graph, allow_unused=True
+    )
+    result = [None] * len(inputs)
+    for i, g in zip(wanted, grads):
+        result[i] = g
+    return result
+
+
+def reduce_to(grad, operand):
+    """A gradient of the full broadcast shape, summed to its operand's shape (wide) and narrowed once."""
+    if grad.shape != operand.shape:
+        grad = grad.sum_to_size(operand.shape)
+    return grad.to(operand.dtype)

@@ -1,0 +1,267 @@
+"""The skeleton of the pointwise losses: one definition, one pair of raw ops, one Function, one call path.
+
+A loss of the family is `PointwiseLoss(name, value)`, where `value(x, y, p0, p1)` is the loss of one element in torch.
+"""
+
+import warnings
+
+import torch
+
+from safeops import _check, _route
+from safeops._dtypes import WIDE, compute_dtype
+from safeops._library import Op, declare_public, declare_raw
+from safeops.ops._reduction import EMPTY, kept
+
+REDUCTION = {"none": 0, "mean": 1, "sum": 2}
+
+# ---- definition
+
+
+def magnitude(d):
+    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
+    sign = torch.where(d.isnan(), d, d.sign()).detach()
+    return d * sign
+
+
+def define(value, input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+    """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements."""
+    compute = compute_dtype(input.dtype, target.dtype, dtype)
+    x, y = torch.broadcast_tensors(input.to(compute), target.to(compute))
+    keep = kept(mask, weight)
+    if keep is not None:
+        x, y = torch.where(keep, x, 0), torch.where(keep, y, 0)  # select before arithmetic
+    loss = value(x, y, p0, p1)
+    if weight is not None:
+        weights = torch.where(keep, weight.to(compute), 0)
+        loss = loss * weights
+    if keep is not None:
+        loss = torch.where(keep, loss, 0)
+    if reduction == 0:
+        return loss.to(dtype), loss.new_empty(0)
+    total = loss.sum()
+    count = (
+        torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
+    )
+    if denominator is None:
+        denominator = count if weight is None else weights.expand(loss.shape).sum()
+        if divisor is not None:
+            denominator = torch.full((), divisor, dtype=torch.float64, device=loss.device)
+    if reduction == 1:
+        total = total / torch.where(count > 0, denominator, 1).to(compute)
+    return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
+
+
+# ---- op
+
+_SCHEMA = (
+    "(Tensor input, Tensor target, Tensor? mask, Tensor? weight, Tensor? denominator, float? divisor, int reduction, "
+    "float p0, float p1, bool empty_nan, ScalarType dtype) -> (Tensor, Tensor)"
+)
+_SCHEMA_BACKWARD = (
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor? mask, Tensor? weight, float p0, float p1, "
+    "ScalarType input_dtype, ScalarType target_dtype, bool need_input, bool need_target) -> (Tensor, Tensor)"
+)
+
+
+def _fake(input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+    if reduction:
+        return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    return like(input, shape, dtype), input.new_empty(0, dtype=torch.float64)
+
+
+def _fake_backward(
+    grad, denominator, input, target, mask, weight, p0, p1, input_dtype, target_dtype, need_input, need_target
+):
+    shape = torch.broadcast_shapes(input.shape, target.shape)
+    return (
+        like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
+        like(target, shape, target_dtype) if need_target else input.new_empty(0, dtype=target_dtype),
+    )
+
+
+def like(x, shape, dtype):
+    """An output in x's own memory order where x has the full shape, else contiguous: the kernels' rule."""
+    return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
+
+
+# ---- autograd
+
+
+def _function(raw, raw_backward, definition):
+    class _Loss(torch.autograd.Function):
+        @staticmethod
+        def forward(
+            ctx, input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype
+        ):
+            loss, used = raw(
+                input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype
+            )
+            ctx.set_materialize_grads(False)
+            ctx.save_for_backward(input, target, mask, weight, denominator, used if reduction == 1 else None)
+            ctx.arguments = (divisor, reduction, p0, p1, empty_nan, dtype)
+            return loss
+
+        @staticmethod
+        def backward(ctx, grad):
+            nothing = (None,) * 9
+            if grad is None:
+                return None, None, *nothing
+            input, target, mask, weight, denominator, used = ctx.saved_tensors
+            divisor, reduction, p0, p1, empty_nan, dtype = ctx.arguments
+            if _route.by_composite(grad):
+                arguments = (
+                    input,
+                    target,
+                    mask,
+                    weight,
+                    denominator,
+                    divisor,
+                    reduction,
+                    p0,
+                    p1,
+                    empty_nan,
+                    dtype,
+                )
+                return tuple(_route.differentiable_backward(definition, arguments, grad))
+            need_input, need_target = ctx.needs_input_grad[:2]
+            input_dtype, target_dtype = input.dtype, target.dtype
+            if input.shape != target.shape:
+                # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+                shape = torch.broadcast_shapes(input.shape, target.shape)
+                wide = compute_dtype(input_dtype, target_dtype, dtype)
+                input_dtype = input_dtype if input.shape == shape else wide
+                target_dtype = target_dtype if target.shape == shape else wide
+            dx, dy = raw_backward(
+                grad,
+                used,
+                input,
+                target,
+                mask,
+                weight,
+                p0,
+                p1,
+                input_dtype,
+                target_dtype,
+                need_input,
+                need_target,
+            )
+            return (
+                _route.reduce_to(dx, input) if need_input else None,
+                _route.reduce_to(dy, target) if need_target else None,
+                *nothing,
+            )
+
+    return _Loss
+
+
+# ---- call path
+
+
+class PointwiseLoss:
+    """A pointwise loss: declares the raw ops, and is the call path of the public function."""
+
+    def __init__(self, name, value):
+        self.name = name
+
+        def definition(*arguments):
+            return define(value, *arguments)[0]
+
+        def composite(*arguments):
+            loss, denominator = define(value, *arguments)
+            return loss, denominator.to(torch.float64)
+
+        self.definition = definition
+        self.raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        backward = declare_raw(
+            f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward, triton=f"{name}.{name}_backward"
+        )
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton")
+        self.function = _function(self.raw, backward, definition)
+
+    def __call__(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
+        given = (input, target, mask, weight, reduction, denominator, empty)
+        try:
+            tensor_denominator, divisor = (
+                (denominator, None) if isinstance(denominator, torch.Tensor) else (None, denominator)
+            )
+            code = REDUCTION[reduction]
+            dtype = WIDE[input.dtype, target.dtype]
+            if (
+                empty in EMPTY
+                and (denominator is None or code == 1)
+                and (weight is None or not weight.requires_grad)
+                and (tensor_denominator is None or not tensor_denominator.requires_grad)
+                and _route.takes_kernel(self.op, input, target, mask, weight, tensor_denominator)
+            ):
+                if input.shape != target.shape:
+                    self._warn_of_broadcast(input, target)
+                if empty == "raise" and code:
+                    self._raise_if_empty(*given)
+                arguments = (
+                    input, target, mask, weight, tensor_denominator, divisor, code, p0, p1, empty == "nan", dtype
+                )  # fmt: skip
+                if torch.is_grad_enabled() and (input.requires_grad or target.requires_grad):
+                    return self.function.apply(*arguments)
+                return self.raw(*arguments)[0]
+        except Exception:
+            self._validate(*given)
+            raise
+        self._validate(*given)
+        if input.shape != target.shape:
+            self._warn_of_broadcast(input, target)
+        if empty == "raise" and code:
+            self._raise_if_empty(*given)
+        return self.definition(
+            input, target, mask, weight, tensor_denominator, divisor, code, p0, p1, empty == "nan", dtype
+        )
+
+    def _validate(self, input, target, mask, weight, reduction, denominator, empty):
+        _check.floating(self.name, "input", input)
+        _check.floating(self.name, "target", target)
+        shape = _check.broadcast(self.name, input=input, target=target)
+        _check.mask(self.name, "mask", mask, "input and target", shape)
+        _check.weight(self.name, weight, "input and target", shape)
+        _check.choice(self.name, "reduction", reduction, tuple(REDUCTION))
+        _check.choice(self.name, "empty", empty, EMPTY)
+        if denominator is not None:
+            if reduction != "mean":
+                raise ValueError(f'{self.name}: denominator needs reduction="mean", got {reduction!r}')
+            if not isinstance(denominator, torch.Tensor):
+                _check.number(self.name, "denominator", denominator)
+            elif denominator.dim() != 0:
+                shape = tuple(denominator.shape)
+                raise ValueError(
+                    f"{self.name}: denominator must be a number or a 0-dim tensor, got shape {shape}"
+                )
+            elif denominator.dtype.is_complex or denominator.dtype == torch.bool:
+                raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
+        _check.same_device(
+            self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator
+        )
+
+    def _warn_of_broadcast(self, input, target):
+        warnings.warn(
+            f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
+            "make the shapes equal (expand copies nothing) if that is meant",
+            stacklevel=4,
+        )
+
+    def _raise_if_empty(self, input, target, mask, weight, reduction, denominator, empty):
+        """Before any work, and with one synchronisation: the documented price of empty="raise"."""
+        self._validate(input, target, mask, weight, reduction, denominator, empty)
+        shape = torch.broadcast_shapes(input.shape, target.shape)
+        keep = kept(mask, weight)
+        if shape.numel() == 0 or (keep is not None and not bool(keep.any())):
+            raise ValueError(
+                f'{self.name}: empty="raise": nothing is kept (input {tuple(input.shape)}, target {tuple(target.shape)})'
+            )
+
+
+def declare_loss(function, parameters=""):
+    """Register a public loss as `safeops::<op>`; `parameters` is its own part of the schema."""
+    declare_public(
+        function,
+        f"{function.__name__}(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
+        f'str reduction="mean", Tensor? denominator=None, str empty="zero"{parameters}) -> Tensor',
+    )

@@ -1,0 +1,57 @@
+"""smooth_l1_loss: quadratic below beta, linear above."""
+
+import torch
+
+from safeops import _check
+from safeops.losses._pointwise import PointwiseLoss, declare_loss, magnitude
+
+
+def value(x, y, beta, p1):
+    a = magnitude(x - y)
+    if beta == 0:
+        return a
+    q = torch.minimum(a, torch.full_like(a, beta))
+    # q^2 / (2 beta) + (a - q): no branch whose unused side could overflow
+    return q * q / (2 * beta) + (a - q)
+
+
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value)
+
+
+def smooth_l1_loss(
+    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", beta=1.0
+):
+    """Smooth L1: d^2 / (2 beta) where d = |input - target| < beta, else d - beta / 2; the mean over the kept elements.
+
+    beta = 0 is `l1_loss`, with derivative 0 at 0. Girshick, "Fast R-CNN", 2015, with torch's `beta`.
+
+    Args:
+        input: floating tensor, the prediction.
+        target: floating tensor of `input`'s shape. A shape that only broadcasts is taken, with a warning. Differentiable.
+        mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN, inf
+            or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
+        weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
+        reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
+            or "none".
+        denominator: number or 0-dim tensor that the mean divides by instead: with the count over all micro-batches or
+            ranks, gradient accumulation and data parallel training are exact.
+        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or "raise"
+            (ValueError before any work; synchronises to know).
+        beta: where the loss turns from quadratic to linear, at least 0.
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, beta is negative.
+
+    Example:
+        >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
+        tensor([0.1250, 2.5000])
+    """
+    _check.number("smooth_l1_loss", "beta", beta, minimum=0)
+    return _smooth_l1_loss(input, target, mask, weight, reduction, denominator, empty, float(beta))
+
+
+declare_loss(smooth_l1_loss, ", float beta=1.0")

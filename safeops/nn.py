@@ -1,0 +1,81 @@
+"""Modules of the losses, as in torch.nn: the options in the constructor, the tensors in the call."""
+
+import torch
+
+import safeops
+
+
+class _Loss(torch.nn.Module):
+    """`forward(input, target, *, mask=None, weight=None, denominator=None)`: see the function of the same name."""
+
+    function = None
+    options = ("reduction", "empty")
+
+    def __init__(self, *, reduction="mean", empty="zero"):
+        super().__init__()
+        self.reduction = reduction
+        self.empty = empty
+
+    def forward(self, input, target, *, mask=None, weight=None, denominator=None):
+        options = {name: getattr(self, name) for name in self.options}
+        return type(self).function(
+            input, target, mask=mask, weight=weight, denominator=denominator, **options
+        )
+
+    def extra_repr(self):
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.options)
+
+
+class MSELoss(_Loss):
+    """Module of `safeops.mse_loss`.
+
+    Example:
+        >>> loss = safeops.nn.MSELoss()
+        >>> loss(torch.tensor([1.0, 5.0]), torch.zeros(2), mask=torch.tensor([True, False]))
+        tensor(1.)
+    """
+
+    function = staticmethod(safeops.mse_loss)
+
+
+class L1Loss(_Loss):
+    """Module of `safeops.l1_loss`.
+
+    Example:
+        >>> safeops.nn.L1Loss(reduction="sum")(torch.tensor([1.0, -5.0]), torch.zeros(2))
+        tensor(6.)
+    """
+
+    function = staticmethod(safeops.l1_loss)
+
+
+class SmoothL1Loss(_Loss):
+    """Module of `safeops.smooth_l1_loss`.
+
+    Example:
+        >>> safeops.nn.SmoothL1Loss(beta=2.0)(torch.tensor([1.0]), torch.zeros(1))
+        tensor(0.2500)
+    """
+
+    function = staticmethod(safeops.smooth_l1_loss)
+    options = (*_Loss.options, "beta")
+
+    def __init__(self, *, reduction="mean", empty="zero", beta=1.0):
+        super().__init__(reduction=reduction, empty=empty)
+        self.beta = beta
+
+
+class HuberLoss(_Loss):
+    """Module of `safeops.huber_loss`.
+
+    Example:
+        >>> safeops.nn.HuberLoss(delta=2.0)(torch.tensor([4.0]), torch.zeros(1))
+        tensor(6.)
+    """
+
+    function = staticmethod(safeops.huber_loss)
+    options = (*_Loss.options, "delta")
+
+    def __init__(self, *, reduction="mean", empty="zero", delta=1.0):
+        super().__init__(reduction=reduction, empty=empty)
+        self.delta = delta

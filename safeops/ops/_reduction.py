@@ -1,0 +1,194 @@
+"""The skeleton of the masked reductions: one definition, one pair of raw ops, one Function, one call path.
+
+An op of the family is `MaskedReduction(name, finish)`, where `finish` turns total and denominator into the value.
+"""
+
+import torch
+
+from safeops import _check, _route
+from safeops._dtypes import FLOATING, WIDE, compute_dtype
+from safeops._library import Op, declare_public, declare_raw
+
+EMPTY = ("zero", "nan", "raise")
+
+# ---- definition
+
+
+def kept(mask, weight):
+    """The positions that exist: mask is True and the weight is not 0. None keeps all."""
+    if weight is None:
+        return mask
+    return weight != 0 if mask is None else mask & (weight != 0)
+
+
+def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
+    """(value, denominator) of the masked sum or mean over the dims `dim`."""
+    compute = compute_dtype(input.dtype, dtype)
+    keep = kept(mask, weight)
+    terms = input.to(compute)
+    if keep is not None:
+        terms = torch.where(keep, terms, 0)  # select before arithmetic
+    if weight is not None:
+        weights = torch.where(keep, weight.to(compute), 0)
+        terms = terms * weights
+    total = terms.sum(dim, keepdim=keepdim)
+    count = _sum_over(
+        torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep, input, dim, keepdim
+    )
+    denominator = count if weight is None else _sum_over(weights, input, dim, keepdim)
+    value = total
+    if mean:
+        value = total / torch.where(count > 0, denominator, 1).to(compute)
+    if keep is not None or empty_nan or mean:
+        value = torch.where(count > 0, value, float("nan") if empty_nan else 0.0)
+    return value.to(dtype), denominator
+
+
+def _sum_over(x, input, dim, keepdim):
+    return x.expand(input.shape).sum(dim, keepdim=keepdim)
+
+
+# ---- op
+
+_SCHEMA = (
+    "(Tensor input, Tensor? mask, Tensor? weight, int[]? dim, bool keepdim, bool empty_nan, ScalarType dtype) "
+    "-> (Tensor, Tensor)"
+)
+
+
+def _output_shape(size, dim, keepdim):
+    dims = _check.dims("reduction", dim, len(size))
+    if keepdim:
+        return [1 if d in dims else n for d, n in enumerate(size)]
+    return [n for d, n in enumerate(size) if d not in dims]
+
+
+def _fake(input, mask, weight, dim, keepdim, empty_nan, dtype):
+    shape = _output_shape(input.shape, dim, keepdim)
+    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=torch.float64)
+
+
+def _fake_backward(grad, denominator, mask, weight, size, dim, keepdim, dtype):
+    return grad.new_empty(size, dtype=dtype)
+
+
+# Serves the mean too: its denominator is the forward's second output.
+_masked_sum_backward = declare_raw(
+    "_masked_sum_backward",
+    "(Tensor grad, Tensor? denominator, Tensor? mask, Tensor? weight, SymInt[] size, int[]? dim, bool keepdim, "
+    "ScalarType dtype) -> Tensor",
+    fake=_fake_backward,
+    triton="masked_sum.masked_sum_backward",
+)
+
+
+class MaskedReduction:
+    """A masked reduction: declares the raw op, and is the call path of the public function."""
+
+    def __init__(self, name, mean):
+        self.name, self.mean = name, mean
+
+        def definition(input, mask, weight, dim, keepdim, empty_nan, dtype):
+            dims = _check.dims(name, dim, input.dim())
+            return define(mean, input, mask, weight, dims, keepdim, empty_nan, dtype)
+
+        def composite(*arguments):
+            value, denominator = definition(*arguments)
+            return value, denominator.to(torch.float64)
+
+        self.definition = definition
+        self.raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        self.op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton")
+        self.function = _function(mean, self.raw, definition)
+
+    def __call__(self, input, mask, dim, keepdim, weight, dtype, empty):
+        if dim.__class__ is int:
+            dim = (dim,)
+        out = dtype
+        try:
+            if out is None:
+                out = WIDE.get((input.dtype, input.dtype))
+            if (
+                out in FLOATING
+                and input.dtype in FLOATING
+                and empty in EMPTY
+                and (weight is None or not weight.requires_grad)
+                and _route.takes_kernel(self.op, input, mask, weight)
+            ):
+                if empty == "raise":
+                    self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
+                if torch.is_grad_enabled() and input.requires_grad:
+                    return self.function.apply(input, mask, weight, dim, keepdim, empty == "nan", out)
+                return self.raw(input, mask, weight, dim, keepdim, empty == "nan", out)[0]
+        except Exception:
+            self._validate(input, mask, weight, dim, dtype, empty)
+            raise
+        self._validate(input, mask, weight, dim, dtype, empty)
+        if empty == "raise":
+            self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
+        return self.definition(input, mask, weight, dim, keepdim, empty == "nan", out)[0]
+
+    def _validate(self, input, mask, weight, dim, dtype, empty):
+        _check.floating(self.name, "input", input)
+        _check.mask(self.name, "mask", mask, "input", input.shape)
+        _check.weight(self.name, weight, "input", input.shape)
+        _check.same_device(self.name, "input", input, mask=mask, weight=weight)
+        _check.dims(self.name, dim, input.dim())
+        _check.output_dtype(self.name, dtype)
+        _check.choice(self.name, "empty", empty, EMPTY)
+
+    def _raise_if_empty(self, input, mask, weight, dim, keepdim, dtype, empty):
+        """Before any work, and with one synchronisation: the documented price of empty="raise"."""
+        self._validate(input, mask, weight, dim, dtype, empty)
+        dims = _check.dims(self.name, dim, input.dim())
+        keep = kept(mask, weight)
+        keep = torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep.detach()
+        count = _sum_over(keep, input, dims, keepdim)
+        empty_outputs = int((count == 0).sum())
+        if empty_outputs:
+            raise ValueError(
+                f'{self.name}: empty="raise": nothing is kept for {empty_outputs} of {count.numel()} results '
+                f"(input {tuple(input.shape)}, dim {dim})"
+            )
+
+
+# ---- autograd
+
+
+def _function(mean, raw, definition):
+    class _Masked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input, mask, weight, dim, keepdim, empty_nan, dtype):
+            value, denominator = raw(input, mask, weight, dim, keepdim, empty_nan, dtype)
+            ctx.set_materialize_grads(False)
+            # The gradient of a sum does not depend on its input: nothing of it is kept but its shape.
+            ctx.save_for_backward(denominator if mean else None, mask, weight)
+            ctx.arguments = (input.shape, input.dtype, dim, keepdim)
+            ctx.output_dtype = dtype
+            return value
+
+        @staticmethod
+        def backward(ctx, grad):
+            if grad is None:
+                return None, None, None, None, None, None, None
+            denominator, mask, weight = ctx.saved_tensors
+            shape, dtype, dim, keepdim = ctx.arguments
+            if _route.by_composite(grad):
+                # Linear in its input, so the derivative may be taken at 0.
+                origin = torch.zeros((), dtype=dtype, device=grad.device).expand(shape).requires_grad_()
+                arguments = (origin, mask, weight, dim, keepdim, False, ctx.output_dtype)
+                dx = _route.differentiable_backward(lambda *args: definition(*args)[0], arguments, grad)[0]
+            else:
+                dx = _masked_sum_backward(grad, denominator, mask, weight, shape, dim, keepdim, dtype)
+            return dx, None, None, None, None, None, None
+
+    return _Masked
+
+
+def declare_reduction(function):
+    """Register a public reduction as `safeops::<op>`."""
+    declare_public(
+        function,
+        f"{function.__name__}(Tensor input, Tensor? mask=None, int[]? dim=None, *, bool keepdim=False, "
+        'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor',
+    )

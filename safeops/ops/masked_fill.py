@@ -1,0 +1,161 @@
+"""masked_fill: fill where the mask is True; the value saturates to the dtype, and gradients come back exactly 0 there."""
+
+import torch
+
+from safeops import _check, _route
+from safeops._dtypes import FLOATING, compute_dtype, saturate, saturate_tensor
+from safeops._library import Op, declare_public, declare_raw
+
+# ---- definition
+
+
+def definition(input, fill_mask, value):
+    if isinstance(value, torch.Tensor):
+        wide = value.to(compute_dtype(value.dtype, input.dtype))
+        fill = saturate_tensor(wide, input.dtype) if input.is_floating_point() else value.to(input.dtype)
+    elif input.is_floating_point():
+        fill = input.new_full((), saturate(value, input.dtype))
+    else:
+        fill = input.new_full((), _saturate_integer(value, input.dtype))
+    return torch.where(fill_mask, fill, input)
+
+
+def _saturate_integer(value, dtype):
+    if dtype == torch.bool:
+        return bool(value)
+    if value != value or value in (float("inf"), -float("inf")):
+        raise ValueError(f"masked_fill: value {value} does not exist in {dtype}")
+    info = torch.iinfo(dtype)
+    return max(info.min, min(info.max, int(value)))
+
+
+# ---- op
+
+
+def _fake(input, fill_mask, value, number):
+    shape = torch.broadcast_shapes(input.shape, fill_mask.shape)
+    return torch.empty_like(input) if input.shape == shape else input.new_empty(shape)
+
+
+def _composite(input, fill_mask, value, number):
+    return definition(input, fill_mask, number if value is None else value)
+
+
+# Its own backward: grad_input = masked_fill(grad, fill_mask, 0).
+_masked_fill = declare_raw(
+    "_masked_fill",
+    "(Tensor input, Tensor fill_mask, Tensor? value, float number) -> Tensor",
+    fake=_fake,
+    composite=_composite,
+)
+OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA")
+
+# ---- autograd
+
+
+class _MaskedFill(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, fill_mask, value, number):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(fill_mask)
+        ctx.input_shape = input.shape
+        ctx.value = None if value is None else (value.dtype, value.shape)
+        # A finite value that saturated has gradient 0 (contract, clause 3); only a wider value can.
+        ctx.value_limit = None
+        if value is not None and value.requires_grad and value.dtype != input.dtype:
+            ctx.save_for_backward(fill_mask, value)
+            ctx.value_limit = input.dtype
+        return _masked_fill(input, fill_mask, value, number)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None
+        fill_mask = ctx.saved_tensors[0]
+        grad_input = grad_value = None
+        if ctx.needs_input_grad[0]:
+            grad_input = masked_fill(grad, fill_mask, 0.0)  # linear in grad: differentiable by itself
+            if grad_input.shape != ctx.input_shape:
+                grad_input = grad_input.sum_to_size(ctx.input_shape)  # one rounding: torch sums half in fp32
+        if ctx.needs_input_grad[2]:
+            from safeops.ops.masked_sum import masked_sum
+
+            dtype, shape = ctx.value
+            # d(out)/d(value) = 1 on the filled positions
+            wide = compute_dtype(dtype, grad.dtype)
+            grad_value = masked_sum(grad, fill_mask.expand(grad.shape), dtype=wide).to(dtype).reshape(shape)
+            if ctx.value_limit is not None:
+                value = ctx.saved_tensors[1]
+                over = value.to(ctx.value_limit).isinf() & value.isfinite()
+                grad_value = grad_value.masked_fill(over, 0)
+        return grad_input, None, grad_value, None
+
+
+# ---- public function
+
+
+def masked_fill(input, fill_mask, value):
+    """Return `input` with `value` where `fill_mask` is True.
+
+    As `torch.Tensor.masked_fill`, except that a finite value too large for the dtype saturates (`-1e9` in fp16 is
+    -65504, where torch raises) and that nothing leaks through the backward: the gradient to `input` is exactly 0 at
+    filled positions, even where the upstream gradient is NaN.
+
+    Args:
+        input: tensor of any shape. Keeps its dtype, also under autocast. fp16, bf16, fp32 and fp64 take the kernel.
+        fill_mask: bool tensor, broadcastable with `input`; True = fill.
+        value: number or 0-dim tensor (differentiable). inf and nan are written as they are.
+
+    Returns:
+        A new tensor of `input`'s dtype, of the broadcast shape of `input` and `fill_mask`.
+
+    Raises:
+        TypeError: `input` or `fill_mask` is no tensor, `fill_mask` is not bool, `value` is neither number nor tensor.
+        ValueError: shapes do not broadcast, devices differ, `value` has dimensions.
+
+    Example:
+        >>> scores = torch.zeros(3, dtype=torch.float16)
+        >>> safeops.masked_fill(scores, torch.tensor([True, False, True]), -1e9)
+        tensor([-65504.,      0., -65504.], dtype=torch.float16)
+    """
+    if isinstance(value, torch.Tensor):
+        number, scalar = 0.0, value
+    else:
+        number, scalar = value, None
+    try:
+        if input.dtype in FLOATING and _route.takes_kernel(OP, input, fill_mask, scalar):
+            if torch.is_grad_enabled() and (
+                input.requires_grad or (scalar is not None and scalar.requires_grad)
+            ):
+                return _MaskedFill.apply(input, fill_mask, scalar, number)
+            return _masked_fill(input, fill_mask, scalar, number)
+    except Exception:
+        _validate(input, fill_mask, value)
+        raise
+    _validate(input, fill_mask, value)
+    return definition(input, fill_mask, value)
+
+
+def _validate(input, fill_mask, value):
+    _check.tensor("masked_fill", "input", input)
+    if input.is_complex():
+        raise TypeError(f"masked_fill: input must be real, got {input.dtype}")
+    _check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
+    _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 0:
+            raise ValueError(
+                f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}"
+            )
+        if value.is_complex():
+            raise TypeError(f"masked_fill: value must be real, got {value.dtype}")
+    elif not isinstance(value, (bool, int, float)):
+        raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
+    _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
+
+
+declare_public(
+    masked_fill,
+    "masked_fill(Tensor input, Tensor fill_mask, Scalar value) -> Tensor",
+    "masked_fill.Tensor(Tensor input, Tensor fill_mask, Tensor value) -> Tensor",
+)

@@ -1,0 +1,189 @@
+"""safe_div: input / other with a stand-in where the divisor vanishes, saturation where the quotient does not fit."""
+
+import torch
+
+from safeops import _check, _route
+from safeops._dtypes import FLOATING, compute_dtype, saturate
+from safeops._library import Op, declare_public, declare_raw
+
+# ---- definition
+
+
+def definition(input, other, eps, fill_value, dtype):
+    compute = compute_dtype(input.dtype, other.dtype, dtype)
+    a, b = input.to(compute), other.to(compute)
+    keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
+    with torch.no_grad():
+        q = torch.where(keep, a, 0) / torch.where(keep, b, 1)
+        over = q.to(dtype).isinf() & a.isfinite()
+        stand_in = torch.where(
+            keep, torch.where(q > 0, 1.0, -1.0) * torch.finfo(dtype).max, saturate(fill_value, dtype)
+        )
+    true = keep & ~over
+    # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.
+    quotient = torch.where(true, a, 0) / torch.where(true, b, 1)
+    return torch.where(true, quotient.to(dtype), stand_in.to(dtype))
+
+
+# ---- op
+
+
+def _fake(input, other, eps, fill_value, dtype):
+    return _like(input, torch.broadcast_shapes(input.shape, other.shape), dtype)
+
+
+def _fake_backward(grad, input, other, eps, dtype, input_dtype, other_dtype, need_input, need_other):
+    shape = torch.broadcast_shapes(input.shape, other.shape)
+    return (
+        _like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
+        _like(other, shape, other_dtype) if need_other else input.new_empty(0, dtype=other_dtype),
+    )
+
+
+def _like(x, shape, dtype):
+    return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
+
+
+_safe_div = declare_raw(
+    "_safe_div",
+    "(Tensor input, Tensor other, float eps, float fill_value, ScalarType dtype) -> Tensor",
+    fake=_fake,
+    composite=definition,
+)
+_safe_div_backward = declare_raw(
+    "_safe_div_backward",
+    "(Tensor grad, Tensor input, Tensor other, float eps, ScalarType dtype, ScalarType input_dtype, "
+    "ScalarType other_dtype, bool need_input, bool need_other) -> (Tensor, Tensor)",
+    fake=_fake_backward,
+)
+OP = Op("safe_div", ("_safe_div", "_safe_div_backward"), "C++/CUDA")
+
+# ---- autograd
+
+
+class _SafeDiv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, other, eps, fill_value, dtype):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(input, other)
+        ctx.arguments = (eps, fill_value, dtype)
+        return _safe_div(input, other, eps, fill_value, dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None, None, None
+        input, other = ctx.saved_tensors
+        eps, fill_value, dtype = ctx.arguments
+        if _route.by_composite(grad):
+            return tuple(
+                _route.differentiable_backward(definition, (input, other, eps, fill_value, dtype), grad)
+            )
+        need_input, need_other = ctx.needs_input_grad[:2]
+        wide = compute_dtype(input.dtype, other.dtype, dtype)
+        same = input.shape == other.shape
+        da, db = _safe_div_backward(
+            grad,
+            input,
+            other,
+            eps,
+            dtype,
+            input.dtype if same or input.shape == grad.shape else wide,
+            other.dtype if same or other.shape == grad.shape else wide,
+            need_input,
+            need_other,
+        )
+        return (
+            _route.reduce_to(da, input) if need_input else None,
+            _route.reduce_to(db, other) if need_other else None,
+            None,
+            None,
+            None,
+        )
+
+
+# ---- public function
+
+
+def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
+    """`input / other`, finite for finite input: no inf, no NaN, forward or backward.
+
+    Where `|other| < eps` or `other == 0` the position counts as masked out: the result is `fill_value`, whatever
+    `input` holds there, and both gradients are 0. A quotient that does not fit the output dtype saturates at its
+    largest finite value, with gradient 0. A NaN divisor, and a NaN or inf numerator over a kept divisor, show in
+    the result. Half operands are divided in fp32 and rounded once.
+
+    Args:
+        input: floating (or integer) tensor.
+        other: tensor broadcastable with `input`, or a number.
+        eps: smallest divisor magnitude that counts, at least 0; a floor, never added. None: the smallest normal number
+            of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        fill_value: the stand-in; a finite one saturates to the dtype.
+        dtype: output dtype. None: the promoted input dtype, at least fp32 under autocast.
+
+    Returns:
+        A tensor of the broadcast shape of `input` and `other`.
+
+    Raises:
+        TypeError: an operand is no (real) tensor, eps or fill_value no number, dtype not floating.
+        ValueError: shapes do not broadcast, devices differ, eps is negative.
+
+    Example:
+        >>> safeops.safe_div(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 4.0]))
+        tensor([0.0000, 0.2500])
+    """
+    try:
+        floating = input.dtype in FLOATING
+        if floating and type(other) in (float, int):
+            # In the compute dtype: a divisor of 1e-8 must not become 0 on its way through half.
+            dtype = dtype or _output_dtype(input, input.dtype)
+            other = torch.full((), other, dtype=compute_dtype(input.dtype), device=input.device)
+        if floating and other.dtype in FLOATING and _route.takes_kernel(OP, input, other):
+            if eps is not None and not eps >= 0:
+                raise ValueError
+            if dtype is None:
+                same = input.dtype == other.dtype
+                dtype = _output_dtype(input, input.dtype if same else torch.result_type(input, other))
+            floor = torch.finfo(compute_dtype(input.dtype, other.dtype, dtype)).tiny if eps is None else eps
+            if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
+                return _SafeDiv.apply(input, other, floor, fill_value, dtype)
+            return _safe_div(input, other, floor, fill_value, dtype)
+    except Exception:
+        _validate(input, other, eps, fill_value, dtype)
+        raise
+    _validate(input, other, eps, fill_value, dtype)
+    if dtype is None:
+        dtype = torch.result_type(input, other)
+        dtype = _output_dtype(input, dtype if dtype in FLOATING else torch.get_default_dtype())
+    if not isinstance(other, torch.Tensor):
+        other = torch.full((), other, dtype=compute_dtype(dtype), device=input.device)
+    floor = torch.finfo(compute_dtype(input.dtype, other.dtype, dtype)).tiny if eps is None else eps
+    return definition(input, other, floor, fill_value, dtype)
+
+
+def _output_dtype(input, promoted):
+    if promoted in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(input.device.type):
+        return torch.float32  # as torch's own autocast does for log, exp and pow
+    return promoted
+
+
+def _validate(input, other, eps, fill_value, dtype):
+    _check.tensor("safe_div", "input", input)
+    if not isinstance(other, (int, float)):
+        _check.tensor("safe_div", "other", other)
+        _check.broadcast("safe_div", input=input, other=other)
+        _check.same_device("safe_div", "input", input, other=other)
+    for name, x in (("input", input), ("other", other)):
+        if isinstance(x, torch.Tensor) and (x.is_complex() or x.is_quantized):
+            raise TypeError(f"safe_div: {name} must be real, got {x.dtype}")
+    if eps is not None:
+        _check.number("safe_div", "eps", eps, minimum=0)
+    _check.number("safe_div", "fill_value", fill_value)
+    _check.output_dtype("safe_div", dtype)
+
+
+declare_public(
+    safe_div,
+    "safe_div(Tensor input, Tensor other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+    "safe_div.Scalar(Tensor input, Scalar other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+)
