@@ -29,5 +29,9 @@ def saturate_tensor(wide, dtype):
     """`wide` narrowed to `dtype`; where that turns a finite value into inf: the largest finite one, with gradient 0."""
     narrow = wide.to(dtype)
     over = narrow.isinf() & wide.isfinite()
-    largest = torch.finfo(dtype).max
-    return torch.where(over, torch.where(wide > 0, largest, -largest).to(dtype), narrow)
+    return torch.where(over, largest_like(wide, dtype).to(dtype), narrow)
+
+
+def largest_like(wide, dtype):
+    """The largest finite magnitude of `dtype`, with the signs of `wide` and in its (at least as wide) dtype."""
+    return torch.full_like(wide, torch.finfo(dtype).max).copysign(wide).detach()

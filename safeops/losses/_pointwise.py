@@ -6,6 +6,7 @@ A loss of the family is `PointwiseLoss(name, value)`, where `value(x, y, p0, p1)
 import warnings
 
 import torch
+from torch.compiler import is_compiling
 
 from safeops import _check, _route
 from safeops._dtypes import WIDE, compute_dtype
@@ -241,6 +242,8 @@ class PointwiseLoss:
         )
 
     def _warn_of_broadcast(self, input, target):
+        if is_compiling():
+            return  # a warning cannot be traced
         warnings.warn(
             f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
             "make the shapes equal (expand copies nothing) if that is meant",

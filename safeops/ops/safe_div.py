@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype, saturate
+from safeops._dtypes import FLOATING, compute_dtype, largest_like, saturate
 from safeops._library import Op, declare_public, declare_raw
 
 # ---- definition
