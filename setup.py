@@ -1,7 +1,7 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
     safeops._C      csrc/cpu/*.cpp, csrc/module.cpp       wherever there is a C++ compiler
-    safeops._cuda   csrc/cuda/*.cu, csrc/cuda/module.cpp  wherever nvcc is found too, also beside CPU-only torch
+    safeops._cuda   csrc/cuda/*.cu, csrc/cuda/module.cpp  where nvcc is found too, also beside a CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. Environment:
 
@@ -149,8 +149,8 @@ class BuildExt(build_ext):
 
     @staticmethod
     def weaken(target: Path):
-        """Make torch's CUDA functions weak references: a CPU-only torch lacks them, and must still load the module
-        (Python loads with RTLD_NOW, which wants every strong symbol). Nothing calls them without a CUDA tensor."""
+        """Make torch's CUDA functions weak references: a CPU-only torch lacks them, and must still load the
+        module (Python loads with RTLD_NOW, which wants every strong symbol). Only CUDA tensors lead to a call."""
         undefined = subprocess.check_output(["nm", "--undefined-only", target], text=True)
         names = sorted(set(re.findall(r"\b(?:aoti_)?torch_\w*cuda\w*", undefined)))
         if names:

@@ -13,6 +13,8 @@ from safeops._dtypes import FLOATING
 def tensor(function, name, x):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
+    if x.layout != torch.strided:
+        raise TypeError(f"{function}: {name} must be a dense tensor, got layout {x.layout}")
 
 
 def floating(function, name, x):
@@ -70,9 +72,11 @@ def choice(function, name, value, options):
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
 
-def number(function, name, value, *, minimum=None, above=None):
+def number(function, name, value, *, minimum=None, above=None, finite=False):
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
+    if finite and not abs(value) < float("inf"):
+        raise ValueError(f"{function}: {name} must be finite, got {value}")
     if minimum is not None and not value >= minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
     if above is not None and not value > above:

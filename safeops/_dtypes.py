@@ -16,6 +16,12 @@ def compute_dtype(*dtypes):
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def readable(scalar):
+    """A 0-dim tensor as the kernels read it: floating. An int64 count becomes fp64, which holds it exactly to 2^53."""
+    integer = not (scalar.is_floating_point() or scalar.is_complex() or scalar.dtype == torch.bool)
+    return scalar.double() if integer else scalar
+
+
 def saturate(value, dtype):
     """A finite Python number brought into the range of a floating `dtype`; inf and nan pass."""
     value = float(value)

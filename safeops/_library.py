@@ -66,10 +66,22 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     torch.library.register_fake(f"safeops::{name}", fake, lib=lib)
     if composite is not None:
-        lib.impl(name, composite, "CompositeExplicitAutograd")
+        lib.impl(name, _dense_only(name, composite), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
         lib.impl(name, _Lazy(*triton.split(".")), "CUDA")
     return getattr(torch.ops.safeops, name).default
+
+
+def _dense_only(name, composite):
+    """CompositeExplicitAutograd also catches sparse tensors, which no definition here is meant for."""
+
+    def dense(*args):
+        for x in args:
+            if isinstance(x, torch.Tensor) and x.layout != torch.strided:
+                raise TypeError(f"{name}: needs dense tensors, got layout {x.layout}")
+        return composite(*args)
+
+    return dense
 
 
 def declare_public(function, *schemas):

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _check, _route
-from safeops._dtypes import WIDE, compute_dtype
+from safeops._dtypes import WIDE, compute_dtype, readable
 from safeops._library import Op, declare_public, declare_raw
 from safeops.ops._reduction import EMPTY, kept
 
@@ -46,7 +46,7 @@ def define(value, input, target, mask, weight, denominator, divisor, reduction, 
     if denominator is None:
         denominator = count if weight is None else weights.expand(loss.shape).sum()
         if divisor is not None:
-            denominator = torch.full((), divisor, dtype=torch.float64, device=loss.device)
+            denominator = torch.full((), divisor, dtype=compute, device=loss.device)
     if reduction == 1:
         total = total / torch.where(count > 0, denominator, 1).to(compute)
     return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
@@ -183,9 +183,9 @@ class PointwiseLoss:
     def __call__(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
         given = (input, target, mask, weight, reduction, denominator, empty)
         try:
-            tensor_denominator, divisor = (
-                (denominator, None) if isinstance(denominator, torch.Tensor) else (None, denominator)
-            )
+            tensor_denominator, divisor = None, denominator
+            if denominator is not None and isinstance(denominator, torch.Tensor):
+                tensor_denominator, divisor = readable(denominator), None
             code = REDUCTION[reduction]
             dtype = WIDE[input.dtype, target.dtype]
             if (

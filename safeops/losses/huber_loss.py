@@ -35,20 +35,20 @@ def huber_loss(
             ranks, gradient accumulation and data parallel training are exact.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or "raise"
             (ValueError before any work; synchronises to know).
-        delta: where the loss turns from quadratic to linear, greater than 0.
+        delta: where the loss turns from quadratic to linear, finite, greater than 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, delta is not positive.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, delta is not positive and finite.
 
     Example:
         >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")
         tensor([0.1250, 4.0000])
     """
-    _check.number("huber_loss", "delta", delta, above=0)
+    _check.number("huber_loss", "delta", delta, above=0, finite=True)
     return _huber_loss(input, target, mask, weight, reduction, denominator, empty, float(delta))
 
 

@@ -37,20 +37,20 @@ def smooth_l1_loss(
             ranks, gradient accumulation and data parallel training are exact.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or "raise"
             (ValueError before any work; synchronises to know).
-        beta: where the loss turns from quadratic to linear, at least 0.
+        beta: where the loss turns from quadratic to linear, finite, at least 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, beta is negative.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, beta is negative or not finite.
 
     Example:
         >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
         tensor([0.1250, 2.5000])
     """
-    _check.number("smooth_l1_loss", "beta", beta, minimum=0)
+    _check.number("smooth_l1_loss", "beta", beta, minimum=0, finite=True)
     return _smooth_l1_loss(input, target, mask, weight, reduction, denominator, empty, float(beta))
 
 

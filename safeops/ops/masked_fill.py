@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype, saturate, saturate_tensor
+from safeops._dtypes import FLOATING, compute_dtype, readable, saturate, saturate_tensor
 from safeops._library import Op, declare_public, declare_raw
 
 # ---- definition
@@ -118,11 +118,10 @@ def masked_fill(input, fill_mask, value):
         >>> safeops.masked_fill(scores, torch.tensor([True, False, True]), -1e9)
         tensor([-65504.,      0., -65504.], dtype=torch.float16)
     """
-    if isinstance(value, torch.Tensor):
-        number, scalar = 0.0, value
-    else:
-        number, scalar = value, None
+    number, scalar = value, None
     try:
+        if isinstance(value, torch.Tensor):
+            number, scalar = 0.0, value.double() if value.dtype == torch.bool else readable(value)
         if input.dtype in FLOATING and _route.takes_kernel(OP, input, fill_mask, scalar):
             if torch.is_grad_enabled() and (
                 input.requires_grad or (scalar is not None and scalar.requires_grad)

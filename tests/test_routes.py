@@ -1,0 +1,127 @@
+"""Which route runs: a fast path that is never taken does not exist, and one taken where it is wrong is a defect."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import safeops
+from safeops._library import registry
+
+MASK = torch.tensor([[True, False, True], [True, True, False]])
+CALLS = {
+    "masked_fill": lambda x: safeops.masked_fill(x, MASK, 2.0),
+    "safe_div": lambda x: safeops.safe_div(x, torch.full((2, 3), 2.0)),
+    "masked_sum": lambda x: safeops.masked_sum(x, MASK, 1),
+    "masked_mean": lambda x: safeops.masked_mean(x, MASK),
+    "mse_loss": lambda x: safeops.mse_loss(x, torch.zeros(2, 3), mask=MASK),
+    "l1_loss": lambda x: safeops.l1_loss(x, torch.zeros(2, 3), mask=MASK),
+    "smooth_l1_loss": lambda x: safeops.smooth_l1_loss(x, torch.zeros(2, 3), mask=MASK),
+    "huber_loss": lambda x: safeops.huber_loss(x, torch.zeros(2, 3), mask=MASK),
+}
+each_op = pytest.mark.parametrize("name", sorted(CALLS))
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.ops = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def dispatched(function, *args):
+    with Recorder() as recorder:
+        result = function(*args)
+    return result, recorder.ops
+
+
+def test_every_op_is_covered():
+    assert set(CALLS) == set(registry)
+
+
+@each_op
+def test_eager_cpu_tensors_take_the_kernel_both_ways(name):
+    assert registry[name].cpu, "the C++ extension is not built"
+    x = torch.ones(2, 3, requires_grad=True)
+    loss, forward = dispatched(lambda: CALLS[name](x))
+    assert forward == [f"safeops::_{name}"]  # one op, and nothing beside it
+    grad = torch.ones_like(loss)
+    _, backward = dispatched(lambda: torch.autograd.grad(loss, x, grad))
+    owner = {"masked_fill": "_masked_fill", "masked_mean": "_masked_sum_backward"}.get(
+        name, f"_{name}_backward"
+    )
+    assert [op for op in backward if op.startswith("safeops")] == [f"safeops::{owner}"]
+    assert all(op.startswith("safeops") or op == "aten::detach" for op in backward), backward
+
+
+@each_op
+def test_transforms_dual_numbers_and_subclasses_take_the_composite(name):
+    class Wrapper(torch.Tensor):
+        pass
+
+    x = torch.ones(2, 3)
+    runs = {
+        "grad": lambda: torch.func.grad(lambda x: CALLS[name](x).sum())(x),
+        "vmap": lambda: torch.func.vmap(lambda s: CALLS[name](x * s))(torch.ones(2)),
+        "jvp": lambda: torch.func.jvp(CALLS[name], (x,), (torch.ones_like(x),)),
+        "subclass": lambda: CALLS[name](x.as_subclass(Wrapper)),
+    }
+    for transform, run in runs.items():
+        _, ops = dispatched(run)
+        assert ops and not any(op.startswith("safeops") for op in ops), (transform, ops)
+
+
+@each_op
+def test_second_derivative_goes_through_the_composite(name):
+    x = torch.ones(2, 3, requires_grad=True)
+    grad = torch.ones_like(CALLS[name](x), requires_grad=True)
+    (dx,) = torch.autograd.grad(CALLS[name](x), x, grad, create_graph=True)
+    assert dx.requires_grad
+
+
+@each_op
+def test_compile_on_the_cpu_keeps_the_kernel_and_export_does_not(name):
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph.code)
+        return graph.forward
+
+    torch._dynamo.reset()
+    torch.compile(CALLS[name], backend=backend, fullgraph=True)(torch.ones(2, 3))
+    assert f"torch.ops.safeops._{name}" in graphs[0]
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return CALLS[name](x)
+
+    exported = torch.export.export(Module(), (torch.ones(2, 3),))
+    assert "safeops" not in exported.graph_module.code
+
+
+def test_unverified_kernels_need_the_switch():
+    """Without a record, and with it, in a process of its own: the switch is read at import."""
+    code = (
+        "import safeops._library as l\n"
+        "l.has_kernel = lambda name, key: True\n"
+        "print(l.Op('probe', ('_mse_loss',), 'Triton').cuda)"
+    )
+    for switch, expected in (("0", "False"), ("1", "True")):
+        env = {**os.environ, "SAFEOPS_UNVERIFIED": switch}
+        out = subprocess.run(
+            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+        )
+        assert out.stdout.strip() == expected
+
+
+def test_direct_call_of_the_registered_op_has_autograd():
+    x = torch.randn(2, 3, requires_grad=True)
+    (direct,) = torch.autograd.grad(torch.ops.safeops.mse_loss(x, torch.zeros(2, 3), mask=MASK), x)
+    (public,) = torch.autograd.grad(CALLS["mse_loss"](x), x)
+    assert torch.equal(direct, public)
