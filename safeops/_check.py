@@ -1,6 +1,6 @@
-"""Argument checks of the public functions: errors that name the function, the argument, and the shapes, dtypes or devices.
+"""Argument checks of the public functions: errors that name the function, the argument, the shapes, dtypes or devices.
 
-They run before any work on the composite route, and on the kernel route when a kernel's own memory-safety check refused.
+They run before any work on the composite route, and on the kernel route once a kernel's memory-safety check refused.
 """
 
 import operator
@@ -93,9 +93,7 @@ def dims(function, dim, ndim):
     if dim is None:
         return tuple(range(ndim))
     try:
-        given = (
-            (operator.index(dim),) if not isinstance(dim, (tuple, list)) else tuple(map(operator.index, dim))
-        )
+        given = (operator.index(dim),) if not isinstance(dim, (tuple, list)) else tuple(map(operator.index, dim))
     except TypeError:
         raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does

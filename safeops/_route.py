@@ -4,7 +4,7 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-# Subclasses (DTensor, FakeTensor, functional and user wrappers) have rules of their own: they see the composite's aten ops.
+# Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _transforms_active = torch._C._are_functorch_transforms_active
 
@@ -25,7 +25,7 @@ def takes_kernel(op, input, *others):
 
 
 def _compiles_to_kernel(op, input):
-    """Inductor fuses a composite with its neighbours, which wins on CUDA; on the CPU our kernels win (half above all)."""
+    """Inductor fuses a composite with its neighbours, which wins on CUDA; our CPU kernels win, in half above all."""
     return op.cpu and input.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
@@ -39,16 +39,14 @@ def by_composite(grad):
 
 
 def differentiable_backward(definition, inputs, grad):
-    """Gradients of `definition(*inputs)` for every input that requires one, as a graph that can be differentiated again."""
+    """Gradients of `definition(*inputs)` for every input that requires one, as a graph of their own."""
     with torch.enable_grad():
         # Aliases, so that one tensor passed twice gets each argument's gradient and not their sum twice.
         inputs = [x.view_as(x) if isinstance(x, torch.Tensor) and x.requires_grad else x for x in inputs]
         output = definition(*inputs)
     wanted = [i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor) and x.requires_grad]
     create_graph = torch.is_grad_enabled()
-    grads = torch.autograd.grad(
-        output, [inputs[i] for i in wanted], grad, create_graph=create_graph, allow_unused=True
-    )
+    grads = torch.autograd.grad(output, [inputs[i] for i in wanted], grad, create_graph=create_graph, allow_unused=True)
     result = [None] * len(inputs)
     for i, g in zip(wanted, grads):
         result[i] = g

@@ -18,9 +18,7 @@ class _Loss(torch.nn.Module):
 
     def forward(self, input, target, *, mask=None, weight=None, denominator=None):
         options = {name: getattr(self, name) for name in self.options}
-        return type(self).function(
-            input, target, mask=mask, weight=weight, denominator=denominator, **options
-        )
+        return type(self).function(input, target, mask=mask, weight=weight, denominator=denominator, **options)
 
     def extra_repr(self):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.options)

@@ -53,9 +53,7 @@ def test_eager_cpu_tensors_take_the_kernel_both_ways(name):
     assert forward == [f"safeops::_{name}"]  # one op, and nothing beside it
     grad = torch.ones_like(loss)
     _, backward = dispatched(lambda: torch.autograd.grad(loss, x, grad))
-    owner = {"masked_fill": "_masked_fill", "masked_mean": "_masked_sum_backward"}.get(
-        name, f"_{name}_backward"
-    )
+    owner = {"masked_fill": "_masked_fill", "masked_mean": "_masked_sum_backward"}.get(name, f"_{name}_backward")
     assert [op for op in backward if op.startswith("safeops")] == [f"safeops::{owner}"]
     assert all(op.startswith("safeops") or op == "aten::detach" for op in backward), backward
 
@@ -114,9 +112,7 @@ def test_unverified_kernels_need_the_switch():
     )
     for switch, expected in (("0", "False"), ("1", "True")):
         env = {**os.environ, "SAFEOPS_UNVERIFIED": switch}
-        out = subprocess.run(
-            [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
-        )
+        out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
         assert out.stdout.strip() == expected
 
 

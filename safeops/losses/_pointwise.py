@@ -40,9 +40,7 @@ def define(value, input, target, mask, weight, denominator, divisor, reduction, 
     if reduction == 0:
         return loss.to(dtype), loss.new_empty(0)
     total = loss.sum()
-    count = (
-        torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
-    )
+    count = torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
     if denominator is None:
         denominator = count if weight is None else weights.expand(loss.shape).sum()
         if divisor is not None:
@@ -92,12 +90,8 @@ def like(x, shape, dtype):
 def _function(raw, raw_backward, definition):
     class _Loss(torch.autograd.Function):
         @staticmethod
-        def forward(
-            ctx, input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype
-        ):
-            loss, used = raw(
-                input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype
-            )
+        def forward(ctx, input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+            loss, used = raw(input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype)
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(input, target, mask, weight, denominator, used if reduction == 1 else None)
             ctx.arguments = (divisor, reduction, p0, p1, empty_nan, dtype)
@@ -232,14 +226,10 @@ class PointwiseLoss:
                 _check.number(self.name, "denominator", denominator)
             elif denominator.dim() != 0:
                 shape = tuple(denominator.shape)
-                raise ValueError(
-                    f"{self.name}: denominator must be a number or a 0-dim tensor, got shape {shape}"
-                )
+                raise ValueError(f"{self.name}: denominator must be a number or a 0-dim tensor, got shape {shape}")
             elif denominator.dtype.is_complex or denominator.dtype == torch.bool:
                 raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
-        _check.same_device(
-            self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator
-        )
+        _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
     def _warn_of_broadcast(self, input, target):
         if is_compiling():
@@ -257,7 +247,8 @@ class PointwiseLoss:
         keep = kept(mask, weight)
         if shape.numel() == 0 or (keep is not None and not bool(keep.any())):
             raise ValueError(
-                f'{self.name}: empty="raise": nothing is kept (input {tuple(input.shape)}, target {tuple(target.shape)})'
+                f'{self.name}: empty="raise": nothing is kept '
+                f"(input {tuple(input.shape)}, target {tuple(target.shape)})"
             )
 
 

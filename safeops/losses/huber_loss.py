@@ -16,25 +16,23 @@ def value(x, y, delta, p1):
 _huber_loss = PointwiseLoss("huber_loss", value)
 
 
-def huber_loss(
-    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", delta=1.0
-):
-    """Huber loss: d^2 / 2 where d = |input - target| < delta, else delta (d - delta / 2); the mean over the kept elements.
+def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", delta=1.0):
+    """Huber loss: d^2 / 2 where d = |input - target| < delta, else delta (d - delta / 2); the mean over kept elements.
 
     Huber, "Robust Estimation of a Location Parameter", 1964.
 
     Args:
         input: floating tensor, the prediction.
-        target: floating tensor of `input`'s shape. A shape that only broadcasts is taken, with a warning. Differentiable.
-        mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN, inf
-            or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
+        target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning. Differentiable.
+        mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN,
+            inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
         weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
         reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
             or "none".
         denominator: number or 0-dim tensor that the mean divides by instead: with the count over all micro-batches or
             ranks, gradient accumulation and data parallel training are exact.
-        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or "raise"
-            (ValueError before any work; synchronises to know).
+        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
+            "raise" (ValueError before any work; synchronises to know).
         delta: where the loss turns from quadratic to linear, finite, greater than 0.
 
     Returns:
@@ -42,7 +40,8 @@ def huber_loss(
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, delta is not positive and finite.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
+            delta is not positive and finite.
 
     Example:
         >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")

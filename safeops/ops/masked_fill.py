@@ -1,4 +1,4 @@
-"""masked_fill: fill where the mask is True; the value saturates to the dtype, and gradients come back exactly 0 there."""
+"""masked_fill: fill where the mask is True; the value saturates to the dtype, gradients come back exactly 0 there."""
 
 import torch
 
@@ -123,9 +123,7 @@ def masked_fill(input, fill_mask, value):
         if isinstance(value, torch.Tensor):
             number, scalar = 0.0, value.double() if value.dtype == torch.bool else readable(value)
         if input.dtype in FLOATING and _route.takes_kernel(OP, input, fill_mask, scalar):
-            if torch.is_grad_enabled() and (
-                input.requires_grad or (scalar is not None and scalar.requires_grad)
-            ):
+            if torch.is_grad_enabled() and (input.requires_grad or (scalar is not None and scalar.requires_grad)):
                 return _MaskedFill.apply(input, fill_mask, scalar, number)
             return _masked_fill(input, fill_mask, scalar, number)
     except Exception:
@@ -143,9 +141,7 @@ def _validate(input, fill_mask, value):
     _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
     if isinstance(value, torch.Tensor):
         if value.dim() != 0:
-            raise ValueError(
-                f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}"
-            )
+            raise ValueError(f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}")
         if value.is_complex():
             raise TypeError(f"masked_fill: value must be real, got {value.dtype}")
     elif not isinstance(value, (bool, int, float)):

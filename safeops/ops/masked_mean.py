@@ -8,8 +8,8 @@ _masked_mean = MaskedReduction("masked_mean", mean=True)
 def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """Mean of `input` over the kept elements; with weights, sum(weight * input) / sum(weight).
 
-    The replacement of `x[mask].mean()` (which waits for the GPU), of `(x * mask).sum() / mask.sum()` (which keeps the NaN,
-    and overflows in half) and of `torch.masked.mean`. Counts are exact integers; half is accumulated in fp32 and
+    The replacement of `x[mask].mean()` (which waits for the GPU), of `(x * mask).sum() / mask.sum()` (which keeps the
+    NaN, and overflows in half) and of `torch.masked.mean`. Counts are exact integers; half is accumulated in fp32 and
     returned in fp32.
 
     Args:

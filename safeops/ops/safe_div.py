@@ -16,9 +16,7 @@ def definition(input, other, eps, fill_value, dtype):
     with torch.no_grad():
         q = torch.where(keep, a, 0) / torch.where(keep, b, 1)
         over = q.to(dtype).isinf() & a.isfinite()
-        stand_in = torch.where(
-            keep, torch.where(q > 0, 1.0, -1.0) * torch.finfo(dtype).max, saturate(fill_value, dtype)
-        )
+        stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
     true = keep & ~over
     # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.
     quotient = torch.where(true, a, 0) / torch.where(true, b, 1)
@@ -76,9 +74,7 @@ class _SafeDiv(torch.autograd.Function):
         input, other = ctx.saved_tensors
         eps, fill_value, dtype = ctx.arguments
         if _route.by_composite(grad):
-            return tuple(
-                _route.differentiable_backward(definition, (input, other, eps, fill_value, dtype), grad)
-            )
+            return tuple(_route.differentiable_backward(definition, (input, other, eps, fill_value, dtype), grad))
         need_input, need_other = ctx.needs_input_grad[:2]
         wide = compute_dtype(input.dtype, other.dtype, dtype)
         same = input.shape == other.shape
@@ -182,8 +178,9 @@ def _validate(input, other, eps, fill_value, dtype):
     _check.output_dtype("safe_div", dtype)
 
 
+_KEYWORDS = "*, float? eps=None, float fill_value=0.0, ScalarType? dtype=None"
 declare_public(
     safe_div,
-    "safe_div(Tensor input, Tensor other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
-    "safe_div.Scalar(Tensor input, Scalar other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+    f"safe_div(Tensor input, Tensor other, {_KEYWORDS}) -> Tensor",
+    f"safe_div.Scalar(Tensor input, Scalar other, {_KEYWORDS}) -> Tensor",
 )
