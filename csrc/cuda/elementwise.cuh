@@ -1,0 +1,339 @@
+// The one elementwise loop on CUDA. An op brings a functor:
+//
+//   struct Op {
+//     using Value = float;                          // what it computes in
+//     static constexpr int kOut = 1, kIn = 2;       // operands
+//     static constexpr bool kMask = false;          // one more operand: a byte mask, nonzero is true
+//     __device__ void prepare();                    // once per thread, after its loads are on their way
+//     __device__ void operator()(const Value* in, bool mask, Value* out) const;
+//   };
+//
+// and gets three kernels, tried in this order:
+//   flat     every operand dense in one order and 16-byte aligned, one dtype: 16-byte accesses, no index arithmetic
+//   rows     broadcast operands (a padding mask, a per-row divisor, the stride-0 gradient of .sum()): 16-byte
+//            accesses, one index computation per packet; one dtype known at compile time, or any mix up to fp32
+//   general  any strides, any dtypes, one element at a time; 64-bit indices above 2^31 elements
+//
+// Bytes in flight per thread: flat fp16/bf16 masked_fill 2 data packets + 1 mask packet = 48; safe_div 2 x 2 packets = 64;
+// its backward 3 packets = 48. H200 needs about 48 KiB per SM (4.3 TB/s over 132 SMs, 1.3 us of latency), which 1024
+// threads per SM give: hence at most 64 registers a thread (kMinBlocks).
+//
+// Build (setup.py does it): nvcc -std=c++17 -O3 -DUSE_CUDA -DTORCH_TARGET_VERSION=0x020b000000000000
+// --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden, no fast-math; linked with -Wl,--no-as-needed -ltorch
+// -ltorch_cpu -lcudart_static -lrt -ldl -lpthread -Wl,--exclude-libs,ALL.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "plan.h"
+
+namespace safeops::cuda {
+
+constexpr int kThreads = 128;
+constexpr int kMinBlocks = 8;  // 8 x 128 threads an SM: 64 registers each
+constexpr unsigned kWarp = 0xffffffffu;
+
+template <class Op>
+constexpr int operands() {
+  return Op::kOut + Op::kIn + Op::kMask;
+}
+
+// 16 mask bytes to 16 bits: each byte's truth in its lowest bit, and a multiplication that gathers four of them.
+__device__ inline unsigned mask_bits(uint4 bytes) {
+  const uint32_t word[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
+  unsigned bits = 0;
+#pragma unroll
+  for (int w = 0; w < 4; ++w) bits |= ((__vminu4(word[w], 0x01010101u) * 0x01020408u) >> 24) << (4 * w);
+  return bits;
+}
+
+template <class T>
+__device__ inline T load(const char* p) {
+  return __ldg(reinterpret_cast<const T*>(p));
+}
+
+// ---- flat
+//
+// A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
+// consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: as bits they travel by one shuffle per packet.
+
+template <class Op, class Codec>
+struct Tile {
+  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
+  static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 ? 1 : 2;
+  static constexpr int kElements = 32 * kUnroll * kPacket;
+};
+
+template <class Op, class Codec>
+__global__ void __launch_bounds__(kThreads, kMinBlocks)
+    flat_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
+  using Raw = typename Codec::Raw;
+  using Value = typename Codec::Value;
+  using T = Tile<Op, Codec>;
+  constexpr int K = T::kPacket, U = T::kUnroll, kOut = Op::kOut, kIn = Op::kIn;
+  const int lane = threadIdx.x % 32;
+  const int64_t start = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * T::kElements;
+  if (start >= plan.numel) return;
+
+  if (start + T::kElements > plan.numel) {  // the last tile, element by element
+    op.prepare();
+#pragma unroll 1
+    for (int64_t at = start + lane; at < plan.numel; at += 32) {
+      Value in[kIn], out[kOut];
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) in[i] = Codec::decode(load<Raw>(plan.base[kOut + i] + at * sizeof(Raw)));
+      op(in, Op::kMask && load<uint8_t>(plan.base[operands<Op>() - 1] + at) != 0, out);
+#pragma unroll
+      for (int o = 0; o < kOut; ++o)
+        if (plan.base[o]) reinterpret_cast<Raw*>(plan.base[o])[at] = Codec::encode(out[o]);
+    }
+    return;
+  }
+
+  uint4 mask{}, in[U][kIn];
+  if constexpr (Op::kMask) mask = load<uint4>(plan.base[operands<Op>() - 1] + start + lane * 16);
+  const int64_t offset = start * sizeof(Raw) + lane * 16;
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(plan.base[kOut + i] + offset + u * 512);
+  op.prepare();
+  const unsigned bits = Op::kMask ? mask_bits(mask) : 0;
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    // Packet u of this lane is elements (32 u + lane) K and on: K bits out of the 16 that lane (32 u + lane) K / 16 read.
+    const unsigned fill = Op::kMask ? __shfl_sync(kWarp, bits, 2 * K * u + lane * K / 16) >> (lane * K % 16) : 0;
+    Raw raw[kOut][K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      Value value[kIn], out[kOut];
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) value[i] = Codec::decode(packet_get<Raw>(in[u][i], k));
+      op(value, (fill >> k) & 1, out);
+#pragma unroll
+      for (int o = 0; o < kOut; ++o) raw[o][k] = Codec::encode(out[o]);
+    }
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+      if (plan.base[o]) *reinterpret_cast<uint4*>(plan.base[o] + offset + u * 512) = packet_of(raw[o]);
+  }
+}
+
+// ---- rows
+
+// How a thread holds one operand's elements: Fixed<Codec> one packet of a known type, Mixed 8 elements of fp16, bf16
+// or fp32 (then two packets).
+template <class Codec>
+struct Fixed {
+  using Value = typename Codec::Value;
+  using Raw = typename Codec::Raw;
+  static constexpr int kElements = 16 / sizeof(Raw);
+  uint4 packet;
+  __device__ void read(const char* p, Type, bool repeated) {
+    if (repeated) packet.x = load<Raw>(p);  // 8-byte types do not come here
+    else packet = load<uint4>(p);
+  }
+  __device__ void spread(Type) { packet = packet_splat<Raw>(packet); }
+  __device__ Value get(int k, Type) const { return Codec::decode(packet_get<Raw>(packet, k)); }
+  static __device__ void write(char* p, const Value* value, Type) {
+    Raw raw[kElements];
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) raw[k] = Codec::encode(value[k]);
+    *reinterpret_cast<uint4*>(p) = packet_of(raw);
+  }
+};
+
+struct Mixed {
+  using Value = float;
+  static constexpr int kElements = 8;
+  uint4 packet[2];
+  __device__ void read(const char* p, Type type, bool repeated) {
+    if (repeated) {
+      packet[0].x = load_raw<uint32_t>(p, type);
+    } else {
+      packet[0] = load<uint4>(p);
+      if (type == kF32) packet[1] = load<uint4>(p + 16);
+    }
+  }
+  __device__ void spread(Type type) {
+    packet[0] = type == kF32 ? packet_splat<uint32_t>(packet[0]) : packet_splat<uint16_t>(packet[0]);
+    packet[1] = packet[0];
+  }
+  __device__ float get(int k, Type type) const {
+    if (type == kF32) return __uint_as_float(packet_get<uint32_t>(packet[k / 4], k % 4));
+    return Dynamic<float>::decode(packet_get<uint16_t>(packet[0], k), type);
+  }
+  static __device__ void write(char* p, const float* value, Type type) {
+    if (type == kF32) {
+      reinterpret_cast<float4*>(p)[0] = make_float4(value[0], value[1], value[2], value[3]);
+      reinterpret_cast<float4*>(p)[1] = make_float4(value[4], value[5], value[6], value[7]);
+    } else if (type == kF16) {
+      Fixed<safeops::cuda::F16>::write(p, value, type);
+    } else {
+      Fixed<safeops::cuda::BF16>::write(p, value, type);
+    }
+  }
+};
+
+template <class Op, class Hold>
+__global__ void __launch_bounds__(kThreads, kMinBlocks)
+    rows_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
+  using Value = typename Hold::Value;
+  constexpr int N = operands<Op>(), kOut = Op::kOut, kIn = Op::kIn, K = Hold::kElements;
+  constexpr int U = Op::kIn > 2 ? 1 : Op::kMask ? 4 : 2;
+  const uint32_t packets = uint32_t(plan.numel / K);
+  const uint32_t first = blockIdx.x * (kThreads * U) + threadIdx.x;
+  bool repeated[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) repeated[i] = plan.stride[i][0] == 0;
+
+  Hold in[U][kIn];
+  uint64_t mask[U];
+  char* target[U][kOut];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const uint32_t index = first + u * kThreads;
+    uint32_t rest = index < packets ? index : 0;  // beyond the end: reads packet 0, writes nothing
+    int64_t offset[N] = {};
+    for (int dim = 0; dim < plan.ndim; ++dim) {
+      const Divider& by = plan.by[dim];
+      const uint32_t next = (__umulhi(rest, by.multiplier) + rest) >> by.shift;
+      const int64_t at = int64_t(rest - next * by.divisor) * (dim ? 1 : K);
+      rest = next;
+#pragma unroll
+      for (int i = 0; i < N; ++i) offset[i] += at * plan.stride[i][dim];
+    }
+#pragma unroll
+    for (int i = 0; i < kIn; ++i)
+      in[u][i].read(plan.base[kOut + i] + offset[kOut + i], plan.type[kOut + i], repeated[kOut + i]);
+    if constexpr (Op::kMask) {
+      const char* p = plan.base[N - 1] + offset[N - 1];
+      if (repeated[N - 1]) mask[u] = load<uint8_t>(p);
+      else if constexpr (K == 8) mask[u] = load<unsigned long long>(p);
+      else mask[u] = load<uint32_t>(p);
+    }
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+      target[u][o] = index < packets && plan.base[o] ? plan.base[o] + offset[o] : nullptr;
+  }
+  op.prepare();
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+#pragma unroll
+    for (int i = 0; i < kIn; ++i)
+      if (repeated[kOut + i]) in[u][i].spread(plan.type[kOut + i]);
+    if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
+    Value out[kOut][K];
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      Value value[kIn], result[kOut];
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) value[i] = in[u][i].get(k, plan.type[kOut + i]);
+      op(value, Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0, result);
+#pragma unroll
+      for (int o = 0; o < kOut; ++o) out[o][k] = result[o];
+    }
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+      if (target[u][o]) Hold::write(target[u][o], out[o], plan.type[o]);
+  }
+}
+
+// ---- general
+
+template <class Op, class Index>
+constexpr int kGeneralUnroll = sizeof(typename Op::Value) == 8 || sizeof(Index) == 8 ? 2 : 4;
+
+template <class Op, class Index>
+__global__ void __launch_bounds__(kThreads, kMinBlocks)
+    general_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
+  using Value = typename Op::Value;
+  using Any = Dynamic<Value>;
+  constexpr int N = operands<Op>(), kOut = Op::kOut, kIn = Op::kIn, U = kGeneralUnroll<Op, Index>;
+  const Index first = Index(blockIdx.x) * (kThreads * U) + threadIdx.x;
+  typename Any::Word raw[U][kIn];
+  bool mask[U];
+  char* target[U][kOut];
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    const Index index = first + u * kThreads;
+    Index rest = index < Index(plan.numel) ? index : 0;
+    int64_t offset[N] = {};
+    for (int dim = 0; dim < plan.ndim; ++dim) {
+      Index next;
+      if constexpr (sizeof(Index) == 4) {
+        next = (__umulhi(rest, plan.by[dim].multiplier) + rest) >> plan.by[dim].shift;
+      } else {
+        next = dim + 1 < plan.ndim ? rest / Index(plan.size[dim]) : 0;
+      }
+      const int64_t at = int64_t(rest - next * Index(plan.size[dim]));
+      rest = next;
+#pragma unroll
+      for (int i = 0; i < N; ++i) offset[i] += at * plan.stride[i][dim];
+    }
+#pragma unroll
+    for (int i = 0; i < kIn; ++i)
+      raw[u][i] = load_raw<typename Any::Word>(plan.base[kOut + i] + offset[kOut + i], plan.type[kOut + i]);
+    mask[u] = Op::kMask && load<uint8_t>(plan.base[N - 1] + offset[N - 1]) != 0;
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+      target[u][o] = index < Index(plan.numel) && plan.base[o] ? plan.base[o] + offset[o] : nullptr;
+  }
+  op.prepare();
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    Value value[kIn], out[kOut];
+#pragma unroll
+    for (int i = 0; i < kIn; ++i) value[i] = Any::decode(raw[u][i], plan.type[kOut + i]);
+    op(value, mask[u], out);
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+      if (target[u][o]) store_raw(target[u][o], plan.type[o], Any::encode(out[o], plan.type[o]));
+  }
+}
+
+// ---- host
+
+inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
+
+template <class Hold, class Op>
+bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
+  constexpr int K = Hold::kElements, U = Op::kIn > 2 ? 1 : Op::kMask ? 4 : 2;
+  if (!has_rows(plan, K, Op::kOut)) return false;
+  set_dividers(plan, K);
+  rows_kernel<Op, Hold><<<blocks_for(plan.numel, int64_t(K) * kThreads * U), kThreads, 0, stream>>>(plan, op);
+  return true;
+}
+
+// flat or rows for operands that all have Codec's type (which the caller has checked). false: neither fits.
+template <class Codec, class Op>
+bool launch_fixed(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
+  using T = Tile<Op, Codec>;
+  if (is_flat(plan)) {
+    const unsigned blocks = blocks_for(plan.numel, int64_t(T::kElements) * (kThreads / 32));
+    flat_kernel<Op, Codec><<<blocks, kThreads, 0, stream>>>(plan, op);
+    return true;
+  }
+  if constexpr (sizeof(typename Codec::Raw) < 8)
+    return launch_rows<Fixed<Codec>>(plan, op, stream);
+  else
+    return false;
+}
+
+template <class Op, class Index>
+void launch_general_by(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
+  const unsigned blocks = blocks_for(plan.numel, kThreads * kGeneralUnroll<Op, Index>);
+  general_kernel<Op, Index><<<blocks, kThreads, 0, stream>>>(plan, op);
+}
+
+template <class Op>
+void launch_general(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
+  if (plan.numel < (int64_t(1) << 31)) {
+    set_dividers(plan, 1);
+    launch_general_by<Op, uint32_t>(plan, op, stream);
+  } else {
+    launch_general_by<Op, uint64_t>(plan, op, stream);
+  }
+}
+
+}  // namespace safeops::cuda

@@ -1,0 +1,128 @@
+// What a launch reads: operands as base pointers and byte strides over one broadcast shape. Host only.
+//
+// Dimensions are ordered by the output's strides, innermost first, and merged wherever every operand allows it. So a
+// dense operation is one dimension whatever its memory format, and a broadcast one keeps only what broadcasts.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "types.cuh"
+
+namespace safeops::cuda {
+
+constexpr int kMaxDims = 25;  // as torch's own CUDA loops
+
+struct View {  // one operand, of the broadcast shape or broadcastable to it; data == nullptr: an output nobody wants
+  void* data;
+  Type type;
+  int64_t ndim;
+  const int64_t* sizes;
+  const int64_t* strides;
+};
+
+// n / d for n < 2^31 by one multiplication: q = (umulhi(n, multiplier) + n) >> shift (Granlund & Montgomery 1994, fig. 4.1).
+struct Divider {
+  uint32_t divisor = 1, multiplier = 1, shift = 0;
+
+  Divider() = default;
+  explicit Divider(uint32_t d) : divisor(d) {
+    while ((uint64_t(1) << shift) < d) ++shift;
+    multiplier = uint32_t(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - d)) / d + 1);
+  }
+};
+
+template <int N>  // N operands: outputs first, then inputs, a byte mask last
+struct Plan {
+  int64_t numel = 1;
+  int ndim = 0;
+  Type type[N];
+  char* base[N];
+  int64_t size[kMaxDims];
+  int64_t stride[N][kMaxDims];  // bytes
+  Divider by[kMaxDims];         // by size; in the row variant by[0] divides by packets in a row
+};
+
+template <int N>
+Plan<N> make_plan(const std::vector<int64_t>& shape, const std::array<View, N>& views) {
+  Plan<N> plan;
+  int lead = 0;  // the operand whose memory order the loop follows: the first output there is
+  while (views[lead].data == nullptr && lead + 1 < N) ++lead;
+  for (int i = 0; i < N; ++i) {
+    plan.type[i] = views[i].type;
+    plan.base[i] = static_cast<char*>(views[i].data);
+  }
+  const auto stride_of = [&](int i, size_t dim) -> int64_t {
+    const int64_t own = int64_t(dim) - int64_t(shape.size()) + views[i].ndim;  // shapes align at the right
+    const bool broadcast = views[i].data == nullptr || own < 0 || views[i].sizes[own] == 1;
+    return broadcast ? 0 : views[i].strides[own] * size_of(views[i].type);
+  };
+  std::vector<size_t> order;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    plan.numel *= shape[dim];
+    if (shape[dim] == 1) continue;
+    size_t at = order.size();
+    while (at > 0 && stride_of(lead, order[at - 1]) > stride_of(lead, dim)) --at;
+    order.insert(order.begin() + at, dim);
+  }
+  if (plan.numel == 0) return plan;
+  for (const size_t dim : order) {
+    bool merges = plan.ndim > 0;
+    for (int i = 0; i < N && merges; ++i)
+      merges = stride_of(i, dim) == plan.stride[i][plan.ndim - 1] * plan.size[plan.ndim - 1];
+    if (merges) {
+      plan.size[plan.ndim - 1] *= shape[dim];
+      continue;
+    }
+    if (plan.ndim == kMaxDims)
+      throw std::runtime_error("safeops: more than " + std::to_string(kMaxDims) + " dimensions that do not merge");
+    plan.size[plan.ndim] = shape[dim];
+    for (int i = 0; i < N; ++i) plan.stride[i][plan.ndim] = stride_of(i, dim);
+    ++plan.ndim;
+  }
+  if (plan.ndim == 0) {  // one element
+    plan.ndim = 1;
+    plan.size[0] = 1;
+    for (int i = 0; i < N; ++i) plan.stride[i][0] = views[i].data ? size_of(views[i].type) : 0;
+  }
+  return plan;
+}
+
+// Every operand dense, in one order, and 16-byte aligned: the loop needs no index arithmetic at all.
+template <int N>
+bool is_flat(const Plan<N>& plan) {
+  if (plan.ndim != 1) return false;
+  for (int i = 0; i < N; ++i) {
+    if (plan.base[i] == nullptr) continue;
+    if (plan.stride[i][0] != size_of(plan.type[i]) || uintptr_t(plan.base[i]) % 16) return false;
+  }
+  return true;
+}
+
+// Rows of whole packets: along the innermost dimension each operand is dense or one repeated element, every packet
+// of `elements` is aligned, and there are few enough packets to index in 31 bits.
+template <int N>
+bool has_rows(const Plan<N>& plan, int elements, int outputs) {
+  if (plan.size[0] % elements || plan.numel / elements >= (int64_t(1) << 31)) return false;
+  for (int i = 0; i < N; ++i) {
+    if (plan.base[i] == nullptr) continue;
+    const int size = size_of(plan.type[i]);
+    if (plan.stride[i][0] != size && (plan.stride[i][0] != 0 || i < outputs)) return false;
+    if (plan.stride[i][0] == 0) continue;
+    const int64_t alignment = size == 1 ? elements : 16;
+    if (int64_t(uintptr_t(plan.base[i]) % alignment)) return false;
+    for (int dim = 1; dim < plan.ndim; ++dim)
+      if (plan.stride[i][dim] % alignment) return false;
+  }
+  return true;
+}
+
+template <int N>
+void set_dividers(Plan<N>& plan, int elements) {
+  for (int dim = 0; dim < plan.ndim; ++dim) plan.by[dim] = Divider(uint32_t(plan.size[dim] / (dim ? 1 : elements)));
+}
+
+}  // namespace safeops::cuda

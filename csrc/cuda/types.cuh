@@ -1,0 +1,148 @@
+// Element types on the device: one conversion up at the load, one down at the store.
+//
+// A codec names the raw bits of an element (Raw), the type an op computes in (Value), and the two conversions. The
+// conversions are PTX, so that no CUDA half header is parsed once per architecture.
+#pragma once
+
+#include <cstdint>
+
+namespace safeops::cuda {
+
+enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };
+
+__host__ __device__ constexpr int size_of(Type type) {
+  return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
+}
+
+__device__ inline float f16_to_float(uint16_t bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+  return value;
+}
+__device__ inline uint16_t float_to_f16(float value) {  // round to nearest even; overflow gives inf
+  uint16_t bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+__device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
+__device__ inline uint16_t float_to_bf16(float value) {
+  uint16_t bits;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// An op that only moves data (masked_fill): the bits are the value, NaN payloads included.
+template <class Bits>
+struct Copy {
+  using Raw = Bits;
+  using Value = Bits;
+  static __device__ Value decode(Raw raw) { return raw; }
+  static __device__ Raw encode(Value value) { return value; }
+};
+struct F16 {
+  using Raw = uint16_t;
+  using Value = float;
+  static __device__ Value decode(Raw raw) { return f16_to_float(raw); }
+  static __device__ Raw encode(Value value) { return float_to_f16(value); }
+};
+struct BF16 {
+  using Raw = uint16_t;
+  using Value = float;
+  static __device__ Value decode(Raw raw) { return bf16_to_float(raw); }
+  static __device__ Raw encode(Value value) { return float_to_bf16(value); }
+};
+struct F32 {
+  using Raw = uint32_t;
+  using Value = float;
+  static __device__ Value decode(Raw raw) { return __uint_as_float(raw); }
+  static __device__ Raw encode(Value value) { return __float_as_uint(value); }
+};
+struct F64 {
+  using Raw = uint64_t;
+  using Value = double;
+  static __device__ Value decode(Raw raw) { return __longlong_as_double(int64_t(raw)); }
+  static __device__ Raw encode(Value value) { return uint64_t(__double_as_longlong(value)); }
+};
+
+// The same, for a type known only at run time. Loading and decoding are apart: every load of a thread is issued
+// before the first decode waits for one. Word is 32 bits where no operand is wider, which saves registers.
+template <class Value>
+struct Dynamic;
+
+template <>
+struct Dynamic<float> {  // fp16, bf16, fp32
+  using Word = uint32_t;
+  static __device__ float decode(Word raw, Type type) {
+    return type == kF16 ? f16_to_float(uint16_t(raw)) : __uint_as_float(type == kBF16 ? raw << 16 : raw);
+  }
+  static __device__ Word encode(float value, Type type) {
+    if (type == kF32) return __float_as_uint(value);
+    return type == kF16 ? float_to_f16(value) : float_to_bf16(value);
+  }
+};
+template <>
+struct Dynamic<double> {  // all four; halves are rounded by way of fp32, as torch's own casts are
+  using Word = uint64_t;
+  static __device__ double decode(Word raw, Type type) {
+    return type == kF64 ? F64::decode(raw) : double(Dynamic<float>::decode(uint32_t(raw), type));
+  }
+  static __device__ Word encode(double value, Type type) {
+    return type == kF64 ? F64::encode(value) : Dynamic<float>::encode(float(value), type);
+  }
+};
+template <>
+struct Dynamic<uint64_t> {  // bits of any size
+  using Word = uint64_t;
+  static __device__ uint64_t decode(Word raw, Type) { return raw; }
+  static __device__ Word encode(uint64_t value, Type) { return value; }
+};
+
+template <class Word>
+__device__ inline Word load_raw(const char* p, Type type) {
+  switch (size_of(type)) {
+    case 1: return *reinterpret_cast<const uint8_t*>(p);
+    case 2: return *reinterpret_cast<const uint16_t*>(p);
+    case 4: return *reinterpret_cast<const uint32_t*>(p);
+    default:
+      if constexpr (sizeof(Word) == 8) return *reinterpret_cast<const uint64_t*>(p);
+      return 0;  // a 32-bit Word is chosen where no operand is wider
+  }
+}
+template <class Word>
+__device__ inline void store_raw(char* p, Type type, Word raw) {
+  switch (size_of(type)) {
+    case 2: *reinterpret_cast<uint16_t*>(p) = uint16_t(raw); break;
+    case 4: *reinterpret_cast<uint32_t*>(p) = uint32_t(raw); break;
+    default:
+      if constexpr (sizeof(Word) == 8) *reinterpret_cast<uint64_t*>(p) = raw;
+  }
+}
+
+// Element k of a 16-byte packet. With k a constant of an unrolled loop this is a register (or half of one).
+template <class Raw>
+__device__ inline Raw packet_get(const uint4& packet, int k) {
+  const uint32_t word[4] = {packet.x, packet.y, packet.z, packet.w};
+  if constexpr (sizeof(Raw) == 2) return Raw(word[k / 2] >> (16 * (k % 2)));
+  if constexpr (sizeof(Raw) == 4) return word[k];
+  if constexpr (sizeof(Raw) == 8) return word[2 * k] | uint64_t(word[2 * k + 1]) << 32;
+}
+template <class Raw>
+__device__ inline uint4 packet_of(const Raw* raw) {
+  uint32_t word[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(Raw) == 2) word[w] = raw[2 * w] | uint32_t(raw[2 * w + 1]) << 16;
+    if constexpr (sizeof(Raw) == 4) word[w] = raw[w];
+    if constexpr (sizeof(Raw) == 8) word[w] = uint32_t(raw[w / 2] >> (32 * (w % 2)));
+  }
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+template <class Raw>
+__device__ inline uint4 packet_splat(uint4 packet) {  // its first element, everywhere
+  Raw raw[16 / sizeof(Raw)];
+#pragma unroll
+  for (auto& r : raw) r = packet_get<Raw>(packet, 0);
+  return packet_of(raw);
+}
+
+}  // namespace safeops::cuda
