@@ -1,0 +1,165 @@
+"""How results are judged: bitwise, within an error budget against float64, or by where they are not finite."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# What a result may be off by, per output dtype: relative (one rounding for the halves, which are computed wide; a short
+# blocked sum for fp32 and fp64), and absolute (half the smallest subnormal: below it there is nothing to round to).
+TOLERANCES = {
+    torch.float16: (1.02 * 2**-11, 1.02 * 2**-25),
+    torch.bfloat16: (1.02 * 2**-8, 1.02 * 2**-134),
+    torch.float32: (16 * 2**-24, 2**-148),
+    torch.float64: (64 * 2**-53, 2**-1073),
+}
+# What cancellation multiplies: the rounding of the compute type (fp32 for the halves) over a short blocked sum.
+COMPUTE_EPS = {
+    torch.float16: 16 * 2**-24,
+    torch.bfloat16: 16 * 2**-24,
+    torch.float32: 16 * 2**-24,
+    torch.float64: 64 * 2**-53,
+}
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def bits(t: Tensor) -> Tensor:
+    """The raw bits, so that NaN equals NaN and +0 differs from -0."""
+    return t.detach().contiguous().view(_BITS[t.element_size()])
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bits(a), bits(b))
+
+
+def first_difference(a: Tensor, b: Tensor) -> str:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return f"{tuple(a.shape)} {a.dtype} against {tuple(b.shape)} {b.dtype}"
+    return _at(bits(a) != bits(b), a, b)
+
+
+def _at(wrong: Tensor, got: Tensor, want: Tensor) -> str:
+    """The first wrong element: where, what, and how many there are."""
+    index = tuple(wrong.nonzero()[0].tolist()) if wrong.dim() else ()
+    return f"{int(wrong.sum())} of {wrong.numel()} wrong; at {index}: got {got[index].item()!r}, want {want[index].item()!r}"
+
+
+def assert_same_bits(what: str, got: Tensor, want: Tensor, because: str) -> None:
+    if not same_bits(got, want):
+        raise AssertionError(f"{what}: {because}: {first_difference(got, want)}")
+
+
+def assert_outcomes_equal(got, want, because: str) -> None:
+    """Two runs, bitwise: values and gradients."""
+    got, want = dict(got), dict(want)
+    if got.keys() != want.keys():
+        raise AssertionError(f"{because}: outputs {list(got)} against {list(want)}")
+    for what, tensor in got.items():
+        assert_same_bits(what, tensor, want[what], because)
+
+
+def assert_outcomes_close(got, want, because: str) -> None:
+    """Two routes of one op: equal up to the order of summation, in the norm of the largest element."""
+    got, want = dict(got), dict(want)
+    if got.keys() != want.keys():
+        raise AssertionError(f"{because}: outputs {list(got)} against {list(want)}")
+    for what, a in got.items():
+        b = want[what]
+        if a.dtype != b.dtype:
+            raise AssertionError(f"{what}: {because}: dtype {a.dtype} against {b.dtype}")
+        finite = b.detach()[b.isfinite()].double().abs()
+        assert_close(
+            f"{what}: {because}", a, b.double(), scale=float(finite.max()) if finite.numel() else 0.0
+        )
+
+
+def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
+    """NaN where NaN is due, inf where inf is due, with its sign."""
+    for name, test in (("NaN", torch.isnan), ("+inf", torch.isposinf), ("-inf", torch.isneginf)):
+        wrong = test(got) != test(want)
+        if wrong.any():
+            raise AssertionError(f"{what}: {name} in the wrong places: {_at(wrong, got, want)}")
+
+
+def assert_close(what: str, got: Tensor, truth: Tensor, *, scale: float = 0.0) -> None:
+    """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled."""
+    if got.shape != truth.shape:
+        raise AssertionError(f"{what}: shape {tuple(got.shape)}, want {tuple(truth.shape)}")
+    got, truth = got.detach(), truth.detach()
+    rtol, atol = TOLERANCES[got.dtype]
+    rounded = truth.to(got.dtype)
+    # On the edge of the dtype's range either the largest number or inf is a correct rounding of a wide sum.
+    edge = (truth.abs() / torch.finfo(got.dtype).max - 1).abs() <= 2 * rtol
+    assert_nonfinite_alike(what, torch.where(edge, rounded, got), rounded)
+    error = torch.where(rounded.isfinite() & got.isfinite(), (got.double() - truth).abs(), 0.0)
+    allowed = rtol * torch.where(rounded.isfinite(), truth.abs(), 0.0) + atol + COMPUTE_EPS[got.dtype] * scale
+    wrong = error > allowed
+    if wrong.any():
+        i = int((error / allowed).nan_to_num(0, float("inf")).argmax())
+        worst, budget = error.flatten()[i].item(), allowed.flatten()[i].item()
+        raise AssertionError(
+            f"{what}: {_at(wrong, got, truth)}; worst error {worst:.3g}, allowed {budget:.3g} ({got.dtype})"
+        )
+
+
+def largest_error(got: Tensor, truth: Tensor) -> float:
+    """Over the elements where both are finite in the result's dtype; inf where one of them should be and is not."""
+    got, truth = got.detach(), truth.detach()
+    due = truth.to(got.dtype).isfinite()
+    error = torch.where(due, (got.double() - truth).abs(), 0.0).nan_to_num(float("inf"), float("inf"))
+    return float(error.max()) if error.numel() else 0.0
+
+
+def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, scale: float = 0.0) -> None:
+    """The error budget: our largest error is not above that of torch in the same dtype, up to one rounding."""
+    ours, other = largest_error(got, truth), largest_error(theirs, truth)
+    rtol, atol = TOLERANCES[got.dtype]
+    finite = truth[truth.to(got.dtype).isfinite()].abs()
+    allowed = (
+        other
+        + atol
+        + rtol * (float(finite.max()) if finite.numel() else 0.0)
+        + COMPUTE_EPS[got.dtype] * scale
+    )
+    if not ours <= allowed:
+        raise AssertionError(
+            f"{what}: error {ours:.3g} against float64, torch in the same dtype has {other:.3g}"
+        )
+
+
+def cancellation(sample, truth) -> tuple[float, float]:
+    """Sizes of the terms that a value, and a gradient, is summed from: what their rounding errors are relative to."""
+    values = sum(
+        (t.double() * truth.grads[k].double()).nan_to_num(0, 0, 0).abs().sum()
+        for k, t in sample.leaves().items()
+    )
+    numel = sample.shape().numel()
+    # A broadcast operand's gradient is a sum over the broadcast; its terms are of the size of the other gradients.
+    grads = 0.0
+    sizes = [g.double().nan_to_num(0, 0, 0).abs() for g in truth.grads.values()]
+    biggest = max((float(g.max()) for g in sizes if g.numel()), default=0.0)
+    summed = [k for k, t in sample.leaves().items() if t.numel() < numel]
+    if summed:
+        grads = biggest * numel / max(1, min(sample.get(k).numel() for k in summed))
+    reduced = any(v.numel() < numel for v in truth.values)
+    return (float(values) if reduced else 0.0), grads
+
+
+def assert_right(sample, got, truth, because: str = "") -> None:
+    """Values and gradients of a run against the float64 reference."""
+    try:
+        value_scale, grad_scale = cancellation(sample, truth)
+    except (
+        Exception
+    ):  # operands that do not broadcast: an op without a common shape has no cancellation to allow for
+        value_scale = grad_scale = 0.0
+    truths = dict(truth)
+    for what, tensor in got:
+        if not tensor.is_floating_point():
+            assert_same_bits(what, tensor, truths[what], because or "against the reference")
+            continue
+        label = f"{what} {because}".rstrip()
+        assert_close(
+            label, tensor, truths[what], scale=grad_scale if what.startswith("gradient") else value_scale
+        )

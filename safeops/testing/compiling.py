@@ -1,0 +1,109 @@
+"""torch.compile and torch.export: whole graphs, static and dynamic shapes, the same values and gradients."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .compare import assert_outcomes_close, assert_right
+from .registry import check
+from .sample import NotApplicable, Sample
+from .subject import Subject, outputs, run
+
+
+def _compiled(subject, samples, backend, dynamic):
+    """Compile once, run on each sample; the number of graphs it took."""
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(subject.op, fullgraph=True, dynamic=dynamic, backend=counter)
+    for sample in samples:
+        eager = run(subject.op, sample)
+        got = run(compiled, sample, eager.upstream or None)
+        label = f"compiled by {backend}, {'dynamic' if dynamic else 'static'} shapes"
+        assert_outcomes_close(got, eager, label)
+        assert_right(sample, got, subject.truth(sample, eager.upstream or None), label)
+        values = run(compiled, sample, grad=False, keys=())  # its own graph: no autograd
+        assert_right(sample, values, subject.truth(sample), f"{label}, without gradients")
+    torch._dynamo.reset()
+    return counter.frame_count
+
+
+def _two_sizes(sample: Sample):
+    return [sample, sample.tiled(2), sample.tiled(3)]
+
+
+@check(
+    "torch.compile(fullgraph=True) traces it, static and dynamic, with the same values and gradients",
+    slow=True,
+)
+def check_compile(subject: Subject, sample: Sample) -> None:
+    for dtype in (torch.float32, torch.float16):
+        _compiled(subject, [sample.cast(dtype)], "aot_eager", dynamic=False)
+    try:
+        sizes = _two_sizes(sample.cast(torch.float32))
+    except NotApplicable:
+        return
+    graphs = _compiled(subject, sizes, "aot_eager", dynamic=True)
+    if (
+        graphs > 4
+    ):  # one with gradients, one without; twice that where a size 1 or a broadcast had to be told apart
+        raise AssertionError(
+            f"dynamic shapes: {graphs} graphs for {len(sizes)} sizes: it recompiles for each"
+        )
+
+
+@check("the code Inductor makes of it gives the same values and gradients, dynamic shapes too", slow=True)
+def check_inductor(subject: Subject, sample: Sample) -> None:
+    _compiled(subject, [sample.cast(torch.float16)], "inductor", dynamic=False)
+    try:
+        sizes = _two_sizes(sample.cast(torch.float32))
+    except NotApplicable:
+        return
+    _compiled(subject, sizes[:2], "inductor", dynamic=True)
+
+
+class _Module(torch.nn.Module):
+    """The op as a module of its tensors; the other arguments are constants of the exported program."""
+
+    def __init__(self, op, sample):
+        super().__init__()
+        self.op, self.sample, self.keys = op, sample.map(lambda t: t.new_empty(0)), list(sample.operands())
+
+    def forward(self, tensors):
+        call = self.sample.replace(dict(zip(self.keys, tensors)))
+        return self.op(*call.args, **call.kwargs)
+
+
+@check(
+    "torch.export takes it, with a dynamic first axis; the program gives the same values and stays differentiable",
+    slow=True,
+)
+def check_export(subject: Subject, sample: Sample) -> None:
+    for cast in (sample.cast(torch.float32), sample.cast(torch.float16)):
+        sizes = [cast]
+        dynamic = None
+        shape = cast.shape()
+        if shape and shape[0] > 1:
+            sizes = _two_sizes(cast)
+            axis = {0: torch.export.Dim.AUTO}
+            spans = [cast._full(t, -len(shape)) for t in cast.operands().values()]
+            dynamic = ([axis if full else None for full in spans],)
+        keys = list(cast.operands())
+        program = torch.export.export(
+            _Module(subject.op, cast), ([cast.get(k) for k in keys],), dynamic_shapes=dynamic
+        )
+        module = program.module()
+
+        def exported(*args, module=module, **kwargs):
+            operands = Sample(args, kwargs).operands()
+            return module([operands[k] for k in keys])  # noqa: B023
+
+        for sized in sizes:
+            eager = run(subject.op, sized)
+            assert_outcomes_close(
+                run(exported, sized, eager.upstream or None), eager, "the exported program differs"
+            )
+        if not all(isinstance(v, Tensor) for v in outputs(program(*([cast.get(k) for k in keys],)))):
+            raise AssertionError("the exported program returns something else than tensors")

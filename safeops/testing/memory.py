@@ -1,0 +1,226 @@
+"""Memory: the caller's tensors, what the graph keeps alive, what is left unwritten, and how much is allocated."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import sys
+
+import torch
+from torch import Tensor
+
+from .compare import assert_outcomes_equal, bits
+from .registry import check
+from .sample import NotApplicable, Sample
+from .subject import Subject, attach, make_upstream, outputs, run
+from .values import each_dtype
+
+
+def _state(t: Tensor):
+    storage = t.untyped_storage()
+    return {
+        "data": bits(t).clone(),
+        "_version": t._version,
+        "strides": t.stride(),
+        "shape": t.shape,
+        "storage_offset": t.storage_offset(),
+        "storage": (storage.data_ptr(), storage.nbytes()),
+        "requires_grad": t.requires_grad,
+    }
+
+
+@check("the caller's tensors, upstream gradient included, are as they were: bits, _version, strides, storage")
+def check_inputs_unchanged(subject: Subject, sample: Sample) -> None:
+    for cast in each_dtype(sample, (torch.float32, torch.float16)):
+        live, leaves = attach(cast.clone())
+        before = {k: _state(t) for k, t in live.operands().items()}
+        values = [v for v in outputs(subject.op(*live.args, **live.kwargs)) if v.requires_grad]
+        upstream = [make_upstream(v) for v in values]
+        upstream_before = [_state(u) for u in upstream]
+        if values:
+            torch.autograd.grad(values, list(leaves.values()), upstream, allow_unused=True)
+        for key, t in live.operands().items():
+            _unchanged(f"operand {key!r}", before[key], _state(t))
+            if t.grad is not None:
+                raise AssertionError(f"operand {key!r}: .grad was written by torch.autograd.grad")
+        for i, u in enumerate(upstream):
+            _unchanged(f"upstream gradient {i}", upstream_before[i], _state(u))
+
+
+def _unchanged(what, before, after):
+    for name, was in before.items():
+        now = after[name]
+        if not (torch.equal(was, now) if isinstance(was, Tensor) else was == now):
+            raise AssertionError(f"{what} was changed by the call: its {name}")
+
+
+@check("the graph keeps the inputs alive and nothing else, but 16 bytes per element of a reduced output")
+def check_saved_bytes(subject: Subject, sample: Sample) -> None:
+    try:
+        sample = sample.grown(2000)
+    except NotApplicable:
+        pass
+    for cast in each_dtype(sample, (torch.float32, torch.float16)):
+        live, leaves = attach(cast)
+        if not leaves:
+            raise NotApplicable("nothing is differentiable")
+        own = {t.untyped_storage().data_ptr() for t in live.operands().values()}
+        extra: dict[int, int] = {}
+
+        def note(t):
+            storage = t.untyped_storage()
+            if storage.data_ptr() not in own:
+                extra[storage.data_ptr()] = storage.nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+            values = outputs(subject.op(*live.args, **live.kwargs))
+        for node, name, t in _kept_on_nodes(values):
+            if t.untyped_storage().data_ptr() not in own and t.numel() > 1:
+                raise AssertionError(
+                    f"{node}.{name} holds a tensor {tuple(t.shape)} outside save_for_backward"
+                )
+        out = sum(v.numel() for v in values)
+        allowed = 16 + (16 * out if out < cast.shape().numel() else 0)
+        if sum(extra.values()) > allowed:
+            inputs = sum(t.nbytes for t in live.operands().values())
+            raise AssertionError(
+                f"saved for backward: {sum(extra.values())} bytes beside the inputs' own {inputs}, allowed {allowed} "
+                f"({', '.join(map(str, extra.values()))} bytes each)"
+            )
+
+
+def _kept_on_nodes(values):
+    """Tensors hung on the Python nodes of the graph, which the hooks do not see."""
+    seen, queue = set(), [v.grad_fn for v in values if v.grad_fn is not None]
+    while queue:
+        node = queue.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        queue += [n for n, _ in node.next_functions if n is not None]
+        for name, value in getattr(node, "__dict__", {}).items():
+            for t in outputs(value):
+                yield type(node).__name__, name, t
+
+
+@contextlib.contextmanager
+def _malloc_fills(byte: int):
+    """glibc fills what malloc hands out: reaches allocations that bypass torch's dispatcher, in C++ too."""
+    libc = None
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(-6, byte ^ 0xFF)  # M_PERTURB
+    try:
+        yield
+    finally:
+        if libc is not None:
+            libc.mallopt(-6, 0)
+
+
+@contextlib.contextmanager
+def _dispatcher_fills():
+    """Deterministic mode: torch.empty and its kin come filled with NaN (integers: the largest), from C++ too."""
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    fill = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was[0], warn_only=was[1])
+        torch.utils.deterministic.fill_uninitialized_memory = fill
+
+
+@contextlib.contextmanager
+def poisoned_memory(kind: str):
+    """Uninitialised memory holds something that shows: "nan" (through torch), or the byte 0xFE or 0x7F (through malloc).
+
+    A C++ kernel may allocate through the dispatcher (`torch::stable::empty`: filled by the first) or below it
+    (`at::detail::empty_strided_cpu`: malloc only). As halves 0xFEFE and 0x7F7F are NaN or the largest numbers there are, as floats they are
+    huge, as counts absurd; and two runs over different bytes differ wherever something was left unwritten.
+    """
+    with _dispatcher_fills() if kind == "nan" else _malloc_fills({"0xFE": 0xFE, "0x7F": 0x7F}[kind]):
+        yield
+
+
+@check("every element of every result is written: memory poisoned three ways gives the same bits")
+def check_uninitialized(subject: Subject, sample: Sample) -> None:
+    sizes = [sample]
+    with contextlib.suppress(NotApplicable):
+        sizes.append(sample.grown(3000))  # beyond what malloc caches without filling
+    with contextlib.suppress(NotApplicable):
+        sizes.append(sample.emptied(-1))
+    for sized in sizes:
+        for cast in each_dtype(sized):
+            clean = run(subject.op, cast)
+            for kind in ("nan", "0xFE", "0x7F"):
+                with poisoned_memory(kind):
+                    # The upstream gradient is made before: it must not be the thing that is poisoned.
+                    got = run(subject.op, cast, clean.upstream or None)
+                assert_outcomes_equal(got, clean, f"depends on uninitialised memory ({kind})")
+
+
+def _peak_bytes(device, work) -> int:
+    """Most bytes allocated at once during work(), above what was there before."""
+    work()  # first calls initialise things
+    if str(device).startswith("cuda"):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        kept = work()
+        torch.cuda.synchronize()
+        del kept
+        return torch.cuda.max_memory_allocated() - before
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = work()
+    del kept
+    now = peak = 0
+    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    return peak
+
+
+@check("no upcast copy, no temporary: forward and backward allocate their results and little else")
+def check_peak_memory(subject: Subject, sample: Sample) -> None:
+    large = sample.grown(2**18)
+    for cast in each_dtype(large, (torch.float16, torch.float32)):
+        live, leaves = attach(cast)
+        values = []
+
+        def forward(live=live):
+            values[:] = outputs(subject.op(*live.args, **live.kwargs))
+            return values
+
+        _within(
+            "forward",
+            _peak_bytes(subject.device, lambda: outputs(subject.op(*live.args, **live.kwargs))),
+            forward(),
+            large,
+        )
+        tracked = [v for v in values if v.requires_grad]
+        if not tracked:
+            continue
+        upstream = [make_upstream(v) for v in tracked]
+
+        def backward(leaves=leaves, tracked=tracked, upstream=upstream):
+            return torch.autograd.grad(tracked, list(leaves.values()), upstream, retain_graph=True)
+
+        # An operand that was broadcast gets its gradient by a sum over one of full size, kept wide.
+        summed = sum(8 for t in leaves.values() if t.numel() < large.shape().numel()) * large.shape().numel()
+        _within("backward", _peak_bytes(subject.device, backward), backward(), large, summed)
+
+
+def _within(what, peak, results, sample, extra=0):
+    size = sum(t.nbytes for t in results)
+    allowed = size + extra + 65536 + sample.shape().numel() // 8  # partial sums, workspaces
+    if peak > allowed:
+        raise AssertionError(
+            f"{what} allocates {peak} bytes at its peak for {size} bytes of results, allowed {allowed} "
+            f"({sample.shape().numel()} elements): a copy was made"
+        )
