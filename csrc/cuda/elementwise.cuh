@@ -294,6 +294,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
 
 // ---- host
 
+#ifdef __CUDACC__  // tests/kernels/emulate runs the threads on the host
+template <class Kernel, class Plan, class Op>
+void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Plan& plan, const Op& op) {
+  kernel<<<blocks, kThreads, 0, stream>>>(plan, op);
+}
+#endif
+
 inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
 
 template <class Hold, class Op>
@@ -301,7 +308,7 @@ bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) 
   constexpr int K = Hold::kElements, U = Op::kIn > 2 ? 1 : Op::kMask ? 4 : 2;
   if (!has_rows(plan, K, Op::kOut)) return false;
   set_dividers(plan, K);
-  rows_kernel<Op, Hold><<<blocks_for(plan.numel, int64_t(K) * kThreads * U), kThreads, 0, stream>>>(plan, op);
+  start(rows_kernel<Op, Hold>, blocks_for(plan.numel, int64_t(K) * kThreads * U), stream, plan, op);
   return true;
 }
 
@@ -311,7 +318,7 @@ bool launch_fixed(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream)
   using T = Tile<Op, Codec>;
   if (is_flat(plan)) {
     const unsigned blocks = blocks_for(plan.numel, int64_t(T::kElements) * (kThreads / 32));
-    flat_kernel<Op, Codec><<<blocks, kThreads, 0, stream>>>(plan, op);
+    start(flat_kernel<Op, Codec>, blocks, stream, plan, op);
     return true;
   }
   if constexpr (sizeof(typename Codec::Raw) < 8)
@@ -323,7 +330,7 @@ bool launch_fixed(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream)
 template <class Op, class Index>
 void launch_general_by(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
   const unsigned blocks = blocks_for(plan.numel, kThreads * kGeneralUnroll<Op, Index>);
-  general_kernel<Op, Index><<<blocks, kThreads, 0, stream>>>(plan, op);
+  start(general_kernel<Op, Index>, blocks, stream, plan, op);
 }
 
 template <class Op>

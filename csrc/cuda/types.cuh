@@ -14,6 +14,7 @@ __host__ __device__ constexpr int size_of(Type type) {
   return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
 }
 
+#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline float f16_to_float(uint16_t bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
@@ -24,12 +25,13 @@ __device__ inline uint16_t float_to_f16(float value) {  // round to nearest even
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
-__device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 __device__ inline uint16_t float_to_bf16(float value) {
   uint16_t bits;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
 }
+#endif
+__device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 
 // An op that only moves data (masked_fill): the bits are the value, NaN payloads included.
 template <class Bits>

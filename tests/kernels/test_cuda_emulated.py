@@ -1,0 +1,246 @@
+"""The CUDA kernels' own sources, run on the CPU thread by thread (tests/kernels/emulate), against plain torch.
+
+What this shows: indices, broadcasting, tails, mask shuffles, saturation and output layouts are right, in each of the
+three variants. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+"""
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+HALVES = [torch.float16, torch.bfloat16]
+FLOATS = [*HALVES, torch.float32, torch.float64]
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """(ops, counts): the raw ops, and a function giving (16-byte loads, shuffles) since its last call."""
+    target = tmp_path_factory.mktemp("emulated") / "cuda_emulated.so"
+    torch_dir = Path(torch.__file__).parent
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", f"-I{ROOT}/tests/kernels/emulate"]
+    command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    command += ["-isystem", f"{torch_dir}/include", "-include", f"{ROOT}/tests/kernels/emulate/cuda_runtime.h"]
+    command += [*map(str, sorted((ROOT / "csrc/cuda").glob("*.cu"))), f"-L{torch_dir}/lib", "-ltorch", "-ltorch_cpu"]
+    result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    library = torch.library.Library("safeops_emulated", "DEF")
+    library.define("_masked_fill(Tensor input, Tensor fill_mask, Tensor? value, float number) -> Tensor")
+    library.define("_safe_div(Tensor input, Tensor other, float eps, float fill_value, ScalarType dtype) -> Tensor")
+    library.define(
+        "_safe_div_backward(Tensor grad, Tensor input, Tensor other, float eps, ScalarType dtype, "
+        "ScalarType input_dtype, ScalarType other_dtype, bool need_input, bool need_other) -> (Tensor, Tensor)"
+    )
+    torch.ops.load_library(str(target))
+    read = ctypes.CDLL(str(target)).emulated_counts
+
+    def counts():
+        wide, shuffles = ctypes.c_int64(), ctypes.c_int64()
+        read(ctypes.byref(wide), ctypes.byref(shuffles))
+        return wide.value, shuffles.value
+
+    yield torch.ops.safeops_emulated, counts
+    library._destroy()
+
+
+def identical(a, b):
+    """Same shape, strides, dtype and bits, except that any NaN equals any NaN."""
+    assert a.dtype == b.dtype and a.shape == b.shape, (a.dtype, b.dtype, a.shape, b.shape)
+    assert a.stride() == b.stride(), (a.stride(), b.stride())
+    bits = BITS[a.element_size()]
+    same = (a.contiguous().view(bits) == b.contiguous().view(bits)) | (a.isnan() & b.isnan())
+    assert same.all(), f"{(~same).sum()} of {same.numel()} differ, first at {(~same).nonzero()[0].tolist()}"
+
+
+def like(x, shape, dtype):
+    return torch.empty_like(x, dtype=dtype) if x.shape == shape else torch.empty(shape, dtype=dtype)
+
+
+def garbage(shape, dtype, seed=0):
+    """Random values with zeros, subnormals, huge values, inf and NaN among them."""
+    torch.manual_seed(seed)
+    x = torch.randn(shape, dtype=torch.float64)
+    odd = torch.tensor([0.0, -0.0, 1e-7, 1e-40, 6e4, -3e38, float("inf"), -float("inf"), float("nan")], dtype=x.dtype)
+    where = torch.rand(shape) < 0.3
+    return torch.where(where, odd[torch.randint(len(odd), shape)], x).to(dtype)
+
+
+def layouts(dtype, make):
+    """(name, input, second operand, variant) for every way the loop can run. `make(shape, seed)` gives the second."""
+    x = lambda *shape: garbage(shape, dtype)  # noqa: E731
+    yield "one", x(1), make((1,), 1), "flat"
+    yield "0-dim", x().reshape(()), make((), 1), "flat"
+    yield "empty", x(0, 3), make((0, 3), 1), None
+    yield "tile", x(4, 512), make((4, 512), 1), "flat"
+    yield "tail", x(4096 + 77), make((4096 + 77,), 1), "flat"
+    yield "permuted", x(8, 6, 64).permute(2, 0, 1), make((8, 6, 64), 1).permute(2, 0, 1), "flat"
+    channels = x(2, 16, 6, 10).contiguous(memory_format=torch.channels_last)
+    yield "channels_last", channels, make((2, 16, 6, 10), 1).contiguous(memory_format=torch.channels_last), "flat"
+    yield "channels_last, plain second", channels, make((2, 16, 6, 10), 1), "general"
+    yield "padding", x(3, 50, 64), make((3, 50, 1), 1), "rows"
+    yield "scalar", x(7, 64), make((), 1), "rows"
+    yield "heads", x(2, 3, 16, 64), make((2, 1, 16, 64), 1), "rows"
+    yield "grown input", x(16, 64), make((3, 1, 64), 1), "rows"
+    yield "expanded input", x(1, 64).expand(9, 64), make((9, 64), 1), "rows"
+    yield "stride 0", x(1, 1).expand(20, 64), make((1, 1), 1).expand(20, 64), "rows"
+    yield "odd rows", x(5, 33), make((5, 1), 1), "general"
+    yield "shifted", x(4097)[1:], make((4097,), 1)[1:], "general"
+    yield "transposed", x(37, 129).t(), make((129, 37), 1), "general"
+    yield "step", x(300, 6)[::3, ::2], make((100, 3), 1), "general"
+    yield "outer", x(31, 1), make((1, 45), 1), "general"
+    yield "7 dims", x(2, 3, 2, 3, 2, 3, 2).permute(6, 0, 5, 1, 4, 2, 3), make((2, 1, 3, 1, 2, 1, 3), 1), "general"
+
+
+def check_variant(counts, variant, wide_rows):
+    wide, shuffles = counts()
+    if variant in ("flat", "rows") and (variant == "flat" or wide_rows):
+        return wide, shuffles
+    assert wide == 0 and shuffles == 0, f"expected the general kernel, saw {wide} wide loads"
+    return wide, shuffles
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_masked_fill(emulated, dtype):
+    ops, counts = emulated
+    masks = lambda shape, seed: torch.rand(shape) < 0.4  # noqa: E731
+    for name, x, mask, variant in layouts(dtype, masks):
+        counts()
+        out = ops._masked_fill(x, mask, None, -1e9)
+        wide, shuffles = check_variant(counts, variant, dtype != torch.float64)
+        fill = max(-1e9, torch.finfo(dtype).min)
+        shape = torch.broadcast_shapes(x.shape, mask.shape)
+        expected = like(x, shape, dtype).copy_(torch.where(mask, torch.tensor(fill, dtype=dtype), x))
+        identical(out, expected)
+        if name == "tile":
+            assert shuffles == 2048 * x.element_size() // 16 and wide == shuffles + 2048 // 16
+        if variant == "rows" and dtype != torch.float64:
+            assert wide > 0 or 0 in x.stride(), name
+        # a 0-dim value of every dtype, saturated
+        if name in ("tail", "padding", "outer"):
+            for value_dtype in FLOATS:
+                for number in (2.5, 7e4, -3.4e38, float("inf"), float("nan")):
+                    value = torch.tensor(number, dtype=torch.float64).to(value_dtype)
+                    info = torch.finfo(dtype)
+                    wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
+                    expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
+                    identical(ops._masked_fill(x, mask, value, 0.0), expected)
+
+
+def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):
+    ops, _ = emulated
+    for dtype in FLOATS:
+        bits = torch.full((1024 + 5,), -3, dtype=BITS[dtype.itemsize])  # a NaN with a payload
+        mask = torch.zeros(1029, dtype=torch.uint8)
+        mask[::3] = torch.tensor([1, 2, 128, 255], dtype=torch.uint8).repeat(86)[:343]
+        out = ops._masked_fill(bits.view(dtype), mask.view(torch.bool), None, 1.0)
+        expected = torch.where(mask != 0, torch.ones((), dtype=dtype).view(bits.dtype), bits)
+        assert torch.equal(out.view(bits.dtype), expected), dtype
+
+
+def reference(a, b, eps, fill, dtype):
+    """(result, kept and not saturated) in the compute dtype, by the rules and nothing else."""
+    wide = torch.float64 in (a.dtype, b.dtype, dtype)
+    compute = torch.float64 if wide else torch.float32
+    a, b = a.to(compute), b.to(compute)
+    keep = ~((b.abs() < torch.tensor(eps, dtype=compute)) | (b == 0))
+    q = a / b
+    y = q.to(dtype)
+    over = y.isinf() & a.isfinite()
+    largest = torch.tensor(torch.finfo(dtype).max, dtype=torch.float64)
+    y = torch.where(over, largest.copysign(q.double()).to(dtype), y)
+    if abs(fill) < float("inf"):
+        fill = min(max(fill, torch.finfo(dtype).min), torch.finfo(dtype).max)
+    return torch.where(keep, y, torch.tensor(fill, dtype=torch.float64).to(dtype)), keep & ~over, a, b
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_safe_div(emulated, dtype):
+    ops, counts = emulated
+    for name, x, y, variant in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
+        for eps, fill in ((0.0, 0.0), (0.01, -1e300)):
+            counts()
+            out = ops._safe_div(x, y, eps, fill, dtype)
+            wide, _ = check_variant(counts, variant, dtype != torch.float64)
+            value = reference(x, y, eps, fill, dtype)[0]
+            identical(out, like(x, value.shape, dtype).copy_(value))
+            if variant == "rows" and dtype != torch.float64 and 0 not in x.stride():
+                assert wide > 0, name
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_safe_div_backward(emulated, dtype):
+    ops, _ = emulated
+    for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
+        shape = torch.broadcast_shapes(x.shape, y.shape)
+        for grad in (garbage(shape, dtype, 2), torch.ones((), dtype=dtype).expand(shape)):
+            da, db = ops._safe_div_backward(grad, x, y, 0.01, dtype, dtype, dtype, True, True)
+            _, live, a, b = reference(x, y, 0.01, 0.0, dtype)
+            g = grad.to(a.dtype)
+            identical(da, like(x, shape, dtype).copy_(torch.where(live, g / b, 0).to(dtype)))
+            identical(db, like(y, shape, dtype).copy_(torch.where(live, -(g / b * (a / b)), 0).to(dtype)))
+            only_a, none = ops._safe_div_backward(grad, x, y, 0.01, dtype, dtype, torch.float32, True, False)
+            identical(only_a, da)
+            assert none.shape == (0,) and none.dtype == torch.float32
+            none, only_b = ops._safe_div_backward(grad, x, y, 0.01, dtype, dtype, dtype, False, True)
+            identical(only_b, db)
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
+def test_mixed_dtypes(emulated, shape):
+    """Any mix of the four dtypes, each read as it is; up to fp32 in packets of eight."""
+    ops, counts = emulated
+    for i, first in enumerate(FLOATS):
+        for second in FLOATS:
+            for out_dtype in FLOATS:
+                x, y = garbage(shape, first, i), garbage((shape[0], 1), second, 7)
+                counts()
+                out = ops._safe_div(x, y, 0.0, 1.0, out_dtype)
+                wide, _ = counts()
+                assert (wide > 0) == (shape == (4, 64) and torch.float64 not in (first, second, out_dtype))
+                value, live, a, b = reference(x, y, 0.0, 1.0, out_dtype)
+                identical(out, value)
+                grad = garbage(shape, out_dtype, 9)
+                da, db = ops._safe_div_backward(grad, x, y, 0.0, out_dtype, second, first, True, True)
+                # the compute type also widens for a requested output
+                g = grad.to(a.dtype)
+                identical(da, torch.where(live, g / b, 0).to(second))
+                identical(db, torch.where(live, -(g / b * (a / b)), 0).to(first))
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", FLOATS[:3], ids=str)
+def test_saturation_begins_exactly_where_rounding_overflows(emulated, compute, dtype):
+    ops, _ = emulated
+    largest = torch.tensor(torch.finfo(dtype).max, dtype=torch.float64)
+    step = 2.0 ** {torch.float16: 5, torch.bfloat16: 120, torch.float32: 104}[dtype]
+    narrow = 2.0 ** {torch.float16: -8, torch.bfloat16: 104, torch.float32: 104}[dtype]  # the fp32 step there
+    at = [largest + step / 2 + k * narrow / 4 for k in range(-6, 7)] + [largest, largest + step, largest - step]
+    edge = torch.stack([torch.stack(at)] + [torch.nextafter(torch.stack(at), x) for x in (largest * 0, largest * 2)])
+    a = edge.flatten().to(compute)
+    a = torch.cat([a, -a])
+    b = torch.ones_like(a)
+    value, live, _, _ = reference(a, b, 0.0, 0.0, dtype)
+    assert 0 < live.sum() < live.numel() or (compute, dtype) == (torch.float32, torch.float32)
+    identical(ops._safe_div(a, b, 0.0, 0.0, dtype), value)
+    da, _ = ops._safe_div_backward(b.to(dtype), a, b, 0.0, dtype, compute, compute, True, False)
+    assert torch.equal(da != 0, live)
+
+
+def test_unusable_operands_are_refused(emulated):
+    ops, _ = emulated
+    x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="fill_mask must be bool"):
+        ops._masked_fill(x, mask.int(), None, 0.0)
+    with pytest.raises(RuntimeError, match="fill_mask does not broadcast"):
+        ops._masked_fill(x, torch.ones(4, dtype=torch.bool), None, 0.0)
+    with pytest.raises(RuntimeError, match="input must be float16"):
+        ops._masked_fill(x.int(), mask, None, 0.0)
+    with pytest.raises(RuntimeError, match="grad is larger"):
+        ops._safe_div_backward(torch.ones(2, 4, 3), x, x, 0.0, x.dtype, x.dtype, x.dtype, True, True)
