@@ -1,0 +1,61 @@
+# make demo    an AMP training run that the usual loss code breaks, beside safeops
+# make test    every test that needs no GPU
+# Both first do all the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc
+# for the CUDA kernels). Nothing is done twice: the stamps in .venv remember.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# -qq: what went wrong is still printed, and nothing else
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
+SOURCE := setup.py pyproject.toml $(shell find csrc -type f 2>/dev/null)
+CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
+SHELL  := /bin/bash -o pipefail
+.DEFAULT_GOAL := demo
+.DELETE_ON_ERROR:
+.PHONY: setup demo test lint bench wheel gpu-check clean
+
+$(VENV)/installed: requirements-dev.txt
+	@echo "== environment: $(VENV) (pinned in requirements-dev.txt)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+# Development install: the package is used from where it lies, the extensions are built into safeops/.
+$(VENV)/built: $(VENV)/installed $(SOURCE)
+	@echo "== build: safeops (development install)"
+	@rm -f safeops/*.so
+	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@ls safeops/*.so 2>/dev/null || echo "no C++ compiler found: pure Python, every op runs its composite"
+	@touch $@
+
+setup: $(VENV)/built
+
+demo: setup
+	@$(BIN)/safeops demo $(ARGS)
+
+# Two workers for two cores; tests that share a costly fixture (the wheel) stay on one: xdist_group.
+test: setup
+	@$(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup $(ARGS)
+
+lint: $(VENV)/installed
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check . ; exit 1; }
+	@! grep -nE '.{121,}|[[:space:]]$$|$(shell printf '\t')' $(CXX_FILES) /dev/null \
+	    || { echo "lint: C++ lines of at most 120, no tabs, no trailing blanks"; exit 1; }
+	@echo "lint: no complaints"
+
+bench: setup
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+wheel: setup
+	@rm -rf dist
+	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
+
+# On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
+gpu-check: wheel
+	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info safeops/*.so .pytest_cache .ruff_cache $(VENV)/built
