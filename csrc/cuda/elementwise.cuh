@@ -47,11 +47,6 @@ __device__ inline unsigned mask_bits(uint4 bytes) {
   return bits;
 }
 
-template <class T>
-__device__ inline T load(const char* p) {
-  return __ldg(reinterpret_cast<const T*>(p));
-}
-
 // ---- flat
 //
 // A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
@@ -85,7 +80,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
       op(in, Op::kMask && load<uint8_t>(plan.base[operands<Op>() - 1] + at) != 0, out);
 #pragma unroll
       for (int o = 0; o < kOut; ++o)
-        if (plan.base[o]) reinterpret_cast<Raw*>(plan.base[o])[at] = Codec::encode(out[o]);
+        if (plan.base[o]) store<Raw>(plan.base[o] + at * sizeof(Raw), Codec::encode(out[o]));
     }
     return;
   }
@@ -115,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
     }
 #pragma unroll
     for (int o = 0; o < kOut; ++o)
-      if (plan.base[o]) *reinterpret_cast<uint4*>(plan.base[o] + offset + u * 512) = packet_of(raw[o]);
+      if (plan.base[o]) store(plan.base[o] + offset + u * 512, packet_of(raw[o]));
   }
 }
 
@@ -139,7 +134,7 @@ struct Fixed {
     Raw raw[kElements];
 #pragma unroll
     for (int k = 0; k < kElements; ++k) raw[k] = Codec::encode(value[k]);
-    *reinterpret_cast<uint4*>(p) = packet_of(raw);
+    store(p, packet_of(raw));
   }
 };
 
@@ -165,8 +160,8 @@ struct Mixed {
   }
   static __device__ void write(char* p, const float* value, Type type) {
     if (type == kF32) {
-      reinterpret_cast<float4*>(p)[0] = make_float4(value[0], value[1], value[2], value[3]);
-      reinterpret_cast<float4*>(p)[1] = make_float4(value[4], value[5], value[6], value[7]);
+      store(p, make_float4(value[0], value[1], value[2], value[3]));
+      store(p + 16, make_float4(value[4], value[5], value[6], value[7]));
     } else if (type == kF16) {
       Fixed<safeops::cuda::F16>::write(p, value, type);
     } else {
@@ -188,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
   for (int i = 0; i < N; ++i) repeated[i] = plan.stride[i][0] == 0;
 
   Hold in[U][kIn];
-  uint64_t mask[U];
+  uint64 mask[U];
   char* target[U][kOut];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
@@ -209,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
     if constexpr (Op::kMask) {
       const char* p = plan.base[N - 1] + offset[N - 1];
       if (repeated[N - 1]) mask[u] = load<uint8_t>(p);
-      else if constexpr (K == 8) mask[u] = load<unsigned long long>(p);
+      else if constexpr (K == 8) mask[u] = load<uint64>(p);
       else mask[u] = load<uint32_t>(p);
     }
 #pragma unroll

@@ -35,10 +35,10 @@ struct MaskedFill {
   __device__ void prepare() {
     if (value == nullptr) return;
     if (value_type == type) {  // its bits as they are, as the input's
-      fill = Bits(load_raw<uint64_t>(value, type));
+      fill = Bits(load_raw<uint64>(value, type));
       return;
     }
-    const double number = Dynamic<double>::decode(load_raw<uint64_t>(value, value_type), value_type);
+    const double number = Dynamic<double>::decode(load_raw<uint64>(value, value_type), value_type);
     fill = Bits(Dynamic<double>::encode(saturate(number, largest), type));
   }
   __device__ void operator()(const Bits* in, bool filled, Bits* out) const { out[0] = filled ? fill : in[0]; }
@@ -101,8 +101,8 @@ Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, const std::opti
     return launch_fixed<Copy<Bits>>(plan, make_op<Bits>(fill, device_value, value_type, type), stream);
   };
   const int size = size_of(type);
-  if (!(size == 2 ? fixed(uint16_t()) : size == 4 ? fixed(uint32_t()) : fixed(uint64_t())))
-    launch_general(plan, make_op<uint64_t>(fill, device_value, value_type, type), stream);
+  if (!(size == 2 ? fixed(uint16_t()) : size == 4 ? fixed(uint32_t()) : fixed(uint64())))
+    launch_general(plan, make_op<uint64>(fill, device_value, value_type, type), stream);
   check_launch(kOp);
   return out;
 }

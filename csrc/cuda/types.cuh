@@ -8,6 +8,8 @@
 
 namespace safeops::cuda {
 
+using uint64 = unsigned long long;  // uint64_t, as the load and store intrinsics know it
+
 enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };
 
 __host__ __device__ constexpr int size_of(Type type) {
@@ -60,10 +62,10 @@ struct F32 {
   static __device__ Raw encode(Value value) { return __float_as_uint(value); }
 };
 struct F64 {
-  using Raw = uint64_t;
+  using Raw = uint64;
   using Value = double;
   static __device__ Value decode(Raw raw) { return __longlong_as_double(int64_t(raw)); }
-  static __device__ Raw encode(Value value) { return uint64_t(__double_as_longlong(value)); }
+  static __device__ Raw encode(Value value) { return uint64(__double_as_longlong(value)); }
 };
 
 // The same, for a type known only at run time. Loading and decoding are apart: every load of a thread is issued
@@ -84,7 +86,7 @@ struct Dynamic<float> {  // fp16, bf16, fp32
 };
 template <>
 struct Dynamic<double> {  // all four; halves are rounded by way of fp32, as torch's own casts are
-  using Word = uint64_t;
+  using Word = uint64;
   static __device__ double decode(Word raw, Type type) {
     return type == kF64 ? F64::decode(raw) : double(Dynamic<float>::decode(uint32_t(raw), type));
   }
@@ -93,30 +95,40 @@ struct Dynamic<double> {  // all four; halves are rounded by way of fp32, as tor
   }
 };
 template <>
-struct Dynamic<uint64_t> {  // bits of any size
-  using Word = uint64_t;
-  static __device__ uint64_t decode(Word raw, Type) { return raw; }
-  static __device__ Word encode(uint64_t value, Type) { return value; }
+struct Dynamic<uint64> {  // bits of any size
+  using Word = uint64;
+  static __device__ uint64 decode(Word raw, Type) { return raw; }
+  static __device__ Word encode(uint64 value, Type) { return value; }
 };
+
+// Explicitly global: from sm_100 on the compiler otherwise emits generic loads and stores for these pointers.
+template <class T>
+__device__ inline T load(const char* p) {
+  return __ldg(reinterpret_cast<const T*>(p));
+}
+template <class T>
+__device__ inline void store(char* p, T value) {
+  __stwb(reinterpret_cast<T*>(p), value);
+}
 
 template <class Word>
 __device__ inline Word load_raw(const char* p, Type type) {
   switch (size_of(type)) {
-    case 1: return *reinterpret_cast<const uint8_t*>(p);
-    case 2: return *reinterpret_cast<const uint16_t*>(p);
-    case 4: return *reinterpret_cast<const uint32_t*>(p);
+    case 1: return load<uint8_t>(p);
+    case 2: return load<uint16_t>(p);
+    case 4: return load<uint32_t>(p);
     default:
-      if constexpr (sizeof(Word) == 8) return *reinterpret_cast<const uint64_t*>(p);
+      if constexpr (sizeof(Word) == 8) return load<uint64>(p);
       return 0;  // a 32-bit Word is chosen where no operand is wider
   }
 }
 template <class Word>
 __device__ inline void store_raw(char* p, Type type, Word raw) {
   switch (size_of(type)) {
-    case 2: *reinterpret_cast<uint16_t*>(p) = uint16_t(raw); break;
-    case 4: *reinterpret_cast<uint32_t*>(p) = uint32_t(raw); break;
+    case 2: store(p, uint16_t(raw)); break;
+    case 4: store(p, uint32_t(raw)); break;
     default:
-      if constexpr (sizeof(Word) == 8) *reinterpret_cast<uint64_t*>(p) = raw;
+      if constexpr (sizeof(Word) == 8) store(p, uint64(raw));
   }
 }
 
@@ -126,7 +138,7 @@ __device__ inline Raw packet_get(const uint4& packet, int k) {
   const uint32_t word[4] = {packet.x, packet.y, packet.z, packet.w};
   if constexpr (sizeof(Raw) == 2) return Raw(word[k / 2] >> (16 * (k % 2)));
   if constexpr (sizeof(Raw) == 4) return word[k];
-  if constexpr (sizeof(Raw) == 8) return word[2 * k] | uint64_t(word[2 * k + 1]) << 32;
+  if constexpr (sizeof(Raw) == 8) return word[2 * k] | uint64(word[2 * k + 1]) << 32;
 }
 template <class Raw>
 __device__ inline uint4 packet_of(const Raw* raw) {

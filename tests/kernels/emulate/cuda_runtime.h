@@ -70,6 +70,15 @@ T __ldg(const T* p) {
   return *p;
 }
 
+template <class T>
+void __stwb(T* p, T value) {
+  if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) {
+    std::fprintf(stderr, "emulated CUDA: misaligned %zu-byte store\n", sizeof(T));
+    std::abort();
+  }
+  *p = value;
+}
+
 struct EmulatedIndex { unsigned x = 0; };
 inline EmulatedIndex threadIdx, blockIdx;
 
