@@ -123,8 +123,6 @@ class BuildExt(build_ext):
         os.replace(fresh, target)
 
     def compile_one(self, ext, source: str) -> Path:
-        target = OBJECTS / ext.name / Path(source).with_suffix(".o")
-        depfile, stamp = target.with_suffix(".d"), target.with_suffix(".cmd")
         if source.endswith(".cu"):
             nvcc = self.cuda / "bin" / "nvcc"
             host = ["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []
@@ -133,18 +131,19 @@ class BuildExt(build_ext):
             command = [*self.cxx, *CXX_FLAGS]
             if self.is_cuda(ext):
                 command += ["-DUSE_CUDA", "-isystem", str(self.cuda / "include")]
-        command += [*DEFINES, *self.includes, f"-I{ROOT / 'csrc'}", f"-I{ROOT}"]
-        command += ["-MMD", "-MF", str(depfile), "-c", source, "-o", str(target)]
-        # torch's headers are system headers, absent from the dependency file: its version stands for them
-        signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()
-        if stamp.exists() and stamp.read_text() == signature and self.is_fresh(target, depfile):
-            return target
-        target.parent.mkdir(parents=True, exist_ok=True)
-        stamp.unlink(missing_ok=True)
-        self.call(command, f"compile {source}")
-        if self.is_cuda(ext):
-            self.weaken(target)
-        stamp.write_text(signature)
+        command += [*DEFINES, *self.includes, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-c", source]
+        # The object's name carries the command, so that builds with other flags do not undo each other. torch's
+        # headers are system headers, absent from the dependency file: its version stands for them.
+        signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()[:12]
+        target = OBJECTS / ext.name / f"{source}.{signature}.o"
+        depfile = target.with_suffix(".d")
+        if not self.is_fresh(target, depfile):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            partial = target.with_suffix(f".{os.getpid()}.part.o")  # complete or absent: an object that exists is whole
+            self.call([*command, "-MMD", "-MF", str(depfile), "-o", str(partial)], f"compile {source}")
+            if self.is_cuda(ext):
+                self.weaken(partial)
+            os.replace(partial, target)
         return target
 
     @staticmethod
