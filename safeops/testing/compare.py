@@ -82,18 +82,22 @@ def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
             raise AssertionError(f"{what}: {name} in the wrong places: {_at(wrong, got, want)}")
 
 
-def assert_close(what: str, got: Tensor, truth: Tensor, *, scale: float = 0.0) -> None:
-    """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled."""
+def assert_close(what: str, got: Tensor, truth: Tensor, *, scale: float = 0.0, computed=torch.float64) -> None:
+    """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled.
+
+    computed: the dtype of the arithmetic, where it is narrower than `got` (a float64 operand's gradient in an fp32 op).
+    """
     if got.shape != truth.shape:
         raise AssertionError(f"{what}: shape {tuple(got.shape)}, want {tuple(truth.shape)}")
     got, truth = got.detach(), truth.detach()
-    rtol, atol = TOLERANCES[got.dtype]
+    judged = computed if got.dtype == torch.float64 else got.dtype
+    rtol, atol = TOLERANCES[judged]
     rounded = truth.to(got.dtype)
     # On the edge of the dtype's range either the largest number or inf is a correct rounding of a wide sum.
     edge = (truth.abs() / torch.finfo(got.dtype).max - 1).abs() <= 2 * rtol
     assert_nonfinite_alike(what, torch.where(edge, rounded, got), rounded)
     error = torch.where(rounded.isfinite() & got.isfinite(), (got.double() - truth).abs(), 0.0)
-    allowed = rtol * torch.where(rounded.isfinite(), truth.abs(), 0.0) + atol + COMPUTE_EPS[got.dtype] * scale
+    allowed = rtol * torch.where(rounded.isfinite(), truth.abs(), 0.0) + atol + COMPUTE_EPS[judged] * scale
     wrong = error > allowed
     if wrong.any():
         i = int((error / allowed).nan_to_num(0, float("inf")).argmax())
@@ -128,38 +132,39 @@ def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, sc
         )
 
 
-def cancellation(sample, truth) -> tuple[float, float]:
-    """Sizes of the terms that a value, and a gradient, is summed from: what their rounding errors are relative to."""
-    values = sum(
-        (t.double() * truth.grads[k].double()).nan_to_num(0, 0, 0).abs().sum()
-        for k, t in sample.leaves().items()
-    )
-    numel = sample.shape().numel()
-    # A broadcast operand's gradient is a sum over the broadcast; its terms are of the size of the other gradients.
-    grads = 0.0
-    sizes = [g.double().nan_to_num(0, 0, 0).abs() for g in truth.grads.values()]
-    biggest = max((float(g.max()) for g in sizes if g.numel()), default=0.0)
-    summed = [k for k, t in sample.leaves().items() if t.numel() < numel]
-    if summed:
-        grads = biggest * numel / max(1, min(sample.get(k).numel() for k in summed))
+def cancellation(sample, truth) -> tuple[float, dict]:
+    """Sizes of the terms that the value, and each gradient, is summed from: what their rounding errors are relative to."""
+
+    def size(t):
+        return t.double().nan_to_num(0, 0, 0).abs()
+
+    def largest(tensors):
+        return max((float(size(t).max()) for t in tensors if t.numel()), default=0.0)
+
+    numel, leaves = sample.shape().numel(), sample.leaves()
     reduced = any(v.numel() < numel for v in truth.values)
-    return (float(values) if reduced else 0.0), grads
+    values = sum(float((size(t) * size(truth.grads[k])).sum()) for k, t in leaves.items()) if reduced else 0.0
+    biggest, out = largest(truth.grads.values()), largest(truth.values) * largest(truth.upstream)
+    grads = {}
+    for key, t in leaves.items():
+        # A broadcast operand's gradient is a sum over the broadcast, of terms of the size of the other gradients;
+        # that of a quotient's or product's part may be a difference of terms of the size value / operand.
+        terms = numel / t.numel() if 0 < t.numel() < numel else float(not truth.elementwise)
+        part = 0.0 if truth.elementwise else out / max(largest([t]), 1e-300)
+        grads[key] = max(biggest * terms, part)
+    return values, grads
 
 
 def assert_right(sample, got, truth, because: str = "") -> None:
     """Values and gradients of a run against the float64 reference."""
-    try:
-        value_scale, grad_scale = cancellation(sample, truth)
-    except (
-        Exception
-    ):  # operands that do not broadcast: an op without a common shape has no cancellation to allow for
-        value_scale = grad_scale = 0.0
-    truths = dict(truth)
+    value_scale, grad_scales = cancellation(sample, truth)
+    got, truths = list(got), dict(truth)
+    scales = {f"gradient of operand {k!r}": scale for k, scale in grad_scales.items()}
+    wide = any(t.dtype == torch.float64 for what, t in got if what.startswith("value"))
+    computed = torch.float64 if wide or got[0][0].startswith("gradient") else torch.float32
     for what, tensor in got:
         if not tensor.is_floating_point():
             assert_same_bits(what, tensor, truths[what], because or "against the reference")
             continue
-        label = f"{what} {because}".rstrip()
-        assert_close(
-            label, tensor, truths[what], scale=grad_scale if what.startswith("gradient") else value_scale
-        )
+        scale = scales.get(what, value_scale)
+        assert_close(f"{what} {because}".rstrip(), tensor, truths[what], scale=scale, computed=computed)

@@ -18,6 +18,7 @@ class Check:
     run: Callable[[Subject, Sample], None]
     proves: str
     slow: bool = False
+    once: bool = False
     cuda: bool = False
 
     def __call__(self, subject: Subject, sample: Sample) -> None:
@@ -27,12 +28,12 @@ class Check:
 CHECKS: dict[str, Check] = {}
 
 
-def check(proves: str, *, slow: bool = False, cuda: bool = False):
-    """Register `check_<name>`. slow: run on few samples. cuda: has a meaning on a CUDA device only."""
+def check(proves: str, *, slow: bool = False, once: bool = False, cuda: bool = False):
+    """Register `check_<name>`. slow: on the samples marked so. once: on the first of them. cuda: on a CUDA device only."""
 
     def register(function):
         name = function.__name__.removeprefix("check_")
-        CHECKS[name] = Check(name, function, proves, slow, cuda)
+        CHECKS[name] = Check(name, function, proves, slow, once, cuda)
         return function
 
     return register
@@ -65,7 +66,7 @@ def run_check(subject: Subject, name: str) -> int:
                 f"{subject.name}, sample {sample.name or i}: check {name}: raised {type(error).__name__}: {error}"
             ) from error
         ran += 1
-        if item.slow and not sample.slow:
+        if item.once or (item.slow and not sample.slow):
             break
     if not ran:
         reasons = "; ".join(sorted(why)) or "there are no samples"

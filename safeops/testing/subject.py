@@ -100,7 +100,9 @@ class Subject:
         if "out_dtype" in inspect.signature(self.reference).parameters:
             kwargs["out_dtype"] = self.out_dtype(sample, autocast)
         wide = Sample(wide.args, kwargs, differentiable=tuple(sample.leaves()), mask=sample.mask)
-        return run(self.reference, wide, upstream, unused_ok=True)
+        outcome = run(self.reference, wide, upstream, unused_ok=True)
+        outcome.elementwise = self.dtype_rule in ("elementwise", "safe", "input")
+        return outcome
 
 
 @dataclass
@@ -110,6 +112,7 @@ class Outcome:
     values: list[Tensor]
     grads: dict
     upstream: list[Tensor]
+    elementwise: bool = False  # no term of one element meets another's: nothing can cancel
 
     def __iter__(self):
         """(what, tensor) pairs: everything that came out."""

@@ -13,7 +13,7 @@ def _mask(name, argument="mask", place=None):
     yield Bad(*place(torch.ones(2, 5)), TypeError, (name, argument, "bool", "torch.float32"))
     yield Bad(*place(torch.ones(2, 5, dtype=torch.uint8)), TypeError, (name, argument, "bool", "torch.uint8"))
     yield Bad(*place([True]), TypeError, (name, argument, "tensor", "list"))
-    yield Bad(*place(torch.ones(3, 4, dtype=torch.bool)), ValueError, (name, argument, "(3, 4)", "(2, 5)", "does not broadcast"))
+    yield Bad(*place(torch.ones(3, 4, dtype=torch.bool)), ValueError, (name, argument, "(3, 4)", "(2, 5)", "broadcast"))
     yield Bad(*place(KEEP.to("meta")), ValueError, (name, argument, "meta"))
 
 

@@ -15,9 +15,8 @@ def kept(shape, mask, weight):
 
 def saturated(value, dtype):
     """Finite values brought into the range of dtype, with gradient 0 where that changes them."""
-    limit = torch.finfo(dtype).max
     over = value.to(dtype).isinf() & value.isfinite()
-    return torch.where(over, torch.where(value > 0, limit, -limit).to(value.dtype), value)
+    return torch.where(over, value.sign().detach() * torch.finfo(dtype).max, value)
 
 
 def masked_fill(input, fill_mask, value, *, out_dtype=torch.float64):
@@ -33,10 +32,10 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, out_dtype=torch.float64)
     raw = (torch.where(keep, input, 0) / torch.where(keep, other, 1)).detach()
     # It rounds to inf from half a step above the largest number on: what the narrowing itself says.
     over = raw.to(out_dtype).isinf() & input.isfinite()
-    limit = torch.finfo(out_dtype).max
-    stand_in = torch.where(keep, torch.where(raw > 0, limit, -limit), saturated(torch.tensor(fill_value).double(), out_dtype))
+    fill = saturated(torch.tensor(fill_value, dtype=input.dtype, device=input.device), out_dtype)
+    stand_in = torch.where(keep, raw.sign() * torch.finfo(out_dtype).max, fill)
     true = keep & ~over
-    return torch.where(true, torch.where(true, input, 0) / torch.where(true, other, 1), stand_in.to(input.dtype))
+    return torch.where(true, torch.where(true, input, 0) / torch.where(true, other, 1), stand_in)
 
 
 def _reduce(mean, terms, keep, weight, dim, keepdim, empty, divisor=None):
