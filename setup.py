@@ -112,11 +112,14 @@ class BuildExt(build_ext):
             objects = list(pool.map(lambda source: self.compile_one(ext, source), ext.sources))
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
-        link = [*self.cxx, "-shared", *map(str, objects), *self.torch_libs]
+        # Nothing but the init function is visible, whatever a source forgot to hide.
+        exports = OBJECTS / f"{ext.name}.map"
+        exports.write_text(f"{{ global: PyInit_{ext.name.rpartition('.')[2]}; local: *; }};\n")
+        link = [*self.cxx, "-shared", *map(str, objects), *self.torch_libs, f"-Wl,--version-script={exports}"]
         if self.is_cuda(ext):
             folders = [self.cuda / "lib64", self.cuda / "lib"]
             link += [f"-L{folder}" for folder in folders if folder.exists()]
-            link += ["-lcudart_static", "-lrt", "-ldl", "-lpthread", "-Wl,--exclude-libs,ALL"]
+            link += ["-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         # Linked under another name and moved: a process that has the old file mapped keeps it whole.
         fresh = target.with_suffix(".new")
         self.call([*link, "-o", str(fresh)], f"link {target.name}")

@@ -1,0 +1,90 @@
+"""Wheels built from this tree, once a run, and environments with the wheel, torch, and what torch needs: no more."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def clean(**variables) -> dict:
+    """The environment without what would lead a Python process to this tree."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SAFEOPS_", "PYTEST_", "COV_"))}
+    return {**kept, **variables}
+
+
+def run(command, *, cwd, check=True, **variables):
+    result = subprocess.run([*map(str, command)], cwd=cwd, env=clean(**variables), capture_output=True, text=True)
+    if check and result.returncode:
+        pytest.fail(f"{result.args} exited {result.returncode}\n{result.stdout[-4000:]}\n{result.stderr[-8000:]}")
+    return result
+
+
+def build_wheel(folder: Path, **variables) -> Path:
+    """`pip wheel`, as `make wheel` does; objects are reused from the tree's build folder."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-qq", "--no-deps"]
+    run([*pip, "--no-build-isolation", "--wheel-dir", folder, ROOT], cwd=folder, **variables)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def closure(name: str, seen: dict) -> dict:
+    """The distributions that `name` needs, itself included."""
+    key = re.sub(r"[-_.]+", "-", name).lower()
+    if key not in seen:
+        seen[key] = metadata.distribution(name)
+        for line in seen[key].requires or ():
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                closure(requirement.name, seen)
+    return seen
+
+
+def make_environment(folder: Path, wheel: Path) -> Path:
+    """A new environment with torch linked in (it is too large to copy) and the wheel installed; its interpreter."""
+    run([sys.executable, "-m", "venv", "--without-pip", folder], cwd=folder.parent)
+    (site,) = folder.glob("lib/python3*/site-packages")
+    for distribution in closure("torch", {}).values():
+        tops = {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}
+        for top in tops:
+            (site / top).symlink_to(distribution.locate_file(top))
+    python = folder / "bin" / "python"
+    # No index and no --no-deps: pip itself finds that torch alone satisfies what the wheel requires.
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    run([*pip, "install", "-qq", "--no-index", wheel], cwd=folder)
+    return python
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def contents(wheel, tmp_path_factory):
+    """The wheel's files, unpacked."""
+    folder = tmp_path_factory.mktemp("contents")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def python(wheel, tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("clean") / "venv", wheel)
+
+
+@pytest.fixture(scope="session")
+def pure_wheel(tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("pure-wheel"), SAFEOPS_NO_EXT="1")
+
+
+@pytest.fixture(scope="session")
+def pure_python(pure_wheel, tmp_path_factory):
+    return make_environment(tmp_path_factory.mktemp("pure") / "venv", pure_wheel)

@@ -1,0 +1,100 @@
+"""The wheel installed: into an environment with torch alone, imported from another folder, whole and broken."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.conftest import ROOT, run
+from tests.packaging.test_wheel import needs_compiler
+
+pytestmark = pytest.mark.xdist_group("packaging")
+VALUES = Path(__file__).with_name("values.py")
+
+
+def prefix(python):
+    return python.parent.parent
+
+
+def package(python):
+    (folder,) = prefix(python).glob("lib/python3*/site-packages/safeops")
+    return folder
+
+
+@needs_compiler
+def test_kernels_run_from_the_installed_wheel(python, tmp_path):
+    result = run([python, VALUES, prefix(python), "kernel"], cwd=tmp_path)
+    assert result.stdout.split() == ["kernel", "ok"]
+
+
+def test_pure_python_install_gives_the_same_values(pure_python, tmp_path):
+    assert not list(package(pure_python).rglob("*.so"))
+    result = run([pure_python, VALUES, prefix(pure_python), "composite"], cwd=tmp_path)
+    assert result.stdout.split() == ["composite", "ok"]
+
+
+def test_the_environment_holds_torch_alone(python, tmp_path):
+    """Else the two tests above would not show that safeops needs nothing more."""
+    probe = "import importlib.util as u; print([n for n in ('numpy', 'rich', 'triton', 'pytest') if u.find_spec(n)])"
+    assert run([python, "-c", probe], cwd=tmp_path).stdout.strip() == "[]"
+
+
+def test_doctor_needs_torch_alone(python, tmp_path):
+    by_module = run([python, "-m", "safeops", "doctor"], cwd=tmp_path)
+    by_script = run([prefix(python) / "bin" / "safeops", "doctor"], cwd=tmp_path)
+    for result in (by_module, by_script):
+        assert "masked_mean" in result.stdout and "torch" in result.stdout
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:60])
+
+
+def scribble(path):
+    path.write_bytes(b"not a shared library\n" * 1000)
+
+
+def other_module(path):
+    """A library that loads, and is not ours."""
+    source = next(Path(sys.base_prefix).glob("lib/python3*/lib-dynload/_heapq*.so"))
+    shutil.copyfile(source, path)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", ["_C", "_cuda"])
+@pytest.mark.parametrize("damage", [cut, scribble, other_module])
+def test_a_broken_extension_is_an_error(python, tmp_path, name, damage):
+    shutil.copytree(package(python), tmp_path / "safeops")
+    module = tmp_path / "safeops" / f"{name}.abi3.so"
+    if not module.exists():
+        pytest.skip(f"built without {name}")
+    command = [python, "-c", "import safeops; print(safeops.__file__)"]
+    # the copy is what gets imported, and it is whole until the damage is done
+    assert str(tmp_path) in run(command, cwd=tmp_path, PYTHONPATH=str(tmp_path)).stdout
+    damage(module)
+    result = run(command, cwd=tmp_path, check=False, PYTHONPATH=str(tmp_path))
+    assert result.returncode != 0, f"fell back silently: {result.stdout}"
+    assert "ImportError" in result.stderr and name in result.stderr
+
+
+def test_editable_install_maps_kernels(tmp_path):
+    """From the repository's root ./safeops shadows the install, from elsewhere it does not: both find kernels/."""
+    probe = "import safeops.kernels as k, safeops; print(k.__file__); print(safeops.__file__)"
+    for cwd in (ROOT, tmp_path):
+        lines = run([sys.executable, "-c", probe], cwd=cwd).stdout.split()
+        assert lines == [str(ROOT / "kernels" / "__init__.py"), str(ROOT / "safeops" / "__init__.py")]
+
+
+def test_no_compiler_is_said(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel", "--dist-dir", tmp_path]
+    result = run(command, cwd=ROOT, CXX="/nonexistent/c++")
+    assert "NO C++ COMPILER FOUND" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()][0].endswith("-py3-none-any.whl")
+
+
+def test_a_failing_compiler_fails_the_build(tmp_path):
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path]
+    result = run(command, cwd=ROOT, check=False, CXX="false", SAFEOPS_NO_CUDA="1")
+    assert result.returncode != 0 and "safeops: failed (1): compile csrc/" in result.stderr
+    assert not list(tmp_path.rglob("*.so"))

@@ -1,0 +1,97 @@
+"""The wheel itself: its tag, its contents, and that its binaries need nothing but LibTorch's stable C interface."""
+
+import re
+import shutil
+import subprocess
+import sys
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.xdist_group("packaging")
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")), reason="no C++ compiler"
+)
+
+
+def modules(contents):
+    return sorted(contents.glob("safeops/*.so"))
+
+
+@needs_compiler
+def test_one_wheel_for_every_python(wheel):
+    assert re.fullmatch(r"safeops-[\d.]+-cp310-abi3-linux_\w+\.whl", wheel.name)
+
+
+@needs_compiler
+def test_extensions_are_there(contents):
+    expected = {"_C.abi3.so"}
+    if shutil.which("nvcc") and list((ROOT / "csrc" / "cuda").glob("*.cu")):
+        expected.add("_cuda.abi3.so")
+    assert {module.name for module in modules(contents)} == expected
+
+
+@needs_compiler
+def test_only_the_limited_python_api(wheel):
+    audit = subprocess.run(
+        [sys.executable, "-m", "abi3audit", "--strict", "--report", str(wheel)], capture_output=True, text=True
+    )
+    assert audit.returncode == 0, audit.stdout + audit.stderr
+
+
+@needs_compiler
+def test_no_torch_cxx_symbols(contents):
+    for module in modules(contents):
+        names = subprocess.check_output(["nm", "-DC", "--undefined-only", module], text=True)
+        assert re.search(r"\b(aoti_)?torch_\w+", names), f"{module.name}: no stable symbol at all?"
+        cxx = [line for line in names.splitlines() if re.search(r"\b(c10|at|torch|caffe2)::", line)]
+        assert not cxx, f"{module.name} is bound to one torch version by:\n" + "\n".join(cxx)
+
+
+@needs_compiler
+def test_links_neither_libpython_nor_libtorch_python(contents):
+    for module in modules(contents):
+        lines = subprocess.check_output(["readelf", "-d", module], text=True)
+        needed = set(re.findall(r"NEEDED.*\[(.+?)\]", lines))
+        assert "libtorch.so" in needed
+        assert not [lib for lib in needed if "python" in lib or "c10" in lib or "cudart" in lib], needed
+        assert "RUNPATH" not in lines and "RPATH" not in lines, f"{module.name} carries a path of the build machine"
+
+
+@needs_compiler
+def test_exports_nothing_but_its_init(contents):
+    for module in modules(contents):
+        names = subprocess.check_output(["nm", "-D", "--defined-only", "--format=posix", module], text=True)
+        exported = {line.split()[0] for line in names.splitlines()}
+        assert exported == {f"PyInit_{module.name.split('.')[0]}"}
+
+
+def test_contents(contents):
+    files = {str(path.relative_to(contents)) for path in contents.rglob("*") if path.is_file()}
+    tops = {name.split("/")[0] for name in files}
+    assert tops == {"safeops", next(top for top in tops if top.endswith(".dist-info"))}
+    # every Python file of the package and of kernels/, and no stale one from an earlier build
+    expected = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops").rglob("*.py")}
+    expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
+    assert {name for name in files if name.endswith(".py")} == expected
+    assert {"safeops/py.typed", "safeops/verified.json"} <= files
+    assert not [name for name in files if name.endswith((".o", ".d", ".cpp", ".cu", ".cuh", ".h"))]
+
+
+def test_metadata(contents):
+    (path,) = contents.glob("*.dist-info/METADATA")
+    headers = HeaderParser().parsestr(path.read_text())
+    required = [line for line in headers.get_all("Requires-Dist") if "extra ==" not in line]
+    assert required == ["torch>=2.11"], "torch alone"
+    assert headers["Requires-Python"] == ">=3.10"
+    source = (ROOT / "safeops" / "__init__.py").read_text()
+    assert f'__version__ = "{headers["Version"]}"' in source, "pyproject.toml and safeops/__init__.py disagree"
+    (scripts,) = contents.glob("*.dist-info/entry_points.txt")
+    assert "safeops = safeops.cli:main" in scripts.read_text()
+
+
+def test_pure_wheel_is_for_any_platform(pure_wheel):
+    assert pure_wheel.name.endswith("-py3-none-any.whl")
