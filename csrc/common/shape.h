@@ -1,0 +1,103 @@
+// Shapes without tensors: what a kernel must know before it touches memory.
+// The public functions have already named the caller's mistake; these checks only keep a direct call from reading
+// memory it does not own.
+#pragma once
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <cstdint>
+
+namespace safeops {
+
+constexpr int kMaxDims = 64;
+
+struct Shape {
+  int ndim = 0;
+  int64_t size[kMaxDims];
+
+  Shape() = default;
+  Shape(int ndim_, const int64_t* sizes) : ndim(ndim_) {
+    STD_TORCH_CHECK(ndim <= kMaxDims, "safeops: at most 64 dimensions, got ", ndim);
+    for (int d = 0; d < ndim; ++d) size[d] = sizes[d];
+  }
+
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int d = 0; d < ndim; ++d) n *= size[d];
+    return n;
+  }
+
+  bool is(int other_ndim, const int64_t* sizes) const {
+    if (other_ndim != ndim) return false;
+    for (int d = 0; d < ndim; ++d)
+      if (sizes[d] != size[d]) return false;
+    return true;
+  }
+};
+
+// (3, 1) and (4) -> (3, 4)
+inline Shape broadcast(const Shape& a, const Shape& b) {
+  const Shape& longer = a.ndim >= b.ndim ? a : b;
+  const Shape& shorter = a.ndim >= b.ndim ? b : a;
+  Shape out(longer.ndim, longer.size);
+  const int shift = longer.ndim - shorter.ndim;
+  for (int d = 0; d < shorter.ndim; ++d) {
+    int64_t& n = out.size[shift + d];
+    if (n == 1) n = shorter.size[d];
+    STD_TORCH_CHECK(shorter.size[d] == n || shorter.size[d] == 1, "safeops: sizes ", n, " and ", shorter.size[d],
+                    " do not broadcast");
+  }
+  return out;
+}
+
+// Strides (in elements) with which a tensor of `sizes` is read as if it had `shape`: 0 along broadcast dims.
+inline void expand_strides(int ndim, const int64_t* sizes, const int64_t* strides, const Shape& shape, int64_t* out) {
+  const int shift = shape.ndim - ndim;
+  STD_TORCH_CHECK(shift >= 0, "safeops: a tensor of ", ndim, " dims does not broadcast to ", shape.ndim, " dims");
+  for (int d = 0; d < shift; ++d) out[d] = 0;
+  for (int d = 0; d < ndim; ++d) {
+    const int64_t n = shape.size[shift + d];
+    STD_TORCH_CHECK(sizes[d] == n || sizes[d] == 1, "safeops: size ", sizes[d], " does not broadcast to ", n);
+    out[shift + d] = sizes[d] == 1 ? 0 : strides[d];
+  }
+}
+
+inline void contiguous_strides(const Shape& shape, int64_t* strides) {
+  int64_t step = 1;
+  for (int d = shape.ndim - 1; d >= 0; --d) {
+    strides[d] = step;
+    step *= shape.size[d] > 1 ? shape.size[d] : 1;
+  }
+}
+
+// Which dims a reduction removes. `count` < 0 means dim=None; None and () both mean all.
+struct ReducedDims {
+  bool reduced[kMaxDims];
+
+  ReducedDims(const Shape& shape, const int64_t* dims, int64_t count) {
+    const bool all = count <= 0;
+    for (int d = 0; d < shape.ndim; ++d) reduced[d] = all;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t span = shape.ndim == 0 ? 1 : shape.ndim;  // a 0-dim tensor accepts dim 0 and -1
+      STD_TORCH_CHECK(-span <= dims[i] && dims[i] < span, "safeops: dim ", dims[i], " is out of range for ", shape.ndim,
+                      " dims");
+      if (shape.ndim == 0) continue;
+      const int64_t d = dims[i] < 0 ? dims[i] + span : dims[i];
+      STD_TORCH_CHECK(!reduced[d], "safeops: dim ", d, " is named twice");
+      reduced[d] = true;
+    }
+  }
+
+  Shape output(const Shape& shape, bool keepdim) const {
+    Shape out;
+    for (int d = 0; d < shape.ndim; ++d) {
+      if (!reduced[d])
+        out.size[out.ndim++] = shape.size[d];
+      else if (keepdim)
+        out.size[out.ndim++] = 1;
+    }
+    return out;
+  }
+};
+
+}  // namespace safeops

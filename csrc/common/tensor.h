@@ -1,0 +1,153 @@
+// Tensors through the C shim: read the metadata once, allocate without going through the dispatcher by name.
+// Device independent.
+#pragma once
+
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <optional>
+
+#include "shape.h"
+
+namespace safeops {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+enum class DType : uint8_t { kHalf, kBFloat16, kFloat, kDouble, kBool, kLong, kOther };
+
+// libtorch's dtype numbers are not part of its ABI: ask once.
+struct DTypeCodes {
+  int32_t code[6] = {aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float32(),
+                     aoti_torch_dtype_float64(), aoti_torch_dtype_bool(),     aoti_torch_dtype_int64()};
+};
+
+inline const DTypeCodes& dtype_codes() {
+  static const DTypeCodes codes;
+  return codes;
+}
+
+inline DType dtype_of(const Tensor& t) {
+  int32_t code;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
+  const DTypeCodes& codes = dtype_codes();
+  for (int i = 0; i < 6; ++i)
+    if (codes.code[i] == code) return static_cast<DType>(i);
+  return DType::kOther;
+}
+
+inline DType floating(ScalarType type) {
+  switch (type) {
+    case ScalarType::Half: return DType::kHalf;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    case ScalarType::Float: return DType::kFloat;
+    case ScalarType::Double: return DType::kDouble;
+    default: STD_TORCH_CHECK(false, "safeops: dtype must be float16, bfloat16, float32 or float64");
+  }
+}
+
+inline int64_t size_of(DType type) {
+  constexpr int64_t bytes[] = {2, 2, 4, 8, 1, 8, 0};
+  return bytes[static_cast<int>(type)];
+}
+
+// A tensor's metadata, borrowed: valid while the tensor lives.
+struct View {
+  char* data;
+  const int64_t* sizes;
+  const int64_t* strides;
+  int ndim;
+  DType dtype;
+
+  explicit View(const Tensor& t) : dtype(dtype_of(t)) {
+    int64_t dims;
+    int64_t *sizes_ptr, *strides_ptr;
+    void* ptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(t.get(), &dims));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t.get(), &sizes_ptr));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &strides_ptr));
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(t.get(), &ptr));
+    data = static_cast<char*>(ptr);
+    sizes = sizes_ptr;
+    strides = strides_ptr;
+    ndim = static_cast<int>(dims);
+  }
+
+  // One value that lives in C++.
+  View(void* value, DType type) : data(static_cast<char*>(value)), sizes(nullptr), strides(nullptr), ndim(0), dtype(type) {}
+
+  Shape shape() const { return Shape(ndim, sizes); }
+
+  bool contiguous() const {
+    int64_t step = 1;
+    for (int d = ndim - 1; d >= 0; --d) {
+      if (sizes[d] == 0) return true;
+      if (sizes[d] != 1 && strides[d] != step) return false;
+      step *= sizes[d];
+    }
+    return true;
+  }
+
+  // All elements are the same place in memory.
+  bool single() const {
+    for (int d = 0; d < ndim; ++d)
+      if (sizes[d] == 0 || (sizes[d] != 1 && strides[d] != 0)) return false;
+    return true;
+  }
+
+  bool is_floating() const { return dtype <= DType::kDouble; }
+};
+
+inline int32_t device_type_of(const Tensor& t) {
+  int32_t type;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
+  return type;
+}
+
+// A new contiguous tensor on the device of `like`.
+inline Tensor empty(const Shape& shape, DType dtype, const Tensor& like) {
+  int64_t strides[kMaxDims];
+  contiguous_strides(shape, strides);
+  int32_t index;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides,
+                                                         dtype_codes().code[static_cast<int>(dtype)],
+                                                         device_type_of(like), index, &handle));
+  return Tensor(handle);
+}
+
+inline ScalarType scalar_type(DType dtype) {
+  constexpr ScalarType types[] = {ScalarType::Half,   ScalarType::BFloat16, ScalarType::Float,
+                                  ScalarType::Double, ScalarType::Bool,     ScalarType::Long};
+  return types[static_cast<int>(dtype)];
+}
+
+// torch.empty_like(t, dtype=dtype), which preserves t's strides, if t has the full shape; else contiguous.
+// torch is asked only where the answer is not plain: its rule keeps even the strides of size-1 dims.
+inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
+  if (!shape.is(view.ndim, view.sizes)) return empty(shape, dtype, t);
+  int64_t plain[kMaxDims];
+  contiguous_strides(shape, plain);
+  bool same = true;
+  for (int d = 0; d < shape.ndim; ++d) same = same && view.strides[d] == plain[d];
+  if (same) return empty(shape, dtype, t);
+  using torch::stable::detail::from;
+  StableIValue stack[6] = {from(t),
+                           from(std::optional<ScalarType>(scalar_type(dtype))),
+                           from(std::nullopt),
+                           from(std::nullopt),
+                           from(std::nullopt),
+                           from(std::nullopt)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// What an unneeded gradient is.
+inline Tensor empty_vector(DType dtype, const Tensor& like) {
+  const int64_t zero = 0;
+  return empty(Shape(1, &zero), dtype, like);
+}
+
+}  // namespace safeops

@@ -1,0 +1,156 @@
+#include "convert.h"
+
+#include "simd.h"
+
+#ifdef SAFEOPS_X86
+#include <immintrin.h>
+#endif
+
+namespace safeops::cpu {
+
+namespace {
+
+template <class S, class C>
+void load_loop(const void* src, void* dst, int64_t n) {
+  const S* s = static_cast<const S*>(src);
+  C* d = static_cast<C*>(dst);
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) d[i] = static_cast<C>(widen(s[i]));
+}
+
+template <class C, class S>
+void store_loop(const void* src, void* dst, int64_t n) {
+  const C* s = static_cast<const C*>(src);
+  S* d = static_cast<S*>(dst);
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) d[i] = Narrow<S>::from(s[i]);
+}
+
+// The compiler does not vectorise half <-> float into the instructions made for it, so those are written out.
+#ifdef SAFEOPS_X86
+
+// (Zero-masked forms: gcc 12 warns of uninitialised values inside the plain ones.)
+SAFEOPS_AVX512 void load_half_avx512(const void* src, void* dst, int64_t n) {
+  const uint16_t* s = static_cast<const uint16_t*>(src);
+  float* d = static_cast<float*>(dst);
+  for (; n >= 16; n -= 16, s += 16, d += 16)
+    _mm512_storeu_ps(d, _mm512_maskz_cvtph_ps(0xFFFF, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(s))));
+  const __mmask16 tail = static_cast<__mmask16>((1u << n) - 1u);
+  if (n) _mm512_mask_storeu_ps(d, tail, _mm512_maskz_cvtph_ps(tail, _mm256_maskz_loadu_epi16(tail, s)));
+}
+
+SAFEOPS_AVX512 void store_half_avx512(const void* src, void* dst, int64_t n) {
+  const float* s = static_cast<const float*>(src);
+  uint16_t* d = static_cast<uint16_t*>(dst);
+  for (; n >= 16; n -= 16, s += 16, d += 16)
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(d),
+                        _mm512_maskz_cvtps_ph(0xFFFF, _mm512_loadu_ps(s), _MM_FROUND_TO_NEAREST_INT));
+  const __mmask16 tail = static_cast<__mmask16>((1u << n) - 1u);
+  if (n)
+    _mm256_mask_storeu_epi16(d, tail,
+                             _mm512_maskz_cvtps_ph(tail, _mm512_maskz_loadu_ps(tail, s), _MM_FROUND_TO_NEAREST_INT));
+}
+
+SAFEOPS_AVX2 void load_half_avx2(const void* src, void* dst, int64_t n) {
+  const uint16_t* s = static_cast<const uint16_t*>(src);
+  float* d = static_cast<float*>(dst);
+  for (; n >= 8; n -= 8, s += 8, d += 8)
+    _mm256_storeu_ps(d, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(s))));
+  for (; n > 0; --n) *d++ = _cvtsh_ss(*s++);
+}
+
+SAFEOPS_AVX2 void store_half_avx2(const void* src, void* dst, int64_t n) {
+  const float* s = static_cast<const float*>(src);
+  uint16_t* d = static_cast<uint16_t*>(dst);
+  for (; n >= 8; n -= 8, s += 8, d += 8)
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(d), _mm256_cvtps_ph(_mm256_loadu_ps(s), _MM_FROUND_TO_NEAREST_INT));
+  for (; n > 0; --n) *d++ = _cvtss_sh(*s++, _MM_FROUND_TO_NEAREST_INT);
+}
+
+#endif
+
+Convert half_to_float() {
+#ifdef SAFEOPS_X86
+  if (isa() == Isa::kAvx512) return load_half_avx512;
+  if (isa() == Isa::kAvx2) return load_half_avx2;
+#endif
+  return load_loop<Half, float>;
+}
+
+Convert float_to_half() {
+#ifdef SAFEOPS_X86
+  if (isa() == Isa::kAvx512) return store_half_avx512;
+  if (isa() == Isa::kAvx2) return store_half_avx2;
+#endif
+  return store_loop<float, Half>;
+}
+
+// Chunk by chunk through float; n may be a whole run of a tensor.
+void half_to_double(const void* src, void* dst, int64_t n) {
+  float chunk[kChunk];
+  const Convert load = half_to_float(), widen_chunk = pick<&load_loop<float, double>>();
+  for (int64_t i = 0; i < n; i += kChunk) {
+    const int64_t m = n - i < kChunk ? n - i : kChunk;
+    load(static_cast<const Half*>(src) + i, chunk, m);
+    widen_chunk(chunk, static_cast<double*>(dst) + i, m);
+  }
+}
+
+}  // namespace
+
+template <>
+Convert find_load<float>(DType from) {
+  switch (from) {
+    case DType::kHalf: return half_to_float();
+    case DType::kBFloat16: return pick<&load_loop<BFloat16, float>>();
+    case DType::kFloat: return nullptr;
+    case DType::kDouble: return pick<&store_loop<double, float>>();
+    default: STD_TORCH_CHECK(false, "safeops: expected a floating tensor");
+  }
+}
+
+template <>
+Convert find_load<double>(DType from) {
+  switch (from) {
+    case DType::kHalf: return half_to_double;
+    case DType::kBFloat16: return pick<&load_loop<BFloat16, double>>();
+    case DType::kFloat: return pick<&load_loop<float, double>>();
+    case DType::kDouble: return nullptr;
+    default: STD_TORCH_CHECK(false, "safeops: expected a floating tensor");
+  }
+}
+
+template <>
+Convert find_store<float>(DType to) {
+  switch (to) {
+    case DType::kHalf: return float_to_half();
+    case DType::kBFloat16: return pick<&store_loop<float, BFloat16>>();
+    case DType::kFloat: return nullptr;
+    case DType::kDouble: return pick<&load_loop<float, double>>();
+    default: STD_TORCH_CHECK(false, "safeops: expected a floating dtype");
+  }
+}
+
+template <>
+Convert find_store<double>(DType to) {
+  switch (to) {
+    case DType::kHalf: return pick<&store_loop<double, Half>>();
+    case DType::kBFloat16: return pick<&store_loop<double, BFloat16>>();
+    case DType::kFloat: return pick<&store_loop<double, float>>();
+    case DType::kDouble: return nullptr;
+    default: STD_TORCH_CHECK(false, "safeops: expected a floating dtype");
+  }
+}
+
+double read_scalar(const View& view) {
+  STD_TORCH_CHECK(view.shape().numel() == 1, "safeops: expected a tensor of one element");
+  double value;
+  switch (view.dtype) {
+    case DType::kLong: return static_cast<double>(*reinterpret_cast<const int64_t*>(view.data));
+    case DType::kBool: return *view.data != 0;
+    case DType::kDouble: return *reinterpret_cast<const double*>(view.data);
+    default: find_load<double>(view.dtype)(view.data, &value, 1); return value;
+  }
+}
+
+}  // namespace safeops::cpu

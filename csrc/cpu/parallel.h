@@ -1,0 +1,22 @@
+// Work on torch's threads.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+
+namespace safeops::cpu {
+
+constexpr int64_t kGrain = 32768;  // elements; below it a second thread costs more than it brings
+
+// Calls body(begin, end) over the units [0, count), each of about `elements` elements; alone if there is little work.
+template <class Body>
+void parallel(int64_t count, int64_t elements, const Body& body) {
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements));
+  if (count <= grain)
+    body(int64_t{0}, count);
+  else
+    torch::stable::parallel_for(0, count, grain, body);
+}
+
+}  // namespace safeops::cpu

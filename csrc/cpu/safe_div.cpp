@@ -1,0 +1,124 @@
+// q = a / b where b is not (nearly) zero, else a fill value; a quotient too large for the output dtype saturates.
+// I/O: forward reads a, b and writes q; backward reads g, a, b and writes da, db.
+#include <cmath>
+#include <limits>
+
+#include "elementwise.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+template <class C>
+struct SafeDiv {
+  C eps, fill, largest, overflow;  // |q| >= overflow would round to inf in the output dtype
+
+  SafeDiv(double eps_, double fill_, DType dtype)
+      : eps(static_cast<C>(eps_)),
+        fill(static_cast<C>(saturate(fill_, dtype))),
+        largest(static_cast<C>(cpu::largest(dtype))),
+        overflow(static_cast<C>(overflow_from(dtype))) {}
+
+  bool keep(C b) const { return !((std::fabs(b) < eps) | (b == 0)); }  // a NaN b is kept
+
+  bool saturated(C a, C q) const {
+    return (std::fabs(q) >= overflow) & (std::fabs(a) < std::numeric_limits<C>::infinity());
+  }
+};
+
+template <class C>
+void forward_loop(const void* op, const Chunk<C>& chunk) {
+  const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
+  const C *a = chunk.in[0], *b = chunk.in[1];
+  C* out = chunk.out[0];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    C q = a[i] / b[i];
+    q = f.saturated(a[i], q) ? std::copysign(f.largest, q) : q;
+    out[i] = f.keep(b[i]) ? q : f.fill;
+  }
+}
+
+// q = a/b:  da = g/b,  db = -(g/b) q;  both exactly 0 where the output was a stand-in.
+template <class C, bool kInput, bool kOther>
+void backward_loop(const void* op, const Chunk<C>& chunk) {
+  const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
+  const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
+  C *da = chunk.out[0], *db = chunk.out[1];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    const C q = a[i] / b[i];
+    const C slope = g[i] / b[i];
+    const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
+    if constexpr (kInput) da[i] = live ? slope : 0;
+    if constexpr (kOther) db[i] = live ? -slope * q : 0;
+  }
+}
+
+template <class C>
+void divide(const Shape& shape, const View& out, const View& a, const View& b, double eps, double fill_value) {
+  const SafeDiv<C> op(eps, fill_value, out.dtype);
+  Elementwise<C> loop(shape, out);
+  loop.input(a);
+  loop.input(b);
+  loop.output(out);
+  loop.run(pick<&forward_loop<C>>(), &op);
+}
+
+Tensor safe_div(const Tensor& input, const Tensor& other, double eps, double fill_value, ScalarType dtype) {
+  const View a(input), b(other);
+  const Shape shape = broadcast(a.shape(), b.shape());
+  const DType type = floating(dtype);
+  const Tensor result = output_like(shape, type, input, a);
+  const View out(result);
+  if (a.dtype == DType::kDouble || b.dtype == DType::kDouble || type == DType::kDouble)
+    divide<double>(shape, out, a, b, eps, fill_value);
+  else
+    divide<float>(shape, out, a, b, eps, fill_value);
+  return result;
+}
+
+template <class C>
+void divide_backward(const Shape& shape, const Tensor* da, const Tensor* db, const View& g, const View& a,
+                     const View& b, double eps, DType type) {
+  const SafeDiv<C> op(eps, 0.0, type);
+  const View first(da ? *da : *db), second(db ? *db : *da);
+  Elementwise<C> loop(shape, first);
+  loop.input(g);
+  loop.input(a);
+  loop.input(b);
+  loop.output(first, da != nullptr);
+  loop.output(second, db != nullptr);
+  loop.run(da && db ? pick<&backward_loop<C, true, true>>()
+           : da     ? pick<&backward_loop<C, true, false>>()
+                    : pick<&backward_loop<C, false, true>>(),
+           &op);
+}
+
+std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& input, const Tensor& other, double eps,
+                                             ScalarType dtype, ScalarType input_dtype, ScalarType other_dtype,
+                                             bool need_input, bool need_other) {
+  const View g(grad), a(input), b(other);
+  const Shape shape = broadcast(a.shape(), b.shape());
+  const DType da_type = floating(input_dtype), db_type = floating(other_dtype);
+  const Tensor da = need_input ? output_like(shape, da_type, input, a) : empty_vector(da_type, input);
+  const Tensor db = need_other ? output_like(shape, db_type, other, b) : empty_vector(db_type, other);
+  const Tensor *first = need_input ? &da : nullptr, *second = need_other ? &db : nullptr;
+  const bool wide = g.dtype == DType::kDouble || a.dtype == DType::kDouble || b.dtype == DType::kDouble ||
+                    (need_input && da_type == DType::kDouble) || (need_other && db_type == DType::kDouble);
+  if (!first && !second) return {da, db};
+  if (wide)
+    divide_backward<double>(shape, first, second, g, a, b, eps, floating(dtype));
+  else
+    divide_backward<float>(shape, first, second, g, a, b, eps, floating(dtype));
+  return {da, db};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
+  m.impl("_safe_div", TORCH_BOX(&safe_div));
+  m.impl("_safe_div_backward", TORCH_BOX(&safe_div_backward));
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,54 @@
+// One binary, three instruction sets. A kernel's inner loop is a plain function over one chunk of contiguous values;
+// pick<&loop>() returns the copy of it compiled for the best instruction set this machine has.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define SAFEOPS_X86 1
+// `flatten` pulls the generic loop into the tagged wrapper, where the compiler vectorises it for that target.
+#define SAFEOPS_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
+#define SAFEOPS_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define SAFEOPS_FLATTEN __attribute__((flatten))
+#endif
+
+#define SAFEOPS_SIMD _Pragma("omp simd")
+
+namespace safeops::cpu {
+
+enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
+
+// The best this machine has; SAFEOPS_CPU_ISA=avx512|avx2|default can only lower it (the tests run every path).
+Isa isa();
+
+// Elements per chunk: a few buffers of this size stay in the L1 cache together.
+constexpr int64_t kChunk = 512;
+
+template <auto Loop, class Signature = decltype(Loop)>
+struct Versions;
+
+template <auto Loop, class... Args>
+struct Versions<Loop, void (*)(Args...)> {
+#ifdef SAFEOPS_X86
+  SAFEOPS_AVX512 SAFEOPS_FLATTEN static void avx512(Args... args) { Loop(args...); }
+  SAFEOPS_AVX2 SAFEOPS_FLATTEN static void avx2(Args... args) { Loop(args...); }
+#endif
+
+  static void (*pick())(Args...) {
+#ifdef SAFEOPS_X86
+    switch (isa()) {
+      case Isa::kAvx512: return &avx512;
+      case Isa::kAvx2: return &avx2;
+      case Isa::kBaseline: break;
+    }
+#endif
+    return Loop;
+  }
+};
+
+template <auto Loop>
+auto pick() {
+  return Versions<Loop>::pick();
+}
+
+}  // namespace safeops::cpu
