@@ -69,9 +69,7 @@ def assert_outcomes_close(got, want, because: str) -> None:
         if a.dtype != b.dtype:
             raise AssertionError(f"{what}: {because}: dtype {a.dtype} against {b.dtype}")
         finite = b.detach()[b.isfinite()].double().abs()
-        assert_close(
-            f"{what}: {because}", a, b.double(), scale=float(finite.max()) if finite.numel() else 0.0
-        )
+        assert_close(f"{what}: {because}", a, b.double(), scale=float(finite.max()) if finite.numel() else 0.0)
 
 
 def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
@@ -120,16 +118,9 @@ def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, sc
     ours, other = largest_error(got, truth), largest_error(theirs, truth)
     rtol, atol = TOLERANCES[got.dtype]
     finite = truth[truth.to(got.dtype).isfinite()].abs()
-    allowed = (
-        other
-        + atol
-        + rtol * (float(finite.max()) if finite.numel() else 0.0)
-        + COMPUTE_EPS[got.dtype] * scale
-    )
+    allowed = other + atol + rtol * (float(finite.max()) if finite.numel() else 0.0) + COMPUTE_EPS[got.dtype] * scale
     if not ours <= allowed:
-        raise AssertionError(
-            f"{what}: error {ours:.3g} against float64, torch in the same dtype has {other:.3g}"
-        )
+        raise AssertionError(f"{what}: error {ours:.3g} against float64, torch in the same dtype has {other:.3g}")
 
 
 def cancellation(sample, truth) -> tuple[float, dict]:

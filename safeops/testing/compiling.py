@@ -46,12 +46,8 @@ def check_compile(subject: Subject, sample: Sample) -> None:
     except NotApplicable:
         return
     graphs = _compiled(subject, sizes, "aot_eager", dynamic=True)
-    if (
-        graphs > 4
-    ):  # one with gradients, one without; twice that where a size 1 or a broadcast had to be told apart
-        raise AssertionError(
-            f"dynamic shapes: {graphs} graphs for {len(sizes)} sizes: it recompiles for each"
-        )
+    if graphs > 4:  # one with gradients, one without; twice that where a size 1 or a broadcast had to be told apart
+        raise AssertionError(f"dynamic shapes: {graphs} graphs for {len(sizes)} sizes: it recompiles for each")
 
 
 @check("the code Inductor makes of it gives the same values and gradients, dynamic shapes too", slow=True, once=True)
@@ -91,9 +87,7 @@ def check_export(subject: Subject, sample: Sample) -> None:
             spans = [cast._full(t, -len(shape)) for t in cast.operands().values()]
             dynamic = ([axis if full else None for full in spans],)
         keys = list(cast.operands())
-        program = torch.export.export(
-            _Module(subject.op, cast), ([cast.get(k) for k in keys],), dynamic_shapes=dynamic
-        )
+        program = torch.export.export(_Module(subject.op, cast), ([cast.get(k) for k in keys],), dynamic_shapes=dynamic)
         module = program.module()
 
         def exported(*args, module=module, **kwargs):
@@ -102,6 +96,4 @@ def check_export(subject: Subject, sample: Sample) -> None:
 
         for sized in sizes:
             eager = run(subject.op, sized)
-            assert_outcomes_close(
-                run(exported, sized, eager.upstream or None), eager, "the exported program differs"
-            )
+            assert_outcomes_close(run(exported, sized, eager.upstream or None), eager, "the exported program differs")

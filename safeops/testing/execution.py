@@ -28,9 +28,7 @@ def check_repeatable(subject: Subject, sample: Sample) -> None:
     for cast in each_dtype(_grown(sample, 2**16), (torch.float32, torch.float16)):
         first = run(subject.op, cast)
         for _ in range(3):
-            assert_outcomes_equal(
-                run(subject.op, cast, first.upstream or None), first, "differs from run to run"
-            )
+            assert_outcomes_equal(run(subject.op, cast, first.upstream or None), first, "differs from run to run")
 
 
 @check("bitwise independent of the number of threads")
@@ -86,9 +84,7 @@ def no_synchronisation(device="cpu"):
         while root.cpu_parent is not None and root.cpu_parent.name.startswith("aten::"):
             root = root.cpu_parent
         if event.name in _SIZE_READS or root.name in _VALUE_READS:
-            raise AssertionError(
-                f"synchronises: {event.name} called by {root.name if root is not event else 'Python'}"
-            )
+            raise AssertionError(f"synchronises: {event.name} called by {root.name if root is not event else 'Python'}")
 
 
 @check("no hidden synchronisation: the host reads no value and no data-dependent size, forward or backward")
@@ -164,9 +160,7 @@ def check_direct(subject: Subject, sample: Sample) -> None:
         for dtype in HALVES:
             with torch.autocast(torch.device(subject.device).type, dtype=dtype):
                 want = run(subject.op, cast)
-                assert_outcomes_equal(
-                    run(subject.direct, cast, want.upstream), want, f"called directly under {dtype}"
-                )
+                assert_outcomes_equal(run(subject.direct, cast, want.upstream), want, f"called directly under {dtype}")
 
 
 @check("autocast changes nothing but the documented output dtype; backward inside or outside the region")
@@ -190,9 +184,7 @@ def check_autocast(subject: Subject, sample: Sample) -> None:
             for value in outside.values:
                 if value.is_floating_point() and value.dtype != want:
                     raise AssertionError(f"result of {label} is {value.dtype}, want {want}")
-            assert_outcomes_equal(
-                within, outside, f"{label}: backward inside the region differs from outside"
-            )
+            assert_outcomes_equal(within, outside, f"{label}: backward inside the region differs from outside")
             assert_outcomes_equal(off, plain, f"{label}, switched off inside")
             if [v.dtype for v in outside.values] == [v.dtype for v in plain.values]:
                 assert_outcomes_equal(outside, plain, f"{label} differs from without")

@@ -83,9 +83,7 @@ def _relaid(sample: Sample, layout, keys) -> Sample | None:
     return sample.replace(changed) if changed else None
 
 
-@check(
-    "any strides of any operand, alone or together: transposed, sliced, offset, gapped, channels_last, stride 0"
-)
+@check("any strides of any operand, alone or together: transposed, sliced, offset, gapped, channels_last, stride 0")
 def check_layouts(subject: Subject, sample: Sample) -> None:
     if not sample.shape().numel() or not sample.shape():
         raise NotApplicable("no layout to vary")

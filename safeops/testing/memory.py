@@ -77,9 +77,7 @@ def check_saved_bytes(subject: Subject, sample: Sample) -> None:
             values = outputs(subject.op(*live.args, **live.kwargs))
         for node, name, t in _kept_on_nodes(values):
             if t.untyped_storage().data_ptr() not in own and t.numel() > 1:
-                raise AssertionError(
-                    f"{node}.{name} holds a tensor {tuple(t.shape)} outside save_for_backward"
-                )
+                raise AssertionError(f"{node}.{name} holds a tensor {tuple(t.shape)} outside save_for_backward")
         out = sum(v.numel() for v in values)
         allowed = 16 + (16 * out if out < cast.shape().numel() else 0)
         if sum(extra.values()) > allowed:

@@ -58,9 +58,7 @@ def run_check(subject: Subject, name: str) -> int:
             why.add(str(reason))
             continue
         except AssertionError as error:
-            raise AssertionError(
-                f"{subject.name}, sample {sample.name or i}: check {name}: {error}"
-            ) from error
+            raise AssertionError(f"{subject.name}, sample {sample.name or i}: check {name}: {error}") from error
         except Exception as error:
             raise AssertionError(
                 f"{subject.name}, sample {sample.name or i}: check {name}: raised {type(error).__name__}: {error}"
@@ -99,9 +97,7 @@ def check_contract(op, reference=None, samples=(), *, only=None, **describe) -> 
     subject = op if isinstance(op, Subject) else Subject(op, reference, tuple(samples), **describe)
     unknown = [n for n in (*(only or ()), *subject.skip) if n not in CHECKS]
     if unknown:
-        raise ValueError(
-            f"check_contract: no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}"
-        )
+        raise ValueError(f"check_contract: no such check: {', '.join(unknown)}; there are {', '.join(CHECKS)}")
     without_reason = [n for n, reason in subject.skip.items() if not str(reason).strip()]
     if without_reason:
         raise ValueError(f"check_contract: skip needs a reason for {', '.join(without_reason)}")
@@ -114,7 +110,6 @@ def check_contract(op, reference=None, samples=(), *, only=None, **describe) -> 
             failures.append(f"- {error} [{line.name}:{line.lineno}]")
     if failures:
         raise AssertionError(
-            f"{subject.name} breaks {len(failures)} of {len(counts) + len(failures)} checks:\n"
-            + "\n".join(failures)
+            f"{subject.name} breaks {len(failures)} of {len(counts) + len(failures)} checks:\n" + "\n".join(failures)
         )
     return counts

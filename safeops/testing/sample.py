@@ -65,11 +65,7 @@ class Sample:
     def leaves(self) -> dict:
         """The operands that get a gradient."""
         floats = self.floats()
-        return (
-            floats
-            if self.differentiable is None
-            else {k: floats[k] for k in self.differentiable if k in floats}
-        )
+        return floats if self.differentiable is None else {k: floats[k] for k in self.differentiable if k in floats}
 
     def shape(self) -> torch.Size:
         """The broadcast shape of the operands: where the mask lives."""

@@ -86,18 +86,14 @@ class Subject:
             return data[0].dtype
         if self.dtype_rule == "reduction":
             return torch.float64 if any(t.dtype == torch.float64 for t in data) else torch.float32
-        promoted = (
-            reduce(torch.promote_types, (t.dtype for t in data))
-            if len(data) != 2
-            else torch.result_type(*data)
-        )
+        promoted = reduce(torch.promote_types, (t.dtype for t in data)) if len(data) != 2 else torch.result_type(*data)
         return torch.float32 if self.dtype_rule == "safe" and autocast and promoted in HALVES else promoted
 
     def truth(self, sample: Sample, upstream=None, autocast: bool = False) -> "Outcome":
         """The reference in float64 on exactly the values the op is given."""
         wide = sample.cast(torch.float64)
         kwargs = {k: v for k, v in wide.kwargs.items() if k != "dtype"}
-        if "out_dtype" in inspect.signature(self.reference).parameters:
+        if accepts(self.reference, "out_dtype"):
             kwargs["out_dtype"] = self.out_dtype(sample, autocast)
         wide = Sample(wide.args, kwargs, differentiable=tuple(sample.leaves()), mask=sample.mask)
         outcome = run(self.reference, wide, upstream, unused_ok=True)
@@ -122,6 +118,14 @@ class Outcome:
             yield f"gradient of operand {k!r}", g
 
 
+def accepts(function, name: str) -> bool:
+    """Whether a function takes an argument of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # builtins have no signature
+        return False
+
+
 def outputs(result) -> list[Tensor]:
     return [t for t in tree_leaves(result) if isinstance(t, Tensor)]
 
@@ -142,9 +146,7 @@ def attach(sample: Sample, keys=None) -> tuple[Sample, dict]:
     return sample.replace(leaves), leaves
 
 
-def run(
-    op, sample: Sample, upstream=None, *, keys=None, unused_ok: bool = False, grad: bool = True
-) -> Outcome:
+def run(op, sample: Sample, upstream=None, *, keys=None, unused_ok: bool = False, grad: bool = True) -> Outcome:
     """Call, then differentiate with `upstream`: None (made up), a list of tensors, or a function out -> tensor."""
     live, leaves = attach(sample, keys)
     values = outputs(op(*live.args, **live.kwargs))
@@ -156,9 +158,7 @@ def run(
         if not (unused_ok and floats):
             raise AssertionError("the result is detached: operands require gradients, the output does not")
         zeros = {k: torch.zeros_like(t) for k, t in leaves.items()}
-        return Outcome(
-            [v.detach() for v in values], zeros, [make_upstream(v, i) for i, v in enumerate(floats)]
-        )
+        return Outcome([v.detach() for v in values], zeros, [make_upstream(v, i) for i, v in enumerate(floats)])
     make = upstream if callable(upstream) else None
     if upstream is None or make:
         upstream = [make(v.detach()) if make else make_upstream(v, i) for i, v in enumerate(tracked)]

@@ -57,9 +57,7 @@ def _judge(subject, cast, got, part):
     if subject.torch_equivalent is None:
         return
     try:
-        theirs = run(
-            subject.torch_equivalent, cast, got.upstream or None, unused_ok=True, grad=part == "gradient"
-        )
+        theirs = run(subject.torch_equivalent, cast, got.upstream or None, unused_ok=True, grad=part == "gradient")
     except (RuntimeError, TypeError):
         return  # torch refuses this dtype or mix: nothing to be compared with
     value_scale, grad_scales = cancellation(cast, truth)
@@ -71,9 +69,7 @@ def _judge(subject, cast, got, part):
             assert_no_worse(f"{what} {_label(cast)}", tensor, rival, truths[what], scale=scales.get(what, value_scale))
 
 
-@check(
-    "output dtypes follow the rule, `dtype=` overrides it, and every gradient has its own input's dtype and shape"
-)
+@check("output dtypes follow the rule, `dtype=` overrides it, and every gradient has its own input's dtype and shape")
 def check_dtypes(subject: Subject, sample: Sample) -> None:
     for cast in each_dtype(sample):
         _assert_dtypes(subject, cast)
@@ -150,9 +146,7 @@ def _extremes(dtype) -> list[float]:
     return [*tiny, info.eps, 1.0, -1.0, 3.0, info.max**0.5, info.max / 2, info.max, -info.max]
 
 
-@check(
-    "finite in, finite out: over pairs of extreme numbers the result is finite, and the gradient is never NaN"
-)
+@check("finite in, finite out: over pairs of extreme numbers the result is finite, and the gradient is never NaN")
 def check_finite(subject: Subject, sample: Sample) -> None:
     if not subject.finite:
         raise NotApplicable("not a safe_* function")
@@ -160,9 +154,7 @@ def check_finite(subject: Subject, sample: Sample) -> None:
     for dtype in DTYPES:
         pool = torch.tensor(_extremes(dtype), dtype=torch.float64, device=subject.device)
         grid = torch.cartesian_prod(*[pool] * len(keys)).reshape(-1, len(keys)).unbind(-1)
-        extreme = Sample(
-            grid, {k: v for k, v in sample.kwargs.items() if not isinstance(v, torch.Tensor)}
-        ).cast(dtype)
+        extreme = Sample(grid, {k: v for k, v in sample.kwargs.items() if not isinstance(v, torch.Tensor)}).cast(dtype)
         got = run(subject.op, extreme, torch.ones_like)
         truth = subject.truth(extreme, got.upstream)
         for what, tensor in got:
@@ -171,9 +163,7 @@ def check_finite(subject: Subject, sample: Sample) -> None:
                 i = int(bad.nonzero()[0])
                 inputs = ", ".join(repr(t[i].item()) for t in extreme.args)
                 raise AssertionError(f"{what} in {dtype}: {tensor[i].item()} for finite operands {inputs}")
-        assert_right(
-            extreme, [(w, t) for w, t in got if w.startswith("value")], truth, f"at extremes in {dtype}"
-        )
+        assert_right(extreme, [(w, t) for w, t in got if w.startswith("value")], truth, f"at extremes in {dtype}")
 
 
 @check("a gradient that overflows its dtype is inf (GradScaler looks for it), never saturated")
@@ -197,18 +187,14 @@ def check_gradient_overflow(subject: Subject, sample: Sample) -> None:
         raise NotApplicable("no gradient overflows here")
 
 
-@check(
-    "the gradient for any subset of operands is the same as for all: none depends on which others are wanted"
-)
+@check("the gradient for any subset of operands is the same as for all: none depends on which others are wanted")
 def check_partial_gradients(subject: Subject, sample: Sample) -> None:
     keys = list(sample.leaves())
     if len(keys) < 2:
         raise NotApplicable("one differentiable operand only")
     sample = sample.cast(torch.float32)
     every = run(subject.op, sample)
-    for chosen in [[k] for k in keys] + (
-        [[k for k in keys if k != left] for left in keys] if len(keys) > 2 else []
-    ):
+    for chosen in [[k] for k in keys] + ([[k for k in keys if k != left] for left in keys] if len(keys) > 2 else []):
         got = run(subject.op, sample, every.upstream, keys=chosen)
         for key, grad in got.grads.items():
             scale = every.grads[key].double().abs().max().item() if grad.numel() else 0.0

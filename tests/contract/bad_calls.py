@@ -48,7 +48,9 @@ def _loss(name):
     yield Bad((X, X.long()), {}, TypeError, (name, "target", "floating", "torch.int64"))
     yield Bad((X.bool(), X), {}, TypeError, (name, "input", "floating", "torch.bool"))
     yield Bad((X, X.to("meta")), {}, ValueError, (name, "target", "meta"))
-    yield Bad((X, X), {"mask": torch.ones(3, 2, 5, dtype=torch.bool)}, ValueError, (name, "mask", "(3, 2, 5)", "(2, 5)"))
+    yield Bad(
+        (X, X), {"mask": torch.ones(3, 2, 5, dtype=torch.bool)}, ValueError, (name, "mask", "(3, 2, 5)", "(2, 5)")
+    )
     yield Bad((X, X), {"weight": torch.ones(2)}, ValueError, (name, "weight", "(2,)", "(2, 5)"))
     yield Bad((X, X), {"weight": X.long()}, TypeError, (name, "weight", "floating", "torch.int64"))
     yield Bad((X, X), {"reduction": "average"}, ValueError, (name, "reduction", "average", "mean"))

@@ -98,8 +98,10 @@ def elementwise():
     # Divisors away from eps and quotients away from the largest number, so that finite differences mean something.
     holes = torch.where(mask(3, 5, seed=3), data(3, 5, seed=1, low=0.5), 0.0)
     extreme = torch.tensor([1e-7, -2e-7, 6e-5, 0.0, 3e4], dtype=torch.float64)
-    no_mask = {c: "has no mask: what a vanishing divisor hides is in test_elementwise" for c in (
-        "masked_garbage", "masked_upstream", "masked_garbage_transforms", "nothing_kept", "weight_zero")}
+    no_mask = {
+        c: "has no mask: what a vanishing divisor hides is in test_elementwise"
+        for c in ("masked_garbage", "masked_upstream", "masked_garbage_transforms", "nothing_kept", "weight_zero")
+    }
     yield subject(
         "safe_div",
         [
@@ -134,10 +136,23 @@ def _torch_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
 
 def reduction_samples():
     yield Sample((data(3, 5), mask(3, 5)), mask=1, name="all dims", slow=True)
-    yield Sample((data(3, 5), mask(3, 5)), {"dim": 1, "weight": weights(3, 5)}, mask=1, differentiable=(0,), name="weighted rows", slow=True)
+    yield Sample(
+        (data(3, 5), mask(3, 5)),
+        {"dim": 1, "weight": weights(3, 5)},
+        mask=1,
+        differentiable=(0,),
+        name="weighted rows",
+        slow=True,
+    )
     yield Sample((data(4, 3, 5), mask(4, 1, 5)), {"dim": 0, "keepdim": True}, mask=1, name="mask broadcast, keepdim")
     yield Sample((data(2, 3, 4, 5), mask(2, 3, 1, 5)), {"dim": (1, -1)}, mask=1, name="inner dims of four")
-    yield Sample((data(2, 3, 4, 5), mask(2, 3, 4, 5)), {"dim": (0, 2), "weight": weights(5)}, mask=1, differentiable=(0,), name="outer dims, weight broadcast")
+    yield Sample(
+        (data(2, 3, 4, 5), mask(2, 3, 4, 5)),
+        {"dim": (0, 2), "weight": weights(5)},
+        mask=1,
+        differentiable=(0,),
+        name="outer dims, weight broadcast",
+    )
     yield Sample((data(7),), {"dim": (), "weight": weights(7)}, differentiable=(0,), name="no mask, dim ()")
     yield Sample((data(3, 5),), name="neither mask nor weight")
 
@@ -149,7 +164,9 @@ def reductions():
         "partial_gradients": "one operand; the weight's gradient has a subject of its own",
     }
     for name, equivalent in (("masked_sum", _torch_sum), ("masked_mean", _torch_mean)):
-        yield subject(name, list(reduction_samples()), dtype_argument=True, torch_equivalent=equivalent, skip=skip, data=(0,))
+        yield subject(
+            name, list(reduction_samples()), dtype_argument=True, torch_equivalent=equivalent, skip=skip, data=(0,)
+        )
         yield weighted(name, [
             Sample((data(3, 5), mask(3, 5)), {"dim": 1, "weight": weights(3, 5)}, mask=1, name="weight"),
             Sample((data(3, 5), mask(3, 1)), {"weight": weights(5)}, mask=1, name="weight broadcast"),
@@ -159,7 +176,14 @@ def reductions():
 def weighted(name, samples, skip, **describe):
     """The gradient of the weight: the composite computes it."""
     once = "the same op's main subject checks it"
-    skip = skip | {"saved_bytes": COMPOSITE, "peak_memory": COMPOSITE, "inductor": once, "export": once, "errors": once, "accumulation": once}
+    skip = skip | {
+        "saved_bytes": COMPOSITE,
+        "peak_memory": COMPOSITE,
+        "inductor": once,
+        "export": once,
+        "errors": once,
+        "accumulation": once,
+    }
     return subject(name, samples, skip=skip, suffix=" (gradient of the weight)", **describe)
 
 
@@ -196,8 +220,12 @@ def loss_samples(parameters):
     x, y = data(3, 5, seed=1), data(3, 5, seed=2)
     four = data(2, 3, 4, 5, seed=3), data(2, 3, 4, 5, seed=4)
     yield sample(x, y, {"mask": mask(3, 5)}, name="mean", slow=True)
-    yield sample(x, y, {"mask": mask(3, 5), "weight": weights(3, 5), "reduction": "none"}, name="none, weighted", slow=True)
-    yield sample(x, y, {"mask": mask(3, 1), "weight": weights(5), "reduction": "sum"}, name="sum, mask and weight broadcast")
+    yield sample(
+        x, y, {"mask": mask(3, 5), "weight": weights(3, 5), "reduction": "none"}, name="none, weighted", slow=True
+    )
+    yield sample(
+        x, y, {"mask": mask(3, 1), "weight": weights(5), "reduction": "sum"}, name="sum, mask and weight broadcast"
+    )
     yield sample(*four, {"mask": mask(2, 1, 4, 5), "weight": weights(2, 3, 4, 5)}, name="mean of four dims, weighted")
     yield sample(*four, {"mask": mask(5), "reduction": "none"}, name="none of four dims")
     yield sample(x, y[:, :1], {"mask": mask(3, 5)}, name="target broadcast")
@@ -210,14 +238,22 @@ def loss_samples(parameters):
 def losses():
     for name, (function, parameters) in LOSSES.items():
         yield subject(
-            name, list(loss_samples(parameters)), torch_equivalent=_torch_loss(function), data=(0, 1), skip={"finite": "not a safe_ function"}
+            name,
+            list(loss_samples(parameters)),
+            torch_equivalent=_torch_loss(function),
+            data=(0, 1),
+            skip={"finite": "not a safe_ function"},
         )
         x, y = data(3, 5, seed=5), data(3, 5, seed=6)
         yield weighted(
             name,
             [
                 Sample((x, y), {"mask": mask(3, 5), "weight": weights(3, 5), **parameters}, name="weight"),
-                Sample((x, y), {"mask": mask(3, 5), "weight": weights(5), "reduction": "none", **parameters}, name="weight broadcast, none"),
+                Sample(
+                    (x, y),
+                    {"mask": mask(3, 5), "weight": weights(5), "reduction": "none", **parameters},
+                    name="weight broadcast, none",
+                ),
                 Sample(
                     (x, y),
                     {"mask": mask(3, 5), "denominator": torch.tensor(4.5, dtype=torch.float64), **parameters},

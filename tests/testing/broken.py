@@ -65,7 +65,7 @@ def returns_the_input_dtype(x, mask, **options):
     return definition(x, mask, **options).to(x.dtype)
 
 
-@plant("mixed_dtypes", "in float16, float32", samples=WEIGHTED)
+@plant("mixed_dtypes", "in float16, float64", samples=WEIGHTED)
 def weight_read_in_the_dtype_of_x(x, mask, weight=None, **options):
     return definition(x, mask, weight=weight.to(x.dtype), **options)
 
@@ -79,7 +79,15 @@ def sums_in_half(x, mask, **_):
 RATIO = [Sample((X, X + 4), {})]
 
 
-@plant("finite", "value in torch.float16", "for finite operands", samples=RATIO, reference=torch.div, finite=True, data=None)
+@plant(
+    "finite",
+    "value in torch.float16",
+    "for finite operands",
+    samples=RATIO,
+    reference=torch.div,
+    finite=True,
+    data=None,
+)
 def plain_division(a, b):
     return a / b
 
@@ -121,12 +129,16 @@ def second_gradient_needs_the_first(a, b):
 # Derivatives ---------------------------------------------------------------------------------------------------------
 @plant("gradcheck", "Jacobian mismatch")
 def wrong_backward(x, mask, **options):
-    return function(lambda ctx, g: g * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0] * 1.001, 0))(x, mask, **options)
+    return function(lambda ctx, g: g * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0] * 1.001, 0))(
+        x, mask, **options
+    )
 
 
 @plant("gradgradcheck", "mismatch")
 def gradient_taken_as_a_constant(x, mask, **options):
-    return function(lambda ctx, g: g * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0].detach(), 0))(x, mask, **options)
+    return function(lambda ctx, g: g * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0].detach(), 0))(
+        x, mask, **options
+    )
 
 
 @plant("forward_ad", "silently dropped", samples=ROUGH)
@@ -136,7 +148,11 @@ def drops_the_tangent(x, mask, **options):
 
 @plant("forward_ad", "tangent of output 0", samples=ROUGH)
 def zero_tangent(x, mask, **options):
-    x = forward_ad.make_dual(forward_ad.unpack_dual(x).primal, torch.zeros_like(x)) if forward_ad._current_level >= 0 else x
+    x = (
+        forward_ad.make_dual(forward_ad.unpack_dual(x).primal, torch.zeros_like(x))
+        if forward_ad._current_level >= 0
+        else x
+    )
     return definition(x, mask, **options)
 
 
@@ -174,7 +190,9 @@ def vmap_rule_repeats_the_first(x, mask, **_):
 
 @plant("batched_gradients", "raised RuntimeError")
 def backward_writes_in_place(x, mask, **options):
-    return function(lambda ctx, g: torch.zeros_like(ctx.saved_tensors[0]).copy_(g * ctx.saved_tensors[0]))(x, mask, **options)
+    return function(lambda ctx, g: torch.zeros_like(ctx.saved_tensors[0]).copy_(g * ctx.saved_tensors[0]))(
+        x, mask, **options
+    )
 
 
 # Masks ---------------------------------------------------------------------------------------------------------------
@@ -195,8 +213,12 @@ def backward_multiplies_by_the_mask(x, mask, **options):
 
 @plant("masked_garbage_transforms", "vmap", "under the mask")
 def multiplies_by_the_mask_under_vmap(x, mask, **options):
-    mapped = torch._C._functorch.is_batchedtensor(mask) or torch._C._functorch.is_gradtrackingtensor(x) and in_transform()
-    return multiplies_by_the_mask(x, mask) if mapped and forward_ad._current_level < 0 else definition(x, mask, **options)
+    mapped = (
+        torch._C._functorch.is_batchedtensor(mask) or torch._C._functorch.is_gradtrackingtensor(x) and in_transform()
+    )
+    return (
+        multiplies_by_the_mask(x, mask) if mapped and forward_ad._current_level < 0 else definition(x, mask, **options)
+    )
 
 
 @plant("weight_zero", "where weight is 0", samples=WEIGHTED)
@@ -250,7 +272,9 @@ def masks_in_place(x, mask, **options):
 
 @plant("inputs_unchanged", "upstream gradient 0 was changed")
 def writes_the_upstream_gradient(x, mask, **options):
-    return function(lambda ctx, g: g.mul_(2) / 2 * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0], 0))(x, mask, **options)
+    return function(lambda ctx, g: g.mul_(2) / 2 * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0], 0))(
+        x, mask, **options
+    )
 
 
 @plant("saved_bytes", "bytes beside the inputs' own")
@@ -317,10 +341,10 @@ def depends_on_the_run(x, mask, **options):
 @plant("threads", "threads differ from one")
 def a_partial_sum_per_thread(x, mask, **_):
     terms = definition(x, mask, reduction="none").flatten()
-    return sum(part.cumsum(0)[-1] for part in terms.chunk(torch.get_num_threads()))
+    return sum(part.sum().bfloat16() for part in terms.chunk(torch.get_num_threads())).to(wide(x))
 
 
-@plant("no_sync", "aten::item called by aten::is_nonzero")
+@plant("no_sync", "aten::is_nonzero called by Python")
 def asks_whether_anything_is_kept(x, mask, **options):
     return definition(x, mask, **options) if mask.any() else definition(x, mask, **options) * 0
 
@@ -351,7 +375,7 @@ plant("direct", "detached", direct=detached)(half_square)
 @plant("autocast", "under torch.float16 autocast")
 def computed_by_an_autocast_op(x, mask, **_):
     kept = torch.where(mask, x.to(wide(x)), 0).flatten()
-    return torch.mv(kept[None], kept)[0] / 2
+    return torch.mm(kept[None], kept[:, None]).sum() / 2
 
 
 def other_formula(x, mask, **options):
@@ -401,6 +425,6 @@ def exported_without_gradient(x, mask, **options):
     return out.detach() if torch.compiler.is_exporting() else out
 
 
-@plant("export", "differs")
+@plant("export", "check export")
 def exports_its_first_size(x, mask, **options):
     return definition(x, mask, **options) * (x.new_tensor(1 / len(x)) if torch.compiler.is_exporting() else 1 / len(x))

@@ -6,7 +6,7 @@ import torch
 from safeops.testing import CHECKS, Sample, check_contract, run_check
 from tests.contract import definitions
 from tests.testing import toy
-from tests.testing.broken import DEFECTS, RATIO
+from tests.testing.broken import DEFECTS, RATIO, multiplies_by_the_mask
 
 SOUND = toy.subject(
     skip={
@@ -28,7 +28,11 @@ def test_every_check_has_a_planted_defect():
 
 @pytest.mark.parametrize(
     "check, subject, words",
-    [pytest.param(check, s, words, id=f"{check}-{what}") for check, planted in DEFECTS.items() for what, s, words in planted],
+    [
+        pytest.param(check, s, words, id=f"{check}-{what}")
+        for check, planted in DEFECTS.items()
+        for what, s, words in planted
+    ],
 )
 def test_planted_defect_is_found(check, subject, words):
     if subject.device == "cuda" and not torch.cuda.is_available():
@@ -48,9 +52,9 @@ def test_sound_op_passes(check):
 
 
 def test_check_contract_lists_everything_that_is_broken():
-    broken = DEFECTS["masked_garbage"][0][1]
+    broken = toy.subject(multiplies_by_the_mask, toy.SAMPLES[:1])
     with pytest.raises(AssertionError) as failure:
-        check_contract(broken, only=["value", "masked_garbage", "weight_zero"])
+        check_contract(broken, only=["dtypes", "masked_garbage", "weight_zero"])
     lines = str(failure.value).splitlines()
     assert "breaks 2 of 3 checks" in lines[0]
     assert "check masked_garbage" in lines[1] and "check weight_zero" in lines[2]

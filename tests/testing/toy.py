@@ -108,7 +108,9 @@ def half_square(x, mask, *, weight=None, reduction="sum", empty="zero"):
     return torch.ops.safeops_toy._forward(x, mask, weight, reduction == "sum", wide(x))
 
 
-lib.define('half_square(Tensor x, Tensor mask, *, Tensor? weight=None, str reduction="sum", str empty="zero") -> Tensor')
+lib.define(
+    'half_square(Tensor x, Tensor mask, *, Tensor? weight=None, str reduction="sum", str empty="zero") -> Tensor'
+)
 lib.impl("half_square", half_square, "CompositeImplicitAutograd")
 
 
