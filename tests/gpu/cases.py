@@ -1,0 +1,88 @@
+"""The slice's ops as calls on CUDA tensors of any size: what the GPU tests run them on."""
+
+import dataclasses
+
+import torch
+
+import safeops
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@dataclasses.dataclass
+class Case:
+    """An op bound to its arguments. `leaves` are the differentiable inputs; `call(*leaves)` runs the forward."""
+
+    call: object
+    leaves: tuple
+
+    def forward_backward(self, upstream=None):
+        """(value, gradients): two launches, with an upstream gradient of ones unless one is given."""
+        leaves = [x.detach().requires_grad_() for x in self.leaves]
+        value = self.call(*leaves)
+        upstream = torch.ones_like(value) if upstream is None else upstream
+        return value.detach(), torch.autograd.grad(value, leaves, upstream)
+
+
+def numbers(n, dtype, seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(n, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def keep(n, seed):
+    generator = torch.Generator("cuda").manual_seed(1000 + seed)
+    return torch.rand(n, generator=generator, device="cuda") < 0.7
+
+
+def masked_fill(n, dtype, seed):
+    mask = keep(n, seed)
+    return Case(lambda x: safeops.masked_fill(x, mask, -3.0), (numbers(n, dtype, seed),))
+
+
+def safe_div(n, dtype, seed):
+    y = numbers(n, dtype, seed + 1)
+    # Away from 0, or exactly 0: neither quotient nor gradient leaves fp16's range, so that dtypes can be compared.
+    divisor = torch.where(keep(n, seed), y + y.sign() * 0.25, 0)
+    return Case(safeops.safe_div, (numbers(n, dtype, seed), divisor))
+
+
+def reduction(name):
+    def make(n, dtype, seed):
+        mask = keep(n, seed)
+        return Case(lambda x: getattr(safeops, name)(x, mask), (numbers(n, dtype, seed),))
+
+    return make
+
+
+def loss(name, **parameters):
+    def make(n, dtype, seed):
+        mask, function = keep(n, seed), getattr(safeops, name)
+        x, y = numbers(n, dtype, seed), numbers(n, dtype, seed + 1)
+        return Case(lambda x, y: function(x, y, mask=mask, **parameters), (x, y))
+
+    return make
+
+
+OPS = {
+    "masked_fill": masked_fill,
+    "safe_div": safe_div,
+    "masked_sum": reduction("masked_sum"),
+    "masked_mean": reduction("masked_mean"),
+    "mse_loss": loss("mse_loss"),
+    "l1_loss": loss("l1_loss"),
+    "smooth_l1_loss": loss("smooth_l1_loss", beta=0.5),
+    "huber_loss": loss("huber_loss", delta=0.5),
+}
+
+
+def same(got, expected):
+    """Bitwise equal, NaN for NaN: values and tuples of gradients."""
+    if isinstance(got, torch.Tensor):
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[got.element_size()]
+        assert got.dtype == expected.dtype and got.shape == expected.shape
+        differs = (got.contiguous().view(bits) != expected.contiguous().view(bits)) & ~(got.isnan() & expected.isnan())
+        assert not differs.any(), f"{differs.sum()} of {differs.numel()} elements differ"
+        return
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected):
+        same(a, b)

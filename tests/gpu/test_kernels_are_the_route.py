@@ -1,0 +1,40 @@
+"""The other tests would pass on the composite too: here it is shown that they ran the kernels."""
+
+import pytest
+import torch
+
+from safeops._library import registry
+from tests.gpu.cases import OPS
+
+
+def launches(function):
+    """Names of the kernels, and of the memory operations, that the call launched."""
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        function()
+        torch.cuda.synchronize()
+    names = [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    memory = [name for name in names if name.lower().startswith(("memcpy", "memset"))]
+    return [name for name in names if name not in memory], memory
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_kernel_is_registered_and_chosen(name):
+    assert registry[name].cuda, f"{name}: CUDA tensors take the composite"
+
+
+@pytest.mark.parametrize("n", [8, 1_000_003, 16_777_216])
+@pytest.mark.parametrize("name", OPS)
+def test_one_launch_per_direction(name, n):
+    case = OPS[name](n, torch.bfloat16, 0)
+    leaves = [x.detach().requires_grad_() for x in case.leaves]
+    value = case.call(*leaves)
+    upstream = torch.ones_like(value)
+    torch.autograd.grad(value, leaves, upstream)  # warm: compiled, workspace there
+    held = []
+    kernels, memory = launches(lambda: held.append(case.call(*leaves)))
+    assert len(kernels) == 1 and not memory, f"forward: {kernels + memory}"
+    kernels, memory = launches(lambda: torch.autograd.grad(held[0], leaves, upstream))
+    assert len(kernels) == 1 and not memory, f"backward: {kernels + memory}"

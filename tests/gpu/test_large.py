@@ -1,0 +1,95 @@
+"""More than 2^31 elements: an offset in 32 bits would read or write somewhere else."""
+
+import pytest
+import torch
+
+import safeops
+
+N = 2**31 + 2**12 + 5
+ROWS, COLUMNS = 2**16 + 1, 2**15 + 8  # rows of whole packets, 2^31 elements and more
+GIB = 2**30
+
+
+@pytest.fixture(autouse=True)
+def room():
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    if free < 40 * GIB:
+        pytest.skip(f"needs 40 GiB of free GPU memory, has {free // GIB}")
+
+
+def chunks(n, size=2**27):
+    for start in range(0, n, size):
+        yield slice(start, min(start + size, n))
+
+
+def pattern(n, dtype):
+    """Small numbers that differ from their neighbours and from those 2^31 elements away."""
+    x = torch.empty(n, dtype=dtype, device="cuda")
+    for part in chunks(n):
+        i = torch.arange(part.start, part.stop, device="cuda")
+        x[part] = ((i % 1021) + (i >> 31) * 7).to(dtype) / 64
+    return x
+
+
+def mask_of(n):
+    mask = torch.empty(n, dtype=torch.bool, device="cuda")
+    for part in chunks(n):
+        mask[part] = torch.arange(part.start, part.stop, device="cuda") % 3 != 0
+    return mask
+
+
+def equal_in_chunks(n, got, expected):
+    for part in chunks(n):
+        assert torch.equal(got(part), expected(part)), f"differs between {part.start} and {part.stop}"
+
+
+def test_masked_fill():
+    x, mask = pattern(N, torch.float16), mask_of(N)
+    out = safeops.masked_fill(x, mask, -1.0)
+    equal_in_chunks(N, lambda p: out[p], lambda p: torch.where(mask[p], -1.0, x[p]))
+
+
+def test_masked_fill_shifted():
+    """Unaligned: the general kernel with 64-bit indices."""
+    x, mask = pattern(N + 1, torch.float16)[1:], mask_of(N + 1)[1:]
+    out = safeops.masked_fill(x, mask, -1.0)
+    equal_in_chunks(N, lambda p: out[p], lambda p: torch.where(mask[p], -1.0, x[p]))
+
+
+@pytest.mark.parametrize("columns", [COLUMNS, COLUMNS - 1], ids=["rows", "general"])
+def test_masked_fill_broadcast(columns):
+    x = pattern(ROWS * columns, torch.float16).view(ROWS, columns)
+    mask = torch.arange(ROWS, device="cuda")[:, None] % 3 == 0
+    out = safeops.masked_fill(x, mask, -1.0)
+    for rows in (slice(0, 99), slice(ROWS // 2, ROWS // 2 + 99), slice(ROWS - 999, ROWS)):
+        assert torch.equal(out[rows], torch.where(mask[rows], -1.0, x[rows]))
+
+
+def test_safe_div():
+    x = pattern(N, torch.float16)
+    out = safeops.safe_div(x, x)  # 0 / 0 gives 0
+    equal_in_chunks(N, lambda p: out[p], lambda p: (x[p] != 0).half())
+
+
+def total(x, mask):
+    return sum(torch.where(mask[p], x[p], 0).sum(dtype=torch.float64).item() for p in chunks(N))
+
+
+def test_masked_mean():
+    x, mask = pattern(N, torch.float16).requires_grad_(), mask_of(N)
+    count = sum(int(mask[p].sum()) for p in chunks(N))
+    mean = safeops.masked_mean(x, mask)
+    assert abs(mean.item() * count / total(x.detach(), mask) - 1) < 1e-5
+    (gradient,) = torch.autograd.grad(mean, x, torch.tensor(count * 0.5, device="cuda"))
+    equal_in_chunks(N, lambda p: gradient[p], lambda p: torch.where(mask[p], 0.5, 0.0).half())
+
+
+def test_mse_loss():
+    x, mask = pattern(N, torch.float16).requires_grad_(), mask_of(N)
+    y = torch.zeros(1, dtype=torch.float16, device="cuda").expand(N)
+    loss = safeops.mse_loss(x, y, mask=mask, reduction="sum")
+    truth = sum(torch.where(mask[p], x[p].float() ** 2, 0).sum(dtype=torch.float64).item() for p in chunks(N))
+    assert abs(loss.item() / truth - 1) < 1e-5
+    (gradient,) = torch.autograd.grad(loss, x, torch.tensor(0.5, device="cuda"))
+    equal_in_chunks(N, lambda p: gradient[p], lambda p: torch.where(mask[p], x.detach()[p], 0))

@@ -1,0 +1,129 @@
+"""Values on the GPU: rounding to half, agreement with fp64, mixed devices, and nothing but the output allocated."""
+
+import pytest
+import torch
+
+import safeops
+from tests.gpu.cases import DTYPES, OPS, numbers, same
+
+HALVES = (torch.float16, torch.bfloat16)
+LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+
+
+def every_bit_pattern(dtype):
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype).cuda()
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_every_half_passes_masked_fill_unchanged(dtype):
+    x = every_bit_pattern(dtype)
+    out = safeops.masked_fill(x, torch.zeros(x.shape, dtype=torch.bool, device="cuda"), 1.0)
+    assert torch.equal(out.view(torch.int16), x.view(torch.int16))
+
+
+def saturated(quotient, numerator):
+    over = quotient.isinf() & numerator.isfinite()
+    return torch.where(over, quotient.sign() * torch.finfo(quotient.dtype).max, quotient)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_safe_div_rounds_to_nearest_even(dtype):
+    """Against the CPU's rounding of the same fp32 quotient: every half over many divisors, and exact ties."""
+    x = every_bit_pattern(dtype)
+    for divisor in (1.0, 3.0, 7.0, 1.0078125, 0.3, 1e-3, 300.0):
+        y = torch.full_like(x, divisor)
+        wide = safeops.safe_div(x, y, dtype=torch.float32).cpu()
+        a = x.cpu().float()
+        same(wide, saturated(a / y.cpu().float(), a))
+        rounded = saturated(wide.to(dtype), a)
+        same(safeops.safe_div(x, y).cpu(), rounded)
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_gradients_round_to_nearest_even(name, dtype):
+    """A half leaf's gradient is the fp32 leaf's gradient, rounded once by the CPU."""
+    x, y = numbers(100_003, dtype, 0), numbers(100_003, dtype, 1)
+    upstream = numbers(100_003, torch.float32, 2)
+    gradients = []
+    for leaf in (x.clone(), x.float()):
+        leaf.requires_grad_()
+        value = getattr(safeops, name)(leaf, y, reduction="none", **({"beta": 0.5} if name == "smooth_l1_loss" else {}))
+        gradients.append(torch.autograd.grad(value, leaf, upstream.to(value.dtype))[0])
+    same(gradients[0].cpu(), gradients[1].cpu().to(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(64, 1024), (63, 1021), (5, 3, 256, 2)], ids=str)
+@pytest.mark.parametrize("name", ["masked_fill", "safe_div"])
+def test_elementwise_layouts_equal_the_cpu(name, shape, dtype):
+    """Flat, row-broadcast and general kernels, forward and backward, against the CPU: bit for bit."""
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype)
+    seconds = [torch.randn(shape), torch.randn(shape[-1:]), torch.randn((*shape[:-1], 1)), torch.randn(())]
+    for second in seconds:
+        for layout in (lambda t: t, lambda t: t.transpose(0, -1)):
+            results = []
+            for device in ("cpu", "cuda"):
+                a = x.to(device).detach().requires_grad_()
+                if name == "masked_fill":
+                    b = (second > 0).to(device).expand(shape)
+                    value = safeops.masked_fill(layout(a), layout(b), -2.5)
+                else:
+                    b = torch.where(second.abs() < 0.3, 0, second).to(dtype).to(device).expand(shape)
+                    value = safeops.safe_div(layout(a), layout(b))
+                upstream = torch.linspace(-2, 2, value.numel(), dtype=torch.float64).view(value.shape)
+                gradient = torch.autograd.grad(value, a, upstream.to(device, value.dtype))[0]
+                results.append((value.detach().cpu(), gradient.cpu()))
+            same(*results)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_agrees_with_fp64(name):
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.bfloat16, 1e-2), (torch.float16, 2e-3)):
+        case = OPS[name](1_000_003, dtype, 5)
+        # an upstream gradient that lifts a mean's gradients out of fp16's subnormals
+        upstream = torch.full_like(case.call(*case.leaves), 256.0)
+        got, gradients = case.forward_backward(upstream)
+        wide = type(case)(case.call, tuple(x.double() for x in case.leaves))
+        truth, wide_gradients = wide.forward_backward(upstream.double())
+        for a, b in zip((got, *gradients), (truth, *wide_gradients)):
+            error = (a.double() - b).norm() / b.norm().clamp(min=1e-300)
+            assert error < tolerance, f"{dtype}: {error}"
+
+
+def test_mixed_devices_are_named():
+    gpu, cpu = torch.ones(4, 4, device="cuda"), torch.ones(4, 4)
+    calls = {
+        "masked_fill": lambda: safeops.masked_fill(gpu, cpu > 0, 0.0),
+        "safe_div": lambda: safeops.safe_div(gpu, cpu),
+        "masked_sum": lambda: safeops.masked_sum(gpu, cpu > 0),
+        "masked_mean": lambda: safeops.masked_mean(gpu, cpu > 0),
+        **{name: lambda name=name: getattr(safeops, name)(gpu, cpu) for name in LOSSES},
+    }
+    for name, call in calls.items():
+        with pytest.raises(ValueError, match=f"{name}.*(cuda|cpu)"):
+            call()
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_peak_memory_is_the_output(name):
+    """Forward: the output and no upcast copy. Backward: the gradients. 2 MiB of slack for workspace and rounding up."""
+    case = OPS[name](8_000_000, torch.bfloat16, 0)
+    leaves = [x.detach().requires_grad_() for x in case.leaves]
+    upstream = torch.ones_like(case.call(*leaves))
+
+    def peak(function):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = function()
+        torch.cuda.synchronize()
+        return result, torch.cuda.max_memory_allocated() - before
+
+    size = lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors)  # noqa: E731
+    slack = 2 * 2**20
+    value, used = peak(lambda: case.call(*leaves))
+    assert used <= size([value]) + slack, f"forward: {used} bytes for an output of {size([value])}"
+    gradients, used = peak(lambda: torch.autograd.grad(value, leaves, upstream))
+    assert used <= size(gradients) + slack, f"backward: {used} bytes for gradients of {size(gradients)}"
