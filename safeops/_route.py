@@ -51,10 +51,3 @@ def differentiable_backward(definition, inputs, grad):
     for i, g in zip(wanted, grads):
         result[i] = g
     return result
-
-
-def reduce_to(grad, operand):
-    """A gradient of the full broadcast shape, summed to its operand's shape (wide) and narrowed once."""
-    if grad.shape != operand.shape:
-        grad = grad.sum_to_size(operand.shape)
-    return grad.to(operand.dtype)

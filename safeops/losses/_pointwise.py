@@ -11,7 +11,8 @@ from torch.compiler import is_compiling
 from safeops import _check, _route
 from safeops._dtypes import WIDE, compute_dtype, readable
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._reduction import EMPTY, kept
+from safeops.ops._reduction import EMPTY, accumulate, kept
+from safeops.ops.masked_sum import reduce_to
 
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
@@ -39,14 +40,14 @@ def define(value, input, target, mask, weight, denominator, divisor, reduction, 
         loss = torch.where(keep, loss, 0)
     if reduction == 0:
         return loss.to(dtype), loss.new_empty(0)
-    total = loss.sum()
+    total = accumulate(loss, ())
     count = torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
     if denominator is None:
-        denominator = count if weight is None else weights.expand(loss.shape).sum()
+        denominator = count if weight is None else accumulate(weights.expand(loss.shape), ())
         if divisor is not None:
             denominator = torch.full((), divisor, dtype=compute, device=loss.device)
     if reduction == 1:
-        total = total / torch.where(count > 0, denominator, 1).to(compute)
+        total = total / torch.where(count > 0, denominator, 1).to(total.dtype)
     return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
 
 
@@ -142,8 +143,8 @@ def _function(raw, raw_backward, definition):
                 need_target,
             )
             return (
-                _route.reduce_to(dx, input) if need_input else None,
-                _route.reduce_to(dy, target) if need_target else None,
+                reduce_to(dx, input.shape, input.dtype) if need_input else None,
+                reduce_to(dy, target.shape, target.dtype) if need_target else None,
                 *nothing,
             )
 

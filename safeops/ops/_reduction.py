@@ -31,21 +31,27 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
     if weight is not None:
         weights = torch.where(keep, weight.to(compute), 0)
         terms = terms * weights
-    total = terms.sum(dim, keepdim=keepdim)
+    total = accumulate(terms, dim, keepdim)
     count = _sum_over(
         torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep, input, dim, keepdim
     )
     denominator = count if weight is None else _sum_over(weights, input, dim, keepdim)
     value = total
     if mean:
-        value = total / torch.where(count > 0, denominator, 1).to(compute)
+        value = total / torch.where(count > 0, denominator, 1).to(total.dtype)
     if keep is not None or empty_nan or mean:
         value = torch.where(count > 0, value, float("nan") if empty_nan else 0.0)
     return value.to(dtype), denominator
 
 
 def _sum_over(x, input, dim, keepdim):
-    return x.expand(input.shape).sum(dim, keepdim=keepdim)
+    return accumulate(x.expand(input.shape), dim, keepdim)
+
+
+def accumulate(x, dim, keepdim=False):
+    """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
+    wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
+    return x.sum(dim, keepdim=keepdim, dtype=wide)
 
 
 # ---- op
@@ -189,6 +195,6 @@ def declare_reduction(function):
     """Register a public reduction as `safeops::<op>`."""
     declare_public(
         function,
-        f"{function.__name__}(Tensor input, Tensor? mask=None, int[]? dim=None, *, bool keepdim=False, "
+        f"{function.__name__}(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, "
         'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor',
     )

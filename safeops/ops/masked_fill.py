@@ -5,14 +5,19 @@ import torch
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, compute_dtype, readable, saturate, saturate_tensor
 from safeops._library import Op, declare_public, declare_raw
+from safeops.ops.masked_sum import masked_sum, reduce_to
 
 # ---- definition
 
 
 def definition(input, fill_mask, value):
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, torch.Tensor) and input.is_floating_point():
+        # Filled wide and narrowed after: the gradient of the value is a sum, not to be taken in half.
         wide = value.to(compute_dtype(value.dtype, input.dtype))
-        fill = saturate_tensor(wide, input.dtype) if input.is_floating_point() else value.to(input.dtype)
+        fill = saturate_tensor(wide, input.dtype).to(wide.dtype)
+        return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
+    elif isinstance(value, torch.Tensor):
+        fill = value.to(input.dtype)
     elif input.is_floating_point():
         fill = input.new_full((), saturate(value, input.dtype))
     else:
@@ -74,12 +79,9 @@ class _MaskedFill(torch.autograd.Function):
         fill_mask = ctx.saved_tensors[0]
         grad_input = grad_value = None
         if ctx.needs_input_grad[0]:
-            grad_input = masked_fill(grad, fill_mask, 0.0)  # linear in grad: differentiable by itself
-            if grad_input.shape != ctx.input_shape:
-                grad_input = grad_input.sum_to_size(ctx.input_shape)  # one rounding: torch sums half in fp32
+            # linear in grad: differentiable by itself
+            grad_input = reduce_to(masked_fill(grad, fill_mask, 0.0), ctx.input_shape, grad.dtype)
         if ctx.needs_input_grad[2]:
-            from safeops.ops.masked_sum import masked_sum
-
             dtype, shape = ctx.value
             # d(out)/d(value) = 1 on the filled positions
             wide = compute_dtype(dtype, grad.dtype)

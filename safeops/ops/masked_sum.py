@@ -38,3 +38,13 @@ def masked_sum(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=
 
 
 declare_reduction(masked_sum)
+
+
+def reduce_to(grad, shape, dtype):
+    """A gradient of the full broadcast shape, summed to its operand's shape and narrowed once, at the end."""
+    if grad.shape == shape:
+        return grad
+    lead = grad.dim() - len(shape)
+    dims = [d for d in range(grad.dim()) if d < lead or shape[d - lead] != grad.shape[d]]
+    # ours, not sum_to_size: aten's CPU sum depends on the number of threads
+    return masked_sum(grad, dim=dims, keepdim=True, dtype=dtype).reshape(shape)

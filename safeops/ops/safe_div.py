@@ -5,6 +5,7 @@ import torch
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, compute_dtype, largest_like, saturate
 from safeops._library import Op, declare_public, declare_raw
+from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
 
@@ -90,8 +91,8 @@ class _SafeDiv(torch.autograd.Function):
             need_other,
         )
         return (
-            _route.reduce_to(da, input) if need_input else None,
-            _route.reduce_to(db, other) if need_other else None,
+            reduce_to(da, input.shape, input.dtype) if need_input else None,
+            reduce_to(db, other.shape, other.dtype) if need_other else None,
             None,
             None,
             None,
@@ -139,7 +140,7 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
                 raise ValueError
             if dtype is None:
                 same = input.dtype == other.dtype
-                dtype = _output_dtype(input, input.dtype if same else torch.result_type(input, other))
+                dtype = _output_dtype(input, input.dtype if same else _promoted(input, other))
             floor = torch.finfo(compute_dtype(input.dtype, other.dtype, dtype)).tiny if eps is None else eps
             if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
                 return _SafeDiv.apply(input, other, floor, fill_value, dtype)
@@ -149,12 +150,21 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
         raise
     _validate(input, other, eps, fill_value, dtype)
     if dtype is None:
-        dtype = torch.result_type(input, other)
-        dtype = _output_dtype(input, dtype if dtype in FLOATING else torch.get_default_dtype())
+        dtype = _output_dtype(input, _promoted(input, other))
     if not isinstance(other, torch.Tensor):
         other = torch.full((), other, dtype=compute_dtype(dtype), device=input.device)
     floor = torch.finfo(compute_dtype(input.dtype, other.dtype, dtype)).tiny if eps is None else eps
     return definition(input, other, floor, fill_value, dtype)
+
+
+def _promoted(input, other):
+    """torch.result_type of a true division; that function itself cannot be traced."""
+    floats = [x for x in (input, other) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    if not floats:
+        return torch.get_default_dtype()
+    if len(floats) == 2 and (input.dim() == 0) != (other.dim() == 0):
+        return (other if input.dim() == 0 else input).dtype  # a 0-dim tensor does not widen one with dimensions
+    return torch.promote_types(floats[0].dtype, floats[-1].dtype)
 
 
 def _output_dtype(input, promoted):
