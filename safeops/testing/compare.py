@@ -42,7 +42,8 @@ def first_difference(a: Tensor, b: Tensor) -> str:
 def _at(wrong: Tensor, got: Tensor, want: Tensor) -> str:
     """The first wrong element: where, what, and how many there are."""
     index = tuple(wrong.nonzero()[0].tolist()) if wrong.dim() else ()
-    return f"{int(wrong.sum())} of {wrong.numel()} wrong; at {index}: got {got[index].item()!r}, want {want[index].item()!r}"
+    here = f"at {index}: got {got[index].item()!r}, want {want[index].item()!r}"
+    return f"{int(wrong.sum())} of {wrong.numel()} wrong; {here}"
 
 
 def assert_same_bits(what: str, got: Tensor, want: Tensor, because: str) -> None:
@@ -124,7 +125,7 @@ def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, sc
 
 
 def cancellation(sample, truth) -> tuple[float, dict]:
-    """Sizes of the terms that the value, and each gradient, is summed from: what their rounding errors are relative to."""
+    """Sizes of the terms that the value, and each gradient, is summed from: their rounding is relative to these."""
 
     def size(t):
         return t.double().nan_to_num(0, 0, 0).abs()

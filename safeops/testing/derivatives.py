@@ -146,9 +146,7 @@ def _batchings(keys):
         yield from ((k,) for k in keys)
 
 
-@check(
-    "vmap equals a loop, with the batch in every operand or in one, in front or last, for values and per-sample gradients"
-)
+@check("vmap equals a loop, the batch in every operand or in one, in front or last: values and per-sample gradients")
 def check_vmap(subject: Subject, sample: Sample) -> None:
     wide = sample.cast(torch.float64)
     stacked = _batches(wide)

@@ -1,4 +1,4 @@
-"""Execution: repeatable, no hidden synchronisation, the dispatcher's op, autocast, agreement of routes, refused calls."""
+"""Execution: repeatable, no hidden synchronisation, the dispatcher's op, autocast, routes that agree, refused calls."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def check_threads(subject: Subject, sample: Sample) -> None:
             torch.set_num_threads(before)
 
 
-# Reads of a value by the host. The first kind has a data-dependent size: it waits wherever it is called from. The second
-# counts only where no aten op is the caller: on the CPU aten itself reads 0-dim operands that way, and waits for nothing.
+# Reads by the host. The first kind has a data-dependent size: it waits wherever it is called from. The second counts
+# only where no aten op is the caller: on the CPU aten itself reads 0-dim operands that way, and waits for nothing.
 _SIZE_READS = {
     "aten::nonzero",
     "aten::masked_select",
@@ -66,7 +66,7 @@ _VALUE_READS = {
 
 @contextlib.contextmanager
 def no_synchronisation(device="cpu"):
-    """Raises where the block synchronises: on CUDA at the call, elsewhere (from the profile) at the end of the block."""
+    """Raises where the block synchronises: on CUDA at the call, elsewhere at the end of the block, from its profile."""
     if str(device).startswith("cuda"):
         mode = torch.cuda.get_sync_debug_mode()
         torch.cuda.set_sync_debug_mode("error")

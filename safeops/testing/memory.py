@@ -61,31 +61,35 @@ def check_saved_bytes(subject: Subject, sample: Sample) -> None:
     except NotApplicable:
         pass
     for cast in each_dtype(sample, (torch.float32, torch.float16)):
-        live, leaves = attach(cast)
-        if not leaves:
-            raise NotApplicable("nothing is differentiable")
-        own = {t.untyped_storage().data_ptr() for t in live.operands().values()}
-        extra: dict[int, int] = {}
+        _assert_saves_little(subject, cast)
 
-        def note(t):
-            storage = t.untyped_storage()
-            if storage.data_ptr() not in own:
-                extra[storage.data_ptr()] = storage.nbytes()
-            return t
 
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
-            values = outputs(subject.op(*live.args, **live.kwargs))
-        for node, name, t in _kept_on_nodes(values):
-            if t.untyped_storage().data_ptr() not in own and t.numel() > 1:
-                raise AssertionError(f"{node}.{name} holds a tensor {tuple(t.shape)} outside save_for_backward")
-        out = sum(v.numel() for v in values)
-        allowed = 16 + (16 * out if out < cast.shape().numel() else 0)
-        if sum(extra.values()) > allowed:
-            inputs = sum(t.nbytes for t in live.operands().values())
-            raise AssertionError(
-                f"saved for backward: {sum(extra.values())} bytes beside the inputs' own {inputs}, allowed {allowed} "
-                f"({', '.join(map(str, extra.values()))} bytes each)"
-            )
+def _assert_saves_little(subject, cast):
+    live, leaves = attach(cast)
+    if not leaves:
+        raise NotApplicable("nothing is differentiable")
+    own = {t.untyped_storage().data_ptr() for t in live.operands().values()}
+    extra: dict[int, int] = {}
+
+    def note(t):
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            extra[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        values = outputs(subject.op(*live.args, **live.kwargs))
+    for node, name, t in _kept_on_nodes(values):
+        if t.untyped_storage().data_ptr() not in own and t.numel() > 1:
+            raise AssertionError(f"{node}.{name} holds a tensor {tuple(t.shape)} outside save_for_backward")
+    out = sum(v.numel() for v in values)
+    allowed = 16 + (16 * out if out < cast.shape().numel() else 0)
+    if sum(extra.values()) > allowed:
+        inputs = sum(t.nbytes for t in live.operands().values())
+        raise AssertionError(
+            f"saved for backward: {sum(extra.values())} bytes beside the inputs' own {inputs}, allowed {allowed} "
+            f"({', '.join(map(str, extra.values()))} bytes each)"
+        )
 
 
 def _kept_on_nodes(values):
@@ -133,11 +137,11 @@ def _dispatcher_fills():
 
 @contextlib.contextmanager
 def poisoned_memory(kind: str):
-    """Uninitialised memory holds something that shows: "nan" (through torch), or the byte 0xFE or 0x7F (through malloc).
+    """Uninitialised memory holds something that shows: "nan" (from torch), or the byte 0xFE or 0x7F (from malloc).
 
-    A C++ kernel may allocate through the dispatcher (`torch::stable::empty`: filled by the first) or below it
-    (`at::detail::empty_strided_cpu`: malloc only). As halves 0xFEFE and 0x7F7F are NaN or the largest numbers there are, as floats they are
-    huge, as counts absurd; and two runs over different bytes differ wherever something was left unwritten.
+    A C++ kernel may allocate through the dispatcher (`torch::stable::empty`: both reach it) or below it (the shim's
+    aoti_torch_empty_strided on the CPU: malloc alone does). As halves 0xFEFE and 0x7F7F are NaN or the largest numbers,
+    as floats huge, as counts absurd; and runs over different bytes differ wherever something was left unwritten.
     """
     with _dispatcher_fills() if kind == "nan" else _malloc_fills({"0xFE": 0xFE, "0x7F": 0x7F}[kind]):
         yield
@@ -188,30 +192,29 @@ def _peak_bytes(device, work) -> int:
 def check_peak_memory(subject: Subject, sample: Sample) -> None:
     large = sample.grown(2**18)
     for cast in each_dtype(large, (torch.float16, torch.float32)):
-        live, leaves = attach(cast)
-        values = []
+        _assert_allocates_little(subject, cast)
 
-        def forward(live=live):
-            values[:] = outputs(subject.op(*live.args, **live.kwargs))
-            return values
 
-        _within(
-            "forward",
-            _peak_bytes(subject.device, lambda: outputs(subject.op(*live.args, **live.kwargs))),
-            forward(),
-            large,
-        )
-        tracked = [v for v in values if v.requires_grad]
-        if not tracked:
-            continue
-        upstream = [make_upstream(v) for v in tracked]
+def _assert_allocates_little(subject, cast):
+    live, leaves = attach(cast)
 
-        def backward(leaves=leaves, tracked=tracked, upstream=upstream):
-            return torch.autograd.grad(tracked, list(leaves.values()), upstream, retain_graph=True)
+    def forward():
+        return outputs(subject.op(*live.args, **live.kwargs))
 
-        # An operand that was broadcast gets its gradient by a sum over one of full size, kept wide.
-        summed = sum(8 for t in leaves.values() if t.numel() < large.shape().numel()) * large.shape().numel()
-        _within("backward", _peak_bytes(subject.device, backward), backward(), large, summed)
+    values = forward()
+    _within("forward", _peak_bytes(subject.device, forward), values, cast)
+    tracked = [v for v in values if v.requires_grad]
+    if not tracked:
+        return
+    upstream = [make_upstream(v) for v in tracked]
+
+    def backward():
+        return torch.autograd.grad(tracked, list(leaves.values()), upstream, retain_graph=True)
+
+    # An operand that was broadcast gets its gradient by a sum over one of full size, kept wide.
+    numel = cast.shape().numel()
+    summed = sum(8 * numel for t in leaves.values() if t.numel() < numel)
+    _within("backward", _peak_bytes(subject.device, backward), backward(), cast, summed)
 
 
 def _within(what, peak, results, sample, extra=0):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 from .sample import NotApplicable, Sample
 from .subject import Subject
@@ -29,7 +29,7 @@ CHECKS: dict[str, Check] = {}
 
 
 def check(proves: str, *, slow: bool = False, once: bool = False, cuda: bool = False):
-    """Register `check_<name>`. slow: on the samples marked so. once: on the first of them. cuda: on a CUDA device only."""
+    """Register `check_<name>`. slow: on the samples marked so; once: on the first of them; cuda: on CUDA only."""
 
     def register(function):
         name = function.__name__.removeprefix("check_")
@@ -80,7 +80,7 @@ def check_contract(op, reference=None, samples=(), *, only=None, **describe) -> 
     Args:
         op: the public function, or a ready `Subject`.
         reference: its definition in plain differentiable torch, called with float64 operands.
-        samples: `Sample`s. Between them they should have a mask, a weight, a reduction, broadcast operands, four dimensions.
+        samples: `Sample`s. Between them: a mask, a weight, a reduction, broadcast operands, four dimensions.
         only: names of checks; default all of `CHECKS`.
         describe: further fields of `Subject`: torch_equivalent, direct, routes, dtype_rule, device, skip, ...
 

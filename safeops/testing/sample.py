@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +26,10 @@ class Sample:
     differentiable  operands that get a gradient; default: every floating tensor.
     mask            where the boolean mask is; default: the keyword `mask` or `fill_mask`, if there is one.
     mask_keeps      True: a True in the mask keeps; False: it drops (a fill mask). Default: by the keyword's name.
-    masked          operands that must not matter where the mask drops; default: positional floating tensors and `weight`.
+    masked          operands that must not matter where the mask drops; default: positional floats and `weight`.
     weight          the operand whose zeros mean "masked out"; default: the keyword `weight`.
     smooth          False: a kink or a saturation lies so near that finite differences mean nothing here.
-    slow            run the slow checks (compilation) on this sample; with none marked, the first applicable one is taken.
+    slow            run the slow checks (compilation) on this sample; with none marked, the first one is taken.
     """
 
     args: tuple = ()
@@ -94,36 +95,36 @@ class Sample:
         return used == 0
 
     # Varying ---------------------------------------------------------------------------------------------------------
-    def replace(self, tensors: Mapping) -> "Sample":
+    def replace(self, tensors: Mapping) -> Sample:
         args = tuple(tensors.get(i, a) for i, a in enumerate(self.args))
         kwargs = {k: tensors.get(k, v) for k, v in self.kwargs.items()}
         return dataclasses.replace(self, args=args, kwargs=kwargs)
 
-    def with_kwargs(self, **kwargs) -> "Sample":
+    def with_kwargs(self, **kwargs) -> Sample:
         return dataclasses.replace(self, kwargs={**self.kwargs, **kwargs})
 
-    def map(self, change: Callable[[Tensor], Tensor]) -> "Sample":
+    def map(self, change: Callable[[Tensor], Tensor]) -> Sample:
         return self.replace({k: change(t) for k, t in self.operands().items()})
 
-    def to(self, device) -> "Sample":
+    def to(self, device) -> Sample:
         return self.map(lambda t: t.to(device))
 
-    def cast(self, dtype) -> "Sample":
+    def cast(self, dtype) -> Sample:
         """Floating operands in `dtype`: one dtype, or {place: dtype}."""
         pick = dtype.get if isinstance(dtype, Mapping) else lambda key, own: dtype
         return self.replace({k: t.to(pick(k, t.dtype)) for k, t in self.floats().items()})
 
-    def clone(self) -> "Sample":
+    def clone(self) -> Sample:
         return self.map(lambda t: t.detach().clone())
 
     def _full(self, t: Tensor, axis: int) -> bool:
         """Whether `t` spans the broadcast shape's `axis` (counted from the right, so negative)."""
         return t.dim() >= -axis and t.shape[axis] == self.shape()[axis]
 
-    def _resize(self, change: Callable[[Tensor, int], Tensor], axis: int) -> "Sample":
+    def _resize(self, change: Callable[[Tensor, int], Tensor], axis: int) -> Sample:
         return self.map(lambda t: change(t, axis) if self._full(t, axis) else t)
 
-    def tiled(self, times: int) -> "Sample":
+    def tiled(self, times: int) -> Sample:
         """The same data repeated along the first axis: enough elements to reach vector loops and several threads."""
         shape = self.shape()
         if not shape or shape[0] < 2:
@@ -131,23 +132,23 @@ class Sample:
         axis = -len(shape)
         return self._resize(lambda t, a: torch.cat([t] * times, dim=a), axis)
 
-    def grown(self, numel: int) -> "Sample":
+    def grown(self, numel: int) -> Sample:
         shape = self.shape()
         if not shape or not shape.numel():
             raise NotApplicable("nothing to repeat")
         return self.tiled(max(1, -(-numel // shape.numel())))
 
-    def emptied(self, axis: int) -> "Sample":
+    def emptied(self, axis: int) -> Sample:
         """No elements: `axis` (negative) shortened to 0."""
         return self._resize(lambda t, a: t.narrow(a, 0, 0), axis)
 
-    def single(self) -> "Sample":
+    def single(self) -> Sample:
         """Every operand 0-dimensional: its first element."""
         if self.kwargs.get("dim") not in (None, ()) or not self.shape().numel():
             raise NotApplicable("names a dim, or has no elements")
         return self.map(lambda t: t[(0,) * t.dim()].clone())
 
-    def poisoned(self, value: float, keep: Tensor | None = None) -> "Sample":
+    def poisoned(self, value: float, keep: Tensor | None = None) -> Sample:
         """`value` wherever an operand is used at dropped positions only."""
         changed = {}
         for key in self.masked_keys():

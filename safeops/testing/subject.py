@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,16 +33,17 @@ class Subject:
     """An op and everything the contract needs to know about it.
 
     op                the public function.
-    reference         its definition in plain differentiable torch, called with float64 operands. It may take `out_dtype`, the
-                      dtype the result will be rounded to, where saturation depends on it. It never sees a `dtype=` argument.
+    reference         its definition in plain differentiable torch, called with float64 operands. It may take
+                      `out_dtype`, the dtype the result will be rounded to, where saturation depends on it; it never
+                      sees a `dtype=` argument.
     samples           the calls to check; a check that applies to none of them fails, unless it is in `skip`.
     torch_equivalent  what a user writes today, in the same dtype: ours must not be further from the truth.
     direct            the dispatcher's op of the same signature (`torch.ops.safeops.<op>`).
     routes            other implementations that must agree: {"composite": function of the same signature}.
-    raw_ops           (op, args, kwargs) triples for opcheck; the ops seen during a run of the samples are added by themselves.
+    raw_ops           (op, args, kwargs) triples for opcheck, beside the ops seen while the samples run.
     namespace         dispatcher namespace of the ops that opcheck picks up from a run.
-    dtype_rule        "reduction" (fp32 for halves), "elementwise" (promoted), "safe" (promoted, fp32 under autocast), "input"
-                      (the first operand's), or a function (sample, autocast) -> dtype.
+    dtype_rule        "reduction" (fp32 for halves), "elementwise" (promoted), "safe" (promoted, fp32 under autocast),
+                      "input" (the first operand's), or a function (sample, autocast) -> dtype.
     data              operands whose dtype decides the result's; default: positional floating tensors.
     dtype_argument    whether the op has `dtype=`.
     finite            a `safe_*` function: finite in, finite out.
@@ -89,7 +91,7 @@ class Subject:
         promoted = reduce(torch.promote_types, (t.dtype for t in data)) if len(data) != 2 else torch.result_type(*data)
         return torch.float32 if self.dtype_rule == "safe" and autocast and promoted in HALVES else promoted
 
-    def truth(self, sample: Sample, upstream=None, autocast: bool = False) -> "Outcome":
+    def truth(self, sample: Sample, upstream=None, autocast: bool = False) -> Outcome:
         """The reference in float64 on exactly the values the op is given."""
         wide = sample.cast(torch.float64)
         kwargs = {k: v for k, v in wide.kwargs.items() if k != "dtype"}

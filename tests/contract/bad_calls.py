@@ -1,4 +1,4 @@
-"""Calls that must be refused, with the words that the error must contain: function, argument, and what is wrong with it."""
+"""Calls that must be refused, with the words the error must contain: function, argument, what is wrong with it."""
 
 import torch
 

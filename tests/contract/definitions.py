@@ -1,4 +1,4 @@
-"""The ops of the slice once more, in plain differentiable torch: what float64 says is the truth. Shares no code with safeops."""
+"""The ops of the slice once more, in plain differentiable torch: in float64 they are the truth. No code of safeops."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The ops of the slice as subjects of the contract: adversarial samples, what users write today, and why a check is left out."""
+"""The ops of the slice as subjects: adversarial samples, what users write today, and why a check is left out."""
 
 import functools
 import os

@@ -1,4 +1,4 @@
-"""One planted defect (or more) for every check of the harness: {check: [(what is wrong, subject, words of the failure)]}."""
+"""One planted defect or more for every check of the harness: {check: [(what is wrong, subject, failure's words)]}."""
 
 import dataclasses
 import itertools

@@ -2,8 +2,8 @@
 
     half_square = sum or elements of  weight * x^2 / 2  over the kept elements
 
-It has the parts of a real op: raw ops without autograd, a Function around them, the definition for transforms and double
-backward, and the dispatcher's op of the same signature.
+It has the parts of a real op: raw ops without autograd, a Function around them, the definition for transforms and
+double backward, and the dispatcher's op of the same signature.
 """
 
 import torch
@@ -59,8 +59,8 @@ def backward(grad, x, mask, weight, reduce):
     shape, dtype = torch.broadcast_shapes(x.shape, mask.shape), wide(x)
     out = torch.empty(shape, dtype=x.dtype, device=x.device)
     weight = x.new_ones(()) if weight is None else weight
-    for o, g, x, m, w in _rows(out, *(t.expand(shape) for t in (grad, x, mask, weight))):
-        dx = g.to(dtype) * x.to(dtype) * w.to(dtype)  # d/dx = g w x
+    for o, g, a, m, w in _rows(out, *(t.expand(shape) for t in (grad, x, mask, weight))):
+        dx = g.to(dtype) * a.to(dtype) * w.to(dtype)  # d/dx = g w x
         o.copy_(torch.where(m & (w != 0), dx, 0))
     return out
 
