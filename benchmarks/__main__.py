@@ -1,0 +1,94 @@
+"""The runner: `python -m benchmarks --help`."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--ops", default="", help="comma-separated; all by default")
+    parser.add_argument("--dtypes", default="", help="of fp16,bf16,fp32,fp64; all by default")
+    parser.add_argument("--size", default="", help="elements, e.g. 1M,16M (default: 16M; CUDA: 1M,4M,16M,64M,256M)")
+    parser.add_argument("--rounds", type=int, default=0, help="samples of each contender (default 15; --quick 5)")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--json", type=Path, help="where to write (default: benchmarks/results/<device>/); `-`: nowhere"
+    )
+    parser.add_argument("--quick", action="store_true", help="bf16 and fp32, one size, fewer rounds, no torch.compile")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes most of the run")
+    parser.add_argument("--fresh-memory", action="store_true", help="leave malloc as it is (CPU): page faults included")
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    options = parser.parse_args(argv)
+    options.dtypes = options.dtypes or ("bf16,fp32" if options.quick else "fp16,bf16,fp32,fp64")
+    options.no_compile |= options.quick
+    options.rounds = options.rounds or (5 if options.quick else 15)
+    sizes = options.size or ("16M" if options.device == "cpu" else "64M" if options.quick else "1M,4M,16M,64M,256M")
+    options.sizes = [elements(size) for size in sizes.split(",")]
+    return options
+
+
+def elements(text: str) -> int:
+    for suffix, factor in (("K", 2**10), ("M", 2**20), ("G", 2**30)):
+        if text.upper().endswith(suffix):
+            return int(float(text[:-1]) * factor)
+    return int(text)
+
+
+def collect(options) -> dict:
+    import torch
+
+    from . import elementwise, memory, overhead, pointwise_losses, reductions, report, speed, timing
+    from .case import DTYPES
+
+    builders = {**elementwise.OPS, **reductions.OPS, **pointwise_losses.OPS}
+    names = options.ops.split(",") if options.ops else list(builders)
+    if unknown := set(names) - set(builders):
+        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {list(builders)}")
+    if options.device == "cpu" and not options.fresh_memory:
+        timing.steady_memory()
+    torch.set_num_threads(options.threads)
+    settings = {"device": options.device, "rounds": options.rounds, "fresh_memory": options.fresh_memory}
+    settings["load"] = [round(os.getloadavg()[0], 1)]
+    results = {"hardware": report.hardware(options.device), "settings": settings}
+    results |= {"routes": routes(options.device), "speed": [], "overhead": [], "memory": []}
+    for name in names:
+        for dtype in options.dtypes.split(","):
+            for n in options.sizes:
+                print(f"\r{name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
+                case = builders[name](n, DTYPES[dtype], options.device)
+                compiles = not options.no_compile
+                results["speed"] += speed.measure(case, dtype, options.device, options.rounds, compiles)
+            results["memory"] += memory.measure(case, dtype, options.device)  # at the last size
+        results["overhead"] += overhead.measure(name, options.device, 4 * options.rounds)
+    settings["load"].append(round(os.getloadavg()[0], 1))
+    print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    return results
+
+
+def routes(device: str) -> dict:
+    """op -> kernel or composite: what it was that has been measured."""
+    from safeops._library import registry
+
+    return {name: "kernel" if getattr(op, device) else "composite" for name, op in registry.items()}
+
+
+def main(argv=None):
+    options = parse(argv)
+    if options.device == "cuda":
+        os.environ.setdefault("SAFEOPS_UNVERIFIED", "1")  # before the import: it is the kernels that are measured
+    from . import report
+
+    results = collect(options)
+    print(report.markdown(results))
+    if str(options.json) != "-":
+        path = options.json or report.default_path(results)
+        report.write(results, path)
+        print(f"written: {path} and {path.with_suffix('.md').name}")
+    return 1 if options.check and report.misses(results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Peak extra memory of a call, forward and backward: the goal is its output and nothing beside it."""
+
+import torch
+
+from .case import Case
+
+SLACK = 1 << 20  # per-block partial results of a reduction, counters
+
+
+def peak_extra(call, device: str) -> tuple[int, int]:
+    """(most bytes that were allocated during the call beyond what was before, bytes of the tensors it returned)."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        result = call()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before, _size(result)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = call()
+    # every allocation (positive) and release (negative) that passed through torch's allocator, in order of time
+    steps = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    level = peak = 0
+    for step in sorted(steps, key=lambda e: e.start_ns()):
+        level += step.nbytes()
+        peak = max(peak, level)
+    return peak, _size(result)
+
+
+def _size(result) -> int:
+    tensors = [result] if isinstance(result, torch.Tensor) else result
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def measure(case: Case, dtype: str, device: str) -> list[dict]:
+    name, pattern = next(iter(case.eager.items()))
+    records = []
+    for direction in ("forward", "backward"):
+        record = {"op": case.op, "dtype": dtype, "direction": direction, "elements": case.elements}
+        for who, function in (("ours", case.ours), ("eager", pattern)):
+            call = _call(function, case.inputs, direction)
+            call()
+            record[f"{who}_peak"], record["output"] = peak_extra(call, device)
+        record["eager_pattern"] = name
+        records.append(record)
+    return records
+
+
+def _call(function, inputs, direction):
+    if direction == "forward":
+        return lambda: function(*inputs)
+    output = function(*inputs)
+    grad = torch.ones_like(output)
+    return lambda: torch.autograd.grad(output, inputs, grad, retain_graph=True)

@@ -1,0 +1,146 @@
+"""Goals, tables, files."""
+
+from __future__ import annotations
+
+import json
+import platform
+import re
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+HOW = (
+    "Contenders take turns within each round; the ratios are medians over {rounds} rounds of the ratio within a round. "
+    "Floor: a copy that moves as many bytes, in the same rounds. The machine may be shared: single numbers are noisy. "
+    "Freed memory is kept by the allocator, for all contenders alike. Load average, at the start and the end: {load}."
+)
+
+
+def goals(record: dict, device: str) -> dict[str, bool]:
+    """The goals that a record has a say on, and whether it reaches them."""
+    if "of_floor" in record:
+        share = 0.9 if device == "cuda" else 0.7
+        verdict = {}
+        if device == "cpu" or record["elements"] >= 2**26:
+            verdict[f">= {share} of floor"] = record["of_floor"] >= share
+        if device == "cuda":
+            verdict[">= 1x eager"] = record["x_fastest_eager"] >= 1
+        elif not record["variant"]:
+            verdict[">= 5x eager"] = record["x_eager"] >= 5
+        if "x_compile" in record:
+            verdict["> compile"] = record["x_compile"] > 1
+        return verdict
+    if "over_us" in record:
+        most = 6 if record["grad"] else 2
+        return {f"<= {most} us over aten": record["over_us"] <= most}
+    return {"output alone": record["ours_peak"] <= record["output"] + (1 << 20)}
+
+
+def hardware(device: str) -> dict:
+    facts = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    if device == "cuda":
+        facts["cuda"] = torch.version.cuda
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        return re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text()).group(1).strip()
+    except (OSError, AttributeError):
+        return platform.processor() or platform.machine()
+
+
+def markdown(results: dict) -> str:
+    device = results["settings"]["device"]
+    lines = ["# " + results["hardware"]["device"], ""]
+    lines += [", ".join(f"{k} {v}" for k, v in results["hardware"].items() if k != "device") + ".", ""]
+    lines += [HOW.format(**results["settings"]), ""]
+    lines += _speed(results["speed"], device) + _overhead(results["overhead"], device)
+    lines += _memory(results["memory"], device)
+    patterns = {r["op"]: r["eager_pattern"] for r in results["speed"] if r["direction"] == "forward"}
+    lines += ["x-eager: against the pattern as most write it:", "", *(f"- {k}: `{v}`" for k, v in patterns.items()), ""]
+    if missed := misses(results):
+        lines += [f"Goals missed: {len(missed)}", "", *(f"- {line}" for line in missed), ""]
+    return "\n".join(lines)
+
+
+def misses(results: dict) -> list[str]:
+    device = results["settings"]["device"]
+    found = []
+    for record in [*results["speed"], *results["overhead"], *results["memory"]]:
+        where = " ".join(str(record[k]) for k in ("op", "dtype", "direction") if k in record)
+        if "grad" in record:
+            where += " with grad" if record["grad"] else " without grad"
+        found += [
+            f"{where}, {record.get('elements', 8)} elements: {goal}"
+            for goal, ok in goals(record, device).items()
+            if not ok
+        ]
+    return found
+
+
+def _mark(record, device):
+    return "yes" if all(goals(record, device).values()) else "NO"
+
+
+def _table(title, head, rows):
+    if not rows:
+        return []
+    widths = [max(len(str(row[i])) for row in [head, *rows]) for i in range(len(head))]
+    lines = ["| " + " | ".join(str(v).ljust(w) for v, w in zip(row, widths)) + " |" for row in [head, *rows]]
+    return [f"## {title}", "", lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:], ""]
+
+
+def _speed(records, device):
+    head = "op dtype direction elements bytes/elem ms GB/s of-floor x-eager x-fastest-eager x-compile goals".split()
+    rows = []
+    for r in records:
+        compiled = f"{r['x_compile']:.1f}" if "x_compile" in r else "-"
+        size = f"{r['elements'] / 2**20:g}M"
+        ratios = [f"{r['of_floor']:.2f}", f"{r['x_eager']:.1f}", f"{r['x_fastest_eager']:.1f}", compiled]
+        time = [f"{r['milliseconds']['ours']:.3f}", f"{r['ours_GB_per_s']:.1f}"]
+        rows.append(
+            [r["op"], r["dtype"], r["direction"], size, r["bytes_per_element"], *time, *ratios, _mark(r, device)]
+        )
+    return _table("Speed", head, rows)
+
+
+def _overhead(records, device):
+    head = ["op", "grad", "ours us", "aten us", "over us", "goal"]
+    rows = [
+        [r["op"], "yes" if r["grad"] else "no", f"{r['ours_us']:.1f}", f"{r['aten_us']:.1f}", f"{r['over_us']:+.1f}"]
+        + [_mark(r, device)]
+        for r in records
+    ]
+    return _table("Cost of a call (8 elements, beside a bare aten op)", head, rows)
+
+
+def _memory(records, device):
+    def mib(n):
+        return f"{n / 2**20:.1f}"
+
+    head = ["op", "dtype", "direction", "output MiB", "ours peak MiB", "eager peak MiB", "goal"]
+    rows = [
+        [r["op"], r["dtype"], r["direction"], mib(r["output"]), mib(r["ours_peak"]), mib(r["eager_peak"])]
+        + [_mark(r, device)]
+        for r in records
+    ]
+    return _table("Peak extra memory", head, rows)
+
+
+def default_path(results: dict) -> Path:
+    name = re.sub(r"[^a-z0-9]+", "-", results["hardware"]["device"].lower()).strip("-")
+    return RESULTS / name / f"{results['settings']['device']}.json"
+
+
+def write(results: dict, path: Path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    path.with_suffix(".md").write_text(markdown(results))

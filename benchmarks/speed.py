@@ -1,0 +1,55 @@
+"""Forward and backward of one case, each beside its rivals."""
+
+from __future__ import annotations
+
+import statistics
+
+import torch
+
+from .case import Case
+from .timing import copy_of, interleave, ratio
+
+
+def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool) -> list[dict]:
+    """A record for each direction."""
+    functions = {"ours": case.ours, **{f"eager: {text}": f for text, f in case.eager.items()}}
+    if with_compile:
+        torch._dynamo.reset()
+        torch._functorch.config.donated_buffer = False  # the backward is timed over and over on one graph
+        functions["compile"] = torch.compile(case.compiled, dynamic=False)
+    forward = {name: lambda f=f: f(*case.inputs) for name, f in functions.items()}
+    records = [_record(case, dtype, "forward", case.forward_bytes, forward, rounds, device)]
+
+    outputs = {name: call() for name, call in forward.items()}
+    backward = {}
+    for name, output in outputs.items():
+        # a gradient that is its own memory, as the step after this one would hand over
+        grad = torch.ones_like(output)
+        backward[name] = lambda o=output, g=grad: torch.autograd.grad(o, case.inputs, g, retain_graph=True)
+    records.append(_record(case, dtype, "backward", case.backward_bytes, backward, rounds, device))
+    return records
+
+
+def _record(case, dtype, direction, bytes_per_element, contenders, rounds, device) -> dict:
+    total = bytes_per_element * case.elements
+    samples = interleave({"copy": copy_of(total, device), **contenders}, rounds, device)
+    milliseconds = {name: statistics.median(times) * 1e3 for name, times in samples.items()}
+    eager = [name for name in samples if name.startswith("eager: ")]
+    record = {
+        "op": case.op,
+        "variant": case.variant,
+        "dtype": dtype,
+        "direction": direction,
+        "elements": case.elements,
+        "bytes_per_element": bytes_per_element,
+        "milliseconds": milliseconds,
+        "copy_GB_per_s": total / milliseconds["copy"] / 1e6,
+        "ours_GB_per_s": total / milliseconds["ours"] / 1e6,
+        "of_floor": ratio(samples, "copy", "ours"),
+        "eager_pattern": eager[0].removeprefix("eager: "),
+        "x_eager": ratio(samples, eager[0], "ours"),
+        "x_fastest_eager": min(ratio(samples, name, "ours") for name in eager),
+    }
+    if "compile" in samples:
+        record["x_compile"] = ratio(samples, "compile", "ours")
+    return record

@@ -1,0 +1,106 @@
+"""The runner: that it states the right bytes, and computes its fractions from them."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import report
+from benchmarks.__main__ import elements, main
+
+BF16 = {  # bytes an element must move, forward and backward: what the design says
+    "masked_fill": (5, 5),
+    "safe_div": (6, 10),
+    "masked_sum": (3, 3),
+    "masked_mean": (3, 3),
+    "masked_mean_rows": (3, 3),
+    "mse_loss": (5, 7),
+    "l1_loss": (5, 7),
+    "smooth_l1_loss": (5, 7),
+    "huber_loss": (5, 7),
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "small.json"
+    # fresh memory: the test process keeps its malloc as it is
+    arguments = "--quick --fresh-memory --size 4K --rounds 2 --threads 1 --dtypes bf16,fp64".split()
+    threads = torch.get_num_threads()
+    assert main([*arguments, "--json", str(path)]) == 0
+    torch.set_num_threads(threads)
+    assert "of-floor" in path.with_suffix(".md").read_text()
+    return json.loads(path.read_text())
+
+
+def test_bytes_are_those_of_the_design(results):
+    stated = {}
+    for record in results["speed"]:
+        if record["dtype"] == "bf16":
+            stated[record["op"]] = (*stated.get(record["op"], ()), record["bytes_per_element"])
+    assert stated == BF16
+
+
+def test_wider_data_moves_more_bytes_but_the_mask_does_not(results):
+    by = {(r["op"], r["dtype"], r["direction"]): r["bytes_per_element"] for r in results["speed"]}
+    assert by["mse_loss", "fp64", "backward"] == 3 * 8 + 1
+    assert by["safe_div", "fp64", "forward"] == 3 * 8
+
+
+def test_rates_follow_from_bytes_and_times(results):
+    for record in results["speed"]:
+        assert record["elements"] == 4096
+        total, times = record["bytes_per_element"] * 4096, record["milliseconds"]
+        assert record["ours_GB_per_s"] == pytest.approx(total / (times["ours"] * 1e-3) / 1e9)
+        assert record["copy_GB_per_s"] == pytest.approx(total / (times["copy"] * 1e-3) / 1e9)
+        assert record["of_floor"] > 0 and record["x_fastest_eager"] <= record["x_eager"] * 1.0001
+
+
+def test_memory_sees_an_allocation(results):
+    mean = [r for r in results["memory"] if r["op"] == "masked_mean" and r["dtype"] == "fp64"]
+    for record in mean:
+        assert record["eager_peak"] > 4096 * 0.5 * 8, "x[m] allocates most of x: the hook missed it"
+        assert record["output"] == (4096 * 8 if record["direction"] == "backward" else 8)
+
+
+def speed(**changes):
+    record = {"op": "x", "dtype": "bf16", "direction": "forward", "elements": 2**24, "variant": False}
+    record |= {"of_floor": 0.8, "x_eager": 6.0, "x_fastest_eager": 6.0, "x_compile": 1.5}
+    return record | changes
+
+
+@pytest.mark.parametrize(
+    ("record", "device", "reached"),
+    [
+        (speed(), "cpu", True),
+        (speed(of_floor=0.69), "cpu", False),
+        (speed(x_eager=4.9), "cpu", False),
+        (speed(x_eager=4.9, variant=True), "cpu", True),
+        (speed(x_compile=0.99), "cpu", False),
+        (speed(), "cuda", True),  # 0.9 of the floor is asked from 64M elements
+        (speed(elements=2**26), "cuda", False),
+        (speed(elements=2**26, of_floor=0.92), "cuda", True),
+        (speed(x_fastest_eager=0.9), "cuda", False),
+        ({"over_us": 1.9, "grad": False}, "cpu", True),
+        ({"over_us": 2.1, "grad": False}, "cpu", False),
+        ({"over_us": 5.9, "grad": True}, "cpu", True),
+        ({"over_us": 6.1, "grad": True}, "cpu", False),
+        ({"ours_peak": 2**25, "output": 2**25}, "cpu", True),
+        ({"ours_peak": 2**26, "output": 2**25}, "cpu", False),
+    ],
+)
+def test_goals(record, device, reached):
+    assert all(report.goals(record, device).values()) == reached
+
+
+def test_check_fails_on_a_missed_goal(monkeypatch):
+    monkeypatch.setattr(report, "misses", lambda results: ["one"])
+    arguments = (
+        "--quick --fresh-memory --size 1K --rounds 1 --threads 1 --dtypes bf16 --ops masked_sum --json -".split()
+    )
+    assert main([*arguments, "--check"]) == 1
+    assert main(arguments) == 0
+
+
+def test_sizes():
+    assert [elements(text) for text in ("4K", "16M", "0.5G", "100")] == [4096, 2**24, 2**29, 100]
