@@ -1,0 +1,15 @@
+"""Triton kernels for CUDA tensors and the plain functions that launch them, one file per op.
+
+Importing this package imports neither torch nor triton: a launcher's module does so when it is first asked for,
+by `from safeops.kernels import mse_loss` or as an attribute, `safeops.kernels.mse_loss`.
+"""
+
+import importlib
+
+OPS = ("masked_sum", "masked_mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+
+
+def __getattr__(name):
+    if name in OPS:
+        return importlib.import_module("." + name, __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

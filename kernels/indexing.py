@@ -1,0 +1,186 @@
+"""From any strides to a tile: dimensions are fused on the host into an outer and an inner group. An element's offset
+is offset(outer index) + offset(inner index): divisions are paid per row and per column, not per element.
+
+Each operand has a kind, fixed at compile time, that says how it varies over the tile.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+ABSENT = tl.constexpr(0)
+VECTOR = tl.constexpr(1)  # unit stride along the inner group, 16-byte aligned: vector accesses
+SCALAR = tl.constexpr(2)  # one element for the whole tensor, such as the gradient of a mean
+ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
+STRIDED = tl.constexpr(4)  # anything else
+
+# Offsets and indices are 32-bit below this; the margin lets an index run past the end by a tile.
+INT32_LIMIT = 2**31 - 2**17
+
+
+@triton.jit
+def spread(index, shape, strides):
+    """The offset of a linear index over `shape`, last dimension fastest."""
+    offset = index * 0
+    for d in tl.static_range(len(shape) - 1, 0, -1):
+        offset += (index % shape[d]) * strides[d]
+        index = index // shape[d]
+    return offset + index * strides[0]
+
+
+@triton.jit
+def address(operand, space, m, n, KIND: tl.constexpr):
+    """Pointers to the operand's elements of a tile: (BM, BN), (BM, 1) for ROW, a scalar for SCALAR.
+
+    operand: (pointer, outer strides, inner strides); space: (M, N, outer shape, inner shape)."""
+    if KIND == SCALAR:
+        where = operand[0]
+    else:
+        where = operand[0] + spread(m, space[2], operand[1])[:, None]
+        if KIND == VECTOR:
+            where += n[None, :]
+        elif KIND == STRIDED:
+            where += spread(n, space[3], operand[2])[None, :]
+    return where
+
+
+@triton.jit
+def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr):
+    """One operand's elements of a tile, 0 outside the tensor (EDGE: the tile reaches over it).
+
+    Masked elements are skipped where accesses are single elements anyway; a predicate that differs inside a
+    vector access would break it up."""
+    where = address(operand, space, m, n, KIND)
+    if KIND == STRIDED:
+        value = tl.load(where, mask=keep, other=0)
+    elif KIND == SCALAR or not EDGE:
+        value = tl.load(where)
+    elif KIND == ROW:
+        value = tl.load(where, mask=(m < space[0])[:, None], other=0)
+    else:
+        value = tl.load(where, mask=(m < space[0])[:, None] & (n < space[1])[None, :], other=0)
+    return value
+
+
+class Group(NamedTuple):
+    """Fused dimensions, slowest first, and each operand's strides over them."""
+
+    shape: tuple
+    strides: tuple  # one tuple per operand; None for an absent one
+
+    @property
+    def numel(self):
+        return prod(self.shape)
+
+    def first(self, operands):
+        return self._replace(strides=self.strides[:operands])
+
+
+def broadcast_strides(tensor, shape):
+    """The strides that read `tensor` at every position of `shape` (0 where it is broadcast)."""
+    lead = len(shape) - tensor.dim()
+    if lead < 0 or any(size != want and size != 1 for size, want in zip(tensor.shape, shape[lead:])):
+        raise ValueError(f"shape {tuple(tensor.shape)} does not broadcast to {tuple(shape)}")
+    return (0,) * lead + tuple(
+        0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride())
+    )
+
+
+def memory_order(shape, strides):
+    """Dimensions that hold more than one element, from the one that jumps farthest in memory to the nearest. The first
+    operand (in the caller's order) that varies over both of two dimensions decides between them."""
+
+    def compare(a, b):
+        for steps in strides:
+            if steps is not None and steps[a] and steps[b] and steps[a] != steps[b]:
+                return steps[b] - steps[a]
+        return a - b
+
+    dims = [d for d, size in enumerate(shape) if size != 1]
+    for end in range(
+        1, len(dims)
+    ):  # insertion: the relation need not be transitive, so sort() might not settle
+        at = end
+        while at and compare(dims[at - 1], dims[at]) > 0:
+            dims[at - 1], dims[at] = dims[at], dims[at - 1]
+            at -= 1
+    return dims
+
+
+def fuse(dims, shape, strides):
+    """Merge neighbours that every operand walks through with one stride."""
+    sizes, steps = [], []
+    for d in dims:
+        here = [None if s is None else s[d] for s in strides]
+        if sizes and all(h is None or last == h * shape[d] for last, h in zip(steps[-1], here)):
+            sizes[-1] *= shape[d]
+            steps[-1] = here
+        else:
+            sizes.append(shape[d])
+            steps.append(here)
+    if not sizes:
+        sizes, steps = [1], [[None if s is None else 0 for s in strides]]
+    return Group(
+        tuple(sizes), tuple(None if s is None else tuple(column) for s, column in zip(strides, zip(*steps)))
+    )
+
+
+def split_inner(fused):
+    """All dimensions but the nearest in memory, and that one."""
+
+    def part(where, shape, step):
+        return Group(fused.shape[where] or shape, tuple(s and (s[where] or step) for s in fused.strides))
+
+    return part(slice(None, -1), (1,), (0,)), part(slice(-1, None), (1,), (0,))
+
+
+def kind_of(outer, inner):
+    if inner is None:
+        return ABSENT
+    if not any(outer) and not any(inner):
+        return SCALAR
+    if not any(inner):
+        return ROW
+    return VECTOR if inner == (1,) else STRIDED
+
+
+def tile_kinds(tensors, outer, inner):
+    """(kind of each operand, VEC): the elements of one access, or 1 for the variant that assumes nothing of strides
+    and alignment."""
+    kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
+    vectors = [(t, o) for t, o, kind in zip(tensors, outer.strides, kinds) if kind is VECTOR]
+    widths = [t.element_size() for t, _ in vectors if t.dtype.is_floating_point]
+    vec = 16 // min(widths, default=16)
+    whole_rows = outer.numel == 1 or inner.numel % vec == 0
+    aligned = all(t.data_ptr() % 16 == 0 and not any(step % vec for step in steps) for t, steps in vectors)
+    if vec > 1 and STRIDED not in kinds and whole_rows and aligned:
+        return kinds, vec
+    return [kind if kind in (ABSENT, SCALAR) else STRIDED for kind in kinds], 1
+
+
+def tile_shape(M, N, vec, tile, widest):
+    """(BM, BN): BN a power of 4, which keeps the variants few, and at most N, which loses less than half a tile."""
+    columns = power_of_2(max(N, 1))
+    if M == 1:
+        widest = tile
+    elif columns < widest and columns.bit_length() % 2 == 0:
+        columns //= 2
+    columns = max(min(columns, widest, tile), vec)
+    return min(tile // columns, power_of_2(2 * max(M, 1) - 1)), columns
+
+
+def power_of_2(n):
+    """The largest that is at most n."""
+    return 1 << (n.bit_length() - 1)
+
+
+def needs_int64(outer, inner, *counts):
+    """Whether an offset, or an index that runs past the end by a tile, may not fit 32 bits."""
+    extents = [
+        sum((size - 1) * step for size, step in zip(outer.shape + inner.shape, o + i))
+        for o, i in zip(outer.strides, inner.strides)
+        if o is not None
+    ]
+    return max(outer.numel * inner.numel, *extents, *counts) >= INT32_LIMIT

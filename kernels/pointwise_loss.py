@@ -1,0 +1,73 @@
+"""A pointwise loss from two functions of d = x - y, in registers: its value and its derivative.
+
+They take p0 and p1 as (1, 1) tiles of the compute dtype, and must let NaN through: clamp with comparisons, not with
+tl.minimum or tl.maximum."""
+
+import torch
+
+from .elementwise import launch_map, map_backward
+from .reduce import reduce
+
+
+def like(tensor, shape, dtype):
+    """An output in the tensor's own memory order where it has the full shape, else contiguous."""
+    if tensor.shape == shape:
+        return torch.empty_like(tensor, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device=tensor.device)
+
+
+def pointwise_loss(name, value, grad):
+    """(forward, backward) launchers with the signatures of _<loss> and _<loss>_backward."""
+
+    def forward(input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+        if reduction == 0:
+            out = like(input, torch.broadcast_shapes(input.shape, target.shape), dtype)
+            compute = torch.float64 if torch.float64 in (input.dtype, target.dtype, dtype) else torch.float32
+            launch_map(name, value, (input, target, mask, weight, None, None, out, None), p0, p1, compute)
+            return out, torch.empty(0, dtype=torch.float64, device=input.device)
+        return reduce(
+            name,
+            value,
+            input,
+            target,
+            mask,
+            weight,
+            denominator,
+            divisor,
+            None,
+            False,
+            reduction == 1,
+            p0,
+            p1,
+            empty_nan,
+            dtype,
+        )
+
+    def backward(
+        grad_output,
+        denominator,
+        input,
+        target,
+        mask,
+        weight,
+        p0,
+        p1,
+        input_dtype,
+        target_dtype,
+        need_input,
+        need_target,
+    ):
+        shape = torch.broadcast_shapes(input.shape, target.shape)
+        dx = like(input, shape, input_dtype) if need_input else None
+        dy = like(target, shape, target_dtype) if need_target else None
+        map_backward(
+            name + "_backward", grad, input, target, mask, weight, grad_output, denominator, dx, dy, p0, p1
+        )
+        return (
+            dx if need_input else torch.empty(0, dtype=input_dtype, device=input.device),
+            dy if need_target else torch.empty(0, dtype=target_dtype, device=input.device),
+        )
+
+    forward.__name__ = forward.__qualname__ = name
+    backward.__name__ = backward.__qualname__ = name + "_backward"
+    return forward, backward
