@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What a file pulls in from its own folder: `#include "x"`, `from .x import`, `from . import x, y`.
+# What a file pulls in from the project: `#include "x"`, `from .x import`, `from . import x, y`.
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _FROM = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)
 _FROM_PACKAGE = re.compile(r"^\s*from\s+\.\s+import\s+([\w, ]+)", re.MULTILINE)
@@ -27,12 +27,12 @@ def _uses(path):
         for group in _FROM_PACKAGE.findall(text):
             names += [name.split()[0] for name in group.split(",") if name.strip()]
         return [path.with_name(f"{name}.py") for name in names]
-    return [path.parent / name for name in _INCLUDE.findall(text)]
+    return [(path.parent / name).resolve() for name in _INCLUDE.findall(text)]
 
 
 def sources(op, root=ROOT):
     """Every file of the project that the kernel is made of, sorted."""
-    found, pending = set(), [kernel_file(op, root)]
+    found, pending = set(), [kernel_file(op, root).resolve()]
     while pending:
         path = pending.pop()
         if path not in found and path.exists():
@@ -45,6 +45,6 @@ def fingerprint(op, root=ROOT):
     """sha256 over the names and bytes of sources(op)."""
     digest = hashlib.sha256()
     for path in sources(op, root):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(f"{path.relative_to(root.resolve()).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()

@@ -60,7 +60,7 @@ uint64_t fill_bits(double number, Type type) {
 
 // A 0-dim CPU tensor is allowed beside CUDA operands, as in torch.
 double read_on_host(const Tensor& x, Type type) {
-  const void* p = x.const_data_ptr();
+  const void* p = x.data_ptr();
   if (type == kF64) return *static_cast<const double*>(p);
   if (type == kF32) return *static_cast<const float*>(p);
   if (type == kF16) return float(*static_cast<const c10::Half*>(p));
@@ -74,25 +74,25 @@ MaskedFill<Bits> make_op(uint64_t fill, const char* value, Type value_type, Type
 
 Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, const std::optional<Tensor>& value, double number) {
   constexpr const char* kOp = "safeops::_masked_fill";
-  const Type type = float_type(input.scalar_type(), kOp, "input");
-  STD_TORCH_CHECK(fill_mask.scalar_type() == ScalarType::Bool, kOp, ": fill_mask must be bool");
+  const Type type = float_type(input, kOp, "input");
+  STD_TORCH_CHECK(dtype_of(fill_mask) == DType::kBool, kOp, ": fill_mask must be bool");
   check_device(fill_mask, input, kOp, "fill_mask");
   const char* device_value = nullptr;
   Type value_type = type;
   if (value.has_value()) {
-    value_type = float_type(value->scalar_type(), kOp, "value");
+    value_type = float_type(*value, kOp, "value");
     STD_TORCH_CHECK(value->numel() == 1, kOp, ": value must have one element");
     if (value->is_cpu()) {
       number = read_on_host(*value, value_type);
     } else {
       check_device(*value, input, kOp, "value");
-      device_value = static_cast<const char*>(value->const_data_ptr());
+      device_value = static_cast<const char*>(value->data_ptr());
     }
   }
-  const auto shape = broadcast(shape_of(input), fill_mask, kOp, "fill_mask");
+  const Shape shape = broadcast(View(input).shape(), View(fill_mask).shape());
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const Tensor out = empty_output(input, shape, input.scalar_type());
-  auto plan = make_plan<3>(shape, {view_output(out, type), view(input, type), view(fill_mask, kBool)});
+  const Tensor out = output_like(input, shape, type);
+  auto plan = make_plan<3>(shape, {operand(out, type), operand(input, type), operand(fill_mask, kBool)});
   if (plan.numel == 0) return out;
   const cudaStream_t stream = current_stream(input);
   const uint64_t fill = fill_bits(number, type);

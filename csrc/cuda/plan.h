@@ -6,17 +6,15 @@
 
 #include <array>
 #include <cstdint>
-#include <stdexcept>
-#include <string>
-#include <vector>
 
+#include "../common/shape.h"
 #include "types.cuh"
 
 namespace safeops::cuda {
 
-constexpr int kMaxDims = 25;  // as torch's own CUDA loops
+constexpr int kLoopDims = 25;  // that do not merge; as many as torch's own CUDA loops take
 
-struct View {  // one operand, of the broadcast shape or broadcastable to it; data == nullptr: an output nobody wants
+struct Operand {  // of the broadcast shape or broadcastable to it; data == nullptr: an output nobody wants
   void* data;
   Type type;
   int64_t ndim;
@@ -41,52 +39,51 @@ struct Plan {
   int ndim = 0;
   Type type[N];
   char* base[N];
-  int64_t size[kMaxDims];
-  int64_t stride[N][kMaxDims];  // bytes
-  Divider by[kMaxDims];         // by size; in the row variant by[0] divides by packets in a row
+  int64_t size[kLoopDims];
+  int64_t stride[N][kLoopDims];  // bytes
+  Divider by[kLoopDims];         // by size; in the row variant by[0] divides by packets in a row
 };
 
 template <int N>
-Plan<N> make_plan(const std::vector<int64_t>& shape, const std::array<View, N>& views) {
+Plan<N> make_plan(const Shape& shape, const std::array<Operand, N>& operands) {
   Plan<N> plan;
+  int64_t stride[N][safeops::kMaxDims];
   int lead = 0;  // the operand whose memory order the loop follows: the first output there is
-  while (views[lead].data == nullptr && lead + 1 < N) ++lead;
+  while (operands[lead].data == nullptr && lead + 1 < N) ++lead;
   for (int i = 0; i < N; ++i) {
-    plan.type[i] = views[i].type;
-    plan.base[i] = static_cast<char*>(views[i].data);
+    const Operand& x = operands[i];
+    plan.type[i] = x.type;
+    plan.base[i] = static_cast<char*>(x.data);
+    expand_strides(x.data ? int(x.ndim) : 0, x.sizes, x.strides, shape, stride[i]);
+    for (int dim = 0; dim < shape.ndim; ++dim) stride[i][dim] *= size_of(x.type);
   }
-  const auto stride_of = [&](int i, size_t dim) -> int64_t {
-    const int64_t own = int64_t(dim) - int64_t(shape.size()) + views[i].ndim;  // shapes align at the right
-    const bool broadcast = views[i].data == nullptr || own < 0 || views[i].sizes[own] == 1;
-    return broadcast ? 0 : views[i].strides[own] * size_of(views[i].type);
-  };
-  std::vector<size_t> order;
-  for (size_t dim = shape.size(); dim-- > 0;) {
-    plan.numel *= shape[dim];
-    if (shape[dim] == 1) continue;
-    size_t at = order.size();
-    while (at > 0 && stride_of(lead, order[at - 1]) > stride_of(lead, dim)) --at;
-    order.insert(order.begin() + at, dim);
+  int order[safeops::kMaxDims], dims = 0;
+  for (int dim = shape.ndim - 1; dim >= 0; --dim) {
+    plan.numel *= shape.size[dim];
+    if (shape.size[dim] == 1) continue;
+    int at = dims++;
+    for (; at > 0 && stride[lead][order[at - 1]] > stride[lead][dim]; --at) order[at] = order[at - 1];
+    order[at] = dim;
   }
   if (plan.numel == 0) return plan;
-  for (const size_t dim : order) {
+  for (int k = 0; k < dims; ++k) {
+    const int dim = order[k];
     bool merges = plan.ndim > 0;
     for (int i = 0; i < N && merges; ++i)
-      merges = stride_of(i, dim) == plan.stride[i][plan.ndim - 1] * plan.size[plan.ndim - 1];
+      merges = stride[i][dim] == plan.stride[i][plan.ndim - 1] * plan.size[plan.ndim - 1];
     if (merges) {
-      plan.size[plan.ndim - 1] *= shape[dim];
+      plan.size[plan.ndim - 1] *= shape.size[dim];
       continue;
     }
-    if (plan.ndim == kMaxDims)
-      throw std::runtime_error("safeops: more than " + std::to_string(kMaxDims) + " dimensions that do not merge");
-    plan.size[plan.ndim] = shape[dim];
-    for (int i = 0; i < N; ++i) plan.stride[i][plan.ndim] = stride_of(i, dim);
+    STD_TORCH_CHECK(plan.ndim < kLoopDims, "safeops: more than ", kLoopDims, " dimensions that do not merge");
+    plan.size[plan.ndim] = shape.size[dim];
+    for (int i = 0; i < N; ++i) plan.stride[i][plan.ndim] = stride[i][dim];
     ++plan.ndim;
   }
   if (plan.ndim == 0) {  // one element
     plan.ndim = 1;
     plan.size[0] = 1;
-    for (int i = 0; i < N; ++i) plan.stride[i][0] = views[i].data ? size_of(views[i].type) : 0;
+    for (int i = 0; i < N; ++i) plan.stride[i][0] = operands[i].data ? size_of(operands[i].type) : 0;
   }
   return plan;
 }

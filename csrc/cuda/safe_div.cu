@@ -98,13 +98,12 @@ void launch(Plan<N>& plan, bool wide, const Op32& op32, const Op64& op64, cudaSt
 
 Tensor safe_div(const Tensor& input, const Tensor& other, double eps, double fill_value, ScalarType dtype) {
   constexpr const char* kOp = "safeops::_safe_div";
-  const Type a = float_type(input.scalar_type(), kOp, "input"), b = float_type(other.scalar_type(), kOp, "other"),
-             y = float_type(dtype, kOp, "dtype");
+  const Type a = float_type(input, kOp, "input"), b = float_type(other, kOp, "other"), y = float_type(dtype);
   check_device(other, input, kOp, "other");
-  const auto shape = broadcast(shape_of(input), other, kOp, "other");
+  const Shape shape = broadcast(View(input).shape(), View(other).shape());
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const Tensor out = empty_output(input, shape, dtype);
-  auto plan = make_plan<3>(shape, {view_output(out, y), view(input, a), view(other, b)});
+  const Tensor out = output_like(input, shape, y);
+  auto plan = make_plan<3>(shape, {operand(out, y), operand(input, a), operand(other, b)});
   if (plan.numel == 0) return out;
   const bool wide = a == kF64 || b == kF64 || y == kF64;
   const double largest = kLargest[y];
@@ -119,19 +118,17 @@ std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& i
                                              ScalarType dtype, ScalarType input_dtype, ScalarType other_dtype,
                                              bool need_input, bool need_other) {
   constexpr const char* kOp = "safeops::_safe_div_backward";
-  const Type g = float_type(grad.scalar_type(), kOp, "grad"), a = float_type(input.scalar_type(), kOp, "input"),
-             b = float_type(other.scalar_type(), kOp, "other"), y = float_type(dtype, kOp, "dtype"),
-             da = float_type(input_dtype, kOp, "input_dtype"), db = float_type(other_dtype, kOp, "other_dtype");
+  const Type g = float_type(grad, kOp, "grad"), a = float_type(input, kOp, "input"), b = float_type(other, kOp, "other"),
+             y = float_type(dtype), da = float_type(input_dtype), db = float_type(other_dtype);
   check_device(grad, input, kOp, "grad");
   check_device(other, input, kOp, "other");
-  const auto shape = broadcast(shape_of(input), other, kOp, "other");
-  STD_TORCH_CHECK(broadcast(shape, grad, kOp, "grad") == shape, kOp, ": grad is larger than the result");
+  const Shape shape = broadcast(View(input).shape(), View(other).shape());
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const Tensor out_a = need_input ? empty_output(input, shape, input_dtype) : empty_vector(input_dtype, input);
-  const Tensor out_b = need_other ? empty_output(other, shape, other_dtype) : empty_vector(other_dtype, input);
-  auto plan = make_plan<5>(shape, {need_input ? view_output(out_a, da) : no_view(da),
-                                   need_other ? view_output(out_b, db) : no_view(db), view(grad, g), view(input, a),
-                                   view(other, b)});
+  const Tensor out_a = need_input ? output_like(input, shape, da) : empty_vector(DType(da), input);
+  const Tensor out_b = need_other ? output_like(other, shape, db) : empty_vector(DType(db), input);
+  auto plan = make_plan<5>(shape, {need_input ? operand(out_a, da) : no_operand(da),
+                                   need_other ? operand(out_b, db) : no_operand(db), operand(grad, g),
+                                   operand(input, a), operand(other, b)});
   if (plan.numel == 0 || !(need_input || need_other)) return {out_a, out_b};
   const bool wide = g == kF64 || a == kF64 || b == kF64 || y == kF64 || (need_input && da == kF64) ||
                     (need_other && db == kF64);

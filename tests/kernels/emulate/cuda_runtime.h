@@ -199,7 +199,6 @@ inline AOTITorchError emulated_stream(int32_t, void** stream) {
 #define DeviceGuard EmulatedGuard
 #define is_cuda() get_device_index() == -1
 #define is_cpu() get_device_index() == -2
-#define aoti_torch_device_type_cuda aoti_torch_device_type_cpu
 #define aoti_torch_empty_strided emulated_empty_strided
 #define aoti_torch_get_current_cuda_stream emulated_stream
 #undef STABLE_TORCH_LIBRARY_IMPL
