@@ -1,6 +1,7 @@
 """The runner: `python -m benchmarks --help`."""
 
 import argparse
+import itertools
 import os
 import sys
 from pathlib import Path
@@ -11,21 +12,20 @@ def parse(argv):
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ops", default="", help="comma-separated; all by default")
     parser.add_argument("--dtypes", default="", help="of fp16,bf16,fp32,fp64; all by default")
-    parser.add_argument("--size", default="", help="elements, e.g. 1M,16M (default: 16M; CUDA: 1M,4M,16M,64M,256M)")
+    parser.add_argument("--size", default="", help="elements, e.g. 1M,16M (default: 16M; CUDA: 1M to 256M)")
     parser.add_argument("--rounds", type=int, default=0, help="samples of each contender (default 15; --quick 5)")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument(
-        "--json", type=Path, help="where to write (default: benchmarks/results/<device>/); `-`: nowhere"
-    )
+    parser.add_argument("--json", type=Path, help="the file to write, a .md beside it; `-`: none")
+    parser.add_argument("--out", type=Path, help="without --json: the folder (default: benchmarks/results/<device>/)")
     parser.add_argument("--quick", action="store_true", help="bf16 and fp32, one size, fewer rounds, no torch.compile")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes most of the run")
     parser.add_argument("--fresh-memory", action="store_true", help="leave malloc as it is (CPU): page faults included")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     options = parser.parse_args(argv)
-    options.dtypes = options.dtypes or ("bf16,fp32" if options.quick else "fp16,bf16,fp32,fp64")
+    options.dtypes = options.dtypes or ("bf16,fp32" if options.quick else "bf16,fp32,fp16,fp64")
     options.no_compile |= options.quick
     options.rounds = options.rounds or (5 if options.quick else 15)
-    sizes = options.size or ("16M" if options.device == "cpu" else "64M" if options.quick else "1M,4M,16M,64M,256M")
+    sizes = options.size or ("16M" if options.device == "cpu" else "64M" if options.quick else "64M,1M,256M,16M,4M")
     options.sizes = [elements(size) for size in sizes.split(",")]
     return options
 
@@ -51,19 +51,25 @@ def collect(options) -> dict:
         timing.steady_memory()
     torch.set_num_threads(options.threads)
     settings = {"device": options.device, "rounds": options.rounds, "fresh_memory": options.fresh_memory}
-    settings["load"] = [round(os.getloadavg()[0], 1)]
+    settings["load"] = [round(os.getloadavg()[0], 1)] * 2
     results = {"hardware": report.hardware(options.device), "settings": settings}
     results |= {"routes": routes(options.device), "speed": [], "overhead": [], "memory": []}
-    for name in names:
-        for dtype in options.dtypes.split(","):
-            for n in options.sizes:
-                print(f"\r{name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
-                case = builders[name](n, DTYPES[dtype], options.device)
-                compiles = not options.no_compile
-                results["speed"] += speed.measure(case, dtype, options.device, options.rounds, compiles)
-            results["memory"] += memory.measure(case, dtype, options.device)  # at the last size
-        results["overhead"] += overhead.measure(name, options.device, 4 * options.rounds)
-    settings["load"].append(round(os.getloadavg()[0], 1))
+    if options.json is None:
+        options.json = report.default_path(results, options.out)
+    # Breadth first: a run that is cut off has said something about every op.
+    plan = list(itertools.product(options.dtypes.split(","), options.sizes, names))
+    for done, (dtype, n, name) in enumerate(plan):
+        print(f"\r{done}/{len(plan)} {name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
+        case = builders[name](n, DTYPES[dtype], options.device)
+        compiles = not options.no_compile
+        results["speed"] += speed.measure(case, dtype, options.device, options.rounds, compiles)
+        if n == options.sizes[0]:
+            results["memory"] += memory.measure(case, dtype, options.device)
+            if dtype == options.dtypes.split(",")[0]:
+                results["overhead"] += overhead.measure(name, options.device, 4 * options.rounds)
+        settings["load"][1] = round(os.getloadavg()[0], 1)
+        if str(options.json) != "-":
+            report.write(results, options.json)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     return results
 
@@ -84,9 +90,7 @@ def main(argv=None):
     results = collect(options)
     print(report.markdown(results))
     if str(options.json) != "-":
-        path = options.json or report.default_path(results)
-        report.write(results, path)
-        print(f"written: {path} and {path.with_suffix('.md').name}")
+        print(f"written: {options.json} and {options.json.with_suffix('.md').name}")
     return 1 if options.check and report.misses(results) else 0
 
 

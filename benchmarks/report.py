@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from pathlib import Path
@@ -101,7 +102,8 @@ def _table(title, head, rows):
 def _speed(records, device):
     head = "op dtype direction elements bytes/elem ms GB/s of-floor x-eager x-fastest-eager x-compile goals".split()
     rows = []
-    for r in records:
+    ops = list(dict.fromkeys(r["op"] for r in records))
+    for r in sorted(records, key=lambda r: ops.index(r["op"])):  # measured breadth first, read op by op
         compiled = f"{r['x_compile']:.1f}" if "x_compile" in r else "-"
         size = f"{r['elements'] / 2**20:g}M"
         ratios = [f"{r['of_floor']:.2f}", f"{r['x_eager']:.1f}", f"{r['x_fastest_eager']:.1f}", compiled]
@@ -135,12 +137,14 @@ def _memory(records, device):
     return _table("Peak extra memory", head, rows)
 
 
-def default_path(results: dict) -> Path:
-    name = re.sub(r"[^a-z0-9]+", "-", results["hardware"]["device"].lower()).strip("-")
-    return RESULTS / name / f"{results['settings']['device']}.json"
+def default_path(results: dict, folder: Path | None = None) -> Path:
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", results["hardware"]["device"]).strip("-")
+    return (folder or RESULTS / name) / f"{results['settings']['device']}.json"
 
 
 def write(results: dict, path: Path):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
-    path.with_suffix(".md").write_text(markdown(results))
+    for target, text in ((path, json.dumps(results, indent=1) + "\n"), (path.with_suffix(".md"), markdown(results))):
+        partial = target.with_name(target.name + ".part")  # a run cut off in here leaves the last whole file
+        partial.write_text(text)
+        os.replace(partial, target)
