@@ -12,15 +12,16 @@ import safeops
 from safeops._library import registry
 
 MASK = torch.tensor([[True, False, True], [True, True, False]])
+TARGET = torch.full((2, 3), 2.0)
 CALLS = {
     "masked_fill": lambda x: safeops.masked_fill(x, MASK, 2.0),
-    "safe_div": lambda x: safeops.safe_div(x, torch.full((2, 3), 2.0)),
+    "safe_div": lambda x: safeops.safe_div(x, TARGET),
     "masked_sum": lambda x: safeops.masked_sum(x, MASK, 1),
     "masked_mean": lambda x: safeops.masked_mean(x, MASK),
-    "mse_loss": lambda x: safeops.mse_loss(x, torch.zeros(2, 3), mask=MASK),
-    "l1_loss": lambda x: safeops.l1_loss(x, torch.zeros(2, 3), mask=MASK),
-    "smooth_l1_loss": lambda x: safeops.smooth_l1_loss(x, torch.zeros(2, 3), mask=MASK),
-    "huber_loss": lambda x: safeops.huber_loss(x, torch.zeros(2, 3), mask=MASK),
+    "mse_loss": lambda x: safeops.mse_loss(x, TARGET, mask=MASK),
+    "l1_loss": lambda x: safeops.l1_loss(x, TARGET, mask=MASK),
+    "smooth_l1_loss": lambda x: safeops.smooth_l1_loss(x, TARGET, mask=MASK),
+    "huber_loss": lambda x: safeops.huber_loss(x, TARGET, mask=MASK),
 }
 each_op = pytest.mark.parametrize("name", sorted(CALLS))
 
@@ -118,6 +119,6 @@ def test_unverified_kernels_need_the_switch():
 
 def test_direct_call_of_the_registered_op_has_autograd():
     x = torch.randn(2, 3, requires_grad=True)
-    (direct,) = torch.autograd.grad(torch.ops.safeops.mse_loss(x, torch.zeros(2, 3), mask=MASK), x)
+    (direct,) = torch.autograd.grad(torch.ops.safeops.mse_loss(x, TARGET, mask=MASK), x)
     (public,) = torch.autograd.grad(CALLS["mse_loss"](x), x)
     assert torch.equal(direct, public)
