@@ -5,7 +5,7 @@ from .masked_sum import term
 from .reduce import reduce
 
 
-def masked_mean(input, mask, weight, dim, keepdim, empty_nan, dtype):
+def masked_mean(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
     return reduce(
         "masked_mean",
         term,

@@ -13,7 +13,7 @@ def term(x, p0, p1):
     return x
 
 
-def masked_sum(input, mask, weight, dim, keepdim, empty_nan, dtype):
+def masked_sum(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
     return reduce(
         "masked_sum",
         term,
@@ -33,7 +33,7 @@ def masked_sum(input, mask, weight, dim, keepdim, empty_nan, dtype):
     )
 
 
-def masked_sum_backward(grad, denominator, mask, weight, size, dim, keepdim, dtype):
+def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=None, dim=None, keepdim=False):
     """The gradient of a whole input of shape `size`, contiguous."""
     dims = {d % max(len(size), 1) for d in dim} if dim else set(range(len(size)))
     if not keepdim:  # put the reduced dimensions back, each of size 1

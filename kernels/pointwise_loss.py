@@ -19,45 +19,26 @@ def like(tensor, shape, dtype):
 def pointwise_loss(name, value, grad):
     """(forward, backward) launchers with the signatures of _<loss> and _<loss>_backward."""
 
-    def forward(input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+    def forward(
+        input, target, mask=None, weight=None, reduction=1, p0=0.0, p1=0.0, empty_nan=False, denominator=None,
+        divisor=None,
+    ):  # fmt: skip
+        dtype = torch.float64 if torch.float64 in (input.dtype, target.dtype) else torch.float32
         if reduction == 0:
             out = like(input, torch.broadcast_shapes(input.shape, target.shape), dtype)
-            compute = torch.float64 if torch.float64 in (input.dtype, target.dtype, dtype) else torch.float32
-            launch_map(name, value, (input, target, mask, weight, None, None, out, None), p0, p1, compute)
+            launch_map(name, value, (input, target, mask, weight, None, None, out, None), p0, p1, dtype)
             return out, torch.empty(0, dtype=torch.float64, device=input.device)
         return reduce(
-            name,
-            value,
-            input,
-            target,
-            mask,
-            weight,
-            denominator,
-            divisor,
-            None,
-            False,
-            reduction == 1,
-            p0,
-            p1,
-            empty_nan,
-            dtype,
-        )
+            name, value, input, target, mask, weight, denominator, divisor, None, False, reduction == 1,
+            p0, p1, empty_nan, dtype,
+        )  # fmt: skip
 
     def backward(
-        grad_output,
-        denominator,
-        input,
-        target,
-        mask,
-        weight,
-        p0,
-        p1,
-        input_dtype,
-        target_dtype,
-        need_input,
-        need_target,
-    ):
+        grad_output, denominator, input, target, mask=None, weight=None, p0=0.0, p1=0.0, need_input=True,
+        need_target=False, input_dtype=None, target_dtype=None,
+    ):  # fmt: skip
         shape = torch.broadcast_shapes(input.shape, target.shape)
+        input_dtype, target_dtype = input_dtype or input.dtype, target_dtype or target.dtype
         dx = like(input, shape, input_dtype) if need_input else None
         dy = like(target, shape, target_dtype) if need_target else None
         map_backward(

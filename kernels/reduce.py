@@ -139,6 +139,8 @@ def reduce(
     name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, p0, p1, empty_nan, dtype
 ):
     """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * term(x - y) : 0."""
+    if dtype is None:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     tensors = x, y, mask, weight
     check_operands(name, *tensors, denominator)
     dim = tuple(dim) if dim else ()

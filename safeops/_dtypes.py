@@ -5,9 +5,6 @@ import torch
 HALF = (torch.float16, torch.bfloat16)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
-# (input dtype, other dtype) -> dtype of a reduction or a loss: wide, fp64 only where an operand is.
-WIDE = {(a, b): torch.float64 if torch.float64 in (a, b) else torch.float32 for a in FLOATING for b in FLOATING}
-
 
 def compute_dtype(*dtypes):
     """fp64 where one of the dtypes is, else fp32: half is read, never computed in."""

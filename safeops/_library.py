@@ -30,6 +30,13 @@ cuda_extension = _load("_cuda")
 has_triton = importlib.util.find_spec("triton") is not None
 
 
+class Calls:
+    """How the kernel route is called: `raw(...)` without grad, `apply(...)` with."""
+
+    def __init__(self, raw, apply):
+        self.raw, self.apply = raw, apply
+
+
 @dataclasses.dataclass
 class Op:
     """What the routes and `safeops doctor` know of one public op."""
@@ -37,11 +44,17 @@ class Op:
     name: str
     raw: tuple  # the raw op names, without namespace
     cuda_owner: str  # "C++/CUDA" or "Triton"
+    forward: object = None  # the raw forward's overload
+    function: type = None  # the autograd.Function around it
     cpu: bool = False  # eager CPU tensors take the kernel
     cuda: bool = False  # eager CUDA tensors take the kernel
     verified: dict | None = None  # GPU, torch, date of the last passing GPU run
 
     def __post_init__(self):
+        # The same two calls twice: as Dynamo traces them, and without their Python layers (a quarter of a small call).
+        # Function.apply only adds what functorch needs, and takes_kernel has sent functorch to the composite.
+        self.traced = Calls(self.forward, self.function.apply)
+        self.eager = Calls(self.forward._op, super(torch.autograd.Function, self.function).apply)
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
         self.verified = _verified.record(self.name)
         # A kernel that no GPU has run is not the default.

@@ -9,19 +9,22 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _transforms_active = torch._C._are_functorch_transforms_active
 
 
-def takes_kernel(op, input, *others):
-    """True where the call runs the raw kernel op of `op`: eager plain tensors on a device that has the kernel.
+def kernel(op, input, *others):
+    """The calls of `op`'s raw kernel op where this call should run it, else None: the composite.
 
-    functorch transforms and forward-mode AD run the composite: a custom op would give them wrong or zero tangents.
+    The kernel runs for eager plain tensors on a device that has it. functorch transforms and forward-mode AD run the
+    composite: a custom op would give them wrong or zero tangents.
     """
     if is_compiling():
-        return _compiles_to_kernel(op, input)
+        return op.traced if _compiles_to_kernel(op, input) else None
     if type(input) not in _PLAIN or _transforms_active() or forward_ad._current_level >= 0:
-        return False
+        return None
     for other in others:
         if other is not None and type(other) not in _PLAIN:
-            return False
-    return op.cpu if input.is_cpu else input.is_cuda and op.cuda
+            return None
+    if input.is_cpu:
+        return op.eager if op.cpu else None
+    return op.eager if input.is_cuda and op.cuda else None
 
 
 def _compiles_to_kernel(op, input):

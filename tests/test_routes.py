@@ -109,7 +109,8 @@ def test_unverified_kernels_need_the_switch():
     code = (
         "import safeops._library as l\n"
         "l.has_kernel = lambda name, key: True\n"
-        "print(l.Op('probe', ('_mse_loss',), 'Triton').cuda)"
+        "op = l.registry['mse_loss']\n"
+        "print(l.Op('probe', op.raw, 'Triton', op.forward, op.function).cuda)"
     )
     for switch, expected in (("0", "False"), ("1", "True")):
         env = {**os.environ, "SAFEOPS_UNVERIFIED": switch}

@@ -47,6 +47,14 @@ inline DType floating(ScalarType type) {
   }
 }
 
+// An output dtype nobody named: `own`.
+inline DType floating(const std::optional<ScalarType>& type, DType own) { return type ? floating(*type) : own; }
+
+// What a loss or a reduction returns: fp64 for fp64 operands, else fp32.
+inline DType wide(DType x, DType y) {
+  return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
+}
+
 inline int64_t size_of(DType type) {
   constexpr int64_t bytes[] = {2, 2, 4, 8, 1, 8, 0};
   return bytes[static_cast<int>(type)];

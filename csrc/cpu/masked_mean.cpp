@@ -8,7 +8,7 @@ namespace {
 std::tuple<Tensor, Tensor> masked_mean(const Tensor& input, const std::optional<Tensor>& mask,
                                        const std::optional<Tensor>& weight,
                                        const std::optional<std::vector<int64_t>>& dim, bool keepdim, bool empty_nan,
-                                       ScalarType dtype) {
+                                       const std::optional<ScalarType>& dtype) {
   return masked_reduction(true, input, mask, weight, dim, keepdim, empty_nan, dtype);
 }
 

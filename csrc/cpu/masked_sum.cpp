@@ -60,13 +60,13 @@ void spread(const Shape& shape, const ReducedDims& dims, bool keepdim, const Ten
 
 std::tuple<Tensor, Tensor> masked_sum(const Tensor& input, const std::optional<Tensor>& mask,
                                       const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
-                                      bool empty_nan, ScalarType dtype) {
+                                      bool empty_nan, const std::optional<ScalarType>& dtype) {
   return masked_reduction(false, input, mask, weight, dim, keepdim, empty_nan, dtype);
 }
 
-Tensor masked_sum_backward(const Tensor& grad, const std::optional<Tensor>& denominator,
-                           const std::optional<Tensor>& mask, const std::optional<Tensor>& weight,
-                           const std::vector<int64_t>& size, const Dims& dim, bool keepdim, ScalarType dtype) {
+Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size, ScalarType dtype,
+                           const std::optional<Tensor>& denominator, const std::optional<Tensor>& mask,
+                           const std::optional<Tensor>& weight, const Dims& dim, bool keepdim) {
   const Shape shape(static_cast<int>(size.size()), size.data());
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
@@ -82,11 +82,11 @@ Tensor masked_sum_backward(const Tensor& grad, const std::optional<Tensor>& deno
 
 std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
-                                            bool empty_nan, ScalarType dtype) {
+                                            bool empty_nan, const std::optional<ScalarType>& dtype) {
   const View x(input);
   const Shape shape = x.shape();
   const ReducedDims dims(shape, data(dim), count(dim));
-  const DType type = floating(dtype);
+  const DType type = floating(dtype, wide(x.dtype, x.dtype));
   const Shape out = dims.output(shape, keepdim);
   const Tensor value = empty(out, type, input), denominator = empty(out, DType::kDouble, input);
   Finish finish;

@@ -11,6 +11,6 @@ namespace safeops::cpu {
 std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, const std::optional<Tensor>& mask,
                                             const std::optional<Tensor>& weight,
                                             const std::optional<std::vector<int64_t>>& dim, bool keepdim,
-                                            bool empty_nan, ScalarType dtype);
+                                            bool empty_nan, const std::optional<ScalarType>& dtype);
 
 }  // namespace safeops::cpu

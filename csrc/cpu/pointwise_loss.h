@@ -61,11 +61,10 @@ struct PointwiseLoss {
   }
 
   static Pair forward(const Tensor& input, const Tensor& target, const OptionalTensor& mask,
-                      const OptionalTensor& weight, const OptionalTensor& denominator,
-                      const std::optional<double>& divisor, int64_t reduction, double p0, double p1, bool empty_nan,
-                      ScalarType dtype) {
+                      const OptionalTensor& weight, int64_t reduction, double p0, double p1, bool empty_nan,
+                      const OptionalTensor& denominator, const std::optional<double>& divisor) {
     const View x(input), y(target);
-    const DType type = floating(dtype);
+    const DType type = wide(x.dtype, y.dtype);
     Finish finish;
     finish.mean = reduction == kMean;
     finish.counted = mask || weight;
@@ -73,7 +72,7 @@ struct PointwiseLoss {
     finish.empty_nan = empty_nan;
     if (finish.mean && denominator) finish.divisor = read_scalar(View(*denominator));
     if (finish.mean && divisor) finish.divisor = *divisor;
-    if (x.dtype == DType::kDouble || y.dtype == DType::kDouble || type == DType::kDouble)
+    if (type == DType::kDouble)
       return compute<double>(input, x, y, mask, weight, finish, reduction, p0, p1, type);
     return compute<float>(input, x, y, mask, weight, finish, reduction, p0, p1, type);
   }
@@ -100,17 +99,18 @@ struct PointwiseLoss {
 
   static Pair backward(const Tensor& grad, const OptionalTensor& denominator, const Tensor& input,
                        const Tensor& target, const OptionalTensor& mask, const OptionalTensor& weight, double p0,
-                       double p1, ScalarType input_dtype, ScalarType target_dtype, bool need_input, bool need_target) {
+                       double p1, bool need_input, bool need_target, const std::optional<ScalarType>& input_dtype,
+                       const std::optional<ScalarType>& target_dtype) {
     const View x(input), y(target);
     const Shape shape = broadcast(x.shape(), y.shape());
-    const DType dx_type = floating(input_dtype), dy_type = floating(target_dtype);
+    const DType dx_type = floating(input_dtype, x.dtype), dy_type = floating(target_dtype, y.dtype);
     const Tensor dx = need_input ? output_like(shape, dx_type, input, x) : empty_vector(dx_type, input);
     const Tensor dy = need_target ? output_like(shape, dy_type, target, y) : empty_vector(dy_type, target);
-    const bool wide = dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble || y.dtype == DType::kDouble ||
+    const bool in_double = dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble || y.dtype == DType::kDouble ||
                       (need_input && dx_type == DType::kDouble) || (need_target && dy_type == DType::kDouble);
     if (need_input || need_target) {
       const Tensor *first = need_input ? &dx : nullptr, *second = need_target ? &dy : nullptr;
-      const auto run = wide ? compute_backward<double> : compute_backward<float>;
+      const auto run = in_double ? compute_backward<double> : compute_backward<float>;
       run(shape, first, second, grad, denominator, x, y, mask, weight, p0, p1);
     }
     return {dx, dy};

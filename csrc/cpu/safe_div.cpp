@@ -65,23 +65,30 @@ void divide(const Shape& shape, const View& out, const View& a, const View& b, d
   loop.run(pick<&forward_loop<C>>(), &op);
 }
 
-Tensor safe_div(const Tensor& input, const Tensor& other, double eps, double fill_value, ScalarType dtype) {
+// A floor nobody named: the smallest normal number of the compute type.
+double floor_of(const std::optional<double>& eps, bool in_double) {
+  if (eps) return *eps;
+  return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+}
+
+Tensor safe_div(const Tensor& input, const Tensor& other, const std::optional<double>& eps, double fill_value,
+                const std::optional<ScalarType>& dtype) {
   const View a(input), b(other);
   const Shape shape = broadcast(a.shape(), b.shape());
-  const DType type = floating(dtype);
+  STD_TORCH_CHECK(dtype || a.dtype == b.dtype, "_safe_div: dtype is needed where the operands' dtypes differ");
+  const DType type = floating(dtype, a.dtype);
   const Tensor result = output_like(shape, type, input, a);
   const View out(result);
-  if (a.dtype == DType::kDouble || b.dtype == DType::kDouble || type == DType::kDouble)
-    divide<double>(shape, out, a, b, eps, fill_value);
-  else
-    divide<float>(shape, out, a, b, eps, fill_value);
+  const bool in_double = a.dtype == DType::kDouble || b.dtype == DType::kDouble || type == DType::kDouble;
+  const auto run = in_double ? divide<double> : divide<float>;
+  run(shape, out, a, b, floor_of(eps, in_double), fill_value);
   return result;
 }
 
 template <class C>
 void divide_backward(const Shape& shape, const Tensor* da, const Tensor* db, const View& g, const View& a,
-                     const View& b, double eps, DType type) {
-  const SafeDiv<C> op(eps, 0.0, type);
+                     const View& b, double eps) {
+  const SafeDiv<C> op(eps, 0.0, g.dtype);  // the gradient's dtype is the output's: what saturated there has none
   const View first(da ? *da : *db), second(db ? *db : *da);
   Elementwise<C> loop(shape, first);
   loop.input(g);
@@ -95,22 +102,22 @@ void divide_backward(const Shape& shape, const Tensor* da, const Tensor* db, con
            &op);
 }
 
-std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& input, const Tensor& other, double eps,
-                                             ScalarType dtype, ScalarType input_dtype, ScalarType other_dtype,
-                                             bool need_input, bool need_other) {
+std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& input, const Tensor& other,
+                                             const std::optional<double>& eps, bool need_input, bool need_other,
+                                             const std::optional<ScalarType>& input_dtype,
+                                             const std::optional<ScalarType>& other_dtype) {
   const View g(grad), a(input), b(other);
+  STD_TORCH_CHECK(g.is_floating(), "_safe_div_backward: grad must be floating point");
   const Shape shape = broadcast(a.shape(), b.shape());
-  const DType da_type = floating(input_dtype), db_type = floating(other_dtype);
+  const DType da_type = floating(input_dtype, a.dtype), db_type = floating(other_dtype, b.dtype);
   const Tensor da = need_input ? output_like(shape, da_type, input, a) : empty_vector(da_type, input);
   const Tensor db = need_other ? output_like(shape, db_type, other, b) : empty_vector(db_type, other);
   const Tensor *first = need_input ? &da : nullptr, *second = need_other ? &db : nullptr;
-  const bool wide = g.dtype == DType::kDouble || a.dtype == DType::kDouble || b.dtype == DType::kDouble ||
-                    (need_input && da_type == DType::kDouble) || (need_other && db_type == DType::kDouble);
+  const bool in_double = g.dtype == DType::kDouble || a.dtype == DType::kDouble || b.dtype == DType::kDouble ||
+                         (need_input && da_type == DType::kDouble) || (need_other && db_type == DType::kDouble);
   if (!first && !second) return {da, db};
-  if (wide)
-    divide_backward<double>(shape, first, second, g, a, b, eps, floating(dtype));
-  else
-    divide_backward<float>(shape, first, second, g, a, b, eps, floating(dtype));
+  const auto run = in_double ? divide_backward<double> : divide_backward<float>;
+  run(shape, first, second, g, a, b, floor_of(eps, in_double));
   return {da, db};
 }
 

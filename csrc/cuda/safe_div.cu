@@ -96,9 +96,18 @@ void launch(Plan<N>& plan, bool wide, const Op32& op32, const Op64& op64, cudaSt
   else launch_general(plan, op32, stream);
 }
 
-Tensor safe_div(const Tensor& input, const Tensor& other, double eps, double fill_value, ScalarType dtype) {
+// A floor nobody named: the smallest normal number of the compute type.
+double floor_of(const std::optional<double>& eps, bool wide) {
+  if (eps) return *eps;
+  return wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+}
+
+Tensor safe_div(const Tensor& input, const Tensor& other, const std::optional<double>& eps, double fill_value,
+                const std::optional<ScalarType>& dtype) {
   constexpr const char* kOp = "safeops::_safe_div";
-  const Type a = float_type(input, kOp, "input"), b = float_type(other, kOp, "other"), y = float_type(dtype);
+  const Type a = float_type(input, kOp, "input"), b = float_type(other, kOp, "other"),
+             y = dtype ? float_type(*dtype) : a;
+  STD_TORCH_CHECK(dtype || a == b, kOp, ": dtype is needed where the operands' dtypes differ");
   check_device(other, input, kOp, "other");
   const Shape shape = broadcast(View(input).shape(), View(other).shape());
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
@@ -108,18 +117,20 @@ Tensor safe_div(const Tensor& input, const Tensor& other, double eps, double fil
   const bool wide = a == kF64 || b == kF64 || y == kF64;
   const double largest = kLargest[y];
   const double fill = std::isfinite(fill_value) ? std::fmin(std::fmax(fill_value, -largest), largest) : fill_value;
-  launch(plan, wide, SafeDiv<float>{make_domain<float>(eps, y), float(fill), float(largest)},
-         SafeDiv<double>{make_domain<double>(eps, y), fill, largest}, current_stream(input));
+  const double floor = floor_of(eps, wide);
+  launch(plan, wide, SafeDiv<float>{make_domain<float>(floor, y), float(fill), float(largest)},
+         SafeDiv<double>{make_domain<double>(floor, y), fill, largest}, current_stream(input));
   check_launch(kOp);
   return out;
 }
 
-std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& input, const Tensor& other, double eps,
-                                             ScalarType dtype, ScalarType input_dtype, ScalarType other_dtype,
-                                             bool need_input, bool need_other) {
+std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& input, const Tensor& other,
+                                             const std::optional<double>& eps, bool need_input, bool need_other,
+                                             const std::optional<ScalarType>& input_dtype,
+                                             const std::optional<ScalarType>& other_dtype) {
   constexpr const char* kOp = "safeops::_safe_div_backward";
   const Type g = float_type(grad, kOp, "grad"), a = float_type(input, kOp, "input"), b = float_type(other, kOp, "other"),
-             y = float_type(dtype), da = float_type(input_dtype), db = float_type(other_dtype);
+             da = input_dtype ? float_type(*input_dtype) : a, db = other_dtype ? float_type(*other_dtype) : b;
   check_device(grad, input, kOp, "grad");
   check_device(other, input, kOp, "other");
   const Shape shape = broadcast(View(input).shape(), View(other).shape());
@@ -130,10 +141,11 @@ std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& i
                                    need_other ? operand(out_b, db) : no_operand(db), operand(grad, g),
                                    operand(input, a), operand(other, b)});
   if (plan.numel == 0 || !(need_input || need_other)) return {out_a, out_b};
-  const bool wide = g == kF64 || a == kF64 || b == kF64 || y == kF64 || (need_input && da == kF64) ||
+  const bool wide = g == kF64 || a == kF64 || b == kF64 || (need_input && da == kF64) ||
                     (need_other && db == kF64);
-  launch(plan, wide, SafeDivBackward<float>{make_domain<float>(eps, y)},
-         SafeDivBackward<double>{make_domain<double>(eps, y)}, current_stream(input));
+  const double floor = floor_of(eps, wide);  // and g's dtype is the output's: what saturated there has no gradient
+  launch(plan, wide, SafeDivBackward<float>{make_domain<float>(floor, g)},
+         SafeDivBackward<double>{make_domain<double>(floor, g)}, current_stream(input));
   check_launch(kOp);
   return {out_a, out_b};
 }

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _check, _route
-from safeops._dtypes import WIDE, compute_dtype, readable
+from safeops._dtypes import FLOATING, compute_dtype, readable
 from safeops._library import Op, declare_public, declare_raw
 from safeops.ops._reduction import EMPTY, accumulate, kept
 from safeops.ops.masked_sum import reduce_to
@@ -25,9 +25,21 @@ def magnitude(d):
     return d * sign
 
 
-def define(value, input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+def define(
+    value,
+    input,
+    target,
+    mask=None,
+    weight=None,
+    reduction=1,
+    p0=0.0,
+    p1=0.0,
+    empty_nan=False,
+    denominator=None,
+    divisor=None,
+):
     """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements."""
-    compute = compute_dtype(input.dtype, target.dtype, dtype)
+    compute = compute_dtype(input.dtype, target.dtype)
     x, y = torch.broadcast_tensors(input.to(compute), target.to(compute))
     keep = kept(mask, weight)
     if keep is not None:
@@ -39,7 +51,7 @@ def define(value, input, target, mask, weight, denominator, divisor, reduction, 
     if keep is not None:
         loss = torch.where(keep, loss, 0)
     if reduction == 0:
-        return loss.to(dtype), loss.new_empty(0)
+        return loss, loss.new_empty(0)
     total = accumulate(loss, ())
     count = torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
     if denominator is None:
@@ -48,22 +60,24 @@ def define(value, input, target, mask, weight, denominator, divisor, reduction, 
             denominator = torch.full((), divisor, dtype=compute, device=loss.device)
     if reduction == 1:
         total = total / torch.where(count > 0, denominator, 1).to(total.dtype)
-    return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
+    return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(compute), denominator
 
 
 # ---- op
 
 _SCHEMA = (
-    "(Tensor input, Tensor target, Tensor? mask, Tensor? weight, Tensor? denominator, float? divisor, int reduction, "
-    "float p0, float p1, bool empty_nan, ScalarType dtype) -> (Tensor, Tensor)"
+    "(Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None, int reduction=1, float p0=0.0, "
+    "float p1=0.0, bool empty_nan=False, Tensor? denominator=None, float? divisor=None) -> (Tensor, Tensor)"
 )
 _SCHEMA_BACKWARD = (
-    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor? mask, Tensor? weight, float p0, float p1, "
-    "ScalarType input_dtype, ScalarType target_dtype, bool need_input, bool need_target) -> (Tensor, Tensor)"
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None, "
+    "float p0=0.0, float p1=0.0, bool need_input=True, bool need_target=False, ScalarType? input_dtype=None, "
+    "ScalarType? target_dtype=None) -> (Tensor, Tensor)"
 )
 
 
-def _fake(input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
+def _fake(input, target, mask=None, weight=None, reduction=1, *options):
+    dtype = compute_dtype(input.dtype, target.dtype)
     if reduction:
         return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
     shape = torch.broadcast_shapes(input.shape, target.shape)
@@ -71,9 +85,11 @@ def _fake(input, target, mask, weight, denominator, divisor, reduction, p0, p1, 
 
 
 def _fake_backward(
-    grad, denominator, input, target, mask, weight, p0, p1, input_dtype, target_dtype, need_input, need_target
-):
+    grad, denominator, input, target, mask=None, weight=None, p0=0.0, p1=0.0, need_input=True, need_target=False,
+    input_dtype=None, target_dtype=None,
+):  # fmt: skip
     shape = torch.broadcast_shapes(input.shape, target.shape)
+    input_dtype, target_dtype = input_dtype or input.dtype, target_dtype or target.dtype
     return (
         like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
         like(target, shape, target_dtype) if need_target else input.new_empty(0, dtype=target_dtype),
@@ -91,56 +107,37 @@ def like(x, shape, dtype):
 def _function(raw, raw_backward, definition):
     class _Loss(torch.autograd.Function):
         @staticmethod
-        def forward(ctx, input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype):
-            loss, used = raw(input, target, mask, weight, denominator, divisor, reduction, p0, p1, empty_nan, dtype)
+        def forward(
+            ctx, input, target, mask=None, weight=None, reduction=1, p0=0.0, p1=0.0, empty_nan=False, denominator=None,
+            divisor=None,
+        ):  # fmt: skip
+            options = (reduction, p0, p1, empty_nan, denominator, divisor)
+            loss, used = raw(input, target, mask, weight, *options)
             ctx.set_materialize_grads(False)
             ctx.save_for_backward(input, target, mask, weight, denominator, used if reduction == 1 else None)
-            ctx.arguments = (divisor, reduction, p0, p1, empty_nan, dtype)
+            ctx.options = (reduction, p0, p1, empty_nan, divisor)
             return loss
 
         @staticmethod
         def backward(ctx, grad):
-            nothing = (None,) * 9
+            nothing = (None,) * (len(ctx.needs_input_grad) - 2)
             if grad is None:
                 return None, None, *nothing
             input, target, mask, weight, denominator, used = ctx.saved_tensors
-            divisor, reduction, p0, p1, empty_nan, dtype = ctx.arguments
+            reduction, p0, p1, empty_nan, divisor = ctx.options
             if _route.by_composite(grad):
-                arguments = (
-                    input,
-                    target,
-                    mask,
-                    weight,
-                    denominator,
-                    divisor,
-                    reduction,
-                    p0,
-                    p1,
-                    empty_nan,
-                    dtype,
-                )
-                return tuple(_route.differentiable_backward(definition, arguments, grad))
+                arguments = (input, target, mask, weight, reduction, p0, p1, empty_nan, denominator, divisor)
+                return *_route.differentiable_backward(definition, arguments, grad)[:2], *nothing
             need_input, need_target = ctx.needs_input_grad[:2]
-            input_dtype, target_dtype = input.dtype, target.dtype
+            input_dtype = target_dtype = None
             if input.shape != target.shape:
                 # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
                 shape = torch.broadcast_shapes(input.shape, target.shape)
-                wide = compute_dtype(input_dtype, target_dtype, dtype)
-                input_dtype = input_dtype if input.shape == shape else wide
-                target_dtype = target_dtype if target.shape == shape else wide
+                wide = compute_dtype(input.dtype, target.dtype)
+                input_dtype = None if input.shape == shape else wide
+                target_dtype = None if target.shape == shape else wide
             dx, dy = raw_backward(
-                grad,
-                used,
-                input,
-                target,
-                mask,
-                weight,
-                p0,
-                p1,
-                input_dtype,
-                target_dtype,
-                need_input,
-                need_target,
+                grad, used, input, target, mask, weight, p0, p1, need_input, need_target, input_dtype, target_dtype
             )
             return (
                 reduce_to(dx, input.shape, input.dtype) if need_input else None,
@@ -167,50 +164,53 @@ class PointwiseLoss:
             loss, denominator = define(value, *arguments)
             return loss, denominator.to(torch.float64)
 
-        self.definition = definition
-        self.raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         backward = declare_raw(
             f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward, triton=f"{name}.{name}_backward"
         )
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton")
-        self.function = _function(self.raw, backward, definition)
+        function = _function(raw, backward, definition)
+        self.definition = definition
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton", raw, function)
 
     def __call__(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
         given = (input, target, mask, weight, reduction, denominator, empty)
         try:
+            code = REDUCTION[reduction]
             tensor_denominator, divisor = None, denominator
             if denominator is not None and isinstance(denominator, torch.Tensor):
                 tensor_denominator, divisor = readable(denominator), None
-            code = REDUCTION[reduction]
-            dtype = WIDE[input.dtype, target.dtype]
+            arguments = (input, target, mask, weight, code, p0)
+            if denominator is not None or p1 != 0 or empty == "nan":
+                arguments = (*arguments, p1, empty == "nan", tensor_denominator, divisor)
+            kernel = None
             if (
-                empty in EMPTY
+                input.dtype in FLOATING
+                and target.dtype in FLOATING
+                and empty in EMPTY
                 and (denominator is None or code == 1)
                 and (weight is None or not weight.requires_grad)
                 and (tensor_denominator is None or not tensor_denominator.requires_grad)
-                and _route.takes_kernel(self.op, input, target, mask, weight, tensor_denominator)
             ):
-                if input.shape != target.shape:
-                    self._warn_of_broadcast(input, target)
-                if empty == "raise" and code:
-                    self._raise_if_empty(*given)
-                arguments = (
-                    input, target, mask, weight, tensor_denominator, divisor, code, p0, p1, empty == "nan", dtype
-                )  # fmt: skip
+                kernel = _route.kernel(self.op, input, target, mask, weight, tensor_denominator)
+            if kernel is not None:
+                self._attend(given)
                 if torch.is_grad_enabled() and (input.requires_grad or target.requires_grad):
-                    return self.function.apply(*arguments)
-                return self.raw(*arguments)[0]
+                    return kernel.apply(*arguments)
+                return kernel.raw(*arguments)[0]
         except Exception:
             self._validate(*given)
             raise
         self._validate(*given)
+        self._attend(given)
+        return self.definition(*arguments)
+
+    def _attend(self, given):
+        """What a call must hear before any work: shapes that differ, and nothing kept under empty="raise"."""
+        input, target, reduction, empty = given[0], given[1], given[4], given[6]
         if input.shape != target.shape:
             self._warn_of_broadcast(input, target)
-        if empty == "raise" and code:
+        if empty == "raise" and reduction != "none":
             self._raise_if_empty(*given)
-        return self.definition(
-            input, target, mask, weight, tensor_denominator, divisor, code, p0, p1, empty == "nan", dtype
-        )
 
     def _validate(self, input, target, mask, weight, reduction, denominator, empty):
         _check.floating(self.name, "input", input)
@@ -238,7 +238,7 @@ class PointwiseLoss:
         warnings.warn(
             f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
             "make the shapes equal (expand copies nothing) if that is meant",
-            stacklevel=4,
+            stacklevel=5,
         )
 
     def _raise_if_empty(self, input, target, mask, weight, reduction, denominator, empty):

@@ -6,7 +6,7 @@ An op of the family is `MaskedReduction(name, finish)`, where `finish` turns tot
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, WIDE, compute_dtype
+from safeops._dtypes import FLOATING, compute_dtype
 from safeops._library import Op, declare_public, declare_raw
 
 EMPTY = ("zero", "nan", "raise")
@@ -57,8 +57,8 @@ def accumulate(x, dim, keepdim=False):
 # ---- op
 
 _SCHEMA = (
-    "(Tensor input, Tensor? mask, Tensor? weight, int[]? dim, bool keepdim, bool empty_nan, ScalarType dtype) "
-    "-> (Tensor, Tensor)"
+    "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False, bool empty_nan=False, "
+    "ScalarType? dtype=None) -> (Tensor, Tensor)"
 )
 
 
@@ -69,70 +69,109 @@ def _output_shape(size, dim, keepdim):
     return [n for d, n in enumerate(size) if d not in dims]
 
 
-def _fake(input, mask, weight, dim, keepdim, empty_nan, dtype):
+def _fake(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
     shape = _output_shape(input.shape, dim, keepdim)
+    dtype = dtype or compute_dtype(input.dtype)
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=torch.float64)
 
 
-def _fake_backward(grad, denominator, mask, weight, size, dim, keepdim, dtype):
+def _fake_backward(grad, size, dtype, denominator=None, mask=None, weight=None, dim=None, keepdim=False):
     return grad.new_empty(size, dtype=dtype)
 
 
 # Serves the mean too: its denominator is the forward's second output.
 _masked_sum_backward = declare_raw(
     "_masked_sum_backward",
-    "(Tensor grad, Tensor? denominator, Tensor? mask, Tensor? weight, SymInt[] size, int[]? dim, bool keepdim, "
-    "ScalarType dtype) -> Tensor",
+    "(Tensor grad, SymInt[] size, ScalarType dtype, Tensor? denominator=None, Tensor? mask=None, Tensor? weight=None, "
+    "int[]? dim=None, bool keepdim=False) -> Tensor",
     fake=_fake_backward,
     triton="masked_sum.masked_sum_backward",
 )
+
+# ---- autograd
+
+
+def _function(mean, raw, definition):
+    class _Masked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
+            value, denominator = raw(input, mask, weight, dim, keepdim, empty_nan, dtype)
+            ctx.set_materialize_grads(False)
+            # The gradient of a sum does not depend on its input: nothing of it is kept but its shape.
+            ctx.save_for_backward(denominator if mean else None, mask, weight)
+            ctx.arguments = (input.shape, input.dtype, dim, keepdim, dtype)
+            return value
+
+        @staticmethod
+        def backward(ctx, grad):
+            nothing = (None,) * (len(ctx.needs_input_grad) - 1)
+            if grad is None:
+                return None, *nothing
+            denominator, mask, weight = ctx.saved_tensors
+            shape, dtype, dim, keepdim, output_dtype = ctx.arguments
+            if _route.by_composite(grad):
+                # Linear in its input, so the derivative may be taken at 0.
+                origin = torch.zeros((), dtype=dtype, device=grad.device).expand(shape).requires_grad_()
+                arguments = (origin, mask, weight, dim, keepdim, False, output_dtype)
+                dx = _route.differentiable_backward(definition, arguments, grad)[0]
+            else:
+                dx = _masked_sum_backward(grad, shape, dtype, denominator, mask, weight, dim, keepdim)
+            return dx, *nothing
+
+    return _Masked
+
+
+# ---- call path
 
 
 class MaskedReduction:
     """A masked reduction: declares the raw op, and is the call path of the public function."""
 
     def __init__(self, name, mean):
-        self.name, self.mean = name, mean
+        self.name = name
 
-        def definition(input, mask, weight, dim, keepdim, empty_nan, dtype):
+        def composite(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
             dims = _check.dims(name, dim, input.dim())
-            return define(mean, input, mask, weight, dims, keepdim, empty_nan, dtype)
-
-        def composite(*arguments):
-            value, denominator = definition(*arguments)
+            value, denominator = define(
+                mean, input, mask, weight, dims, keepdim, empty_nan, dtype or compute_dtype(input.dtype)
+            )
             return value, denominator.to(torch.float64)
 
+        def definition(*arguments):
+            return composite(*arguments)[0]
+
+        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        function = _function(mean, raw, definition)
         self.definition = definition
-        self.raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
-        self.op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton")
-        self.function = _function(mean, self.raw, definition)
+        self.op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
 
     def __call__(self, input, mask, dim, keepdim, weight, dtype, empty):
-        if dim.__class__ is int:
+        if type(dim) is int:
             dim = (dim,)
-        out = dtype
         try:
-            if out is None:
-                out = WIDE.get((input.dtype, input.dtype))
             if (
-                out in FLOATING
-                and input.dtype in FLOATING
+                input.dtype in FLOATING
+                and (dtype is None or dtype in FLOATING)
                 and empty in EMPTY
                 and (weight is None or not weight.requires_grad)
-                and _route.takes_kernel(self.op, input, mask, weight)
             ):
-                if empty == "raise":
-                    self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
-                if torch.is_grad_enabled() and input.requires_grad:
-                    return self.function.apply(input, mask, weight, dim, keepdim, empty == "nan", out)
-                return self.raw(input, mask, weight, dim, keepdim, empty == "nan", out)[0]
+                kernel = _route.kernel(self.op, input, mask, weight)
+                if kernel is not None:
+                    if empty == "raise":
+                        self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
+                    arguments = (input, mask)
+                    if dim is not None or keepdim or weight is not None or dtype is not None or empty == "nan":
+                        arguments = (input, mask, weight, dim, keepdim, empty == "nan", dtype)
+                    if torch.is_grad_enabled() and input.requires_grad:
+                        return kernel.apply(*arguments)
+                    return kernel.raw(*arguments)[0]
         except Exception:
             self._validate(input, mask, weight, dim, dtype, empty)
             raise
         self._validate(input, mask, weight, dim, dtype, empty)
         if empty == "raise":
             self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
-        return self.definition(input, mask, weight, dim, keepdim, empty == "nan", out)[0]
+        return self.definition(input, mask, weight, dim, keepdim, empty == "nan", dtype)
 
     def _validate(self, input, mask, weight, dim, dtype, empty):
         _check.floating(self.name, "input", input)
@@ -156,39 +195,6 @@ class MaskedReduction:
                 f'{self.name}: empty="raise": nothing is kept for {empty_outputs} of {count.numel()} results '
                 f"(input {tuple(input.shape)}, dim {dim})"
             )
-
-
-# ---- autograd
-
-
-def _function(mean, raw, definition):
-    class _Masked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, input, mask, weight, dim, keepdim, empty_nan, dtype):
-            value, denominator = raw(input, mask, weight, dim, keepdim, empty_nan, dtype)
-            ctx.set_materialize_grads(False)
-            # The gradient of a sum does not depend on its input: nothing of it is kept but its shape.
-            ctx.save_for_backward(denominator if mean else None, mask, weight)
-            ctx.arguments = (input.shape, input.dtype, dim, keepdim)
-            ctx.output_dtype = dtype
-            return value
-
-        @staticmethod
-        def backward(ctx, grad):
-            if grad is None:
-                return None, None, None, None, None, None, None
-            denominator, mask, weight = ctx.saved_tensors
-            shape, dtype, dim, keepdim = ctx.arguments
-            if _route.by_composite(grad):
-                # Linear in its input, so the derivative may be taken at 0.
-                origin = torch.zeros((), dtype=dtype, device=grad.device).expand(shape).requires_grad_()
-                arguments = (origin, mask, weight, dim, keepdim, False, ctx.output_dtype)
-                dx = _route.differentiable_backward(lambda *args: definition(*args)[0], arguments, grad)[0]
-            else:
-                dx = _masked_sum_backward(grad, denominator, mask, weight, shape, dim, keepdim, dtype)
-            return dx, None, None, None, None, None, None
-
-    return _Masked
 
 
 def declare_reduction(function):

@@ -37,30 +37,29 @@ def _saturate_integer(value, dtype):
 # ---- op
 
 
-def _fake(input, fill_mask, value, number):
+def _fake(input, fill_mask, number=0.0, value=None):
     shape = torch.broadcast_shapes(input.shape, fill_mask.shape)
     return torch.empty_like(input) if input.shape == shape else input.new_empty(shape)
 
 
-def _composite(input, fill_mask, value, number):
+def _composite(input, fill_mask, number=0.0, value=None):
     return definition(input, fill_mask, number if value is None else value)
 
 
 # Its own backward: grad_input = masked_fill(grad, fill_mask, 0).
 _masked_fill = declare_raw(
     "_masked_fill",
-    "(Tensor input, Tensor fill_mask, Tensor? value, float number) -> Tensor",
+    "(Tensor input, Tensor fill_mask, float number=0.0, Tensor? value=None) -> Tensor",
     fake=_fake,
     composite=_composite,
 )
-OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA")
 
 # ---- autograd
 
 
 class _MaskedFill(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input, fill_mask, value, number):
+    def forward(ctx, input, fill_mask, number, value=None):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(fill_mask)
         ctx.input_shape = input.shape
@@ -70,18 +69,18 @@ class _MaskedFill(torch.autograd.Function):
         if value is not None and value.requires_grad and value.dtype != input.dtype:
             ctx.save_for_backward(fill_mask, value)
             ctx.value_limit = input.dtype
-        return _masked_fill(input, fill_mask, value, number)
+        return _masked_fill(input, fill_mask, number, value)
 
     @staticmethod
     def backward(ctx, grad):
         if grad is None:
-            return None, None, None, None
+            return (None,) * len(ctx.needs_input_grad)
         fill_mask = ctx.saved_tensors[0]
         grad_input = grad_value = None
         if ctx.needs_input_grad[0]:
             # linear in grad: differentiable by itself
             grad_input = reduce_to(masked_fill(grad, fill_mask, 0.0), ctx.input_shape, grad.dtype)
-        if ctx.needs_input_grad[2]:
+        if ctx.value is not None and ctx.needs_input_grad[3]:
             dtype, shape = ctx.value
             # d(out)/d(value) = 1 on the filled positions
             wide = compute_dtype(dtype, grad.dtype)
@@ -90,8 +89,10 @@ class _MaskedFill(torch.autograd.Function):
                 value = ctx.saved_tensors[1]
                 over = value.to(ctx.value_limit).isinf() & value.isfinite()
                 grad_value = grad_value.masked_fill(over, 0)
-        return grad_input, None, grad_value, None
+        return (grad_input, None, None, grad_value)[: len(ctx.needs_input_grad)]
 
+
+OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA", _masked_fill, _MaskedFill)
 
 # ---- public function
 
@@ -124,10 +125,12 @@ def masked_fill(input, fill_mask, value):
     try:
         if isinstance(value, torch.Tensor):
             number, scalar = 0.0, value.double() if value.dtype == torch.bool else readable(value)
-        if input.dtype in FLOATING and _route.takes_kernel(OP, input, fill_mask, scalar):
+        kernel = _route.kernel(OP, input, fill_mask, scalar) if input.dtype in FLOATING else None
+        if kernel is not None:
+            arguments = (input, fill_mask, number) if scalar is None else (input, fill_mask, number, scalar)
             if torch.is_grad_enabled() and (input.requires_grad or (scalar is not None and scalar.requires_grad)):
-                return _MaskedFill.apply(input, fill_mask, scalar, number)
-            return _masked_fill(input, fill_mask, scalar, number)
+                return kernel.apply(*arguments)
+            return kernel.raw(*arguments)
     except Exception:
         _validate(input, fill_mask, value)
         raise

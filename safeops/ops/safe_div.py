@@ -10,8 +10,12 @@ from safeops.ops.masked_sum import reduce_to
 # ---- definition
 
 
-def definition(input, other, eps, fill_value, dtype):
+def definition(input, other, eps=None, fill_value=0.0, dtype=None):
+    if dtype is None:
+        dtype = _promoted(input, other)
     compute = compute_dtype(input.dtype, other.dtype, dtype)
+    if eps is None:
+        eps = torch.finfo(compute).tiny
     a, b = input.to(compute), other.to(compute)
     keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
     with torch.no_grad():
@@ -27,12 +31,13 @@ def definition(input, other, eps, fill_value, dtype):
 # ---- op
 
 
-def _fake(input, other, eps, fill_value, dtype):
-    return _like(input, torch.broadcast_shapes(input.shape, other.shape), dtype)
+def _fake(input, other, eps=None, fill_value=0.0, dtype=None):
+    return _like(input, torch.broadcast_shapes(input.shape, other.shape), dtype or input.dtype)
 
 
-def _fake_backward(grad, input, other, eps, dtype, input_dtype, other_dtype, need_input, need_other):
+def _fake_backward(grad, input, other, eps=None, need_input=True, need_other=True, input_dtype=None, other_dtype=None):
     shape = torch.broadcast_shapes(input.shape, other.shape)
+    input_dtype, other_dtype = input_dtype or input.dtype, other_dtype or other.dtype
     return (
         _like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
         _like(other, shape, other_dtype) if need_other else input.new_empty(0, dtype=other_dtype),
@@ -45,24 +50,23 @@ def _like(x, shape, dtype):
 
 _safe_div = declare_raw(
     "_safe_div",
-    "(Tensor input, Tensor other, float eps, float fill_value, ScalarType dtype) -> Tensor",
+    "(Tensor input, Tensor other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
     fake=_fake,
     composite=definition,
 )
 _safe_div_backward = declare_raw(
     "_safe_div_backward",
-    "(Tensor grad, Tensor input, Tensor other, float eps, ScalarType dtype, ScalarType input_dtype, "
-    "ScalarType other_dtype, bool need_input, bool need_other) -> (Tensor, Tensor)",
+    "(Tensor grad, Tensor input, Tensor other, float? eps=None, bool need_input=True, bool need_other=True, "
+    "ScalarType? input_dtype=None, ScalarType? other_dtype=None) -> (Tensor, Tensor)",
     fake=_fake_backward,
 )
-OP = Op("safe_div", ("_safe_div", "_safe_div_backward"), "C++/CUDA")
 
 # ---- autograd
 
 
 class _SafeDiv(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, input, other, eps, fill_value, dtype):
+    def forward(ctx, input, other, eps=None, fill_value=0.0, dtype=None):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(input, other)
         ctx.arguments = (eps, fill_value, dtype)
@@ -70,34 +74,34 @@ class _SafeDiv(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        nothing = (None,) * (len(ctx.needs_input_grad) - 2)
         if grad is None:
-            return None, None, None, None, None
+            return None, None, *nothing
         input, other = ctx.saved_tensors
-        eps, fill_value, dtype = ctx.arguments
         if _route.by_composite(grad):
-            return tuple(_route.differentiable_backward(definition, (input, other, eps, fill_value, dtype), grad))
+            grads = _route.differentiable_backward(definition, (input, other, *ctx.arguments), grad)
+            return grads[0], grads[1], *nothing
         need_input, need_other = ctx.needs_input_grad[:2]
-        wide = compute_dtype(input.dtype, other.dtype, dtype)
-        same = input.shape == other.shape
+        # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+        wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
         da, db = _safe_div_backward(
             grad,
             input,
             other,
-            eps,
-            dtype,
-            input.dtype if same or input.shape == grad.shape else wide,
-            other.dtype if same or other.shape == grad.shape else wide,
+            ctx.arguments[0],
             need_input,
             need_other,
+            None if input.shape == grad.shape else wide,
+            None if other.shape == grad.shape else wide,
         )
         return (
             reduce_to(da, input.shape, input.dtype) if need_input else None,
             reduce_to(db, other.shape, other.dtype) if need_other else None,
-            None,
-            None,
-            None,
+            *nothing,
         )
 
+
+OP = Op("safe_div", ("_safe_div", "_safe_div_backward"), "C++/CUDA", _safe_div, _SafeDiv)
 
 # ---- public function
 
@@ -135,16 +139,19 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
             # In the compute dtype: a divisor of 1e-8 must not become 0 on its way through half.
             dtype = dtype or _output_dtype(input, input.dtype)
             other = torch.full((), other, dtype=compute_dtype(input.dtype), device=input.device)
-        if floating and other.dtype in FLOATING and _route.takes_kernel(OP, input, other):
+        kernel = _route.kernel(OP, input, other) if floating and other.dtype in FLOATING else None
+        if kernel is not None:
             if eps is not None and not eps >= 0:
                 raise ValueError
             if dtype is None:
-                same = input.dtype == other.dtype
-                dtype = _output_dtype(input, input.dtype if same else _promoted(input, other))
-            floor = torch.finfo(compute_dtype(input.dtype, other.dtype, dtype)).tiny if eps is None else eps
+                promoted = input.dtype if input.dtype == other.dtype else _promoted(input, other)
+                dtype = _output_dtype(input, promoted)
+            arguments = (input, other)
+            if eps is not None or fill_value != 0 or dtype != input.dtype or dtype != other.dtype:
+                arguments = (input, other, eps, fill_value, dtype)
             if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
-                return _SafeDiv.apply(input, other, floor, fill_value, dtype)
-            return _safe_div(input, other, floor, fill_value, dtype)
+                return kernel.apply(*arguments)
+            return kernel.raw(*arguments)
     except Exception:
         _validate(input, other, eps, fill_value, dtype)
         raise
@@ -153,8 +160,7 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
         dtype = _output_dtype(input, _promoted(input, other))
     if not isinstance(other, torch.Tensor):
         other = torch.full((), other, dtype=compute_dtype(dtype), device=input.device)
-    floor = torch.finfo(compute_dtype(input.dtype, other.dtype, dtype)).tiny if eps is None else eps
-    return definition(input, other, floor, fill_value, dtype)
+    return definition(input, other, eps, fill_value, dtype)
 
 
 def _promoted(input, other):

@@ -32,11 +32,11 @@ def emulated(tmp_path_factory):
     result = subprocess.run([*command, "-o", str(target)], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     library = torch.library.Library("safeops_emulated", "DEF")
-    library.define("_masked_fill(Tensor input, Tensor fill_mask, Tensor? value, float number) -> Tensor")
-    library.define("_safe_div(Tensor input, Tensor other, float eps, float fill_value, ScalarType dtype) -> Tensor")
+    library.define("_masked_fill(Tensor input, Tensor fill_mask, float number=0.0, Tensor? value=None) -> Tensor")
+    library.define("_safe_div(Tensor input, Tensor other, float? eps, float fill_value, ScalarType? dtype) -> Tensor")
     library.define(
-        "_safe_div_backward(Tensor grad, Tensor input, Tensor other, float eps, ScalarType dtype, "
-        "ScalarType input_dtype, ScalarType other_dtype, bool need_input, bool need_other) -> (Tensor, Tensor)"
+        "_safe_div_backward(Tensor grad, Tensor input, Tensor other, float? eps, bool need_input, bool need_other, "
+        "ScalarType? input_dtype, ScalarType? other_dtype) -> (Tensor, Tensor)"
     )
     torch.ops.load_library(str(target))
     read = ctypes.CDLL(str(target)).emulated_counts
@@ -112,7 +112,7 @@ def test_masked_fill(emulated, dtype):
     masks = lambda shape, seed: torch.rand(shape) < 0.4  # noqa: E731
     for name, x, mask, variant in layouts(dtype, masks):
         counts()
-        out = ops._masked_fill(x, mask, None, -1e9)
+        out = ops._masked_fill(x, mask, -1e9)
         wide, shuffles = check_variant(counts, variant, dtype != torch.float64)
         fill = max(-1e9, torch.finfo(dtype).min)
         shape = torch.broadcast_shapes(x.shape, mask.shape)
@@ -130,7 +130,7 @@ def test_masked_fill(emulated, dtype):
                     info = torch.finfo(dtype)
                     wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
                     expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
-                    identical(ops._masked_fill(x, mask, value, 0.0), expected)
+                    identical(ops._masked_fill(x, mask, 0.0, value), expected)
 
 
 def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):
@@ -139,7 +139,7 @@ def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):
         bits = torch.full((1024 + 5,), -3, dtype=BITS[dtype.itemsize])  # a NaN with a payload
         mask = torch.zeros(1029, dtype=torch.uint8)
         mask[::3] = torch.tensor([1, 2, 128, 255], dtype=torch.uint8).repeat(86)[:343]
-        out = ops._masked_fill(bits.view(dtype), mask.view(torch.bool), None, 1.0)
+        out = ops._masked_fill(bits.view(dtype), mask.view(torch.bool), 1.0)
         expected = torch.where(mask != 0, torch.ones((), dtype=dtype).view(bits.dtype), bits)
         assert torch.equal(out.view(bits.dtype), expected), dtype
 
@@ -180,15 +180,15 @@ def test_safe_div_backward(emulated, dtype):
     for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
         shape = torch.broadcast_shapes(x.shape, y.shape)
         for grad in (garbage(shape, dtype, 2), torch.ones((), dtype=dtype).expand(shape)):
-            da, db = ops._safe_div_backward(grad, x, y, 0.01, dtype, dtype, dtype, True, True)
+            da, db = ops._safe_div_backward(grad, x, y, 0.01, True, True, dtype, dtype)
             _, live, a, b = reference(x, y, 0.01, 0.0, dtype)
             g = grad.to(a.dtype)
             identical(da, like(x, shape, dtype).copy_(torch.where(live, g / b, 0).to(dtype)))
             identical(db, like(y, shape, dtype).copy_(torch.where(live, -(g / b * (a / b)), 0).to(dtype)))
-            only_a, none = ops._safe_div_backward(grad, x, y, 0.01, dtype, dtype, torch.float32, True, False)
+            only_a, none = ops._safe_div_backward(grad, x, y, 0.01, True, False, dtype, torch.float32)
             identical(only_a, da)
             assert none.shape == (0,) and none.dtype == torch.float32
-            none, only_b = ops._safe_div_backward(grad, x, y, 0.01, dtype, dtype, dtype, False, True)
+            none, only_b = ops._safe_div_backward(grad, x, y, 0.01, False, True, dtype, dtype)
             identical(only_b, db)
 
 
@@ -207,7 +207,7 @@ def test_mixed_dtypes(emulated, shape):
                 value, live, a, b = reference(x, y, 0.0, 1.0, out_dtype)
                 identical(out, value)
                 grad = garbage(shape, out_dtype, 9)
-                da, db = ops._safe_div_backward(grad, x, y, 0.0, out_dtype, second, first, True, True)
+                da, db = ops._safe_div_backward(grad, x, y, 0.0, True, True, second, first)
                 # the compute type also widens for a requested output
                 g = grad.to(a.dtype)
                 identical(da, torch.where(live, g / b, 0).to(second))
@@ -229,7 +229,7 @@ def test_saturation_begins_exactly_where_rounding_overflows(emulated, compute, d
     value, live, _, _ = reference(a, b, 0.0, 0.0, dtype)
     assert 0 < live.sum() < live.numel() or (compute, dtype) == (torch.float32, torch.float32)
     identical(ops._safe_div(a, b, 0.0, 0.0, dtype), value)
-    da, _ = ops._safe_div_backward(b.to(dtype), a, b, 0.0, dtype, compute, compute, True, False)
+    da, _ = ops._safe_div_backward(b.to(dtype), a, b, 0.0, True, False, compute, compute)
     assert torch.equal(da != 0, live)
 
 
@@ -237,10 +237,10 @@ def test_unusable_operands_are_refused(emulated):
     ops, _ = emulated
     x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="fill_mask must be bool"):
-        ops._masked_fill(x, mask.int(), None, 0.0)
+        ops._masked_fill(x, mask.int(), 0.0)
     with pytest.raises(RuntimeError, match="do not broadcast"):
-        ops._masked_fill(x, torch.ones(4, dtype=torch.bool), None, 0.0)
+        ops._masked_fill(x, torch.ones(4, dtype=torch.bool), 0.0)
     with pytest.raises(RuntimeError, match="input must be float16"):
-        ops._masked_fill(x.int(), mask, None, 0.0)
+        ops._masked_fill(x.int(), mask, 0.0)
     with pytest.raises(RuntimeError, match="does not broadcast"):
-        ops._safe_div_backward(torch.ones(2, 4, 3), x, x, 0.0, x.dtype, x.dtype, x.dtype, True, True)
+        ops._safe_div_backward(torch.ones(2, 4, 3), x, x, 0.0, True, True, x.dtype, x.dtype)
