@@ -32,6 +32,11 @@ def _compiles_to_kernel(op, input):
     return op.cpu and input.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
+def requires_grad(*tensors):
+    """True where an operand wants a gradient that only the composite has."""
+    return any(x is not None and x.requires_grad for x in tensors) and torch.is_grad_enabled()
+
+
 def by_composite(grad):
     """True where a backward must be differentiable, batched or dual itself, and so runs through the composite."""
     return (

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype, readable
+from safeops._dtypes import compute_dtype, readable
 from safeops._library import Op, declare_public, declare_raw
 from safeops.ops._reduction import EMPTY, accumulate, kept
 from safeops.ops.masked_sum import reduce_to
@@ -172,45 +172,53 @@ class PointwiseLoss:
         self.definition = definition
         self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton", raw, function)
 
-    def __call__(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
-        given = (input, target, mask, weight, reduction, denominator, empty)
+    def call(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
         try:
             code = REDUCTION[reduction]
-            tensor_denominator, divisor = None, denominator
-            if denominator is not None and isinstance(denominator, torch.Tensor):
-                tensor_denominator, divisor = readable(denominator), None
-            arguments = (input, target, mask, weight, code, p0)
-            if denominator is not None or p1 != 0 or empty == "nan":
-                arguments = (*arguments, p1, empty == "nan", tensor_denominator, divisor)
-            kernel = None
-            if (
-                input.dtype in FLOATING
-                and target.dtype in FLOATING
-                and empty in EMPTY
-                and (denominator is None or code == 1)
-                and (weight is None or not weight.requires_grad)
-                and (tensor_denominator is None or not tensor_denominator.requires_grad)
-            ):
-                kernel = _route.kernel(self.op, input, target, mask, weight, tensor_denominator)
+            if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
+                options = (None, code, p0) if code != 1 or p0 else ()
+                if p1:
+                    options = (None, code, p0, p1)
+                kernel = _route.kernel(self.op, input, target, mask)
+            else:
+                divisor = denominator
+                if isinstance(denominator, torch.Tensor):
+                    denominator, divisor = readable(denominator), None
+                tensor = denominator if divisor is None else None
+                options = (weight, code, p0, p1, empty == "nan", tensor, divisor)
+                kernel = None
+                if empty in EMPTY and (denominator is None or code == 1) and not _route.requires_grad(weight, tensor):
+                    kernel = _route.kernel(self.op, input, target, mask, weight, tensor)
             if kernel is not None:
-                self._attend(given)
-                if torch.is_grad_enabled() and (input.requires_grad or target.requires_grad):
-                    return kernel.apply(*arguments)
-                return kernel.raw(*arguments)[0]
+                if input.shape != target.shape or empty == "raise" or kernel is self.op.traced:
+                    self._attend(input, target, mask, weight, reduction, denominator, empty)
+                if (input.requires_grad or target.requires_grad) and torch.is_grad_enabled():
+                    return kernel.apply(input, target, mask, *options)
+                return kernel.raw(input, target, mask, *options)[0]
         except Exception:
-            self._validate(*given)
+            self._validate(input, target, mask, weight, reduction, denominator, empty)
             raise
-        self._validate(*given)
-        self._attend(given)
-        return self.definition(*arguments)
+        self._attend(input, target, mask, weight, reduction, denominator, empty)
+        return self.definition(input, target, mask, *options)
 
-    def _attend(self, given):
-        """What a call must hear before any work: shapes that differ, and nothing kept under empty="raise"."""
-        input, target, reduction, empty = given[0], given[1], given[4], given[6]
-        if input.shape != target.shape:
-            self._warn_of_broadcast(input, target)
+    def _attend(self, input, target, mask, weight, reduction, denominator, empty):
+        """What a caller must hear before any work: bad arguments, shapes that differ, nothing kept."""
+        self._validate(input, target, mask, weight, reduction, denominator, empty)
+        if input.shape != target.shape and not is_compiling():  # a warning cannot be traced
+            warnings.warn(
+                f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
+                "make the shapes equal (expand copies nothing) if that is meant",
+                stacklevel=4,
+            )
         if empty == "raise" and reduction != "none":
-            self._raise_if_empty(*given)
+            # One synchronisation: the documented price of empty="raise".
+            keep = kept(mask, weight)
+            size = torch.broadcast_shapes(input.shape, target.shape)
+            if size.numel() == 0 or (keep is not None and not bool(keep.any())):
+                raise ValueError(
+                    f'{self.name}: empty="raise": nothing is kept '
+                    f"(input {tuple(input.shape)}, target {tuple(target.shape)})"
+                )
 
     def _validate(self, input, target, mask, weight, reduction, denominator, empty):
         _check.floating(self.name, "input", input)
@@ -231,26 +239,6 @@ class PointwiseLoss:
             elif denominator.dtype.is_complex or denominator.dtype == torch.bool:
                 raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
         _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
-
-    def _warn_of_broadcast(self, input, target):
-        if is_compiling():
-            return  # a warning cannot be traced
-        warnings.warn(
-            f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
-            "make the shapes equal (expand copies nothing) if that is meant",
-            stacklevel=5,
-        )
-
-    def _raise_if_empty(self, input, target, mask, weight, reduction, denominator, empty):
-        """Before any work, and with one synchronisation: the documented price of empty="raise"."""
-        self._validate(input, target, mask, weight, reduction, denominator, empty)
-        shape = torch.broadcast_shapes(input.shape, target.shape)
-        keep = kept(mask, weight)
-        if shape.numel() == 0 or (keep is not None and not bool(keep.any())):
-            raise ValueError(
-                f'{self.name}: empty="raise": nothing is kept '
-                f"(input {tuple(input.shape)}, target {tuple(target.shape)})"
-            )
 
 
 def declare_loss(function, parameters=""):

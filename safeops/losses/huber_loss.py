@@ -1,5 +1,7 @@
 """huber_loss: quadratic below delta, linear above."""
 
+import math
+
 import torch
 
 from safeops import _check
@@ -47,8 +49,9 @@ def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denom
         >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")
         tensor([0.1250, 4.0000])
     """
-    _check.number("huber_loss", "delta", delta, above=0, finite=True)
-    return _huber_loss(input, target, mask, weight, reduction, denominator, empty, float(delta))
+    if type(delta) is not float or not 0.0 < delta < math.inf:
+        _check.number("huber_loss", "delta", delta, above=0, finite=True)
+    return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, float(delta))
 
 
 declare_loss(huber_loss, ", float delta=1.0")

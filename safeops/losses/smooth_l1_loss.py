@@ -1,5 +1,7 @@
 """smooth_l1_loss: quadratic below beta, linear above."""
 
+import math
+
 import torch
 
 from safeops import _check
@@ -51,8 +53,9 @@ def smooth_l1_loss(
         >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
         tensor([0.1250, 2.5000])
     """
-    _check.number("smooth_l1_loss", "beta", beta, minimum=0, finite=True)
-    return _smooth_l1_loss(input, target, mask, weight, reduction, denominator, empty, float(beta))
+    if type(beta) is not float or not 0.0 <= beta < math.inf:
+        _check.number("smooth_l1_loss", "beta", beta, minimum=0, finite=True)
+    return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, float(beta))
 
 
 declare_loss(smooth_l1_loss, ", float beta=1.0")

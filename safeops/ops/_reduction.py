@@ -6,7 +6,7 @@ An op of the family is `MaskedReduction(name, finish)`, where `finish` turns tot
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype
+from safeops._dtypes import compute_dtype
 from safeops._library import Op, declare_public, declare_raw
 
 EMPTY = ("zero", "nan", "raise")
@@ -145,33 +145,29 @@ class MaskedReduction:
         self.definition = definition
         self.op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
 
-    def __call__(self, input, mask, dim, keepdim, weight, dtype, empty):
+    def call(self, input, mask, dim, keepdim, weight, dtype, empty):
         if type(dim) is int:
             dim = (dim,)
         try:
-            if (
-                input.dtype in FLOATING
-                and (dtype is None or dtype in FLOATING)
-                and empty in EMPTY
-                and (weight is None or not weight.requires_grad)
-            ):
-                kernel = _route.kernel(self.op, input, mask, weight)
-                if kernel is not None:
-                    if empty == "raise":
-                        self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
-                    arguments = (input, mask)
-                    if dim is not None or keepdim or weight is not None or dtype is not None or empty == "nan":
-                        arguments = (input, mask, weight, dim, keepdim, empty == "nan", dtype)
-                    if torch.is_grad_enabled() and input.requires_grad:
-                        return kernel.apply(*arguments)
-                    return kernel.raw(*arguments)[0]
+            kernel = None
+            if weight is None and dim is None and dtype is None and empty == "zero" and not keepdim:
+                options = ()  # most calls, and the short way
+                kernel = _route.kernel(self.op, input, mask)
+            else:
+                options = (weight, dim, keepdim, empty == "nan", dtype)
+                if empty in EMPTY and not _route.requires_grad(weight):
+                    kernel = _route.kernel(self.op, input, mask, weight)
+            if kernel is not None:
+                if empty == "raise" or kernel is self.op.traced:
+                    self._attend(input, mask, weight, dim, keepdim, dtype, empty)
+                if input.requires_grad and torch.is_grad_enabled():
+                    return kernel.apply(input, mask, *options)
+                return kernel.raw(input, mask, *options)[0]
         except Exception:
             self._validate(input, mask, weight, dim, dtype, empty)
             raise
-        self._validate(input, mask, weight, dim, dtype, empty)
-        if empty == "raise":
-            self._raise_if_empty(input, mask, weight, dim, keepdim, dtype, empty)
-        return self.definition(input, mask, weight, dim, keepdim, empty == "nan", dtype)
+        self._attend(input, mask, weight, dim, keepdim, dtype, empty)
+        return self.definition(input, mask, *options)
 
     def _validate(self, input, mask, weight, dim, dtype, empty):
         _check.floating(self.name, "input", input)
@@ -182,9 +178,12 @@ class MaskedReduction:
         _check.output_dtype(self.name, dtype)
         _check.choice(self.name, "empty", empty, EMPTY)
 
-    def _raise_if_empty(self, input, mask, weight, dim, keepdim, dtype, empty):
-        """Before any work, and with one synchronisation: the documented price of empty="raise"."""
+    def _attend(self, input, mask, weight, dim, keepdim, dtype, empty):
+        """What a caller must hear before any work: bad arguments, and nothing kept under empty="raise"."""
         self._validate(input, mask, weight, dim, dtype, empty)
+        if empty != "raise":
+            return
+        # One synchronisation: the documented price of empty="raise".
         dims = _check.dims(self.name, dim, input.dim())
         keep = kept(mask, weight)
         keep = torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep.detach()
