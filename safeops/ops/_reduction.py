@@ -164,23 +164,24 @@ class MaskedReduction:
                     return kernel.apply(input, mask, *options)
                 return kernel.raw(input, mask, *options)[0]
         except Exception:
-            self._validate(input, mask, weight, dim, dtype, empty)
+            self._validate(input, mask, weight, dim, keepdim, dtype, empty)
             raise
         self._attend(input, mask, weight, dim, keepdim, dtype, empty)
         return self.definition(input, mask, *options)
 
-    def _validate(self, input, mask, weight, dim, dtype, empty):
+    def _validate(self, input, mask, weight, dim, keepdim, dtype, empty):
         _check.floating(self.name, "input", input)
         _check.mask(self.name, "mask", mask, "input", input.shape)
         _check.weight(self.name, weight, "input", input.shape)
         _check.same_device(self.name, "input", input, mask=mask, weight=weight)
         _check.dims(self.name, dim, input.dim())
+        _check.choice(self.name, "keepdim", keepdim, (True, False))
         _check.output_dtype(self.name, dtype)
         _check.choice(self.name, "empty", empty, EMPTY)
 
     def _attend(self, input, mask, weight, dim, keepdim, dtype, empty):
         """What a caller must hear before any work: bad arguments, and nothing kept under empty="raise"."""
-        self._validate(input, mask, weight, dim, dtype, empty)
+        self._validate(input, mask, weight, dim, keepdim, dtype, empty)
         if empty != "raise":
             return
         # One synchronisation: the documented price of empty="raise".
