@@ -19,10 +19,12 @@ def kernel(op, input, *others):
         return op.traced if _compiles_to_kernel(op, input) else None
     if type(input) not in _PLAIN or _transforms_active() or forward_ad._current_level >= 0:
         return None
+    on_cpu = input.is_cpu
     for other in others:
-        if other is not None and type(other) not in _PLAIN:
+        # One device type: the dispatcher would follow a meta operand to the fake kernel.
+        if other is not None and (type(other) not in _PLAIN or other.is_cpu != on_cpu or other.is_meta):
             return None
-    if input.is_cpu:
+    if on_cpu:
         return op.eager if op.cpu else None
     return op.eager if input.is_cuda and op.cuda else None
 

@@ -187,7 +187,8 @@ class PointwiseLoss:
                 tensor = denominator if divisor is None else None
                 options = (weight, code, p0, p1, empty == "nan", tensor, divisor)
                 kernel = None
-                if empty in EMPTY and (denominator is None or code == 1) and not _route.requires_grad(weight, tensor):
+                special = not (denominator is None or code == 1) or (tensor is not None and tensor.dim() != 0)
+                if empty in EMPTY and not special and not _route.requires_grad(weight, tensor):
                     kernel = _route.kernel(self.op, input, target, mask, weight, tensor)
             if kernel is not None:
                 if input.shape != target.shape or empty == "raise" or kernel is self.op.traced:

@@ -10,9 +10,9 @@ from safeops.losses._pointwise import PointwiseLoss, declare_loss, magnitude
 
 def value(x, y, delta, p1):
     a = magnitude(x - y)
-    q = torch.minimum(a, torch.full_like(a, delta))
-    # q^2 / 2 + delta (a - q): no branch whose unused side could overflow
-    return q * q / 2 + delta * (a - q)
+    # select before arithmetic: neither side may overflow in the other's place
+    inner, outer = torch.where(a < delta, a, 0), torch.where(a < delta, 0, a)
+    return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 
 
 _huber_loss = PointwiseLoss("huber_loss", value)

@@ -12,9 +12,9 @@ def value(x, y, beta, p1):
     a = magnitude(x - y)
     if beta == 0:
         return a
-    q = torch.minimum(a, torch.full_like(a, beta))
-    # q^2 / (2 beta) + (a - q): no branch whose unused side could overflow
-    return q * q / (2 * beta) + (a - q)
+    # select before arithmetic: neither side may overflow in the other's place
+    inner, outer = torch.where(a < beta, a, 0), torch.where(a < beta, 0, a)
+    return torch.where(a < beta, inner * inner / (2 * beta), outer - beta / 2)
 
 
 _smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value)

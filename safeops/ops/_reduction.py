@@ -146,7 +146,7 @@ class MaskedReduction:
         self.op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
 
     def call(self, input, mask, dim, keepdim, weight, dtype, empty):
-        if type(dim) is int:
+        if dim is not None and not isinstance(dim, (tuple, list)):
             dim = (dim,)
         try:
             kernel = None

@@ -125,7 +125,9 @@ def masked_fill(input, fill_mask, value):
     try:
         if isinstance(value, torch.Tensor):
             number, scalar = 0.0, value.double() if value.dtype == torch.bool else readable(value)
-        kernel = _route.kernel(OP, input, fill_mask, scalar) if input.dtype in FLOATING else None
+        kernel = None
+        if input.dtype in FLOATING and (scalar is None or scalar.dim() == 0):
+            kernel = _route.kernel(OP, input, fill_mask, scalar)
         if kernel is not None:
             arguments = (input, fill_mask, number) if scalar is None else (input, fill_mask, number, scalar)
             if torch.is_grad_enabled() and (input.requires_grad or (scalar is not None and scalar.requires_grad)):
