@@ -12,8 +12,7 @@ from PIL import Image
 
 from safeops.demo.data import DOFFS
 
-COLORS = colormaps["turbo"].copy()
-COLORS.set_bad("black")
+COLORS = colormaps["turbo"].with_extremes(bad="black")
 RANGE = Normalize(0, 64)  # px
 USUAL, HAND, OURS = "#c0392b", "#b9c2c0", "#0f7b5a"
 
