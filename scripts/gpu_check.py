@@ -41,11 +41,11 @@ from kernel_sources import ROOT, fingerprint  # noqa: E402
 
 # name: (share of --minutes, most it may use when earlier stages left some)
 STAGES = {
-    "install": (0.08, 0.15),
-    "contract": (0.32, 0.45),
-    "gpu": (0.30, 0.45),
-    "sanitizer": (0.12, 0.20),
-    "benchmarks": (0.18, 1.00),
+    "install": (0.07, 0.15),
+    "contract": (0.30, 0.45),
+    "gpu": (0.28, 0.45),
+    "sanitizer": (0.15, 0.30),
+    "benchmarks": (0.20, 1.00),
 }
 LOG = "SAFEOPS_GPU_CHECK_LOG"
 
