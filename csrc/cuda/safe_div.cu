@@ -119,7 +119,8 @@ std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& i
                                              bool need_input, bool need_other) {
   constexpr const char* kOp = "safeops::_safe_div_backward";
   const Type g = float_type(grad, kOp, "grad"), a = float_type(input, kOp, "input"),
-             b = float_type(other, kOp, "other"), y = float_type(dtype), da = float_type(input_dtype), db = float_type(other_dtype);
+             b = float_type(other, kOp, "other"), y = float_type(dtype),
+             da = float_type(input_dtype), db = float_type(other_dtype);
   check_device(grad, input, kOp, "grad");
   check_device(other, input, kOp, "other");
   const Shape shape = broadcast(View(input).shape(), View(other).shape());
