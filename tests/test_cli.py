@@ -1,6 +1,8 @@
 """The command line: what it prints, what it needs, how it exits."""
 
 import json
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -125,3 +127,16 @@ def test_demo_refuses_an_unwritable_out_before_it_trains(place, reason, tmp_path
 def test_demo_refuses_a_device_that_is_not_there(tmp_path, capsys):
     assert exit_code("demo", "--device", "xpu:7", "--out", str(tmp_path / "demo.png")) == 2
     assert "device 'xpu:7' cannot be used" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_readme_run():
+    readme = pathlib.Path(__file__).parents[1] / "README.md"
+    examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert len(examples) == 2
+    for code in examples:
+        scope = {}
+        exec(compile(code, str(readme), "exec"), scope)
+        if "loss" in scope:
+            assert scope["loss"].dtype == safeops.mse_loss(scope["y"], scope["y"]).dtype
+            assert scope["loss"].isfinite()
+            assert all(p.isfinite().all() for p in scope["model"].parameters())

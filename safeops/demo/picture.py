@@ -3,13 +3,13 @@
 import io
 import math
 
-import numpy as np
 from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 from PIL import Image
 
+import safeops
 from safeops.demo.data import DOFFS
 
 COLORS = colormaps["turbo"].with_extremes(bad="black")
@@ -35,8 +35,8 @@ def draw(path, pair, usual, by_hand, ours):
 def _images(figure, pair, worst, ours):
     title, verdict, run = worst
     grid = figure.subplots(2, 2)
-    truth = np.where(pair.known[0, 0].cpu().numpy(), pair.truth[0, 0].cpu().numpy() - DOFFS, np.nan)
-    unknown = 100 * np.isnan(truth).mean()
+    truth = safeops.masked_fill(pair.truth - DOFFS, ~pair.known, math.nan)[0, 0].cpu().numpy()
+    unknown = 100 * (~pair.known).float().mean().item()
     panels = [
         ("Left image of the pair", "Middlebury 2014, Motorcycle", pair.left[0].permute(1, 2, 0).cpu().numpy()),
         ("Measured disparity", f"black: unknown, {unknown:.0f} % of the pixels", truth),
