@@ -118,6 +118,9 @@ class _Recorder(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+_OPCHECKS = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
+
+
 @check("torch.library.opcheck on the dispatcher's op and on every raw op that a forward and backward calls")
 def check_opcheck(subject: Subject, sample: Sample) -> None:
     calls = list(subject.raw_ops)
@@ -133,8 +136,10 @@ def check_opcheck(subject: Subject, sample: Sample) -> None:
     for function, args, kwargs in calls:
         if function.name().split("::")[1].startswith("_"):  # raw ops have no autograd of their own
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
+        # The compiled tests are the slow ones: on few samples. Schema and fake kernel are tested on all.
+        tests = _OPCHECKS if sample.slow or not any(s.slow for s in subject.samples) else _OPCHECKS[:2]
         try:
-            torch.library.opcheck(function, args, kwargs)
+            torch.library.opcheck(function, args, kwargs, test_utils=tests)
         except Exception as error:
             raise AssertionError(f"opcheck of {function}: {' '.join(str(error).split())[:600]}") from error
 
