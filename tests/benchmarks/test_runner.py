@@ -8,6 +8,8 @@ import torch
 from benchmarks import report
 from benchmarks.__main__ import elements, main
 
+pytestmark = pytest.mark.xdist_group("benchmarks")  # one run of the runner serves all tests
+
 BF16 = {  # bytes an element must move, forward and backward: what the design says
     "masked_fill": (5, 5),
     "safe_div": (6, 10),
