@@ -72,9 +72,9 @@ def verdict(run):
     for step in run.steps:
         if not math.isfinite(step.loss):
             return f"loss is {step.loss} from step {step.number}"
-    if run.nonfinite_gradients and run.gave_up:
-        return "gradients not finite"
-    if run.gave_up:
+    if not any(s.moved for s in run.steps):
+        if run.nonfinite_gradients:
+            return "gradients not finite"
         return f"loss is {run.steps[-1].loss:g}, silently"
     return "learns" if run.learned else "finite, but not learned"
 
