@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
 ARCHS = ("80", "90", "100", "120")
+pytestmark = pytest.mark.xdist_group("cuda_build")  # each source is compiled once, by one worker
 
 
 def find(tool):
