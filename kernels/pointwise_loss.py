@@ -60,9 +60,7 @@ def pointwise_loss(name, value, grad):
         shape = torch.broadcast_shapes(input.shape, target.shape)
         dx = like(input, shape, input_dtype) if need_input else None
         dy = like(target, shape, target_dtype) if need_target else None
-        map_backward(
-            name + "_backward", grad, input, target, mask, weight, grad_output, denominator, dx, dy, p0, p1
-        )
+        map_backward(name + "_backward", grad, input, target, mask, weight, grad_output, denominator, dx, dy, p0, p1)
         return (
             dx if need_input else torch.empty(0, dtype=input_dtype, device=input.device),
             dy if need_target else torch.empty(0, dtype=target_dtype, device=input.device),
