@@ -7,7 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops._library import registry
 from tests.contract.subjects import DEVICE
+
+KERNELS = all(entry.cpu if DEVICE == "cpu" else entry.cuda for entry in registry.values())
 
 
 def leaf(values, dtype=torch.float32):
@@ -272,6 +275,21 @@ def test_pytorch_128557_92350_every_floating_dtype_on_plain_tensors(dtype):
     loss = safeops.masked_mean(x, flags(True, False, True))
     loss.backward()
     assert type(loss) is torch.Tensor and loss == 3 and equal(x.grad, [0.5, 0, 0.5])
+
+
+@pytest.mark.skipif(not KERNELS, reason="the composite would need 16 GiB")
+@pytest.mark.parametrize("name", ["masked_mean", "mse_loss"])
+def test_fla_1080_triton_1058_more_than_2_to_the_31_elements(name):
+    """Offsets and counts beyond int32. The operands are expanded: they touch no memory."""
+    shape = (3, 2**30)
+    x = torch.tensor([[2.0], [4.0], [6.0]], dtype=torch.bfloat16, device=DEVICE).expand(shape)
+    keep = flags(True, False, True)[:, None].expand(shape)
+    if name == "masked_mean":
+        assert safeops.masked_mean(x, keep) == 4
+        assert torch.equal(safeops.masked_mean(x, keep, 1), torch.tensor([2.0, 0.0, 6.0], device=DEVICE))
+    else:
+        y = torch.zeros((), dtype=torch.bfloat16, device=DEVICE).expand(shape)
+        assert safeops.mse_loss(x, y, mask=keep) == 20
 
 
 def test_counts_are_exact_beyond_2_to_the_24():
