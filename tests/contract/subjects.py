@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import shutil
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +58,8 @@ def subject(name, samples, *, skip=None, suffix="", **describe):
     skip = dict(skip or {})
     if not kernel:
         skip.update(saved_bytes=COMPOSITE, peak_memory=COMPOSITE)
+    if not any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang"))):
+        skip["inductor"] = "there is no compiler here, and Inductor needs one"
     describe.setdefault("direct", getattr(torch.ops.safeops, name))
     return Subject(
         op,

@@ -5,8 +5,6 @@ import warnings
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import safeops
 from safeops.testing import DTYPES, Sample, Subject, run
@@ -15,12 +13,16 @@ from safeops.testing.layouts import LAYOUTS
 from tests.contract import definitions
 from tests.contract.subjects import DEVICE
 
+# CI has it; a machine borrowed for its GPU may have pytest alone.
+hypothesis = pytest.importorskip("hypothesis")
+given, settings, st = hypothesis.given, hypothesis.settings, hypothesis.strategies
+
 # Bounded by count, not by time: the same examples on every machine.
 BOUNDED = settings(
     max_examples=int(os.environ.get("SAFEOPS_TEST_EXAMPLES", "150")),
     deadline=None,
     derandomize=True,
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=list(hypothesis.HealthCheck),
 )
 # Sizes around vector widths and blocks, and none.
 SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65])
