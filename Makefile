@@ -39,8 +39,8 @@ test: setup
 	@$(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup $(ARGS)
 
 lint: $(VENV)/installed
-	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --quiet --check . || { $(BIN)/ruff format --check . ; exit 1; }
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --check --output-format concise . > $(VENV)/format.log || { cat $(VENV)/format.log; exit 1; }
 	@! grep -nE '.{121,}|[[:space:]]$$|$(shell printf '\t')' $(CXX_FILES) /dev/null \
 	    || { echo "lint: C++ lines of at most 120, no tabs, no trailing blanks"; exit 1; }
 	@echo "lint: no complaints"

@@ -100,7 +100,13 @@ class BuildExt(build_ext):
 
     def build_extensions(self):
         torch = torch_folder()
-        self.includes = ["-isystem", str(torch / "include"), "-isystem", sysconfig.get_path("include")]
+        python = sysconfig.get_path("include")
+        if not (Path(python) / "Python.h").exists():
+            raise SystemExit(
+                f"safeops: there is a C++ compiler, but no {python}/Python.h: install Python's headers "
+                "(Debian, Ubuntu: python3-dev), or set SAFEOPS_NO_EXT=1 for a pure-Python install"
+            )
+        self.includes = ["-isystem", str(torch / "include"), "-isystem", python]
         self.torch_libs = f"-L{torch / 'lib'} -Wl,--no-as-needed -ltorch -ltorch_cpu".split()
         self.cxx = find_cxx()
         self.cuda = find_cuda()

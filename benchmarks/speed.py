@@ -46,6 +46,7 @@ def _record(case, dtype, direction, bytes_per_element, contenders, rounds, devic
         "copy_GB_per_s": total / milliseconds["copy"] / 1e6,
         "ours_GB_per_s": total / milliseconds["ours"] / 1e6,
         "of_floor": ratio(samples, "copy", "ours"),
+        "of_floor_at_best": min(samples["copy"]) / min(samples["ours"]),
         "eager_pattern": eager[0].removeprefix("eager: "),
         "x_eager": ratio(samples, eager[0], "ours"),
         "x_fastest_eager": min(ratio(samples, name, "ours") for name in eager),

@@ -32,11 +32,11 @@ def spread(index, shape, strides):
 
 @triton.jit
 def address(operand, space, m, n, KIND: tl.constexpr):
-    """Pointers to the operand's elements of a tile: (BM, BN), (BM, 1) for ROW, a scalar for SCALAR.
+    """Pointers to the operand's elements of a tile: (BM, BN), (BM, 1) for ROW, (1, 1) for SCALAR.
 
     operand: (pointer, outer strides, inner strides); space: (M, N, outer shape, inner shape)."""
     if KIND == SCALAR:
-        where = operand[0]
+        where = operand[0] + tl.zeros([1, 1], tl.int32)
     else:
         where = operand[0] + spread(m, space[2], operand[1])[:, None]
         if KIND == VECTOR:
@@ -83,9 +83,7 @@ def broadcast_strides(tensor, shape):
     lead = len(shape) - tensor.dim()
     if lead < 0 or any(size != want and size != 1 for size, want in zip(tensor.shape, shape[lead:])):
         raise ValueError(f"shape {tuple(tensor.shape)} does not broadcast to {tuple(shape)}")
-    return (0,) * lead + tuple(
-        0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride())
-    )
+    return (0,) * lead + tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride()))
 
 
 def memory_order(shape, strides):
@@ -99,9 +97,7 @@ def memory_order(shape, strides):
         return a - b
 
     dims = [d for d, size in enumerate(shape) if size != 1]
-    for end in range(
-        1, len(dims)
-    ):  # insertion: the relation need not be transitive, so sort() might not settle
+    for end in range(1, len(dims)):  # insertion: the relation need not be transitive, so sort() might not settle
         at = end
         while at and compare(dims[at - 1], dims[at]) > 0:
             dims[at - 1], dims[at] = dims[at], dims[at - 1]
@@ -122,9 +118,7 @@ def fuse(dims, shape, strides):
             steps.append(here)
     if not sizes:
         sizes, steps = [1], [[None if s is None else 0 for s in strides]]
-    return Group(
-        tuple(sizes), tuple(None if s is None else tuple(column) for s, column in zip(strides, zip(*steps)))
-    )
+    return Group(tuple(sizes), tuple(None if s is None else tuple(column) for s, column in zip(strides, zip(*steps))))
 
 
 def split_inner(fused):

@@ -102,9 +102,7 @@ class Plan:
         self.signature |= dict.fromkeys(kernel.indices, index)
         self.signature |= dict.fromkeys(kernel.constants, None)
         self.signature = {name: kind or "constexpr" for name, kind in self.signature.items()}
-        self.constants = {
-            name: values.get(name) for name, kind in self.signature.items() if kind == "constexpr"
-        }
+        self.constants = {name: values.get(name) for name, kind in self.signature.items() if kind == "constexpr"}
         self.tail = tuple(values[name] for name in (*tuples, *kernel.indices, *kernel.constants))
         self.runners = {}  # by device index
 

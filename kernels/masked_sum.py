@@ -41,7 +41,5 @@ def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=N
             grad = grad.unsqueeze(d)
             denominator = denominator if denominator is None else denominator.unsqueeze(d)
     out = torch.empty(tuple(size), dtype=dtype, device=grad.device)
-    map_backward(
-        "masked_sum_backward", None, None, None, mask, weight, grad, denominator, out, None, 0.0, 0.0
-    )
+    map_backward("masked_sum_backward", None, None, None, mask, weight, grad, denominator, out, None, 0.0, 0.0)
     return out

@@ -135,9 +135,7 @@ def plan(term, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan
     return made
 
 
-def reduce(
-    name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, p0, p1, empty_nan, dtype
-):
+def reduce(name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, p0, p1, empty_nan, dtype):
     """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * term(x - y) : 0."""
     if dtype is None:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -178,9 +176,7 @@ def reduce(
             empty_nan,
             arch_of(x.device),
         )
-        made.out_shape = tuple(
-            1 if gone else size for size, gone in zip(shape, reduced) if keepdim or not gone
-        )
+        made.out_shape = tuple(1 if gone else size for size, gone in zip(shape, reduced) if keepdim or not gone)
         return made
 
     made = cached_plan(key, build)

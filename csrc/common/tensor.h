@@ -83,7 +83,8 @@ struct View {
   }
 
   // One value that lives in C++.
-  View(void* value, DType type) : data(static_cast<char*>(value)), sizes(nullptr), strides(nullptr), ndim(0), dtype(type) {}
+  View(void* value, DType type)
+      : data(static_cast<char*>(value)), sizes(nullptr), strides(nullptr), ndim(0), dtype(type) {}
 
   Shape shape() const { return Shape(ndim, sizes); }
 

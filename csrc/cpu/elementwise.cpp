@@ -22,7 +22,7 @@ void Elementwise<C>::run(Loop<C> loop, const void* op) const {
     for (int i = outputs; i < kMaxOutputs; ++i) chunk.out[i] = results[i];
     for (int64_t at = begin * kChunk, stop = std::min(end * kChunk, numel); at < stop; at += kChunk) {
       const int64_t n = std::min(kChunk, stop - at);
-      inputs.fetch(at, n, buffers, chunk);
+      inputs.fetch(at, n, at + kAhead, buffers, chunk);
       for (int i = 0; i < outputs; ++i) chunk.out[i] = wanted[i] ? sink[i].target(at, results[i]) : nullptr;
       loop(op, chunk);
       for (int i = 0; i < outputs; ++i)

@@ -47,11 +47,11 @@ struct Inputs {
     if (masked) mask.prime(buffers.mask);
   }
 
-  void fetch(int64_t start, int64_t n, Buffers& buffers, Chunk<C>& chunk) const {
+  void fetch(int64_t start, int64_t n, int64_t ahead, Buffers& buffers, Chunk<C>& chunk) const {
     chunk.n = n;
-    for (int i = 0; i < count; ++i) chunk.in[i] = source[i].fetch(start, n, buffers.values[i]);
+    for (int i = 0; i < count; ++i) chunk.in[i] = source[i].fetch(start, n, ahead, buffers.values[i]);
     for (int i = count; i < kMaxInputs; ++i) chunk.in[i] = chunk.in[0];  // named by a loop, but not used
-    chunk.mask = masked ? mask.fetch(start, n, buffers.mask) : nullptr;
+    chunk.mask = masked ? mask.fetch(start, n, ahead, buffers.mask) : nullptr;
   }
 };
 

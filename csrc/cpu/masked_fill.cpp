@@ -13,7 +13,7 @@ void fill_loop(const void* op, const Chunk<Bits>& chunk) {
   const uint8_t* mask = chunk.mask;
   Bits* out = chunk.out[0];
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < chunk.n; ++i) out[i] = mask[i] ? value : x[i];
+  for (int64_t i = 0; i < chunk.n; ++i) out[i] = select(mask[i] != 0, value, x[i]);
 }
 
 template <class Bits>

@@ -93,6 +93,7 @@ std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, cons
   finish.mean = mean;
   finish.counted = mask || weight;
   finish.weighted = weight.has_value();
+  finish.plain = !finish.counted;
   finish.empty_nan = empty_nan;
   if (x.dtype == DType::kDouble || type == DType::kDouble)
     reduce<double>(shape, dims, x, mask, weight, finish, value, denominator);

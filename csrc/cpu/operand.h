@@ -33,6 +33,8 @@ struct Order {
   }
 };
 
+constexpr int64_t kAhead = 2 * kChunk;  // how far a loop over consecutive chunks prefetches
+
 enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
 
 struct Operand {
@@ -47,6 +49,16 @@ struct Operand {
 
  protected:
   void walk(const View& view, const Shape& shape, const Order& order);
+
+  // Asks for the n elements from `ahead` on, which some later chunk will want: the hardware alone loses sight of a
+  // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it).
+  // (Inlined by force: gcc takes a function that only prefetches for one without effect, and drops the call.)
+  template <int kWrite>
+  __attribute__((always_inline)) void prefetch(int64_t ahead, int64_t n) const {
+    if (kind > Kind::kConvert || ahead >= size[0]) return;
+    const char* from = data + ahead * element;
+    for (int64_t byte = 0, end = n * element; byte < end; byte += 64) __builtin_prefetch(from + byte, kWrite);
+  }
 };
 
 // An operand to read as values of type C: float or double (converted), uint8_t (a mask),
@@ -59,7 +71,9 @@ struct Source : Operand {
   void prime(C* buffer) const;
 
   // Elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer.
-  const C* fetch(int64_t start, int64_t n, C* buffer) const {
+  // A later call will ask for those from `ahead` on.
+  const C* fetch(int64_t start, int64_t n, int64_t ahead, C* buffer) const {
+    prefetch<0>(ahead, n);
     switch (kind) {
       case Kind::kDirect: return reinterpret_cast<const C*>(data) + start;
       case Kind::kConvert: convert(data + start * element, buffer, n); return buffer;
@@ -80,6 +94,7 @@ struct Sink : Operand {
   }
 
   void commit(int64_t start, int64_t n, C* buffer) const {
+    prefetch<1>(start + kAhead, n);
     if (kind == Kind::kConvert) convert(buffer, data + start * element, n);
     if (kind == Kind::kStrided) strided(*this, start, n, buffer);
   }

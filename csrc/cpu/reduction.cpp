@@ -64,21 +64,17 @@ struct Reducer {
     }
   };
 
-  void compute(Scratch& s, int64_t start, int64_t n) const {
-    r.inputs.fetch(start, n, s.buffers, s.chunk);
-    loop(op, s.chunk);
-  }
-
   // Whole outputs fit in a chunk: a unit is a chunk of as many outer indices as it holds.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, groups = kChunk / each;
-    const auto sum = pick<&group_loop<C, double>>();
-    const auto count = pick<&group_loop<uint8_t, int64_t>>();
+    const SumGroups<C, double> sum;
+    const SumGroups<uint8_t, int64_t> count;
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Scratch s(r.inputs);
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * groups, g = std::min(groups, r.outer - first);
-        compute(s, first * each, g * each);
+        r.inputs.fetch(first * each, g * each, first * each + kAhead, s.buffers, s.chunk);
+        loop(op, s.chunk);
         sum(s.terms, g, r.reduced, r.inner, s.value);
         if (finish.weighted) sum(s.weights, g, r.reduced, r.inner, s.weight);
         if (finish.counted) count(s.keep, g, r.reduced, r.inner, s.count);
@@ -144,20 +140,22 @@ struct Reducer {
     const int64_t end = base + last * r.inner;
     const int64_t most = whole ? period * std::min(kChunk / period, kBlock) : n;
     const int64_t step = whole ? most : r.inner;
-    int64_t filled = 0;  // additions to each lane since it was emptied
+    const int64_t additions = most == kChunk && period == kLanes ? 1 : most / period;  // to a lane, for each chunk
+    int64_t filled = 0;
     for (int64_t at = base + first * r.inner; at < end; at += step) {
       const int64_t m = std::min(most, end - at);
-      if (filled + most / period > kBlock) {
+      if (filled + additions > kBlock) {
         s.value_lanes.empty();
         if (finish.weighted) s.weight_lanes.empty();
         if (finish.counted) s.count_lanes.empty();
         filled = 0;
       }
-      compute(s, at, m);
-      s.value_lanes.add(s.terms, m);
+      r.inputs.fetch(at, m, whole ? at + kAhead : at + 2 * step, s.buffers, s.chunk);
+      if (!finish.plain) loop(op, s.chunk);
+      s.value_lanes.add(finish.plain ? s.chunk.in[0] : s.terms, m);
       if (finish.weighted) s.weight_lanes.add(s.weights, m);
       if (finish.counted) s.count_lanes.add(s.keep, m);
-      filled += most / period;
+      filled += additions;
     }
     s.value_lanes.finish(n, totals.value);
     if (finish.weighted) s.weight_lanes.finish(n, totals.weight);

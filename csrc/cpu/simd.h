@@ -7,7 +7,8 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #define SAFEOPS_X86 1
 // `flatten` pulls the generic loop into the tagged wrapper, where the compiler vectorises it for that target.
-#define SAFEOPS_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
+#define SAFEOPS_AVX512 \
+  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c,prefer-vector-width=512")))
 #define SAFEOPS_AVX2 __attribute__((target("avx2,fma,f16c")))
 #define SAFEOPS_FLATTEN __attribute__((flatten))
 #endif

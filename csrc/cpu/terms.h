@@ -28,8 +28,8 @@ void term_loop(const void* op, const Chunk<C>& chunk) {
     const bool keep = kept<C, kMask, kWeight>(mask, w, i);
     C term = f.value(x[i], y[i]);
     if constexpr (kWeight) term *= w[i];
-    terms[i] = keep ? term : 0;
-    if constexpr (kWeight) weights[i] = keep ? w[i] : 0;
+    terms[i] = kept_or_zero(keep, term);
+    if constexpr (kWeight) weights[i] = kept_or_zero(keep, w[i]);
     if constexpr (kMask || kWeight) keeps[i] = keep;
   }
 }
@@ -52,7 +52,7 @@ void slope_loop(const void* op, const Chunk<C>& chunk) {
     C scale = s.sign * c[i];
     if constexpr (kWeight) scale *= w[i];
     const C slope = scale * s.f.slope(x[i], y[i]);
-    dx[i] = kept<C, kMask, kWeight>(mask, w, i) ? slope : 0;
+    dx[i] = kept_or_zero(kept<C, kMask, kWeight>(mask, w, i), slope);
   }
   if (!dy) return;
   SAFEOPS_SIMD

@@ -22,7 +22,8 @@ struct Operand {  // of the broadcast shape or broadcastable to it; data == null
   const int64_t* strides;
 };
 
-// n / d for n < 2^31 by one multiplication: q = (umulhi(n, multiplier) + n) >> shift (Granlund & Montgomery 1994, fig. 4.1).
+// n / d for n < 2^31 by one multiplication: q = (umulhi(n, multiplier) + n) >> shift
+// (Granlund & Montgomery 1994, figure 4.1).
 struct Divider {
   uint32_t divisor = 1, multiplier = 1, shift = 0;
 

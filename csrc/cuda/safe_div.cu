@@ -129,8 +129,9 @@ std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& i
                                              const std::optional<ScalarType>& input_dtype,
                                              const std::optional<ScalarType>& other_dtype) {
   constexpr const char* kOp = "safeops::_safe_div_backward";
-  const Type g = float_type(grad, kOp, "grad"), a = float_type(input, kOp, "input"), b = float_type(other, kOp, "other"),
-             da = input_dtype ? float_type(*input_dtype) : a, db = other_dtype ? float_type(*other_dtype) : b;
+  const Type g = float_type(grad, kOp, "grad"), a = float_type(input, kOp, "input"),
+             b = float_type(other, kOp, "other"), da = input_dtype ? float_type(*input_dtype) : a,
+             db = other_dtype ? float_type(*other_dtype) : b;
   check_device(grad, input, kOp, "grad");
   check_device(other, input, kOp, "other");
   const Shape shape = broadcast(View(input).shape(), View(other).shape());

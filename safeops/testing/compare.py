@@ -140,9 +140,9 @@ def cancellation(sample, truth) -> tuple[float, dict]:
     grads = {}
     for key, t in leaves.items():
         # A broadcast operand's gradient is a sum over the broadcast, of terms of the size of the other gradients;
-        # that of a quotient's or product's part may be a difference of terms of the size value / operand.
-        terms = numel / t.numel() if 0 < t.numel() < numel else float(not truth.elementwise)
-        part = 0.0 if truth.elementwise else out / max(largest([t]), 1e-300)
+        # a weight's or a denominator's (they are keywords) may be a difference of terms of the size value / operand.
+        terms = numel / t.numel() if 0 < t.numel() < numel else 0.0
+        part = 0.0 if truth.elementwise or isinstance(key, int) else out / max(largest([t]), 1e-300)
         grads[key] = max(biggest * terms, part)
     return values, grads
 

@@ -34,7 +34,7 @@ def check_repeatable(subject: Subject, sample: Sample) -> None:
 @check("bitwise independent of the number of threads")
 def check_threads(subject: Subject, sample: Sample) -> None:
     before = torch.get_num_threads()
-    for cast in each_dtype(_grown(sample, 2**17 + 1), (torch.float32, torch.float16)):
+    for cast in each_dtype(_grown(sample, 2**16 + 1), (torch.float32, torch.float16)):
         try:
             torch.set_num_threads(1)
             first = run(subject.op, cast)
@@ -118,6 +118,9 @@ class _Recorder(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
+_OPCHECKS = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
+
+
 @check("torch.library.opcheck on the dispatcher's op and on every raw op that a forward and backward calls")
 def check_opcheck(subject: Subject, sample: Sample) -> None:
     calls = list(subject.raw_ops)
@@ -133,8 +136,10 @@ def check_opcheck(subject: Subject, sample: Sample) -> None:
     for function, args, kwargs in calls:
         if function.name().split("::")[1].startswith("_"):  # raw ops have no autograd of their own
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
+        # The compiled tests are the slow ones: on few samples. Schema and fake kernel are tested on all.
+        tests = _OPCHECKS if sample.slow or not any(s.slow for s in subject.samples) else _OPCHECKS[:2]
         try:
-            torch.library.opcheck(function, args, kwargs)
+            torch.library.opcheck(function, args, kwargs, test_utils=tests)
         except Exception as error:
             raise AssertionError(f"opcheck of {function}: {' '.join(str(error).split())[:600]}") from error
 
@@ -211,26 +216,37 @@ def check_routes(subject: Subject, sample: Sample) -> None:
 def check_errors(subject: Subject, sample: Sample) -> None:
     if not subject.errors:
         raise NotApplicable("no bad calls are given")
+    on_cuda = str(subject.device).startswith("cuda")
     for bad in subject.errors:
-        args, kwargs = tree_map_only(
-            torch.Tensor, lambda t: t if t.is_meta else t.to(subject.device), (bad.args, dict(bad.kwargs))
-        )
-        shown = f"the bad call {bad.words}"
-        tensors = [t for t in outputs((args, kwargs)) if not t.is_meta]
-        before = [_state(t) for t in tensors]
-        try:
-            subject.op(*args, **kwargs)
-        except bad.error as error:
-            missing = [w for w in bad.words if w not in str(error)]
-            if missing:
-                raise AssertionError(f"{shown}: the message lacks {missing}: {error}") from error
-        except Exception as error:
-            want = getattr(bad.error, "__name__", bad.error)
-            raise AssertionError(f"{shown}: raised {type(error).__name__}, want {want}: {error}") from error
-        else:
-            raise AssertionError(f"{shown} was accepted")
-        for t, was in zip(tensors, before):
-            _unchanged(f"{shown}: an operand", was, _state(t))
+        _assert_refused(subject, bad, stray="meta")
+        if on_cuda and "meta" in bad.words:  # the mistake users make there
+            _assert_refused(subject, bad, stray="cpu")
+
+
+def _assert_refused(subject, bad, stray):
+    """`stray` is the device of the operands that are on the wrong one (in the sample: on meta)."""
+
+    def place(t):
+        return torch.zeros(t.shape, dtype=t.dtype, device=stray) if t.is_meta else t.to(subject.device)
+
+    args, kwargs = tree_map_only(torch.Tensor, place, (bad.args, dict(bad.kwargs)))
+    words = tuple(stray if w == "meta" else w for w in bad.words)
+    shown = f"the bad call {words}"
+    tensors = [t for t in outputs((args, kwargs)) if not t.is_meta]
+    before = [_state(t) for t in tensors]
+    try:
+        subject.op(*args, **kwargs)
+    except bad.error as error:
+        missing = [w for w in words if w not in str(error)]
+        if missing:
+            raise AssertionError(f"{shown}: the message lacks {missing}: {error}") from error
+    except Exception as error:
+        want = getattr(bad.error, "__name__", bad.error)
+        raise AssertionError(f"{shown}: raised {type(error).__name__}, want {want}: {error}") from error
+    else:
+        raise AssertionError(f"{shown} was accepted")
+    for t, was in zip(tensors, before):
+        _unchanged(f"{shown}: an operand", was, _state(t))
 
 
 @check("capturable in a CUDA graph: forward and backward, replayed on new data", cuda=True)

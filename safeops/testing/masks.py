@@ -55,7 +55,7 @@ def check_masked_garbage(subject: Subject, sample: Sample) -> None:
     _masked(sample)
     for sized in _small_and_large(sample):
         for cast in each_dtype(sized):
-            clean = run(subject.op, cast)
+            clean = run(subject.op, cast.poisoned(1.0))  # not `cast`: the strides are to be those of the dirty one
             assert_dead_gradients(cast, clean.grads, "nothing unusual there")
             for name in GARBAGE:
                 dirty = cast.poisoned(garbage(name, cast))
@@ -140,8 +140,8 @@ def check_weight_zero(subject: Subject, sample: Sample) -> None:
         for cast in each_dtype(sized):
             keep = (cast.get(sample.weight) != 0).expand(cast.shape())
             kept_both = keep if cast.keep() is None else keep & cast.keep()
-            clean = run(subject.op, cast)
             data = tuple(k for k in cast.masked_keys() if k != cast.weight)
+            clean = run(subject.op, _only(cast, data).poisoned(1.0, kept_both))
             for name in GARBAGE:
                 dirty = _only(cast, data).poisoned(garbage(name, cast), kept_both)
                 got = run(subject.op, dirty, clean.upstream)

@@ -8,6 +8,8 @@ import torch
 from benchmarks import report
 from benchmarks.__main__ import elements, main
 
+pytestmark = pytest.mark.xdist_group("benchmarks")  # one run of the runner serves all tests
+
 BF16 = {  # bytes an element must move, forward and backward: what the design says
     "masked_fill": (5, 5),
     "safe_div": (6, 10),
@@ -53,7 +55,8 @@ def test_rates_follow_from_bytes_and_times(results):
         total, times = record["bytes_per_element"] * 4096, record["milliseconds"]
         assert record["ours_GB_per_s"] == pytest.approx(total / (times["ours"] * 1e-3) / 1e9)
         assert record["copy_GB_per_s"] == pytest.approx(total / (times["copy"] * 1e-3) / 1e9)
-        assert record["of_floor"] > 0 and record["x_fastest_eager"] <= record["x_eager"] * 1.0001
+        assert record["of_floor"] > 0 and record["of_floor_at_best"] > 0
+        assert record["x_fastest_eager"] <= record["x_eager"] * 1.0001
 
 
 def test_memory_sees_an_allocation(results):

@@ -94,17 +94,19 @@ def l1_loss(d):
     return _abs(d)
 
 
+def _knee(d, at):
+    """d^2 / 2 below `at`, at (|d| - at / 2) above: each side sees only what is its own, so nothing cancels."""
+    a = _abs(d)
+    inner = a < at
+    quadratic = torch.where(inner, a, 0).square() / 2
+    return torch.where(inner, quadratic, at * (torch.where(inner, 0, a) - at / 2))
+
+
 @_loss
 def smooth_l1_loss(d, beta=1.0):
-    a = _abs(d)
-    if beta == 0:
-        return a
-    q = torch.where(a < beta, a, beta)
-    return q * q / (2 * beta) + (a - q)
+    return _abs(d) if beta == 0 else _knee(d, beta) / beta
 
 
 @_loss
 def huber_loss(d, delta=1.0):
-    a = _abs(d)
-    q = torch.where(a < delta, a, delta)
-    return q * q / 2 + delta * (a - q)
+    return _knee(d, delta)

@@ -1,14 +1,16 @@
 """The ops of the slice as subjects: adversarial samples, what users write today, and why a check is left out."""
 
+import dataclasses
 import functools
 import os
+import shutil
 
 import torch
 import torch.nn.functional as F
 
 import safeops
 from safeops._library import registry
-from safeops.testing import Sample, Subject
+from safeops.testing import CHECKS, Sample, Subject
 from tests.contract import definitions
 from tests.contract.bad_calls import BAD_CALLS
 
@@ -56,6 +58,8 @@ def subject(name, samples, *, skip=None, suffix="", **describe):
     skip = dict(skip or {})
     if not kernel:
         skip.update(saved_bytes=COMPOSITE, peak_memory=COMPOSITE)
+    if not any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang"))):
+        skip["inductor"] = "there is no compiler here, and Inductor needs one"
     describe.setdefault("direct", getattr(torch.ops.safeops, name))
     return Subject(
         op,
@@ -171,6 +175,21 @@ def reductions():
             Sample((data(3, 5), mask(3, 5)), {"dim": 1, "weight": weights(3, 5)}, mask=1, name="weight"),
             Sample((data(3, 5), mask(3, 1)), {"weight": weights(5)}, mask=1, name="weight broadcast"),
         ], skip={k: v for k, v in skip.items() if k != "partial_gradients"}, data=(0,))  # fmt: skip
+
+
+NUMERICS = (
+    "value gradient dtypes mixed_dtypes accumulation finite gradient_overflow partial_gradients masked_garbage "
+    "masked_upstream weight_zero kept_nonfinite nothing_kept layouts upstream_layouts sizes inputs_unchanged "
+    "uninitialized repeatable no_sync autocast"
+).split()
+
+
+def by_composite(kernel: Subject) -> Subject:
+    """The same subject with its kernels switched off: the numbers of the contract hold on every route."""
+    once = {c: "the kernel's subject checks it: transforms and compilation take the composite there" for c in CHECKS}
+    skip = {c: reason for c, reason in (once | dict(kernel.skip)).items() if c not in NUMERICS or c in kernel.skip}
+    name = f"{kernel.name} (composite)"
+    return dataclasses.replace(kernel, op=composite(kernel.op, kernel.name), name=name, skip=skip, direct=None)
 
 
 def weighted(name, samples, skip, **describe):

@@ -3,12 +3,13 @@
 import pytest
 
 from safeops.testing import CHECKS, run_check
-from tests.contract.subjects import elementwise
+from tests.contract.subjects import by_composite, elementwise
 
 SUBJECTS = {s.name: s for s in elementwise()}
+SUBJECTS |= {c.name: c for c in map(by_composite, list(SUBJECTS.values())) if "weight" not in c.name}
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("name", SUBJECTS)
+@pytest.mark.parametrize("name, check", [(s.name, c) for s in SUBJECTS.values() for c in CHECKS if c not in s.skip])
+@pytest.mark.filterwarnings("ignore:.* is broadcast with")  # samples that mean to
 def test_contract(name, check):
     run_check(SUBJECTS[name], check)

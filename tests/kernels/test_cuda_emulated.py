@@ -17,7 +17,10 @@ HALVES = [torch.float16, torch.bfloat16]
 FLOATS = [*HALVES, torch.float32, torch.float64]
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
+    pytest.mark.xdist_group("cuda_emulated"),  # compiled once, by one worker
+]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,16 @@ def test_no_compiler_is_said(tmp_path):
     result = run(command, cwd=ROOT, CXX="/nonexistent/c++")
     assert "NO C++ COMPILER FOUND" in result.stderr
     assert [path.name for path in tmp_path.iterdir()][0].endswith("-py3-none-any.whl")
+
+
+def test_source_distribution_is_complete(tmp_path):
+    run([sys.executable, "setup.py", "-q", "sdist", "--dist-dir", tmp_path], cwd=ROOT)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    packed = {name.partition("/")[2] for name in tarfile.open(archive).getnames()}
+    folders = [ROOT / name for name in ("csrc", "kernels", "safeops")]
+    kinds = {".h", ".cuh", ".cpp", ".cu", ".py", ".json"}
+    needed = {str(p.relative_to(ROOT)) for folder in folders for p in folder.rglob("*") if p.suffix in kinds}
+    assert needed | {"setup.py", "pyproject.toml", "README.md"} <= packed, needed - packed
 
 
 def test_a_failing_compiler_fails_the_build(tmp_path):

@@ -1,8 +1,9 @@
-// Enough of CUDA to run csrc/cuda/*.cu on the host, thread by thread: the kernels' logic (indices, tails, mask shuffles,
-// broadcasting, saturation) is tested where there is no GPU. Found on the include path before the toolkit's header.
+// Enough of CUDA to run csrc/cuda/*.cu on the host, thread by thread: the kernels' logic (indices, tails, mask
+// shuffles, broadcasting, saturation) is tested where there is no GPU. Found on the include path
+// before the toolkit's header.
 //
-// Each lane of a warp is a fiber; a shuffle deposits its value and yields until every lane has. Not emulated: rounding of the
-// GPU's own instructions (fp32 division is IEEE on both), memory ordering, speed.
+// Each lane of a warp is a fiber; a shuffle deposits its value and yields until every lane has. Not emulated: rounding
+// of the GPU's own instructions (fp32 division is IEEE on both), memory ordering, speed.
 #pragma once
 
 #include <ucontext.h>

@@ -1,0 +1,155 @@
+"""The `safeops` command: `safeops demo`, `safeops doctor`. Needs torch alone; the demo says itself what it lacks."""
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import sys
+
+import torch
+
+import safeops
+from safeops import _library
+
+ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
+
+
+def main(argv=None):
+    """Run the command; return its exit code (argparse exits 2 by itself on an unknown command or option)."""
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help()
+        return 0
+    if arguments.command == "doctor":
+        return doctor(arguments.json)
+    from safeops.demo.run import main as demo
+
+    return demo(steps=arguments.steps, seed=arguments.seed, device=arguments.device, out=arguments.out)
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="safeops", description="Loss building blocks for PyTorch that stay correct under mixed precision."
+    )
+    parser.add_argument("--version", action="version", version=f"safeops {safeops.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command")
+
+    demo = commands.add_parser("demo", help="an AMP training run with the usual losses and with safeops")
+    demo.add_argument("--steps", type=_positive, default=80, help="training steps of a complete run (default: 80)")
+    demo.add_argument("--seed", type=int, default=0, help="of the network's weights (default: 0)")
+    demo.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
+    demo.add_argument("--out", default="safeops-demo.png", help="the picture (default: safeops-demo.png)")
+
+    doctor = commands.add_parser("doctor", help="versions, extensions, devices, and the route of every op")
+    doctor.add_argument("--json", action="store_true", help="the same as JSON")
+    return parser
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
+# ---- doctor
+
+
+def doctor(as_json=False):
+    report = examine()
+    print(json.dumps(report, indent=2) if as_json else _text(report))
+    return 0
+
+
+def examine():
+    """What `safeops doctor` shows, as plain data."""
+    return {
+        "versions": {
+            "safeops": safeops.__version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "triton": importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None,
+        },
+        "platform": platform.platform(),
+        "cpu": {
+            "kernels": None if _library.cpu_extension is None else ISA[_library.cpu_extension.cpu_isa()],
+            "threads": torch.get_num_threads(),
+        },
+        "extensions": {
+            "_C": "loaded" if _library.cpu_extension else "not built",
+            "_cuda": "loaded" if _library.cuda_extension else "not built",
+        },
+        "devices": ["cpu", *_cuda_devices()],
+        "unverified_allowed": os.environ.get("SAFEOPS_UNVERIFIED") == "1",
+        "ops": [_op(op) for _, op in sorted(_library.registry.items())],
+    }
+
+
+def _cuda_devices():
+    if not torch.cuda.is_available():
+        return []
+    names = []
+    for i in range(torch.cuda.device_count()):
+        major, minor = torch.cuda.get_device_capability(i)
+        names.append(f"cuda:{i} {torch.cuda.get_device_name(i)} (sm_{major}{minor})")
+    return names
+
+
+def _op(op):
+    return {
+        "name": op.name,
+        "cpu": "kernel" if op.cpu else "composite",
+        "cuda": "kernel" if op.cuda else "composite",
+        "cuda_kernel": op.cuda_owner if all(_library.has_kernel(name, "CUDA") for name in op.raw) else None,
+        "verified": op.verified,
+    }
+
+
+def _text(report):
+    triton = report["versions"]["triton"] or "not installed"
+    lines = [
+        ("safeops", report["versions"]["safeops"]),
+        ("Python", report["versions"]["python"]),
+        ("torch", report["versions"]["torch"]),
+        ("Triton", triton),
+        ("platform", report["platform"]),
+        ("CPU kernels", f"{report['cpu']['kernels'] or 'none'}, {report['cpu']['threads']} threads"),
+        ("C++ extension", report["extensions"]["_C"] + _hint(report["extensions"]["_C"])),
+        ("CUDA extension", report["extensions"]["_cuda"]),
+        ("devices", ", ".join(report["devices"])),
+    ]
+    header = ("op", "on CPU", "on CUDA", "CUDA kernel", "last passed the GPU tests")
+    rows = [(op["name"], op["cpu"], op["cuda"], op["cuda_kernel"] or "none", _record(op)) for op in report["ops"]]
+    text = "\n".join(f"{name:<16}{value}" for name, value in lines)
+    text += "\n\n" + _columns([header, *rows])
+    waiting = [op["name"] for op in report["ops"] if op["cuda_kernel"] and op["cuda"] == "composite"]
+    if waiting:
+        text += (
+            "\n\nA CUDA kernel that never passed the GPU tests is not used: CUDA tensors take the composite."
+            "\nSAFEOPS_UNVERIFIED=1 uses it all the same."
+        )
+    return text
+
+
+def _hint(state):
+    return " (every op takes the composite: correct, slower)" if state == "not built" else ""
+
+
+def _record(op):
+    if op["cuda_kernel"] is None:
+        return "-"
+    if op["verified"] is None:
+        return "never (unverified)"
+    return ", ".join(str(op["verified"][key]) for key in ("gpu", "torch", "date") if key in op["verified"])
+
+
+def _columns(rows):
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

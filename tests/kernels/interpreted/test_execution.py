@@ -1,0 +1,103 @@
+"""Order of blocks, counters, 64-bit offsets: what the values alone would not show."""
+
+import pytest
+import torch
+import triton.runtime.interpreter as interpreter
+from safeops.kernels import indexing, launch, reduce
+
+from safeops import kernels
+from tests.kernels.interpreted.truth import F16, F32, build, close, fill, launchers, total
+
+
+def run():
+    x, y, mask, weight = build("odd")
+    loss = launchers("mse_loss")[0](x, y, mask, weight, 1, 0.0, 0.0, False, None, None)
+    rows = fill((12, 700), F32, 1)
+    by_row = kernels.masked_mean.masked_mean(rows, rows > -1, None, [1], False, False, F32)
+    by_column = kernels.masked_sum.masked_sum(rows.t().contiguous(), None, None, [0], False, False, F32)
+    return [*loss, *by_row, *by_column]
+
+
+def splits():
+    return [plan.grid[1] for plan in launch._plans.values()]
+
+
+def same_bits(a, b):
+    return all(torch.equal(s, t) for s, t in zip(a, b))
+
+
+def test_whoever_finishes_last(monkeypatch):
+    """Blocks may finish in any order; the bits of the result are the same."""
+    first = run()
+    assert max(splits()) > 2 and same_bits(first, run())
+    builder = interpreter.interpreter_builder
+    in_order = builder.set_grid_idx
+
+    def backwards(*index):
+        in_order(*(n - 1 - i for i, n in zip(index, builder.grid_dim)))
+
+    monkeypatch.setattr(builder, "set_grid_idx", backwards)
+    assert same_bits(first, run())
+
+
+def test_counters_are_left_at_zero(monkeypatch):
+    counters = torch.zeros(launch.COUNTERS, dtype=torch.int32)
+    monkeypatch.setattr(reduce, "split_counters", lambda device: counters)
+    first = run()
+    assert not counters.any() and same_bits(first, run())
+    counters += 1  # planted: the last block never sees that it is the last, and writes nothing
+    with pytest.raises(AssertionError):
+        assert not any(t.isnan().any() for t in run())
+
+
+def test_split_depends_on_sizes_alone():
+    policy = reduce.Policy()
+    assert reduce.split_tiles(1, 1, policy) == (1, 1)
+    for tiles, blocks in ((2, 1), (250, 1), (16384, 1), (10**6, 1), (10**8, 1), (77, 300)):
+        count, each = reduce.split_tiles(tiles, blocks, policy)
+        assert (count - 1) * each < tiles <= count * each and count <= 65535  # the grid's second dimension
+        assert each <= 16 or each % 16 == 0 and count > policy.most_splits // 2
+
+
+@pytest.mark.parametrize("layout", ["odd", "channel mask", "no two fuse", "narrow"])
+def test_wide_indices(monkeypatch, layout):
+    monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
+    x, y, mask, weight = build(layout)
+    forward, backward = launchers("mse_loss")
+    expected, scale, *_ = total((x.double() - y.double()) ** 2, x.shape, mask, weight)
+    close(forward(x, y, mask, weight, 2, 0.0, 0.0, False, None, None)[0], expected, scale)
+    dx, _ = backward(torch.tensor(1.0), None, x, y, mask, weight, 0.0, 0.0, True, False, F32, F32)
+    close(dx.abs().sum(), total(2 * (x.double() - y.double()).abs(), x.shape, mask, weight)[1])
+    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+
+
+def test_offsets_beyond_31_bits(monkeypatch):
+    """Three elements, each 2^31 apart. The storage is never touched elsewhere: it takes no memory."""
+    monkeypatch.setattr(interpreter.GridExecutor, "_restore_args_dev", lambda *_: None)  # copies it onto itself
+    step = 2**31
+    storage = torch.UntypedStorage(2 * (2 * step + 1))
+    x = torch.empty(0, dtype=F16).set_(storage, 0, (3,), (step,))
+    x.copy_(torch.tensor([1.0, 2.0, 4.0]))
+    mask = torch.tensor([True, False, True])
+    assert kernels.masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0] == 5
+    y = torch.zeros(3, dtype=F16)
+    assert launchers("mse_loss")[0](x, y, mask, None, 2, 0.0, 0.0, False, None, None)[0] == 17
+
+
+def test_the_callers_tensors_are_not_written():
+    x, y, mask, weight = build("channel mask")
+    before = [t.clone() for t in (x, y, mask, weight)]
+    forward, backward = launchers("huber_loss")
+    forward(x, y, mask, weight, 1, 0.7, 0.0, False, None, None)
+    backward(torch.tensor(1.0), None, x, y, mask, weight, 0.7, 0.0, True, True, F32, F32)
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, (x, y, mask, weight)))
+
+
+def test_unsafe_operands_are_refused():
+    x = torch.ones(4, 5)
+    with pytest.raises(ValueError, match="does not broadcast"):
+        kernels.masked_sum.masked_sum(x, torch.ones(4, dtype=torch.bool), None, None, False, False, F32)
+    with pytest.raises(TypeError, match="torch.complex64"):
+        kernels.masked_sum.masked_sum(x.to(torch.complex64), None, None, None, False, False, F32)
+    with pytest.raises(ValueError, match="meta"):
+        kernels.masked_sum.masked_sum(x, torch.ones(5, dtype=torch.bool, device="meta"), None, None, False, False, F32)

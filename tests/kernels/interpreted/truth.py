@@ -1,0 +1,128 @@
+"""The definitions in fp64, inputs in every layout, and the comparison."""
+
+from math import prod
+
+import torch
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+TOLERANCE = {F32: 3e-6, F64: 1e-14, F16: 1e-3, BF16: 8e-3}  # the interpreter truncates to bf16
+
+
+def huber(d, delta):
+    q = d.abs().clamp(max=delta)
+    return q * q / 2 + delta * (d.abs() - q)
+
+
+def smooth_l1(d, beta):
+    return d.abs() if beta == 0 else huber(d, beta) / beta
+
+
+# name -> (f(d), f'(d), p0)
+LOSSES = {
+    "mse_loss": (lambda d: d * d, lambda d: 2 * d, 0.0),
+    "l1_loss": (torch.abs, torch.sign, 0.0),
+    "smooth_l1_loss": (lambda d: smooth_l1(d, 0.7), lambda d: (d / 0.7).clamp(-1, 1), 0.7),
+    "smooth_l1_loss beta=0": (torch.abs, torch.sign, 0.0),
+    "huber_loss": (lambda d: huber(d, 0.7), lambda d: d.clamp(-0.7, 0.7), 0.7),
+}
+
+
+def launchers(name):
+    """(forward, backward) of a key of LOSSES."""
+    from safeops import kernels
+
+    module = getattr(kernels, name.split()[0])
+    return getattr(module, name.split()[0]), getattr(module, name.split()[0] + "_backward")
+
+
+def kept(shape, mask, weight):
+    keep = torch.ones(shape, dtype=torch.bool)
+    if mask is not None:
+        keep = keep & mask
+    return keep if weight is None else keep & (weight != 0)
+
+
+def weights(shape, weight):
+    return torch.ones(shape, dtype=F64) if weight is None else weight.double().expand(shape)
+
+
+def total(value, shape, mask, weight, dims=None, keepdim=False):
+    """(sum of keep ? w * value : 0, its scale for the comparison, count, sum of weights)."""
+    dims = tuple(range(len(shape))) if not dims else dims
+    keep, w = kept(shape, mask, weight), weights(shape, weight)
+    terms = torch.where(keep, w * value, 0)
+
+    def over(t):
+        return t.sum(dims, keepdim=keepdim) if shape else t
+
+    return over(terms), over(terms.abs()), over(keep.double()), over(torch.where(keep, w, 0))
+
+
+def close(actual, expected, scale=None, dtype=F32):
+    """Equal to within `dtype`'s rounding of numbers as large as `scale`; NaN where NaN, inf where inf."""
+    assert actual.shape == expected.shape
+    scale = (expected if scale is None else scale).abs()
+    actual = actual.double()
+    odd = ~expected.isfinite()
+    same = (actual == expected) | (actual.isnan() & expected.isnan())
+    near = (actual - expected).abs() <= TOLERANCE[dtype] * scale.nan_to_num(0, 0, 0) + 1e-40
+    good = torch.where(odd, same, near)
+    assert good.all(), f"{(~good).sum()} of {good.numel()} wrong, such as {actual[~good][:3]} for {expected[~good][:3]}"
+
+
+def fill(shape, dtype, seed):
+    """Reproducible numbers in (-3, 3), some exactly 0."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator, dtype=F64).clamp(-3, 3)
+    return torch.where(torch.rand(shape, generator=generator) < 0.1, 0.0, x).to(dtype)
+
+
+def in_order(shape, order, dtype, seed):
+    """A tensor of `shape` whose dimensions lie in memory in this order, slowest first."""
+    back = [order.index(d) for d in range(len(shape))]
+    return fill([shape[d] for d in order], dtype, seed).permute(back)
+
+
+def shifted(x):
+    """The same tensor one element off any alignment."""
+    storage = torch.empty(x.numel() + 1, dtype=x.dtype)
+    return storage[1:].view(x.shape).copy_(x)
+
+
+# name -> (shape, x's and y's memory order or None, mask's shape, weight's shape, x shifted)
+LAYOUTS = {
+    "flat": ((640,), None, (640,), None, False),
+    "odd": ((641,), None, (641,), (641,), False),
+    "shifted": ((320,), None, (320,), None, True),
+    "row mask": ((12, 64), None, (12, 1), None, False),
+    "column mask": ((12, 64), None, (64,), (64,), False),
+    "channel mask": ((2, 5, 32), None, (2, 1, 32), (5, 1), False),
+    "transposed": ((33, 18), (1, 0), (33, 18), None, False),
+    "channels last": ((2, 3, 4, 16), (0, 2, 3, 1), (2, 3, 4, 16), None, False),
+    "no two fuse": ((3, 4, 2, 3, 5), (4, 1, 3, 0, 2), (4, 1, 3, 5), (3, 1, 2, 1, 1), False),
+    "narrow": ((90, 3), None, (90, 1), None, False),
+    "one weight": ((7, 40), None, None, (), False),
+    "no mask": ((513,), None, None, None, False),
+    "one element": ((1, 1), None, (1,), (1,), False),
+    "0-dim": ((), None, (), None, False),
+    "empty": ((0, 5), None, (5,), None, False),
+}
+
+
+def build(layout, x_dtype=F32, y_dtype=F32, w_dtype=F32, garbage=True):
+    """(x, y, mask, weight); y lies in memory in row order unless x is permuted: then half the time not as x does."""
+    shape, order, mask_shape, weight_shape, shift = LAYOUTS[layout]
+    order = order or tuple(range(len(shape)))
+    x, y = in_order(shape, order, x_dtype, 1), fill(shape, y_dtype, 2)
+    if layout == "channels last":
+        y = in_order(shape, order, y_dtype, 2)
+    mask = None if mask_shape is None else torch.rand(mask_shape, generator=torch.Generator().manual_seed(3)) < 0.6
+    weight = None if weight_shape is None else fill(weight_shape, w_dtype, 4)
+    if weight is not None and weight.numel() == 1:
+        weight = weight.fill_(0.75)
+    if garbage and prod(shape) > 1:
+        out = ~kept(shape, mask, weight)
+        x[out], y[out] = float("nan"), float("inf")
+    if shift:
+        x = shifted(x)
+    return x, y, mask, weight

@@ -1,0 +1,39 @@
+"""Runs tests/kernels/interpreted, where every Triton kernel is executed by Triton's interpreter on CPU tensors.
+
+Triton reads TRITON_INTERPRET when it is first imported, which in this process may have happened already, or may be
+about to happen for another purpose: these tests get a process of their own. By hand:
+TRITON_INTERPRET=1 pytest tests/kernels/interpreted
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent / "interpreted"
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+def unusable():
+    """Why the interpreter cannot run here, or None."""
+    import numpy
+    import triton
+
+    try:
+        int(numpy.ones(1))
+    except TypeError:
+        if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 7):
+            return f"the interpreter of triton {triton.__version__} needs an older numpy than {numpy.__version__}"
+
+
+@pytest.mark.parametrize("file", [path.name for path in sorted(FOLDER.glob("test_*.py"))])
+def test_in_the_interpreter(file):
+    if reason := unusable():
+        pytest.skip(reason)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", FOLDER / file]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,142 @@
+"""The command line: what it prints, what it needs, how it exits."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+import safeops
+from safeops import cli
+
+OPS = {
+    "huber_loss", "l1_loss", "masked_fill", "masked_mean", "masked_sum", "mse_loss", "safe_div", "smooth_l1_loss"
+}  # fmt: skip
+
+
+def exit_code(*argv):
+    """argparse leaves by SystemExit, the commands by a return value: the shell sees one number."""
+    try:
+        return cli.main(list(argv))
+    except SystemExit as leaving:
+        return leaving.code
+
+
+def test_no_arguments_print_help(capsys):
+    assert exit_code() == 0
+    out = capsys.readouterr().out
+    assert "usage: safeops" in out and "demo" in out and "doctor" in out
+
+
+def test_version(capsys):
+    assert exit_code("--version") == 0
+    assert capsys.readouterr().out == f"safeops {safeops.__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [("nope",), ("doctor", "--nope"), ("demo", "--steps", "0"), ("demo", "--steps", "x")])
+def test_bad_arguments_exit_2(argv, capsys):
+    assert exit_code(*argv) == 2
+    assert "usage: safeops" in capsys.readouterr().err
+
+
+def test_doctor_shows_every_op(capsys):
+    assert exit_code("doctor") == 0
+    out = capsys.readouterr().out
+    shown = {line.split()[0] for line in out.splitlines() if line}
+    assert OPS <= shown
+    assert f"torch           {__import__('torch').__version__}" in out
+
+
+def test_doctor_json_agrees_with_the_routes(capsys):
+    from safeops import _library
+
+    assert exit_code("doctor", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert OPS <= {op["name"] for op in report["ops"]}
+    for op in report["ops"]:
+        known = _library.registry[op["name"]]
+        assert op["cpu"] == ("kernel" if known.cpu else "composite")
+        assert op["cuda"] == ("kernel" if known.cuda else "composite")
+        if op["verified"] is None and not report["unverified_allowed"]:
+            assert op["cuda"] == "composite", "a kernel that no GPU has run must not be the default"
+    built = report["extensions"]["_C"] == "loaded"
+    assert (report["cpu"]["kernels"] is not None) == built
+
+
+def test_doctor_says_which_kernel_was_verified(capsys, monkeypatch):
+    from safeops import _library
+
+    op = _library.registry["mse_loss"]
+    monkeypatch.setattr(op, "verified", {"gpu": "NVIDIA H200", "torch": "2.13.0", "date": "2026-01-01"})
+    monkeypatch.setattr(_library, "has_kernel", lambda name, key: True)
+    exit_code("doctor")
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("mse_loss"))
+    assert "NVIDIA H200, 2.13.0, 2026-01-01" in line
+    line = next(line for line in out.splitlines() if line.startswith("l1_loss"))
+    assert "never (unverified)" in line and "composite" in line
+
+
+# Everything a torch-only installation lacks. None in sys.modules makes both import and find_spec see nothing.
+TORCH_ONLY = """
+import sys
+for name in ("numpy", "rich", "matplotlib", "skimage", "typer", "tqdm", "triton", "libcst", "pytest", "PIL"):
+    sys.modules[name] = None
+sys.argv = ["safeops", *{argv!r}]
+import warnings; warnings.simplefilter("ignore")
+import runpy; runpy.run_module("safeops", run_name="__main__", alter_sys=False)
+"""
+
+
+def torch_only(*argv):
+    code = TORCH_ONLY.format(argv=list(argv))
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_doctor_needs_torch_alone():
+    done = torch_only("doctor", "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["versions"]["triton"] is None
+    assert all(op["cuda_kernel"] != "Triton" for op in report["ops"])
+
+
+def test_demo_names_the_missing_packages_and_the_extra():
+    done = torch_only("demo")
+    assert done.returncode == 2
+    assert "numpy, scikit-image, matplotlib, rich" in done.stderr and 'pip install "safeops[demo]"' in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_demo_names_the_one_missing_package(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert exit_code("demo") == 2
+    assert "needs matplotlib: pip install" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place, reason", [("", "it is a folder"), ("nowhere/demo.png", "No such file or directory")])
+def test_demo_refuses_an_unwritable_out_before_it_trains(place, reason, tmp_path, capsys):
+    out = str(tmp_path / place)
+    assert exit_code("demo", "--out", out) == 2
+    assert capsys.readouterr().err == f"safeops demo: cannot write --out {out}: {reason}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_demo_refuses_a_device_that_is_not_there(tmp_path, capsys):
+    assert exit_code("demo", "--device", "xpu:7", "--out", str(tmp_path / "demo.png")) == 2
+    assert "device 'xpu:7' cannot be used" in capsys.readouterr().err
+
+
+def test_the_examples_of_the_readme_run():
+    readme = pathlib.Path(__file__).parents[1] / "README.md"
+    examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
+    assert len(examples) == 2
+    for code in examples:
+        scope = {}
+        exec(compile(code, str(readme), "exec"), scope)
+        if "loss" in scope:
+            assert scope["loss"].dtype == safeops.mse_loss(scope["y"], scope["y"]).dtype
+            assert scope["loss"].isfinite()
+            assert all(p.isfinite().all() for p in scope["model"].parameters())
