@@ -31,7 +31,7 @@ COMPUTE = {torch.float32: tl.float32, torch.float64: tl.float64}
 class Config:
     threads: int = 256
     tile_bytes: int = 8192  # of the narrowest data operand: two 16-byte accesses per thread and operand
-    max_registers: int = None
+    max_registers: tuple = (None, None)  # of the variant with vector accesses, of the general one
 
     def tile(self, itemsize, vec):
         """Elements of a tile; half for single-element accesses, whose addresses take registers too."""
@@ -111,8 +111,9 @@ class Plan:
 
     def compile(self, target):
         options = {"num_warps": self.config.threads // target.warp_size}
-        if self.config.max_registers and target.backend == "cuda":
-            options["maxnreg"] = self.config.max_registers
+        registers = self.config.max_registers[self.constants["VEC"] == 1]
+        if registers and target.backend == "cuda":
+            options["maxnreg"] = registers
         return triton.compile(self.source(), target=target, options=options)
 
     def __call__(self, device, *pointers_and_floats):

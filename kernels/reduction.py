@@ -251,7 +251,7 @@ REDUCE = Kernel(
     indices=("M", "N", "tiles", "splits", "per_split", "outputs", "reduced"),
     constants=("TERM", "X", "Y", "MASK", "WEIGHT", "AXIS", "MEAN", "DIVISOR", "EMPTY_NAN", "SPLIT", "LONG",
                "BM", "BN", "BS", "FOLD", "GROUP", "VEC", "C", "I"),
-    # Three blocks to a multiprocessor. Left alone, the assembler spills a register or two to fit one more; told of
-    # a limit it does not
-    configs={None: Config(max_registers=80)},
+    # Three blocks to a multiprocessor, or two. Left alone, the assembler spills a register or two to fit one more;
+    # told of a limit it does not.
+    configs={None: Config(max_registers=(80, 128))},
 )  # fmt: skip

@@ -7,6 +7,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kLanes = 64;  // side by side: enough to hide the latency of an addition
 constexpr int64_t kBlock = 16;  // additions to one lane before it is emptied
+constexpr int64_t kColumns = 2048;  // lanes at most: columns that are summed in one go
 
 // Sums of the terms of kept elements, of their weights, and how many they are: one entry per output.
 struct Totals {
@@ -124,7 +125,11 @@ class Lanes {
     for (int64_t p = 0; p < period; ++p) lanes_[p] = 0;
   }
 
+  // terms[i] goes to lane i % period.
   void add(const T* terms, int64_t n) { add_(terms, n, period_, lanes_); }
+
+  // terms[i] goes to lane first + i.
+  void add_at(int64_t first, const T* terms, int64_t n) { add_(terms, n, n, lanes_ + first); }
 
   void empty() {
     if (!emptied_)
@@ -151,8 +156,8 @@ class Lanes {
   decltype(pick<&group_loop<S, S>>()) fold_ = pick<&group_loop<S, S>>();
   int64_t period_;
   bool emptied_;
-  alignas(64) T lanes_[kChunk];
-  alignas(64) S totals_[kChunk];
+  alignas(64) T lanes_[kColumns];
+  alignas(64) S totals_[kColumns];
 };
 
 }  // namespace safeops::cpu

@@ -21,17 +21,23 @@ struct Outputs {
 
   // Totals of outputs [start, start + n) of the kept walk -> value and denominator.
   void write(int64_t start, int64_t n, const Totals& totals) const {
-    double values[kChunk], denominators[kChunk];
-    double* v = value.target(start, values);
-    double* d = denominator.target(start, denominators);
     const double nothing = finish.empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t count = finish.counted ? totals.count[i] : reduced;
-      d[i] = finish.divisor ? *finish.divisor : finish.weighted ? totals.weight[i] : static_cast<double>(count);
-      v[i] = count == 0 ? nothing : finish.mean ? totals.value[i] / d[i] : totals.value[i];
+    double values[kChunk], denominators[kChunk];
+    for (int64_t done = 0; done < n; done += kChunk) {
+      const int64_t at = start + done, m = std::min(kChunk, n - done);
+      double* v = value.target(at, values);
+      double* d = denominator.target(at, denominators);
+      for (int64_t i = 0; i < m; ++i) {
+        const int64_t count = finish.counted ? totals.count[done + i] : reduced;
+        const double total = totals.value[done + i];
+        d[i] = finish.divisor    ? *finish.divisor
+               : finish.weighted ? totals.weight[done + i]
+                                 : static_cast<double>(count);
+        v[i] = count == 0 ? nothing : finish.mean ? total / d[i] : total;
+      }
+      value.commit(at, m, values);
+      denominator.commit(at, m, denominators);
     }
-    value.commit(start, n, values);
-    denominator.commit(start, n, denominators);
   }
 };
 
@@ -49,8 +55,8 @@ struct Reducer {
     alignas(64) C terms[kChunk];
     alignas(64) C weights[kChunk];
     alignas(64) uint8_t keep[kChunk];
-    double value[kChunk], weight[kChunk];
-    int64_t count[kChunk];
+    double value[kColumns], weight[kColumns];
+    int64_t count[kColumns];
     Totals totals{value, weight, count};
     Lanes<C, double> value_lanes, weight_lanes;
     Lanes<uint8_t, int64_t> count_lanes;
@@ -83,9 +89,9 @@ struct Reducer {
     });
   }
 
-  // A unit is one outer index, one tile of at most kChunk inner columns, and one slice of the reduced walk.
+  // A unit is one outer index, one tile of at most kColumns inner columns, and one slice of the reduced walk.
   void run_long() const {
-    const int64_t width = std::min(r.inner, kChunk), tiles = (r.inner + kChunk - 1) / kChunk;
+    const int64_t width = std::min(r.inner, kColumns), tiles = (r.inner + kColumns - 1) / kColumns;
     const int64_t spare = std::max<int64_t>(1, kMaxUnits / (r.outer * tiles));
     const int64_t slices = std::clamp<int64_t>(r.reduced * width / kSlice, 1, spare);
     const int64_t step = (r.reduced + slices - 1) / slices, units = r.outer * tiles * slices;
@@ -102,8 +108,11 @@ struct Reducer {
     parallel(units, step * width, [&](int64_t begin, int64_t end) {
       Scratch s(r.inputs);
       for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t slice = unit % slices, tile = unit / slices % tiles, outer = unit / slices / tiles;
-        const int64_t column = tile * kChunk, n = std::min(kChunk, r.inner - column);
+        const bool rows = slices * tiles == 1;  // many short ones, perhaps: spare them the divisions
+        const int64_t slice = rows ? 0 : unit % slices;
+        const int64_t tile = rows ? 0 : unit / slices % tiles;
+        const int64_t outer = rows ? unit : unit / slices / tiles;
+        const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
         const int64_t first = std::min(slice * step, r.reduced), last = std::min(first + step, r.reduced);
         sum_slice(s, outer, column, n, first, last, room ? partial(unit) : s.totals);
         if (!room) outputs.write(outer * r.inner + column, n, s.totals);
@@ -112,7 +121,7 @@ struct Reducer {
 
     for (int64_t unit = 0; room && unit < units; unit += slices) {  // always in this order
       const int64_t tile = unit / slices % tiles, outer = unit / slices / tiles;
-      const int64_t column = tile * kChunk, n = std::min(kChunk, r.inner - column);
+      const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
       const Totals sum = partial(unit);
       for (int64_t k = 1; k < slices; ++k) {
         const Totals other = partial(unit + k);
@@ -126,40 +135,65 @@ struct Reducer {
     }
   }
 
-  // Columns [column, column + n) of the reduced rows [first, last) -> totals[0, n). Rows narrower than kLanes are
-  // taken several at a time, as one row of `period` lanes.
+  // Columns [column, column + n) of the reduced rows [first, last) -> totals[0, n).
   void sum_slice(Scratch& s, int64_t outer, int64_t column, int64_t n, int64_t first, int64_t last,
                  const Totals& totals) const {
-    const bool whole = n == r.inner;  // rows follow each other without a gap
-    const int64_t period = whole && n < kLanes ? n * ((kLanes + n - 1) / n) : n;
+    const int64_t base = outer * r.reduced * r.inner + column;
+    if (n == r.inner && n <= kChunk)
+      sum_narrow(s, n, base + first * n, base + last * n);
+    else
+      sum_wide(s, n, base + first * r.inner, base + last * r.inner);
+    s.value_lanes.finish(n, totals.value);
+    if (finish.weighted) s.weight_lanes.finish(n, totals.weight);
+    if (finish.counted) s.count_lanes.finish(n, totals.count);
+  }
+
+  void start(Scratch& s, int64_t period) const {
     s.value_lanes.start(period);
     if (finish.weighted) s.weight_lanes.start(period);
     if (finish.counted) s.count_lanes.start(period);
+  }
 
-    const int64_t base = outer * r.reduced * r.inner + column;
-    const int64_t end = base + last * r.inner;
-    const int64_t most = whole ? period * std::min(kChunk / period, kBlock) : n;
-    const int64_t step = whole ? most : r.inner;
+  void empty(Scratch& s) const {
+    s.value_lanes.empty();
+    if (finish.weighted) s.weight_lanes.empty();
+    if (finish.counted) s.count_lanes.empty();
+  }
+
+  // Rows of n without a gap, a chunk at a time; rows narrower than kLanes several together, as one row of `period`.
+  void sum_narrow(Scratch& s, int64_t n, int64_t begin, int64_t end) const {
+    const int64_t period = n < kLanes ? n * ((kLanes + n - 1) / n) : n;
+    const int64_t most = period * (kChunk / period);
     const int64_t additions = most == kChunk && period == kLanes ? 1 : most / period;  // to a lane, for each chunk
     int64_t filled = 0;
-    for (int64_t at = base + first * r.inner; at < end; at += step) {
+    start(s, period);
+    for (int64_t at = begin; at < end; at += most, filled += additions) {
+      if (filled + additions > kBlock) empty(s), filled = 0;
       const int64_t m = std::min(most, end - at);
-      if (filled + additions > kBlock) {
-        s.value_lanes.empty();
-        if (finish.weighted) s.weight_lanes.empty();
-        if (finish.counted) s.count_lanes.empty();
-        filled = 0;
-      }
-      r.inputs.fetch(at, m, whole ? at + kAhead : at + 2 * step, s.buffers, s.chunk);
+      r.inputs.fetch(at, m, at + kAhead, s.buffers, s.chunk);
       if (!finish.plain) loop(op, s.chunk);
       s.value_lanes.add(finish.plain ? s.chunk.in[0] : s.terms, m);
       if (finish.weighted) s.weight_lanes.add(s.weights, m);
       if (finish.counted) s.count_lanes.add(s.keep, m);
-      filled += additions;
     }
-    s.value_lanes.finish(n, totals.value);
-    if (finish.weighted) s.weight_lanes.finish(n, totals.weight);
-    if (finish.counted) s.count_lanes.finish(n, totals.count);
+  }
+
+  // Rows of n columns, chunk by chunk, each row r.inner from the last.
+  void sum_wide(Scratch& s, int64_t n, int64_t begin, int64_t end) const {
+    int64_t filled = 0;
+    start(s, n);
+    for (int64_t row = begin; row < end; row += r.inner, ++filled) {
+      if (filled == kBlock) empty(s), filled = 0;
+      for (int64_t c = 0; c < n; c += kChunk) {
+        const int64_t m = std::min(kChunk, n - c);
+        const int64_t ahead = row + c + kAhead + (c + kAhead < n ? 0 : r.inner - n);
+        r.inputs.fetch(row + c, m, ahead, s.buffers, s.chunk);
+        if (!finish.plain) loop(op, s.chunk);
+        s.value_lanes.add_at(c, finish.plain ? s.chunk.in[0] : s.terms, m);
+        if (finish.weighted) s.weight_lanes.add_at(c, s.weights, m);
+        if (finish.counted) s.count_lanes.add_at(c, s.keep, m);
+      }
+    }
   }
 
   // Nothing to reduce, but perhaps outputs to write.

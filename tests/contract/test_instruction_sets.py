@@ -1,0 +1,34 @@
+"""The numbers of the contract under every instruction set the CPU kernels can choose, not only this machine's best one.
+
+The choice is made once per process, so each runs in its own. What the machine lacks is capped to what it has.
+"""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from safeops._library import registry
+from tests.contract.subjects import DEVICE
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())
+
+
+@pytest.mark.skipif(not KERNELS or platform.machine() not in ("x86_64", "AMD64"), reason="one instruction set here")
+@pytest.mark.parametrize("isa", ["default", "avx2"])
+def test_numbers_hold(isa):
+    files = ["test_properties.py", "test_stand_ins.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short", *files]
+    result = subprocess.run(
+        command,
+        cwd=ROOT / "tests" / "contract",
+        env={**os.environ, "SAFEOPS_CPU_ISA": isa, "SAFEOPS_TEST_EXAMPLES": "100"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert result.returncode == 0, f"under {isa}:\n{result.stdout[-4000:]}\n{result.stderr[-2000:]}"
