@@ -27,10 +27,9 @@ def saturate(value, dtype):
 
 
 def saturate_tensor(wide, dtype):
-    """`wide` narrowed to `dtype`; where that turns a finite value into inf: the largest finite one, with gradient 0."""
-    narrow = wide.to(dtype)
-    over = narrow.isinf() & wide.isfinite()
-    return torch.where(over, largest_like(wide, dtype).to(dtype), narrow)
+    """`wide` with finite values that would be inf in `dtype` at its largest finite one, with gradient 0; still wide."""
+    over = wide.to(dtype).isinf() & wide.isfinite()
+    return torch.where(over, largest_like(wide, dtype), wide)
 
 
 def largest_like(wide, dtype):

@@ -14,7 +14,7 @@ def definition(input, fill_mask, value):
     if isinstance(value, torch.Tensor) and input.is_floating_point():
         # Filled wide and narrowed after: the gradient of the value is a sum, not to be taken in half.
         wide = value.to(compute_dtype(value.dtype, input.dtype))
-        fill = saturate_tensor(wide, input.dtype).to(wide.dtype)
+        fill = saturate_tensor(wide, input.dtype)
         return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
     elif isinstance(value, torch.Tensor):
         fill = value.to(input.dtype)

@@ -170,7 +170,6 @@ def test_denominators():
         value, used = forward(x, y, mask, weight, 1, 0.0, 0.0, False, denominator, divisor)
         assert used.dtype == F64 and used.item() == by
         close(value, expected / by, scale / by)
-        value, _ = forward(
-            x, y, torch.zeros((), dtype=torch.bool), weight, denominator, divisor, 1, 0.0, 0.0, True, F32
-        )
+        nothing = torch.zeros((), dtype=torch.bool)
+        value, _ = forward(x, y, nothing, weight, 1, 0.0, 0.0, True, denominator, divisor)
         assert value.isnan()
