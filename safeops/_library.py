@@ -85,6 +85,17 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     return getattr(torch.ops.safeops, name).default
 
 
+def document(function, arguments):
+    """Put what a family's docstrings share in the place of {arguments}."""
+    if function.__doc__:  # python -OO has none
+        function.__doc__ = function.__doc__.replace("        {arguments}\n", arguments)
+
+
+def like(x, shape, dtype):
+    """An output in x's own memory order where x has the full shape, else contiguous: the kernels' rule."""
+    return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
+
+
 def _dense_only(name, composite):
     """CompositeExplicitAutograd also catches sparse tensors, which no definition here is meant for."""
 

@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from safeops import _check, _route
 from safeops._dtypes import compute_dtype, readable
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import Op, declare_public, declare_raw, document, like
 from safeops.ops._reduction import EMPTY, accumulate, kept
 from safeops.ops.masked_sum import reduce_to
 
@@ -94,11 +94,6 @@ def _fake_backward(
         like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
         like(target, shape, target_dtype) if need_target else input.new_empty(0, dtype=target_dtype),
     )
-
-
-def like(x, shape, dtype):
-    """An output in x's own memory order where x has the full shape, else contiguous: the kernels' rule."""
-    return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
 
 
 # ---- autograd
@@ -242,8 +237,28 @@ class PointwiseLoss:
         _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
 
+# What the docstring of every loss says of its arguments, in place of {arguments}.
+ARGUMENTS = """\
+        input: floating tensor, the prediction.
+        target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning. Differentiable.
+        mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN,
+            inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
+        weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
+        reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
+            or "none".
+        denominator: number or 0-dim tensor that the mean divides by instead: with the count over all micro-batches or
+            ranks, gradient accumulation and data parallel training are exact.
+        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
+            "raise" (ValueError before any work; synchronises to know).
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
+"""
+
+
 def declare_loss(function, parameters=""):
     """Register a public loss as `safeops::<op>`; `parameters` is its own part of the schema."""
+    document(function, ARGUMENTS)
     declare_public(
         function,
         f"{function.__name__}(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "

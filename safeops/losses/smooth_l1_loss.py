@@ -28,21 +28,8 @@ def smooth_l1_loss(
     beta = 0 is `l1_loss`, with derivative 0 at 0. Girshick, "Fast R-CNN", 2015, with torch's `beta`.
 
     Args:
-        input: floating tensor, the prediction.
-        target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning. Differentiable.
-        mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN,
-            inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
-        weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
-        reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
-            or "none".
-        denominator: number or 0-dim tensor that the mean divides by instead: with the count over all micro-batches or
-            ranks, gradient accumulation and data parallel training are exact.
-        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError before any work; synchronises to know).
         beta: where the loss turns from quadratic to linear, finite, at least 0.
-
-    Returns:
-        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
+        {arguments}
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool.

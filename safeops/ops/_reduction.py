@@ -7,7 +7,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._dtypes import compute_dtype
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import Op, declare_public, declare_raw, document
 
 EMPTY = ("zero", "nan", "raise")
 
@@ -197,8 +197,30 @@ class MaskedReduction:
             )
 
 
+# What the docstring of every reduction says of its arguments, in place of {arguments}.
+ARGUMENTS = """\
+        input: floating tensor of any shape and strides.
+        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
+        dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
+        keepdim: keep the reduced dims with size 1.
+        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
+        dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
+        empty: where nothing is kept: "zero" gives 0 (attached to the graph, zero gradients), "nan" gives NaN, "raise"
+            raises ValueError before any work (and synchronises to know).
+
+    Returns:
+        The results, of `input`'s shape without the reduced dims.
+
+    Raises:
+        TypeError: `input` or `weight` is not floating, `mask` is not bool, dtype is not floating.
+        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`.
+        IndexError: dim out of range.
+"""
+
+
 def declare_reduction(function):
     """Register a public reduction as `safeops::<op>`."""
+    document(function, ARGUMENTS)
     declare_public(
         function,
         f"{function.__name__}(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, "

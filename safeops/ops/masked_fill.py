@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, compute_dtype, readable, saturate, saturate_tensor
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops.masked_sum import masked_sum, reduce_to
 
 # ---- definition
@@ -38,8 +38,7 @@ def _saturate_integer(value, dtype):
 
 
 def _fake(input, fill_mask, number=0.0, value=None):
-    shape = torch.broadcast_shapes(input.shape, fill_mask.shape)
-    return torch.empty_like(input) if input.shape == shape else input.new_empty(shape)
+    return like(input, torch.broadcast_shapes(input.shape, fill_mask.shape), input.dtype)
 
 
 def _composite(input, fill_mask, number=0.0, value=None):

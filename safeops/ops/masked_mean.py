@@ -13,22 +13,7 @@ def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
     returned in fp32.
 
     Args:
-        input: floating tensor of any shape and strides.
-        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
-        dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
-        keepdim: keep the reduced dims with size 1.
-        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
-        dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
-        empty: where nothing is kept: "zero" gives 0 (attached to the graph, zero gradients), "nan" gives NaN, "raise"
-            raises ValueError before any work (and synchronises to know).
-
-    Returns:
-        The means, of `input`'s shape without the reduced dims.
-
-    Raises:
-        TypeError: `input` or `weight` is not floating, `mask` is not bool, dtype is not floating.
-        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`.
-        IndexError: dim out of range.
+        {arguments}
 
     Example:
         >>> x = torch.tensor([6e4, 6e4, torch.inf], dtype=torch.float16)

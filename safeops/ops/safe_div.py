@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, compute_dtype, largest_like, saturate
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
@@ -32,20 +32,16 @@ def definition(input, other, eps=None, fill_value=0.0, dtype=None):
 
 
 def _fake(input, other, eps=None, fill_value=0.0, dtype=None):
-    return _like(input, torch.broadcast_shapes(input.shape, other.shape), dtype or input.dtype)
+    return like(input, torch.broadcast_shapes(input.shape, other.shape), dtype or input.dtype)
 
 
 def _fake_backward(grad, input, other, eps=None, need_input=True, need_other=True, input_dtype=None, other_dtype=None):
     shape = torch.broadcast_shapes(input.shape, other.shape)
     input_dtype, other_dtype = input_dtype or input.dtype, other_dtype or other.dtype
     return (
-        _like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
-        _like(other, shape, other_dtype) if need_other else input.new_empty(0, dtype=other_dtype),
+        like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
+        like(other, shape, other_dtype) if need_other else input.new_empty(0, dtype=other_dtype),
     )
-
-
-def _like(x, shape, dtype):
-    return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
 
 
 _safe_div = declare_raw(
