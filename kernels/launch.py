@@ -129,8 +129,18 @@ class Plan:
     def _launch(self, index, arguments):
         runner = self.runners.get(index)
         if runner is None:
-            runner = self.runners[index] = self.compile(gpu_target(index))[self.grid]
+            runner = self.runners[index] = self.binary(index)[self.grid]
         runner(*arguments, *self.tail)
+
+    def binary(self, index):
+        """Compiled and loaded once for all plans that differ in sizes alone: new shapes must not load ever more."""
+        key = index, self.kernel.fn, tuple(self.signature.items()), tuple(self.constants.items()), repr(self.attrs)
+        if key not in _binaries:
+            _binaries[key] = self.compile(gpu_target(index))
+        return _binaries[key]
+
+
+_binaries = {}
 
 
 def gpu_target(index):

@@ -212,6 +212,21 @@ def test_indices_are_as_wide_as_they_must_be():
         assert plan.signature["N"] == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 
+def test_new_sizes_load_nothing_new(monkeypatch):
+    """A run with ever new sequence lengths must not compile, or load, at every step."""
+    compiled = []
+    monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: compiled.append(plan) or plan)
+    monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
+    monkeypatch.setattr(launch, "_binaries", {})
+    grad = kernels.mse_loss.grad
+    for rows in range(65, 97):
+        x = meta((rows, 4096), BF16)
+        mapped(grad, x, x).binary(0)
+    assert len(compiled) == 1
+    mapped(grad, meta((65, 4096), F32), meta((65, 4096), F32)).binary(0)
+    assert len(compiled) == 2
+
+
 def test_a_spill_is_caught(tmp_path):
     x = meta(FLAT, BF16)
     plan = reduced(kernels.mse_loss.value, x, x, meta(FLAT, torch.bool), x)
