@@ -12,10 +12,10 @@ import torch
 
 RESULTS = Path(__file__).parent / "results"
 HOW = (
-    "Contenders take turns within each round; the ratios are medians over {rounds} rounds of the ratio within a round. "
-    "Floor: a copy that moves as many bytes, in the same rounds; at-best: the fastest copy over "
-    "our fastest. The machine may be shared: single numbers are noisy. "
-    "Freed memory is kept by the allocator, for all contenders alike. Load average, at the start and the end: {load}."
+    "Contenders take turns; times are medians of {rounds} undisturbed samples, in which no thread of ours waited for a "
+    "core (quiet: the share of our samples and the copy's that were; where it is near 0 the fastest sample counts, and "
+    "the line says little). Floor: a copy that moves as many bytes, in the same rounds. Freed memory is kept by the "
+    "allocator, for all contenders alike. Load average, at the start and the end: {load}."
 )
 
 
@@ -101,29 +101,17 @@ def _table(title, head, rows):
 
 
 def _speed(records, device):
-    head = "op dtype direction elements bytes/elem ms GB/s of-floor at-best".split()
-    head += "x-eager x-fastest-eager x-compile goals".split()
+    head = "op dtype direction elements bytes/elem ms GB/s of-floor".split()
+    head += "x-eager x-fastest-eager x-compile quiet goals".split()
     rows = []
     ops = list(dict.fromkeys(r["op"] for r in records))
     for r in sorted(records, key=lambda r: ops.index(r["op"])):  # measured breadth first, read op by op
-        compiled = f"{r['x_compile']:.1f}" if "x_compile" in r else "-"
-        size = f"{r['elements'] / 2**20:g}M"
-        floor = [f"{r['of_floor']:.2f}", f"{r['of_floor_at_best']:.2f}"]
-        ratios = [f"{r['x_eager']:.1f}", f"{r['x_fastest_eager']:.1f}", compiled]
-        time = [f"{r['milliseconds']['ours']:.3f}", f"{r['ours_GB_per_s']:.1f}"]
-        rows.append(
-            [
-                r["op"],
-                r["dtype"],
-                r["direction"],
-                size,
-                r["bytes_per_element"],
-                *time,
-                *floor,
-                *ratios,
-                _mark(r, device),
-            ]
-        )
+        row = [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", r["bytes_per_element"]]
+        row += [f"{r['milliseconds']['ours']:.3f}", f"{r['ours_GB_per_s']:.1f}", f"{r['of_floor']:.2f}"]
+        row += [f"{r['x_eager']:.1f}", f"{r['x_fastest_eager']:.1f}"]
+        row += [f"{r['x_compile']:.1f}" if "x_compile" in r else "-"]
+        row += [f"{min(r['undisturbed'][name] for name in ('ours', 'copy')):.0%}", _mark(r, device)]
+        rows.append(row)
     return _table("Speed", head, rows)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
-
 import torch
 
 from .case import Case
-from .timing import copy_of, interleave, ratio
+from .timing import copy_of, interleave
 
 
 def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool) -> list[dict]:
@@ -33,7 +31,7 @@ def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool
 def _record(case, dtype, direction, bytes_per_element, contenders, rounds, device) -> dict:
     total = bytes_per_element * case.elements
     samples = interleave({"copy": copy_of(total, device), **contenders}, rounds, device)
-    milliseconds = {name: statistics.median(times) * 1e3 for name, times in samples.items()}
+    seconds = {name: taken.time() for name, taken in samples.items()}
     eager = [name for name in samples if name.startswith("eager: ")]
     record = {
         "op": case.op,
@@ -42,15 +40,15 @@ def _record(case, dtype, direction, bytes_per_element, contenders, rounds, devic
         "direction": direction,
         "elements": case.elements,
         "bytes_per_element": bytes_per_element,
-        "milliseconds": milliseconds,
-        "copy_GB_per_s": total / milliseconds["copy"] / 1e6,
-        "ours_GB_per_s": total / milliseconds["ours"] / 1e6,
-        "of_floor": ratio(samples, "copy", "ours"),
-        "of_floor_at_best": min(samples["copy"]) / min(samples["ours"]),
+        "milliseconds": {name: time * 1e3 for name, time in seconds.items()},
+        "undisturbed": {name: taken.share_clean() for name, taken in samples.items()},
+        "copy_GB_per_s": total / seconds["copy"] / 1e9,
+        "ours_GB_per_s": total / seconds["ours"] / 1e9,
+        "of_floor": seconds["copy"] / seconds["ours"],
         "eager_pattern": eager[0].removeprefix("eager: "),
-        "x_eager": ratio(samples, eager[0], "ours"),
-        "x_fastest_eager": min(ratio(samples, name, "ours") for name in eager),
+        "x_eager": seconds[eager[0]] / seconds["ours"],
+        "x_fastest_eager": min(seconds[name] for name in eager) / seconds["ours"],
     }
     if "compile" in samples:
-        record["x_compile"] = ratio(samples, "compile", "ours")
+        record["x_compile"] = seconds["compile"] / seconds["ours"]
     return record

@@ -1,5 +1,6 @@
-"""Interleaved timing. The machine may be shared and noisy, so contenders take turns within each round, and what is
-compared is the median over the rounds of the ratio within a round: whatever slows a round, slows all of it."""
+"""Interleaved timing on a machine that may be shared. Contenders take turns; a sample during which a thread of ours
+stood ready and got no core is disturbed, and taken again. (Comparing disturbed samples would flatter the slower of two
+short calls: both then last one time slice of the scheduler.) What is compared are medians of undisturbed samples."""
 
 from __future__ import annotations
 
@@ -7,10 +8,13 @@ import ctypes
 import gc
 import statistics
 import time
+from pathlib import Path
 
 import torch
 
 SHORTEST = 2e-3  # seconds a CPU sample lasts at least; shorter calls are repeated within it
+DISTURBED = 0.03  # share of a sample's time that our threads may wait for a core
+PATIENCE = 6.0  # seconds for one comparison, if the machine is too busy for undisturbed samples
 FLUSH_BYTES = 1 << 30  # CUDA: written before each sample. Empties the L2 cache, and hides the launch of what follows
 
 
@@ -32,36 +36,69 @@ def copy_of(total_bytes: int, device: str):
     return lambda: destination.copy_(source)
 
 
-def interleave(contenders: dict, rounds: int, device: str) -> dict[str, list[float]]:
-    """Seconds per call of each contender, one sample a round."""
+class Samples:
+    """The samples of one contender: seconds per call, and which of them were undisturbed."""
+
+    def __init__(self):
+        self.seconds, self.clean = [], []
+
+    def add(self, seconds: float, waited: float):
+        self.seconds.append(seconds)
+        self.clean.append(waited < DISTURBED)
+
+    def time(self) -> float:
+        clean = [seconds for seconds, ok in zip(self.seconds, self.clean, strict=True) if ok]
+        return statistics.median(clean) if len(clean) >= 3 else min(self.seconds)
+
+    def best(self) -> float:
+        return min(self.seconds)
+
+    def share_clean(self) -> float:
+        return sum(self.clean) / len(self.clean)
+
+
+def interleave(contenders: dict, rounds: int, device: str, patience: float = PATIENCE) -> dict[str, Samples]:
+    """`rounds` undisturbed samples of each contender, or as many as `patience` seconds give."""
     sample = _cuda_sampler() if device == "cuda" else _cpu_sample
     repeats = {}
     for name, call in contenders.items():
         call()  # compiles, allocates, warms
-        repeats[name] = 1 if device == "cuda" else max(1, int(SHORTEST / max(_cpu_sample(call, 1), 1e-7)))
-    samples = {name: [] for name in contenders}
+        repeats[name] = 1 if device == "cuda" else max(1, int(SHORTEST / max(_cpu_sample(call, 1)[0], 1e-7)))
+    samples = {name: Samples() for name in contenders}
     order = list(contenders)
+    passes, deadline = 0, time.perf_counter() + patience
     gc.collect()
     gc.disable()
     try:
-        for _ in range(rounds):
+        while order and (passes < rounds or time.perf_counter() < deadline):
             for name in order:
-                samples[name].append(sample(contenders[name], repeats[name]))
-            order = order[1:] + order[:1]  # nobody always follows the same neighbour
+                samples[name].add(*sample(contenders[name], repeats[name]))
+            passes += 1
+            order = [name for name in order[1:] + order[:1] if sum(samples[name].clean) < rounds]
     finally:
         gc.enable()
     return samples
 
 
-def ratio(samples: dict, numerator: str, denominator: str) -> float:
-    return statistics.median(a / b for a, b in zip(samples[numerator], samples[denominator], strict=True))
+def _waited() -> float:
+    """Seconds that this process's threads have stood ready to run without a core; 0 where the system does not tell."""
+    total = 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        try:
+            total += int(task.read_text().split()[1])
+        except (OSError, IndexError):  # a thread that has just ended
+            continue
+    return total / 1e9
 
 
-def _cpu_sample(call, repeats: int) -> float:
+def _cpu_sample(call, repeats: int) -> tuple[float, float]:
+    """(seconds per call, share of the time that was spent waiting for a core)"""
+    waited = _waited()
     start = time.perf_counter()
     for _ in range(repeats):
         call()
-    return (time.perf_counter() - start) / repeats
+    elapsed = time.perf_counter() - start
+    return elapsed / repeats, (_waited() - waited) / elapsed
 
 
 def _cuda_sampler():
@@ -74,6 +111,6 @@ def _cuda_sampler():
         call()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return start.elapsed_time(end) / 1e3, 0.0
 
     return sample
