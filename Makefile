@@ -21,11 +21,13 @@ $(VENV)/installed: requirements-dev.txt
 	@$(PIP) install -r requirements-dev.txt
 	@touch $@
 
-# Development install: the package is used from where it lies, the extensions are built into safeops/.
+# Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
+# is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
 	@echo "== build: safeops (development install)"
 	@rm -f safeops/*.so
 	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@$(BIN)/python -c "import sysconfig; open(sysconfig.get_path('purelib') + '/safeops-checkout.pth', 'w').write('$(CURDIR)\n')"
 	@ls safeops/*.so 2>/dev/null || echo "no C++ compiler found: pure Python, every op runs its composite"
 	@touch $@
 

@@ -3,6 +3,9 @@
 import torch
 
 import safeops
+from safeops import _check
+from safeops.losses._pointwise import REDUCTION
+from safeops.ops._reduction import EMPTY
 
 
 class _Loss(torch.nn.Module):
@@ -13,6 +16,8 @@ class _Loss(torch.nn.Module):
 
     def __init__(self, *, reduction="mean", empty="zero"):
         super().__init__()
+        _check.choice(type(self).__name__, "reduction", reduction, tuple(REDUCTION))
+        _check.choice(type(self).__name__, "empty", empty, EMPTY)
         self.reduction = reduction
         self.empty = empty
 
@@ -60,6 +65,7 @@ class SmoothL1Loss(_Loss):
 
     def __init__(self, *, reduction="mean", empty="zero", beta=1.0):
         super().__init__(reduction=reduction, empty=empty)
+        _check.number("SmoothL1Loss", "beta", beta, minimum=0, finite=True)
         self.beta = beta
 
 
@@ -76,4 +82,5 @@ class HuberLoss(_Loss):
 
     def __init__(self, *, reduction="mean", empty="zero", delta=1.0):
         super().__init__(reduction=reduction, empty=empty)
+        _check.number("HuberLoss", "delta", delta, above=0, finite=True)
         self.delta = delta

@@ -245,11 +245,12 @@ ARGUMENTS = """\
             inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
         weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
         reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
-            or "none".
-        denominator: number or 0-dim tensor that the mean divides by instead: with the count over all micro-batches or
-            ranks, gradient accumulation and data parallel training are exact.
+            or "none". Weights that cancel leave a mean of inf or NaN: nothing is hidden.
+        denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
+            count over all micro-batches; DDP, which averages gradients over the ranks, with the count over all ranks
+            divided by their number.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError before any work; synchronises to know).
+            "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole).
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".

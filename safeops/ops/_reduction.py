@@ -206,7 +206,7 @@ ARGUMENTS = """\
         weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
         dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.
         empty: where nothing is kept: "zero" gives 0 (attached to the graph, zero gradients), "nan" gives NaN, "raise"
-            raises ValueError before any work (and synchronises to know).
+            raises ValueError before any work (synchronises to know, and cannot be compiled whole).
 
     Returns:
         The results, of `input`'s shape without the reduced dims.

@@ -103,12 +103,13 @@ OP = Op("safe_div", ("_safe_div", "_safe_div_backward"), "C++/CUDA", _safe_div, 
 
 
 def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
-    """`input / other`, finite for finite input: no inf, no NaN, forward or backward.
+    """`input / other`, finite for finite input; no NaN or inf gradient comes from a division that has no value.
 
     Where `|other| < eps` or `other == 0` the position counts as masked out: the result is `fill_value`, whatever
     `input` holds there, and both gradients are 0. A quotient that does not fit the output dtype saturates at its
     largest finite value, with gradient 0. A NaN divisor, and a NaN or inf numerator over a kept divisor, show in
-    the result. Half operands are divided in fp32 and rounded once.
+    the result. Half operands are divided in fp32 and rounded once. A true gradient that overflows its dtype (that of
+    a divisor of 1e-3 in fp16, say) becomes inf, which is what GradScaler looks for; `eps` says where it stops to count.
 
     Args:
         input: floating (or integer) tensor.
@@ -137,8 +138,8 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
             other = torch.full((), other, dtype=compute_dtype(input.dtype), device=input.device)
         kernel = _route.kernel(OP, input, other) if floating and other.dtype in FLOATING else None
         if kernel is not None:
-            if eps is not None and not eps >= 0:
-                raise ValueError
+            if eps is not None or fill_value.__class__ is not float:
+                _check_numbers(eps, fill_value)
             if dtype is None:
                 promoted = input.dtype if input.dtype == other.dtype else _promoted(input, other)
                 dtype = _output_dtype(input, promoted)
@@ -175,6 +176,12 @@ def _output_dtype(input, promoted):
     return promoted
 
 
+def _check_numbers(eps, fill_value):
+    if eps is not None:
+        _check.number("safe_div", "eps", eps, minimum=0)
+    _check.number("safe_div", "fill_value", fill_value)
+
+
 def _validate(input, other, eps, fill_value, dtype):
     _check.tensor("safe_div", "input", input)
     if not isinstance(other, (int, float)):
@@ -184,9 +191,7 @@ def _validate(input, other, eps, fill_value, dtype):
     for name, x in (("input", input), ("other", other)):
         if isinstance(x, torch.Tensor) and (x.is_complex() or x.is_quantized):
             raise TypeError(f"safe_div: {name} must be real, got {x.dtype}")
-    if eps is not None:
-        _check.number("safe_div", "eps", eps, minimum=0)
-    _check.number("safe_div", "fill_value", fill_value)
+    _check_numbers(eps, fill_value)
     _check.output_dtype("safe_div", dtype)
 
 
