@@ -133,8 +133,8 @@ def test_the_examples_of_the_readme_run():
     readme = pathlib.Path(__file__).parents[1] / "README.md"
     examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     assert len(examples) == 3
+    scope = {}  # one after the other, as a reader would
     for code in examples:
-        scope = {}
         exec(compile(code, str(readme), "exec"), scope)
         if "loss" in scope:
             assert scope["loss"].dtype == safeops.mse_loss(scope["y"], scope["y"]).dtype
