@@ -107,6 +107,8 @@ class BuildExt(build_ext):
                 "(Debian, Ubuntu: python3-dev), or set SAFEOPS_NO_EXT=1 for a pure-Python install"
             )
         self.includes = ["-isystem", str(torch / "include"), "-isystem", python]
+        # Errors name their source file: not by the path it had on the build machine.
+        self.prefixes = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={torch / 'include'}/="]
         self.torch_libs = f"-L{torch / 'lib'} -Wl,--no-as-needed -ltorch -ltorch_cpu".split()
         self.cxx = find_cxx()
         self.cuda = find_cuda()
@@ -135,9 +137,10 @@ class BuildExt(build_ext):
         if source.endswith(".cu"):
             nvcc = self.cuda / "bin" / "nvcc"
             host = ["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []
-            command = [str(nvcc), *host, *NVCC_FLAGS, *gencode(nvcc)]
+            prefixes = [f"-Xcompiler={flag}" for flag in self.prefixes]
+            command = [str(nvcc), *host, *NVCC_FLAGS, *prefixes, *gencode(nvcc)]
         else:
-            command = [*self.cxx, *CXX_FLAGS]
+            command = [*self.cxx, *CXX_FLAGS, *self.prefixes]
             if self.is_cuda(ext):
                 command += ["-DUSE_CUDA", "-isystem", str(self.cuda / "include")]
         command += [*DEFINES, *self.includes, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-c", source]

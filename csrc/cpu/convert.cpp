@@ -10,20 +10,33 @@ namespace safeops::cpu {
 
 namespace {
 
+// to[i] = of(from[i]). A tail is done as a whole block that overlaps what is done already: the pieces of strided rows
+// have tails of any length.
+template <class To, class From, class Of>
+inline void map(const From* from, To* to, int64_t n, const Of& of) {
+  constexpr int64_t kBlock = 32;
+  const int64_t whole = n / kBlock * kBlock;
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < whole; ++i) to[i] = of(from[i]);
+  if (whole == n) return;
+  if (n < kBlock) {
+    for (int64_t i = 0; i < n; ++i) to[i] = of(from[i]);
+    return;
+  }
+  from += n - kBlock;
+  to += n - kBlock;
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < kBlock; ++i) to[i] = of(from[i]);
+}
+
 template <class S, class C>
 void load_loop(const void* src, void* dst, int64_t n) {
-  const S* s = static_cast<const S*>(src);
-  C* d = static_cast<C*>(dst);
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) d[i] = static_cast<C>(widen(s[i]));
+  map(static_cast<const S*>(src), static_cast<C*>(dst), n, [](S x) { return static_cast<C>(widen(x)); });
 }
 
 template <class C, class S>
 void store_loop(const void* src, void* dst, int64_t n) {
-  const C* s = static_cast<const C*>(src);
-  S* d = static_cast<S*>(dst);
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) d[i] = Narrow<S>::from(s[i]);
+  map(static_cast<const C*>(src), static_cast<S*>(dst), n, [](C x) { return Narrow<S>::from(x); });
 }
 
 // The compiler does not vectorise half <-> float into the instructions made for it, so those are written out.

@@ -12,16 +12,17 @@ template <class C>
 void Elementwise<C>::run(Loop<C> loop, const void* op) const {
   const int64_t numel = shape.numel();
   if (numel == 0) return;
+  const int64_t step = inputs.step(outputs);
   const auto body = [&](int64_t begin, int64_t end) {
     typename Inputs<C>::Buffers buffers;
-    alignas(64) C results[kMaxOutputs][kChunk];
+    alignas(64) C results[kMaxOutputs][kBuffer];
     alignas(64) uint8_t keep[kChunk];
     inputs.prime(buffers);
     Chunk<C> chunk;
     chunk.keep = keep;
     for (int i = outputs; i < kMaxOutputs; ++i) chunk.out[i] = results[i];
-    for (int64_t at = begin * kChunk, stop = std::min(end * kChunk, numel); at < stop; at += kChunk) {
-      const int64_t n = std::min(kChunk, stop - at);
+    for (int64_t at = begin * step, stop = std::min(end * step, numel); at < stop; at += step) {
+      const int64_t n = std::min(step, stop - at);
       inputs.fetch(at, n, at + kAhead, buffers, chunk);
       for (int i = 0; i < outputs; ++i) chunk.out[i] = wanted[i] ? sink[i].target(at, results[i]) : nullptr;
       loop(op, chunk);
@@ -29,7 +30,7 @@ void Elementwise<C>::run(Loop<C> loop, const void* op) const {
         if (wanted[i]) sink[i].commit(at, n, results[i]);
     }
   };
-  parallel((numel + kChunk - 1) / kChunk, kChunk, body);
+  parallel((numel + step - 1) / step, step, body);
 }
 
 template struct Elementwise<uint16_t>;

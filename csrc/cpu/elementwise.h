@@ -36,10 +36,13 @@ struct Inputs {
     masked = true;
   }
 
+  // Elements a loop should take at once: more spread its fixed costs, while its operands' buffers fit the L1 cache.
+  int64_t step(int outputs) const { return count + outputs <= 2 && sizeof(C) <= 4 ? kChunk : kChunk / 2; }
+
   // One thread's buffers.
   struct Buffers {
-    alignas(64) C values[kMaxInputs][kChunk];
-    alignas(64) uint8_t mask[kChunk];
+    alignas(64) C values[kMaxInputs][kBuffer];
+    alignas(64) uint8_t mask[kBuffer];
   };
 
   void prime(Buffers& buffers) const {

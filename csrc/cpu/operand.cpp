@@ -59,8 +59,22 @@ void Operand::walk(const View& view, const Shape& shape, const Order& order) {
 
 namespace {
 
+constexpr int64_t kLongRun = 16;  // from here on a call of the vectorised conversion pays
+
+// Asks for what lies kAhead further along the run at `row`, or as far into the next one.
+template <int kWrite>
+__attribute__((always_inline)) inline void prefetch_run(const Operand& op, const char* row, int64_t index,
+                                                        int64_t length) {
+  if (op.stride[0] != op.element || length < kLongRun) return;
+  const int64_t ahead = index + kAhead;
+  const bool same = op.ndim == 1 || ahead < op.size[0];
+  const char* from = row + (same ? ahead * op.element : op.stride[1] + (ahead - op.size[0]) * op.element);
+  if (!same && ahead >= 2 * op.size[0]) return;
+  for (int64_t byte = 0, end = length * op.element; byte < end; byte += 64) __builtin_prefetch(from + byte, kWrite);
+}
+
 // Calls run(pointer, stride, done, length) for each piece of [start, start + n) along the innermost dim.
-template <class Run>
+template <int kWrite, class Run>
 inline void for_runs(const Operand& op, int64_t start, int64_t n, const Run& run) {
   int64_t index[kMaxDims];
   char* row = op.data;
@@ -71,6 +85,7 @@ inline void for_runs(const Operand& op, int64_t start, int64_t n, const Run& run
   }
   for (int64_t done = 0; done < n;) {
     const int64_t length = std::min(n - done, op.size[0] - index[0]);
+    prefetch_run<kWrite>(op, row, index[0], length);
     run(row + index[0] * op.stride[0], op.stride[0], done, length);
     done += length;
     index[0] = 0;
@@ -82,8 +97,6 @@ inline void for_runs(const Operand& op, int64_t start, int64_t n, const Run& run
     }
   }
 }
-
-constexpr int64_t kLongRun = 16;  // from here on a call of the vectorised conversion pays
 
 template <class S, class C>
 inline C read(const char* at) {
@@ -98,8 +111,9 @@ inline C read(const char* at) {
 }
 
 template <class S, class C>
-void gather(const Operand& op, int64_t start, int64_t n, void* buffer) {
-  for_runs(op, start, n, [&](const char* at, int64_t stride, int64_t done, int64_t length) {
+const void* gather(const Operand& op, int64_t start, int64_t n, void* buffer) {
+  const void* result = buffer;
+  for_runs<0>(op, start, n, [&](const char* at, int64_t stride, int64_t done, int64_t length) {
     C* out = static_cast<C*>(buffer) + done;
     if (stride == 0) {
       const C value = read<S, C>(at);
@@ -107,17 +121,20 @@ void gather(const Operand& op, int64_t start, int64_t n, void* buffer) {
     } else if (stride == static_cast<int64_t>(sizeof(S)) && length >= kLongRun) {
       if (op.convert)
         op.convert(at, out, length);
+      else if (length == n)
+        result = at;
       else
         std::memcpy(out, at, length * sizeof(S));
     } else {
       for (int64_t i = 0; i < length; ++i) out[i] = read<S, C>(at + i * stride);
     }
   });
+  return result;
 }
 
 template <class S, class C>
-void scatter(const Operand& op, int64_t start, int64_t n, void* buffer) {
-  for_runs(op, start, n, [&](char* at, int64_t stride, int64_t done, int64_t length) {
+const void* scatter(const Operand& op, int64_t start, int64_t n, void* buffer) {
+  for_runs<1>(op, start, n, [&](char* at, int64_t stride, int64_t done, int64_t length) {
     const C* in = static_cast<const C*>(buffer) + done;
     if (stride == static_cast<int64_t>(sizeof(S)) && length >= kLongRun) {
       if (op.convert)
@@ -138,9 +155,10 @@ void scatter(const Operand& op, int64_t start, int64_t n, void* buffer) {
       }
     }
   });
+  return nullptr;
 }
 
-using Strided = void (*)(const Operand&, int64_t, int64_t, void*);
+using Strided = const void* (*)(const Operand&, int64_t, int64_t, void*);
 
 template <class C>
 Strided find_gather(DType from) {

@@ -33,7 +33,7 @@ struct Order {
   }
 };
 
-constexpr int64_t kAhead = 2 * kChunk;  // how far a loop over consecutive chunks prefetches
+constexpr int64_t kAhead = 1536;  // how far a loop over consecutive chunks prefetches; a power of two would alias
 
 enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
 
@@ -43,7 +43,8 @@ struct Operand {
   int ndim;               // after merging, innermost first
   int64_t element;        // bytes of a stored element
   Convert convert;        // contiguous run <-> compute type; nullptr where they are the same
-  void (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
+  // Copies to the buffer, or from it; may instead return where in memory a whole piece lies, ready to be read.
+  const void* (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
   int64_t size[kMaxDims];
   int64_t stride[kMaxDims];  // bytes
 
@@ -78,7 +79,7 @@ struct Source : Operand {
       case Kind::kDirect: return reinterpret_cast<const C*>(data) + start;
       case Kind::kConvert: convert(data + start * element, buffer, n); return buffer;
       case Kind::kConstant: return buffer;
-      case Kind::kStrided: strided(*this, start, n, buffer); return buffer;
+      case Kind::kStrided: return static_cast<const C*>(strided(*this, start, n, buffer));
     }
     return buffer;
   }

@@ -1,9 +1,9 @@
 #include "reduction.h"
 
-#include <limits>
 #include <memory>
 
 #include "lanes.h"
+#include "outputs.h"
 #include "parallel.h"
 
 namespace safeops::cpu {
@@ -13,33 +13,7 @@ namespace {
 // A long reduction with few outputs is cut into slices of at least kSlice terms, up to about kMaxUnits pieces of work.
 constexpr int64_t kSlice = 32768;
 constexpr int64_t kMaxUnits = 256;
-
-struct Outputs {
-  const Finish& finish;
-  int64_t reduced;
-  Sink<double> value, denominator;
-
-  // Totals of outputs [start, start + n) of the kept walk -> value and denominator.
-  void write(int64_t start, int64_t n, const Totals& totals) const {
-    const double nothing = finish.empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0;
-    double values[kChunk], denominators[kChunk];
-    for (int64_t done = 0; done < n; done += kChunk) {
-      const int64_t at = start + done, m = std::min(kChunk, n - done);
-      double* v = value.target(at, values);
-      double* d = denominator.target(at, denominators);
-      for (int64_t i = 0; i < m; ++i) {
-        const int64_t count = finish.counted ? totals.count[done + i] : reduced;
-        const double total = totals.value[done + i];
-        d[i] = finish.divisor    ? *finish.divisor
-               : finish.weighted ? totals.weight[done + i]
-                                 : static_cast<double>(count);
-        v[i] = count == 0 ? nothing : finish.mean ? total / d[i] : total;
-      }
-      value.commit(at, m, values);
-      denominator.commit(at, m, denominators);
-    }
-  }
-};
+constexpr int64_t kMinRows = 128;  // reduced in a slice of columns: its partial totals are 16 bytes a column
 
 template <class C>
 struct Reducer {
@@ -49,42 +23,29 @@ struct Reducer {
   const void* op;
   const Outputs& outputs;
 
-  // One thread's buffers.
-  struct Scratch {
-    typename Inputs<C>::Buffers buffers;
-    alignas(64) C terms[kChunk];
-    alignas(64) C weights[kChunk];
-    alignas(64) uint8_t keep[kChunk];
-    double value[kColumns], weight[kColumns];
-    int64_t count[kColumns];
-    Totals totals{value, weight, count};
-    Lanes<C, double> value_lanes, weight_lanes;
-    Lanes<uint8_t, int64_t> count_lanes;
-    Chunk<C> chunk;
-
-    explicit Scratch(const Inputs<C>& inputs) {
-      inputs.prime(buffers);
-      chunk.out[0] = terms;
-      chunk.out[1] = weights;
-      chunk.keep = keep;
-    }
-  };
+  const C* terms_of(Scratch<C>& s) const {
+    if (finish.plain) return s.chunk.in[0];
+    loop(op, s.chunk);
+    return s.terms;
+  }
 
   // Whole outputs fit in a chunk: a unit is a chunk of as many outer indices as it holds.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, groups = kChunk / each;
-    const SumGroups<C, double> sum;
-    const SumGroups<uint8_t, int64_t> count;
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
-      Scratch s(r.inputs);
+      Scratch<C> s(r.inputs);
+      int64_t held = 0;  // totals not yet written: a few at a time would cost more than their sums
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t first = unit * groups, g = std::min(groups, r.outer - first);
         r.inputs.fetch(first * each, g * each, first * each + kAhead, s.buffers, s.chunk);
-        loop(op, s.chunk);
-        sum(s.terms, g, r.reduced, r.inner, s.value);
-        if (finish.weighted) sum(s.weights, g, r.reduced, r.inner, s.weight);
-        if (finish.counted) count(s.keep, g, r.reduced, r.inner, s.count);
-        outputs.write(first * r.inner, g * r.inner, s.totals);
+        const Totals totals = s.totals.from(held);
+        s.sum(terms_of(s), g, r.reduced, r.inner, totals.value);
+        if (finish.weighted) s.sum(s.weights, g, r.reduced, r.inner, totals.weight);
+        if (finish.counted) s.count_kept(s.keep, g, r.reduced, r.inner, totals.count);
+        held += g * r.inner;
+        if (unit + 1 < end && held + kChunk <= kColumns) continue;
+        outputs.write((first + g) * r.inner - held, held, s.totals);
+        held = 0;
       }
     });
   }
@@ -93,7 +54,7 @@ struct Reducer {
   void run_long() const {
     const int64_t width = std::min(r.inner, kColumns), tiles = (r.inner + kColumns - 1) / kColumns;
     const int64_t spare = std::max<int64_t>(1, kMaxUnits / (r.outer * tiles));
-    const int64_t slices = std::clamp<int64_t>(r.reduced * width / kSlice, 1, spare);
+    const int64_t slices = std::clamp<int64_t>(std::min(r.reduced * width / kSlice, r.reduced / kMinRows), 1, spare);
     const int64_t step = (r.reduced + slices - 1) / slices, units = r.outer * tiles * slices;
 
     const int64_t room = slices > 1 ? units * width : 0;
@@ -106,7 +67,8 @@ struct Reducer {
     };
 
     parallel(units, step * width, [&](int64_t begin, int64_t end) {
-      Scratch s(r.inputs);
+      Scratch<C> s(r.inputs);
+      int64_t held = 0;
       for (int64_t unit = begin; unit < end; ++unit) {
         const bool rows = slices * tiles == 1;  // many short ones, perhaps: spare them the divisions
         const int64_t slice = rows ? 0 : unit % slices;
@@ -114,8 +76,11 @@ struct Reducer {
         const int64_t outer = rows ? unit : unit / slices / tiles;
         const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
         const int64_t first = std::min(slice * step, r.reduced), last = std::min(first + step, r.reduced);
-        sum_slice(s, outer, column, n, first, last, room ? partial(unit) : s.totals);
-        if (!room) outputs.write(outer * r.inner + column, n, s.totals);
+        sum_slice(s, outer, column, n, first, last, room ? partial(unit) : s.totals.from(held));
+        held += n;
+        if (room || (unit + 1 < end && held + width <= kColumns)) continue;
+        outputs.write(outer * r.inner + column + n - held, held, s.totals);
+        held = 0;
       }
     });
 
@@ -136,10 +101,11 @@ struct Reducer {
   }
 
   // Columns [column, column + n) of the reduced rows [first, last) -> totals[0, n).
-  void sum_slice(Scratch& s, int64_t outer, int64_t column, int64_t n, int64_t first, int64_t last,
+  void sum_slice(Scratch<C>& s, int64_t outer, int64_t column, int64_t n, int64_t first, int64_t last,
                  const Totals& totals) const {
     const int64_t base = outer * r.reduced * r.inner + column;
-    if (n == r.inner && n <= kChunk)
+    if (r.inner == 1) return sum_row(s, base + first, base + last, totals);
+    if (n == r.inner && n <= r.inputs.step(0))
       sum_narrow(s, n, base + first * n, base + last * n);
     else
       sum_wide(s, n, base + first * r.inner, base + last * r.inner);
@@ -148,48 +114,69 @@ struct Reducer {
     if (finish.counted) s.count_lanes.finish(n, totals.count);
   }
 
-  void start(Scratch& s, int64_t period) const {
+  void start(Scratch<C>& s, int64_t period) const {
     s.value_lanes.start(period);
     if (finish.weighted) s.weight_lanes.start(period);
     if (finish.counted) s.count_lanes.start(period);
   }
 
-  void empty(Scratch& s) const {
+  void empty_sums(Scratch<C>& s) const {
     s.value_lanes.empty();
     if (finish.weighted) s.weight_lanes.empty();
+  }
+
+  void empty_counts(Scratch<C>& s) const {
     if (finish.counted) s.count_lanes.empty();
   }
 
-  // Rows of n without a gap, a chunk at a time; rows narrower than kLanes several together, as one row of `period`.
-  void sum_narrow(Scratch& s, int64_t n, int64_t begin, int64_t end) const {
-    const int64_t period = n < kLanes ? n * ((kLanes + n - 1) / n) : n;
-    const int64_t most = period * (kChunk / period);
-    const int64_t additions = most == kChunk && period == kLanes ? 1 : most / period;  // to a lane, for each chunk
-    int64_t filled = 0;
+  // One row, a chunk at a time.
+  void sum_row(Scratch<C>& s, int64_t begin, int64_t end, const Totals& totals) const {
+    double value = 0, weight = 0, more;
+    int64_t count = 0, kept;
+    const int64_t step = r.inputs.step(0);
+    for (int64_t at = begin; at < end; at += step) {
+      const int64_t m = std::min(step, end - at);
+      r.inputs.fetch(at, m, at + kAhead, s.buffers, s.chunk);
+      s.sum.rows(terms_of(s), 1, m, &more);
+      value += more;
+      if (finish.weighted) s.sum.rows(s.weights, 1, m, &more), weight += more;
+      if (finish.counted) s.count_kept.rows(s.keep, 1, m, &kept), count += kept;
+    }
+    *totals.value = value;
+    if (finish.weighted) *totals.weight = weight;
+    if (finish.counted) *totals.count = count;
+  }
+
+  // Rows of n without a gap, a chunk at a time.
+  void sum_narrow(Scratch<C>& s, int64_t n, int64_t begin, int64_t end) const {
+    const int64_t step = r.inputs.step(0), period = lanes_for(n, step), rows = step / period, most = rows * period;
+    int64_t filled = 0, counted = 0;
     start(s, period);
-    for (int64_t at = begin; at < end; at += most, filled += additions) {
-      if (filled + additions > kBlock) empty(s), filled = 0;
+    const int64_t additions = s.value_lanes.additions(most);
+    for (int64_t at = begin; at < end; at += most, filled += additions, counted += rows) {
+      if (filled + additions > kBlock) empty_sums(s), filled = 0;
+      if (counted + rows > kMostCounts) empty_counts(s), counted = 0;
       const int64_t m = std::min(most, end - at);
       r.inputs.fetch(at, m, at + kAhead, s.buffers, s.chunk);
-      if (!finish.plain) loop(op, s.chunk);
-      s.value_lanes.add(finish.plain ? s.chunk.in[0] : s.terms, m);
+      s.value_lanes.add(terms_of(s), m);
       if (finish.weighted) s.weight_lanes.add(s.weights, m);
       if (finish.counted) s.count_lanes.add(s.keep, m);
     }
   }
 
   // Rows of n columns, chunk by chunk, each row r.inner from the last.
-  void sum_wide(Scratch& s, int64_t n, int64_t begin, int64_t end) const {
-    int64_t filled = 0;
+  void sum_wide(Scratch<C>& s, int64_t n, int64_t begin, int64_t end) const {
+    const int64_t step = r.inputs.step(0);
+    int64_t filled = 0, counted = 0;
     start(s, n);
-    for (int64_t row = begin; row < end; row += r.inner, ++filled) {
-      if (filled == kBlock) empty(s), filled = 0;
-      for (int64_t c = 0; c < n; c += kChunk) {
-        const int64_t m = std::min(kChunk, n - c);
+    for (int64_t row = begin; row < end; row += r.inner, ++filled, ++counted) {
+      if (filled == kBlock) empty_sums(s), filled = 0;
+      if (counted == kMostCounts) empty_counts(s), counted = 0;
+      for (int64_t c = 0; c < n; c += step) {
+        const int64_t m = std::min(step, n - c);
         const int64_t ahead = row + c + kAhead + (c + kAhead < n ? 0 : r.inner - n);
         r.inputs.fetch(row + c, m, ahead, s.buffers, s.chunk);
-        if (!finish.plain) loop(op, s.chunk);
-        s.value_lanes.add_at(c, finish.plain ? s.chunk.in[0] : s.terms, m);
+        s.value_lanes.add_at(c, terms_of(s), m);
         if (finish.weighted) s.weight_lanes.add_at(c, s.weights, m);
         if (finish.counted) s.count_lanes.add_at(c, s.keep, m);
       }
@@ -198,7 +185,7 @@ struct Reducer {
 
   // Nothing to reduce, but perhaps outputs to write.
   void run_empty() const {
-    Scratch s(r.inputs);
+    Scratch<C> s(r.inputs);
     for (int64_t i = 0; i < kChunk; ++i) s.value[i] = 0, s.weight[i] = 0, s.count[i] = 0;
     const int64_t total = r.outer * r.inner;
     for (int64_t at = 0; at < total; at += kChunk) outputs.write(at, std::min(kChunk, total - at), s.totals);

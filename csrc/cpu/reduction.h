@@ -2,7 +2,8 @@
 //
 // The input's walk is split in three nested groups, innermost last: (outer, reduced, inner), where inner are kept dims
 // that lie fastest in memory. A row reduction has inner = 1, a column reduction outer = 1, a full one neither.
-// Terms go to fp32 lanes, at most 16 to a lane, then to double; the partition depends on the sizes alone.
+// Rows are summed chunk by chunk, columns in lanes: at most 16 fp32 additions one after the other, then double. The
+// partition depends on the sizes alone.
 #pragma once
 
 #include "elementwise.h"

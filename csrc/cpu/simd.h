@@ -23,19 +23,20 @@ enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 Isa isa();
 
 // Elements per chunk: a few buffers of this size stay in the L1 cache together.
-constexpr int64_t kChunk = 512;
+constexpr int64_t kChunk = 1024;
+constexpr int64_t kBuffer = kChunk + 64;  // a buffer's room: buffers of 4 KiB side by side would alias
 
 template <auto Loop, class Signature = decltype(Loop)>
 struct Versions;
 
-template <auto Loop, class... Args>
-struct Versions<Loop, void (*)(Args...)> {
+template <auto Loop, class Result, class... Args>
+struct Versions<Loop, Result (*)(Args...)> {
 #ifdef SAFEOPS_X86
-  SAFEOPS_AVX512 SAFEOPS_FLATTEN static void avx512(Args... args) { Loop(args...); }
-  SAFEOPS_AVX2 SAFEOPS_FLATTEN static void avx2(Args... args) { Loop(args...); }
+  SAFEOPS_AVX512 SAFEOPS_FLATTEN static Result avx512(Args... args) { return Loop(args...); }
+  SAFEOPS_AVX2 SAFEOPS_FLATTEN static Result avx2(Args... args) { return Loop(args...); }
 #endif
 
-  static void (*pick())(Args...) {
+  static Result (*pick())(Args...) {
 #ifdef SAFEOPS_X86
     switch (isa()) {
       case Isa::kAvx512: return &avx512;
