@@ -1,6 +1,8 @@
 // The accumulators of a reduction: fp32 (or fp64) lanes that are emptied into double every kBlock additions.
 #pragma once
 
+#include <numeric>
+
 #include "elementwise.h"
 #include "rows.h"
 
@@ -21,12 +23,12 @@ struct Totals {
   Totals from(int64_t i) const { return {value + i, weight ? weight + i : nullptr, count ? count + i : nullptr}; }
 };
 
-// How many lanes rows of n take: as many rows together as make whole vectors, if they are at most `most` terms.
+// How many lanes rows of n take: several rows together, so that they make whole vectors, and so that a chunk of `most`
+// terms is four periods, one tree.
 inline int64_t lanes_for(int64_t n, int64_t most) {
-  const int64_t enough = n * ((kLanes + n - 1) / n);
-  for (int64_t lanes = enough; lanes <= most; lanes += n)
-    if (lanes % kVector == 0) return lanes;
-  return enough;
+  const int64_t whole = std::lcm(n, kVector);
+  if (whole <= most / 4) return most / 4 / whole * whole;
+  return whole <= most ? whole : n * ((kLanes + n - 1) / n);
 }
 
 // ---- inner loops

@@ -31,7 +31,7 @@ struct Reducer {
 
   // Whole outputs fit in a chunk: a unit is a chunk of as many outer indices as it holds.
   void run_short() const {
-    const int64_t each = r.reduced * r.inner, groups = kChunk / each;
+    const int64_t each = r.reduced * r.inner, groups = std::max<int64_t>(1, r.inputs.step(0) / each);
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Scratch<C> s(r.inputs);
       int64_t held = 0;  // totals not yet written: a few at a time would cost more than their sums
