@@ -10,12 +10,10 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortRow = 64;  // below it several rows are summed at once
 
-// A row is read as cache lines, in GNU vectors: from an array of lanes gcc makes loads and stores.
-template <class T>
-using Line [[gnu::vector_size(64)]] = T;
-
-template <class T>
-constexpr int64_t kSide = 64 / sizeof(T);  // values in a line
+// A row is read as GNU vectors of a register's size: from an array of lanes gcc makes loads and stores, and of vectors
+// wider than the registers single elements.
+template <class T, int kBytes>
+using Line [[gnu::vector_size(kBytes)]] = T;
 
 template <class V, class T>
 inline void add_line(V& sum, const T* from) {
@@ -28,26 +26,28 @@ template <class T, class S, class V>
 inline S sum_line(const V& line) {
   if constexpr (sizeof(T) == 1) {  // bytes of at most 31: sums of neighbours fit a byte, of words 16 bits
     constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
-    uint64_t words[8], sum = 0;
+    constexpr int kWords = sizeof(V) / 8;
+    uint64_t words[kWords], sum = 0;
     std::memcpy(words, &line, sizeof(words));
     _Pragma("omp simd reduction(+ : sum)")
-    for (int i = 0; i < 8; ++i) sum += (words[i] & kLow) + (words[i] >> 8 & kLow);
+    for (int i = 0; i < kWords; ++i) sum += (words[i] & kLow) + (words[i] >> 8 & kLow);
     return static_cast<S>(sum * 0x0001000100010001 >> 48);
   } else {
-    T values[kSide<T>];
+    constexpr int kValues = sizeof(V) / sizeof(T);
+    T values[kValues];
     std::memcpy(values, &line, sizeof(values));
     S sum = 0;
     _Pragma("omp simd reduction(+ : sum)")
-    for (int64_t i = 0; i < kSide<T>; ++i) sum += static_cast<S>(values[i]);
+    for (int i = 0; i < kValues; ++i) sum += static_cast<S>(values[i]);
     return sum;
   }
 }
 
-// Sum of n values, kShortRow <= n <= kChunk: 16 additions to a lane at most, then double.
-template <class T, class S>
-inline S sum_row(const T* values, int64_t n) {
-  constexpr int64_t side = kSide<T>;
-  Line<T> a{}, b{}, c{}, d{};
+// Sum of n values: 16 additions to a lane at most, then double.
+template <int kBytes, class T, class S>
+inline S sum_piece(const T* values, int64_t n) {
+  constexpr int64_t side = kBytes / sizeof(T);
+  Line<T, kBytes> a{}, b{}, c{}, d{};
   const T* end = values + n;
   for (; end - values >= 4 * side; values += 4 * side) {
     add_line(a, values);
@@ -69,16 +69,30 @@ inline S sum_row(const T* values, int64_t n) {
     for (int64_t i = 0; i < end - values; ++i) rest[i] = values[i];
     add_line(d, rest);
   }
-  const Line<T> sum = (a + b) + (c + d);
+  const Line<T, kBytes> sum = (a + b) + (c + d);
   return sum_line<T, S>(sum);
+}
+
+template <int kBytes, class T, class S>
+inline void sum_rows(const T* values, int64_t groups, int64_t reduced, S* out) {
+  constexpr int64_t most = 16 * kBytes;
+  for (int64_t g = 0; g < groups; ++g, values += reduced) {
+    S sum = sum_piece<kBytes, T, S>(values, reduced < most ? reduced : most);
+    for (int64_t at = most; at < reduced; at += most)
+      sum += sum_piece<kBytes, T, S>(values + at, reduced - at < most ? reduced - at : most);
+    out[g] = sum;
+  }
 }
 
 // (groups, reduced) -> (groups), all of it in one chunk
 template <class T, class S>
 void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
   if (reduced >= kShortRow) {
-    for (int64_t g = 0; g < groups; ++g) out[g] = sum_row<T, S>(values + g * reduced, reduced);
-    return;
+    switch (isa()) {
+      case Isa::kAvx512: return sum_rows<64>(values, groups, reduced, out);
+      case Isa::kAvx2: return sum_rows<32>(values, groups, reduced, out);
+      case Isa::kBaseline: return sum_rows<16>(values, groups, reduced, out);
+    }
   }
   // Neighbours first, across all rows at once: a tree. Counts of 128 still fit a byte.
   alignas(64) T folded[kChunk / 2];
