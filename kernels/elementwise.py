@@ -165,5 +165,5 @@ def launch_map(name, f, tensors, p0, p1, compute):
 
 def map_backward(name, f, x, y, mask, weight, grad, denominator, out, negative, p0, p1):
     tensors = (x, y, mask, weight, grad, denominator, out, negative)
-    given = [t.dtype for t in (x, y, grad, out, negative) if t is not None]
+    given = [t.dtype for t in (x, y, weight, grad, out, negative) if t is not None]
     launch_map(name, f, tensors, p0, p1, torch.float64 if torch.float64 in given else torch.float32)

@@ -32,7 +32,8 @@ def pointwise_loss(name, value, derivative):
         dtype = torch.float64 if torch.float64 in (input.dtype, target.dtype) else torch.float32
         if reduction == 0:
             out = like(input, common_shape(input, target), dtype)
-            launch_map(name, value, (input, target, mask, weight, None, None, out, None), p0, p1, dtype)
+            compute = torch.float64 if weight is not None and weight.dtype == torch.float64 else dtype
+            launch_map(name, value, (input, target, mask, weight, None, None, out, None), p0, p1, compute)
             return out, torch.empty(0, dtype=torch.float64, device=input.device)
         mean, dim, keepdim = reduction == 1, None, False
         return reduce(

@@ -161,7 +161,7 @@ def reduce(name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, m
         shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
         dims = {d % max(len(shape), 1) for d in dim} or set(range(len(shape)))
         reduced = [d in dims for d in range(len(shape))]
-        wide = torch.float64 in (dtype, x.dtype, y is not None and y.dtype)
+        wide = torch.float64 in (dtype, *(t.dtype for t in (x, y, weight) if t is not None))
         compute = torch.float64 if wide else torch.float32
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
         made = plan(

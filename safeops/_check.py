@@ -24,6 +24,13 @@ def floating(function, name, x):
         raise TypeError(f"{function}: {name} must be a floating point tensor, got {x.dtype}")
 
 
+def real(function, name, x):
+    """A tensor of integers, bools, or one of the four floating dtypes."""
+    tensor(function, name, x)
+    if x.is_complex() or x.is_quantized or (x.is_floating_point() and x.dtype not in FLOATING):
+        raise TypeError(f"{function}: {name} must be real, of at least 16 bits where floating, got {x.dtype}")
+
+
 def same_device(function, reference_name, reference, **others):
     for name, x in others.items():
         if isinstance(x, torch.Tensor) and x.device != reference.device:
@@ -32,11 +39,15 @@ def same_device(function, reference_name, reference, **others):
 
 def broadcast(function, **operands):
     """The common shape of the named tensors."""
-    try:
-        return torch.broadcast_shapes(*(x.shape for x in operands.values()))
-    except RuntimeError:
-        shapes = " and ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
-        raise ValueError(f"{function}: {shapes} do not broadcast") from None
+    # by hand: an exception of torch.broadcast_shapes cannot be caught inside a trace
+    common = [1] * max(x.dim() for x in operands.values())
+    for x in operands.values():
+        for d, size in enumerate(reversed(x.shape), 1):
+            if size != 1 and common[-d] not in (1, size):
+                shapes = " and ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
+                raise ValueError(f"{function}: {shapes} do not broadcast")
+            common[-d] = size if common[-d] == 1 else common[-d]
+    return torch.Size(common)
 
 
 def broadcasts_to(function, name, x, target_name, shape):
@@ -73,11 +84,11 @@ def choice(function, name, value, options):
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
 
-def number(function, name, value, *, minimum=None, above=None, finite=False):
+def number(function, name, value, *, minimum=None, above=None, maximum=None):
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
-    if finite and not abs(value) < float("inf"):
-        raise ValueError(f"{function}: {name} must be finite, got {value}")
+    if maximum is not None and not value <= maximum:
+        raise ValueError(f"{function}: {name} must be at most {maximum:.3g}, got {value}")
     if minimum is not None and not value >= minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
     if above is not None and not value > above:

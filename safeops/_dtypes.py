@@ -5,6 +5,8 @@ import torch
 HALF = (torch.float16, torch.bfloat16)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+SMALLEST, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+
 
 def compute_dtype(*dtypes):
     """fp64 where one of the dtypes is, else fp32: half is read, never computed in."""

@@ -77,7 +77,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     triton: "module.function" inside safeops.kernels, imported at the first call.
     """
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"safeops::{name}", fake, lib=lib)
+    torch.library.register_fake(f"safeops::{name}", _one_device(name, fake), lib=lib)
     if composite is not None:
         lib.impl(name, _dense_only(name, composite), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
@@ -94,6 +94,18 @@ def document(function, arguments):
 def like(x, shape, dtype):
     """An output in x's own memory order where x has the full shape, else contiguous: the kernels' rule."""
     return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
+
+
+def _one_device(name, fake):
+    """A meta operand beside a real one comes here: its result would be real memory that nobody wrote."""
+
+    def checked(*args, **kwargs):
+        devices = {x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
+        if len(devices) > 1:
+            raise ValueError(f"{name}: operands on {' and '.join(sorted(map(str, devices)))}")
+        return fake(*args, **kwargs)
+
+    return checked
 
 
 def _dense_only(name, composite):

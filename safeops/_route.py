@@ -15,8 +15,6 @@ def kernel(op, input, *others):
     The kernel runs for eager plain tensors on a device that has it. functorch transforms and forward-mode AD run the
     composite: a custom op would give them wrong or zero tangents.
     """
-    if is_compiling():
-        return op.traced if _compiles_to_kernel(op, input) else None
     if type(input) not in _PLAIN or _transforms_active() or forward_ad._current_level >= 0:
         return None
     on_cpu = input.is_cpu
@@ -24,6 +22,8 @@ def kernel(op, input, *others):
         # One device type: the dispatcher would follow a meta operand to the fake kernel.
         if other is not None and (type(other) not in _PLAIN or other.is_cpu != on_cpu or other.is_meta):
             return None
+    if is_compiling():
+        return op.traced if _compiles_to_kernel(op, input) else None
     if on_cpu:
         return op.eager if op.cpu else None
     return op.eager if input.is_cuda and op.cuda else None
@@ -44,7 +44,8 @@ def by_composite(grad):
     return (
         torch.is_grad_enabled()
         or type(grad) is not torch.Tensor
-        or (not is_compiling() and (_transforms_active() or forward_ad._current_level >= 0))
+        or _transforms_active()
+        or forward_ad._current_level >= 0
     )
 
 

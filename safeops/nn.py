@@ -4,6 +4,7 @@ import torch
 
 import safeops
 from safeops import _check
+from safeops._dtypes import LARGEST
 from safeops.losses._pointwise import REDUCTION
 from safeops.ops._reduction import EMPTY
 
@@ -65,7 +66,7 @@ class SmoothL1Loss(_Loss):
 
     def __init__(self, *, reduction="mean", empty="zero", beta=1.0):
         super().__init__(reduction=reduction, empty=empty)
-        _check.number("SmoothL1Loss", "beta", beta, minimum=0, finite=True)
+        _check.number("SmoothL1Loss", "beta", beta, minimum=0, maximum=LARGEST)
         self.beta = beta
 
 
@@ -82,5 +83,5 @@ class HuberLoss(_Loss):
 
     def __init__(self, *, reduction="mean", empty="zero", delta=1.0):
         super().__init__(reduction=reduction, empty=empty)
-        _check.number("HuberLoss", "delta", delta, above=0, finite=True)
+        _check.number("HuberLoss", "delta", delta, above=0, maximum=LARGEST)
         self.delta = delta

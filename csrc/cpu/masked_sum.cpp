@@ -71,7 +71,7 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  if (type == DType::kDouble || dtype_of(grad) == DType::kDouble)
+  if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight))
     spread<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
   else
     spread<float>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
@@ -95,7 +95,7 @@ std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, cons
   finish.weighted = weight.has_value();
   finish.plain = !finish.counted;
   finish.empty_nan = empty_nan;
-  if (x.dtype == DType::kDouble || type == DType::kDouble)
+  if (x.dtype == DType::kDouble || type == DType::kDouble || in_double(weight))
     reduce<double>(shape, dims, x, mask, weight, finish, value, denominator);
   else
     reduce<float>(shape, dims, x, mask, weight, finish, value, denominator);

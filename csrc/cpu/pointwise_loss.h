@@ -72,7 +72,7 @@ struct PointwiseLoss {
     finish.empty_nan = empty_nan;
     if (finish.mean && denominator) finish.divisor = read_scalar(View(*denominator));
     if (finish.mean && divisor) finish.divisor = *divisor;
-    if (type == DType::kDouble)
+    if (type == DType::kDouble || in_double(weight))
       return compute<double>(input, x, y, mask, weight, finish, reduction, p0, p1, type);
     return compute<float>(input, x, y, mask, weight, finish, reduction, p0, p1, type);
   }
@@ -106,11 +106,11 @@ struct PointwiseLoss {
     const DType dx_type = floating(input_dtype, x.dtype), dy_type = floating(target_dtype, y.dtype);
     const Tensor dx = need_input ? output_like(shape, dx_type, input, x) : empty_vector(dx_type, input);
     const Tensor dy = need_target ? output_like(shape, dy_type, target, y) : empty_vector(dy_type, target);
-    const bool in_double = dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble || y.dtype == DType::kDouble ||
+    const bool wide = in_double(weight) || dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble || y.dtype == DType::kDouble ||
                       (need_input && dx_type == DType::kDouble) || (need_target && dy_type == DType::kDouble);
     if (need_input || need_target) {
       const Tensor *first = need_input ? &dx : nullptr, *second = need_target ? &dy : nullptr;
-      const auto run = in_double ? compute_backward<double> : compute_backward<float>;
+      const auto run = wide ? compute_backward<double> : compute_backward<float>;
       run(shape, first, second, grad, denominator, x, y, mask, weight, p0, p1);
     }
     return {dx, dy};

@@ -39,7 +39,7 @@ void forward_loop(const void* op, const Chunk<C>& chunk) {
   }
 }
 
-// q = a/b:  da = g/b,  db = -(g/b) q;  both exactly 0 where the output was a stand-in.
+// q = a/b:  da = g/b,  db = -g a/b^2;  both exactly 0 where the output was a stand-in.
 template <class C, bool kInput, bool kOther>
 void backward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
@@ -51,7 +51,12 @@ void backward_loop(const void* op, const Chunk<C>& chunk) {
     const C slope = g[i] / b[i];
     const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
     if constexpr (kInput) da[i] = live ? slope : 0;
-    if constexpr (kOther) db[i] = live ? -slope * q : 0;
+    if constexpr (kOther) {
+      // g (q/b) or (g/b) q: whichever has no factor that over- or underflows where the product does not
+      const C t = q / b[i], size = std::fabs(t);
+      const bool lost = (size > std::numeric_limits<C>::max()) | ((size < std::numeric_limits<C>::min()) & (q != 0));
+      db[i] = live ? -(lost ? slope * q : g[i] * t) : 0;
+    }
   }
 }
 

@@ -34,6 +34,9 @@ void term_loop(const void* op, const Chunk<C>& chunk) {
   }
 }
 
+// A weight too small or too large for fp32 is read as it is: it makes the loop run in double.
+inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
+
 template <class F, class C>
 struct Slope {
   F f;

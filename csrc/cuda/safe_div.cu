@@ -39,7 +39,7 @@ struct SafeDiv {
 };
 
 template <class C>
-struct SafeDivBackward {  // da = g / b, db = -(g / b) (a / b); exactly 0 at both kinds of stand-in
+struct SafeDivBackward {  // da = g / b, db = -g a / b^2; exactly 0 at both kinds of stand-in
   using Value = C;
   static constexpr int kOut = 2, kIn = 3;
   static constexpr bool kMask = false;
@@ -51,7 +51,10 @@ struct SafeDivBackward {  // da = g / b, db = -(g / b) (a / b); exactly 0 at bot
     const C q = a / b, da = g / b;
     const bool live = domain.keeps(b) && !domain.overflows(q, a);
     out[0] = live ? da : C(0);
-    out[1] = live ? -(da * q) : C(0);
+    // g (q/b) or (g/b) q: whichever has no factor that over- or underflows where the product does not
+    const C t = q / b, size = fabs(t);
+    const bool lost = size > std::numeric_limits<C>::max() || (size < std::numeric_limits<C>::min() && q != 0);
+    out[1] = live ? -(lost ? da * q : g * t) : C(0);
   }
 };
 

@@ -39,7 +39,9 @@ def define(
     divisor=None,
 ):
     """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements."""
-    compute = compute_dtype(input.dtype, target.dtype)
+    dtype = compute_dtype(input.dtype, target.dtype)
+    # a weight too small or too large for fp32 is read as it is
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     x, y = torch.broadcast_tensors(input.to(compute), target.to(compute))
     keep = kept(mask, weight)
     if keep is not None:
@@ -51,7 +53,7 @@ def define(
     if keep is not None:
         loss = torch.where(keep, loss, 0)
     if reduction == 0:
-        return loss, loss.new_empty(0)
+        return loss.to(dtype), loss.new_empty(0)
     total = accumulate(loss, ())
     count = torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
     if denominator is None:
@@ -60,7 +62,7 @@ def define(
             denominator = torch.full((), divisor, dtype=compute, device=loss.device)
     if reduction == 1:
         total = total / torch.where(count > 0, denominator, 1).to(total.dtype)
-    return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(compute), denominator
+    return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
 
 
 # ---- op
@@ -182,7 +184,8 @@ class PointwiseLoss:
                 tensor = denominator if divisor is None else None
                 options = (weight, code, p0, p1, empty == "nan", tensor, divisor)
                 kernel = None
-                special = not (denominator is None or code == 1) or (tensor is not None and tensor.dim() != 0)
+                special = denominator is not None and code != 1 or isinstance(divisor, bool)
+                special = special or (tensor is not None and (tensor.dim() != 0 or tensor.dtype == torch.bool))
                 if empty in EMPTY and not special and not _route.requires_grad(weight, tensor):
                     kernel = _route.kernel(self.op, input, target, mask, weight, tensor)
             if kernel is not None:

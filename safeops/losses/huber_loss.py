@@ -1,10 +1,9 @@
 """huber_loss: quadratic below delta, linear above."""
 
-import math
-
 import torch
 
 from safeops import _check
+from safeops._dtypes import LARGEST
 from safeops.losses._pointwise import PointwiseLoss, declare_loss, magnitude
 
 
@@ -24,20 +23,20 @@ def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denom
     Huber, "Robust Estimation of a Location Parameter", 1964.
 
     Args:
-        delta: where the loss turns from quadratic to linear, finite, greater than 0.
+        delta: where the loss turns from quadratic to linear, greater than 0, at most 3.4e38.
         {arguments}
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool.
         ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
-            delta is not positive and finite.
+            delta is out of range.
 
     Example:
         >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")
         tensor([0.1250, 4.0000])
     """
-    if type(delta) is not float or not 0.0 < delta < math.inf:
-        _check.number("huber_loss", "delta", delta, above=0, finite=True)
+    if type(delta) is not float or not 0.0 < delta <= LARGEST:
+        _check.number("huber_loss", "delta", delta, above=0, maximum=LARGEST)
     return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, float(delta))
 
 

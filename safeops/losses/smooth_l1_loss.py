@@ -1,10 +1,9 @@
 """smooth_l1_loss: quadratic below beta, linear above."""
 
-import math
-
 import torch
 
 from safeops import _check
+from safeops._dtypes import LARGEST, SMALLEST
 from safeops.losses._pointwise import PointwiseLoss, declare_loss, magnitude
 
 
@@ -28,21 +27,23 @@ def smooth_l1_loss(
     beta = 0 is `l1_loss`, with derivative 0 at 0. Girshick, "Fast R-CNN", 2015, with torch's `beta`.
 
     Args:
-        beta: where the loss turns from quadratic to linear, finite, at least 0.
+        beta: where the loss turns from quadratic to linear, from 0 to 3.4e38; below 1.2e-38 it counts as 0.
         {arguments}
 
     Raises:
         TypeError: an operand is not floating, `mask` is not bool.
         ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
-            beta is negative or not finite.
+            beta is out of range.
 
     Example:
         >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
         tensor([0.1250, 2.5000])
     """
-    if type(beta) is not float or not 0.0 <= beta < math.inf:
-        _check.number("smooth_l1_loss", "beta", beta, minimum=0, finite=True)
-    return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, float(beta))
+    if type(beta) is not float or not 0.0 <= beta <= LARGEST:
+        _check.number("smooth_l1_loss", "beta", beta, minimum=0, maximum=LARGEST)
+    return _smooth_l1_loss.call(
+        input, target, mask, weight, reduction, denominator, empty, beta if beta >= SMALLEST else 0.0
+    )
 
 
 declare_loss(smooth_l1_loss, ", float beta=1.0")

@@ -23,7 +23,8 @@ def kept(mask, weight):
 
 def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
     """(value, denominator) of the masked sum or mean over the dims `dim`."""
-    compute = compute_dtype(input.dtype, dtype)
+    # a weight too small or too large for fp32 is read as it is
+    compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
     keep = kept(mask, weight)
     terms = input.to(compute)
     if keep is not None:

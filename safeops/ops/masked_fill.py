@@ -17,7 +17,7 @@ def definition(input, fill_mask, value):
         fill = saturate_tensor(wide, input.dtype)
         return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
     elif isinstance(value, torch.Tensor):
-        fill = value.to(input.dtype)
+        fill = _saturate_integers(value, input.dtype)
     elif input.is_floating_point():
         fill = input.new_full((), saturate(value, input.dtype))
     else:
@@ -32,6 +32,16 @@ def _saturate_integer(value, dtype):
         raise ValueError(f"masked_fill: value {value} does not exist in {dtype}")
     info = torch.iinfo(dtype)
     return max(info.min, min(info.max, int(value)))
+
+
+def _saturate_integers(value, dtype):
+    if dtype == torch.bool:
+        return value != 0
+    info = torch.iinfo(dtype)
+    # fp64 has no 2^63 - 1: the largest number below it
+    highest = min(info.max, 2**63 - 1024) if value.is_floating_point() else info.max
+    wide = value.double() if value.is_floating_point() else value.long()
+    return wide.clamp(info.min, highest).to(dtype)
 
 
 # ---- op
@@ -76,18 +86,25 @@ class _MaskedFill(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         fill_mask = ctx.saved_tensors[0]
         grad_input = grad_value = None
+        shape, wide = ctx.input_shape, compute_dtype(grad.dtype, *(ctx.value or ())[:1])
+        composite = _route.by_composite(grad)
         if ctx.needs_input_grad[0]:
-            # linear in grad: differentiable by itself
-            grad_input = reduce_to(masked_fill(grad, fill_mask, 0.0), ctx.input_shape, grad.dtype)
+            if composite:
+                grad_input = torch.where(fill_mask, 0, grad).sum_to_size(shape)
+            else:
+                grad_input = reduce_to(_masked_fill(grad, fill_mask), shape, grad.dtype)
         if ctx.value is not None and ctx.needs_input_grad[3]:
             dtype, shape = ctx.value
             # d(out)/d(value) = 1 on the filled positions
-            wide = compute_dtype(dtype, grad.dtype)
-            grad_value = masked_sum(grad, fill_mask.expand(grad.shape), dtype=wide).to(dtype).reshape(shape)
+            if composite:
+                grad_value = torch.where(fill_mask, grad, 0).to(wide).sum()
+            else:
+                grad_value = masked_sum(grad, fill_mask.expand(grad.shape), dtype=wide)
+            grad_value = grad_value.to(dtype).reshape(shape)
             if ctx.value_limit is not None:
                 value = ctx.saved_tensors[1]
                 over = value.to(ctx.value_limit).isinf() & value.isfinite()
-                grad_value = grad_value.masked_fill(over, 0)
+                grad_value = torch.where(over, 0, grad_value)
         return (grad_input, None, None, grad_value)[: len(ctx.needs_input_grad)]
 
 
@@ -128,6 +145,8 @@ def masked_fill(input, fill_mask, value):
         if input.dtype in FLOATING and (scalar is None or scalar.dim() == 0):
             kernel = _route.kernel(OP, input, fill_mask, scalar)
         if kernel is not None:
+            if kernel is OP.traced:
+                _validate(input, fill_mask, value)
             arguments = (input, fill_mask, number) if scalar is None else (input, fill_mask, number, scalar)
             if torch.is_grad_enabled() and (input.requires_grad or (scalar is not None and scalar.requires_grad)):
                 return kernel.apply(*arguments)
@@ -141,15 +160,13 @@ def masked_fill(input, fill_mask, value):
 
 def _validate(input, fill_mask, value):
     _check.tensor("masked_fill", "input", input)
-    if input.is_complex():
-        raise TypeError(f"masked_fill: input must be real, got {input.dtype}")
+    _check.real("masked_fill", "input", input)
     _check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
     _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
     if isinstance(value, torch.Tensor):
         if value.dim() != 0:
             raise ValueError(f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}")
-        if value.is_complex():
-            raise TypeError(f"masked_fill: value must be real, got {value.dtype}")
+        _check.real("masked_fill", "value", value)
     elif not isinstance(value, (bool, int, float)):
         raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
     _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)

@@ -24,7 +24,13 @@ def definition(input, other, eps=None, fill_value=0.0, dtype=None):
         stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
     true = keep & ~over
     # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.
-    quotient = torch.where(true, a, 0) / torch.where(true, b, 1)
+    a, b = torch.where(true, a, 0), torch.where(true, b, 1)
+    with torch.no_grad():
+        # A power of two that brings b near 1: the backward divides by b twice, and a / b^2 may overflow where g a / b^2
+        # does not, or where g is 0.
+        limits = torch.finfo(compute).tiny, 1 / torch.finfo(compute).tiny
+        scale = torch.where(b.isfinite(), (torch.frexp(b)[0] / b).clamp(*limits), 1)
+    quotient = (a * scale) / (b * scale)
     return torch.where(true, quotient.to(dtype), stand_in.to(dtype))
 
 
@@ -132,14 +138,13 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
     """
     try:
         floating = input.dtype in FLOATING
-        if floating and type(other) in (float, int):
-            # In the compute dtype: a divisor of 1e-8 must not become 0 on its way through half.
+        if floating and isinstance(other, (float, int)):
             dtype = dtype or _output_dtype(input, input.dtype)
-            other = torch.full((), other, dtype=compute_dtype(input.dtype), device=input.device)
+            other = _divisor(other, input, dtype)
         kernel = _route.kernel(OP, input, other) if floating and other.dtype in FLOATING else None
         if kernel is not None:
-            if eps is not None or fill_value.__class__ is not float:
-                _check_numbers(eps, fill_value)
+            if eps is not None or fill_value.__class__ is not float or kernel is OP.traced:
+                _validate(input, other, eps, fill_value, dtype)
             if dtype is None:
                 promoted = input.dtype if input.dtype == other.dtype else _promoted(input, other)
                 dtype = _output_dtype(input, promoted)
@@ -156,8 +161,14 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
     if dtype is None:
         dtype = _output_dtype(input, _promoted(input, other))
     if not isinstance(other, torch.Tensor):
-        other = torch.full((), other, dtype=compute_dtype(dtype), device=input.device)
+        other = _divisor(other, input, dtype)
     return definition(input, other, eps, fill_value, dtype)
+
+
+def _divisor(number, input, dtype):
+    """A number as a tensor of the compute dtype: 1e-8 must not become 0 on its way through half."""
+    compute = compute_dtype(input.dtype, dtype)
+    return torch.full((), saturate(number, compute), dtype=compute, device=input.device)
 
 
 def _promoted(input, other):
@@ -171,7 +182,9 @@ def _promoted(input, other):
 
 
 def _output_dtype(input, promoted):
-    if promoted in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(input.device.type):
+    device = input.device.type
+    half = promoted in (torch.float16, torch.bfloat16)
+    if half and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.float32  # as torch's own autocast does for log, exp and pow
     return promoted
 
@@ -189,8 +202,8 @@ def _validate(input, other, eps, fill_value, dtype):
         _check.broadcast("safe_div", input=input, other=other)
         _check.same_device("safe_div", "input", input, other=other)
     for name, x in (("input", input), ("other", other)):
-        if isinstance(x, torch.Tensor) and (x.is_complex() or x.is_quantized):
-            raise TypeError(f"safe_div: {name} must be real, got {x.dtype}")
+        if isinstance(x, torch.Tensor):
+            _check.real("safe_div", name, x)
     _check_numbers(eps, fill_value)
     _check.output_dtype("safe_div", dtype)
 

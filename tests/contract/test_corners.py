@@ -1,0 +1,146 @@
+"""Corners that the harness's samples do not reach: each was wrong once."""
+
+import os
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+
+import safeops
+
+DEVICE = os.environ.get("SAFEOPS_TEST_DEVICE", "cpu")
+MASK = torch.tensor([True, False, True], device=DEVICE)
+OPS = {
+    "masked_fill": lambda x: safeops.masked_fill(x**2, MASK, 0.5).sum(),
+    "safe_div": lambda x: safeops.safe_div(x, x + 2).sum(),
+    "masked_sum": lambda x: safeops.masked_sum(x**2, MASK),
+    "masked_mean": lambda x: safeops.masked_mean(x**2, MASK),
+    "mse_loss": lambda x: safeops.mse_loss(x, torch.zeros_like(x), mask=MASK),
+    "huber_loss": lambda x: safeops.huber_loss(x, torch.zeros_like(x), mask=MASK),
+}
+
+
+def t(*values, dtype=torch.float32, grad=False):
+    return torch.tensor(values, dtype=dtype, device=DEVICE, requires_grad=grad)
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_derivatives_inside_a_compiled_function(name):
+    f, x = OPS[name], t(1.0, 2.0, 3.0)
+
+    def dual(x):
+        with fwAD.dual_level():
+            return fwAD.unpack_dual(f(fwAD.make_dual(x, torch.ones_like(x)))).tangent
+
+    for inner in (torch.func.grad(f), lambda x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1], dual):
+        torch._dynamo.reset()
+        compiled = torch.compile(inner, backend="aot_eager", fullgraph=True)(x)
+        torch.testing.assert_close(compiled, inner(x))
+        assert compiled.abs().sum() > 0
+
+
+def test_division_gradients_whose_factors_overflow():
+    def both(a, b, g):
+        """db by the kernel and by the composite"""
+        a, b, g = t(a), t(b, grad=True), t(g)
+        return [torch.autograd.grad(safeops.safe_div(a, b), b, g, create_graph=c)[0].item() for c in (False, True)]
+
+    assert both(1.0, 1e-20, 0.0) == [0, 0]  # a / b^2 overflows
+    assert both(0.0, 1e-34, 65536.0) == [0, 0]  # g / b overflows
+    for a, b, g in ((1.0, 1e-20, 1e-10), (2e-38, 2e-38, 0.5), (1e-30, 1e30, 1e30), (1e30, 1e10, 1e-30)):
+        a64, b64, g64 = (torch.tensor(v, dtype=torch.float32).double() for v in (a, b, g))
+        expected = -(g64 * a64 / b64 / b64).float().item()
+        assert both(a, b, g) == pytest.approx([expected, expected], rel=1e-6)
+
+
+def test_second_derivatives_of_batched_gradients_of_masked_fill():
+    x = t(1.0, 2.0, 3.0, grad=True)
+    for value in (lambda x: 0.0, lambda x: x[0]):
+        second = []
+        for fill in (safeops.masked_fill, torch.masked_fill):
+
+            def f(x, fill=fill, value=value):
+                return fill(x**3, MASK, value(x)) ** 2
+
+            jacobian = torch.autograd.functional.jacobian(f, x, vectorize=True, create_graph=True)
+            second += torch.autograd.grad(jacobian.pow(2).sum(), x)
+        torch.testing.assert_close(*second)
+
+
+@pytest.mark.parametrize("weight", [1e-50, 1e-46, 1e300])
+def test_an_fp64_weight_is_read_as_it_is(weight):
+    weights = t(weight, weight, dtype=torch.float64)
+    x = t(1.0, 3.0, grad=True)
+    for f in (safeops.masked_mean, lambda x, weight: safeops.l1_loss(x, torch.zeros_like(x), weight=weight)):
+        assert f(x, weight=weights).item() == 2
+        assert f(x, weight=weights).dtype == torch.float32
+        assert torch.autograd.grad(f(x, weight=weights), x)[0].tolist() == [0.5, 0.5]
+    assert safeops.masked_sum(t(1.0, float("nan")), weight=t(1.0, weight, dtype=torch.float64)).isnan()
+    assert safeops.l1_loss(t(1.0, 2.0), t(0.0, 0.0), weight=weights, reduction="none").dtype == torch.float32
+
+
+def test_numbers_as_divisors():
+    assert safeops.safe_div(t(1.0), 0.1, dtype=torch.float64).item() == 10
+    assert safeops.safe_div(t(1.0, dtype=torch.float64), 0.1, dtype=torch.float32).item() == 10
+    assert safeops.safe_div(t(3e38), 1e39).item() == pytest.approx(3e38 / 3.4028e38, rel=1e-3)
+    assert safeops.safe_div(t(1.0), True).item() == 1
+    assert safeops.safe_div(torch.ones(2, dtype=torch.float16, device="meta"), 2.0).dtype == torch.float16
+
+
+def test_integers_saturate_whatever_the_value_is():
+    mask = torch.tensor([True, False], device=DEVICE)
+    for dtype in (torch.int8, torch.uint8, torch.int32):
+        x, info = torch.tensor([1, 2], dtype=dtype, device=DEVICE), torch.iinfo(dtype)
+        for number in (1 << 40, 1e30):
+            for value in (number, torch.tensor(number, device=DEVICE)):
+                assert safeops.masked_fill(x, mask, value).tolist() == [info.max, 2]
+                assert safeops.masked_fill(x, mask, -value).tolist() == [info.min, 2]
+    long = safeops.masked_fill(
+        torch.zeros(2, dtype=torch.int64, device=DEVICE), mask, torch.tensor(1e30, device=DEVICE)
+    )
+    assert long[0] > 9.2e18
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="needs a real and a meta tensor")
+def test_raw_ops_refuse_a_meta_operand():
+    x, meta = torch.ones(2, 3), torch.ones(2, 3, device="meta")
+    raw = torch.ops.safeops
+    for call in (
+        lambda: raw._mse_loss(x, meta),
+        lambda: raw._masked_sum(x, meta.bool()),
+        lambda: raw._masked_fill(x, meta.bool(), 1.0),
+        lambda: raw._safe_div(x, meta),
+        lambda: raw._safe_div_backward(x, meta, x),
+    ):
+        with pytest.raises(ValueError, match="meta"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda x: safeops.huber_loss(x, x, delta=1e39), ValueError, "delta must be at most"),
+        (lambda x: safeops.smooth_l1_loss(x, x, beta=1e39), ValueError, "beta must be at most"),
+        (lambda x: safeops.mse_loss(x, x, denominator=True), TypeError, "denominator must be a number"),
+        (lambda x: safeops.mse_loss(x, x, denominator=x[0] > 0), TypeError, "denominator must be a real"),
+        (lambda x: safeops.safe_div(x, x.to(torch.float8_e4m3fn)), TypeError, "float8"),
+        (lambda x: safeops.masked_fill(x, x > 0, x[0].to(torch.float8_e4m3fn)), TypeError, "float8"),
+    ],
+)
+def test_refused(call, error, words):
+    with pytest.raises(error, match=words):
+        call(torch.ones(3, device=DEVICE))
+
+
+def test_shapes_are_named_inside_a_trace_too():
+    torch._dynamo.reset()
+    for f in (safeops.safe_div, safeops.mse_loss):
+        with pytest.raises(Exception, match=r"input \(3,\) and (other|target) \(4,\) do not broadcast"):
+            torch.compile(f, backend="eager", fullgraph=True)(
+                torch.ones(3, device=DEVICE), torch.ones(4, device=DEVICE)
+            )
+
+
+def test_a_subnormal_beta_counts_as_zero():
+    for x in (t(1.0), t(0.0), t(1e-44)):
+        assert torch.equal(safeops.smooth_l1_loss(x, t(0.0), beta=1e-44), safeops.l1_loss(x, t(0.0)))
