@@ -106,7 +106,8 @@ struct PointwiseLoss {
     const DType dx_type = floating(input_dtype, x.dtype), dy_type = floating(target_dtype, y.dtype);
     const Tensor dx = need_input ? output_like(shape, dx_type, input, x) : empty_vector(dx_type, input);
     const Tensor dy = need_target ? output_like(shape, dy_type, target, y) : empty_vector(dy_type, target);
-    const bool wide = in_double(weight) || dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble || y.dtype == DType::kDouble ||
+    const bool wide = in_double(weight) || dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble ||
+                      y.dtype == DType::kDouble ||
                       (need_input && dx_type == DType::kDouble) || (need_target && dy_type == DType::kDouble);
     if (need_input || need_target) {
       const Tensor *first = need_input ? &dx : nullptr, *second = need_target ? &dy : nullptr;
