@@ -20,7 +20,7 @@ def kernel(op, input, *others):
     on_cpu = input.is_cpu
     for other in others:
         # One device type: the dispatcher would follow a meta operand to the fake kernel.
-        if other is not None and (type(other) not in _PLAIN or other.is_cpu != on_cpu or other.is_meta):
+        if other is not None and (type(other) not in _PLAIN or not (other.is_cpu if on_cpu else other.is_cuda)):
             return None
     if is_compiling():
         return op.traced if _compiles_to_kernel(op, input) else None
