@@ -12,10 +12,12 @@ from pathlib import Path
 
 import torch
 
-SHORTEST = 2e-3  # seconds a CPU sample lasts at least; shorter calls are repeated within it
+SHORTEST = 2e-3  # seconds a warm CPU sample lasts at least: shorter calls are repeated within it
 DISTURBED = 0.03  # share of a sample's time that our threads may wait for a core
 PATIENCE = 6.0  # seconds for one comparison, if the machine is too busy for undisturbed samples
-FLUSH_BYTES = 1 << 30  # CUDA: written before each sample. Empties the L2 cache, and hides the launch of what follows
+# Written before each cold sample, so that everybody starts from memory, as in a training step: a copy whose buffers
+# half fit into the cache would be a floor of twice the memory's speed. On CUDA it also hides the next launch.
+FLUSH_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 
 
 def steady_memory():
@@ -57,21 +59,23 @@ class Samples:
         return sum(self.clean) / len(self.clean)
 
 
-def interleave(contenders: dict, rounds: int, device: str, patience: float = PATIENCE) -> dict[str, Samples]:
-    """`rounds` undisturbed samples of each contender, or as many as `patience` seconds give."""
-    sample = _cuda_sampler() if device == "cuda" else _cpu_sample
+def interleave(contenders: dict, rounds: int, device: str, *, cold: bool = True) -> dict[str, Samples]:
+    """`rounds` undisturbed samples of each contender, or as many as PATIENCE seconds give. Cold: with empty caches."""
+    flush = torch.empty(FLUSH_BYTES[device] if cold else 0, dtype=torch.int8, device=device)
+    sample = _cuda_sample if device == "cuda" else _cpu_sample
     repeats = {}
     for name, call in contenders.items():
         call()  # compiles, allocates, warms
-        repeats[name] = 1 if device == "cuda" else max(1, int(SHORTEST / max(_cpu_sample(call, 1)[0], 1e-7)))
+        repeats[name] = 1 if cold else max(1, int(SHORTEST / max(_cpu_sample(call, 1)[0], 1e-7)))
     samples = {name: Samples() for name in contenders}
     order = list(contenders)
-    passes, deadline = 0, time.perf_counter() + patience
+    passes, deadline = 0, time.perf_counter() + PATIENCE
     gc.collect()
     gc.disable()
     try:
         while order and (passes < rounds or time.perf_counter() < deadline):
             for name in order:
+                flush.zero_()
                 samples[name].add(*sample(contenders[name], repeats[name]))
             passes += 1
             order = [name for name in order[1:] + order[:1] if sum(samples[name].clean) < rounds]
@@ -101,16 +105,10 @@ def _cpu_sample(call, repeats: int) -> tuple[float, float]:
     return elapsed / repeats, (_waited() - waited) / elapsed
 
 
-def _cuda_sampler():
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+def _cuda_sample(call, repeats: int) -> tuple[float, float]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def sample(call, repeats):
-        flush.zero_()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3, 0.0
-
-    return sample
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3, 0.0

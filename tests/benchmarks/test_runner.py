@@ -129,6 +129,14 @@ def test_goals(record, device, reached):
     assert all(report.goals(record, device).values()) == reached
 
 
+def test_a_busy_machine_proves_nothing():
+    shares = {"ours": 0.0, "copy": 1.0}
+    results = {"settings": {"device": "cpu"}, "speed": [speed(undisturbed=shares)], "overhead": [], "memory": []}
+    assert report.misses(results) == ["x bf16 forward: not judged, the machine was busy"]
+    results["speed"] = [speed(undisturbed={"ours": 1.0, "copy": 0.5})]
+    assert report.misses(results) == []
+
+
 def test_check_fails_on_a_missed_goal(monkeypatch):
     monkeypatch.setattr(report, "misses", lambda results: ["one"])
     arguments = (
