@@ -39,25 +39,37 @@ void forward_loop(const void* op, const Chunk<C>& chunk) {
   }
 }
 
-// q = a/b:  da = g/b,  db = -g a/b^2;  both exactly 0 where the output was a stand-in.
-template <class C, bool kInput, bool kOther>
-void backward_loop(const void* op, const Chunk<C>& chunk) {
-  const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
+// q = a/b:  da = g/b,  db = -(g/b) q, or -g (q/b) where g/b over- or underflows and the product may not;
+// both exactly 0 where the output was a stand-in. With kCareful false, says whether an element needs the other form.
+template <class C, bool kInput, bool kOther, bool kCareful>
+bool backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
   C *da = chunk.out[0], *db = chunk.out[1];
-  SAFEOPS_SIMD
+  C found = 0;  // a sum: gcc does not vectorise a bitwise reduction here
+#pragma omp simd reduction(+ : found)
   for (int64_t i = 0; i < chunk.n; ++i) {
     const C q = a[i] / b[i];
-    const C slope = g[i] / b[i];
+    const C slope = g[i] / b[i], size = std::fabs(slope);
     const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
     if constexpr (kInput) da[i] = live ? slope : 0;
     if constexpr (kOther) {
-      // g (q/b) or (g/b) q: whichever has no factor that over- or underflows where the product does not
-      const C t = q / b[i], size = std::fabs(t);
-      const bool lost = (size > std::numeric_limits<C>::max()) | ((size < std::numeric_limits<C>::min()) & (q != 0));
-      db[i] = live ? -(lost ? slope * q : g[i] * t) : 0;
+      const bool lost =
+          (size > std::numeric_limits<C>::max()) | ((size < std::numeric_limits<C>::min()) & (g[i] != 0));
+      C product = slope * q;
+      if constexpr (kCareful) product = lost ? g[i] * (q / b[i]) : product;
+      db[i] = live ? -product : 0;
+      if constexpr (!kCareful) found += lost & live ? C(1) : C(0);
     }
   }
+  return found != 0;
+}
+
+template <class C, bool kInput, bool kOther>
+void backward_loop(const void* op, const Chunk<C>& chunk) {
+  const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
+  // The third division only in the rare chunk that needs it. Outputs are buffers or memory of our own: writing twice
+  // is writing once.
+  if (backward_chunk<C, kInput, kOther, false>(f, chunk)) backward_chunk<C, kInput, kOther, true>(f, chunk);
 }
 
 template <class C>

@@ -51,10 +51,10 @@ struct SafeDivBackward {  // da = g / b, db = -g a / b^2; exactly 0 at both kind
     const C q = a / b, da = g / b;
     const bool live = domain.keeps(b) && !domain.overflows(q, a);
     out[0] = live ? da : C(0);
-    // g (q/b) or (g/b) q: whichever has no factor that over- or underflows where the product does not
-    const C t = q / b, size = fabs(t);
-    const bool lost = size > std::numeric_limits<C>::max() || (size < std::numeric_limits<C>::min() && q != 0);
-    out[1] = live ? -(lost ? da * q : g * t) : C(0);
+    // g (q/b) where g/b over- or underflows and the product may not
+    const C size = fabs(da);
+    const bool lost = size > std::numeric_limits<C>::max() || (size < std::numeric_limits<C>::min() && g != 0);
+    out[1] = live ? -(lost ? g * (q / b) : da * q) : C(0);
   }
 };
 

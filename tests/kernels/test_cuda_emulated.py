@@ -147,12 +147,12 @@ def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):
         assert torch.equal(out.view(bits.dtype), expected), dtype
 
 
-def slope(g, a, b):
+def slope_of_divisor(g, a, b):
     """g a / b^2 as the kernel orders it."""
-    q, t = a / b, a / b / b
-    limits = torch.finfo(t.dtype)
-    lost = (t.abs() > limits.max) | ((t.abs() < limits.tiny) & (q != 0))
-    return torch.where(lost, g / b * q, g * t)
+    q, slope = a / b, g / b
+    limits = torch.finfo(q.dtype)
+    lost = (slope.abs() > limits.max) | ((slope.abs() < limits.tiny) & (g != 0))
+    return torch.where(lost, g * (q / b), slope * q)
 
 
 def reference(a, b, eps, fill, dtype):
@@ -195,7 +195,7 @@ def test_safe_div_backward(emulated, dtype):
             _, live, a, b = reference(x, y, 0.01, 0.0, dtype)
             g = grad.to(a.dtype)
             identical(da, like(x, shape, dtype).copy_(torch.where(live, g / b, 0).to(dtype)))
-            identical(db, like(y, shape, dtype).copy_(torch.where(live, -slope(g, a, b), 0).to(dtype)))
+            identical(db, like(y, shape, dtype).copy_(torch.where(live, -slope_of_divisor(g, a, b), 0).to(dtype)))
             only_a, none = ops._safe_div_backward(grad, x, y, 0.01, True, False, dtype, torch.float32)
             identical(only_a, da)
             assert none.shape == (0,) and none.dtype == torch.float32
@@ -222,7 +222,7 @@ def test_mixed_dtypes(emulated, shape):
                 # the compute type also widens for a requested output
                 g = grad.to(a.dtype)
                 identical(da, torch.where(live, g / b, 0).to(second))
-                identical(db, torch.where(live, -slope(g, a, b), 0).to(first))
+                identical(db, torch.where(live, -slope_of_divisor(g, a, b), 0).to(first))
 
 
 @pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
