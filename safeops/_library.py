@@ -52,7 +52,7 @@ class Op:
 
     def __post_init__(self):
         # The same two calls twice: as Dynamo traces them, and without their Python layers (a quarter of a small call).
-        # Function.apply only adds what functorch needs, and takes_kernel has sent functorch to the composite.
+        # Function.apply only adds what functorch needs, and _route.kernel has sent functorch to the composite.
         self.traced = Calls(self.forward, self.function.apply)
         self.eager = Calls(self.forward._op, super(torch.autograd.Function, self.function).apply)
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)

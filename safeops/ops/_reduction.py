@@ -1,6 +1,6 @@
 """The skeleton of the masked reductions: one definition, one pair of raw ops, one Function, one call path.
 
-An op of the family is `MaskedReduction(name, finish)`, where `finish` turns total and denominator into the value.
+An op of the family is `MaskedReduction(name, mean)`: whether the total is divided by its denominator.
 """
 
 import torch

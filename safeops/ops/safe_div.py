@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype, largest_like, saturate
+from safeops._dtypes import FLOATING, HALF, compute_dtype, largest_like, saturate
 from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops.masked_sum import reduce_to
 
@@ -183,8 +183,7 @@ def _promoted(input, other):
 
 def _output_dtype(input, promoted):
     device = input.device.type
-    half = promoted in (torch.float16, torch.bfloat16)
-    if half and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if promoted in HALF and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.float32  # as torch's own autocast does for log, exp and pow
     return promoted
 
