@@ -11,65 +11,95 @@ namespace {
 
 template <class C>
 struct SafeDiv {
-  C eps, fill, largest, overflow;  // |q| >= overflow would round to inf in the output dtype
+  C floor, fill, largest, overflow;  // |b| <= floor is nothing; |q| >= overflow would round to inf in the output dtype
 
-  SafeDiv(double eps_, double fill_, DType dtype)
-      : eps(static_cast<C>(eps_)),
+  SafeDiv(double eps, double fill_, DType dtype)
+      : floor(std::nextafter(static_cast<C>(eps), C(0))),  // the last number below eps; 0 for eps = 0
         fill(static_cast<C>(saturate(fill_, dtype))),
         largest(static_cast<C>(cpu::largest(dtype))),
         overflow(static_cast<C>(overflow_from(dtype))) {}
 
-  bool keep(C b) const { return !((std::fabs(b) < eps) | (b == 0)); }  // a NaN b is kept
+  bool keep(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b is kept
 
   bool saturated(C a, C q) const {
     return (std::fabs(q) >= overflow) & (std::fabs(a) < std::numeric_limits<C>::infinity());
   }
 };
 
+// Every loop is written twice. The first does no more than the divisions, and counts what it cannot do: quotients that
+// saturate, slopes that leave the normal numbers. Only the rare chunk where it counted any goes through the careful
+// one. Outputs are buffers or memory of our own: writing twice is writing once.
+
+template <class C>
+C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
+  const C *a = chunk.in[0], *b = chunk.in[1];
+  C* out = chunk.out[0];
+  C rare = 0;  // a sum: gcc does not vectorise a bitwise reduction here
+#pragma omp simd reduction(+ : rare)
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    const bool keep = f.keep(b[i]);
+    const C q = kept_or_zero(keep, a[i]) / select(keep, b[i], C(1));
+    rare += kept_or_zero(std::fabs(q) >= f.overflow, C(1));
+    out[i] = select(keep, q, f.fill);
+  }
+  return rare;
+}
+
 template <class C>
 void forward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
+  if (forward_chunk(f, chunk) == 0) return;
   const C *a = chunk.in[0], *b = chunk.in[1];
   C* out = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    C q = a[i] / b[i];
-    q = f.saturated(a[i], q) ? std::copysign(f.largest, q) : q;
-    out[i] = f.keep(b[i]) ? q : f.fill;
+    const C q = a[i] / b[i];
+    const C shown = select(f.saturated(a[i], q), std::copysign(f.largest, q), q);
+    out[i] = select(f.keep(b[i]), shown, f.fill);
   }
 }
 
-// q = a/b:  da = g/b,  db = -(g/b) q, or -g (q/b) where g/b over- or underflows and the product may not;
-// both exactly 0 where the output was a stand-in. With kCareful false, says whether an element needs the other form.
-template <class C, bool kInput, bool kOther, bool kCareful>
-bool backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
+// q = a/b:  da = g/b,  db = -(g/b) q;  both exactly 0 where the output was a stand-in.
+template <class C, bool kInput, bool kOther>
+C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
   C *da = chunk.out[0], *db = chunk.out[1];
-  C found = 0;  // a sum: gcc does not vectorise a bitwise reduction here
-#pragma omp simd reduction(+ : found)
+  C rare = 0;
+#pragma omp simd reduction(+ : rare)
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const C q = a[i] / b[i];
-    const C slope = g[i] / b[i], size = std::fabs(slope);
-    const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
-    if constexpr (kInput) da[i] = live ? slope : 0;
+    const bool keep = f.keep(b[i]);
+    const C upstream = kept_or_zero(keep, g[i]), divisor = select(keep, b[i], C(1));
+    const C q = kept_or_zero(keep, a[i]) / divisor, slope = upstream / divisor;
+    rare += kept_or_zero(std::fabs(q) >= f.overflow, C(1));
+    if constexpr (kInput) da[i] = slope;
     if constexpr (kOther) {
-      const bool lost =
-          (size > std::numeric_limits<C>::max()) | ((size < std::numeric_limits<C>::min()) & (g[i] != 0));
-      C product = slope * q;
-      if constexpr (kCareful) product = lost ? g[i] * (q / b[i]) : product;
-      db[i] = live ? -product : 0;
-      if constexpr (!kCareful) found += lost & live ? C(1) : C(0);
+      const C size = std::fabs(slope);
+      rare += kept_or_zero(size > std::numeric_limits<C>::max(), C(1)) +
+              kept_or_zero(size < std::numeric_limits<C>::min(), std::fabs(upstream));
+      db[i] = (0 - slope) * q;
     }
   }
-  return found != 0;
+  return rare;
 }
 
+// db is -g (q/b) where g/b over- or underflows and the product may not.
 template <class C, bool kInput, bool kOther>
 void backward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
-  // The third division only in the rare chunk that needs it. Outputs are buffers or memory of our own: writing twice
-  // is writing once.
-  if (backward_chunk<C, kInput, kOther, false>(f, chunk)) backward_chunk<C, kInput, kOther, true>(f, chunk);
+  if (backward_chunk<C, kInput, kOther>(f, chunk) == 0) return;
+  const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
+  C *da = chunk.out[0], *db = chunk.out[1];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    const C q = a[i] / b[i], slope = g[i] / b[i], size = std::fabs(slope);
+    const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
+    if constexpr (kInput) da[i] = kept_or_zero(live, slope);
+    if constexpr (kOther) {
+      const bool lost =
+          (size > std::numeric_limits<C>::max()) | ((size < std::numeric_limits<C>::min()) & (g[i] != 0));
+      db[i] = kept_or_zero(live, -select(lost, g[i] * (q / b[i]), slope * q));
+    }
+  }
 }
 
 template <class C>
