@@ -32,3 +32,14 @@ def test_numbers_hold(isa):
         timeout=600,
     )
     assert result.returncode == 0, f"under {isa}:\n{result.stdout[-4000:]}\n{result.stderr[-2000:]}"
+
+
+@pytest.mark.skipif(not KERNELS, reason="no CPU kernels here")
+def test_unknown_name_is_refused():
+    result = subprocess.run(
+        [sys.executable, "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))"],
+        env={**os.environ, "SAFEOPS_CPU_ISA": "avx3"},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode and "SAFEOPS_CPU_ISA: expected avx512, avx2 or default, got 'avx3'" in result.stderr
