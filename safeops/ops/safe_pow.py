@@ -1,0 +1,40 @@
+"""safe_pow: input ** exponent with a stand-in where there is no such real number, or it does not fit."""
+
+import torch
+
+from safeops._dtypes import largest_like
+from safeops._library import declare_public
+from safeops.ops._binary import Binary
+
+# ---- definition
+
+
+def _define(a, b, eps, fill_value, dtype):
+    base, exponent = a.detach(), b.detach()
+    none = (base < 0) & base.isfinite() & (exponent != exponent.trunc()) & ~exponent.isnan()
+    value = torch.where(none, 1, base).pow(exponent)
+    over = value.to(dtype).isinf() & base.isfinite() & exponent.isfinite() & ~none
+    flat = (base == 0) & (exponent < 1)  # a slope that is infinite, or that of a constant
+    instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
+    true = ~(none | over | flat)
+    # Where the slope a^(b-1) alone overflows it must not meet a gradient of 0: a^b = value exp(b log|a| - itself).
+    steep = true & base.isfinite() & (exponent * torch.where(true, base, 1).pow(exponent - 1)).isinf()
+    rising = true & ~(base <= 0)  # elsewhere the exponent is an integer, or the power 0: it has no derivative
+    b = torch.where(rising, b, exponent)
+
+    def select(where):
+        return torch.where(where, a, 1), torch.where(where, b, 1)
+
+    x, y = select(steep)
+    logarithm = y * x.abs().log()
+    result = torch.where(steep, value, 1) * (logarithm - logarithm.detach()).exp()
+    x, y = select(rising & ~steep)
+    result = torch.where(rising & ~steep, x.pow(y), result)
+    x, y = select(true & ~rising & ~steep)
+    result = torch.where(true & ~rising & ~steep, x.pow(y.detach()), result)
+    return torch.where(true, result.to(dtype), instead.to(dtype))
+
+
+# ---- op
+
+_safe_pow = Binary("safe_pow", _define, other="exponent")
