@@ -100,9 +100,7 @@ class Binary:
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
         raw_backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
         self.definition = definition
-        self.op = Op(
-            name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, _function(raw, raw_backward, definition)
-        )
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, _function(raw, raw_backward, definition))
 
     def call(self, input, other, eps=None, fill_value=0.0, dtype=None):
         try:

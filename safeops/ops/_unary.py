@@ -8,7 +8,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, HALF, LARGEST, compute_dtype, largest_like, saturate_tensor
-from safeops._library import Op, declare_raw, document, like
+from safeops._library import Op, declare_raw, like
 
 # ---- definition
 
@@ -105,9 +105,7 @@ class Unary:
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
         raw_backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
         self.definition = definition
-        self.op = Op(
-            name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, _function(raw, raw_backward, definition)
-        )
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, _function(raw, raw_backward, definition))
 
     def call(self, input, eps=None, fill_value=0.0, dtype=None):
         try:
@@ -139,15 +137,3 @@ class Unary:
             _check.number(self.name, "eps", eps, **limits)
         _check.number(self.name, "fill_value", fill_value)
         _check.output_dtype(self.name, dtype)
-
-
-# What the docstring of every unary function says of its arguments, in place of {arguments}.
-INPUT = "        input: floating (or integer) tensor of any shape and strides.\n"
-DTYPE = "        dtype: output dtype. None: `input`'s (the default dtype for integers), at least fp32 under autocast.\n"
-RESULT = """
-    Returns:
-        A tensor of `input`'s shape.
-
-    Raises:
-        TypeError: `input` is no (real) tensor{more}.{value}
-"""

@@ -25,3 +25,32 @@ def _define(y, x, eps, fill_value, dtype):
 # ---- op
 
 _safe_atan2 = Binary("safe_atan2", _define, number=False)
+
+# ---- public function
+
+
+def safe_atan2(input, other):
+    """The angle of the point (x `other`, y `input`) in radians, as `torch.atan2`, and 0 at the origin.
+
+    At the origin, whatever the signs of its zeros, both gradients are exactly 0. Elsewhere they are the true ones: the
+    squares in them neither overflow nor vanish.
+
+    Args:
+        input: floating (or integer) tensor: y.
+        other: tensor broadcastable with `input`: x.
+
+    Returns:
+        A tensor of the broadcast shape of `input` and `other`.
+
+    Raises:
+        TypeError: an operand is no (real) tensor.
+        ValueError: shapes do not broadcast, devices differ.
+
+    Example:
+        >>> safeops.safe_atan2(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 0.0]))
+        tensor([0.0000, 1.5708])
+    """
+    return _safe_atan2.call(input, other)
+
+
+declare_public(safe_atan2, "safe_atan2(Tensor input, Tensor other) -> Tensor")

@@ -38,3 +38,39 @@ def _define(a, b, eps, fill_value, dtype):
 # ---- op
 
 _safe_pow = Binary("safe_pow", _define, other="exponent")
+
+# ---- public function
+
+
+def safe_pow(input, exponent, *, dtype=None):
+    """`input ** exponent`, finite for finite operands; no NaN or inf gradient comes from a power that has no slope.
+
+    A negative base with an exponent that is no integer gives 0. A power that does not fit the output dtype, 0 to a
+    negative one included, saturates at its largest finite value with the true sign. Both gradients are exactly 0 there.
+    The gradient to a base of 0 is 0 where it would be infinite (exponents between 0 and 1), and the gradient to the
+    exponent is 0 for bases up to 0. `0 ** 0` is 1. NaN and inf operands give what `torch.pow` gives.
+
+    Args:
+        input: floating (or integer) tensor: the base.
+        exponent: tensor broadcastable with `input`, or a number.
+        dtype: output dtype. None: the promoted input dtype, at least fp32 under autocast.
+
+    Returns:
+        A tensor of the broadcast shape of `input` and `exponent`.
+
+    Raises:
+        TypeError: an operand is no (real) tensor, dtype not floating.
+        ValueError: shapes do not broadcast, devices differ.
+
+    Example:
+        >>> safeops.safe_pow(torch.tensor([-8.0, 0.0, 4.0]), 0.5)
+        tensor([0., 0., 2.])
+    """
+    return _safe_pow.call(input, exponent, dtype=dtype)
+
+
+declare_public(
+    safe_pow,
+    "safe_pow(Tensor input, Tensor exponent, *, ScalarType? dtype=None) -> Tensor",
+    "safe_pow.Scalar(Tensor input, Scalar exponent, *, ScalarType? dtype=None) -> Tensor",
+)

@@ -13,3 +13,34 @@ _safe_rsqrt = Unary(
     stand_in=lambda x, eps, fill_value: torch.full_like(x, eps).rsqrt(),
     positive=True,
 )
+
+# ---- public function
+
+
+def safe_rsqrt(input, *, eps=None, dtype=None):
+    """`1 / sqrt(max(input, eps))`, finite for finite input; its gradient is exactly 0 below `eps`.
+
+    A value that does not fit the output dtype saturates at its largest finite one, with gradient 0: in fp16 that is
+    everything below 2.3e-10, which is less than its smallest number. A NaN shows in the result.
+
+    Args:
+        input: floating (or integer) tensor.
+        eps: where the result stops to rise, greater than 0; a floor, never added. None: the smallest normal number of
+            the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        dtype: output dtype. None: `input`'s, at least fp32 under autocast.
+
+    Returns:
+        A tensor of `input`'s shape.
+
+    Raises:
+        TypeError: `input` is no (real) tensor, eps no number, dtype not floating.
+        ValueError: eps is not positive, or beyond fp32's largest number.
+
+    Example:
+        >>> safeops.safe_rsqrt(torch.tensor([4.0, 0.0]), eps=0.01)
+        tensor([ 0.5000, 10.0000])
+    """
+    return _safe_rsqrt.call(input, eps, dtype=dtype)
+
+
+declare_public(safe_rsqrt, "safe_rsqrt(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
