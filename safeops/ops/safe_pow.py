@@ -11,27 +11,29 @@ from safeops.ops._binary import Binary
 
 def _define(a, b, eps, fill_value, dtype):
     base, exponent = a.detach(), b.detach()
-    none = (base < 0) & base.isfinite() & (exponent != exponent.trunc()) & ~exponent.isnan()
+    finite = base.isfinite() & exponent.isfinite()
+    whole = exponent == exponent.trunc()
+    none = finite & ~whole & (base < 0)
     value = torch.where(none, 1, base).pow(exponent)
-    over = value.to(dtype).isinf() & base.isfinite() & exponent.isfinite() & ~none
-    flat = (base == 0) & (exponent < 1)  # a slope that is infinite, or that of a constant
+    over = finite & ~none & value.to(dtype).isinf()
+    flat = (base == 0) & ((exponent < 1) | (finite & ~whole))  # the first slope that is not 0 is infinite
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
     true = ~(none | over | flat)
-    # Where the slope a^(b-1) alone overflows it must not meet a gradient of 0: a^b = value exp(b log|a| - itself).
-    steep = true & base.isfinite() & (exponent * torch.where(true, base, 1).pow(exponent - 1)).isinf()
-    rising = true & ~(base <= 0)  # elsewhere the exponent is an integer, or the power 0: it has no derivative
-    b = torch.where(rising, b, exponent)
+    rising = true & ~(base <= 0)  # elsewhere the power has no derivative by its exponent
+    # Where b a^(b-1) alone overflows it must not meet a gradient of 0: a^b = value exp(b log|a| - the same, as it is).
+    steep = true & finite & (exponent * torch.where(true, base, 1).pow(exponent - 1)).isinf()
 
-    def select(where):
-        return torch.where(where, a, 1), torch.where(where, b, 1)
+    def operands(where):
+        return torch.where(where, a, 1), torch.where(where & rising, b, torch.where(where, exponent, 1))
 
-    x, y = select(steep)
+    x, y = operands(steep)
     logarithm = y * x.abs().log()
     result = torch.where(steep, value, 1) * (logarithm - logarithm.detach()).exp()
-    x, y = select(rising & ~steep)
+    x, y = operands(rising & ~steep)
     result = torch.where(rising & ~steep, x.pow(y), result)
-    x, y = select(true & ~rising & ~steep)
-    result = torch.where(true & ~rising & ~steep, x.pow(y.detach()), result)
+    others = true & ~rising & ~steep
+    x, y = operands(others)
+    result = torch.where(others, x.pow(y.detach()), result)
     return torch.where(true, result.to(dtype), instead.to(dtype))
 
 

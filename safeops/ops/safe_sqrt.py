@@ -18,7 +18,8 @@ _safe_sqrt = Unary(
 def safe_sqrt(input, *, eps=None, dtype=None):
     """The square root, 0 for negative numbers; its gradient is exactly 0 below `eps`.
 
-    So the gradient of a norm is 0, not NaN, at the zero vector. The value between 0 and `eps` is the true one. A NaN, and a positive inf, show in the result.
+    So the gradient of a norm is 0, not NaN, at the zero vector. The value between 0 and `eps` is the true one. A NaN,
+    and a positive inf, show in the result.
 
     Args:
         input: floating (or integer) tensor.
