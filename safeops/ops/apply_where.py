@@ -37,9 +37,10 @@ def apply_where(condition, args, f1, f2=None, *, fill_value=None):
     """
     args = tuple(args) if isinstance(args, (tuple, list)) else (args,)
     shape = _validate(condition, args, f1, f2, fill_value)
-    kept = _call("f1", f1, [_replace(condition, x, 1, keep=True) for x in args], shape)
+    args = [x.expand(shape) for x in args]  # a function that ignores one of them still returns the whole shape
+    kept = _call("f1", f1, [torch.where(condition, x, _one(x)) for x in args])
     if f2 is not None:
-        other = _call("f2", f2, [_replace(condition, x, 1, keep=False) for x in args], shape)
+        other = _call("f2", f2, [torch.where(condition, _one(x), x) for x in args])
     elif isinstance(fill_value, torch.Tensor):
         other = fill_value
     else:
@@ -47,17 +48,16 @@ def apply_where(condition, args, f1, f2=None, *, fill_value=None):
     return torch.where(condition, kept, other)
 
 
-def _replace(condition, x, benign, keep):
-    benign = torch.full((), benign, dtype=x.dtype, device=x.device)
-    return torch.where(condition, x, benign) if keep else torch.where(condition, benign, x)
+def _one(x):
+    return torch.ones((), dtype=x.dtype, device=x.device)
 
 
-def _call(name, function, args, shape):
+def _call(name, function, args):
     result = function(*args)
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"apply_where: {name} must return a tensor, got {type(result).__name__}")
-    if result.shape != shape:
-        raise ValueError(f"apply_where: {name} returned shape {tuple(result.shape)} for {tuple(shape)}")
+    if result.shape != args[0].shape:
+        raise ValueError(f"apply_where: {name} returned shape {tuple(result.shape)} for {tuple(args[0].shape)}")
     return result
 
 
