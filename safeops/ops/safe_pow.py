@@ -20,8 +20,10 @@ def _define(a, b, eps, fill_value, dtype):
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
     true = ~(none | over | flat)
     rising = true & ~(base <= 0)  # elsewhere the power has no derivative by its exponent
-    # Where b a^(b-1) alone overflows it must not meet a gradient of 0: a^b = value exp(b log|a| - the same, as it is).
-    steep = true & finite & (exponent * torch.where(true, base, 1).pow(exponent - 1)).isinf()
+    # A slope that overflows alone must not meet a gradient of 0. There a^b is its value times 1, written as e^(d - d).
+    kept = torch.where(true, base, 1)
+    steep = true & finite & (exponent * kept.pow(exponent - 1)).isinf()
+    tall = rising & finite & ~steep & (value * kept.log()).isinf()
 
     def operands(where):
         return torch.where(where, a, 1), torch.where(where & rising, b, torch.where(where, exponent, 1))
@@ -29,8 +31,12 @@ def _define(a, b, eps, fill_value, dtype):
     x, y = operands(steep)
     logarithm = y * x.abs().log()
     result = torch.where(steep, value, 1) * (logarithm - logarithm.detach()).exp()
-    x, y = operands(rising & ~steep)
-    result = torch.where(rising & ~steep, x.pow(y), result)
+    # By the exponent alone: d/da is not steep. (Its share of the mixed second derivative is 1 beside b log a > 80.)
+    x, y = operands(tall)
+    result = torch.where(tall, x.pow(y.detach()) * ((y - y.detach()) * x.detach().log()).exp(), result)
+    plain = rising & ~steep & ~tall
+    x, y = operands(plain)
+    result = torch.where(plain, x.pow(y), result)
     others = true & ~rising & ~steep
     x, y = operands(others)
     result = torch.where(others, x.pow(y.detach()), result)
