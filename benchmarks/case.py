@@ -22,6 +22,9 @@ class Case:
     eager: dict[str, Callable]  # the pattern as written -> it; the first is the one users write most
     compiled: Callable  # the pattern that torch.compile does best on: no boolean index
     variant: bool = False  # a further shape of an op: its share of the floor is judged, its factor over eager is not
+    # torch's own op, of a function whose arithmetic costs more than its bytes: what is judged is the share of its time
+    # in fp32 (fp64 for fp64) on as many elements, not the share of the floor, nor the factor over eager
+    bare: Callable | None = None
 
     @property
     def elements(self) -> int:

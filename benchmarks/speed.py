@@ -16,6 +16,11 @@ def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool
         torch._functorch.config.donated_buffer = False  # the backward is timed over and over on one graph
         functions["compile"] = torch.compile(case.compiled, dynamic=False)
     forward = {name: lambda f=f: f(*case.inputs) for name, f in functions.items()}
+    wide = ()
+    if case.bare is not None:
+        compute = torch.float64 if case.inputs[0].dtype == torch.float64 else torch.float32
+        wide = tuple(x.detach().to(compute).requires_grad_() for x in case.inputs)
+        forward["bare"] = lambda: case.bare(*wide)
     records = [_record(case, dtype, "forward", case.forward_bytes, forward, rounds, device)]
 
     outputs = {name: call() for name, call in forward.items()}
@@ -23,7 +28,8 @@ def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool
     for name, output in outputs.items():
         # a gradient that is its own memory, as the step after this one would hand over
         grad = torch.ones_like(output)
-        backward[name] = lambda o=output, g=grad: torch.autograd.grad(o, case.inputs, g, retain_graph=True)
+        inputs = wide if name == "bare" else case.inputs
+        backward[name] = lambda o=output, g=grad, i=inputs: torch.autograd.grad(o, i, g, retain_graph=True)
     records.append(_record(case, dtype, "backward", case.backward_bytes, backward, rounds, device))
     return records
 
@@ -49,6 +55,8 @@ def _record(case, dtype, direction, bytes_per_element, contenders, rounds, devic
         "x_eager": seconds[eager[0]] / seconds["ours"],
         "x_fastest_eager": min(seconds[name] for name in eager) / seconds["ours"],
     }
+    if "bare" in samples:
+        record["of_bare"] = seconds["bare"] / seconds["ours"]
     if "compile" in samples:
         record["x_compile"] = seconds["compile"] / seconds["ours"]
     return record

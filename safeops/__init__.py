@@ -11,16 +11,28 @@ from safeops.losses.huber_loss import huber_loss
 from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
 from safeops.losses.smooth_l1_loss import smooth_l1_loss
+from safeops.ops.apply_where import apply_where
 from safeops.ops.masked_fill import masked_fill
 from safeops.ops.masked_mean import masked_mean
 from safeops.ops.masked_sum import masked_sum
+from safeops.ops.safe_acos import safe_acos
+from safeops.ops.safe_asin import safe_asin
+from safeops.ops.safe_atan2 import safe_atan2
 from safeops.ops.safe_div import safe_div
+from safeops.ops.safe_exp import safe_exp
+from safeops.ops.safe_log import safe_log
+from safeops.ops.safe_pow import safe_pow
+from safeops.ops.safe_reciprocal import safe_reciprocal
+from safeops.ops.safe_rsqrt import safe_rsqrt
+from safeops.ops.safe_sqrt import safe_sqrt
+from safeops.ops.xlogy import xlogy
 
 from safeops import nn  # isort: skip  (needs the functions above)
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "apply_where",
     "huber_loss",
     "l1_loss",
     "masked_fill",
@@ -28,6 +40,16 @@ __all__ = [
     "masked_sum",
     "mse_loss",
     "nn",
+    "safe_acos",
+    "safe_asin",
+    "safe_atan2",
     "safe_div",
+    "safe_exp",
+    "safe_log",
+    "safe_pow",
+    "safe_reciprocal",
+    "safe_rsqrt",
+    "safe_sqrt",
     "smooth_l1_loss",
+    "xlogy",
 ]

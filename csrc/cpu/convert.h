@@ -3,42 +3,14 @@
 
 #include <cmath>
 #include <cstdint>
-#include <cstring>
-#include <type_traits>
 
+#include "bits.h"
 #include "common/tensor.h"
 
 namespace safeops::cpu {
 
 struct Half { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
-
-template <class To, class From>
-inline To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-template <class T>
-using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
-
-// keep ? x : other, by bit pattern. Written with ?: it would become a masked load, which the prefetcher does not see:
-// three times slower from memory.
-template <class T>
-inline T select(bool keep, T x, T other) {
-  using Bits = BitsOf<T>;
-  const Bits ones = static_cast<Bits>(-static_cast<Bits>(keep));
-  return bit_cast<T>(static_cast<Bits>((bit_cast<Bits>(x) & ones) | (bit_cast<Bits>(other) & ~ones)));
-}
-
-// keep ? x : 0
-template <class T>
-inline T kept_or_zero(bool keep, T x) {
-  using Bits = BitsOf<T>;
-  return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
-}
 
 // n contiguous values from src to dst, the types fixed by whoever chose the function.
 using Convert = void (*)(const void* src, void* dst, int64_t n);

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <limits>
 
-#include "elementwise.h"
+#include "binary.h"
 
 namespace safeops::cpu {
 
@@ -13,11 +13,11 @@ template <class C>
 struct SafeDiv {
   C floor, fill, largest, overflow;  // |b| <= floor is nothing; |q| >= overflow would round to inf in the output dtype
 
-  SafeDiv(double eps, double fill_, DType dtype)
-      : floor(std::nextafter(static_cast<C>(eps), C(0))),  // the last number below eps; 0 for eps = 0
-        fill(static_cast<C>(saturate(fill_, dtype))),
-        largest(static_cast<C>(cpu::largest(dtype))),
-        overflow(static_cast<C>(overflow_from(dtype))) {}
+  explicit SafeDiv(const Arguments& given)
+      : floor(std::nextafter(static_cast<C>(given.eps), C(0))),  // the last number below eps; 0 for eps = 0
+        fill(static_cast<C>(given.fill)),
+        largest(static_cast<C>(cpu::largest(given.out))),
+        overflow(static_cast<C>(overflow_from(given.out))) {}
 
   bool keep(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b is kept
 
@@ -102,77 +102,16 @@ void backward_loop(const void* op, const Chunk<C>& chunk) {
   }
 }
 
-template <class C>
-void divide(const Shape& shape, const View& out, const View& a, const View& b, double eps, double fill_value) {
-  const SafeDiv<C> op(eps, fill_value, out.dtype);
-  Elementwise<C> loop(shape, out);
-  loop.input(a);
-  loop.input(b);
-  loop.output(out);
-  loop.run(pick<&forward_loop<C>>(), &op);
-}
-
-// A floor nobody named: the smallest normal number of the compute type.
-double floor_of(const std::optional<double>& eps, bool in_double) {
-  if (eps) return *eps;
-  return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
-}
-
-Tensor safe_div(const Tensor& input, const Tensor& other, const std::optional<double>& eps, double fill_value,
-                const std::optional<ScalarType>& dtype) {
-  const View a(input), b(other);
-  const Shape shape = broadcast(a.shape(), b.shape());
-  STD_TORCH_CHECK(dtype || a.dtype == b.dtype, "_safe_div: dtype is needed where the operands' dtypes differ");
-  const DType type = floating(dtype, a.dtype);
-  const Tensor result = output_like(shape, type, input, a);
-  const View out(result);
-  const bool in_double = a.dtype == DType::kDouble || b.dtype == DType::kDouble || type == DType::kDouble;
-  const auto run = in_double ? divide<double> : divide<float>;
-  run(shape, out, a, b, floor_of(eps, in_double), fill_value);
-  return result;
-}
-
-template <class C>
-void divide_backward(const Shape& shape, const Tensor* da, const Tensor* db, const View& g, const View& a,
-                     const View& b, double eps) {
-  const SafeDiv<C> op(eps, 0.0, g.dtype);  // the gradient's dtype is the output's: what saturated there has none
-  const View first(da ? *da : *db), second(db ? *db : *da);
-  Elementwise<C> loop(shape, first);
-  loop.input(g);
-  loop.input(a);
-  loop.input(b);
-  loop.output(first, da != nullptr);
-  loop.output(second, db != nullptr);
-  loop.run(da && db ? pick<&backward_loop<C, true, true>>()
-           : da     ? pick<&backward_loop<C, true, false>>()
-                    : pick<&backward_loop<C, false, true>>(),
-           &op);
-}
-
-std::tuple<Tensor, Tensor> safe_div_backward(const Tensor& grad, const Tensor& input, const Tensor& other,
-                                             const std::optional<double>& eps, bool need_input, bool need_other,
-                                             const std::optional<ScalarType>& input_dtype,
-                                             const std::optional<ScalarType>& other_dtype) {
-  const View g(grad), a(input), b(other);
-  STD_TORCH_CHECK(g.is_floating(), "_safe_div_backward: grad must be floating point");
-  const Shape shape = broadcast(a.shape(), b.shape());
-  const DType da_type = floating(input_dtype, a.dtype), db_type = floating(other_dtype, b.dtype);
-  const Tensor da = need_input ? output_like(shape, da_type, input, a) : empty_vector(da_type, input);
-  const Tensor db = need_other ? output_like(shape, db_type, other, b) : empty_vector(db_type, other);
-  const Tensor *first = need_input ? &da : nullptr, *second = need_other ? &db : nullptr;
-  const bool in_double = g.dtype == DType::kDouble || a.dtype == DType::kDouble || b.dtype == DType::kDouble ||
-                         (need_input && da_type == DType::kDouble) || (need_other && db_type == DType::kDouble);
-  if (!first && !second) return {da, db};
-  const auto run = in_double ? divide_backward<double> : divide_backward<float>;
-  run(shape, first, second, g, a, b, floor_of(eps, in_double));
-  return {da, db};
-}
-
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
-  m.impl("_safe_div", TORCH_BOX(&safe_div));
-  m.impl("_safe_div_backward", TORCH_BOX(&safe_div_backward));
-}
+template <class C>
+struct BinaryLoops<SafeDiv, C> {
+  static void value(const void* op, const Chunk<C>& chunk) { forward_loop(op, chunk); }
+
+  template <bool kInput, bool kOther>
+  static void slopes(const void* op, const Chunk<C>& chunk) { backward_loop<C, kInput, kOther>(op, chunk); }
+};
+
+SAFEOPS_BINARY(safe_div, SafeDiv)
 
 }  // namespace safeops::cpu

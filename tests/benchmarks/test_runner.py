@@ -18,6 +18,8 @@ pytestmark = pytest.mark.xdist_group("benchmarks")  # one run of the runner serv
 BF16 = {  # bytes an element must move, forward and backward: what the design says
     "masked_fill": (5, 5),
     "safe_div": (6, 10),
+    **{f"safe_{name}": (4, 6) for name in ("reciprocal", "log", "sqrt", "rsqrt", "exp", "acos", "asin", "pow_number")},
+    **{name: (6, 10) for name in ("safe_pow", "safe_atan2", "xlogy")},
     "masked_sum": (3, 3),
     "masked_mean": (3, 3),
     "masked_mean_rows": (3, 3),
@@ -113,6 +115,8 @@ def speed(**changes):
         (speed(x_eager=4.9), "cpu", False),
         (speed(x_eager=4.9, variant=True), "cpu", True),
         (speed(x_compile=0.99), "cpu", False),
+        (speed(of_floor=0.2, x_eager=2.0, of_bare=0.8), "cpu", True),  # arithmetic, not bytes
+        (speed(of_floor=0.2, of_bare=0.69), "cpu", False),
         (speed(), "cuda", True),  # 0.9 of the floor is asked from 64M elements
         (speed(elements=2**26), "cuda", False),
         (speed(elements=2**26, of_floor=0.92), "cuda", True),

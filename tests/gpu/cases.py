@@ -46,6 +46,32 @@ def safe_div(n, dtype, seed):
     return Case(safeops.safe_div, (numbers(n, dtype, seed), divisor))
 
 
+def unary(name):
+    """Magnitudes from 0.25, so that no gradient leaves fp16's range, and stand-ins between them."""
+    whole = ("safe_reciprocal", "safe_log", "safe_sqrt", "safe_rsqrt")
+
+    def make(n, dtype, seed):
+        x = numbers(n, dtype, seed)
+        x = torch.where(keep(n, seed), x.abs() + 0.25, 0) if name in whole else x.clamp(-4, 4) / 4
+        return Case(getattr(safeops, name), (x,))
+
+    return make
+
+
+def binary(name):
+    def make(n, dtype, seed):
+        a, b = numbers(n, dtype, seed), numbers(n, dtype, seed + 1)
+        if name == "safe_pow":
+            a, b = torch.where(keep(n, seed), a.abs() + 0.25, -1), b.clamp(-3, 3)
+        elif name == "safe_atan2":
+            a, b = a + a.sign() * 0.25, torch.where(keep(n, seed), b, 0)
+        else:
+            a, b = torch.where(keep(n, seed), a, 0), b.abs() + 0.25
+        return Case(getattr(safeops, name), (a, b))
+
+    return make
+
+
 def reduction(name):
     def make(n, dtype, seed):
         mask = keep(n, seed)
@@ -66,6 +92,8 @@ def loss(name, **parameters):
 OPS = {
     "masked_fill": masked_fill,
     "safe_div": safe_div,
+    **{f"safe_{name}": unary(f"safe_{name}") for name in "reciprocal log sqrt rsqrt exp acos asin".split()},
+    **{name: binary(name) for name in ("safe_pow", "safe_atan2", "xlogy")},
     "masked_sum": reduction("masked_sum"),
     "masked_mean": reduction("masked_mean"),
     "mse_loss": loss("mse_loss"),

