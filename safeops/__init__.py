@@ -11,10 +11,20 @@ from safeops.losses.huber_loss import huber_loss
 from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
 from safeops.losses.smooth_l1_loss import smooth_l1_loss
+from safeops.ops.masked_amax import masked_amax
+from safeops.ops.masked_amin import masked_amin
+from safeops.ops.masked_count import masked_count
 from safeops.ops.masked_fill import masked_fill
+from safeops.ops.masked_logsumexp import masked_logsumexp
 from safeops.ops.masked_mean import masked_mean
+from safeops.ops.masked_norm import masked_norm
+from safeops.ops.masked_rms import masked_rms
+from safeops.ops.masked_std import masked_std
 from safeops.ops.masked_sum import masked_sum
+from safeops.ops.masked_sum_of_squares import masked_sum_of_squares
+from safeops.ops.masked_var import masked_var
 from safeops.ops.safe_div import safe_div
+from safeops.ops.safe_norm import safe_norm
 
 from safeops import nn  # isort: skip  (needs the functions above)
 
@@ -23,11 +33,21 @@ __version__ = "0.1.0"
 __all__ = [
     "huber_loss",
     "l1_loss",
+    "masked_amax",
+    "masked_amin",
+    "masked_count",
     "masked_fill",
+    "masked_logsumexp",
     "masked_mean",
+    "masked_norm",
+    "masked_rms",
+    "masked_std",
     "masked_sum",
+    "masked_sum_of_squares",
+    "masked_var",
     "mse_loss",
     "nn",
     "safe_div",
+    "safe_norm",
     "smooth_l1_loss",
 ]

@@ -1,0 +1,39 @@
+"""masked_logsumexp: the logarithm of the sum of the exponentials of the kept elements."""
+
+import torch
+
+from safeops.ops._reduction import declare_reduction
+from safeops.ops._statistic import EXP, Statistic
+
+
+def _define(k, parameter):
+    top = k.largest(k.x)
+    top = torch.where(top.isfinite(), top, 0)
+    total = k.sum(k.weighted(k.select((k.x - top).exp(), 0)))
+    nothing = total == 0  # every kept element is -inf
+    value = torch.where(nothing, float("-inf"), top + torch.where(nothing, 1, total).log())
+    return value, torch.where(nothing, 0, value), torch.ones_like(value)
+
+
+_masked_logsumexp = Statistic("masked_logsumexp", _define, EXP)
+
+
+def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+    """log(sum(weight * exp(input))) over the kept elements.
+
+    The replacement of `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where
+    nothing is kept. No exponential overflows: they are taken of the distance to the largest kept element. Where every
+    kept element is -inf the result is -inf, with gradient 0.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([1000.0, 1000.0, torch.nan])
+        >>> safeops.masked_logsumexp(x, x.isfinite())
+        tensor(1000.6931)
+    """
+    return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)
+
+
+declare_reduction(masked_logsumexp)
