@@ -140,7 +140,6 @@ def _function(mean, raw, definition):
 
 
 def validate(name, input, mask, weight, dim, keepdim):
-    _check.floating(name, "input", input)
     _check.mask(name, "mask", mask, "input", input.shape)
     _check.weight(name, weight, "input", input.shape)
     _check.same_device(name, "input", input, mask=mask, weight=weight)
@@ -186,9 +185,13 @@ class Reduction:
         return self.definition(input, mask, *options)
 
     def _kernel(self, parameter, *operands):
+        # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
+        if parameter and (isinstance(parameter[0], bool) or not isinstance(parameter[0], (int, float))):
+            return None
         return _route.kernel(self.op, *operands)
 
     def _validate(self, input, mask, weight, dim, keepdim, dtype, empty, *parameter):
+        _check.floating(self.name, "input", input)
         validate(self.name, input, mask, weight, dim, keepdim)
         _check.output_dtype(self.name, dtype)
         _check.choice(self.name, "empty", empty, EMPTY)
@@ -210,7 +213,7 @@ class Reduction:
                 f"(input {tuple(input.shape)}, dim {dim})"
             )
 
-    def _exists(self, input, mask, weight, dims):
+    def _exists(self, input, mask, weight, dims, *parameter):
         """Which of the results have something to be made of."""
         return count_kept(kept(mask, weight), input, dims, False) > 0
 

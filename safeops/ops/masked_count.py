@@ -40,7 +40,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None):
     `x[mask].numel()`. The count of nothing is 0.
 
     Args:
-        input: floating tensor of any shape. Only its shape is read: a NaN counts as any other element.
+        input: tensor of any shape and dtype. Only its shape is read: a NaN counts as any other element.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
         keepdim: keep the reduced dims with size 1.
@@ -50,7 +50,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None):
         int64, of `input`'s shape without the reduced dims. Not differentiable.
 
     Raises:
-        TypeError: `input` or `weight` is not floating, `mask` is not bool.
+        TypeError: `input` is no tensor, `weight` is not floating, `mask` is not bool.
         ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats.
         IndexError: dim out of range.
 
@@ -65,13 +65,18 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None):
         kernel = _route.kernel(OP, input, mask, weight)
         if kernel is not None:
             if kernel is OP.traced:
-                validate("masked_count", input, mask, weight, dim, keepdim)
+                _validate(input, mask, weight, dim, keepdim)
             return kernel.raw(input, mask, weight, dim, keepdim)
     except Exception:
-        validate("masked_count", input, mask, weight, dim, keepdim)
+        _validate(input, mask, weight, dim, keepdim)
         raise
-    validate("masked_count", input, mask, weight, dim, keepdim)
+    _validate(input, mask, weight, dim, keepdim)
     return definition(input, mask, weight, dim, keepdim)
+
+
+def _validate(input, mask, weight, dim, keepdim):
+    _check.tensor("masked_count", "input", input)
+    validate("masked_count", input, mask, weight, dim, keepdim)
 
 
 declare_public(

@@ -8,8 +8,10 @@ from safeops.ops._statistic import EXP, Statistic
 
 def _define(k, parameter):
     top = k.largest(k.x)
-    top = torch.where(top.isfinite(), top, 0)
+    # Finite: inf - inf is NaN, and of a row that holds inf the others' exponentials count for nothing.
+    top = torch.where(top == -float("inf"), 0, top.clamp(max=torch.finfo(top.dtype).max))
     total = k.sum(k.weighted(k.select((k.x - top).exp(), 0)))
+    total = total * torch.where(total < 0, float("nan"), 1)  # no logarithm, and no gradient of one
     nothing = total == 0  # every kept element is -inf
     value = torch.where(nothing, float("-inf"), top + torch.where(nothing, 1, total).log())
     return value, torch.where(nothing, 0, value), torch.ones_like(value)
@@ -29,9 +31,9 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
         {arguments}
 
     Example:
-        >>> x = torch.tensor([1000.0, 1000.0, torch.nan])
+        >>> x = torch.tensor([200.0, 200.0, torch.nan])
         >>> safeops.masked_logsumexp(x, x.isfinite())
-        tensor(1000.6931)
+        tensor(200.6931)
     """
     return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)
 

@@ -44,7 +44,7 @@ def _any_order(k, a, ord):
 
 class Norm(Statistic):
     def _kernel(self, parameter, *operands):
-        return super()._kernel(parameter, *operands) if parameter[0] in KINDS else None
+        return super()._kernel(parameter, *operands) if parameter[0] in (1, 2, INF, -INF) else None
 
 
 NORM = Norm("masked_norm", _define, KINDS.get, "ord")

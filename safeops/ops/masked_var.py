@@ -12,6 +12,9 @@ def deviations(k, x, correction):
     total = k.sum(k.weighted(x))
     weight = k.total_weight(total)
     mean = total / torch.where(k.count > 0, weight, 1)
+    # Equal elements have deviations of exactly 0, however the division rounds: a root of less has a gradient of noise.
+    largest, smallest = k.largest(x), -k.largest(-x)
+    mean = mean + torch.where(largest == smallest, largest - mean, 0).detach()
     d = k.select(x - mean, 0)
     exists = (k.count > 0) & ~(weight - correction <= 0)  # a NaN weight shows
     return k.sum(d * k.weighted(d)), mean, torch.where(exists, weight - correction, 1), exists
