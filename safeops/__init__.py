@@ -12,15 +12,25 @@ from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
 from safeops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.apply_where import apply_where
+from safeops.ops.masked_amax import masked_amax
+from safeops.ops.masked_amin import masked_amin
+from safeops.ops.masked_count import masked_count
 from safeops.ops.masked_fill import masked_fill
+from safeops.ops.masked_logsumexp import masked_logsumexp
 from safeops.ops.masked_mean import masked_mean
+from safeops.ops.masked_norm import masked_norm
+from safeops.ops.masked_rms import masked_rms
+from safeops.ops.masked_std import masked_std
 from safeops.ops.masked_sum import masked_sum
+from safeops.ops.masked_sum_of_squares import masked_sum_of_squares
+from safeops.ops.masked_var import masked_var
 from safeops.ops.safe_acos import safe_acos
 from safeops.ops.safe_asin import safe_asin
 from safeops.ops.safe_atan2 import safe_atan2
 from safeops.ops.safe_div import safe_div
 from safeops.ops.safe_exp import safe_exp
 from safeops.ops.safe_log import safe_log
+from safeops.ops.safe_norm import safe_norm
 from safeops.ops.safe_pow import safe_pow
 from safeops.ops.safe_reciprocal import safe_reciprocal
 from safeops.ops.safe_rsqrt import safe_rsqrt
@@ -35,9 +45,18 @@ __all__ = [
     "apply_where",
     "huber_loss",
     "l1_loss",
+    "masked_amax",
+    "masked_amin",
+    "masked_count",
     "masked_fill",
+    "masked_logsumexp",
     "masked_mean",
+    "masked_norm",
+    "masked_rms",
+    "masked_std",
     "masked_sum",
+    "masked_sum_of_squares",
+    "masked_var",
     "mse_loss",
     "nn",
     "safe_acos",
@@ -46,6 +65,7 @@ __all__ = [
     "safe_div",
     "safe_exp",
     "safe_log",
+    "safe_norm",
     "safe_pow",
     "safe_reciprocal",
     "safe_rsqrt",

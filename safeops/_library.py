@@ -45,7 +45,7 @@ class Op:
     raw: tuple  # the raw op names, without namespace
     cuda_owner: str  # "C++/CUDA" or "Triton"
     forward: object = None  # the raw forward's overload
-    function: type = None  # the autograd.Function around it
+    function: type = None  # the autograd.Function around it; None where nothing is differentiable
     cpu: bool = False  # eager CPU tensors take the kernel
     cuda: bool = False  # eager CUDA tensors take the kernel
     verified: dict | None = None  # GPU, torch, date of the last passing GPU run
@@ -53,8 +53,9 @@ class Op:
     def __post_init__(self):
         # The same two calls twice: as Dynamo traces them, and without their Python layers (a quarter of a small call).
         # Function.apply only adds what functorch needs, and _route.kernel has sent functorch to the composite.
-        self.traced = Calls(self.forward, self.function.apply)
-        self.eager = Calls(self.forward._op, super(torch.autograd.Function, self.function).apply)
+        function = self.function
+        self.traced = Calls(self.forward, function and function.apply)
+        self.eager = Calls(self.forward._op, function and super(torch.autograd.Function, function).apply)
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
         self.verified = _verified.record(self.name)
         # A kernel that no GPU has run is not the default.

@@ -5,7 +5,7 @@
 
 namespace safeops::cpu {
 
-constexpr int kMaxInputs = 4;
+constexpr int kMaxInputs = 5;
 constexpr int kMaxOutputs = 2;
 
 // What an inner loop sees: n <= kChunk contiguous values of each operand.

@@ -14,13 +14,18 @@ constexpr int64_t kBlock = 16;  // additions to one lane before it is emptied
 constexpr int64_t kMostCounts = 255;  // additions of 0 or 1 to a byte before it is emptied
 constexpr int64_t kColumns = 4096;  // lanes at most: columns that are summed in one go
 
-// Sums of the terms of kept elements, of their weights, and how many they are: one entry per output.
+// The states of outputs, an entry each: what the kept elements have come to. Of a sum: of their terms, of their weights,
+// and how many they are. Other folds say what theirs mean. An array that a fold does not use is null.
 struct Totals {
   double* value;
   double* weight;
+  double* spread;
   int64_t* count;
 
-  Totals from(int64_t i) const { return {value + i, weight ? weight + i : nullptr, count ? count + i : nullptr}; }
+  Totals from(int64_t i) const {
+    const auto at = [i](auto* all) { return all ? all + i : nullptr; };
+    return {at(value), at(weight), at(spread), at(count)};
+  }
 };
 
 // How many lanes rows of n take: several rows together, so that they make whole vectors, and so that a chunk of `most`
@@ -101,30 +106,6 @@ class Lanes {
   bool emptied_;
   alignas(64) T lanes_[kColumns];
   alignas(64) S totals_[kColumns];
-};
-
-// One thread's buffers.
-template <class C>
-struct Scratch {
-  typename Inputs<C>::Buffers buffers;
-  alignas(64) C terms[kBuffer];
-  alignas(64) C weights[kBuffer];
-  alignas(64) uint8_t keep[kBuffer];
-  double value[kColumns], weight[kColumns];
-  int64_t count[kColumns];
-  Totals totals{value, weight, count};
-  Lanes<C, double> value_lanes, weight_lanes;
-  Lanes<uint8_t, int64_t> count_lanes;
-  SumGroups<C, double> sum;
-  SumGroups<uint8_t, int64_t> count_kept;
-  Chunk<C> chunk;
-
-  explicit Scratch(const Inputs<C>& inputs) {
-    inputs.prime(buffers);
-    chunk.out[0] = terms;
-    chunk.out[1] = weights;
-    chunk.keep = keep;
-  }
 };
 
 }  // namespace safeops::cpu

@@ -19,12 +19,6 @@ REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 # ---- definition
 
 
-def magnitude(d):
-    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
-    sign = torch.where(d.isnan(), d, d.sign()).detach()
-    return d * sign
-
-
 def define(
     value,
     input,

@@ -4,7 +4,8 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import LARGEST
-from safeops.losses._pointwise import PointwiseLoss, declare_loss, magnitude
+from safeops.losses._pointwise import PointwiseLoss, declare_loss
+from safeops.ops._reduction import magnitude
 
 
 def value(x, y, delta, p1):

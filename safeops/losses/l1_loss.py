@@ -1,6 +1,7 @@
 """l1_loss: absolute error, |input - target|."""
 
-from safeops.losses._pointwise import PointwiseLoss, declare_loss, magnitude
+from safeops.losses._pointwise import PointwiseLoss, declare_loss
+from safeops.ops._reduction import magnitude
 
 
 def value(x, y, p0, p1):

@@ -1,7 +1,11 @@
 """The skeleton of the masked reductions: one definition, one pair of raw ops, one Function, one call path.
 
-An op of the family is `MaskedReduction(name, mean)`: whether the total is divided by its denominator.
+An op of the family is `MaskedReduction(name, mean)`: whether the total is divided by its denominator. The call path is
+`Reduction`, which the statistics (`_statistic.py`) share.
 """
+
+import copy
+import dataclasses
 
 import torch
 
@@ -33,9 +37,7 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
         weights = torch.where(keep, weight.to(compute), 0)
         terms = terms * weights
     total = accumulate(terms, dim, keepdim)
-    count = _sum_over(
-        torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep, input, dim, keepdim
-    )
+    count = count_kept(keep, input, dim, keepdim)
     denominator = count if weight is None else _sum_over(weights, input, dim, keepdim)
     value = total
     if mean:
@@ -43,6 +45,12 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
     if keep is not None or empty_nan or mean:
         value = torch.where(count > 0, value, float("nan") if empty_nan else 0.0)
     return value.to(dtype), denominator
+
+
+def count_kept(keep, input, dim, keepdim):
+    """How many elements each result is made of: int64, exact."""
+    keep = torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep
+    return _sum_over(keep, input, dim, keepdim)
 
 
 def _sum_over(x, input, dim, keepdim):
@@ -55,6 +63,12 @@ def accumulate(x, dim, keepdim=False):
     return x.sum(dim, keepdim=keepdim, dtype=wide)
 
 
+def magnitude(d):
+    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
+    sign = torch.where(d.isnan(), d, d.sign()).detach()
+    return d * sign
+
+
 # ---- op
 
 _SCHEMA = (
@@ -63,7 +77,7 @@ _SCHEMA = (
 )
 
 
-def _output_shape(size, dim, keepdim):
+def output_shape(size, dim, keepdim):
     dims = _check.dims("reduction", dim, len(size))
     if keepdim:
         return [1 if d in dims else n for d, n in enumerate(size)]
@@ -71,7 +85,7 @@ def _output_shape(size, dim, keepdim):
 
 
 def _fake(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-    shape = _output_shape(input.shape, dim, keepdim)
+    shape = output_shape(input.shape, dim, keepdim)
     dtype = dtype or compute_dtype(input.dtype)
     return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=torch.float64)
 
@@ -125,12 +139,89 @@ def _function(mean, raw, definition):
 # ---- call path
 
 
-class MaskedReduction:
-    """A masked reduction: declares the raw op, and is the call path of the public function."""
+def validate(name, input, mask, weight, dim, keepdim):
+    _check.mask(name, "mask", mask, "input", input.shape)
+    _check.weight(name, weight, "input", input.shape)
+    _check.same_device(name, "input", input, mask=mask, weight=weight)
+    _check.dims(name, dim, input.dim())
+    _check.choice(name, "keepdim", keepdim, (True, False))
+
+
+class Reduction:
+    """The call path of a masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
+
+    def __init__(self, name, op, definition, keyword=None):
+        self.name, self.op, self.definition, self.keyword = name, op, definition, keyword
+
+    def renamed(self, name):
+        """The same reduction behind another public function: an Op of its own, and errors that tell its name."""
+        other = copy.copy(self)
+        other.name, other.op = name, dataclasses.replace(self.op, name=name)
+        return other
+
+    def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
+        if dim is not None and not isinstance(dim, (tuple, list)):
+            dim = (dim,)
+        try:
+            kernel = None
+            if weight is None and dim is None and dtype is None and empty == "zero" and not keepdim:
+                # most calls, and the short way
+                options = (None, None, False, False, None, *parameter) if parameter else ()
+                kernel = self._kernel(parameter, input, mask)
+            else:
+                options = (weight, dim, keepdim, empty == "nan", dtype, *parameter)
+                if empty in EMPTY and not _route.requires_grad(weight):
+                    kernel = self._kernel(parameter, input, mask, weight)
+            if kernel is not None:
+                if empty == "raise" or kernel is self.op.traced:
+                    self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
+                if input.requires_grad and torch.is_grad_enabled():
+                    return kernel.apply(input, mask, *options)
+                return kernel.raw(input, mask, *options)[0]
+        except Exception:
+            self._validate(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
+            raise
+        self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
+        return self.definition(input, mask, *options)
+
+    def _kernel(self, parameter, *operands):
+        # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
+        if parameter and (isinstance(parameter[0], bool) or not isinstance(parameter[0], (int, float))):
+            return None
+        return _route.kernel(self.op, *operands)
+
+    def _validate(self, input, mask, weight, dim, keepdim, dtype, empty, *parameter):
+        _check.floating(self.name, "input", input)
+        validate(self.name, input, mask, weight, dim, keepdim)
+        _check.output_dtype(self.name, dtype)
+        _check.choice(self.name, "empty", empty, EMPTY)
+        for value in parameter:
+            _check.number(self.name, self.keyword, value)
+
+    def _attend(self, input, mask, weight, dim, keepdim, dtype, empty, *parameter):
+        """What a caller must hear before any work: bad arguments, and nothing kept under empty="raise"."""
+        self._validate(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
+        if empty != "raise":
+            return
+        # One synchronisation: the documented price of empty="raise".
+        dims = _check.dims(self.name, dim, input.dim())
+        exists = self._exists(input.detach(), mask, None if weight is None else weight.detach(), dims, *parameter)
+        empty_outputs = int((~exists).sum())
+        if empty_outputs:
+            raise ValueError(
+                f'{self.name}: empty="raise": nothing is kept for {empty_outputs} of {exists.numel()} results '
+                f"(input {tuple(input.shape)}, dim {dim})"
+            )
+
+    def _exists(self, input, mask, weight, dims, *parameter):
+        """Which of the results have something to be made of."""
+        return count_kept(kept(mask, weight), input, dims, False) > 0
+
+
+class MaskedReduction(Reduction):
+    """A masked sum or mean: declares its raw op."""
 
     def __init__(self, name, mean):
-        self.name = name
-
         def composite(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
             dims = _check.dims(name, dim, input.dim())
             value, denominator = define(
@@ -143,59 +234,8 @@ class MaskedReduction:
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         function = _function(mean, raw, definition)
-        self.definition = definition
-        self.op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
-
-    def call(self, input, mask, dim, keepdim, weight, dtype, empty):
-        if dim is not None and not isinstance(dim, (tuple, list)):
-            dim = (dim,)
-        try:
-            kernel = None
-            if weight is None and dim is None and dtype is None and empty == "zero" and not keepdim:
-                options = ()  # most calls, and the short way
-                kernel = _route.kernel(self.op, input, mask)
-            else:
-                options = (weight, dim, keepdim, empty == "nan", dtype)
-                if empty in EMPTY and not _route.requires_grad(weight):
-                    kernel = _route.kernel(self.op, input, mask, weight)
-            if kernel is not None:
-                if empty == "raise" or kernel is self.op.traced:
-                    self._attend(input, mask, weight, dim, keepdim, dtype, empty)
-                if input.requires_grad and torch.is_grad_enabled():
-                    return kernel.apply(input, mask, *options)
-                return kernel.raw(input, mask, *options)[0]
-        except Exception:
-            self._validate(input, mask, weight, dim, keepdim, dtype, empty)
-            raise
-        self._attend(input, mask, weight, dim, keepdim, dtype, empty)
-        return self.definition(input, mask, *options)
-
-    def _validate(self, input, mask, weight, dim, keepdim, dtype, empty):
-        _check.floating(self.name, "input", input)
-        _check.mask(self.name, "mask", mask, "input", input.shape)
-        _check.weight(self.name, weight, "input", input.shape)
-        _check.same_device(self.name, "input", input, mask=mask, weight=weight)
-        _check.dims(self.name, dim, input.dim())
-        _check.choice(self.name, "keepdim", keepdim, (True, False))
-        _check.output_dtype(self.name, dtype)
-        _check.choice(self.name, "empty", empty, EMPTY)
-
-    def _attend(self, input, mask, weight, dim, keepdim, dtype, empty):
-        """What a caller must hear before any work: bad arguments, and nothing kept under empty="raise"."""
-        self._validate(input, mask, weight, dim, keepdim, dtype, empty)
-        if empty != "raise":
-            return
-        # One synchronisation: the documented price of empty="raise".
-        dims = _check.dims(self.name, dim, input.dim())
-        keep = kept(mask, weight)
-        keep = torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep.detach()
-        count = _sum_over(keep, input, dims, keepdim)
-        empty_outputs = int((count == 0).sum())
-        if empty_outputs:
-            raise ValueError(
-                f'{self.name}: empty="raise": nothing is kept for {empty_outputs} of {count.numel()} results '
-                f"(input {tuple(input.shape)}, dim {dim})"
-            )
+        op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
+        super().__init__(name, op, definition)
 
 
 # What the docstring of every reduction says of its arguments, in place of {arguments}.
@@ -219,11 +259,11 @@ ARGUMENTS = """\
 """
 
 
-def declare_reduction(function):
-    """Register a public reduction as `safeops::<op>`."""
+def declare_reduction(function, parameter=""):
+    """Register a public reduction as `safeops::<op>`; `parameter` is its own part of the schema."""
     document(function, ARGUMENTS)
     declare_public(
         function,
-        f"{function.__name__}(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, "
+        f"{function.__name__}(Tensor input, Tensor? mask=None, int[1]? dim=None, *, {parameter}bool keepdim=False, "
         'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor',
     )

@@ -1,0 +1,106 @@
+// Loops over a contiguous row in registers: GNU vectors of the instruction set's own width, four at a time.
+#pragma once
+
+#include "convert.h"
+#include "rows.h"
+
+// Vectors never leave a function that is inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+namespace safeops::cpu {
+
+// The loop for registers of 64, 32 or 16 bytes that suits this machine.
+template <auto Wide, auto Middle, auto Narrow>
+auto pick_width() {
+#ifdef SAFEOPS_X86
+  switch (isa()) {
+    case Isa::kAvx512: return &Versions<Wide>::avx512;
+    case Isa::kAvx2: return &Versions<Middle>::avx2;
+    case Isa::kBaseline: break;
+  }
+#endif
+  return Narrow;
+}
+
+// n contiguous elements of one output. keep: bytes of 0 and 1, null where all are kept. w: null without weights, and 0
+// where not kept.
+template <class C>
+struct Elements {
+  const C* x;
+  const uint8_t* keep;
+  const C* w;
+
+  Elements from(int64_t i) const { return {x + i, keep ? keep + i : nullptr, w ? w + i : nullptr}; }
+};
+
+template <class C, int kBytes>
+struct Register {
+  static constexpr int kSide = kBytes / sizeof(C);
+  using V = Line<C, kBytes>;
+  using I = Line<std::make_signed_t<BitsOf<C>>, kBytes>;  // -1 where a comparison holds
+
+  template <class Element>
+  static void load(V& to, const Element* from) {
+    std::memcpy(&to, from, sizeof(to));
+  }
+
+  static void load_keep(I& to, const uint8_t* from) {
+    Line<uint8_t, kSide> bytes;
+    std::memcpy(&bytes, from, sizeof(bytes));
+    to = -__builtin_convertvector(bytes, I);
+  }
+
+  static void take_or_zero(V& x, const I& keep) { x = reinterpret_cast<V>(reinterpret_cast<I>(x) & keep); }
+  static void take_or(V& x, const I& keep, const V& other) {
+    x = reinterpret_cast<V>((reinterpret_cast<I>(x) & keep) | (reinterpret_cast<I>(other) & ~keep));
+  }
+  static void abs(V& x) {
+    x = reinterpret_cast<V>(reinterpret_cast<I>(x) & std::numeric_limits<std::make_signed_t<BitsOf<C>>>::max());
+  }
+};
+
+// body(k, x, keep, w) for each register of the row; k < 4 names accumulators that do not wait for each other.
+template <class C, int kBytes, bool kKeep, bool kWeight, class Body>
+inline void for_lines(const Elements<C>& e, int64_t n, const Body& body) {
+  using R = Register<C, kBytes>;
+  constexpr int64_t side = R::kSide;
+  const auto one = [&](int k, const C* from, const uint8_t* bytes, const C* weights) __attribute__((always_inline)) {
+    typename R::V x, w{};
+    typename R::I keep = ~typename R::I{};
+    R::load(x, from);
+    if constexpr (kKeep) R::load_keep(keep, bytes);
+    if constexpr (kWeight) R::load(w, weights);
+    body(k, x, keep, w);
+  };
+  int64_t i = 0;
+  for (; i + 4 * side <= n; i += 4 * side) {
+    one(0, e.x + i, e.keep + i, e.w + i);
+    one(1, e.x + i + side, e.keep + i + side, e.w + i + side);
+    one(2, e.x + i + 2 * side, e.keep + i + 2 * side, e.w + i + 2 * side);
+    one(3, e.x + i + 3 * side, e.keep + i + 3 * side, e.w + i + 3 * side);
+  }
+  for (; i + side <= n; i += side) one(0, e.x + i, e.keep + i, e.w + i);
+  if (i == n) return;
+  C x[side] = {}, w[side] = {};
+  uint8_t bytes[side] = {};
+  for (int64_t k = 0; i + k < n; ++k) {
+    x[k] = e.x[i + k];
+    bytes[k] = kKeep ? e.keep[i + k] : 1;
+    if constexpr (kWeight) w[k] = e.w[i + k];
+  }
+  typename R::V last, weights;
+  typename R::I keep;
+  R::load(last, x);
+  R::load(weights, w);
+  R::load_keep(keep, bytes);
+  body(1, last, keep, weights);
+}
+
+template <class V>
+inline void sum_lines(const V* four, double& sum) {
+  V all = (four[0] + four[1]) + (four[2] + four[3]);
+  using T = std::remove_reference_t<decltype(all[0])>;
+  sum += sum_line<T, double>(all);
+}
+
+}  // namespace safeops::cpu

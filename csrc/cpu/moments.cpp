@@ -1,0 +1,330 @@
+// The fold of the variances: (sum of weights, mean, sum of squared deviations) of the kept elements, in one read.
+//
+// Deviations are taken from a pivot near the mean (the mean so far; at first, of the row's first chunk, or the column's
+// first element), so that nothing cancels: what a poor pivot loses is small beside the spread it stands for.
+#include "kept.h"
+#include "statistic.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// ---- inner loops
+
+// sums = (sum w d, sum w d^2), d = x - pivot
+template <class C, int kBytes, bool kKeep, bool kWeight>
+void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
+  using V = typename Register<C, kBytes>::V;
+  constexpr int64_t most = 64 * Register<C, kBytes>::kSide;
+  double first = 0, second = 0;
+  for (int64_t i = 0; i < n; i += most) {
+    V s1[4] = {}, s2[4] = {};
+    for_lines<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
+                                         [&](int k, const V& x, const auto& keep, const V& w)
+                                             __attribute__((always_inline)) {
+                                               V d = x - pivot;
+                                               Register<C, kBytes>::take_or_zero(d, keep);
+                                               const V wd = kWeight ? V(w * d) : d;
+                                               s1[k] += wd;
+                                               s2[k] += wd * d;
+                                             });
+    sum_lines(s1, first);
+    sum_lines(s2, second);
+  }
+  sums[0] = first;
+  sums[1] = second;
+}
+
+// sum = sum w x
+template <class C, int kBytes, bool kKeep, bool kWeight>
+void plain_row(const Elements<C>& e, int64_t n, double* sum) {
+  using V = typename Register<C, kBytes>::V;
+  constexpr int64_t most = 64 * Register<C, kBytes>::kSide;
+  double total = 0;
+  for (int64_t i = 0; i < n; i += most) {
+    V s[4] = {};
+    for_lines<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
+                                         [&](int k, const V& x, const auto& keep, const V& w)
+                                             __attribute__((always_inline)) {
+                                               V kept = x;
+                                               Register<C, kBytes>::take_or_zero(kept, keep);
+                                               s[k] += kWeight ? V(w * kept) : kept;
+                                             });
+    sum_lines(s, total);
+  }
+  *sum = total;
+}
+
+// The same in double, for what float cannot square.
+template <class C, bool kKeep, bool kWeight>
+void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
+  double first = 0, second = 0;
+#pragma omp simd reduction(+ : first, second)
+  for (int64_t i = 0; i < n; ++i) {
+    double d = static_cast<double>(e.x[i]) - pivot;
+    if constexpr (kKeep) d = kept_or_zero(e.keep[i] != 0, d);
+    double wd = d;
+    if constexpr (kWeight) wd *= static_cast<double>(e.w[i]);
+    first += wd;
+    second += wd * d;
+  }
+  sums[0] = first;
+  sums[1] = second;
+}
+
+// A lane's pivot is NaN until it has seen a kept element.
+template <class C>
+struct MomentLanes {
+  C *pivot, *s1, *s2, *weight;
+};
+
+template <class C, bool kKeep>
+void seed_lanes(const Elements<C>& e, int64_t n, int64_t period, C* pivot) {
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C* x = e.x + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      const C old = pivot[p];
+      C found = x[p];
+      if constexpr (kKeep) found = select(keep[p] != 0, found, old);
+      pivot[p] = select(old == old, old, found);
+    }
+  }
+}
+
+template <class C, bool kKeep, bool kWeight>
+void moment_lanes(const Elements<C>& e, int64_t n, int64_t period, const MomentLanes<C>& lanes) {
+  const C* pivot = lanes.pivot;
+  C *s1 = lanes.s1, *s2 = lanes.s2, *weight = lanes.weight;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C *x = e.x + at, *w = e.w + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      C d = x[p] - pivot[p];
+      if constexpr (kKeep) d = kept_or_zero(keep[p] != 0, d);
+      C wd = d;
+      if constexpr (kWeight) wd *= w[p];
+      if constexpr (kWeight) weight[p] += w[p];
+      s1[p] += wd;
+      s2[p] += wd * d;
+    }
+  }
+}
+
+// More elements, of weight n, with sum s1 and sum of squares s2 of their deviations from p, join the state (w, mean,
+// m2): Chan's formula, with one division.
+inline void join(double& w, double& mean, double& m2, double n, double p, double s1, double s2) {
+  const double base = select((w == 0) & (n != 0), p, mean), shift = kept_or_zero(n != 0, p - base);
+  const double first = s1 + n * shift, second = s2 + shift * (2 * s1 + n * shift), all = w + n;
+  const double step = kept_or_zero(all != 0, first / select(all != 0, all, 1.0));
+  const double more = second - first * step;
+  w = all;
+  mean = base + step;
+  m2 += more;
+}
+
+void join_loop(const Totals& into, const double* n, const double* p, const double* s1, const double* s2,
+                      int64_t count) {
+  double *w = into.weight, *mean = into.value, *m2 = into.spread;
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < count; ++i) join(w[i], mean[i], m2[i], n[i], p[i], s1[i], s2[i]);
+}
+
+// ---- the fold. value: mean; weight: sum of weights, or count; spread: sum w (x - mean)^2
+
+template <class C>
+struct Moments {
+  static constexpr int64_t kColumns = 1024;
+  static constexpr bool has_weight = true, has_spread = true, has_count = true;
+  bool weighted, scaled;
+  bool half;  // the input is fp16: float squares it without loss of range
+
+  void merge(const Totals& into, const Totals& from, int64_t n) const {
+    static const double zero[kChunk] = {};
+    pick<&join_loop>()(into, from.weight, from.value, zero, from.spread, n);
+    for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
+  }
+
+  class Worker : public Kept<C, Moments, Worker> {
+    using Base = Kept<C, Moments, Worker>;
+    friend Base;
+
+   public:
+    static constexpr int64_t kBlock = 32;
+
+    Worker(const Moments& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
+      pick_loops(fold.weighted ? 2 : inputs.masked);
+    }
+
+   private:
+    void pick_loops(int kind) {
+      const auto set = [&](auto keep, auto weight) {
+        constexpr bool kKeep = decltype(keep)::value, kWeight = decltype(weight)::value;
+        plain_ = pick_width<&plain_row<C, 64, kKeep, kWeight>, &plain_row<C, 32, kKeep, kWeight>,
+                            &plain_row<C, 16, kKeep, kWeight>>();
+        deviations_ = pick_width<&deviations_row<C, 64, kKeep, kWeight>, &deviations_row<C, 32, kKeep, kWeight>,
+                                 &deviations_row<C, 16, kKeep, kWeight>>();
+        careful_ = pick<&careful_row<C, kKeep, kWeight>>();
+        seed_ = pick<&seed_lanes<C, kKeep>>();
+        lanes_ = pick<&moment_lanes<C, kKeep, kWeight>>();
+        rare_ = pick<&extraordinary_loop<C, kKeep>>();
+      };
+      if (kind == 0) set(std::false_type{}, std::false_type{});
+      if (kind == 1) set(std::true_type{}, std::false_type{});
+      if (kind == 2) set(std::true_type{}, std::true_type{});
+    }
+
+    // -- a row
+
+    void reset_row() { row_weight_ = row_mean_ = row_m2_ = 0; }
+
+    void fold_row(const Elements<C>& e, int64_t n, int64_t kept) {
+      double weight = static_cast<double>(kept), sums[2];
+      if (e.w) sum_(e.w, 1, n, &weight);
+      C pivot = static_cast<C>(row_mean_);
+      if (row_weight_ == 0) {
+        plain_(e, n, sums);
+        pivot = static_cast<C>(sums[0] / weight);
+      }
+      deviations_(e, n, pivot, sums);
+      double from = static_cast<double>(pivot);
+      if constexpr (sizeof(C) == 4) {
+        if (!(sums[1] > 0x1p-100 && sums[1] < 0x1p+120)) {  // too small or too large for float, or NaN
+          from = row_mean_;
+          if (row_weight_ == 0) {
+            careful_(e, n, 0, sums);
+            from = sums[0] / weight;
+          }
+          careful_(e, n, from, sums);
+        }
+      }
+      join(row_weight_, row_mean_, row_m2_, weight, from, sums[0], sums[1]);
+    }
+
+    void row_state(const Totals& out) const {
+      *out.value = row_mean_;
+      *out.weight = row_weight_;
+      *out.spread = row_m2_;
+    }
+
+    // -- lanes
+
+    void start_lanes() {
+      for (auto* all : {mean_, weight_, m2_}) std::fill_n(all, this->period_, 0.0);
+      clear_lanes();
+    }
+
+    void clear_lanes() {
+      seeded_ = true;
+      for (int64_t p = 0; p < this->period_; ++p) {
+        const bool known = weight_[p] != 0;
+        pivot_[p] = known ? static_cast<C>(mean_[p]) : std::numeric_limits<C>::quiet_NaN();
+        seeded_ = seeded_ && known;
+      }
+      for (auto* all : {s1_, s2_, sw_}) std::fill_n(all, this->period_, C(0));
+    }
+
+    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      if constexpr (sizeof(C) == 4) {
+        if (!this->fold_.half && rare_(e, n)) return fold_carefully(e, first, n, period);
+      }
+      if (!seeded_) seed_(e, n, period, pivot_ + first);
+      lanes_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first, sw_ + first});
+    }
+
+    // One by one, in double. Their count is taken from what the lanes are emptied with.
+    void fold_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      for (int64_t i = 0; i < n; ++i) {
+        if (e.keep && !e.keep[i]) continue;
+        const int64_t p = first + i % period;
+        const double w = e.w ? static_cast<double>(e.w[i]) : 1.0;
+        join(weight_[p], mean_[p], m2_[p], w, static_cast<double>(e.x[i]), 0, 0);
+        joined_[p] += 1;
+        any_joined_ = true;
+      }
+    }
+
+    void empty_lanes(double* count) {
+      const int64_t n = this->period_;
+      alignas(64) double p[kColumns], s1[kColumns], s2[kColumns];
+      if (any_joined_) {
+        for (int64_t i = 0; i < n; ++i) count[i] -= joined_[i], joined_[i] = 0;
+        any_joined_ = false;
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        p[i] = static_cast<double>(pivot_[i]);
+        s1[i] = static_cast<double>(s1_[i]);
+        s2[i] = static_cast<double>(s2_[i]);
+        if (this->weighted_) count[i] = static_cast<double>(sw_[i]);
+      }
+      join_({mean_, weight_, m2_, nullptr}, count, p, s1, s2, n);
+      clear_lanes();
+    }
+
+    Totals lane_states() { return {mean_, weight_, m2_, this->count_lanes_}; }
+
+    double row_weight_, row_mean_, row_m2_;
+    bool seeded_, any_joined_ = false;
+    decltype(&plain_row<C, 16, true, true>) plain_;
+    decltype(&deviations_row<C, 16, true, true>) deviations_;
+    decltype(&careful_row<C, true, true>) careful_;
+    decltype(&seed_lanes<C, true>) seed_;
+    decltype(&moment_lanes<C, true, true>) lanes_;
+    decltype(&extraordinary_loop<C, true>) rare_;
+    decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
+    decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
+    alignas(64) C pivot_[kColumns];
+    alignas(64) C s1_[kColumns];
+    alignas(64) C s2_[kColumns];
+    alignas(64) C sw_[kColumns];
+    alignas(64) double mean_[kColumns];
+    alignas(64) double weight_[kColumns];
+    alignas(64) double m2_[kColumns];
+    double joined_[kColumns] = {};
+  };
+};
+
+// var = sum w (x - mean)^2 / (sum w - correction);  d var/dx = 2 w (x - mean) / (sum w - correction)
+void finish_moments(const void* op, int64_t, const Totals& totals, int64_t n, const double* unscale,
+                    double* const* results) {
+  const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
+  for (int64_t i = 0; i < n; ++i) {
+    const double divisor = totals.weight[i] - f.correction, m2 = totals.spread[i] < 0 ? 0.0 : totals.spread[i];
+    const bool none = totals.count[i] == 0 || divisor <= 0;
+    if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
+    double value = m2 / divisor, mean = totals.value[i], scale = 2 / divisor;
+    if (f.root) {
+      value = std::sqrt(value);
+      if (unscale) value /= unscale[i];
+      scale = value == 0 ? 0.0 : 1 / (value * divisor);
+    } else if (unscale) {
+      value = value / unscale[i] / unscale[i];
+    }
+    if (unscale) mean /= unscale[i];
+    results[0][i] = none ? f.nothing : value;
+    results[1][i] = mean;
+    results[2][i] = none ? 0.0 : scale;
+  }
+}
+
+}  // namespace
+
+Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan) {
+  StatisticFinish finish;
+  finish.nothing = nothing_kept(empty_nan);
+  finish.correction = correction;
+  finish.root = root;
+  const Statistics to = s.results();
+  const bool weighted = s.weight.has_value();
+  if (s.in_double())
+    run_squares(s, Moments<double>{weighted, false, false}, &finish_moments, finish, to);
+  else
+    s.run<float>(Moments<float>{weighted, false, s.x.dtype == DType::kHalf}, &finish_moments, &finish, to);
+  return to;
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,230 @@
+// The fold of the norms: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor underflow: what float
+// cannot square goes, a chunk at a time, through double.
+#include "kept.h"
+#include "statistic.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// ---- inner loops
+
+template <class C, bool kSquare>
+inline C power(C x) {
+  if constexpr (kSquare)
+    return x * x;
+  else
+    return std::fabs(x);
+}
+
+template <class C, int kBytes, bool kKeep, bool kWeight, bool kSquare>
+double powers_row(const Elements<C>& e, int64_t n) {
+  using R = Register<C, kBytes>;
+  using V = typename R::V;
+  constexpr int64_t most = 64 * R::kSide;  // 16 additions to a lane, then double
+  double sum = 0;
+  for (int64_t i = 0; i < n; i += most) {
+    V s[4] = {};
+    for_lines<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
+                                         [&](int k, const V& x, const auto& keep, const V& w)
+                                             __attribute__((always_inline)) {
+                                               V v = x;
+                                               R::take_or_zero(v, keep);
+                                               if constexpr (kSquare)
+                                                 v *= v;
+                                               else
+                                                 R::abs(v);
+                                               s[k] += kWeight ? V(w * v) : v;
+                                             });
+    sum_lines(s, sum);
+  }
+  return sum;
+}
+
+template <class C, bool kKeep, bool kWeight, bool kSquare>
+double careful_powers(const Elements<C>& e, int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    double x = static_cast<double>(e.x[i]);
+    if constexpr (kKeep) x = kept_or_zero(e.keep[i] != 0, x);
+    double term = power<double, kSquare>(x);
+    if constexpr (kWeight) term *= static_cast<double>(e.w[i]);
+    sum += term;
+  }
+  return sum;
+}
+
+template <class C>
+struct PowerLanes {
+  C *sum, *weight;
+};
+
+template <class C, bool kKeep, bool kWeight, bool kSquare>
+void power_lanes(const Elements<C>& e, int64_t n, int64_t period, const PowerLanes<C>& lanes) {
+  C *sum = lanes.sum, *weight = lanes.weight;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C *x = e.x + at, *w = e.w + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      C v = x[p];
+      if constexpr (kKeep) v = kept_or_zero(keep[p] != 0, v);
+      C term = power<C, kSquare>(v);
+      if constexpr (kWeight) term *= w[p];
+      if constexpr (kWeight) weight[p] += w[p];
+      sum[p] += term;
+    }
+  }
+}
+
+// ---- the fold. value: sum w f(x); weight: sum of weights
+
+template <class C>
+struct Powers {
+  static constexpr int64_t kColumns = 1024;
+  static constexpr bool has_spread = false, has_count = true;
+  bool weighted, scaled;
+  bool half;  // the input is fp16: float squares it without loss of range
+  bool square;
+  bool has_weight = weighted;
+
+  void merge(const Totals& into, const Totals& from, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) into.value[i] += from.value[i];
+    for (int64_t i = 0; weighted && i < n; ++i) into.weight[i] += from.weight[i];
+    for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
+  }
+
+  class Worker : public Kept<C, Powers, Worker> {
+    using Base = Kept<C, Powers, Worker>;
+    friend Base;
+
+   public:
+    static constexpr int64_t kBlock = 32;
+
+    Worker(const Powers& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
+      const int kind = fold.weighted ? 2 : inputs.masked;
+      fold.square ? pick_kind<true>(kind) : pick_kind<false>(kind);
+    }
+
+   private:
+    template <bool kSquare>
+    void pick_kind(int kind) {
+      if (kind == 0) pick_loops<kSquare, false, false>();
+      if (kind == 1) pick_loops<kSquare, true, false>();
+      if (kind == 2) pick_loops<kSquare, true, true>();
+    }
+
+    template <bool kSquare, bool kKeep, bool kWeight>
+    void pick_loops() {
+      row_ = pick_width<&powers_row<C, 64, kKeep, kWeight, kSquare>, &powers_row<C, 32, kKeep, kWeight, kSquare>,
+                        &powers_row<C, 16, kKeep, kWeight, kSquare>>();
+      careful_ = pick<&careful_powers<C, kKeep, kWeight, kSquare>>();
+      lanes_ = pick<&power_lanes<C, kKeep, kWeight, kSquare>>();
+      rare_ = pick<&extraordinary_loop<C, kKeep>>();
+    }
+
+    void reset_row() { row_sum_ = row_weight_ = 0; }
+
+    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+      double sum = row_(e, n);
+      if constexpr (sizeof(C) == 4) {
+        if (!(sum > 0x1p-100 && sum < 0x1p+120) && !this->fold_.half) sum = careful_(e, n);
+      }
+      row_sum_ += sum;
+      if (!e.w) return;
+      double weight;
+      sum_(e.w, 1, n, &weight);
+      row_weight_ += weight;
+    }
+
+    void row_state(const Totals& out) const {
+      *out.value = row_sum_;
+      if (out.weight) *out.weight = row_weight_;
+    }
+
+    void start_lanes() {
+      std::fill_n(value_, this->period_, 0.0);
+      std::fill_n(weight_, this->period_, 0.0);
+      std::fill_n(sums_, this->period_, C(0));
+      std::fill_n(sw_, this->period_, C(0));
+    }
+
+    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      if constexpr (sizeof(C) == 4) {
+        if (this->fold_.square && !this->fold_.half && rare_(e, n)) return fold_carefully(e, first, n, period);
+      }
+      lanes_(e, n, period, {sums_ + first, sw_ + first});
+    }
+
+    void fold_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t p = first + i % period;
+        value_[p] += careful_(e.from(i), 1);
+        if (e.w) weight_[p] += static_cast<double>(e.w[i]);
+      }
+    }
+
+    void empty_lanes(double*) {
+      empty_(sums_, this->period_, value_);
+      if (this->weighted_) empty_(sw_, this->period_, weight_);
+    }
+
+    Totals lane_states() { return {value_, weight_, nullptr, this->count_lanes_}; }
+
+    double row_sum_, row_weight_;
+    decltype(&powers_row<C, 16, true, true, true>) row_;
+    decltype(&careful_powers<C, true, true, true>) careful_;
+    decltype(&power_lanes<C, true, true, true>) lanes_;
+    decltype(&extraordinary_loop<C, true>) rare_;
+    decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
+    decltype(pick<&empty_loop<C, double>>()) empty_ = pick<&empty_loop<C, double>>();
+    alignas(64) C sums_[kColumns];
+    alignas(64) C sw_[kColumns];
+    alignas(64) double value_[kColumns];
+    alignas(64) double weight_[kColumns];
+  };
+};
+
+// sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
+void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, const double* unscale,
+                   double* const* results) {
+  const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool none = totals.count[i] == 0;
+    const double divisor = !f.mean ? 1.0 : f.weighted ? totals.weight[i] : static_cast<double>(totals.count[i]);
+    double value = totals.value[i], scale = f.slope;
+    if (f.lost && f.root && !none && may_be_lost(value)) *f.lost = true;
+    if (f.mean) value /= divisor;
+    if (f.root) {
+      value = std::sqrt(value);
+      if (unscale) value /= unscale[i];
+      scale = value == 0 ? 0.0 : 1 / (value * divisor);
+    }
+    results[0][i] = none ? f.nothing : value;
+    results[1][i] = 0;
+    results[2][i] = none ? 0.0 : scale;
+  }
+}
+
+}  // namespace
+
+Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan) {
+  StatisticFinish finish;
+  finish.nothing = nothing_kept(empty_nan);
+  finish.mean = mean;
+  finish.root = root;
+  finish.weighted = s.weight.has_value();
+  finish.slope = square ? 2 : 1;
+  const Statistics to = s.results();
+  if (!s.in_double())
+    s.run<float>(Powers<float>{finish.weighted, false, s.x.dtype == DType::kHalf, square}, &finish_powers, &finish, to);
+  else if (root)
+    run_squares(s, Powers<double>{finish.weighted, false, false, square}, &finish_powers, finish, to);
+  else
+    s.run<double>(Powers<double>{finish.weighted, false, false, square}, &finish_powers, &finish, to);
+  return to;
+}
+
+}  // namespace safeops::cpu

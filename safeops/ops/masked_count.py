@@ -1,0 +1,86 @@
+"""masked_count: how many elements are kept."""
+
+import torch
+
+from safeops import _check, _route
+from safeops._library import Op, declare_public, declare_raw
+from safeops.ops._reduction import count_kept, kept, output_shape, validate
+
+# ---- definition
+
+
+def definition(input, mask=None, weight=None, dim=None, keepdim=False):
+    dims = _check.dims("masked_count", dim, input.dim())
+    return count_kept(kept(mask, weight), input, dims, keepdim)
+
+
+# ---- op
+
+
+def _fake(input, mask=None, weight=None, dim=None, keepdim=False):
+    return input.new_empty(output_shape(input.shape, dim, keepdim), dtype=torch.int64)
+
+
+_raw = declare_raw(
+    "_masked_count",
+    "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False) -> Tensor",
+    fake=_fake,
+    composite=definition,
+    triton="masked_count.masked_count",
+)
+OP = Op("masked_count", ("_masked_count",), "Triton", _raw)  # a count has no gradient, and so no Function
+
+# ---- public function
+
+
+def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None):
+    """How many elements of `input` are kept: `mask` True and `weight` not 0. Exact, and never waits for the GPU.
+
+    The replacement of `mask.expand_as(x).sum()`, of `mask.float().sum()` (fp32 counts to 2^24 and no further) and of
+    `x[mask].numel()`. The count of nothing is 0.
+
+    Args:
+        input: tensor of any shape and dtype. Only its shape is read: a NaN counts as any other element.
+        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
+        dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
+        keepdim: keep the reduced dims with size 1.
+        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
+
+    Returns:
+        int64, of `input`'s shape without the reduced dims. Not differentiable.
+
+    Raises:
+        TypeError: `input` is no tensor, `weight` is not floating, `mask` is not bool.
+        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats.
+        IndexError: dim out of range.
+
+    Example:
+        >>> x = torch.zeros(2, 3)
+        >>> safeops.masked_count(x, torch.tensor([True, False, True]), dim=1)
+        tensor([2, 2])
+    """
+    if dim is not None and not isinstance(dim, (tuple, list)):
+        dim = (dim,)
+    try:
+        kernel = _route.kernel(OP, input, mask, weight)
+        if kernel is not None:
+            if kernel is OP.traced:
+                _validate(input, mask, weight, dim, keepdim)
+            return kernel.raw(input, mask, weight, dim, keepdim)
+    except Exception:
+        _validate(input, mask, weight, dim, keepdim)
+        raise
+    _validate(input, mask, weight, dim, keepdim)
+    return definition(input, mask, weight, dim, keepdim)
+
+
+def _validate(input, mask, weight, dim, keepdim):
+    _check.tensor("masked_count", "input", input)
+    validate("masked_count", input, mask, weight, dim, keepdim)
+
+
+declare_public(
+    masked_count,
+    "masked_count(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, Tensor? weight=None) "
+    "-> Tensor",
+)

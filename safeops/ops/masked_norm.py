@@ -1,0 +1,75 @@
+"""masked_norm: the vector norm of the kept elements."""
+
+import torch
+
+from safeops.ops._reduction import declare_reduction, magnitude
+from safeops.ops._statistic import EXTREME, LINEAR, SIGN, Statistic, pick, reciprocal, root
+
+INF = float("inf")
+KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that have kernels
+
+
+def _define(k, ord):
+    if ord == 2:
+        binade = k.binade()
+        x = k.x / binade
+        value = binade * root(k.sum(x * k.weighted(x)))
+        return value, torch.zeros_like(value), reciprocal(value)
+    a = magnitude(k.x)
+    if ord == 1:
+        value = k.sum(k.weighted(a))
+        return value, torch.zeros_like(value), torch.ones_like(value)
+    if ord in (INF, -INF):
+        value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
+        return value, value, 1 / ties
+    value = _any_order(k, a, ord)
+    return value, value, value  # no kernel's backward asks
+
+
+def _any_order(k, a, ord):
+    """(sum w |x|^ord)^(1 / ord). An element that is 0 has gradient 0: its true one may be infinite."""
+    zero = a == 0
+    if ord == 0:
+        return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
+    binade = k.binade()
+    terms = torch.where(zero, 0, torch.where(zero, 1, a / binade) ** ord)
+    total = k.sum(k.weighted(k.select(terms, 0)))
+    vanishes = total == 0
+    value = binade * torch.where(vanishes, 0, torch.where(vanishes, 1, total) ** (1 / ord))
+    if ord < 0:  # 1 / 0^|ord| is infinite, and makes the norm 0
+        none = ~k.sum(k.select(zero, False).to(a.dtype)).bool() | total.isnan()
+        value = torch.where(none, value, 0)
+    return value
+
+
+class Norm(Statistic):
+    def _kernel(self, parameter, *operands):
+        return super()._kernel(parameter, *operands) if parameter[0] in (1, 2, INF, -INF) else None
+
+
+NORM = Norm("masked_norm", _define, KINDS.get, "ord")
+
+
+def masked_norm(
+    input, mask=None, dim=None, *, ord=2, keepdim=False, weight=None, dtype=None, empty="zero"
+):  # fmt: skip
+    """The vector norm of the kept elements: (sum(weight * |input|^ord))^(1 / ord).
+
+    The replacement of `x[mask].norm()` and of `torch.where(mask, x, 0).norm()`. |x|^ord neither overflows nor
+    underflows where the norm does not, and the gradient at a vector of zeros is 0.
+
+    Args:
+        ord: any number, as in `torch.linalg.vector_norm`; inf is the largest magnitude, -inf the smallest (equal ones
+            share the gradient evenly, and a weight masks out where it is 0 and otherwise changes nothing), 0 counts
+            what is not 0. Orders other than 1, 2, inf and -inf have no kernel: they run as plain torch operations.
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([3e30, 4e30, torch.nan])
+        >>> safeops.masked_norm(x, x.isfinite())
+        tensor(5.0000e+30)
+    """
+    return NORM.call(input, mask, dim, keepdim, weight, dtype, empty, ord)
+
+
+declare_reduction(masked_norm, "Scalar ord=2, ")
