@@ -36,8 +36,9 @@ struct SafePow {
       if (known && lost(slope, C(1))) {  // b a^(b-1) over- or underflows where its product with g may not
         const bool larger = fabs(b) > fabs(part);
         const C large = larger ? b : part, small = larger ? part : b;
-        const C turned = (g * y) / a;  // for a part that overflows already
-        da = !finite(part)       ? finite(turned) ? turned * b : (g * y) * (b / a)
+        const C turned = (g * y) / a;  // for a part that over- or underflows already
+        const bool beyond = !finite(part) || (part == C(0) && y != C(0));
+        da = beyond              ? finite(turned) ? turned * b : (g * y) * (b / a)
              : finite(g * large) ? (g * large) * small
                                  : (g * small) * large;
       }

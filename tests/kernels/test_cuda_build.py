@@ -122,7 +122,7 @@ FLAT = {
 }
 # A long function has one packet of each operand under way (kRolled), and is bound by its arithmetic, as these are.
 ROLLED = {"safe_pow": {"Binary": (2, 1), "BinaryBackward": (3, 2)}}
-ARITHMETIC = {("safe_pow", "Binary"), ("safe_exp", "Unary, F64")}
+ARITHMETIC = {("safe_pow", "Binary"), ("safe_exp", "Unary, F64"), ("safe_asin", "Unary, F64")}
 
 
 def in_flight(registers, packets):
