@@ -327,7 +327,7 @@ SAFEOPS_INLINE Magnitude magnitude(float x_, float y_) {
   const double r = t - n * 0x1.62e42fefa39efp-1;
   const double tail = polynomial(r, 0x1.0000003a2006ap-1, 0x1.555554437243fp-3, 0x1.55548dc9c9e59p-5,
                                  0x1.1112704155fedp-7, 0x1.6d8d037a8c5ecp-10, 0x1.9f0949f4e0a2cp-13);
-  const double power = (1 + (r + r * r * tail)) * power_of_two(n);
+  const double power = kept_or_zero(!(t < -300), (1 + (r + r * r * tail)) * power_of_two(n));
   return {power, power / x, log};
 }
 
@@ -355,9 +355,10 @@ struct Power {
     value = select((y == 0) | (x == 1), 1.0, value);
     below = select(edge, at_edge(a, y - 1), inner.below);
     below = select(x == x, below, x);
+    below = select(y == 1, 1.0, below);
     const uint64_t sign = bit_cast<uint64_t>(x) & 0x8000000000000000u;
     value = flip(value, kept_or_zero(odd, bit_cast<double>(sign)));
-    below = flip(below, kept_or_zero(integer & !odd, bit_cast<double>(sign)));
+    below = flip(below, kept_or_zero(!odd, bit_cast<double>(sign)));
   }
 
   // a^y for a = 0 and a = inf

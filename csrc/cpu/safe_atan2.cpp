@@ -9,15 +9,12 @@ template <class C>
 struct SafeAtan2 {
   explicit SafeAtan2(const Arguments&) {}
 
-  C value(C a, C b) const {
-    const C longer = math::at_least(std::fabs(a), std::fabs(b));
-    return kept_or_zero(longer != 0, math::atan2(a, b));
-  }
+  C value(C a, C b) const { return kept_or_zero((a != 0) | (b != 0), math::atan2(a, b)); }
 
   Slopes<C> slopes(C g_, C a_, C b_) const {
     const double g = g_, a = a_, b = b_;  // squares of floats neither overflow nor vanish in double
     const double longer = math::at_least(std::fabs(a), std::fabs(b));
-    const bool flat = (longer == 0) | ((longer == math::kInf) & (a == a) & (b == b));
+    const bool number = (a == a) & (b == b), flat = number & ((longer == 0) | (longer == math::kInf));
     double scale = 1;
     if constexpr (sizeof(C) == 8) scale = math::scale_of(longer);
     const double y = a * scale, x = b * scale, square = x * x + y * y;

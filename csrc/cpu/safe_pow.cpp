@@ -30,7 +30,8 @@ struct SafePow {
     double da = g * b * power.below;
     // a^(b-1) may overflow where g times it does not.
     if constexpr (sizeof(C) == 8)
-      da = select((std::fabs(power.below) == math::kInf) & (a != 0), g * b * power.value / a, da);
+      da = select((std::fabs(power.below) == math::kInf) & (a != 0) & (std::fabs(a) < math::kInf),
+                  g * b * power.value / a, da);
     const double db = g * power.log * power.value;
     return {static_cast<C>(kept_or_zero(live & (b != 0), da)), static_cast<C>(kept_or_zero(live & !(a <= 0), db))};
   }

@@ -4,6 +4,7 @@
 //     using Value = float;                          // what it computes in
 //     static constexpr int kOut = 1, kIn = 2;       // operands
 //     static constexpr bool kMask = false;          // one more operand: a byte mask, nonzero is true
+//     static constexpr bool kRolled = false;        // long: in a loop over the elements, not a copy for each of them
 //     __device__ void prepare();                    // once per thread, after its loads are on their way
 //     __device__ void operator()(const Value* in, bool mask, Value* out) const;
 //   };
@@ -12,11 +13,11 @@
 //   flat     every operand dense in one order and 16-byte aligned, one dtype: 16-byte accesses, no index arithmetic
 //   rows     broadcast operands (a padding mask, a per-row divisor, the stride-0 gradient of .sum()): 16-byte
 //            accesses, one index computation per packet; one dtype known at compile time, or any mix up to fp32
-//   general  any strides, any dtypes, one element at a time; 64-bit indices above 2^31 elements
+//   general  any strides, any dtypes, one element at a time; 2^31 elements and more in several launches
 //
 // Bytes in flight per thread: flat fp16/bf16 masked_fill 2 data packets + 1 mask packet = 48; safe_div 2 x 2 packets =
 // 64; its backward 3 packets = 48. 48 KiB in flight per SM (what H200 asks for) then takes 1024 resident threads:
-// hence at most 64 registers a thread (kMinBlocks).
+// hence at most 64 registers a thread, or more threads (kMinBlocks).
 //
 // Build (setup.py does it): nvcc -std=c++17 -O3 -DUSE_CUDA -DTORCH_TARGET_VERSION=0x020b000000000000
 // --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden, no fast-math; linked with -Wl,--no-as-needed -ltorch
@@ -30,7 +31,9 @@
 namespace safeops::cuda {
 
 constexpr int kThreads = 128;
-constexpr int kMinBlocks = 8;  // 8 x 128 threads an SM: 64 registers each
+// 8 x 128 threads an SM: 64 registers each. One operand read as it is has 32 bytes a thread in flight: 12 x 128.
+template <class Op>
+constexpr int kMinBlocks = Op::kIn == 1 && !Op::kMask && sizeof(typename Op::Value) == 4 ? 12 : 8;
 constexpr unsigned kWarp = 0xffffffffu;
 
 template <class Op>
@@ -46,75 +49,6 @@ __device__ inline unsigned mask_bits(uint4 bytes) {
   for (int w = 0; w < 4; ++w) bits |= ((__vminu4(word[w], 0x01010101u) * 0x01020408u) >> 24) << (4 * w);
   return bits;
 }
-
-// ---- flat
-//
-// A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
-// consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: as bits they travel by one shuffle per packet.
-
-template <class Op, class Codec>
-struct Tile {
-  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
-  static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 ? 1 : 2;
-  static constexpr int kElements = 32 * kUnroll * kPacket;
-};
-
-template <class Op, class Codec>
-__global__ void __launch_bounds__(kThreads, kMinBlocks)
-    flat_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
-  using Raw = typename Codec::Raw;
-  using Value = typename Codec::Value;
-  using T = Tile<Op, Codec>;
-  constexpr int K = T::kPacket, U = T::kUnroll, kOut = Op::kOut, kIn = Op::kIn;
-  const int lane = threadIdx.x % 32;
-  const int64_t start = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * T::kElements;
-  if (start >= plan.numel) return;
-
-  if (start + T::kElements > plan.numel) {  // the last tile, element by element
-    op.prepare();
-#pragma unroll 1
-    for (int64_t at = start + lane; at < plan.numel; at += 32) {
-      Value in[kIn], out[kOut];
-#pragma unroll
-      for (int i = 0; i < kIn; ++i) in[i] = Codec::decode(load<Raw>(plan.base[kOut + i] + at * sizeof(Raw)));
-      op(in, Op::kMask && load<uint8_t>(plan.base[operands<Op>() - 1] + at) != 0, out);
-#pragma unroll
-      for (int o = 0; o < kOut; ++o)
-        if (plan.base[o]) store<Raw>(plan.base[o] + at * sizeof(Raw), Codec::encode(out[o]));
-    }
-    return;
-  }
-
-  uint4 mask{}, in[U][kIn];
-  if constexpr (Op::kMask) mask = load<uint4>(plan.base[operands<Op>() - 1] + start + lane * 16);
-  const int64_t offset = start * sizeof(Raw) + lane * 16;
-#pragma unroll
-  for (int u = 0; u < U; ++u)
-#pragma unroll
-    for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(plan.base[kOut + i] + offset + u * 512);
-  op.prepare();
-  const unsigned bits = Op::kMask ? mask_bits(mask) : 0;
-#pragma unroll
-  for (int u = 0; u < U; ++u) {
-    // Packet u of this lane begins at element (32 u + lane) K: K of the 16 bits that lane (32 u + lane) K / 16 read.
-    const unsigned fill = Op::kMask ? __shfl_sync(kWarp, bits, 2 * K * u + lane * K / 16) >> (lane * K % 16) : 0;
-    Raw raw[kOut][K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      Value value[kIn], out[kOut];
-#pragma unroll
-      for (int i = 0; i < kIn; ++i) value[i] = Codec::decode(packet_get<Raw>(in[u][i], k));
-      op(value, (fill >> k) & 1, out);
-#pragma unroll
-      for (int o = 0; o < kOut; ++o) raw[o][k] = Codec::encode(out[o]);
-    }
-#pragma unroll
-    for (int o = 0; o < kOut; ++o)
-      if (plan.base[o]) store(plan.base[o] + offset + u * 512, packet_of(raw[o]));
-  }
-}
-
-// ---- rows
 
 // How a thread holds one operand's elements: Fixed<Codec> one packet of a known type, Mixed 8 elements of fp16, bf16
 // or fp32 (then two packets).
@@ -170,12 +104,119 @@ struct Mixed {
   }
 };
 
+// op on the K elements of a packet: out[o][k]. `get(i, k)` is operand i's element k, `masked(k)` its mask.
+template <class Op, int K, class Get, class Masked>
+__device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::Value (&out)[Op::kOut][K]) {
+  using Value = typename Op::Value;
+  constexpr int kOut = Op::kOut, kIn = Op::kIn;
+  if constexpr (Op::kRolled) {
+    // No register can be indexed by a loop's counter: so the elements move past the op, results following operands.
+    static_assert(!Op::kMask && kIn >= kOut);
+    Value held[kIn][K], value[kIn], result[kOut];
+#pragma unroll
+    for (int i = 0; i < kIn; ++i)
+#pragma unroll
+      for (int k = 0; k < K; ++k) held[i][k] = get(i, k);
+#pragma unroll 1
+    for (int k = 0; k < K; ++k) {
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) value[i] = held[i][0];
+      op(value, false, result);
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) {
+#pragma unroll
+        for (int j = 0; j + 1 < K; ++j) held[i][j] = held[i][j + 1];
+        if (i < kOut) held[i][K - 1] = result[i < kOut ? i : 0];
+      }
+    }
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+#pragma unroll
+      for (int k = 0; k < K; ++k) out[o][k] = held[o][k];
+  } else {
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      Value value[kIn], result[kOut];
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) value[i] = get(i, k);
+      op(value, masked(k), result);
+#pragma unroll
+      for (int o = 0; o < kOut; ++o) out[o][k] = result[o];
+    }
+  }
+}
+
+// ---- flat
+//
+// A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
+// consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: as bits they travel by one shuffle per packet.
+
+template <class Op, class Codec>
+struct Tile {
+  static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
+  static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 || Op::kRolled ? 1 : 2;
+  static constexpr int kElements = 32 * kUnroll * kPacket;
+};
+
+template <class Op, class Codec>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
+    flat_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
+  using Raw = typename Codec::Raw;
+  using Value = typename Codec::Value;
+  using T = Tile<Op, Codec>;
+  constexpr int K = T::kPacket, U = T::kUnroll, kOut = Op::kOut, kIn = Op::kIn;
+  const int lane = threadIdx.x % 32;
+  const int64_t start = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * T::kElements;
+  if (start >= plan.numel) return;
+
+  if (start + T::kElements > plan.numel) {  // the last tile, element by element
+    op.prepare();
+#pragma unroll 1
+    for (int64_t at = start + lane; at < plan.numel; at += 32) {
+      Value in[kIn], out[kOut];
+#pragma unroll
+      for (int i = 0; i < kIn; ++i) in[i] = Codec::decode(load<Raw>(plan.base[kOut + i] + at * sizeof(Raw)));
+      op(in, Op::kMask && load<uint8_t>(plan.base[operands<Op>() - 1] + at) != 0, out);
+#pragma unroll
+      for (int o = 0; o < kOut; ++o)
+        if (plan.base[o]) store<Raw>(plan.base[o] + at * sizeof(Raw), Codec::encode(out[o]));
+    }
+    return;
+  }
+
+  uint4 mask{}, in[U][kIn];
+  if constexpr (Op::kMask) mask = load<uint4>(plan.base[operands<Op>() - 1] + start + lane * 16);
+  const int64_t offset = start * sizeof(Raw) + lane * 16;
+#pragma unroll
+  for (int u = 0; u < U; ++u)
+#pragma unroll
+    for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(plan.base[kOut + i] + offset + u * 512);
+  op.prepare();
+  const unsigned bits = Op::kMask ? mask_bits(mask) : 0;
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    // Packet u of this lane begins at element (32 u + lane) K: K of the 16 bits that lane (32 u + lane) K / 16 read.
+    const unsigned fill = Op::kMask ? __shfl_sync(kWarp, bits, 2 * K * u + lane * K / 16) >> (lane * K % 16) : 0;
+    Value out[kOut][K];
+    apply<Op, K>(op, [&](int i, int k) { return Codec::decode(packet_get<Raw>(in[u][i], k)); },
+                 [&](int k) { return ((fill >> k) & 1) != 0; }, out);
+#pragma unroll
+    for (int o = 0; o < kOut; ++o)
+      if (plan.base[o]) Fixed<Codec>::write(plan.base[o] + offset + u * 512, out[o], Type());
+  }
+}
+
+// ---- rows
+
+template <class Op>
+constexpr int kRowsUnroll = Op::kIn > 2 || Op::kRolled ? 1 : Op::kMask ? 4 : 2;
+
 template <class Op, class Hold>
-__global__ void __launch_bounds__(kThreads, kMinBlocks)
+__global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
     rows_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
   using Value = typename Hold::Value;
   constexpr int N = operands<Op>(), kOut = Op::kOut, kIn = Op::kIn, K = Hold::kElements;
-  constexpr int U = Op::kIn > 2 ? 1 : Op::kMask ? 4 : 2;
+  constexpr int U = kRowsUnroll<Op>;
   const uint32_t packets = uint32_t(plan.numel / K);
   const uint32_t first = blockIdx.x * (kThreads * U) + threadIdx.x;
   bool repeated[N];
@@ -219,15 +260,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
       if (repeated[kOut + i]) in[u][i].spread(plan.type[kOut + i]);
     if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
     Value out[kOut][K];
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-      Value value[kIn], result[kOut];
-#pragma unroll
-      for (int i = 0; i < kIn; ++i) value[i] = in[u][i].get(k, plan.type[kOut + i]);
-      op(value, Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0, result);
-#pragma unroll
-      for (int o = 0; o < kOut; ++o) out[o][k] = result[o];
-    }
+    apply<Op, K>(op, [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); },
+                 [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; }, out);
 #pragma unroll
     for (int o = 0; o < kOut; ++o)
       if (target[u][o]) Hold::write(target[u][o], out[o], plan.type[o]);
@@ -236,32 +270,28 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
 
 // ---- general
 
-template <class Op, class Index>
-constexpr int kGeneralUnroll = sizeof(typename Op::Value) == 8 || sizeof(Index) == 8 ? 2 : 4;
+template <class Op>
+constexpr int kGeneralUnroll = Op::kRolled ? 1 : sizeof(typename Op::Value) == 8 ? 2 : 4;
 
-template <class Op, class Index>
-__global__ void __launch_bounds__(kThreads, kMinBlocks)
+template <class Op>
+__global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
     general_kernel(const __grid_constant__ Plan<operands<Op>()> plan, Op op) {
   using Value = typename Op::Value;
   using Any = Dynamic<Value>;
-  constexpr int N = operands<Op>(), kOut = Op::kOut, kIn = Op::kIn, U = kGeneralUnroll<Op, Index>;
-  const Index first = Index(blockIdx.x) * (kThreads * U) + threadIdx.x;
+  constexpr int N = operands<Op>(), kOut = Op::kOut, kIn = Op::kIn, U = kGeneralUnroll<Op>;
+  const uint32_t numel = uint32_t(plan.numel), first = blockIdx.x * (kThreads * U) + threadIdx.x;
   typename Any::Word raw[U][kIn];
   bool mask[U];
   char* target[U][kOut];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    const Index index = first + u * kThreads;
-    Index rest = index < Index(plan.numel) ? index : 0;
+    const uint32_t index = first + u * kThreads;
+    uint32_t rest = index < numel ? index : 0;
     int64_t offset[N] = {};
     for (int dim = 0; dim < plan.ndim; ++dim) {
-      Index next;
-      if constexpr (sizeof(Index) == 4) {
-        next = (__umulhi(rest, plan.by[dim].multiplier) + rest) >> plan.by[dim].shift;
-      } else {
-        next = dim + 1 < plan.ndim ? rest / Index(plan.size[dim]) : 0;
-      }
-      const int64_t at = int64_t(rest - next * Index(plan.size[dim]));
+      const Divider& by = plan.by[dim];
+      const uint32_t next = (__umulhi(rest, by.multiplier) + rest) >> by.shift;
+      const int64_t at = int64_t(rest - next * by.divisor);
       rest = next;
 #pragma unroll
       for (int i = 0; i < N; ++i) offset[i] += at * plan.stride[i][dim];
@@ -272,7 +302,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks)
     mask[u] = Op::kMask && load<uint8_t>(plan.base[N - 1] + offset[N - 1]) != 0;
 #pragma unroll
     for (int o = 0; o < kOut; ++o)
-      target[u][o] = index < Index(plan.numel) && plan.base[o] ? plan.base[o] + offset[o] : nullptr;
+      target[u][o] = index < numel && plan.base[o] ? plan.base[o] + offset[o] : nullptr;
   }
   op.prepare();
 #pragma unroll
@@ -300,42 +330,37 @@ inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((
 
 template <class Hold, class Op>
 bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
-  constexpr int K = Hold::kElements, U = Op::kIn > 2 ? 1 : Op::kMask ? 4 : 2;
+  constexpr int K = Hold::kElements, U = kRowsUnroll<Op>;
   if (!has_rows(plan, K, Op::kOut)) return false;
   set_dividers(plan, K);
   start(rows_kernel<Op, Hold>, blocks_for(plan.numel, int64_t(K) * kThreads * U), stream, plan, op);
   return true;
 }
 
-// flat or rows for operands that all have Codec's type (which the caller has checked). false: neither fits.
+// For operands that all have Codec's type, which the caller has checked. false: not dense in one order, or unaligned.
+template <class Codec, class Op>
+bool launch_flat(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
+  using T = Tile<Op, Codec>;
+  if (!is_flat(plan)) return false;
+  start(flat_kernel<Op, Codec>, blocks_for(plan.numel, int64_t(T::kElements) * (kThreads / 32)), stream, plan, op);
+  return true;
+}
+
 template <class Codec, class Op>
 bool launch_fixed(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
-  using T = Tile<Op, Codec>;
-  if (is_flat(plan)) {
-    const unsigned blocks = blocks_for(plan.numel, int64_t(T::kElements) * (kThreads / 32));
-    start(flat_kernel<Op, Codec>, blocks, stream, plan, op);
-    return true;
-  }
+  if (launch_flat<Codec>(plan, op, stream)) return true;
   if constexpr (sizeof(typename Codec::Raw) < 8)
     return launch_rows<Fixed<Codec>>(plan, op, stream);
   else
     return false;
 }
 
-template <class Op, class Index>
-void launch_general_by(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
-  const unsigned blocks = blocks_for(plan.numel, kThreads * kGeneralUnroll<Op, Index>);
-  start(general_kernel<Op, Index>, blocks, stream, plan, op);
-}
-
 template <class Op>
-void launch_general(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
-  if (plan.numel < (int64_t(1) << 31)) {
+void launch_general(const Plan<operands<Op>()>& whole, const Op& op, cudaStream_t stream) {
+  for_each_part(whole, [&](Plan<operands<Op>()>& plan) {
     set_dividers(plan, 1);
-    launch_general_by<Op, uint32_t>(plan, op, stream);
-  } else {
-    launch_general_by<Op, uint64_t>(plan, op, stream);
-  }
+    start(general_kernel<Op>, blocks_for(plan.numel, kThreads * kGeneralUnroll<Op>), stream, plan, op);
+  });
 }
 
 }  // namespace safeops::cuda

@@ -3,30 +3,19 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
-#include <cmath>
 #include <cstring>
 
-#include "elementwise.cuh"
+#include "floating.cuh"
 #include "tensors.h"
 
 namespace safeops::cuda {
 namespace {
 
-constexpr double kLargest[] = {65504.0, 3.38953138925153547590e38, 3.40282346638528859812e38,
-                               1.79769313486231570815e308};  // by Type
-
-// A finite fill too large for the dtype becomes its largest finite value; inf and NaN pass.
-__host__ __device__ inline double saturate(double value, double largest) {
-  if (value > largest && value <= 1.79769313486231570815e308) return largest;
-  if (value < -largest && value >= -1.79769313486231570815e308) return -largest;
-  return value;
-}
-
 template <class Bits>
 struct MaskedFill {
   using Value = Bits;
   static constexpr int kOut = 1, kIn = 1;
-  static constexpr bool kMask = true;
+  static constexpr bool kMask = true, kRolled = false;
   Bits fill;
   const char* value;  // a 0-dim tensor on the device, read there: no synchronisation
   Type value_type, type;

@@ -123,4 +123,24 @@ void set_dividers(Plan<N>& plan, int elements) {
   for (int dim = 0; dim < plan.ndim; ++dim) plan.by[dim] = Divider(uint32_t(plan.size[dim] / (dim ? 1 : elements)));
 }
 
+// The plan in parts of fewer than 2^31 elements: halves of the outermost dimension, as often as it takes.
+#ifndef SAFEOPS_INDEX_LIMIT  // the emulation has a small one
+#define SAFEOPS_INDEX_LIMIT (int64_t(1) << 31)
+#endif
+template <int N, class Launch>
+void for_each_part(Plan<N> plan, const Launch& launch) {
+  if (plan.numel < SAFEOPS_INDEX_LIMIT) return launch(plan);
+  while (plan.size[plan.ndim - 1] == 1) --plan.ndim;
+  const int outer = plan.ndim - 1;
+  const int64_t size = plan.size[outer], inner = plan.numel / size, at = size / 2;
+  plan.size[outer] = at;
+  plan.numel = inner * at;
+  for_each_part(plan, launch);
+  plan.size[outer] = size - at;
+  plan.numel = inner * (size - at);
+  for (int i = 0; i < N; ++i)
+    if (plan.base[i]) plan.base[i] += at * plan.stride[i][outer];
+  for_each_part(plan, launch);
+}
+
 }  // namespace safeops::cuda

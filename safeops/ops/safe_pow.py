@@ -20,6 +20,10 @@ def _define(a, b, eps, fill_value, dtype):
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
     true = ~(none | over | flat)
     rising = true & ~(base <= 0)  # elsewhere the power has no derivative by its exponent
+    # (-a)^b is a^b or its opposite: whether b is even, b - 1 would no longer tell beyond the integers of the dtype.
+    negative = finite & (base < 0)
+    sign = torch.where(negative & (exponent.fmod(2).abs() == 1), -1, 1)
+    a, base = torch.where(negative, -a, a), torch.where(negative, -base, base)
     # A slope that overflows alone must not meet a gradient of 0. There a^b is its value times 1, written as e^(d - d).
     kept = torch.where(true, base, 1)
     steep = true & finite & (exponent * kept.pow(exponent - 1)).isinf()
@@ -29,8 +33,8 @@ def _define(a, b, eps, fill_value, dtype):
         return torch.where(where, a, 1), torch.where(where & rising, b, torch.where(where, exponent, 1))
 
     x, y = operands(steep)
-    logarithm = y * x.abs().log()
-    result = torch.where(steep, value, 1) * (logarithm - logarithm.detach()).exp()
+    logarithm = y * x.log()
+    result = torch.where(steep, sign * value, 1) * (logarithm - logarithm.detach()).exp()
     # By the exponent alone: d/da is not steep. (Its share of the mixed second derivative is 1 beside b log a > 80.)
     x, y = operands(tall)
     result = torch.where(tall, x.pow(y.detach()) * ((y - y.detach()) * x.detach().log()).exp(), result)
@@ -40,7 +44,7 @@ def _define(a, b, eps, fill_value, dtype):
     others = true & ~rising & ~steep
     x, y = operands(others)
     result = torch.where(others, x.pow(y.detach()), result)
-    return torch.where(true, result.to(dtype), instead.to(dtype))
+    return torch.where(true, (sign * result).to(dtype), instead.to(dtype))
 
 
 # ---- op

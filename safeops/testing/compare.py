@@ -70,7 +70,9 @@ def assert_outcomes_close(got, want, because: str) -> None:
         if a.dtype != b.dtype:
             raise AssertionError(f"{what}: {because}: dtype {a.dtype} against {b.dtype}")
         finite = b.detach()[b.isfinite()].double().abs()
-        assert_close(f"{what}: {because}", a, b.double(), scale=float(finite.max()) if finite.numel() else 0.0)
+        scale = float(finite.max()) if finite.numel() else 0.0
+        # Both are rounded once: beside a tie of a half dtype, to different sides.
+        assert_close(f"{what}: {because}", a, b.double(), scale=scale, roundings=2)
 
 
 def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
@@ -81,16 +83,19 @@ def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
             raise AssertionError(f"{what}: {name} in the wrong places: {_at(wrong, got, want)}")
 
 
-def assert_close(what: str, got: Tensor, truth: Tensor, *, scale: float = 0.0, computed=torch.float64) -> None:
+def assert_close(
+    what: str, got: Tensor, truth: Tensor, *, scale: float = 0.0, computed=torch.float64, roundings: int = 1
+) -> None:
     """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled.
 
     computed: the dtype of the arithmetic, where it is narrower than `got` (a float64 operand's gradient in an fp32 op).
+    roundings: 2 where `truth` has been rounded as well.
     """
     if got.shape != truth.shape:
         raise AssertionError(f"{what}: shape {tuple(got.shape)}, want {tuple(truth.shape)}")
     got, truth = got.detach(), truth.detach()
     judged = computed if got.dtype == torch.float64 else got.dtype
-    rtol, atol = TOLERANCES[judged]
+    rtol, atol = (roundings * t for t in TOLERANCES[judged])
     rounded = truth.to(got.dtype)
     # On the edge of the dtype's range either the largest number or inf is a correct rounding of a wide sum.
     edge = (truth.abs() / torch.finfo(got.dtype).max - 1).abs() <= 2 * rtol

@@ -78,23 +78,25 @@ def safe_pow(input, exponent, *, out_dtype=torch.float64):
     over = fixed.to(out_dtype).isinf() & a.isfinite() & b.isfinite()
     result = torch.where(none, 0.0, torch.where(over, fixed.sign() * torch.finfo(out_dtype).max, fixed))
     live = ~none & ~over & ~((a == 0) & ((b < 1) | ~whole))
-    slope = torch.where(live, b * torch.where(live, a, 1).pow(b - 1), 0).detach()
+    a = torch.where(live, a, 1.0)
+    slope = (b * a.abs().pow(b - 1)).detach()
     # a^b as e^(b log|a|), rounding aside, where a slope beyond float64 stands for one of b times a finite power over a
-    for sign in (1, -1):
-        at = live & (a < 0) if sign < 0 else live & ~(a < 0)
-        steep = at & slope.isinf() & a.isfinite() & b.isfinite()
-        x, y = torch.where(steep, a, 1).abs(), torch.where(steep, b, 1)
-        y = y.detach() if sign < 0 else y
-        rough = (y * x.log() - (y * x.log()).detach()).exp() * torch.where(steep, fixed, 1)
-        result = torch.where(steep, rough, result)
-        x, y = torch.where(at & ~steep, a, 1), torch.where(at & ~steep, b, 1)
-        if sign < 0:
-            y = y.detach()
-        zero = x == 0  # its exponent has no gradient
-        plain = torch.where(
-            zero, torch.where(zero, x, 1).pow(y.detach()), torch.where(zero, 1, x).pow(torch.where(zero, 1, y))
-        )
-        result = torch.where(at & ~steep, plain, result)
+    steep = live & slope.isinf() & a.isfinite() & b.isfinite()
+    for below_zero in (True, False):  # there |a|^b, with the sign of an odd power, and no slope by b
+        at = live & (a < 0) if below_zero else live & ~(a < 0)
+        x, y = torch.where(at, a, 1), torch.where(at, b, 1)
+        odd = torch.ones_like(y)
+        if below_zero:
+            flip = x.isfinite() & y.isfinite() & at  # what is not finite goes torch's way
+            odd = torch.where(flip & (y.remainder(2) == 1), -1.0, odd)
+            x, y = torch.where(flip, -x, x), y.detach()
+        log = torch.where(steep, y, 1) * torch.where(steep, x, 1).log()
+        rough = (log - log.detach()).exp() * torch.where(steep & at, fixed, 1)
+        zero = (x == 0) | (steep & at)
+        plain = torch.where(zero, 1, x).pow(torch.where(zero, 1, y)) * odd
+        # A base of 0 has no gradient to its exponent.
+        plain = torch.where(x == 0, torch.where(x == 0, x, 1).pow(torch.where(x == 0, y, 1).detach()), plain)
+        result = torch.where(at, torch.where(steep, rough, plain), result)
     return result
 
 

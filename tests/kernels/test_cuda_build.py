@@ -13,7 +13,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+FUNCTIONS = ("UNARY", "BINARY")
+SOURCES = {  # those on the elementwise loop: path -> which skeleton
+    path: next((kind for kind in FUNCTIONS if f"SAFEOPS_{kind}(" in path.read_text()), None)
+    for path in sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
+    if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
+}
 ARCHS = ("80", "90", "100", "120")
 pytestmark = pytest.mark.xdist_group("cuda_build")  # each source is compiled once, by one worker
 
@@ -100,21 +105,24 @@ def built(tmp_path_factory):
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 def test_compiles_without_spills_or_stack(built, source, arch):
     _, table = built(source, arch)
-    assert len(table) >= 7, f"{source.name}: only {list(table)}"
+    assert len(table) >= 6, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
     # 48 KiB in flight per SM rests on 1024 resident threads (csrc/cuda/elementwise.cuh)
     assert max(r["registers"] for r in table.values()) <= 64
 
 
 # Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move.
+CODECS = ("F16", "BF16", "F32", "F64")
 FLAT = {
-    "masked_fill": {"Copy<unsigned short>": (3, 2), "Copy<unsigned int>": (5, 4), "Copy<unsigned long long>": (9, 8)},
-    "safe_div": {
-        f"{op}, {codec}": packets
-        for op, packets in {"SafeDiv": (4, 2), "SafeDivBackward": (3, 2)}.items()
-        for codec in ("F16", "BF16", "F32", "F64")
+    None: {"Copy<unsigned short>": (3, 2), "Copy<unsigned int>": (5, 4), "Copy<unsigned long long>": (9, 8)},
+    "UNARY": {f"{op}, {codec}": n for op, n in {"Unary": (2, 2), "UnaryBackward": (4, 2)}.items() for codec in CODECS},
+    "BINARY": {
+        f"{op}, {codec}": n for op, n in {"Binary": (4, 2), "BinaryBackward": (3, 2)}.items() for codec in CODECS
     },
 }
+# A long function has one packet of each operand under way (kRolled), and is bound by its arithmetic, as these are.
+ROLLED = {"safe_pow": {"Binary": (2, 1), "BinaryBackward": (3, 2)}}
+ARITHMETIC = {("safe_pow", "Binary"), ("safe_exp", "Unary, F64"), ("safe_asin", "Unary, F64")}
 
 
 def in_flight(registers, packets):
@@ -141,21 +149,23 @@ def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     flat = {name: row for name, row in table.items() if "flat_kernel" in name}
-    assert len(flat) == len(FLAT[source.stem])
-    for key, (reads, writes) in FLAT[source.stem].items():
+    expected = FLAT[SOURCES[source]]
+    assert len(flat) == len(expected)
+    for key, (reads, writes) in expected.items():
         op, _, codec = key.rpartition(", ")
-        pattern = rf"flat_kernel<{op}<\w+>, {codec}>" if op else rf"flat_kernel<\w+<[\w ]+>, {re.escape(codec)} ?>"
+        pattern = rf"flat_kernel<{op}<\w+, \w+>, {codec}>" if op else rf"flat_kernel<\w+<[\w ]+>, {re.escape(codec)} ?>"
         (name,) = [name for name in flat if re.search(pattern, name)]
+        reads, writes = ROLLED.get(source.stem, {}).get(op, (reads, writes))
         row = flat[name]
         # Blackwell's compiler duplicates the code after the value's branch: there the count is a floor.
         exact = arch in ("80", "90")
         assert row.get("LDG.128", 0) == reads or (not exact and row["LDG.128"] > reads), (key, row)
         assert row.get("STG.128", 0) == writes or (not exact and row["STG.128"] > writes), (key, row)
-        if arch == "90":
+        if arch == "90" and not {(source.stem, op), (source.stem, key)} & ARITHMETIC:
             assert in_flight(report[name]["registers"], reads) >= 48 * 1024, name
     for name, row in table.items():
         if "rows_kernel" in name:
-            assert row.get("LDG.128", 0) >= 3 and row.get("STG.128", 0) >= 2, (name, row)
+            assert row.get("LDG.128", 0) >= 2 and row.get("STG.128", 0) >= 2, (name, row)
             assert not {"STG.32", "STG.U16", "STG.64"} & set(row), (name, row)
 
 
@@ -213,5 +223,7 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
 
     if _library.cuda_extension is None:
         pytest.skip("built without nvcc: there is no safeops._cuda")
-    for name in ("_masked_fill", "_safe_div", "_safe_div_backward"):
+    functions = [path.stem for path, kind in SOURCES.items() if kind]
+    assert len(functions) >= 11
+    for name in ("_masked_fill", *(f"_{name}{side}" for name in functions for side in ("", "_backward"))):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

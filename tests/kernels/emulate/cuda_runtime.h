@@ -6,6 +6,7 @@
 // of the GPU's own instructions (fp32 division is IEEE on both), memory ordering, speed.
 #pragma once
 
+#include <math.h>  // the overloads for float too, unqualified as on the device
 #include <ucontext.h>
 
 #include <cmath>
@@ -27,6 +28,7 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define SAFEOPS_INDEX_LIMIT 3000  // elements of a launch of the general kernel: larger ones are cut, as by 2^31
 
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -44,6 +46,8 @@ inline float __uint_as_float(uint32_t x) { return emulated_cast<float>(x); }
 inline uint32_t __float_as_uint(float x) { return emulated_cast<uint32_t>(x); }
 inline double __longlong_as_double(int64_t x) { return emulated_cast<double>(x); }
 inline int64_t __double_as_longlong(double x) { return emulated_cast<int64_t>(x); }
+inline float rsqrt(float x) { return 1 / std::sqrt(x); }
+inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
 inline uint32_t __vminu4(uint32_t a, uint32_t b) {
   uint32_t result = 0;

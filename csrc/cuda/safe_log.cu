@@ -1,0 +1,25 @@
+// safe_log: log(max(x, eps)).
+#include "unary.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct SafeLog {
+  static constexpr bool kRolled = false;
+  static double stand_in(double eps, double) { return std::log(eps); }
+
+  template <class C>
+  static __device__ C value(const Range<C>& range, C x) {
+    return x < range.eps ? range.stand_in : log(x);
+  }
+  template <class C>
+  static __device__ C slope(const Range<C>& range, C g, C x) {
+    return x < range.eps ? C(0) : g / x;
+  }
+};
+
+}  // namespace
+
+SAFEOPS_UNARY(safe_log, SafeLog)
+
+}  // namespace safeops::cuda

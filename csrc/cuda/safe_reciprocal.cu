@@ -1,0 +1,28 @@
+// safe_reciprocal: 1 / x, a stand-in where x vanishes, saturation where the quotient does not fit.
+#include "quotient.cuh"
+#include "unary.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct SafeReciprocal {
+  static constexpr bool kRolled = false;
+  static double stand_in(double, double fill_value) { return fill_value; }
+
+  template <class C>
+  static __device__ C value(const Range<C>& range, C x) {
+    const C q = C(1) / x;
+    return divides(range, x) ? range.saturated(q, range.overflows(q)) : range.stand_in;
+  }
+  template <class C>  // -g / x^2
+  static __device__ C slope(const Range<C>& range, C g, C x) {
+    const C q = C(1) / x;
+    return divides(range, x) && !range.overflows(q) ? slope_of_divisor(g, x, q, g / x) : C(0);
+  }
+};
+
+}  // namespace
+
+SAFEOPS_UNARY(safe_reciprocal, SafeReciprocal)
+
+}  // namespace safeops::cuda

@@ -1,0 +1,31 @@
+// xlogy: a log(b), and 0 where a is 0, whatever b is.
+#include "binary.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Xlogy {
+  static constexpr bool kRolled = false, kFixedRows = false;
+
+  template <class C>
+  static __device__ C value(const Range<C>&, C a, C b) {
+    return a == C(0) ? C(0) : a * log(b);
+  }
+  template <class C>  // da = g log(b), db = g a / b
+  static __device__ void slopes(const Range<C>&, C g, C a, C b, C& da, C& db) {
+    const bool live = a != C(0);  // a NaN is
+    const C slope = g / b, quotient = a / b;
+    // the order of the factors whose first product is a normal number
+    const C product = !lost(slope, g) ? slope * a : !lost(quotient, a) || b == C(0) || !finite(b)
+                                               ? g * quotient
+                                               : (g * a) / b;
+    da = live ? g * log(b) : C(0);
+    db = live ? product : C(0);
+  }
+};
+
+}  // namespace
+
+SAFEOPS_BINARY(xlogy, Xlogy)
+
+}  // namespace safeops::cuda
