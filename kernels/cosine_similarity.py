@@ -2,7 +2,6 @@
 
 import torch
 
-from .launch import arch_of
 from .pointwise_loss import common_shape, like
 from .row import computed_in, floor, launch, thin
 from .rows import COSINE, COSINE_GRADIENT
@@ -17,7 +16,7 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     if value.numel():
         launch(
             "cosine_similarity", COSINE, (x1, x2, value, norm1, norm2), (2, 3, 4), shape, dim, compute,
-            floor(eps, compute), None, arch_of(device),
+            floor(eps, compute),
         )  # fmt: skip
     return value.squeeze(dim) if shape else value, norm1, norm2
 
@@ -35,7 +34,7 @@ def cosine_similarity_backward(
     if shape.numel() and (need_x1 or need_x2):
         launch(
             "cosine_similarity_backward", COSINE_GRADIENT, (x1, x2, grad, value, norm1, norm2, dx1, dx2),
-            (2, 3, 4, 5), shape, dim, compute, floor(eps, compute), None, arch_of(x1.device),
+            (2, 3, 4, 5), shape, dim, compute, floor(eps, compute), summed=False,
         )  # fmt: skip
     return (
         x1.new_empty(0) if dx1 is None else dx1,

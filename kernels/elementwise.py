@@ -66,10 +66,10 @@ def scaled(
     else:
         high = o.to(tl.float32)  # (x - high) - low: to all digits, without fp64 per element
         low = tl.where(tl.abs(o) < float("inf"), o - high.to(tl.float64), 0.0).to(tl.float32)
-        c, before, after = apart(c)
+        c, power = apart(c)
         if WEIGHT:
             c = c * w
-        value = F(v, high, low) * before * c * after
+        value = F(v, high, low) * c * power
     return value
 
 

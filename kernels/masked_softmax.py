@@ -2,7 +2,6 @@
 
 import torch
 
-from .launch import arch_of
 from .row import computed_in, launch, thin
 from .rows import LOG_SOFTMAX, ROWS, ROWS_BACKWARD, SOFTMAX
 
@@ -15,7 +14,7 @@ def masked_softmax(input, mask=None, dim=-1, log=False):
     if top.numel():
         launch(
             "masked_softmax", ROWS, (input, mask, out, top, total), (3, 4), shape, dim, compute,
-            constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value}, arch=arch_of(input.device),
+            constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value},
         )  # fmt: skip
     return out, top, total
 
@@ -26,6 +25,6 @@ def masked_softmax_backward(grad, input, top, total, mask=None, dim=-1, log=Fals
         launch(
             "masked_softmax_backward", ROWS_BACKWARD, (input, grad, mask, out, top, total), (4, 5), input.shape,
             dim % max(input.dim(), 1), computed_in(input, grad),
-            constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value}, arch=arch_of(input.device),
+            constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value},
         )  # fmt: skip
     return out

@@ -2,7 +2,6 @@
 
 import torch
 
-from .launch import arch_of
 from .row import computed_in, floor, launch, thin
 from .rows import NORMALIZE, ROWS, ROWS_BACKWARD
 
@@ -15,7 +14,7 @@ def normalize(input, dim=-1, eps=None):
     if norm.numel():
         launch(
             "normalize", ROWS, (input, None, out, norm, None), (3, 4), shape, dim, compute, floor(eps, compute),
-            {"OP": NORMALIZE.value}, arch_of(input.device),
+            {"OP": NORMALIZE.value},
         )  # fmt: skip
     return out, norm
 
@@ -27,6 +26,6 @@ def normalize_backward(grad, input, norm, dim=-1, eps=None):
         launch(
             "normalize_backward", ROWS_BACKWARD, (input, grad, None, out, norm, None), (4, 5), input.shape,
             dim % max(input.dim(), 1), compute, floor(eps, computed_in(input)),
-            {"OP": NORMALIZE.value}, arch_of(input.device),
+            {"OP": NORMALIZE.value},
         )  # fmt: skip
     return out

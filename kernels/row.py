@@ -6,14 +6,25 @@ import torch
 import triton.language as tl
 
 from . import reduce as reducing
-from .indexing import broadcast_strides, needs_int64, power_of_2, sparse_kinds, tile_kinds, tile_shape
-from .launch import COMPUTE, Plan, cached_plan, check_operands, trait
+from .indexing import (
+    VECTOR,
+    Group,
+    broadcast_strides,
+    needs_int64,
+    power_of_2,
+    sparse_kinds,
+    split_inner,
+    tile_kinds,
+)
+from .launch import COMPUTE, Plan, arch_of, cached_plan, check_operands, trait
 from .reduction import FLUSH, INNER
 
-ON_CHIP = 16384  # elements of a tile: 32 for each of 512 threads
-NEAR = 64  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 MOST_THREADS = 512
-PER_THREAD = 32
+# Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
+# where it holds numbers of several rows beside those of their elements.
+PER_THREAD = 128
+NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
+FEWEST = 16  # neighbours that make a group of their own
 
 
 def at_least(n):
@@ -21,44 +32,65 @@ def at_least(n):
     return power_of_2(2 * max(n, 1) - 1)
 
 
-def whole_tile(axis, M, N, vec, tile, itemsize):
+def whole_tile(axis, M, N, vec, tile, itemsize, most):
     """(BM, BN) with whole rows, or None where they are too long."""
     if axis is INNER:
         columns = max(at_least(N), vec)
-        if columns > ON_CHIP:
-            return None
-        return min(max(tile // columns, 1), at_least(M)), columns
+        return None if columns > most else (min(max(tile // columns, 1), at_least(M)), columns)
     rows = at_least(M)
     columns = max(min(max(tile // rows, NEAR // itemsize), at_least(N)), vec)
-    return (rows, columns) if rows * columns <= ON_CHIP else None
+    return None if rows * columns > most else (rows, columns)
 
 
-def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, policy=None):
-    """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`."""
-    policy = policy or reducing.POLICY
+def part_tile(axis, N, vec, tile, itemsize):
+    """The same for rows that are read in parts: few at a time, for blocks enough."""
+    if axis is INNER:
+        return 1, tile
+    columns = max(min(4 * NEAR // itemsize, at_least(N)), vec)
+    return tile // columns, columns
+
+
+def grouped(shape, strides, dim):
+    """(AXIS, batch, outer, inner): the groups of reduce.py, and the dimensions that belong to neither."""
+    axis, outer, inner, _ = reducing.groups(shape, strides, [d == dim for d in range(len(shape))])
+    batch, near = split_inner(inner)
+    if axis is INNER or near.numel < FEWEST:
+        return axis, Group((1,), tuple(s and (0,) for s in inner.strides)), outer, inner
+    return axis, batch, outer, near
+
+
+def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, summed=True):
+    """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. summed: results depend on
+    whole rows, so that a block must see all of one."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
-    reduced = [d == dim for d in range(len(shape))]
-    axis, outer, inner, _ = reducing.groups(shape, strides, reduced)
-    outer, inner = outer.first(len(tensors)), inner.first(len(tensors))
+    axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
-    kinds, vec = tile_kinds(dense, *(g._replace(strides=hide(dense, g.strides)) for g in (outer, inner)))
+    outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
+    kinds, vec = tile_kinds(dense, hide(dense, outside), hide(dense, inner))
     kinds = sparse_kinds(kinds, outer, inner, per_row)
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec)
-    whole = whole_tile(axis, M, N, vec, tile, itemsize)
-    BM, BN = whole or tile_shape(M, N, vec, tile, policy.widest if axis is INNER else policy.widest_kept)
-    while config.threads < min(MOST_THREADS, BM * BN // PER_THREAD):
+    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
+    whole = None
+    if summed:
+        most = MOST_THREADS * per_thread
+        whole = whole_tile(axis, M, N, vec, tile, itemsize, most)
+    BM, BN = whole or part_tile(axis, N, vec, tile, itemsize)
+    while config.threads < min(MOST_THREADS, BM * BN // per_thread):
         config = replace(config, threads=config.threads * 2)
     fold, group = reducing.fold_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
-    wide = needs_int64(outer, inner)
+    wide = needs_int64(outside, inner)
     values = {
+        "batch_shape": batch.shape,
+        **{f"{name}_batch": steps for name, steps in zip(kernel.operands, batch.strides)},
         "M": M,
         "N": N,
         "tiles": tiles,
+        "across": blocks,
         "AXIS": axis.value,
         "WHOLE": whole is not None,
         "LONG": whole is None and tiles > FLUSH.value,
@@ -71,24 +103,30 @@ def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=Non
         "I": tl.int64 if wide else tl.int32,
     }
     made = Plan(kernel, tensors, {}, outer, inner, kinds, vec, values | (constants or {}),
-                grid=(blocks, 1), wide=wide, arch=arch)  # fmt: skip
+                grid=(batch.numel * blocks * (1 if summed else tiles), 1), wide=wide, arch=arch)  # fmt: skip
     made.config = config
+    for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
+        if kind is VECTOR:
+            for d in range(len(steps)):
+                made.attrs[kernel.fn.arg_names.index(f"{name}_batch"), d] = [["tt.divisibility", vec]]
     return made
 
 
-def hide(dense, strides):
-    return tuple(None if t is None else s for t, s in zip(dense, strides))
+def hide(dense, group):
+    return group._replace(strides=tuple(None if t is None else s for t, s in zip(dense, group.strides)))
 
 
-def launch(name, kernel, tensors, per_row, shape, dim, compute, eps=0.0, constants=None, arch=None):
+def launch(name, kernel, tensors, per_row, shape, dim, compute, eps=0.0, constants=None, *, summed=True):
     """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to."""
     given = [t for t in tensors if t is not None]
     check_operands(name, *given)
     device = given[0].device
-    key = (kernel.fn, *map(trait, tensors), shape, dim, compute, *(constants or {}).items(), device, reducing.POLICY)
-    made = cached_plan(
-        key, lambda: plan(kernel, tensors, per_row, shape, dim, compute, constants, arch)
-    )  # fmt: skip
+    key = (kernel.fn, *map(trait, tensors), shape, dim, compute, *(constants or {}).items(), device)
+
+    def build():
+        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch_of(device), summed=summed)
+
+    made = cached_plan(key, build)
     if made.grid[0]:
         made(device, *tensors, float(eps))
 

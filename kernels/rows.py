@@ -1,8 +1,9 @@
 """The row skeleton: softmax and normalisation, whose every result needs the whole of its row, and back.
 
-Tiles are (BM, BN) over the outer and the inner group of reduction.py, of which one is the row: any dimension, through
-any strides. A row that fits stays on the chip between its sum and its results (WHOLE): one read, one write. A longer
-one is read twice, tile by tile.
+Tiles are (BM, BN) over an outer and an inner group of dimensions, of which one is the row: any dimension, through any
+strides. Where it is the outer one, the inner holds the neighbours in memory of a row's elements, and what is left is
+the batch, of which each block has one. A row that fits stays on the chip between its sum and its results (WHOLE): one
+read, one write. A longer one is read twice, tile by tile.
 
 exp and log of fp32 are tl.exp and tl.log: those of base 2 that the GPU has, with 2 units in the last place, after
 multiplying by log2(e), which adds |x - top| / 2 more; what is far below the top of its row is small by then.
@@ -13,7 +14,7 @@ import triton.language as tl
 
 from .elementwise import store
 from .folding import EXPONENTIAL, SQUARES, fold_range
-from .indexing import fetch
+from .indexing import fetch, spread
 from .launch import Config, Kernel
 from .reduction import FLUSH, INNER
 from .scaling import apart, power_below, reciprocal
@@ -49,8 +50,8 @@ def times(x, c, C: tl.constexpr):
     if C == tl.float64:
         value = x * c
     else:
-        c, before, after = apart(c)
-        value = x * before * c * after
+        c, power = apart(c)
+        value = x * c * power
     return value
 
 
@@ -84,7 +85,8 @@ def rows_kernel(
     eps,
     outer_shape, inner_shape, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
     first_outer, first_inner, second_outer, second_inner,
-    M, N, tiles,
+    batch_shape, x_batch, mask_batch, out_batch, first_batch, second_batch,
+    M, N, tiles, across,
     OP: tl.constexpr, X: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     AXIS: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     FOLD: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
@@ -92,6 +94,14 @@ def rows_kernel(
     """out, and of each row its top and total (softmax), or its norm, in fp64."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     block = tl.program_id(0).to(I)
+    batch, block = block // across, block % across
+    x = x + spread(batch, batch_shape, x_batch)
+    if MASK:
+        mask = mask + spread(batch, batch_shape, mask_batch)
+    out = out + spread(batch, batch_shape, out_batch)
+    first = first + spread(batch, batch_shape, first_batch)
+    if SECOND:
+        second = second + spread(batch, batch_shape, second_batch)
     space = (M, N, outer_shape, inner_shape)
     xs, masks, outs = (x, x_outer, x_inner), (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
     firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
@@ -182,13 +192,23 @@ def rows_backward_kernel(
     eps,
     outer_shape, inner_shape, x_outer, x_inner, grad_outer, grad_inner, mask_outer, mask_inner, out_outer, out_inner,
     first_outer, first_inner, second_outer, second_inner,
-    M, N, tiles,
+    batch_shape, x_batch, grad_batch, mask_batch, out_batch, first_batch, second_batch,
+    M, N, tiles, across,
     OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, FOLD: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     block = tl.program_id(0).to(I)
+    batch, block = block // across, block % across
+    x = x + spread(batch, batch_shape, x_batch)
+    grad = grad + spread(batch, batch_shape, grad_batch)
+    if MASK:
+        mask = mask + spread(batch, batch_shape, mask_batch)
+    out = out + spread(batch, batch_shape, out_batch)
+    first = first + spread(batch, batch_shape, first_batch)
+    if SECOND:
+        second = second + spread(batch, batch_shape, second_batch)
     space = (M, N, outer_shape, inner_shape)
     xs, gs = (x, x_outer, x_inner), (grad, grad_outer, grad_inner)
     masks, outs = (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
@@ -240,11 +260,24 @@ def rows_backward_kernel(
 
 
 @triton.jit
-def cosine_sums(a, b, ACROSS: tl.constexpr):
-    """Rows of two tiles: (unit, sum of squares) of each, and the sum of products, in units of both."""
+def cosine_tile(
+    space, x, y, block, t,
+    X: tl.constexpr, Y: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr,
+    C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """Of the rows of two tiles: (unit, sum of squares) of each, and the sum of products, in units of both; fp64."""
+    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
+    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    edge = (m < space[0])[:, None] & (n < space[1])[None, :]
+    a = tl.where(edge, fetch(x, space, m, n, edge, X, True).to(C), 0.0)
+    b = tl.where(edge, fetch(y, space, m, n, edge, Y, True).to(C), 0.0)
     unit1, a, squares1 = scaled_squares(a, ACROSS)
     unit2, b, squares2 = scaled_squares(b, ACROSS)
-    return unit1, squares1, unit2, squares2, tl.sum(a * b, ACROSS, keep_dims=True)
+    products = tl.sum(a * b, ACROSS, keep_dims=True)
+    return (
+        unit1.to(tl.float64), squares1.to(tl.float64), unit2.to(tl.float64), squares2.to(tl.float64),
+        products.to(tl.float64),
+    )  # fmt: skip
 
 
 @triton.jit
@@ -253,7 +286,8 @@ def cosine_kernel(
     eps,
     outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, out_outer, out_inner,
     first_outer, first_inner, second_outer, second_inner,
-    M, N, tiles,
+    batch_shape, x_batch, y_batch, out_batch, first_batch, second_batch,
+    M, N, tiles, across,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     AXIS: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     FOLD: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
@@ -261,28 +295,35 @@ def cosine_kernel(
     """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     block = tl.program_id(0).to(I)
+    batch, block = block // across, block % across
+    x = x + spread(batch, batch_shape, x_batch)
+    y = y + spread(batch, batch_shape, y_batch)
+    out = out + spread(batch, batch_shape, out_batch)
+    first = first + spread(batch, batch_shape, first_batch)
+    if SECOND:
+        second = second + spread(batch, batch_shape, second_batch)
     space = (M, N, outer_shape, inner_shape)
     xs, ys, outs = (x, x_outer, x_inner), (y, y_outer, y_inner), (out, out_outer, out_inner)
     firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
     BO: tl.constexpr = BM if AXIS == INNER else BN
-    unit1 = tl.expand_dims(power_below(tl.zeros([BO], tl.float64)), ACROSS)
-    unit2 = unit1
-    squares1 = tl.expand_dims(tl.zeros([BO], tl.float64), ACROSS)
-    squares2, products = squares1, squares1
-    for t in range(0, tiles):
-        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-        edge = (m < M)[:, None] & (n < N)[None, :]
-        a = tl.where(edge, fetch(xs, space, m, n, edge, X, True).to(C), 0.0)
-        b = tl.where(edge, fetch(ys, space, m, n, edge, Y, True).to(C), 0.0)
-        new1, more1, new2, more2, more = cosine_sums(a, b, ACROSS)
-        new1, new2 = new1.to(tl.float64), new2.to(tl.float64)
-        larger1, larger2 = tl.maximum(unit1, new1), tl.maximum(unit2, new2)
-        old1, old2 = unit1 * reciprocal(larger1), unit2 * reciprocal(larger2)
-        new1, new2 = new1 * reciprocal(larger1), new2 * reciprocal(larger2)
-        squares1 = squares1 * (old1 * old1) + more1.to(tl.float64) * (new1 * new1)
-        squares2 = squares2 * (old2 * old2) + more2.to(tl.float64) * (new2 * new2)
-        products = products * (old1 * old2) + more.to(tl.float64) * (new1 * new2)
-        unit1, unit2 = larger1, larger2
+    if WHOLE:
+        unit1, squares1, unit2, squares2, products = cosine_tile(
+            space, xs, ys, block, 0, X, Y, AXIS, BM, BN, VEC, C, I
+        )  # fmt: skip
+    else:
+        unit1 = tl.expand_dims(power_below(tl.zeros([BO], tl.float64)), ACROSS)
+        unit2 = unit1
+        squares1 = tl.expand_dims(tl.zeros([BO], tl.float64), ACROSS)
+        squares2, products = squares1, squares1
+        for t in range(0, tiles):
+            new1, more1, new2, more2, more = cosine_tile(space, xs, ys, block, t, X, Y, AXIS, BM, BN, VEC, C, I)
+            larger1, larger2 = tl.maximum(unit1, new1), tl.maximum(unit2, new2)
+            old1, old2 = unit1 * reciprocal(larger1), unit2 * reciprocal(larger2)
+            new1, new2 = new1 * reciprocal(larger1), new2 * reciprocal(larger2)
+            squares1 = squares1 * (old1 * old1) + more1 * (new1 * new1)
+            squares2 = squares2 * (old2 * old2) + more2 * (new2 * new2)
+            products = products * (old1 * old2) + more * (new1 * new2)
+            unit1, unit2 = larger1, larger2
     norm1, norm2 = tl.sqrt(squares1) * unit1, tl.sqrt(squares2) * unit2
     value = products * (unit1 * inverse(norm1, eps)) * (unit2 * inverse(norm2, eps))
     value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
@@ -302,7 +343,8 @@ def cosine_backward_kernel(
     eps,
     outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, grad_outer, grad_inner, value_outer, value_inner,
     first_outer, first_inner, second_outer, second_inner, dx_outer, dx_inner, dy_outer, dy_inner,
-    M, N, tiles,
+    batch_shape, x_batch, y_batch, grad_batch, value_batch, first_batch, second_batch, dx_batch, dy_batch,
+    M, N, tiles, across,
     X: tl.constexpr, Y: tl.constexpr, GRAD: tl.constexpr, VALUE: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr,
     AXIS: tl.constexpr, WHOLE: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
@@ -310,11 +352,24 @@ def cosine_backward_kernel(
 ):  # fmt: skip
     """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps).
 
-    No row is summed: a block takes tile after tile of its rows."""
-    block = tl.program_id(0).to(I)
+    No row is summed: a block takes one tile."""
+    pid = tl.program_id(0).to(I)
+    t, block = pid % tiles, pid // tiles
+    batch, block = block // across, block % across
+    x = x + spread(batch, batch_shape, x_batch)
+    y = y + spread(batch, batch_shape, y_batch)
+    grad = grad + spread(batch, batch_shape, grad_batch)
+    value = value + spread(batch, batch_shape, value_batch)
+    first = first + spread(batch, batch_shape, first_batch)
+    if SECOND:
+        second = second + spread(batch, batch_shape, second_batch)
+    if DX:
+        dx = dx + spread(batch, batch_shape, dx_batch)
+    if DY:
+        dy = dy + spread(batch, batch_shape, dy_batch)
     space = (M, N, outer_shape, inner_shape)
     xs, ys = (x, x_outer, x_inner), (y, y_outer, y_inner)
-    m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
+    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
     nowhere = tl.zeros([1, 1], tl.int1)
     g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
     c = fetch((value, value_outer, value_inner), space, m, n, nowhere, VALUE, True).to(C)
@@ -322,15 +377,13 @@ def cosine_backward_kernel(
     norm2 = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True)
     by1, by2 = inverse(norm1, eps), inverse(norm2, eps)
     c1, c2 = tl.where(norm1 <= eps, 0.0, c), tl.where(norm2 <= eps, 0.0, c)  # where the divisor is eps, a constant
-    for t in range(0, tiles):
-        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-        edge = (m < M)[:, None] & (n < N)[None, :]
-        u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
-        v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
-        if DX:
-            store((dx, dx_outer, dx_inner), space, m, n, times(v - c1 * u, g * by1, C), edge, DX, True)
-        if DY:
-            store((dy, dy_outer, dy_inner), space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
+    edge = (m < M)[:, None] & (n < N)[None, :]
+    u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
+    v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
+    if DX:
+        store((dx, dx_outer, dx_inner), space, m, n, times(v - c1 * u, g * by1, C), edge, DX, True)
+    if DY:
+        store((dy, dy_outer, dy_inner), space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
 
 
 CONSTANTS = ("AXIS", "WHOLE", "LONG", "BM", "BN", "FOLD", "GROUP", "VEC", "C", "I")
@@ -346,8 +399,8 @@ def declare(fn, operands, *first):
         pointers=operands,
         floats=("eps",),
         operands=operands,
-        tuples=(),
-        indices=("M", "N", "tiles"),
+        tuples=("batch_shape", *(f"{name}_batch" for name in operands)),
+        indices=("M", "N", "tiles", "across"),
         constants=(*first, *(name.upper() for name in operands), *CONSTANTS),
         configs={None: Config()},
     )

@@ -41,13 +41,13 @@ def single_power(exponent):
 
 @triton.jit
 def apart(c):
-    """fp64 c as three fp32 factors (a, b, d): c = a b d, where b and d are powers of two of about half the exponent.
+    """fp64 c as two fp32 factors, the second a power of two of about half the exponent.
 
-    c may lie outside the range of fp32; what it multiplies then lies outside at the other end. By `b` first and by `d`
-    last, no product overflows or loses bits that the result has."""
+    c may lie outside the range of fp32; what it multiplies then lies outside at the other end. Multiplied by the first
+    and then by the second, no product overflows or loses bits that the result has."""
     bits = c.to(tl.int64, bitcast=True)
     exponent = ((bits >> 52) & 0x7FF).to(tl.int32) - 1023
     exponent = tl.minimum(tl.maximum(exponent, -HALF_RANGE), HALF_RANGE)
-    inverse = ((1023 - exponent).to(tl.int64) << 52).to(tl.float64, bitcast=True)
     half = exponent >> 1
-    return (c * inverse).to(tl.float32), single_power(half), single_power(exponent - half)
+    inverse = ((1023 - half).to(tl.int64) << 52).to(tl.float64, bitcast=True)
+    return (c * inverse).to(tl.float32), single_power(half)

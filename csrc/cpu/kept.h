@@ -30,18 +30,22 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// How many kept elements have squares that may over- or underflow, summed over a block of rows.
-template <class C, bool kKeep>
-int64_t extraordinary_loop(const Elements<C>& e, int64_t n) {
-  C count = 0;
-#pragma omp simd reduction(+ : count)
-  for (int64_t i = 0; i < n; ++i) {
-    C x = e.x[i];
-    if constexpr (kKeep) x = kept_or_zero(e.keep[i] != 0, x);
-    const C size = std::fabs(x);
-    count += kept_or_zero(!(size < C(0x1p+54)), C(1)) + kept_or_zero(size < C(0x1p-36), select(size == 0, C(0), C(1)));
-  }
-  return static_cast<int64_t>(count);
+// Whether any kept element has a square that may over- or underflow, summed over a block of rows.
+template <int kBytes, bool kKeep>
+bool any_extraordinary(const Elements<float>& e, int64_t n) {
+  using R = Register<float, kBytes>;
+  using I = typename R::I;
+  const int32_t low = bit_cast<int32_t>(0x1p-36f), high = bit_cast<int32_t>(0x1p+54f);
+  I found[4] = {};
+  for_lines<float, kBytes, kKeep, false>(e, n, [&](int k, const auto& x, const I& keep, const auto&)
+                                                   __attribute__((always_inline)) {
+    const I size = reinterpret_cast<I>(x) & keep & 0x7FFFFFFF;
+    found[k] |= (size >= high) | ((size < low) & (size != 0));
+  });
+  const I all = (found[0] | found[1]) | (found[2] | found[3]);
+  int32_t any = 0;
+  for (int i = 0; i < R::kSide; ++i) any |= all[i];
+  return any != 0;
 }
 
 // ---- one thread's part of a fold
@@ -195,8 +199,17 @@ class Kept {
   template <class T>
   static void transpose(const T* from, int64_t g, int64_t reduced, int64_t inner, T* to) {
     if (inner == 1) {
-      for (int64_t r = 0; r < reduced; ++r)
-        for (int64_t i = 0; i < g; ++i) *to++ = from[i * reduced + r];
+      int64_t i = 0;
+      for (; i + 4 <= g; i += 4) {  // four rows at a time: their elements are stored as one
+        const T *f0 = from + i * reduced, *f1 = f0 + reduced, *f2 = f1 + reduced, *f3 = f2 + reduced;
+        T* t = to + i;
+        for (int64_t r = 0; r < reduced; ++r, t += g) {
+          const T x0 = f0[r], x1 = f1[r], x2 = f2[r], x3 = f3[r];
+          t[0] = x0, t[1] = x1, t[2] = x2, t[3] = x3;
+        }
+      }
+      for (; i < g; ++i)
+        for (int64_t r = 0; r < reduced; ++r) to[r * g + i] = from[i * reduced + r];
       return;
     }
     for (int64_t r = 0; r < reduced; ++r)

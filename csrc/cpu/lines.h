@@ -44,10 +44,38 @@ struct Register {
     std::memcpy(&to, from, sizeof(to));
   }
 
+  // Bytes of 0 and 1 -> lanes of 0 and -1. gcc widens bytes one by one; every four of them in their lanes, each picks
+  // its own.
   static void load_keep(I& to, const uint8_t* from) {
-    Line<uint8_t, kSide> bytes;
+    using T = std::make_signed_t<BitsOf<C>>;
+    constexpr T k0 = 1, k1 = 1 << 8, k2 = 1 << 16, k3 = 1 << 24;
+    I own;
+    if constexpr (kSide == 2) {
+      const T a = word<uint16_t>(from);
+      to = I{a, a};
+      own = I{k0, k1};
+    } else if constexpr (kSide == 4) {
+      const T a = word<uint32_t>(from);
+      to = I{a, a, a, a};
+      own = I{k0, k1, k2, k3};
+    } else if constexpr (kSide == 8) {
+      const T a = word<uint32_t>(from), b = word<uint32_t>(from + 4);
+      to = I{a, a, a, a, b, b, b, b};
+      own = I{k0, k1, k2, k3, k0, k1, k2, k3};
+    } else {
+      const T a = word<uint32_t>(from), b = word<uint32_t>(from + 4);
+      const T c = word<uint32_t>(from + 8), d = word<uint32_t>(from + 12);
+      to = I{a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
+      own = I{k0, k1, k2, k3, k0, k1, k2, k3, k0, k1, k2, k3, k0, k1, k2, k3};
+    }
+    to = (to & own) == own;
+  }
+
+  template <class Word>
+  static std::make_signed_t<BitsOf<C>> word(const uint8_t* from) {
+    Word bytes;
     std::memcpy(&bytes, from, sizeof(bytes));
-    to = -__builtin_convertvector(bytes, I);
+    return static_cast<std::make_signed_t<BitsOf<C>>>(bytes);
   }
 
   static void take_or_zero(V& x, const I& keep) { x = reinterpret_cast<V>(reinterpret_cast<I>(x) & keep); }

@@ -55,7 +55,16 @@ void plain_row(const Elements<C>& e, int64_t n, double* sum) {
   *sum = total;
 }
 
-// The same in double, for what float cannot square.
+// A correction may be subtracted from it, and leave little: in double.
+template <class C>
+double weight_row(const C* w, int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(w[i]);
+  return sum;
+}
+
+// deviations_row in double, for what float cannot square.
 template <class C, bool kKeep, bool kWeight>
 void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
   double first = 0, second = 0;
@@ -75,7 +84,8 @@ void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
 // A lane's pivot is NaN until it has seen a kept element.
 template <class C>
 struct MomentLanes {
-  C *pivot, *s1, *s2, *weight;
+  C *pivot, *s1, *s2;
+  double* weight;
 };
 
 template <class C, bool kKeep>
@@ -97,7 +107,8 @@ void seed_lanes(const Elements<C>& e, int64_t n, int64_t period, C* pivot) {
 template <class C, bool kKeep, bool kWeight>
 void moment_lanes(const Elements<C>& e, int64_t n, int64_t period, const MomentLanes<C>& lanes) {
   const C* pivot = lanes.pivot;
-  C *s1 = lanes.s1, *s2 = lanes.s2, *weight = lanes.weight;
+  C *s1 = lanes.s1, *s2 = lanes.s2;
+  double* weight = lanes.weight;
   for (int64_t at = 0; at < n; at += period) {
     const int64_t m = n - at < period ? n - at : period;
     const C *x = e.x + at, *w = e.w + at;
@@ -108,7 +119,7 @@ void moment_lanes(const Elements<C>& e, int64_t n, int64_t period, const MomentL
       if constexpr (kKeep) d = kept_or_zero(keep[p] != 0, d);
       C wd = d;
       if constexpr (kWeight) wd *= w[p];
-      if constexpr (kWeight) weight[p] += w[p];
+      if constexpr (kWeight) weight[p] += static_cast<double>(w[p]);
       s1[p] += wd;
       s2[p] += wd * d;
     }
@@ -171,7 +182,8 @@ struct Moments {
         careful_ = pick<&careful_row<C, kKeep, kWeight>>();
         seed_ = pick<&seed_lanes<C, kKeep>>();
         lanes_ = pick<&moment_lanes<C, kKeep, kWeight>>();
-        rare_ = pick<&extraordinary_loop<C, kKeep>>();
+        rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
+                           &any_extraordinary<16, kKeep>>();
       };
       if (kind == 0) set(std::false_type{}, std::false_type{});
       if (kind == 1) set(std::true_type{}, std::false_type{});
@@ -184,7 +196,7 @@ struct Moments {
 
     void fold_row(const Elements<C>& e, int64_t n, int64_t kept) {
       double weight = static_cast<double>(kept), sums[2];
-      if (e.w) sum_(e.w, 1, n, &weight);
+      if (e.w) weight = weigh_(e.w, n);
       C pivot = static_cast<C>(row_mean_);
       if (row_weight_ == 0) {
         plain_(e, n, sums);
@@ -225,14 +237,15 @@ struct Moments {
         pivot_[p] = known ? static_cast<C>(mean_[p]) : std::numeric_limits<C>::quiet_NaN();
         seeded_ = seeded_ && known;
       }
-      for (auto* all : {s1_, s2_, sw_}) std::fill_n(all, this->period_, C(0));
+      for (auto* all : {s1_, s2_}) std::fill_n(all, this->period_, C(0));
+      if (this->weighted_) std::fill_n(sw_, this->period_, 0.0);
     }
 
     void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if constexpr (sizeof(C) == 4) {
         if (!this->fold_.half && rare_(e, n)) return fold_carefully(e, first, n, period);
       }
-      if (!seeded_) seed_(e, n, period, pivot_ + first);
+      if (!seeded_) seed_(e, e.keep ? n : std::min(n, period), period, pivot_ + first);  // a row without gaps is enough
       lanes_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first, sw_ + first});
     }
 
@@ -259,7 +272,7 @@ struct Moments {
         p[i] = static_cast<double>(pivot_[i]);
         s1[i] = static_cast<double>(s1_[i]);
         s2[i] = static_cast<double>(s2_[i]);
-        if (this->weighted_) count[i] = static_cast<double>(sw_[i]);
+        if (this->weighted_) count[i] = sw_[i];
       }
       join_({mean_, weight_, m2_, nullptr}, count, p, s1, s2, n);
       clear_lanes();
@@ -274,13 +287,13 @@ struct Moments {
     decltype(&careful_row<C, true, true>) careful_;
     decltype(&seed_lanes<C, true>) seed_;
     decltype(&moment_lanes<C, true, true>) lanes_;
-    decltype(&extraordinary_loop<C, true>) rare_;
-    decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
+    decltype(&any_extraordinary<16, true>) rare_;
+    decltype(pick<&weight_row<C>>()) weigh_ = pick<&weight_row<C>>();
     decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
     alignas(64) C pivot_[kColumns];
     alignas(64) C s1_[kColumns];
     alignas(64) C s2_[kColumns];
-    alignas(64) C sw_[kColumns];
+    alignas(64) double sw_[kColumns];
     alignas(64) double mean_[kColumns];
     alignas(64) double weight_[kColumns];
     alignas(64) double m2_[kColumns];
@@ -300,7 +313,7 @@ void finish_moments(const void* op, int64_t, const Totals& totals, int64_t n, co
     if (f.root) {
       value = std::sqrt(value);
       if (unscale) value /= unscale[i];
-      scale = value == 0 ? 0.0 : 1 / (value * divisor);
+      scale = value == 0 ? 0.0 : 1 / value / divisor;
     } else if (unscale) {
       value = value / unscale[i] / unscale[i];
     }

@@ -122,7 +122,8 @@ struct Powers {
                         &powers_row<C, 16, kKeep, kWeight, kSquare>>();
       careful_ = pick<&careful_powers<C, kKeep, kWeight, kSquare>>();
       lanes_ = pick<&power_lanes<C, kKeep, kWeight, kSquare>>();
-      rare_ = pick<&extraordinary_loop<C, kKeep>>();
+      rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
+                           &any_extraordinary<16, kKeep>>();
     }
 
     void reset_row() { row_sum_ = row_weight_ = 0; }
@@ -177,7 +178,7 @@ struct Powers {
     decltype(&powers_row<C, 16, true, true, true>) row_;
     decltype(&careful_powers<C, true, true, true>) careful_;
     decltype(&power_lanes<C, true, true, true>) lanes_;
-    decltype(&extraordinary_loop<C, true>) rare_;
+    decltype(&any_extraordinary<16, true>) rare_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
     decltype(pick<&empty_loop<C, double>>()) empty_ = pick<&empty_loop<C, double>>();
     alignas(64) C sums_[kColumns];
@@ -200,7 +201,7 @@ void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, con
     if (f.root) {
       value = std::sqrt(value);
       if (unscale) value /= unscale[i];
-      scale = value == 0 ? 0.0 : 1 / (value * divisor);
+      scale = value == 0 ? 0.0 : 1 / value / divisor;
     }
     results[0][i] = none ? f.nothing : value;
     results[1][i] = 0;

@@ -48,21 +48,21 @@ class Kept:
             return self.count.to(like.dtype)
         return self.sum(self.weight.expand(self.x.shape))
 
-    @torch.no_grad()
     def largest(self, x):
         """The largest kept element, NaN where one is; -inf where none is kept."""
-        if x.numel() == 0:  # amax refuses
-            return self.sum(x) - float("inf")
-        return self.select(x, float("-inf")).amax(self.dims, keepdim=True)
+        with torch.no_grad():
+            if x.numel() == 0:  # amax refuses
+                return self.sum(x) - float("inf")
+            return self.select(x, float("-inf")).amax(self.dims, keepdim=True)
 
-    @torch.no_grad()
     def binade(self):
         """A power of two that brings the largest magnitude into [1, 2): squares of x / binade neither overflow nor all
         underflow, and the division is exact."""
-        largest = self.largest(self.x.abs())
-        usual = (largest > 0) & largest.isfinite()
-        exponent = torch.frexp(torch.where(usual, largest, 1))[1] - 1
-        return torch.ldexp(torch.ones_like(largest), exponent)
+        with torch.no_grad():
+            largest = self.largest(self.x.abs())
+            usual = (largest > 0) & largest.isfinite()
+            exponent = torch.frexp(torch.where(usual, largest, 1))[1] - 1
+            return torch.ldexp(torch.ones_like(largest), exponent)
 
 
 def root(square):
@@ -88,6 +88,8 @@ def pick(k, x, top):
 def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter):
     """(value, origin, scale): see the top of the file for the last two."""
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
+    if input.device.type == "cpu":
+        compute = torch.float64  # as `accumulate`; and a gradient times a tiny norm underflows in fp32
     k = Kept(input, mask, weight, dims, compute)
     value, origin, scale, *exists = statistic(k, parameter)
     exists = exists[0] if exists else k.count > 0

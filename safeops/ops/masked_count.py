@@ -3,6 +3,7 @@
 import torch
 
 from safeops import _check, _route
+from safeops._dtypes import FLOATING
 from safeops._library import Op, declare_public, declare_raw
 from safeops.ops._reduction import count_kept, kept, output_shape, validate
 
@@ -62,7 +63,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None):
     if dim is not None and not isinstance(dim, (tuple, list)):
         dim = (dim,)
     try:
-        kernel = _route.kernel(OP, input, mask, weight)
+        kernel = _route.kernel(OP, input, mask, weight) if input.dtype in FLOATING else None
         if kernel is not None:
             if kernel is OP.traced:
                 _validate(input, mask, weight, dim, keepdim)

@@ -1,0 +1,258 @@
+"""The statistics where plain formulas lose digits, overflow, underflow or have no gradient: both routes."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+import safeops
+from safeops.testing import DTYPES
+from tests.contract.subjects import DEVICE, composite
+
+INF, NAN = math.inf, math.nan
+ROUTES = ("kernel", "composite")
+each_route = pytest.mark.parametrize("route", ROUTES)
+
+
+def on(route, name):
+    op = getattr(safeops, name)
+    return op if route == "kernel" else functools.wraps(op)(composite(op, name))
+
+
+def tensor(values, dtype=torch.float32):
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def grad_of(value, x):
+    return torch.autograd.grad(value, x)[0]
+
+
+def error(got, want):
+    return abs(float(got) / float(want) - 1)
+
+
+# Digits --------------------------------------------------------------------------------------------------------------
+@each_route
+@pytest.mark.parametrize("shape, dim", [((2**17,), None), ((64, 4096), 1), ((4096, 64), 0), ((16, 512, 16), (0, 1))])
+def test_variance_far_from_zero_keeps_three_digits_more_than_the_textbook_formula(route, shape, dim):
+    torch.manual_seed(0)
+    x = (1000 + torch.randn(shape, dtype=torch.float64)).float().to(DEVICE)
+    axes = tuple(range(x.dim())) if dim is None else dim
+    want = x.double().var(axes)
+    textbook = x.square().mean(axes) - x.mean(axes).square()
+    ours = on(route, "masked_var")(x, dim=dim)
+
+    def worst(got):
+        return float((got.double() / want - 1).abs().max())
+
+    assert worst(ours) < 2e-6 and worst(ours) < worst(textbook) / 1000
+    assert worst(on(route, "masked_std")(x, dim=dim).square()) < 2e-6
+
+
+@each_route
+def test_the_gradient_of_a_variance_far_from_zero(route):
+    torch.manual_seed(0)
+    x = (1000 + torch.randn(64, 33, dtype=torch.float64)).float().to(DEVICE).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    for name, plain in (("masked_var", wide.var(1)), ("masked_std", wide.std(1))):
+        got, want = grad_of(on(route, name)(x, dim=1).sum(), x), grad_of(plain.sum(), wide)
+        # x is known to 6e-5 / 2 of its deviation; what the arithmetic adds is far less.
+        assert float((got.double() - want).abs().max() / want.abs().max()) < 1e-6
+
+
+@each_route
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("value", [0.1, -1e3 / 3, 1e-30, 3e30])
+def test_equal_elements_have_a_deviation_of_exactly_zero(route, weighted, value):
+    x = torch.full((7, 37), value, device=DEVICE, requires_grad=True)
+    weight = torch.linspace(0.1, 3, 37, device=DEVICE) if weighted else None
+    for dim in (None, 1, 0):
+        for name in ("masked_var", "masked_std"):
+            value = on(route, name)(x, dim=dim, weight=weight)
+            assert (value == 0).all(), (name, dim)
+            assert (grad_of(value.sum(), x) == 0).all(), (name, dim)
+
+
+# Range ---------------------------------------------------------------------------------------------------------------
+@each_route
+@pytest.mark.parametrize("dtype, size", [
+    (torch.float32, 1e30), (torch.float32, 1e-30), (torch.float32, 1e38), (torch.float32, 1e-38),
+    (torch.float64, 1e200), (torch.float64, 1e-200), (torch.float16, 6e4), (torch.float16, 1e-7),
+    (torch.bfloat16, 1e30), (torch.bfloat16, 1e-30),
+])  # fmt: skip
+@pytest.mark.parametrize("shape, dim", [((45,), None), ((9, 45), 1), ((45, 9), 0)])
+def test_squares_leave_the_range_and_the_result_does_not(route, dtype, size, shape, dim):
+    torch.manual_seed(1)
+    unit = (torch.rand(shape, dtype=torch.float64) - 0.5).to(DEVICE)
+    x = (unit * size).to(dtype).requires_grad_()
+    factor = 2.0 ** -round(math.log2(size))  # exact
+    wide = x.detach().double() * factor
+    keep = torch.rand(shape, device=DEVICE) > 0.2
+    k = keep.double()
+    axes = tuple(range(x.dim())) if dim is None else dim
+    count = k.sum(axes, keepdim=True)
+    norm = (wide.square() * k).sum(axes, keepdim=True).sqrt()
+    mean = (wide * k).sum(axes, keepdim=True) / count
+    std = ((wide - mean).square() * k).sum(axes, keepdim=True).div(count - 1).sqrt()
+    rms = norm / count.sqrt()
+    eps = 4e-6 if dtype != torch.float64 else 1e-13
+    truth = {
+        "masked_norm": (norm, wide / norm),
+        "masked_rms": (rms, wide / (rms * count)),
+        "masked_std": (std, (wide - mean) / (std * (count - 1))),
+    }
+    for name, (value, dx) in truth.items():
+        got = on(route, name)(x, keep, dim=dim, keepdim=True)
+        tiny = torch.finfo(got.dtype).smallest_normal  # below it the result itself has fewer digits
+        assert ((got.double() * factor - value).abs() <= eps * value + 1e-7 * tiny * factor).all(), name
+        grad = grad_of(got.sum(), x)
+        assert (grad[~keep] == 0).all()
+        step = torch.finfo(dtype).eps
+        assert ((grad.double() - dx * k).abs() <= (eps + step) * (dx * k).abs() + 2e-6 * dx.abs().max()).all(), name
+
+
+@each_route
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_gradient_whose_factors_leave_the_range_and_whose_value_does_not(route, dtype):
+    """x / norm is of size 1 whatever x is; an upstream gradient of 1e30 times a scale of 1e30 is not."""
+    size = 1e-30 if dtype == torch.float32 else 1e-200
+    x = tensor([3 * size, 4 * size] * 20, dtype).requires_grad_()
+    for upstream in (1.0, 1e30, 1e-30):
+        (dx,) = torch.autograd.grad(on(route, "masked_norm")(x), x, tensor(upstream, dtype))
+        want = torch.tensor([0.6, 0.8] * 20, dtype=torch.float64) / math.sqrt(20) * upstream
+        torch.testing.assert_close(dx.cpu().double(), want, rtol=1e-5, atol=0)
+
+
+@each_route
+def test_what_does_not_fit_is_infinite(route):
+    x = tensor([3e38, 3e38])
+    assert on(route, "masked_norm")(x) == INF and on(route, "masked_sum_of_squares")(x) == INF
+    assert on(route, "masked_norm")(x, dtype=torch.float64) < INF
+    assert error(on(route, "masked_rms")(x), 3e38) < 1e-6
+    assert on(route, "masked_norm")(tensor([6e4, 6e4], torch.float16), dtype=torch.float16) == INF
+
+
+@each_route
+@pytest.mark.parametrize("weight", [1e30, 1e-30])
+def test_weights_out_of_the_ordinary(route, weight):
+    x, w = tensor([3.0, 4.0, 5.0] * 11), tensor([1.0, 2.0, 3.0] * 11) * weight
+    wide, v = x.double(), w.double()
+    rms = ((v * wide.square()).sum() / v.sum()).sqrt()
+    assert error(on(route, "masked_rms")(x, weight=w), rms) < 1e-6
+    assert error(on(route, "masked_norm")(x, weight=w), (v * wide.square()).sum().sqrt()) < 1e-6
+    assert error(on(route, "masked_logsumexp")(x, weight=w), (v * wide.exp()).sum().log()) < 1e-6
+    spread = (v * (wide - (v * wide).sum() / v.sum()).square()).sum() / v.sum()
+    assert error(on(route, "masked_var")(x, weight=w, correction=0), spread) < 1e-6
+
+
+@each_route
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logsumexp_of_anything(route, dtype):
+    f = on(route, "masked_logsumexp")
+    large = float(torch.finfo(dtype).max)
+    x = tensor([[large, -large, 0.0], [-INF, -INF, -INF], [-INF, 1.0, -INF], [INF, 1.0, -INF]], dtype).requires_grad_()
+    got = f(x, dim=1)
+    assert torch.equal(got.double(), torch.tensor([large, -INF, 1.0, INF], dtype=torch.float64, device=DEVICE))
+    grad = grad_of(got[:3].sum(), x)
+    assert torch.equal(grad[:3].double(), tensor([[1, 0, 0], [0, 0, 0], [0, 1, 0]], torch.float64))
+    assert f(x[1], tensor([False] * 3, torch.bool)) == 0 and f(x[1], tensor([True, False, True], torch.bool)) == -INF
+
+
+# Ties and kinks ------------------------------------------------------------------------------------------------------
+@each_route
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_ties_share_evenly_in_both_orders(route, dtype):
+    x = tensor([[2.0, 7.0, 7.0, 7.0, 7.0], [3.0, 3.0, 1.0, 0.0, 3.0]], dtype).requires_grad_()
+    keep = tensor([[True, True, True, False, True], [True, True, True, True, True]], torch.bool)
+    want = tensor([[0, 1 / 3, 1 / 3, 0, 1 / 3], [1 / 3, 1 / 3, 0, 0, 1 / 3]], torch.float64)
+    for call in (
+        lambda: on(route, "masked_amax")(x, keep, 1),
+        lambda: -on(route, "masked_amin")(-x, keep, 1),
+        lambda: on(route, "masked_norm")(-x, keep, 1, ord=INF),
+    ):
+        value = call()
+        assert torch.equal(value.double(), tensor([7.0, 3.0], torch.float64))
+        grad = torch.autograd.grad(value.sum(), x, create_graph=True)[0]
+        assert torch.equal(grad.double(), want.to(dtype).double())
+        # linear in its upstream gradient, and in nothing else
+        value = call()
+        upstream = torch.ones_like(value).requires_grad_()
+        first = torch.autograd.grad(value, x, upstream, create_graph=True)[0]
+        second = torch.autograd.grad(first[0, 1] * 3 + first[1, 2], (upstream, x), allow_unused=True)
+        torch.testing.assert_close(second[0].double(), tensor([1.0, 0.0], torch.float64), rtol=1e-3, atol=0)
+        assert second[1] is None or (second[1] == 0).all()
+
+
+@each_route
+def test_infinite_extremes_share_too(route):
+    x = tensor([[INF, 1.0, INF], [-INF, -INF, -INF]]).requires_grad_()
+    value = on(route, "masked_amax")(x, dim=1)
+    assert value.tolist() == [INF, -INF]
+    assert torch.equal(grad_of(value.sum(), x), tensor([[0.5, 0, 0.5], [1 / 3] * 3]))
+    assert on(route, "masked_norm")(x, dim=1, ord=-INF).tolist() == [1.0, INF]
+
+
+@each_route
+def test_norm_of_order_one_has_no_slope_at_zero(route):
+    x = tensor([0.0, -0.0, -2.0, 3.0]).requires_grad_()
+    assert torch.equal(grad_of(on(route, "masked_norm")(x, ord=1), x), tensor([0.0, 0.0, -1.0, 1.0]))
+
+
+@pytest.mark.parametrize("ord", [0, 0.5, 1, 2, 3, 10, -1, -2, INF, -INF])
+@pytest.mark.parametrize("size", [1.0, 1e30, 1e-30])
+def test_every_order_is_torchs_and_leaves_no_range(ord, size):
+    torch.manual_seed(2)
+    unit = torch.rand(33, dtype=torch.float64).to(DEVICE) + 0.5
+    x = (unit * size).float().requires_grad_()
+    wide = (x.detach().double() / size).requires_grad_()
+    want = torch.linalg.vector_norm(wide, ord)
+    got = safeops.safe_norm(x, ord=ord)
+    assert error(got / size if ord else got, want) < 2e-6
+    if ord:
+        torch.testing.assert_close(grad_of(got, x).double(), grad_of(want, wide), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("ord", [0, 0.5, 1, 1.5, 2, 3, -1, INF, -INF])
+def test_every_order_is_differentiable_at_zero(ord):
+    x = tensor([0.0, 0.0, 3.0], torch.float64).requires_grad_()
+    first = torch.autograd.grad(safeops.safe_norm(x, ord=ord), x, create_graph=True)[0]
+    assert first.isfinite().all()
+    if first.requires_grad:
+        assert grad_of(first.sum(), x).isfinite().all()
+    zeros = torch.zeros(3, device=DEVICE, requires_grad=True)
+    assert safeops.safe_norm(zeros, ord=ord) == 0
+    assert grad_of(safeops.safe_norm(zeros, ord=ord), zeros).isfinite().all()
+
+
+# What has no value ---------------------------------------------------------------------------------------------------
+@each_route
+@pytest.mark.parametrize("name", ["masked_var", "masked_std"])
+@pytest.mark.parametrize("empty, want", [("zero", 0.0), ("nan", NAN)])
+def test_too_little_for_the_correction_follows_the_policy(route, name, empty, want):
+    x = tensor([[5.0, 7.0, NAN], [1.0, NAN, NAN], [NAN, NAN, NAN]]).requires_grad_()
+    got = on(route, name)(x, ~x.isnan(), 1, empty=empty)
+    torch.testing.assert_close(got[1:], tensor([want, want]), rtol=0, atol=0, equal_nan=True)
+    grad = grad_of(got[0] + 0 * got[1:].detach().nan_to_num().sum(), x)
+    assert (grad[1:] == 0).all()
+    upstream = tensor([1.0, 1.0, 1.0])
+    (grad,) = torch.autograd.grad(on(route, name)(x, ~x.isnan(), 1, empty=empty), x, upstream)
+    assert (grad[1:] == 0).all() and grad[0, 0] < 0 < grad[0, 1]
+    light = tensor([0.25, 0.25, 1.0])  # weights that sum to less than the correction
+    assert on(route, name)(x[0], ~x[0].isnan(), weight=light, correction=1) == 0
+    assert on(route, name)(x[0], ~x[0].isnan(), weight=light, correction=0) > 0
+    with pytest.raises(ValueError, match="nothing is kept for 2 of 3 results"):
+        on(route, name)(x, ~x.isnan(), 1, empty="raise")
+
+
+@each_route
+def test_counts(route):
+    f = on(route, "masked_count")
+    x = torch.zeros(2, 3, device=DEVICE, dtype=torch.int64)
+    keep, weight = tensor([True, False, True], torch.bool), tensor([[0.0, 1.0, NAN], [2.0, -1.0, -0.0]])
+    assert f(x) == 6 and f(x, keep) == 4 and f(x).dtype == torch.int64
+    assert f(x, keep, 1).tolist() == [2, 2] and f(x, keep, 0, keepdim=True).tolist() == [[2, 0, 2]]
+    assert f(x, weight=weight, dim=1).tolist() == [2, 2] and f(x, keep, weight=weight) == 2
+    assert f(x[:0], keep) == 0 and f(x[:0], dim=0).tolist() == [0, 0, 0]
+    y = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
+    assert not f(y, keep).requires_grad

@@ -1,0 +1,140 @@
+"""Reported failures that the statistics answer: what the plain pattern still does in torch, and what safeops does."""
+
+import math
+
+import pytest
+import torch
+
+import safeops
+from tests.contract.subjects import DEVICE
+from tests.contract.test_cases import equal, flags, leaf
+
+
+def grad_of(value, x):
+    return torch.autograd.grad(value, x)[0]
+
+
+@pytest.mark.parametrize("name", ["masked_std", "masked_var"])
+def test_pytorch_4320_std_of_one_element(name):
+    x = leaf([3.0])
+    with pytest.warns(UserWarning, match="degrees of freedom"):
+        plain = x.std()
+    assert plain.isnan() and grad_of(plain, x).isnan()
+    ours = getattr(safeops, name)(x)
+    assert equal(ours, 0) and equal(grad_of(ours, x), [0])
+    assert getattr(safeops, name)(x, empty="nan").isnan()
+    with pytest.raises(ValueError, match="nothing is kept for 1 of 1"):
+        getattr(safeops, name)(x, empty="raise")
+    rows = leaf([[3.0, math.nan], [1.0, 3.0]])  # beside a row that has two
+    ours = getattr(safeops, name)(rows, rows.isfinite(), 1)
+    want = {"masked_std": math.sqrt(2), "masked_var": 2.0}[name]
+    assert equal(ours, [0, want]) and equal(grad_of(ours.sum(), rows)[0], [0, 0])
+
+
+def test_root_of_the_variance_of_equal_elements():
+    x = leaf([0.1, 0.1, 0.1])
+    assert grad_of(x.var().sqrt(), x).isnan().all()
+    assert equal(safeops.masked_std(x), 0) and equal(grad_of(safeops.masked_std(x), x), [0, 0, 0])
+    weight = torch.tensor([0.3, 0.7, 1.1], device=DEVICE)
+    assert equal(grad_of(safeops.masked_std(x, weight=weight, correction=0), x), [0, 0, 0])
+
+
+def test_pytorch_2421_norm_by_hand_at_zero():
+    x = leaf([0.0, 0.0])
+    assert grad_of(x.pow(2).sum().sqrt(), x).isnan().all()
+    for ours in (safeops.safe_norm(x), safeops.masked_norm(x), safeops.masked_rms(x)):
+        assert equal(ours, 0) and equal(grad_of(ours, x), [0, 0])
+    first = torch.autograd.grad(safeops.safe_norm(x), x, create_graph=True)[0]
+    assert equal(grad_of(first.sum(), x), [0, 0])  # and in second order
+
+
+def test_pytorch_37154_distance_of_equal_rows():
+    a = leaf([[1.0, 2.0], [3.0, 4.0]])
+    b = torch.tensor([[1.0, 2.0], [0.0, 0.0]], device=DEVICE)
+    assert grad_of((a - b).square().sum(1).sqrt().sum(), a)[0].isnan().all()
+    ours = safeops.safe_norm(a - b, dim=1)
+    assert equal(ours, [0, 5]) and equal(grad_of(ours.sum(), a), [[0, 0], [0.6, 0.8]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_perceptual_similarity_69_monai_8412_zero_feature_vector(dtype):
+    """Channels normalised by their norm: a pixel that no channel answers has norm 0."""
+    features = leaf([[0.0, 3.0], [0.0, 4.0]], dtype)  # (C, pixels)
+    plain = features / (features.square().sum(0, keepdim=True).sqrt() + 1e-10)
+    assert grad_of(plain.sum(), features)[:, 0].isnan().all()
+    if dtype == torch.float16:
+        assert plain[:, 0].isnan().all()  # 1e-10 is 0 in half
+    norm = safeops.safe_norm(features, 0, keepdim=True)
+    ours = safeops.safe_div(features, norm, dtype=torch.float32)
+    assert equal(ours, [[0, 0.6], [0, 0.8]])
+    grad = grad_of(ours.sum(), features)
+    assert grad.isfinite().all() and equal(grad[:, 0], [0, 0])
+
+
+def test_lpips_half_64_channels_of_40():
+    features = torch.full((64, 1), 40.0, dtype=torch.float16, device=DEVICE)
+    norm = features.square().sum(0, keepdim=True).sqrt()
+    assert norm.isinf().all() and equal(features[0] / norm[0], [0])
+    ours = safeops.safe_norm(features, 0, keepdim=True)
+    assert equal(ours, [[320]]) and equal(safeops.safe_div(features, ours)[0], [0.125])
+
+
+def test_torch_masked_var_of_half():
+    torch.manual_seed(0)
+    x = torch.randn(100_000, device=DEVICE).half()
+    keep = torch.ones_like(x, dtype=torch.bool)
+    assert torch.masked.var(x, mask=keep).isnan()
+    want = x.double().var()
+    assert abs(float(safeops.masked_var(x, keep)) / float(want) - 1) < 1e-6
+
+
+def test_squares_of_half_overflow():
+    x = torch.tensor([300.0, 400.0], dtype=torch.float16, device=DEVICE)
+    assert x.square().sum().isinf()
+    assert equal(safeops.masked_sum_of_squares(x), 250_000) and equal(safeops.masked_rms(x), math.sqrt(125_000))
+
+
+@pytest.mark.parametrize("name, fill, want", [("masked_amax", -math.inf, 0.0), ("masked_logsumexp", -math.inf, 0.0),
+                                              ("masked_amin", math.inf, 0.0)])  # fmt: skip
+def test_a_fully_masked_row_is_no_infinity(name, fill, want):
+    x, keep = leaf([[1.0, 2.0], [math.nan, math.inf]]), flags([True, True], [False, False])
+    function = {"masked_amax": torch.amax, "masked_amin": torch.amin, "masked_logsumexp": torch.logsumexp}[name]
+    plain = function(x.masked_fill(~keep, fill), 1)
+    assert plain[1] == fill
+    ours = getattr(safeops, name)(x, keep, 1)
+    assert equal(ours[0], float(plain[0].detach())) and equal(ours[1], want)
+    grad = grad_of(ours.sum(), x)
+    assert equal(grad[1], [0, 0]) and equal(grad[0], grad_of(function(x[:1], 1).sum(), x)[0].tolist())
+
+
+def test_a_maximum_that_hides_nan():
+    x = leaf([1.0, math.nan, 3.0])
+    assert safeops.masked_amax(x).isnan() and safeops.masked_amin(x).isnan()
+    assert safeops.masked_norm(x, ord=math.inf).isnan()
+    assert safeops.masked_amax(x, x.isfinite()) == 3
+
+
+def test_counts_are_exact_beyond_2_to_the_24_and_in_every_group():
+    n = 2**24 + 3
+    x = torch.zeros((), device=DEVICE).expand(n)
+    keep = torch.ones((), dtype=torch.bool, device=DEVICE).expand(n)
+    assert torch.tensor(2.0**24) + 1 == 2**24  # what an fp32 counter holds
+    assert safeops.masked_count(x, keep) == n and safeops.masked_count(x) == n
+    assert torch.equal(safeops.masked_count(x.expand(2, n), keep, 1), torch.tensor([n, n], device=DEVICE))
+    # rms and var divide by such counts: no rounding of them may show
+    ones = torch.ones((), device=DEVICE, dtype=torch.float64).expand(n)
+    assert safeops.masked_rms(ones, keep) == 1 and safeops.masked_var(ones, keep) == 0
+
+
+@pytest.mark.parametrize("name", ["masked_norm", "masked_var", "masked_amax", "masked_logsumexp"])
+def test_boolean_indexing_synchronises_and_a_statistic_does_not(name):
+    from safeops.testing import no_synchronisation
+
+    x, keep = leaf([1.0, 2.0, 3.0]), flags(True, False, True)
+    with pytest.raises((AssertionError, RuntimeError), match="synchroni"):
+        with no_synchronisation(DEVICE):
+            x[keep].amax()
+    getattr(safeops, name)(x, keep)
+    with no_synchronisation(DEVICE):
+        getattr(safeops, name)(x, keep).backward()
+    assert x.grad.isfinite().all() and x.grad[1] == 0

@@ -1,0 +1,353 @@
+"""Statistics, and the backward they share, against their definitions in fp64 and torch's autograd of them."""
+
+import pytest
+import torch
+import triton.runtime.interpreter as interpreter
+from safeops.kernels import indexing, launch
+
+from safeops import kernels
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, build, close, fill, kept, weights
+
+NAN, INF = float("nan"), float("inf")
+
+# name -> (launcher, parameter, kind of the backward); those above the line are one of each MODE of the skeleton
+STATISTICS = {
+    "var": ("masked_var", 1.0, 0),
+    "logsumexp": ("masked_logsumexp", 0.0, 2),
+    "norm": ("masked_norm", 2.0, 0),
+    "amax": ("masked_amax", 0.0, 1),
+    # ----
+    "std": ("masked_std", 1.0, 0),
+    "amin": ("masked_amin", 0.0, 1),
+    "norm inf": ("masked_norm", INF, 4),
+    "norm -inf": ("masked_norm", -INF, 4),
+    "norm 1": ("masked_norm", 1.0, 3),
+    "sum of squares": ("masked_sum_of_squares", 0.0, 0),
+    "rms": ("masked_rms", 0.0, 0),
+}
+MODES = list(STATISTICS)[:4]
+
+
+def define(name, x, keep, w, dims):
+    """The statistic over `dims`, each of which stays with size 1, of fp64 x; NaN where there is none."""
+    parameter = STATISTICS[name][1]
+    x = torch.where(keep, x, 0)
+    w = torch.where(keep, w, 0)
+
+    def total(t):
+        return t.sum(dims, keepdim=True)
+
+    if name in ("var", "std"):
+        mean = total(w * x) / total(w)
+        divisor = total(w) - parameter
+        square = total(w * torch.where(keep, x - mean, 0) ** 2) / torch.where(divisor > 0, divisor, NAN)
+        return square if name == "var" else square.sqrt()
+    if name == "logsumexp":
+        top = torch.where(keep, x, -INF).amax(dims, keepdim=True).detach()
+        top = torch.where(top.isfinite(), top, 0)
+        return top + total(w * (x - top).exp()).log()
+    if name in ("amax", "norm inf"):
+        return torch.where(keep, x if name == "amax" else x.abs(), -INF).amax(dims, keepdim=True)
+    if name in ("amin", "norm -inf"):
+        return torch.where(keep, x if name == "amin" else x.abs(), INF).amin(dims, keepdim=True)
+    if name == "norm 1":
+        return total(w * x.abs())
+    square = total(w * x * x)
+    if name == "rms":
+        square = square / total(w)
+    return square if name == "sum of squares" else square.sqrt()
+
+
+def run(name, x, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=None):
+    launcher, usual, _ = STATISTICS[name]
+    f = getattr(getattr(kernels, launcher), launcher)
+    return f(x, mask, weight, dim, keepdim, empty_nan, dtype, usual if parameter is None else parameter)
+
+
+def backward(name, grad, x, origin, scale, mask=None, weight=None, dim=None, keepdim=False):
+    f = kernels.statistic_backward.statistic_backward
+    return f(grad, x, origin, scale, mask, weight, STATISTICS[name][2], dim, keepdim)
+
+
+def check(name, x, mask, weight, dim, keepdim=False, scale=1.0):
+    dims = tuple(d % max(x.dim(), 1) for d in dim or range(x.dim()))
+    out = F64 if F64 in (x.dtype, weight is not None and weight.dtype) else F32
+    value, origin, factor = run(name, x, mask, weight, dim, keepdim, dtype=F64 if x.dtype == F64 else F32)
+    keep, w = kept(x.shape, mask, weight), weights(x.shape, weight)
+    leaf = torch.where(keep, x.double(), 0).requires_grad_()
+    expected = define(name, leaf, keep, w, dims) if x.dim() else define(name, leaf[None], keep[None], w[None], 0)[0]
+    there = keep.sum(dims, keepdim=True) > 0 if x.dim() else keep
+    there = there & expected.isfinite()
+    grad = fill(expected.shape, F32, 9)
+    (gradient,) = torch.autograd.grad(torch.where(there, expected, 0), leaf, grad.double())
+    expected = torch.where(there, expected, 0).detach()
+    if not keepdim and x.dim():
+        expected, grad = expected.squeeze(dims), grad.squeeze(dims)
+    tolerance = F32 if value.dtype == F32 else out
+    assert origin.dtype == factor.dtype == F64 and origin.shape == factor.shape == value.shape
+    close(value, expected, torch.maximum(expected.abs(), torch.full_like(expected, scale)), tolerance)
+    dx = backward(name, grad, x, origin, factor, mask, weight, dim, keepdim)
+    assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
+    assert not dx[~keep].any()
+    close(dx, gradient, gradient.abs().max() * 2 if gradient.numel() else None, x.dtype)
+
+
+def example(layout, dtype=F32, w_dtype=F32):
+    x, _, mask, weight = build(layout, dtype, w_dtype=w_dtype)
+    return x, mask, None if weight is None else weight.abs()
+
+
+@pytest.mark.parametrize("layout, dims", [
+    ("odd", [[]]), ("shifted", [[0]]), ("column mask", [[0], [1]]), ("channel mask", [[0, 2], [1]]),
+    ("transposed", [[0], [1]]), ("no two fuse", [[0, 2], [1, 3, 4]]), ("narrow", [[0], [1]]), ("one weight", [[]]),
+    ("one element", [[0]]), ("0-dim", [[]]), ("empty", [[0]]),
+])  # fmt: skip
+@pytest.mark.parametrize("name", MODES)
+def test_layouts(name, layout, dims):
+    if layout == "empty" and name == "amax":
+        pytest.skip("torch.amax refuses: see test_nothing_kept")
+    for i, dim in enumerate(dims):
+        check(name, *example(layout), dim, keepdim=i == 1)
+
+
+@pytest.mark.parametrize("name", list(STATISTICS)[4:])
+def test_the_other_statistics(name):
+    check(name, *example("channel mask"), [0, 2])
+    check(name, *example("odd"), [])
+
+
+@pytest.mark.parametrize("dtype, w_dtype", [(F16, F16), (BF16, F32), (F64, F64), (F32, F64)])
+@pytest.mark.parametrize("name", MODES)
+def test_dtypes(name, dtype, w_dtype):
+    x, mask, weight = example("channel mask", dtype, w_dtype)
+    check(name, x, mask, weight, [-1])
+    if dtype != F64:
+        assert run(name, x, mask, weight, [2], dtype=F16)[0].dtype == F16
+
+
+@pytest.mark.parametrize("name", ["var", "norm", "sum of squares"])
+def test_weights_of_both_signs(name):
+    x, _, mask, weight = build("odd")
+    weight = torch.where(weight < 0, weight / 8, weight)  # as long as their sums are positive
+    check(name, x, mask, weight, [], scale=20.0)
+
+
+@pytest.mark.parametrize("name, shape, dims", [
+    *((name, (4500,), [0]) for name in MODES), ("var", (3, 2500), [1]), ("var", (500, 20), [0]),
+])  # fmt: skip
+def test_more_tiles_than_one_accumulator_takes(name, shape, dims):
+    x, mask = fill(shape, F32, 1), fill(shape, F32, 2) > -1
+    check(name, x, mask, None, dims)
+    constants = [plan.constants for plan in launch._plans.values() if plan.kernel.fn.__name__ == "fold_kernel"]
+    assert all(c["LONG"] and c["SPLIT"] for c in constants) and constants
+
+
+# ---- range and digits
+
+
+@pytest.mark.parametrize("name", ["norm", "rms", "std"])
+@pytest.mark.parametrize("dtype, size", [(F32, 1e30), (F32, 1e-30), (F32, 1e-40), (F64, 1e200), (F64, 1e-200)])
+def test_squares_leave_the_range_where_the_result_does_not(name, dtype, size):
+    base = fill((300,), F64, 1)
+    base[:150] *= 1e-3
+    x = (base * size).to(dtype)
+    tiny = dtype == F32 and size == 1e-40  # subnormal: few digits
+    value, origin, scale = run(name, x)
+    exact = x.double() / size
+    keep, w = torch.ones(300, dtype=torch.bool), torch.ones(300, dtype=F64)
+    leaf = exact.requires_grad_()
+    expected = define(name, leaf, keep, w, 0)
+    close(value.double()[None] / size, expected.detach(), dtype=F16 if tiny else dtype)
+    # the upstream gradient of a loss scaled by 65536, and by 1e-6
+    (gradient,) = torch.autograd.grad(expected, leaf)
+    for g in (65536.0, 1e-6):
+        dx = backward(name, torch.tensor(g, dtype=dtype), x, origin, scale)
+        close(dx.double(), gradient * g, gradient.abs().max() * g, F16 if tiny else dtype)
+
+
+def test_weights_beyond_fp32():
+    x, weight = fill((64,), F32, 1), torch.full((64,), 1e35)
+    close(run("rms", x, None, weight)[0], x.double().square().mean().sqrt())
+    close(run("norm", x * 1e-20, None, weight)[0], (x.double().square().sum() * weight[0].double()).sqrt() * 1e-20)
+
+
+def test_variance_does_not_lose_its_digits_to_the_mean():
+    x = 1000 + fill((1500,), F64, 1).float()
+    truth = x.double().var()
+    ours = run("var", x)[0]
+    textbook = (x.square().mean() - x.mean().square()) * 1500 / 1499
+    assert (ours - truth).abs() < 1e-6 * truth
+    assert (textbook - truth).abs() > 1e3 * (ours - truth).abs()
+
+
+def test_variance_with_an_outlier_first():
+    for dtype in (F32, F64):
+        x = torch.cat([torch.tensor([1e6], dtype=F64), fill((700,), F64, 1)]).to(dtype)
+        close(run("var", x)[0], x.double().var(), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("number", [0.1, 1e30, -3.0, 0.0])
+def test_equal_elements_have_deviation_and_gradient_zero(number, dtype):
+    x = torch.full((5, 300), number, dtype=dtype)
+    mask = fill((5, 300), F32, 1) > 0
+    value, origin, scale = run("std", x, mask, None, [1])
+    assert not value.any() and not scale.any()
+    assert not backward("std", torch.ones(5), x, origin, scale, mask, None, [1]).any()
+    zero = torch.zeros(300)
+    value, origin, scale = run("norm", zero)  # pytorch#2421
+    assert value == 0 and not backward("norm", torch.tensor(1.0), zero, origin, scale).any()
+
+
+def test_logits_of_any_size():
+    x = torch.tensor([[1e4, 1e4 - 1, -1e4], [-1e38, -1e38, -3e38], [3e38, 1.0, 2.0]])
+    value, origin, scale = run("logsumexp", x, None, None, [1])
+    close(value, x.double().logsumexp(1))
+    dx = backward("logsumexp", torch.ones(3), x, origin, scale, None, None, [1])
+    close(dx, x.double().softmax(1), torch.ones(()))
+
+
+# ---- what is kept shows, and nothing else
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_nothing_kept(name):
+    x = torch.full((12, 30), NAN)
+    none, zero = torch.zeros(12, 30, dtype=torch.bool), torch.zeros(30)
+    for empty_nan in (False, True):
+        for mask, weight, dim in ((none, None, []), (None, zero, [1]), (none, zero, [0])):
+            value, origin, scale = run(name, x, mask, weight, dim, False, empty_nan)
+            assert (value.isnan() if empty_nan else value == 0).all() and not scale.any()
+            dx = backward(name, torch.full_like(value, NAN), x, origin, scale, mask, weight, dim)
+            assert (dx == 0).all()
+        value, *_ = run(name, torch.ones(0, 5), None, None, [0], False, empty_nan)
+        assert value.shape == (5,) and (value.isnan() if empty_nan else value == 0).all()
+
+
+def test_too_little_for_the_correction():
+    x = torch.tensor([[3.0, 1.0], [5.0, 9.0]])
+    mask = torch.tensor([[True, False], [True, True]])
+    for name, truth in (("var", 8.0), ("std", 8.0**0.5)):  # pytorch#4320
+        value, origin, scale = run(name, x, mask, None, [1])
+        close(value, torch.tensor([0.0, truth], dtype=F64))
+        dx = backward(name, torch.ones(2), x, origin, scale, mask, None, [1])
+        assert (dx[0] == 0).all() and (dx[1] != 0).all()
+        assert run(name, x, mask, None, [1], empty_nan=True)[0].isnan().tolist() == [True, False]
+        assert run(name, x, mask, None, [1], parameter=0.0)[0].tolist() == [0.0, 4.0 if name == "var" else 2.0]
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_what_is_kept_shows(name):
+    rows = torch.ones(4, 70)
+    rows[0, 60], rows[1, 60], rows[2, 60] = NAN, INF, -INF
+    mask = torch.ones(4, 70, dtype=torch.bool)
+    value, origin, scale = run(name, rows, mask, None, [1])
+    expected = {
+        "var": [NAN] * 3,
+        "std": [NAN] * 3,
+        "amax": [NAN, INF, 1],
+        "amin": [NAN, 1, -INF],
+        "logsumexp": [NAN, INF, torch.tensor(69.0).log()],
+        "norm -inf": [NAN, 1, 1],
+    }.get(name, [NAN, INF, INF])
+    close(value[:3], torch.tensor(expected, dtype=F64))
+    assert value[3].isfinite()
+    dx = backward(name, torch.ones(4), rows, origin, scale, mask, None, [1])
+    assert dx[0, 60].isnan() or name in ("amax", "amin") and dx[0, 60] == 1
+    assert dx[3].isfinite().all()
+    mask[:3, 60] = False
+    value, origin, scale = run(name, rows, mask, None, [1])
+    dx = backward(name, torch.ones(4), rows, origin, scale, mask, None, [1])
+    assert value.isfinite().all() and dx.isfinite().all() and not dx[~mask].any()
+
+
+def test_weights_that_are_nan():
+    weight = torch.ones(300)
+    weight[200] = NAN
+    for name in ("var", "logsumexp", "norm", "rms", "norm 1"):
+        assert run(name, fill((300,), F32, 1), None, weight)[0].isnan()
+
+
+@pytest.mark.parametrize("name, x", [
+    ("amax", [2.0, 5.0, 5.0, NAN, 5.0]), ("amin", [5.0, 2.0, NAN, 2.0, 2.0]), ("norm inf", [5.0, -5.0, NAN, 5.0, 0.0]),
+])  # fmt: skip
+def test_ties_share_the_gradient(name, x):
+    x = torch.tensor(x * 40)
+    mask = ~x.isnan()
+    value, origin, scale = run(name, x, mask)
+    dx = backward(name, torch.tensor(3.0), x, origin, scale, mask, torch.full((200,), 7.0))  # a weight only masks
+    ties = (x.abs() == value) if name == "norm inf" else (x == value)
+    close(dx, torch.where(ties, x.sign() * 3 / 120, 0).double())
+    value, origin, scale = run(name, x)  # the 40 NaN
+    assert value.isnan() and scale == 1 / 40
+
+
+def test_every_kept_element_is_minus_infinite():
+    x = torch.full((70,), -INF)
+    value, origin, scale = run("logsumexp", x)
+    assert value == -INF and not backward("logsumexp", torch.tensor(1.0), x, origin, scale).any()
+    value, _, scale = run("amax", x)
+    assert value == -INF and scale == 1 / 70
+
+
+def test_unknown_order():
+    with pytest.raises(ValueError, match="masked_norm"):
+        run("norm", torch.ones(3), parameter=3.0)
+
+
+# ---- counts
+
+
+@pytest.mark.parametrize("layout", ["odd", "column mask", "channel mask", "transposed", "no mask", "0-dim", "empty"])
+def test_count(layout):
+    x, _, mask, weight = build(layout)
+    count = kernels.masked_count.masked_count
+    keep = kept(x.shape, mask, weight)
+    for dim in ([], [0], [-1]):
+        dims = tuple(d % max(x.dim(), 1) for d in dim) or tuple(range(x.dim()))
+        for keepdim in (False, True):
+            expected = keep.sum(dims, keepdim=keepdim) if x.dim() else keep.long()
+            got = count(x, mask, weight, dim, keepdim)
+            assert got.dtype == torch.int64 and torch.equal(got, expected)
+    assert torch.equal(count(x, mask), kept(x.shape, mask, None).sum())
+
+
+# ---- execution
+
+
+def test_whoever_finishes_last(monkeypatch):
+    """Blocks may finish in any order, and offsets may need 64 bits; the bits of the result are the same."""
+    x, _, mask, _ = build("flat")
+    y = fill((300, 20), F32, 1)
+
+    def every():
+        return [t for name in MODES for t in (*run(name, x, mask), *run(name, y, None, None, [0]))]
+
+    def same(a, b):
+        return all(torch.equal(s, t) for s, t in zip(a, b))
+
+    first = every()
+    assert max(plan.grid[1] for plan in launch._plans.values()) > 2
+    builder = interpreter.interpreter_builder
+    in_order = builder.set_grid_idx
+    monkeypatch.setattr(builder, "set_grid_idx", lambda *index: in_order(*(n - 1 - i for i, n in zip(index, builder.grid_dim))))  # fmt: skip  # noqa: E501
+    assert same(first, every())
+    monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
+    launch._plans.clear()
+    assert same(first, every())
+    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+
+
+def test_the_callers_tensors_are_not_written():
+    x, _, mask, weight = build("channel mask")
+    before = [t.clone() for t in (x, mask, weight)]
+    value, origin, scale = run("var", x, mask, weight, [1])
+    backward("var", torch.ones_like(value), x, origin, scale, mask, weight, [1])
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, (x, mask, weight)))
+
+
+def test_expanded_upstream_gradient():
+    x = fill((8, 48), F32, 1)
+    value, origin, scale = run("norm", x, None, None, [1])
+    dx = backward("norm", torch.tensor(2.0).expand(8), x, origin, scale, None, None, [1])
+    close(dx, 2 * x.double() / x.double().norm(dim=1, keepdim=True))
