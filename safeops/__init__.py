@@ -11,10 +11,15 @@ from safeops.losses.huber_loss import huber_loss
 from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
 from safeops.losses.smooth_l1_loss import smooth_l1_loss
+from safeops.ops.masked_compact import masked_compact
 from safeops.ops.masked_fill import masked_fill
 from safeops.ops.masked_mean import masked_mean
+from safeops.ops.masked_scatter import masked_scatter
+from safeops.ops.masked_select import masked_select
 from safeops.ops.masked_sum import masked_sum
 from safeops.ops.safe_div import safe_div
+from safeops.ops.safe_gather import safe_gather
+from safeops.ops.safe_index_select import safe_index_select
 
 from safeops import nn  # isort: skip  (needs the functions above)
 
@@ -23,11 +28,16 @@ __version__ = "0.1.0"
 __all__ = [
     "huber_loss",
     "l1_loss",
+    "masked_compact",
     "masked_fill",
     "masked_mean",
+    "masked_scatter",
+    "masked_select",
     "masked_sum",
     "mse_loss",
     "nn",
     "safe_div",
+    "safe_gather",
+    "safe_index_select",
     "smooth_l1_loss",
 ]
