@@ -21,7 +21,7 @@ struct Compaction {
   int64_t run(int64_t start, int64_t stop, int64_t first, const P& pack) const {
     const Count kept = find_count();
     // Other slices' slots are not to be touched.
-    const int64_t limit = slices.counted() ? std::min(capacity, slices.first[start / slices.length + 1]) : capacity;
+    const int64_t limit = slices.limit(start, capacity);
     alignas(64) uint8_t buffer[kBuffer];
     mask.prime(buffer);
     int64_t k = first;
@@ -115,67 +115,91 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
 
 // ---- backward
 
-// Slot k's gradient, packed, to wherever it belongs.
+// Which row each slot belongs to: as unsigned, an unused slot's -1 lies beyond every row.
 struct Slots {
-  const uint64_t* index;  // as unsigned: an unused slot's -1 lies beyond every row
+  const uint64_t* index;
   int64_t count;
 
-  // The first slot at or beyond a row, if they ascend, as the forward makes them.
-  int64_t lower(int64_t row) const {
-    return std::lower_bound(index, index + count, static_cast<uint64_t>(row)) - index;
+  // The first slot at or beyond a row, if they ascend, as the forward makes them; of those from `from` to `to`.
+  int64_t lower(int64_t row, int64_t from, int64_t to) const {
+    return std::lower_bound(index + from, index + to, static_cast<uint64_t>(row)) - index;
+  }
+  int64_t lower(int64_t row) const { return lower(row, 0, count); }
+
+  bool none_from(int64_t row) const {
+    uint64_t rows = static_cast<uint64_t>(row);
+    for (int64_t k = lower(row); k < count; ++k)
+      if (index[k] < rows) return false;
+    return true;
   }
 };
 
-template <class T>
-struct CopyElement {
-  const char* data;
-  int64_t stride;
-  T* out;
-  void operator()(int64_t slot, int64_t row) const { std::memcpy(out + row, data + slot * stride, sizeof(T)); }
-};
+// flags[i] = one of the slots belongs to row + i. Not 0 where they are out of order, or out of the n rows.
+int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n, uint8_t* flags) {
+  uint64_t wrong = 0;
+  _Pragma("omp simd reduction(+ : wrong)")
+  for (int64_t k = 1; k < slots; ++k) wrong += index[k] <= index[k - 1];
+  if (wrong || (slots && (index[0] < row || index[slots - 1] - row >= static_cast<uint64_t>(n)))) return 1;
+  std::memset(flags, 0, n);
+  for (int64_t k = 0; k < slots; ++k) flags[index[k] - row] = 1;
+  return 0;
+}
 
-struct CopyRow {
-  const Rows& rows;
-  char* out;
-  void operator()(int64_t slot, int64_t row) const { rows.copy(rows.at(slot), out + row * rows.bytes); }
-};
+// Chunk by chunk: the slots' rows as a mask again, and grad merged into zeros. False where the slots do not ascend.
+template <class T>
+bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T* out) {
+  std::atomic<bool> sorted{true};
+  const auto flag = pick<&flag_loop>();
+  const Merge<T> merge = find_merge<T>();
+  parallel((rows + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
+    alignas(64) T values[kBuffer], zeros[kChunk] = {};
+    alignas(64) uint8_t flags[kBuffer];
+    grad.prime(values);
+    const int64_t stop = std::min(end * kChunk, rows);
+    int64_t k = slots.lower(begin * kChunk);
+    for (int64_t row = begin * kChunk; row < stop; row += kChunk) {
+      const int64_t n = std::min(kChunk, stop - row);
+      const int64_t used = slots.lower(row + n, k, std::min(k + n, slots.count)) - k;
+      if (flag(slots.index + k, used, static_cast<uint64_t>(row), n, flags)) {
+        sorted = false;
+        return;
+      }
+      if (used == 0) {
+        std::memset(out + row, 0, n * sizeof(T));
+        continue;
+      }
+      const T* g = grad.fetch(k, used, k + kAhead, values);
+      const int64_t readable = grad.kind == Kind::kDirect ? slots.count - k : g == values ? kChunk : used;
+      merge(flags, zeros, g, used, readable, n, out + row);
+      k += used;
+    }
+    if (k != slots.lower(stop)) sorted = false;
+  });
+  return sorted && slots.none_from(rows);
+}
 
 // Block by block: zeros, and while they are in the cache the rows that are kept. False where the slots do not ascend.
-template <class Copy>
-bool expand_sorted(const Slots& slots, int64_t rows, int64_t bytes, char* out, const Copy& copy) {
-  const int64_t block = std::max<int64_t>(1, kGrain / 2 / std::max<int64_t>(1, bytes));
+bool expand_rows(const Slots& slots, int64_t rows, const Rows& grad, char* out) {
+  const int64_t bytes = grad.bytes, block = std::max<int64_t>(1, kGrain / 2 / bytes);
   std::atomic<bool> sorted{true};
   parallel((rows + block - 1) / block, block * std::max<int64_t>(1, bytes / 4), [&](int64_t begin, int64_t end) {
     const int64_t stop = std::min(end * block, rows);
     int64_t k = slots.lower(begin * block);
-    bool ascending = true;
     for (int64_t row = begin * block; row < stop; row += block) {
       const int64_t beyond = std::min(row + block, stop);
       const bool whole = block == 1 && k < slots.count && slots.index[k] == static_cast<uint64_t>(row);
       if (!whole) std::memset(out + row * bytes, 0, (beyond - row) * bytes);
       for (; k < slots.count && slots.index[k] < static_cast<uint64_t>(beyond); ++k) {
-        const int64_t to = static_cast<int64_t>(slots.index[k]);
-        if (to < row) {
-          ascending = false;
-          break;
+        if (slots.index[k] < static_cast<uint64_t>(row)) {
+          sorted = false;
+          return;
         }
-        copy(k, to);
+        grad.copy(grad.at(k), out + static_cast<int64_t>(slots.index[k]) * bytes);
       }
-      if (!ascending) break;
     }
-    if (!ascending || k != slots.lower(stop)) sorted = false;
+    if (k != slots.lower(stop)) sorted = false;
   });
-  for (int64_t k = slots.lower(rows); k < slots.count; ++k)
-    if (slots.index[k] < static_cast<uint64_t>(rows)) return false;
-  return sorted;
-}
-
-template <class Copy>
-void expand(const Slots& slots, int64_t rows, int64_t bytes, char* out, const Copy& copy) {
-  if (rows == 0 || bytes == 0 || expand_sorted(slots, rows, bytes, out, copy)) return;
-  std::memset(out, 0, rows * bytes);
-  for (int64_t k = 0; k < slots.count; ++k)
-    if (slots.index[k] < static_cast<uint64_t>(rows)) copy(k, static_cast<int64_t>(slots.index[k]));
+  return sorted && slots.none_from(rows);
 }
 
 Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const std::vector<int64_t>& size) {
@@ -200,13 +224,23 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
     for (int64_t k = 0; k < slots.count; ++k) packed.push_back(slots.index[k * slot_index.strides[0]]);
     slots.index = packed.data();
   }
+  if (rows == 0 || from.bytes == 0) return dx;
+  bool done = false;
   if (g.ndim == 1 && g.width <= 8)
     by_width(g.width, [&](auto t) {
       using T = decltype(t);
-      expand(slots, rows, g.width, out, CopyElement<T>{g.data, g.stride[0] * g.width, reinterpret_cast<T*>(out)});
+      Source<T> values;
+      values.bind(g.view(), g.shape(), Order::contiguous(g.shape()));
+      done = expand_elements(slots, rows, values, reinterpret_cast<T*>(out));
     });
   else
-    expand(slots, rows, from.bytes, out, CopyRow{from, out});
+    done = expand_rows(slots, rows, from, out);
+  if (!done) {  // slots in another order than the forward's
+    fill_all(out, rows, from.bytes, 0);
+    for (int64_t k = 0; k < slots.count; ++k)
+      if (slots.index[k] < static_cast<uint64_t>(rows))
+        from.copy(from.at(k), out + static_cast<int64_t>(slots.index[k]) * from.bytes);
+  }
   return dx;
 }
 

@@ -7,19 +7,6 @@ namespace safeops::cpu {
 
 namespace {
 
-// out[i] = mask[i] ? the next of source : x[i]; `most` of source exist, then x again. Reads source[0, most) at the most.
-template <class T>
-void merge_loop(const uint8_t* mask, const T* x, const T* source, int64_t most, int64_t n, T* out) {
-  int64_t k = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const bool take = (mask[i] != 0) & (k < most);
-    const T from = source[std::min(k, most - 1)];
-    const T ones = static_cast<T>(-static_cast<T>(take));
-    out[i] = static_cast<T>((from & ones) | (x[i] & static_cast<T>(~ones)));
-    k += take;
-  }
-}
-
 // out[i] = mask[i] ? 0 : x[i]
 template <class T>
 void drop_loop(const uint8_t* mask, const T* x, int64_t n, T* out) {
@@ -27,16 +14,8 @@ void drop_loop(const uint8_t* mask, const T* x, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(x[i] & static_cast<T>(static_cast<T>(mask[i] != 0) - 1));
 }
 
-// The mask beside elements that were split in two.
-Bits widened(const View& mask, const Bits& x, int64_t was) {
-  Bits m(mask, 1);
-  if (x.width != was) m.push(2, 0);
-  return m;
-}
-
 Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& source) {
   const View own(input), flags(mask);
-  STD_TORCH_CHECK(flags.dtype == DType::kBool, "_masked_scatter: mask must be bool");
   STD_TORCH_CHECK(dtype_code(input) == dtype_code(source), "_masked_scatter: input and source must have one dtype");
   Bits x(input), s(source);
   const int64_t was = x.width;
@@ -47,7 +26,7 @@ Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& sou
       plain ? new_like(full, input) : empty_like_of(input), full.numel() * was);
   Bits out(result);
   x.split(), s.split(), out.split();
-  const Bits m = widened(flags, x, was);
+  const Bits m = mask_bits(flags, was == 16);
   const Shape shape = out.shape();
   const int64_t numel = shape.numel(), available = s.numel();
   if (numel == 0) return result;
@@ -63,7 +42,7 @@ Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& sou
     from.bind(x.view(), shape, order);
     filler.bind(s.view(), s.shape(), Order::contiguous(s.shape()));
     to.bind(out.view(), shape, order);
-    const auto merge = &merge_loop<T>;
+    const Merge<T> merge = find_merge<T>();
     slices.run([&](int64_t start, int64_t stop, int64_t k) {
       alignas(64) uint8_t flag_buffer[kBuffer];
       alignas(64) T values[kBuffer], taken[kBuffer], results[kBuffer];
@@ -74,10 +53,13 @@ Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& sou
         const T* old = from.fetch(at, n, at + kAhead, values);
         const int64_t wanted = kept(flag, n), most = std::min(wanted, available - k);
         T* target = to.target(at, results);
-        if (most <= 0)
+        if (most <= 0) {
           std::memcpy(target, old, n * sizeof(T));
-        else
-          merge(flag, old, filler.fetch(k, most, INT64_MAX, taken), most, n, target);
+        } else {
+          const T* next = filler.fetch(k, most, INT64_MAX, taken);
+          const int64_t readable = filler.kind == Kind::kDirect ? available - k : next == taken ? kChunk : most;
+          merge(flag, old, next, most, readable, n, target);
+        }
         to.commit(at, n, target);
         k += wanted;
       }
@@ -89,14 +71,13 @@ Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& sou
 std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Tensor& mask,
                                                    const std::vector<int64_t>& source_size) {
   const View flags(mask);
-  STD_TORCH_CHECK(flags.dtype == DType::kBool, "_masked_scatter_backward: mask must be bool");
   Bits g(grad);
   const int64_t was = g.width;
   const Shape source(static_cast<int>(source_size.size()), source_size.data());
   const Tensor d_input = on_huge_pages(new_like(g.shape(), grad), g.numel() * was);
   const Tensor d_source = on_huge_pages(new_like(source, grad), source.numel() * was);
   g.split();
-  const Bits m = widened(flags, g, was);
+  const Bits m = mask_bits(flags, was == 16);
   const Shape shape = g.shape();
   const int64_t numel = shape.numel(), available = source.numel() * (was / g.width);
   int64_t used = 0;
@@ -115,7 +96,7 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
       const Pack<T> pack = find_pack<T>(true, false);
       const auto drop = safeops::cpu::pick<&drop_loop<T>>();
       slices.run([&](int64_t start, int64_t stop, int64_t k) {
-        const int64_t limit = slices.counted() ? std::min(available, slices.first[start / slices.length + 1]) : available;
+        const int64_t limit = slices.limit(start, available);
         alignas(64) uint8_t flag_buffer[kBuffer];
         alignas(64) T values[kBuffer];
         keep.prime(flag_buffer), from.prime(values);

@@ -107,6 +107,14 @@ struct Bits {
   }
 };
 
+// A mask beside elements that may have been split in two.
+inline Bits mask_bits(const View& mask, bool split) {
+  STD_TORCH_CHECK(mask.dtype == DType::kBool, "safeops: a mask must be bool");
+  Bits m(mask, 1);
+  if (split) m.push(2, 0);
+  return m;
+}
+
 // A new contiguous tensor of t's dtype and device.
 Tensor new_like(const Shape& shape, const Tensor& t);
 
@@ -140,19 +148,32 @@ using Pack = int64_t (*)(const uint8_t* mask, const T* x, int64_t n, int64_t bas
                          int64_t room);
 template <class T> Pack<T> find_pack(bool values, bool index);
 
-// A mask cut into slices whose first ranks are known, so that each can be packed by itself.
+// out[i] = mask[i] ? the next of source : x[i], for `most` (> 0) of source, then x[i]. `readable` elements of source may
+// be read, at least `most`.
+template <class T>
+using Merge = void (*)(const uint8_t* mask, const T* x, const T* source, int64_t most, int64_t readable, int64_t n,
+                       T* out);
+template <class T> Merge<T> find_merge();
+
+// A mask cut into slices whose first ranks are known, so that each can be packed by itself. One slice alone is not
+// counted, unless the total is wanted.
 struct Slices {
   int64_t numel, length, count;
-  std::vector<int64_t> first;  // rank of the first kept element of each slice; with several slices also the total
+  std::vector<int64_t> first;  // if counted: rank of the first kept element of each slice, and the total
 
-  Slices(const Source<uint8_t>& mask, int64_t numel);
+  Slices(const Source<uint8_t>& mask, int64_t numel, bool total = false);
 
-  bool counted() const { return count > 1; }
+  bool counted() const { return !first.empty(); }
+
+  // The first slot that belongs to a later slice.
+  int64_t limit(int64_t start, int64_t most) const {
+    return counted() ? std::min(most, first[start / length + 1]) : most;
+  }
 
   // Calls body(start, stop, first rank) for each slice.
   template <class Body>
   void run(const Body& body) const {
-    if (!counted()) return body(int64_t{0}, numel, int64_t{0});
+    if (count == 1) return body(int64_t{0}, numel, int64_t{0});
     parallel(count, length, [&](int64_t begin, int64_t end) {
       for (int64_t s = begin; s < end; ++s) body(s * length, std::min((s + 1) * length, numel), first[s]);
     });

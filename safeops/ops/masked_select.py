@@ -4,9 +4,11 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _check, _route
-from safeops._library import Op, declare_public
+from safeops._library import Op, declare_public, declare_raw
 from safeops.ops._selection import MOVABLE, check_movable
-from safeops.ops.masked_compact import _masked_compact, expand_rows
+from safeops.ops.masked_compact import _masked_compact
+from safeops.ops.masked_scatter import _masked_scatter
+from safeops.ops.masked_scatter import definition as scattered
 from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
@@ -16,17 +18,21 @@ def definition(input, mask):
     return torch.masked_select(input, mask)
 
 
-# ---- op: counted, then compacted to exactly that capacity
+# ---- op
 
 
-def _select(input, mask):
-    """(values, index, the common shape)"""
-    if mask.shape != input.shape:
-        shape = torch.broadcast_shapes(input.shape, mask.shape)
-        input, mask = input.expand(shape), mask.expand(shape)
-    count = int(_masked_compact._op(input, mask, 0)[2])  # the host waits here
-    return *_masked_compact._op(input, mask, count)[:2], input.shape
+def _fake(input, mask):
+    return input.new_empty(torch.library.get_ctx().new_dynamic_size())
 
+
+def _composite(input, mask):
+    """Where there is no kernel of its own: counted, then compacted to exactly that capacity."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    input, mask = input.expand(shape), mask.expand(shape)
+    return _masked_compact(input, mask, int(mask.sum()))[0]  # the host waits here
+
+
+_masked_select = declare_raw("_masked_select", "(Tensor input, Tensor mask) -> Tensor", fake=_fake, composite=_composite)
 
 # ---- autograd
 
@@ -34,24 +40,25 @@ def _select(input, mask):
 class _MaskedSelect(torch.autograd.Function):
     @staticmethod
     def forward(ctx, input, mask):
-        values, index, full = _select(input, mask)
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(index)
-        ctx.shapes = input.shape, full
-        return values
+        ctx.save_for_backward(mask)
+        ctx.shape = input.shape
+        return _masked_select(input, mask)
 
     @staticmethod
     def backward(ctx, grad):
         if grad is None:
             return None, None
-        (index,), (shape, full) = ctx.saved_tensors, ctx.shapes
-        dx = expand_rows(grad, index, full)
-        if shape == full:
-            return dx, None
-        return (dx.sum_to_size(shape) if _route.by_composite(grad) else reduce_to(dx, shape, grad.dtype)), None
+        (mask,), shape = ctx.saved_tensors, ctx.shape
+        # The gradient of the input: the next of grad wherever the mask is True, 0 elsewhere.
+        zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
+        full = shape if mask.shape == shape else torch.broadcast_shapes(shape, mask.shape)
+        if _route.by_composite(grad):
+            return scattered(zero.expand(full), mask, grad).sum_to_size(shape), None
+        return reduce_to(_masked_scatter(zero, mask.expand(full), grad), shape, grad.dtype), None
 
 
-OP = Op("masked_select", ("_masked_compact", "_masked_compact_backward"), "C++/CUDA", _masked_compact, _MaskedSelect)
+OP = Op("masked_select", ("_masked_compact", "_masked_scatter"), "C++/CUDA", _masked_select, _MaskedSelect)
 
 # ---- public function
 
@@ -85,7 +92,7 @@ def masked_select(input, mask):
         if kernel is not None:
             if torch.is_grad_enabled() and input.requires_grad:
                 return kernel.apply(input, mask)
-            return _select(input, mask)[0]
+            return kernel.raw(input, mask)
     except Exception:
         _validate(input, mask)
         raise
