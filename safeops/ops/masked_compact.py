@@ -22,9 +22,10 @@ def definition(input, mask, capacity, fill_value=0.0):
 
 def _take(input, index, lead, fill_value=0.0):
     """Slot k holds row index[k] of input, its first `lead` dims numbering the rows."""
-    shape = input.shape
-    rows = input.unsqueeze(0) if lead == 0 else input.reshape(shape[:lead].numel(), *shape[lead:])
-    return select_rows(rows, index, fill_value)
+    rows = 1
+    for n in input.shape[:lead]:  # torch.Size.numel would make constants of dynamic sizes
+        rows = rows * n
+    return select_rows(input.reshape(rows, *input.shape[lead:]), index, fill_value)
 
 
 # ---- op
