@@ -14,12 +14,15 @@ from safeops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.apply_where import apply_where
 from safeops.ops.masked_amax import masked_amax
 from safeops.ops.masked_amin import masked_amin
+from safeops.ops.masked_compact import masked_compact
 from safeops.ops.masked_count import masked_count
 from safeops.ops.masked_fill import masked_fill
 from safeops.ops.masked_logsumexp import masked_logsumexp
 from safeops.ops.masked_mean import masked_mean
 from safeops.ops.masked_norm import masked_norm
 from safeops.ops.masked_rms import masked_rms
+from safeops.ops.masked_scatter import masked_scatter
+from safeops.ops.masked_select import masked_select
 from safeops.ops.masked_std import masked_std
 from safeops.ops.masked_sum import masked_sum
 from safeops.ops.masked_sum_of_squares import masked_sum_of_squares
@@ -29,6 +32,8 @@ from safeops.ops.safe_asin import safe_asin
 from safeops.ops.safe_atan2 import safe_atan2
 from safeops.ops.safe_div import safe_div
 from safeops.ops.safe_exp import safe_exp
+from safeops.ops.safe_gather import safe_gather
+from safeops.ops.safe_index_select import safe_index_select
 from safeops.ops.safe_log import safe_log
 from safeops.ops.safe_norm import safe_norm
 from safeops.ops.safe_pow import safe_pow
@@ -47,12 +52,15 @@ __all__ = [
     "l1_loss",
     "masked_amax",
     "masked_amin",
+    "masked_compact",
     "masked_count",
     "masked_fill",
     "masked_logsumexp",
     "masked_mean",
     "masked_norm",
     "masked_rms",
+    "masked_scatter",
+    "masked_select",
     "masked_std",
     "masked_sum",
     "masked_sum_of_squares",
@@ -64,6 +72,8 @@ __all__ = [
     "safe_atan2",
     "safe_div",
     "safe_exp",
+    "safe_gather",
+    "safe_index_select",
     "safe_log",
     "safe_norm",
     "safe_pow",

@@ -39,8 +39,6 @@ template struct Elementwise<uint64_t>;
 template struct Elementwise<float>;
 template struct Elementwise<double>;
 
-namespace {
-
 Tensor on_huge_pages(Tensor out, [[maybe_unused]] int64_t bytes) {
 #ifdef MADV_HUGEPAGE
   constexpr uintptr_t kPage = uintptr_t{1} << 21;
@@ -52,8 +50,6 @@ Tensor on_huge_pages(Tensor out, [[maybe_unused]] int64_t bytes) {
 #endif
   return out;
 }
-
-}  // namespace
 
 Tensor output_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
   return on_huge_pages(empty_like(shape, dtype, t, view), shape.numel() * size_of(dtype));

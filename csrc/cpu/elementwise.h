@@ -88,5 +88,6 @@ struct Elementwise {
 // the page faults of fresh memory cost more than the loop.
 Tensor output_like(const Shape& shape, DType dtype, const Tensor& t, const View& view);
 Tensor new_output(const Shape& shape, DType dtype, const Tensor& like);
+Tensor on_huge_pages(Tensor out, int64_t bytes);
 
 }  // namespace safeops::cpu

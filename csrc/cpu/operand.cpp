@@ -231,6 +231,7 @@ template struct Source<uint32_t>;
 template struct Source<uint64_t>;
 template struct Source<float>;
 template struct Source<double>;
+template struct Sink<uint8_t>;
 template struct Sink<uint16_t>;
 template struct Sink<uint32_t>;
 template struct Sink<uint64_t>;

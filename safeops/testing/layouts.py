@@ -8,7 +8,7 @@ from torch import Tensor
 from .compare import assert_right
 from .registry import check
 from .sample import NotApplicable, Sample
-from .subject import Subject, make_upstream, run
+from .subject import Subject, make_upstream, outputs, run
 from .values import each_dtype
 
 
@@ -22,7 +22,8 @@ def _sliced(t: Tensor) -> Tensor | None:
     """Every second element of a longer tensor, from 1 on; what lies between is poison."""
     if not t.dim():
         return None
-    wide = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), True if t.dtype == torch.bool else float("nan"))
+    poison = True if t.dtype == torch.bool else float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).max
+    wide = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), poison)
     wide[..., 1::2] = t
     return wide[..., 1::2]
 
@@ -123,7 +124,7 @@ def _after_sum(subject, sample):
     """As users meet it: .sum() and .mean() of the result send stride-0 gradients."""
 
     def summed(*args, **kwargs):
-        return subject.op(*args, **kwargs).sum()
+        return outputs(subject.op(*args, **kwargs))[0].sum()
 
     got = run(summed, sample, torch.ones_like)
     truth = subject.truth(sample, torch.ones_like)

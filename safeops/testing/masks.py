@@ -119,12 +119,12 @@ def _tangent(subject, sample):
     fn, tensors = functional(subject.op, sample)
     # A tangent under the mask does not exist either: where the operand is garbage, so is its tangent.
     tangents = [torch.where(t.isfinite(), make_upstream(t, i), t) for i, t in enumerate(tensors)]
-    return [("the value", torch.func.jvp(fn, tuple(tensors), tuple(tangents))[1])]
+    return [("the value", outputs(torch.func.jvp(fn, tuple(tensors), tuple(tangents))[1])[0])]
 
 
 def _mapped(subject, sample):
     fn, tensors = functional(subject.op, sample)
-    grad = torch.func.grad(lambda *ts: fn(*ts).sum(), argnums=tuple(range(len(tensors))))
+    grad = torch.func.grad(lambda *ts: outputs(fn(*ts))[0].sum(), argnums=tuple(range(len(tensors))))
     return [("the gradient", g) for g in torch.vmap(grad)(*[torch.stack([t, t]) for t in tensors])]
 
 

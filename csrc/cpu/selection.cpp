@@ -1,0 +1,299 @@
+#include "selection.h"
+
+#include <limits>
+
+namespace safeops::cpu {
+
+Tensor new_like(const Shape& shape, const Tensor& t) {
+  int64_t strides[kMaxDims];
+  contiguous_strides(shape, strides);
+  int32_t index;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
+  AtenTensorHandle handle;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype_code(t),
+                                                         device_type_of(t), index, &handle));
+  return Tensor(handle);
+}
+
+Tensor empty_like_of(const Tensor& t) {
+  using torch::stable::detail::from;
+  StableIValue stack[6] = {from(t),           from(std::nullopt), from(std::nullopt),
+                           from(std::nullopt), from(std::nullopt), from(std::nullopt)};
+  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+namespace {
+
+template <class T>
+uint64_t integer_bits(double value) {
+  STD_TORCH_CHECK(value == value, "safeops: NaN does not exist in an integer dtype");
+  using Limits = std::numeric_limits<T>;
+  // 2^63 and 2^64 are doubles, the largest integers below them are not
+  const T integer = value >= static_cast<double>(Limits::max())   ? Limits::max()
+                    : value <= static_cast<double>(Limits::min()) ? Limits::min()
+                                                                  : static_cast<T>(value);
+  return static_cast<uint64_t>(static_cast<std::make_unsigned_t<T>>(integer));
+}
+
+}  // namespace
+
+uint64_t fill_bits(double value, const Tensor& t) {
+  if (value == 0 && !std::signbit(value)) return 0;
+  switch (t.scalar_type()) {
+    case ScalarType::Half:
+    case ScalarType::ComplexHalf: return Narrow<Half>::from(saturate(value, DType::kHalf)).bits;
+    case ScalarType::BFloat16: return Narrow<BFloat16>::from(saturate(value, DType::kBFloat16)).bits;
+    case ScalarType::Float:
+    case ScalarType::ComplexFloat: return bit_cast<uint32_t>(static_cast<float>(saturate(value, DType::kFloat)));
+    case ScalarType::Double:
+    case ScalarType::ComplexDouble: return bit_cast<uint64_t>(value);
+    case ScalarType::Bool: return value != 0;
+    case ScalarType::Byte: return integer_bits<uint8_t>(value);
+    case ScalarType::Char: return integer_bits<int8_t>(value);
+    case ScalarType::Short: return integer_bits<int16_t>(value);
+    case ScalarType::Int: return integer_bits<int32_t>(value);
+    case ScalarType::Long: return integer_bits<int64_t>(value);
+    case ScalarType::UInt16: return integer_bits<uint16_t>(value);
+    case ScalarType::UInt32: return integer_bits<uint32_t>(value);
+    case ScalarType::UInt64: return integer_bits<uint64_t>(value);
+    default: STD_TORCH_CHECK(false, "safeops: fill_value must be 0 for this dtype");
+  }
+}
+
+void fill_all(char* dst, int64_t n, int64_t width, uint64_t fill) {
+  if (n <= 0) return;
+  parallel((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
+    const int64_t start = begin * kChunk, stop = std::min(end * kChunk, n);
+    if (fill == 0)
+      std::memset(dst + start * width, 0, (stop - start) * width);
+    else
+      by_any_width(width, [&](auto t) {
+        using T = decltype(t);
+        T* to = reinterpret_cast<T*>(dst);
+        std::fill(to + start, to + stop, pattern<T>(fill));
+      });
+  });
+}
+
+// ---- gather
+
+namespace {
+
+template <class T>
+inline T chosen(bool ok, T x, T other) {
+  if constexpr (sizeof(T) == 16) {
+    return {chosen(ok, x.real, other.real), chosen(ok, x.imag, other.imag)};
+  } else {
+    const T ones = static_cast<T>(-static_cast<T>(ok));
+    return static_cast<T>((x & ones) | (other & static_cast<T>(~ones)));
+  }
+}
+
+// n elements of one run: input[j * step + index[j] * jump]
+template <class T, class I>
+void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
+  for (int64_t j = 0; j < n; ++j, from += step) {
+    const bool ok = in_range(index[j], size);
+    const int64_t at = ok ? as_signed(index[j]) : 0;  // read something: there is no branch to guess wrong
+    T value;
+    std::memcpy(&value, from + at * jump, sizeof(T));
+    out[j] = chosen(ok, value, fill);
+  }
+}
+
+}  // namespace
+
+void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow, char* out, uint64_t fill) {
+  const Shape shape = index.shape();
+  const int64_t numel = shape.numel(), size = input.size[dim], jump = input.stride[dim] * input.width;
+  if (numel == 0) return;
+  if (size == 0) return fill_all(out, numel, input.width, fill);
+  Steps steps;  // where an element lies in the input, but for its index
+  for (int d = 0; d < index.ndim; ++d) steps.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
+  const int64_t run = steps.ndim ? steps.size[steps.ndim - 1] : 1, step = steps.ndim ? steps.stride[steps.ndim - 1] : 0;
+  by_any_width(input.width, [&](auto t) {
+    using T = decltype(t);
+    by_index(narrow, [&](auto i) {
+      using I = decltype(i);
+      Source<I> indices;
+      indices.bind(index.view(), shape, Order::contiguous(shape));
+      const auto gather = &gather_run<T, I>;
+      T* to = reinterpret_cast<T*>(out);
+      parallel((numel + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
+        alignas(64) I buffer[kBuffer];
+        indices.prime(buffer);
+        for (int64_t at = begin * kChunk, stop = std::min(end * kChunk, numel); at < stop; at += kChunk) {
+          const int64_t n = std::min(kChunk, stop - at);
+          const I* numbers = indices.fetch(at, n, at + kAhead, buffer);
+          for (int64_t done = 0; done < n;) {
+            const int64_t length = std::min(n - done, run - (at + done) % run);
+            gather(input.data + steps.offset(at + done), step, jump, size, numbers + done, length, pattern<T>(fill),
+                   to + at + done);
+            done += length;
+          }
+        }
+      });
+    });
+  });
+}
+
+// ---- scatter_add
+
+namespace {
+
+constexpr int64_t kWide = 32768;  // sums in double that still lie in the L2 cache
+constexpr int64_t kDummies = 16;  // where what is out of range is added: several, not to wait for one another
+
+// Sums of one unit: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
+template <class C>
+struct Sums {
+  C* to;
+  int64_t first, size, tile;
+  C dummy[kDummies];
+
+  // g[j] at index[j], all of one row: T columns from `column` on, or with one column any number of indices.
+  template <class I>
+  void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
+    const int64_t columns = tile;
+    for (int64_t j = 0; j < n; ++j) {
+      const int64_t at = static_cast<int64_t>(static_cast<uint64_t>(as_signed(index[j])) - static_cast<uint64_t>(first));
+      const bool ok = static_cast<uint64_t>(at) < static_cast<uint64_t>(size);
+      C* place = ok ? row + at * columns + (columns == 1 ? 0 : column + j) : dummy + j % kDummies;
+      *place += g[j];
+    }
+  }
+};
+
+struct Scatter {
+  Shape size, sizes;      // of dx, of index
+  int dim;
+  int64_t outer, picks, columns;  // of index: before dim, along dim, behind dim
+  int64_t length, stride;         // of dx: along dim, behind dim
+  bool exact;                     // index spans dx beside dim
+  DType dtype;
+  char* out;
+
+  // Where a position of index's dims [from, to) lies in those of dx.
+  int64_t place(int from, int to, int64_t position) const {
+    int64_t at = 0, step = 1;
+    for (int d = to - 1; d >= from; --d) {
+      at += position % sizes.size[d] * step;
+      position /= sizes.size[d];
+      step *= size.size[d];
+    }
+    return at;
+  }
+
+  template <class C>
+  void write(const Sums<C>& sums, int64_t row, int64_t rows, int64_t column, Convert store) const {
+    const int64_t width = size_of(dtype);
+    const auto put = [&](const C* from, char* to, int64_t n) {
+      if (store)
+        store(from, to, n);
+      else if (reinterpret_cast<const char*>(from) != to)
+        std::memcpy(to, from, n * width);
+    };
+    if (exact && sums.tile == columns && sums.size == length)
+      return put(sums.to, out + row * length * stride * width, rows * length * stride);
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t base = (exact ? row + r : place(0, dim, row + r)) * length;
+      const C* from = sums.to + r * sums.size * sums.tile;
+      for (int64_t i = 0; i < sums.size; ++i, from += sums.tile) {
+        char* to = out + (base + sums.first + i) * stride * width;
+        if (exact) {
+          put(from, to + column * width, sums.tile);
+        } else {
+          for (int64_t t = 0; t < sums.tile; ++t)
+            put(from + t, to + place(dim + 1, sizes.ndim, column + t) * width, 1);
+        }
+      }
+    }
+  }
+};
+
+template <class C, class I>
+void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t block, int64_t tile, int64_t ranges) {
+  const Order order = Order::contiguous(s.sizes);
+  Source<C> g;
+  Source<I> indices;
+  g.bind(grad, s.sizes, order);
+  indices.bind(index, s.sizes, order);
+  const Convert store = find_store<C>(s.dtype);
+  const int64_t blocks = (s.outer + block - 1) / block, tiles = (s.columns + tile - 1) / tile;
+  const int64_t span = (s.length + ranges - 1) / ranges;
+  const int64_t share = block * s.picks * tile + block * span * tile;
+  const bool in_place = !store && s.exact && block == 1 && tile == s.columns && s.length * tile > kWide;
+  parallel(blocks * tiles * ranges, share, [&](int64_t begin, int64_t end) {
+    alignas(64) C values[kBuffer];
+    alignas(64) I numbers[kBuffer];
+    g.prime(values);
+    indices.prime(numbers);
+    std::vector<C> memory(in_place ? 0 : block * span * tile);
+    for (int64_t unit = begin; unit < end; ++unit) {
+      const int64_t row = unit / ranges / tiles * block, column = unit / ranges % tiles * tile;
+      const int64_t rows = std::min(block, s.outer - row);
+      Sums<C> sums;
+      sums.first = unit % ranges * span;
+      sums.size = std::max<int64_t>(0, std::min(span, s.length - sums.first));
+      sums.tile = std::min(tile, s.columns - column);
+      sums.to = in_place ? reinterpret_cast<C*>(s.out) + (row * s.length + sums.first) * s.stride : memory.data();
+      std::fill_n(sums.to, rows * sums.size * sums.tile, C{0});
+      std::fill_n(sums.dummy, kDummies, C{0});
+      const int64_t chunk = sums.tile == s.columns ? kChunk : sums.tile;
+      // Positions of index in memory order: whole rows at once, or a tile of one pick after another.
+      const int64_t first = row * s.picks * s.columns, last = (row + rows) * s.picks * s.columns;
+      const int64_t stride = sums.tile == s.columns ? chunk : s.columns;
+      for (int64_t at = first + column; at < last; at += stride) {
+        const int64_t n = std::min(chunk, last - at);
+        const I* i = indices.fetch(at, n, at + kAhead, numbers);
+        const C* v = g.fetch(at, n, at + kAhead, values);
+        for (int64_t done = 0; done < n;) {
+          const int64_t position = at + done - first;
+          const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
+          // to the end of the columns, or with one column of the row
+          const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
+          const int64_t m = std::min(n - done, left);
+          sums.add(sums.to + r * sums.size * sums.tile, i + done, v + done, m, t);
+          done += m;
+        }
+      }
+      s.write(sums, row, rows, column, store);
+    }
+  });
+}
+
+}  // namespace
+
+void scatter_add(const View& grad, int dim, const Bits& index, bool narrow, const Shape& size, const View& dx) {
+  Scatter s{size, index.shape(), dim, index.count(0, dim), index.size[dim], index.count(dim + 1, index.ndim), 0, 1};
+  s.length = size.size[dim];
+  s.exact = true;
+  for (int d = 0; d < size.ndim; ++d) {
+    if (d > dim) s.stride *= size.size[d];
+    s.exact = s.exact && (d == dim || size.size[d] == index.size[d]);
+    STD_TORCH_CHECK(d == dim || index.size[d] <= size.size[d], "safeops: index is larger than the input beside dim");
+  }
+  s.dtype = dx.dtype;
+  s.out = dx.data;
+  const int64_t numel = size.numel();
+  if (!s.exact || index.numel() == 0) fill_all(dx.data, numel, size_of(dx.dtype), 0);
+  if (numel == 0 || index.numel() == 0) return;
+  // Sums in double wherever they fit the cache; else in the compute dtype, several threads each with a range of dx.
+  const int64_t most = kWide / s.length;
+  const bool wide = most >= std::min<int64_t>(8, s.columns) && most > 0;
+  const int64_t tile = wide ? std::min(s.columns, most) : s.columns;
+  const int64_t all = s.length * s.columns;
+  const int64_t block = wide && tile == s.columns ? std::min(s.outer, std::max<int64_t>(1, kWide / 8 / all)) : 1;
+  const int64_t threads = torch::stable::get_num_threads();
+  const int64_t ranges = wide || s.outer >= threads ? 1 : std::min(threads, std::max<int64_t>(1, s.length / 1024));
+  by_index(narrow, [&](auto i) {
+    using I = decltype(i);
+    if (wide || dx.dtype == DType::kDouble || grad.dtype == DType::kDouble)
+      scatter_with<double, I>(s, grad, index.view(), block, tile, ranges);
+    else
+      scatter_with<float, I>(s, grad, index.view(), block, tile, ranges);
+  });
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,89 @@
+"""What the selection ops share: the dtypes they move, stand-ins in any dtype, indices, and their checks."""
+
+import operator
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import FLOATING, saturate
+
+# What the kernels move, by bit pattern. Other dtypes take the composite.
+_NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
+MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
+INDEX = (torch.int32, torch.int64)
+
+# ---- definitions
+
+
+def full(x, shape, fill_value):
+    """`fill_value` everywhere, in x's dtype; attached to x, which has no elements to be read."""
+    filled = x.new_full(shape, fill_of(fill_value, x.dtype))
+    return filled + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else filled
+
+
+def fill_of(value, dtype):
+    """A number as `dtype` holds it: saturated."""
+    if dtype in FLOATING:
+        return saturate(value, dtype)
+    if dtype.is_complex:
+        return complex(saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32))
+    if dtype == torch.bool:
+        return bool(value)
+    if dtype.is_floating_point:
+        return float(value)
+    info = torch.iinfo(dtype)
+    if value in (float("inf"), -float("inf")):
+        return info.max if value > 0 else info.min
+    return max(info.min, min(info.max, int(value)))
+
+
+def summed_wide(x):
+    """x in the dtype its gradient is summed in: duplicates add up."""
+    if x.dtype not in FLOATING:
+        return x
+    # aten adds one after the other on the CPU
+    return x.to(torch.float64 if x.device.type == "cpu" or x.dtype == torch.float64 else torch.float32)
+
+
+def select_rows(rows, index, fill_value):
+    """rows[index] along the first dim, `fill_value` where the index is out of range."""
+    shape = (*index.shape, *rows.shape[1:])
+    if rows.shape[0] == 0:
+        return full(rows, shape, fill_value)
+    valid = (index >= 0) & (index < rows.shape[0])
+    # advanced indexing: its backward adds duplicates in a fixed order, on CUDA too
+    taken = summed_wide(rows)[torch.where(valid, index, 0).long()].to(rows.dtype)
+    fill = rows.new_full((), fill_of(fill_value, rows.dtype))
+    return torch.where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
+
+
+# ---- checks
+
+
+def check_movable(function, name, x):
+    _check.tensor(function, name, x)
+    if x.dtype not in MOVABLE:
+        raise TypeError(
+            f"{function}: {name} must be bool, integer, floating or complex of 16 bits at least, got {x.dtype}"
+        )
+
+
+def check_fill(function, fill_value, dtype):
+    _check.number(function, "fill_value", fill_value)
+    if fill_value != fill_value and not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"{function}: fill_value {fill_value} does not exist in {dtype}")
+
+
+def check_index(function, index):
+    _check.tensor(function, "index", index)
+    if index.dtype not in INDEX:
+        raise TypeError(f"{function}: index must be an int32 or int64 tensor, got {index.dtype}")
+
+
+def check_dim(function, dim, ndim):
+    """dim as a non-negative int."""
+    try:
+        d = operator.index(dim)
+    except TypeError:
+        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
+    return (_check.dims(function, d, ndim) if ndim else _check.dims(function, d, 1))[0]

@@ -1,0 +1,129 @@
+"""masked_scatter: the next elements of a source wherever the mask is True."""
+
+import torch
+
+from safeops import _check, _route
+from safeops._library import Op, declare_public, declare_raw, like
+from safeops.ops._selection import MOVABLE, check_movable, select_rows
+from safeops.ops.masked_sum import reduce_to
+
+# ---- definition
+
+
+def definition(input, mask, source):
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    flat = mask.expand(shape).reshape(-1)
+    rank = flat.cumsum(0) - 1  # among the True ones, in the order of the elements
+    taken = flat & (rank < source.numel())
+    fresh = select_rows(source.reshape(-1), torch.where(taken, rank, -1), 0)
+    return torch.where(taken.reshape(shape), fresh.reshape(shape), input)
+
+
+# ---- op
+
+
+def _fake(input, mask, source):
+    return like(input, torch.broadcast_shapes(input.shape, mask.shape), input.dtype)
+
+
+def _fake_backward(grad, mask, source_size):
+    return grad.new_empty(grad.shape), grad.new_empty(source_size)
+
+
+_masked_scatter = declare_raw(
+    "_masked_scatter", "(Tensor input, Tensor mask, Tensor source) -> Tensor", fake=_fake, composite=definition
+)
+_masked_scatter_backward = declare_raw(
+    "_masked_scatter_backward",
+    "(Tensor grad, Tensor mask, SymInt[] source_size) -> (Tensor, Tensor)",
+    fake=_fake_backward,
+)
+
+# ---- autograd
+
+
+class _MaskedScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, mask, source):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(mask)
+        ctx.shapes = input.shape, source.shape
+        return _masked_scatter(input, mask, source)
+
+    @staticmethod
+    def backward(ctx, grad):
+        if grad is None:
+            return None, None, None
+        (mask,), (shape, source_shape) = ctx.saved_tensors, ctx.shapes
+        need_input, _, need_source = ctx.needs_input_grad
+        if _route.by_composite(grad):
+            # Linear in its inputs, so the derivative may be taken at 0.
+            zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
+            input = zero.expand(shape).requires_grad_(need_input)
+            source = zero.expand(source_shape).requires_grad_(need_source)
+            return tuple(_route.differentiable_backward(definition, (input, mask, source), grad))
+        d_input, d_source = _masked_scatter_backward(grad, mask, source_shape)
+        return (
+            reduce_to(d_input, shape, grad.dtype) if need_input else None,
+            None,
+            d_source if need_source else None,
+        )
+
+
+OP = Op("masked_scatter", ("_masked_scatter", "_masked_scatter_backward"), "C++/CUDA", _masked_scatter, _MaskedScatter)
+
+# ---- public function
+
+
+def masked_scatter(input, mask, source):
+    """`input` with the elements of `source`, one after the other, where `mask` is True.
+
+    As `torch.masked_scatter`, except that a `source` with fewer elements than the mask has True is no error, which
+    takes reading the mask to find out: where the source has ended, `input` stays, and gets its gradient. The gradients
+    of `input` where it was overwritten, and of source elements that were not used, are exactly 0.
+
+    Args:
+        input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
+        mask: bool tensor; True = overwrite. It and `input` are broadcast together.
+        source: tensor of `input`'s dtype, of any shape, read in the order of its elements.
+
+    Returns:
+        A new tensor of `input`'s dtype, of the broadcast shape of `input` and `mask`.
+
+    Raises:
+        TypeError: an operand is no tensor, `mask` is not bool, the dtypes of `input` and `source` differ.
+        ValueError: `input` and `mask` do not broadcast, devices differ.
+
+    Example:
+        >>> mask = torch.tensor([True, False, True, True])
+        >>> safeops.masked_scatter(torch.zeros(4), mask, torch.tensor([5.0, 6.0]))
+        tensor([5., 0., 6., 0.])
+    """
+    try:
+        kernel = None
+        if input.dtype in MOVABLE and source.dtype == input.dtype:
+            kernel = _route.kernel(OP, input, mask, source)
+        if kernel is not None:
+            if kernel is OP.traced:
+                _validate(input, mask, source)
+            if torch.is_grad_enabled() and (input.requires_grad or source.requires_grad):
+                return kernel.apply(input, mask, source)
+            return kernel.raw(input, mask, source)
+    except Exception:
+        _validate(input, mask, source)
+        raise
+    _validate(input, mask, source)
+    return definition(input, mask, source)
+
+
+def _validate(input, mask, source):
+    check_movable("masked_scatter", "input", input)
+    _check.boolean("masked_scatter", "mask", mask, "True = overwrite")
+    _check.tensor("masked_scatter", "source", source)
+    if source.dtype != input.dtype:
+        raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
+    _check.broadcast("masked_scatter", mask=mask, input=input)
+    _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
+
+
+declare_public(masked_scatter, "masked_scatter(Tensor input, Tensor mask, Tensor source) -> Tensor")

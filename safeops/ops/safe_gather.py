@@ -1,0 +1,151 @@
+"""safe_gather: torch.gather in which an index out of range is a stand-in, not an error that takes the device down."""
+
+import torch
+
+from safeops import _check, _route
+from safeops._library import Op, declare_public, declare_raw
+from safeops.ops._selection import (
+    MOVABLE,
+    check_dim,
+    check_fill,
+    check_index,
+    check_movable,
+    fill_of,
+    full,
+    summed_wide,
+)
+
+# ---- definition
+
+
+def definition(input, dim, index, fill_value=0.0):
+    if input.dim() == 0:
+        return definition(input.reshape(1), dim, index.reshape(1), fill_value).reshape(())
+    if input.numel() == 0:
+        return full(input, index.shape, fill_value)
+    dim %= input.dim()
+    valid = (index >= 0) & (index < input.shape[dim])
+    # input[i, index[i, j], ...]: advanced indexing, whose backward adds duplicates in a fixed order, on CUDA too
+    place = []
+    for d, n in enumerate(index.shape):
+        along = [1] * index.dim()
+        along[d] = n
+        place.append(torch.arange(n, device=index.device).reshape(along))
+    place[dim] = torch.where(valid, index, 0).long()
+    taken = summed_wide(input)[tuple(place)].to(input.dtype)
+    return torch.where(valid, taken, input.new_full((), fill_of(fill_value, input.dtype)))
+
+
+# ---- op
+
+
+def _fake(input, dim, index, fill_value=0.0):
+    return input.new_empty(index.shape)
+
+
+def _fake_backward(grad, dim, index, size, dtype=None):
+    return grad.new_empty(size, dtype=dtype or grad.dtype)
+
+
+_safe_gather = declare_raw(
+    "_safe_gather",
+    "(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
+    fake=_fake,
+    composite=definition,
+)
+_safe_gather_backward = declare_raw(
+    "_safe_gather_backward",
+    "(Tensor grad, int dim, Tensor index, SymInt[] size, ScalarType? dtype=None) -> Tensor",
+    fake=_fake_backward,
+)
+
+# ---- autograd
+
+
+class _SafeGather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, dim, index, fill_value=0.0):
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(index)
+        ctx.arguments = (input.shape, dim)
+        return _safe_gather(input, dim, index, fill_value)
+
+    @staticmethod
+    def backward(ctx, grad):
+        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
+        if grad is None:
+            return None, *nothing
+        (index,), (shape, dim) = ctx.saved_tensors, ctx.arguments
+        if grad.is_complex() or _route.by_composite(grad):
+            # Linear in its input, so the derivative may be taken at 0.
+            origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
+            return _route.differentiable_backward(definition, (origin, dim, index), grad)[0], *nothing
+        return _safe_gather_backward(grad, dim, index, shape), *nothing
+
+
+OP = Op("safe_gather", ("_safe_gather", "_safe_gather_backward"), "C++/CUDA", _safe_gather, _SafeGather)
+
+# ---- public function
+
+
+def safe_gather(input, dim, index, *, fill_value=0):
+    """`torch.gather`, where an index out of range gives `fill_value` and no gradient.
+
+    In torch such an index is an IndexError on the CPU and, on CUDA, a device assert after which nothing works any
+    more. Here every index is allowed, -1 and -100 included (a negative index does not count from the end), and none is
+    looked at by the host. Duplicates add up their gradients in fp32 at least, in a fixed order: the same bits every
+    time.
+
+    Args:
+        input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
+        dim: the dim to gather along.
+        index: int32 or int64 tensor with as many dims as `input`, in no dim but `dim` larger than it.
+        fill_value: the result where the index is out of range; a finite one saturates to the dtype.
+
+    Returns:
+        A tensor of `index`'s shape and `input`'s dtype.
+
+    Raises:
+        TypeError: `input` or `index` is no tensor, `index` is not int32 or int64, `fill_value` no number.
+        ValueError: the shapes do not fit, devices differ.
+        IndexError: `dim` out of range.
+
+    Example:
+        >>> scores = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> safeops.safe_gather(scores, 1, torch.tensor([[1], [-100]]))
+        tensor([[2.],
+                [0.]])
+    """
+    try:
+        kernel = _route.kernel(OP, input, index) if input.dtype in MOVABLE else None
+        if kernel is not None:
+            if fill_value != 0 or kernel is OP.traced:
+                _validate(input, dim, index, fill_value)
+            arguments = (input, dim, index) if fill_value == 0 else (input, dim, index, float(fill_value))
+            if torch.is_grad_enabled() and input.requires_grad:
+                return kernel.apply(*arguments)
+            return kernel.raw(*arguments)
+    except Exception:
+        _validate(input, dim, index, fill_value)
+        raise
+    _validate(input, dim, index, fill_value)
+    return definition(input, dim, index, fill_value)
+
+
+def _validate(input, dim, index, fill_value):
+    check_movable("safe_gather", "input", input)
+    check_index("safe_gather", index)
+    d = check_dim("safe_gather", dim, input.dim())
+    fits = input.dim() == index.dim() and all(
+        i == d or n <= m for i, (n, m) in enumerate(zip(index.shape, input.shape))
+    )
+    if not fits:
+        raise ValueError(
+            f"safe_gather: index {tuple(index.shape)} must have the dims of input {tuple(input.shape)}, none but dim "
+            f"{d} larger"
+        )
+    _check.same_device("safe_gather", "input", input, index=index)
+    check_fill("safe_gather", fill_value, input.dtype)
+
+
+declare_public(safe_gather, "safe_gather(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
