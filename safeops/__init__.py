@@ -12,7 +12,9 @@ from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
 from safeops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.masked_fill import masked_fill
+from safeops.ops.masked_log_softmax import masked_log_softmax
 from safeops.ops.masked_mean import masked_mean
+from safeops.ops.masked_softmax import masked_softmax
 from safeops.ops.masked_sum import masked_sum
 from safeops.ops.safe_div import safe_div
 
@@ -24,7 +26,9 @@ __all__ = [
     "huber_loss",
     "l1_loss",
     "masked_fill",
+    "masked_log_softmax",
     "masked_mean",
+    "masked_softmax",
     "masked_sum",
     "mse_loss",
     "nn",
