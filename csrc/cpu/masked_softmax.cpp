@@ -40,14 +40,14 @@ void fold_rows(const void*, const Piece<C>& p, const C* const*, double* const* s
   for (int64_t r = 0; r < p.lines; ++r) {
     const C* x = p.in[0] + r * p.step[0];
     if constexpr (kMask) {
-      const uint8_t* mask = p.mask + r * p.mask_step;
+      const BitsOf<C>* keep = p.keep + r * p.keep_step;
       const C* all = x;
-      for_blocks(n, [&](int64_t i) { kept[i] = select(mask[i] != 0, all[i], kNothing<C>); });
+      for_blocks(n, [&](int64_t i) { kept[i] = choose<C>(keep[i], all[i], kNothing<C>); });
       x = kept;
     }
     const C top = max_lines<kBytes>(x, n), pivot = pivot_of(top);
     C* e = p.memo ? p.memo + r * n : terms;
-    for_blocks(n, [&](int64_t i) { e[i] = exp_(x[i] - pivot); });
+    for_blocks(n, [&](int64_t i) { e[i] = exp_below(x[i] - pivot); });
     states[kTop][r] = top;
     states[kTotal][r] = sum_lines<kBytes, C>(n, [&](int64_t i, V& line) { load_line(e + i, line); });
     states[kKept][r] = top == kNothing<C> ? keeps_any(p, r) : 1;
@@ -63,10 +63,10 @@ void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* 
   if constexpr (kMask) {
     for (int64_t i = 0; i < p.lines; ++i) {
       const C* from = p.in[0] + i * p.step[0];
-      const uint8_t* mask = p.mask + i * p.mask_step;
+      const BitsOf<C>* keep = p.keep + i * p.keep_step;
       C* to = kept + i * n;
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) to[k] = select(mask[k] != 0, from[k], kNothing<C>);
+      for (int64_t k = 0; k < n; ++k) to[k] = choose<C>(keep[k], from[k], kNothing<C>);
     }
     x = kept;
     step = n;
@@ -91,12 +91,12 @@ void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* 
       C* e = p.memo + i * n;
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        e[k] = exp_(line[k] - top[k]);
+        e[k] = exp_below(line[k] - top[k]);
         sum[k] += e[k];
       }
     } else {
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) sum[k] += exp_(line[k] - top[k]);
+      for (int64_t k = 0; k < n; ++k) sum[k] += exp_below(line[k] - top[k]);
     }
   }
   SAFEOPS_SIMD
@@ -108,7 +108,7 @@ void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* 
 // exp(a - b) of two tops, where they are the same infinity too.
 template <class C>
 inline C ratio_of(double a, double b) {
-  return exp_(static_cast<C>(a == b ? 0.0 : a - b));
+  return exp_below(static_cast<C>(a == b ? 0.0 : a - b));
 }
 
 template <class C>
@@ -141,7 +141,7 @@ inline C value_of(C x, C pivot, C inverse) {
   if constexpr (kLog)
     return (x - pivot) - inverse;
   else
-    return exp_(x - pivot) * inverse;
+    return exp_below(x - pivot) * inverse;
 }
 
 template <class C>
@@ -161,12 +161,12 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
   for (int64_t r = 0; r < p.lines; ++r) {
     C* y = p.out[0] + r * p.out_step[0];
     const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r];
-    const uint8_t* mask = kMask ? p.mask + r * p.mask_step : nullptr;
+    const BitsOf<C>* keep = kMask ? p.keep + r * p.keep_step : nullptr;
     if (!kLog && p.memo) {
       const C* e = p.memo + r * n;
       const C factor = memo_factor(p.key[r], pivot, inverse);
       if (kMask && factor != factor)  // the kept values are NaN: the others, 0 so far, must not follow
-        for_blocks(n, [&](int64_t i) { y[i] = kept_or_zero(mask[i] != 0, factor); });
+        for_blocks(n, [&](int64_t i) { y[i] = choose_or_zero<C>(keep[i], factor); });
       else
         for_blocks(n, [&](int64_t i) { y[i] = e[i] * factor; });
       continue;
@@ -174,7 +174,7 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     const C* x = p.in[0] + r * p.step[0];
     if constexpr (kMask)
       for_blocks(n, [&](int64_t i) {
-        y[i] = select(mask[i] != 0, value_of<C, kLog>(x[i], pivot, inverse), masked_value<C>(kLog));
+        y[i] = choose<C>(keep[i], value_of<C, kLog>(x[i], pivot, inverse), masked_value<C>(kLog));
       });
     else
       for_blocks(n, [&](int64_t i) { y[i] = value_of<C, kLog>(x[i], pivot, inverse); });
@@ -197,20 +197,20 @@ void map_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
   }
   for (int64_t i = 0; i < p.lines; ++i) {
     C* y = p.out[0] + i * p.out_step[0];
-    const uint8_t* mask = kMask ? p.mask + i * p.mask_step : nullptr;
+    const BitsOf<C>* keep = kMask ? p.keep + i * p.keep_step : nullptr;
     if (remembered) {
       const C* e = p.memo + i * n;
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) y[k] = e[k] * factor[k];
       for (int64_t k = 0; k < n && kMask && unusual != 0; ++k)
-        if (!mask[k]) y[k] = 0;
+        if (!keep[k]) y[k] = 0;
       continue;
     }
     const C* x = p.in[0] + i * p.step[0];
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
       C value = value_of<C, kLog>(x[k], pivot[k], inverse[k]);
-      if constexpr (kMask) value = select(mask[k] != 0, value, masked_value<C>(kLog));
+      if constexpr (kMask) value = choose<C>(keep[k], value, masked_value<C>(kLog));
       y[k] = value;
     }
   }
@@ -236,19 +236,19 @@ void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, 
   for (int64_t r = 0; r < p.lines; ++r) {
     const C *g = p.in[0] + r * p.step[0], *x = p.in[1] + r * p.step[1];
     const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r];
-    const uint8_t* mask = kMask ? p.mask + r * p.mask_step : nullptr;
+    const BitsOf<C>* keep = kMask ? p.keep + r * p.keep_step : nullptr;
     const C* terms_of = terms;
     if constexpr (kLog) {
       if constexpr (kMask)
-        for_blocks(n, [&](int64_t i) { terms[i] = kept_or_zero(mask[i] != 0, g[i]); });
+        for_blocks(n, [&](int64_t i) { terms[i] = choose_or_zero<C>(keep[i], g[i]); });
       else
         terms_of = g;
     } else {
       C* y = p.memo ? p.memo + r * n : values;
       for_blocks(n, [&](int64_t i) {
-        y[i] = exp_(x[i] - pivot) * inverse;
+        y[i] = exp_below(x[i] - pivot) * inverse;
         C term = g[i] * y[i];
-        if constexpr (kMask) term = kept_or_zero(mask[i] != 0, term);
+        if constexpr (kMask) term = choose_or_zero<C>(keep[i], term);
         terms[i] = term;
       });
     }
@@ -264,21 +264,22 @@ void fold_back_lanes(const void*, const Piece<C>& p, const C* const* parameters,
   for (int64_t k = 0; k < n; ++k) sum[k] = 0;
   for (int64_t i = 0; i < p.lines; ++i) {
     const C *g = p.in[0] + i * p.step[0], *x = p.in[1] + i * p.step[1];
-    const uint8_t* mask = kMask ? p.mask + i * p.mask_step : nullptr;
+    const BitsOf<C>* keep = kMask ? p.keep + i * p.keep_step : nullptr;
     const auto term = [&](int64_t k, C y) {
       const C product = kLog ? g[k] : g[k] * y;
-      return kMask ? kept_or_zero(mask[k] != 0, product) : product;
+      if constexpr (kMask) return choose_or_zero<C>(keep[k], product);
+      return product;
     };
     if (!kLog && p.memo) {
       C* memo = p.memo + i * n;
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        memo[k] = exp_(x[k] - pivot[k]) * inverse[k];
+        memo[k] = exp_below(x[k] - pivot[k]) * inverse[k];
         sum[k] += term(k, memo[k]);
       }
     } else {
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) sum[k] += term(k, kLog ? C(0) : exp_(x[k] - pivot[k]) * inverse[k]);
+      for (int64_t k = 0; k < n; ++k) sum[k] += term(k, kLog ? C(0) : exp_below(x[k] - pivot[k]) * inverse[k]);
     }
   }
   SAFEOPS_SIMD
@@ -295,9 +296,10 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
 }
 
 template <class C, bool kLog, bool kMask>
-inline C slope_of(C g, C y, C dot, bool keep) {
-  const C slope = kLog ? g - y * dot : y * (g - dot);
-  return kMask ? kept_or_zero(keep, slope) : slope;
+inline C slope_of(const C* g, C y, C dot, const BitsOf<C>* keep, int64_t i) {
+  const C slope = kLog ? g[i] - y * dot : y * (g[i] - dot);
+  if constexpr (kMask) return choose_or_zero<C>(keep[i], slope);
+  return slope;
 }
 
 template <class C, bool kLog, bool kMask>
@@ -307,14 +309,13 @@ void map_back_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     const C *g = p.in[0] + r * p.step[0], *x = p.in[1] + r * p.step[1];
     C* dx = p.out[0] + r * p.out_step[0];
     const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r], dot = parameters[kDot][r];
-    const uint8_t* mask = kMask ? p.mask + r * p.mask_step : nullptr;
-    const auto keep = [&](int64_t i) { return kMask ? mask[i] != 0 : true; };
+    const BitsOf<C>* keep = kMask ? p.keep + r * p.keep_step : nullptr;
     if (!kLog && p.memo) {
       const C* y = p.memo + r * n;
-      for_blocks(n, [&](int64_t i) { dx[i] = slope_of<C, kLog, kMask>(g[i], y[i], dot, keep(i)); });
+      for_blocks(n, [&](int64_t i) { dx[i] = slope_of<C, kLog, kMask>(g, y[i], dot, keep, i); });
     } else {
       for_blocks(n, [&](int64_t i) {
-        dx[i] = slope_of<C, kLog, kMask>(g[i], exp_(x[i] - pivot) * inverse, dot, keep(i));
+        dx[i] = slope_of<C, kLog, kMask>(g, exp_below(x[i] - pivot) * inverse, dot, keep, i);
       });
     }
   }
@@ -327,16 +328,15 @@ void map_back_lanes(const void*, const Piece<C>& p, const C* const* parameters) 
   for (int64_t i = 0; i < p.lines; ++i) {
     const C *g = p.in[0] + i * p.step[0], *x = p.in[1] + i * p.step[1];
     C* dx = p.out[0] + i * p.out_step[0];
-    const uint8_t* mask = kMask ? p.mask + i * p.mask_step : nullptr;
-    const auto keep = [&](int64_t k) { return kMask ? mask[k] != 0 : true; };
+    const BitsOf<C>* keep = kMask ? p.keep + i * p.keep_step : nullptr;
     if (!kLog && p.memo) {
       const C* y = p.memo + i * n;
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) dx[k] = slope_of<C, kLog, kMask>(g[k], y[k], dot[k], keep(k));
+      for (int64_t k = 0; k < n; ++k) dx[k] = slope_of<C, kLog, kMask>(g, y[k], dot[k], keep, k);
     } else {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dx[k] = slope_of<C, kLog, kMask>(g[k], exp_(x[k] - pivot[k]) * inverse[k], dot[k], keep(k));
+        dx[k] = slope_of<C, kLog, kMask>(g, exp_below(x[k] - pivot[k]) * inverse[k], dot[k], keep, k);
     }
   }
 }

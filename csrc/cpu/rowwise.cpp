@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "parallel.h"
+#include "turn.h"
 
 namespace safeops::cpu {
 
@@ -14,6 +15,7 @@ constexpr int64_t kWidth = 256;     // rows side by side at most
 constexpr int64_t kPiece = 4096;    // values in a piece of lanes
 constexpr int64_t kMostLines = 64;  // additions to a lane before it becomes double
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortest);
+constexpr int64_t kTurned = 32;     // rows shorter than this are turned
 constexpr int64_t kSlices = 32;     // pieces of work that few long rows are cut into
 
 // Boundaries of [begin, end) cut every `step`, the last part not shorter than kShortest.
@@ -57,9 +59,10 @@ Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
     kept_.push(walk.dim[i], walk.size[i]);
     (i < place ? inner_ : outer_) *= walk.size[i];
   }
-  lanes_ = inner_ > 1 || length_ < kShortest;
-  if (lanes_ && (inner_ < kShortest || inner_ * length_ < kChunk)) {
-    // Turned: all rows side by side.
+  turned_ = inner_ == 1 && length_ < kTurned;
+  lanes_ = inner_ > 1 || turned_;
+  if (lanes_ && !turned_ && (inner_ < kShortest || inner_ * length_ < kChunk)) {
+    // Read as if all rows lay side by side.
     order_ = kept_;
     order_.push(dim_, length_);
     inner_ *= outer_;
@@ -104,12 +107,27 @@ void Rowwise<C>::result(const View& view, bool keepdim) {
   result_[results_++].bind(thick.of(view, dim_, keepdim, shape_), thin_, kept_);
 }
 
+namespace {
+
+// Bytes, lines `step` apart -> words of all ones or zero, without gaps.
+template <class Bits>
+void spread_loop(const uint8_t* mask, int64_t lines, int64_t side, int64_t step, Bits* keep) {
+  for (int64_t i = 0; i < lines; ++i, mask += step, keep += side) {
+    SAFEOPS_SIMD
+    for (int64_t k = 0; k < side; ++k) keep[k] = static_cast<Bits>(-static_cast<Bits>(mask[k] != 0));
+  }
+}
+
+}  // namespace
+
 // One thread's buffers.
 template <class C>
 struct Rowwise<C>::Scratch {
   alignas(64) C in[kRowInputs][kPiece + 64];
   alignas(64) C out[kRowOutputs][kPiece + 64];
-  alignas(64) uint8_t mask[kPiece + 64];
+  alignas(64) C stage[kPiece + 64];
+  alignas(64) uint8_t mask[kPiece + 64], mask_stage[kPiece + 64];
+  alignas(64) BitsOf<C> keep[kPiece + 64];
   alignas(64) double state[kRowNumbers][kRows], extra[kRowNumbers][kRows];
   alignas(64) double given[kRowNumbers][kChunk];  // (a constant fills that many)
   alignas(64) double result[kRowNumbers][kRows];
@@ -145,11 +163,16 @@ struct Rowwise<C>::Job {
   const Rowwise& r;
   const RowLoops<C>& loops;
   const void* op;
+  decltype(pick<&spread_loop<BitsOf<C>>>()) spread = pick<&spread_loop<BitsOf<C>>>();
   int64_t width, tiles, lines;  // rows of a unit, units of an outer index (lanes), lines of a piece (lanes)
 
   Job(const Rowwise& r_, const RowLoops<C>& loops_, const void* op_) : r(r_), loops(loops_), op(op_) {
     const int64_t length = std::max<int64_t>(1, r.length_);
-    if (r.lanes_) {
+    if (r.turned_) {
+      width = std::min(kWidth, kPiece / length);
+      tiles = (r.outer_ + width - 1) / width;
+      lines = length;
+    } else if (r.lanes_) {
       const int64_t fits = std::max<int64_t>(64, kTile / length / kShortest * kShortest);
       const int64_t most = std::min({kWidth, fits, r.inner_});
       tiles = (r.inner_ + most - 1) / most;
@@ -163,10 +186,10 @@ struct Rowwise<C>::Job {
     }
   }
 
-  int64_t units() const { return r.lanes_ ? r.outer_ * tiles : tiles; }
+  int64_t units() const { return r.lanes_ && !r.turned_ ? r.outer_ * tiles : tiles; }
 
   Unit unit(int64_t u) const {
-    if (!r.lanes_) return {u * width, std::min(width, r.outer_ - u * width), u * width * r.length_};
+    if (!r.lanes_ || r.turned_) return {u * width, std::min(width, r.outer_ - u * width), u * width * r.length_};
     const int64_t outer = tiles == 1 ? u : u / tiles, column = tiles == 1 ? 0 : u % tiles * width;
     return {outer * r.inner_ + column, std::min(width, r.inner_ - column), outer * r.length_ * r.inner_ + column};
   }
@@ -180,12 +203,17 @@ struct Rowwise<C>::Job {
 
   // Lines of a piece, in place or in the buffer.
   template <class T>
-  const T* fetch(const Source<T>& source, int64_t start, const Piece<C>& piece, T* buffer, int64_t& step) const {
+  const T* fetch(const Source<T>& source, int64_t start, const Piece<C>& piece, T* buffer, T* stage,
+                 int64_t& step) const {
     const int64_t all = piece.lines * piece.side;
     step = piece.side;
     if (!piece.lanes) return source.fetch(start, all, start + kAhead, buffer);
     if (source.kind == Kind::kConstant) {
       step = 0;
+      return buffer;
+    }
+    if (r.turned_) {
+      pick<&turn<T>>()(source.fetch(start, all, start + all, stage), piece.side, piece.lines, buffer);
       return buffer;
     }
     if (source.kind == Kind::kDirect) {
@@ -204,20 +232,29 @@ struct Rowwise<C>::Job {
 
   void load(Scratch& s, int64_t start, bool inputs, Piece<C>& piece) const {
     for (int i = 0; i < r.inputs_ && inputs; ++i)
-      piece.in[i] = fetch(r.source_[i], start, piece, s.in[i], piece.step[i]);
-    piece.mask = r.masked_ ? fetch(r.mask_, start, piece, s.mask, piece.mask_step) : nullptr;
+      piece.in[i] = fetch(r.source_[i], start, piece, s.in[i], s.stage, piece.step[i]);
+    if (!r.masked_) return;
+    int64_t step;
+    const uint8_t* mask = fetch(r.mask_, start, piece, s.mask, s.mask_stage, step);
+    piece.keep = s.keep;
+    piece.keep_step = step == 0 ? 0 : piece.side;
+    const bool dense = step == piece.side;
+    spread(mask, step == 0 || dense ? 1 : piece.lines, dense ? piece.lines * piece.side : piece.side, step, s.keep);
   }
 
   void map(Scratch& s, int64_t start, Piece<C>& piece, const C* const* parameters) const {
     for (int i = 0; i < r.outputs_; ++i) {
-      const bool direct = r.sink_[i].kind == Kind::kDirect && r.wanted_[i];
-      piece.out[i] = r.wanted_[i] ? r.sink_[i].target(start, s.out[i]) : nullptr;
+      const bool direct = r.wanted_[i] && r.sink_[i].kind == Kind::kDirect && !r.turned_;
+      piece.out[i] = !r.wanted_[i] ? nullptr : direct ? r.sink_[i].target(start, s.out[i]) : s.out[i];
       piece.out_step[i] = piece.lanes && direct ? r.inner_ : piece.side;
     }
     (piece.lanes ? loops.map_lanes : loops.map_rows)(op, piece, parameters);
     for (int i = 0; i < r.outputs_; ++i) {
       if (!r.wanted_[i]) continue;
-      if (!piece.lanes || piece.side == r.inner_) {
+      if (r.turned_) {
+        pick<&turn<C>>()(s.out[i], piece.lines, piece.side, r.sink_[i].target(start, s.stage));
+        r.sink_[i].commit(start, piece.lines * piece.side, s.stage);
+      } else if (!piece.lanes || piece.side == r.inner_) {
         r.sink_[i].commit(start, piece.lines * piece.side, s.out[i]);
       } else if (r.sink_[i].kind != Kind::kDirect) {
         for (int64_t k = 0; k < piece.lines; ++k)

@@ -5,7 +5,7 @@
 // memory once as long as a row (or a tile of them) fits the cache; what lies beyond is read twice.
 //
 // Rows that are contiguous in memory are reduced one by one. All others lie side by side: they are reduced in lanes,
-// walking memory as it lies. Rows of a few values are turned into lanes too.
+// walking memory as it lies. Short rows are brought side by side first.
 #pragma once
 
 #include "elementwise.h"
@@ -25,8 +25,8 @@ struct Piece {
   int64_t lines, side;
   const C* in[kRowInputs];
   int64_t step[kRowInputs];  // from line to line
-  const uint8_t* mask;
-  int64_t mask_step;
+  const BitsOf<C>* keep;     // all ones or zero: beside bytes, gcc would halve the registers of the values; null: all
+  int64_t keep_step;
   C* out[kRowOutputs];       // null: not wanted
   int64_t out_step[kRowOutputs];
   C* memo;                   // (lines, side) without gaps: what fold may leave to map; null: map starts from the inputs
@@ -37,8 +37,19 @@ struct Piece {
   // The i-th value of row r, for loops in no hurry.
   C at(int input, int64_t r, int64_t i) const { return lanes ? in[input][i * step[input] + r]
                                                              : in[input][r * step[input] + i]; }
-  bool kept(int64_t r, int64_t i) const { return !mask || (lanes ? mask[i * mask_step + r] : mask[r * mask_step + i]); }
+  bool kept(int64_t r, int64_t i) const { return !keep || (lanes ? keep[i * keep_step + r] : keep[r * keep_step + i]); }
 };
+
+// keep ? x : other, of a word of a piece's mask.
+template <class C>
+inline C choose(BitsOf<C> keep, C x, C other) {
+  return bit_cast<C>(static_cast<BitsOf<C>>((bit_cast<BitsOf<C>>(x) & keep) | (bit_cast<BitsOf<C>>(other) & ~keep)));
+}
+
+template <class C>
+inline C choose_or_zero(BitsOf<C> keep, C x) {
+  return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep));
+}
 
 // The loops of an op; those it does not have are null. `op` is its data. Numbers are arrays with one entry for each row.
 template <class C>
@@ -89,7 +100,7 @@ struct Rowwise {
   Shape shape_, thin_;  // thin: the dim of size 1
   int dim_;
   Order order_, kept_;
-  bool lanes_;
+  bool lanes_, turned_ = false;  // turned: contiguous rows, brought side by side in the cache
   int64_t outer_ = 1, length_ = 1, inner_ = 1;
   int inputs_ = 0, outputs_ = 0, givens_ = 0, results_ = 0;
   bool masked_ = false, wanted_[kRowOutputs] = {};
