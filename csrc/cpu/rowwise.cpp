@@ -291,6 +291,7 @@ struct Rowwise<C>::Job {
       load(s, start(unit, begin), true, last);
       last.memo = memo ? memo + (begin - from) * (r.lanes_ ? unit.rows : 1) : nullptr;
       double* const* own = k == 0 ? states : s.extras;
+      for (int i = 0; i < loops.states && careful && k > 0; ++i) std::fill_n(own[i], unit.rows, loops.start[i]);
       loop(op, last, parameters, own);
       if (memo) std::copy_n(own[0], unit.rows, s.key + k * unit.rows);
       if (k > 0) loops.merge(unit.rows, states, own);
@@ -337,7 +338,7 @@ struct Rowwise<C>::Job {
         prepare(s, now, s.parameters);
         if (folds) {
           fold(s, now, 0, r.length_, false, memo, s.parameters, s.states, last);
-          if (loops.doubt && loops.doubt(now.rows, s.states))
+          if (loops.doubt && loops.doubt(now.rows, s.states, s.parameters[kAgain]))
             fold(s, now, 0, r.length_, true, memo, s.parameters, s.states, last);
         }
         finish(s, now, s.states, s.parameters);
@@ -383,7 +384,9 @@ struct Rowwise<C>::Job {
           states(u, k, from);
           loops.merge(unit(u).rows, into, from);
         }
-        doubted = doubted || (loops.doubt && loops.doubt(unit(u).rows, into));
+        C* given[kRowParameters];
+        parameters(u, given);
+        doubted = doubted || (loops.doubt && loops.doubt(unit(u).rows, into, given[kAgain]));
       }
       return doubted;
     };
@@ -403,7 +406,14 @@ struct Rowwise<C>::Job {
       }
     };
     of_rows(false);
-    if (folds && fold_all(false)) fold_all(true);
+    if (folds && fold_all(false)) {  // all of them: the sums are merged already
+      for (int64_t u = 0; u < count; ++u) {
+        C* given[kRowParameters];
+        parameters(u, given);
+        std::fill_n(given[kAgain], width, C(1));
+      }
+      fold_all(true);
+    }
     of_rows(true);
     parallel(count * slices, step * width, [&](int64_t begin, int64_t end) {
       Scratch& s = Scratch::mine();

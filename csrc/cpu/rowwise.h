@@ -16,7 +16,8 @@ namespace safeops::cpu {
 constexpr int kRowInputs = 2;
 constexpr int kRowOutputs = 2;
 constexpr int kRowNumbers = 5;      // states, given numbers or results of a row
-constexpr int kRowParameters = 8;
+constexpr int kRowParameters = 10;
+constexpr int kAgain = kRowParameters - 1;
 
 // Values of rows: `lines` rows of `side` values each, or, in lanes, `lines` values of each of `side` rows.
 template <class C>
@@ -57,15 +58,15 @@ struct RowLoops {
   using Prepare = void (*)(const void* op, int64_t rows, const double* const* given, C* const* parameters);
   using Fold = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters, double* const* states);
   using Merge = void (*)(int64_t rows, double* const* into, const double* const* from);
-  using Doubt = bool (*)(int64_t rows, const double* const* states);
+  using Doubt = bool (*)(int64_t rows, const double* const* states, C* again);
   using Finish = void (*)(const void* op, int64_t rows, const double* const* states, double* const* results,
                           C* const* parameters);
   using Map = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters);
 
   Prepare prepare = nullptr;                       // numbers the caller gives -> parameters
   Fold fold_rows = nullptr, fold_lanes = nullptr;
-  Doubt doubt = nullptr;                           // whether some row must be folded again,
-  Fold careful = nullptr;                          // by this
+  Doubt doubt = nullptr;                           // marks rows that must be folded again, and says if there are any
+  Fold careful = nullptr;                          // folds the rows marked in parameters[kAgain], leaves the others alone
   Merge merge = nullptr;
   Finish finish = nullptr;
   Map map_rows = nullptr, map_lanes = nullptr;
