@@ -213,8 +213,8 @@ void compare_rows(const Shape& shape, const View& x1, const View& x2, int64_t di
   rows.input(x1);
   rows.input(x2);
   rows.result(value, false);
-  rows.result(norm1, false);
-  rows.result(norm2, false);
+  rows.result(norm1, true);
+  rows.result(norm2, true);
   rows.run(loops, &op);
 }
 
@@ -222,10 +222,10 @@ std::tuple<Tensor, Tensor, Tensor> cosine_similarity(const Tensor& x1, const Ten
                                                      const std::optional<double>& eps) {
   const View a(x1), b(x2);
   STD_TORCH_CHECK(a.is_floating() && b.is_floating(), "_cosine_similarity: operands must be floating point");
-  const Shape shape = broadcast(a.shape(), b.shape()), out = row_shape(shape, dim, false);
+  const Shape shape = broadcast(a.shape(), b.shape()), thin = row_shape(shape, dim, true);
   const DType type = wide(a.dtype, b.dtype);
-  const Tensor value = empty(out, type, x1);
-  const Tensor norm1 = empty(out, DType::kDouble, x1), norm2 = empty(out, DType::kDouble, x1);
+  const Tensor value = empty(row_shape(shape, dim, false), type, x1);
+  const Tensor norm1 = empty(thin, DType::kDouble, x1), norm2 = empty(thin, DType::kDouble, x1);
   const bool in_double = type == DType::kDouble;
   const auto run = in_double ? compare_rows<double> : compare_rows<float>;
   run(shape, a, b, dim, floor_of(eps, in_double), View(value), View(norm1), View(norm2));
@@ -246,8 +246,8 @@ void compare_rows_backward(const Shape& shape, const View& g, const View& x1, co
   rows.input(x2);
   rows.given(g, false);
   rows.given(value, false);
-  rows.given(norm1, false);
-  rows.given(norm2, false);
+  rows.given(norm1, true);
+  rows.given(norm2, true);
   rows.output(View(d1 ? *d1 : *d2), d1 != nullptr);
   rows.output(View(d2 ? *d2 : *d1), d2 != nullptr);
   rows.run(loops, &op);

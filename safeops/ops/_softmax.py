@@ -10,6 +10,7 @@ import torch
 from safeops import _check, _route
 from safeops._dtypes import compute_dtype
 from safeops._library import Op, declare_public, declare_raw, document
+from safeops.ops.normalize import thin_shape
 
 # ---- definition
 
@@ -33,7 +34,7 @@ def _row_numbers(input, mask, dim):
     keep = torch.ones((), dtype=torch.bool, device=x.device) if mask is None else mask
     x = torch.where(keep, x, float("-inf"))
     if x.dim() and x.shape[dim] == 0:
-        shape = _thin(x, dim)
+        shape = thin_shape(x.shape, dim)
         return x.new_full(shape, float("-inf")), x.new_zeros(shape)
     top = x.amax(dim, keepdim=True)
     alive = keep.expand(x.shape).any(dim, keepdim=True)
@@ -48,15 +49,8 @@ def _composite(input, mask=None, dim=-1, log=False):
 # ---- op
 
 
-def _thin(x, dim):
-    shape = list(x.shape)
-    if shape:
-        shape[dim] = 1
-    return shape
-
-
 def _fake(input, mask=None, dim=-1, log=False):
-    numbers = (input.new_empty(_thin(input, dim), dtype=torch.float64) for _ in range(2))
+    numbers = (input.new_empty(thin_shape(input.shape, dim), dtype=torch.float64) for _ in range(2))
     return torch.empty_like(input), *numbers
 
 

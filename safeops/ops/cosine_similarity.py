@@ -8,7 +8,7 @@ from safeops import _check, _route
 from safeops._dtypes import compute_dtype
 from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops.masked_sum import reduce_to
-from safeops.ops.normalize import resolve_eps, unit_vectors
+from safeops.ops.normalize import resolve_eps, thin_shape, unit_vectors
 
 # ---- definition
 
@@ -22,7 +22,7 @@ def _composite(x1, x2, dim=-1, eps=None):
     alive = ((norm1 != 0) | ~norm2.isfinite()) & ((norm2 != 0) | ~norm1.isfinite())
     value = (torch.where(alive, y1, 0) * torch.where(alive, y2, 0)).sum(dim)
     value = value - (value - value.clamp(-1, 1)).detach()  # what rounding adds; its gradient is not cut off
-    return value, *(norm.reshape(value.shape).to(torch.float64) for norm in (norm1, norm2))
+    return value, norm1.to(torch.float64), norm2.to(torch.float64)
 
 
 def definition(x1, x2, dim=-1, eps=None):
@@ -33,11 +33,10 @@ def definition(x1, x2, dim=-1, eps=None):
 
 
 def _fake(x1, x2, dim=-1, eps=None):
-    shape = list(torch.broadcast_shapes(x1.shape, x2.shape))
-    if shape:
-        del shape[dim]
-    norms = (x1.new_empty(shape, dtype=torch.float64) for _ in range(2))
-    return x1.new_empty(shape, dtype=compute_dtype(x1.dtype, x2.dtype)), *norms
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    norms = (x1.new_empty(thin_shape(shape, dim), dtype=torch.float64) for _ in range(2))
+    left = [n for d, n in enumerate(shape) if d != dim % len(shape)]
+    return x1.new_empty(left, dtype=compute_dtype(x1.dtype, x2.dtype)), *norms
 
 
 def _fake_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True):
@@ -159,6 +158,4 @@ def _validate(x1, x2, dim, eps):
         _check.number("cosine_similarity", "eps", eps, minimum=0)
 
 
-declare_public(
-    cosine_similarity, "cosine_similarity(Tensor x1, Tensor x2, int dim=-1, *, float? eps=None) -> Tensor"
-)
+declare_public(cosine_similarity, "cosine_similarity(Tensor x1, Tensor x2, int dim=-1, *, float? eps=None) -> Tensor")

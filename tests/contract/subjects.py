@@ -52,7 +52,7 @@ def composite(op, name):
     return call
 
 
-def subject(name, samples, *, skip=None, suffix="", **describe):
+def subject(name, samples, *, definitions=definitions, bad_calls=BAD_CALLS, skip=None, suffix="", **describe):
     op = getattr(safeops, name)
     kernel = registry[name].cpu if DEVICE == "cpu" else registry[name].cuda
     skip = dict(skip or {})
@@ -66,7 +66,7 @@ def subject(name, samples, *, skip=None, suffix="", **describe):
         getattr(definitions, name),
         tuple(samples),
         routes={"composite": composite(op, name)},
-        errors=BAD_CALLS[name],
+        errors=bad_calls[name],
         device=DEVICE,
         skip=skip,
         name=name + suffix,
