@@ -40,10 +40,10 @@ def elements(text: str) -> int:
 def collect(options) -> dict:
     import torch
 
-    from . import elementwise, memory, overhead, pointwise_losses, reductions, report, speed, timing, unary_binary
+    from . import elementwise, memory, overhead, pointwise_losses, reductions, report, rows, speed, timing, unary_binary
     from .case import DTYPES
 
-    builders = {**elementwise.OPS, **unary_binary.OPS, **reductions.OPS, **pointwise_losses.OPS}
+    builders = {**elementwise.OPS, **unary_binary.OPS, **reductions.OPS, **rows.OPS, **pointwise_losses.OPS}
     names = options.ops.split(",") if options.ops else list(builders)
     if unknown := set(names) - set(builders):
         raise SystemExit(f"unknown ops {sorted(unknown)}; there are {list(builders)}")

@@ -29,6 +29,10 @@ def calls(device):
         "xlogy": (lambda x: safeops.xlogy(x, y), lambda x: torch.xlogy(x, y)),
         "masked_sum": (lambda x: safeops.masked_sum(x, mask), lambda x: torch.sum(x)),
         "masked_mean": (lambda x: safeops.masked_mean(x, mask), lambda x: torch.mean(x)),
+        "masked_softmax": (lambda x: safeops.masked_softmax(x, mask), lambda x: torch.softmax(x, -1)),
+        "masked_log_softmax": (lambda x: safeops.masked_log_softmax(x, mask), lambda x: torch.log_softmax(x, -1)),
+        "normalize": (lambda x: safeops.normalize(x), lambda x: torch.softmax(x, -1)),
+        "cosine_similarity": (lambda x: safeops.cosine_similarity(x, y), lambda x: torch.cosine_similarity(x, y, -1)),
         "mse_loss": (lambda x: safeops.mse_loss(x, y, mask=mask), lambda x: torch._C._nn.mse_loss(x, y)),
         "l1_loss": (lambda x: safeops.l1_loss(x, y, mask=mask), lambda x: torch._C._nn.l1_loss(x, y)),
         "smooth_l1_loss": (

@@ -12,21 +12,25 @@ from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
 from safeops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.apply_where import apply_where
+from safeops.ops.cosine_similarity import cosine_similarity
 from safeops.ops.masked_amax import masked_amax
 from safeops.ops.masked_amin import masked_amin
 from safeops.ops.masked_compact import masked_compact
 from safeops.ops.masked_count import masked_count
 from safeops.ops.masked_fill import masked_fill
+from safeops.ops.masked_log_softmax import masked_log_softmax
 from safeops.ops.masked_logsumexp import masked_logsumexp
 from safeops.ops.masked_mean import masked_mean
 from safeops.ops.masked_norm import masked_norm
 from safeops.ops.masked_rms import masked_rms
 from safeops.ops.masked_scatter import masked_scatter
 from safeops.ops.masked_select import masked_select
+from safeops.ops.masked_softmax import masked_softmax
 from safeops.ops.masked_std import masked_std
 from safeops.ops.masked_sum import masked_sum
 from safeops.ops.masked_sum_of_squares import masked_sum_of_squares
 from safeops.ops.masked_var import masked_var
+from safeops.ops.normalize import normalize
 from safeops.ops.safe_acos import safe_acos
 from safeops.ops.safe_asin import safe_asin
 from safeops.ops.safe_atan2 import safe_atan2
@@ -48,6 +52,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "apply_where",
+    "cosine_similarity",
     "huber_loss",
     "l1_loss",
     "masked_amax",
@@ -55,18 +60,21 @@ __all__ = [
     "masked_compact",
     "masked_count",
     "masked_fill",
+    "masked_log_softmax",
     "masked_logsumexp",
     "masked_mean",
     "masked_norm",
     "masked_rms",
     "masked_scatter",
     "masked_select",
+    "masked_softmax",
     "masked_std",
     "masked_sum",
     "masked_sum_of_squares",
     "masked_var",
     "mse_loss",
     "nn",
+    "normalize",
     "safe_acos",
     "safe_asin",
     "safe_atan2",

@@ -116,3 +116,17 @@ def dims(function, dim, ndim):
     if len(set(resolved)) != len(resolved):
         raise ValueError(f"{function}: dim {dim!r} names a dimension twice")
     return tuple(resolved)[:ndim] or tuple(range(ndim))
+
+
+def one_dim(function, dim, ndim):
+    """dim counted from 0, where a function takes exactly one."""
+    try:
+        d = operator.index(dim)
+    except TypeError:
+        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
+    rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
+    if isinstance(dim, bool):
+        raise TypeError(f"{function}: dim must be an int, got {dim!r}")
+    if not -rank <= d < rank:
+        raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")
+    return d % rank

@@ -28,11 +28,16 @@ CALLS = {
     "xlogy": lambda x: safeops.xlogy(x, TARGET),
     "masked_sum": lambda x: safeops.masked_sum(x, MASK, 1),
     "masked_mean": lambda x: safeops.masked_mean(x, MASK),
+    "masked_softmax": lambda x: safeops.masked_softmax(x, MASK),
+    "masked_log_softmax": lambda x: safeops.masked_log_softmax(x, MASK),
+    "normalize": lambda x: safeops.normalize(x),
+    "cosine_similarity": lambda x: safeops.cosine_similarity(x, TARGET),
     "mse_loss": lambda x: safeops.mse_loss(x, TARGET, mask=MASK),
     "l1_loss": lambda x: safeops.l1_loss(x, TARGET, mask=MASK),
     "smooth_l1_loss": lambda x: safeops.smooth_l1_loss(x, TARGET, mask=MASK),
     "huber_loss": lambda x: safeops.huber_loss(x, TARGET, mask=MASK),
 }
+FORWARD = {"masked_log_softmax": "_masked_softmax"}  # where it is not the op's own name
 each_op = pytest.mark.parametrize("name", sorted(CALLS))
 
 
@@ -61,10 +66,11 @@ def test_eager_cpu_tensors_take_the_kernel_both_ways(name):
     assert registry[name].cpu, "the C++ extension is not built"
     x = torch.ones(2, 3, requires_grad=True)
     loss, forward = dispatched(lambda: CALLS[name](x))
-    assert forward == [f"safeops::_{name}"]  # one op, and nothing beside it
+    raw = FORWARD.get(name, f"_{name}")
+    assert forward == [f"safeops::{raw}"]  # one op, and nothing beside it
     grad = torch.ones_like(loss)
     _, backward = dispatched(lambda: torch.autograd.grad(loss, x, grad))
-    owner = {"masked_fill": "_masked_fill", "masked_mean": "_masked_sum_backward"}.get(name, f"_{name}_backward")
+    owner = {"masked_fill": "_masked_fill", "masked_mean": "_masked_sum_backward"}.get(name, f"{raw}_backward")
     assert [op for op in backward if op.startswith("safeops")] == [f"safeops::{owner}"]
     assert all(op.startswith("safeops") or op == "aten::detach" for op in backward), backward
 
@@ -104,7 +110,7 @@ def test_compile_on_the_cpu_keeps_the_kernel_and_export_does_not(name):
 
     torch._dynamo.reset()
     torch.compile(CALLS[name], backend=backend, fullgraph=True)(torch.ones(2, 3))
-    assert f"torch.ops.safeops._{name}" in graphs[0]
+    assert f"torch.ops.safeops.{FORWARD.get(name, f'_{name}')}" in graphs[0]
 
     class Module(torch.nn.Module):
         def forward(self, x):

@@ -9,19 +9,6 @@
 
 namespace safeops::cpu {
 
-// The loop for registers of 64, 32 or 16 bytes that suits this machine.
-template <auto Wide, auto Middle, auto Narrow>
-auto pick_width() {
-#ifdef SAFEOPS_X86
-  switch (isa()) {
-    case Isa::kAvx512: return &Versions<Wide>::avx512;
-    case Isa::kAvx2: return &Versions<Middle>::avx2;
-    case Isa::kBaseline: break;
-  }
-#endif
-  return Narrow;
-}
-
 // n contiguous elements of one output. keep: bytes of 0 and 1, null where all are kept. w: null without weights, and 0
 // where not kept.
 template <class C>

@@ -53,4 +53,17 @@ auto pick() {
   return Versions<Loop>::pick();
 }
 
+// The loop for registers of 64, 32 or 16 bytes that suits this machine.
+template <auto Wide, auto Middle, auto Narrow>
+auto pick_width() {
+#ifdef SAFEOPS_X86
+  switch (isa()) {
+    case Isa::kAvx512: return &Versions<Wide>::avx512;
+    case Isa::kAvx2: return &Versions<Middle>::avx2;
+    case Isa::kBaseline: break;
+  }
+#endif
+  return Narrow;
+}
+
 }  // namespace safeops::cpu

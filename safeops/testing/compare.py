@@ -87,9 +87,16 @@ def assert_nonfinite_alike(what: str, got: Tensor, want: Tensor) -> None:
 
 
 def assert_close(
-    what: str, got: Tensor, truth: Tensor, *, scale: float = 0.0, computed=torch.float64, roundings: int = 1
+    what: str,
+    got: Tensor,
+    truth: Tensor,
+    *,
+    scale: float | Tensor = 0.0,
+    computed=torch.float64,
+    roundings: int = 1,
 ) -> None:
-    """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled.
+    """`got` is `truth` (float64) up to the table above. `scale` is the size of the terms that may have cancelled: one,
+    or each element's.
 
     computed: the dtype of the arithmetic, where it is narrower than `got` (a float64 operand's gradient in an fp32 op).
     roundings: 2 where `truth` has been rounded as well.
@@ -122,18 +129,36 @@ def largest_error(got: Tensor, truth: Tensor) -> float:
     return float(error.max()) if error.numel() else 0.0
 
 
+def scale_of(scale) -> float:
+    """The largest of some scales; they may be one number."""
+    return (
+        float(scale.max())
+        if isinstance(scale, Tensor) and scale.numel()
+        else 0.0
+        if isinstance(scale, Tensor)
+        else scale
+    )
+
+
 def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, scale: float = 0.0) -> None:
     """The error budget: our largest error is not above that of torch in the same dtype, up to one rounding."""
     ours, other = largest_error(got, truth), largest_error(theirs, truth)
     rtol, atol = TOLERANCES[got.dtype]
     finite = truth[truth.to(got.dtype).isfinite()].abs()
-    allowed = other + atol + rtol * (float(finite.max()) if finite.numel() else 0.0) + COMPUTE_EPS[got.dtype] * scale
+    allowed = (
+        other
+        + atol
+        + rtol * (float(finite.max()) if finite.numel() else 0.0)
+        + COMPUTE_EPS[got.dtype] * scale_of(scale)
+    )
     if not ours <= allowed:
         raise AssertionError(f"{what}: error {ours:.3g} against float64, torch in the same dtype has {other:.3g}")
 
 
 def cancellation(sample, truth) -> tuple[float, dict]:
     """Sizes of the terms that the value, and each gradient, is summed from: their rounding is relative to these."""
+    if truth.terms is not None:
+        return truth.terms
 
     def size(t):
         return t.double().nan_to_num(0, 0, 0).abs()

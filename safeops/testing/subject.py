@@ -46,6 +46,9 @@ class Subject:
                       "input" (the first operand's), or a function (sample, autocast) -> dtype.
     data              operands whose dtype decides the result's; default: positional floating tensors.
     dtype_argument    whether the op has `dtype=`.
+    row_terms         for ops along one dim (softmax, cosine): (float64 sample, outcome) -> sizes of the terms that the
+                      value, and each gradient, is summed from, like the result or broadcastable to it. Some numbers a
+                      row may then be saved for backward.
     finite            a `safe_*` function: finite in, finite out.
     device            where everything runs.
     skip              {check name: reason}.
@@ -62,6 +65,7 @@ class Subject:
     dtype_rule: str | Callable = "reduction"
     data: tuple | None = None
     dtype_argument: bool = False
+    row_terms: Callable | None = None
     finite: bool = False
     errors: Sequence[Bad] = ()
     device: str = "cpu"
@@ -91,6 +95,14 @@ class Subject:
         promoted = reduce(torch.promote_types, (t.dtype for t in data)) if len(data) != 2 else torch.result_type(*data)
         return torch.float32 if self.dtype_rule == "safe" and autocast and promoted in HALVES else promoted
 
+    def row_bytes(self, sample: Sample) -> int:
+        """What an op along one dim may keep for its rows: three float64 numbers each."""
+        shape = sample.shape()
+        if self.row_terms is None or not shape.numel():
+            return 0
+        length = shape[sample.kwargs.get("dim", -1)] if shape else 1
+        return 24 * shape.numel() // length
+
     def truth(self, sample: Sample, upstream=None, autocast: bool = False) -> Outcome:
         """The reference in float64 on exactly the values the op is given."""
         wide = sample.cast(torch.float64)
@@ -100,6 +112,9 @@ class Subject:
         wide = Sample(wide.args, kwargs, differentiable=tuple(sample.leaves()), mask=sample.mask)
         outcome = run(self.reference, wide, upstream, unused_ok=True)
         outcome.elementwise = self.dtype_rule in ("elementwise", "safe", "input")
+        if self.row_terms is not None:
+            value, grads = self.row_terms(wide, outcome)
+            outcome.terms = value, {key: grads[key].nan_to_num(0, 0, 0) for key in outcome.grads}
         return outcome
 
 
@@ -111,6 +126,7 @@ class Outcome:
     grads: dict
     upstream: list[Tensor]
     elementwise: bool = False  # no term of one element meets another's: nothing can cancel
+    terms: tuple | None = None  # sizes of what may have cancelled, where the subject says them
 
     def __iter__(self):
         """(what, tensor) pairs: everything that came out."""

@@ -45,6 +45,10 @@ def masked_var(
 ):  # fmt: skip
     m = _Masked(input, mask, weight, dim, keepdim)
     mean = m.sum(m.w * m.x) / torch.where(m.count > 0, m.total, 1)
+    if input.numel():  # equal elements deviate by nothing, however the mean is rounded
+        top = torch.where(m.keep, m.x, -float("inf")).amax(m.axes, keepdim=True).detach()
+        bottom = torch.where(m.keep, m.x, float("inf")).amin(m.axes, keepdim=True).detach()
+        mean = mean + torch.where(top == bottom, top - mean, 0).detach()
     exists = (m.count > 0) & ~(m.total - correction <= 0)
     squares = m.sum(m.w * torch.where(m.keep, m.x - mean, 0) ** 2)
     value = squares / torch.where(exists, m.total - correction, 1)

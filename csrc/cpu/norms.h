@@ -1,0 +1,61 @@
+// Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
+//
+// A row's state is a power of two and sums of values multiplied by it. The fast loops take 1, in the compute type; a row
+// whose sum has left the safe range is summed again, carefully: in double, by the power of two that brings its largest
+// value near 1. Sums of different powers are merged at the smaller one.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "rowwise.h"
+
+namespace safeops::cpu {
+
+template <class C>
+inline bool doubtful(double squares) {
+  // Below it squares may have vanished beside the sum; above it, and for NaN, they may have overflowed.
+  constexpr double low = sizeof(C) == 4 ? 0x1p-90 : 0x1p-900, high = sizeof(C) == 4 ? 0x1p120 : 0x1p1000;
+  return !(squares >= low && squares <= high);
+}
+
+// The power of two that brings `most` to [1, 2), as far as it is a normal number.
+inline double scale_for(double most) {
+  const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(most) >> 52 & 0x7FF) - 1023;
+  const int64_t power = std::min<int64_t>(1000, std::max<int64_t>(-1000, -exponent));
+  return bit_cast<double>(static_cast<uint64_t>(power + 1023) << 52);
+}
+
+template <class C>
+inline double scale_of_row(const Piece<C>& p, int input, int64_t row) {
+  double most = 0;
+  if (!p.lanes) {  // a row of zeros, of which there may be many
+    const C* x = p.in[input] + row * p.step[input];
+    C sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < p.side; ++i) sum += std::fabs(x[i]);
+    if (sum == 0) return scale_for(0);
+  }
+  for (int64_t i = 0; i < p.length(); ++i) {
+    const double size = std::fabs(static_cast<double>(p.at(input, row, i)));
+    most = size > most ? size : most;
+  }
+  return scale_for(most);
+}
+
+// A sum at scale `from` as it is at scale `to` (to <= from): of products of `powers` scaled values.
+inline double rescaled(double sum, double to, double from) {
+  const double ratio = to / from;
+  return sum == 0 ? sum : sum * ratio * ratio;
+}
+
+// |x| of a sum of squares at a scale.
+inline double norm_of(double squares, double scale) { return std::sqrt(squares) / scale; }
+
+// A divisor's floor nobody named: the smallest normal number of the compute type.
+inline double floor_of(const std::optional<double>& eps, bool in_double) {
+  if (eps) return *eps;
+  return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,161 @@
+"""cosine_similarity: the cosine of the angle between vectors; 0 where one of them is zero."""
+
+import operator
+
+import torch
+
+from safeops import _check, _route
+from safeops._dtypes import compute_dtype
+from safeops._library import Op, declare_public, declare_raw, like
+from safeops.ops.masked_sum import reduce_to
+from safeops.ops.normalize import resolve_eps, thin_shape, unit_vectors
+
+# ---- definition
+
+
+def _composite(x1, x2, dim=-1, eps=None):
+    compute = compute_dtype(x1.dtype, x2.dtype)
+    eps = resolve_eps(eps, compute)
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    (y1, norm1), (y2, norm2) = (unit_vectors(x.to(compute).expand(shape), dim, eps) for x in (x1, x2))
+    # Where one vector is zero the other has no gradient either; a NaN or inf in it still shows.
+    alive = ((norm1 != 0) | ~norm2.isfinite()) & ((norm2 != 0) | ~norm1.isfinite())
+    value = (torch.where(alive, y1, 0) * torch.where(alive, y2, 0)).sum(dim)
+    value = value - (value - value.clamp(-1, 1)).detach()  # what rounding adds; its gradient is not cut off
+    return value, norm1.to(torch.float64), norm2.to(torch.float64)
+
+
+def definition(x1, x2, dim=-1, eps=None):
+    return _composite(x1, x2, dim, eps)[0]
+
+
+# ---- op
+
+
+def _fake(x1, x2, dim=-1, eps=None):
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    norms = (x1.new_empty(thin_shape(shape, dim), dtype=torch.float64) for _ in range(2))
+    left = [n for d, n in enumerate(shape) if d != dim % len(shape)]
+    return x1.new_empty(left, dtype=compute_dtype(x1.dtype, x2.dtype)), *norms
+
+
+def _fake_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True):
+    shape = torch.broadcast_shapes(x1.shape, x2.shape)
+    wide = compute_dtype(x1.dtype, x2.dtype, grad.dtype)
+    # A broadcast operand's gradient will be summed: it stays as wide as it was computed.
+    dtypes = (x.dtype if x.shape == shape else wide for x in (x1, x2))
+    return tuple(
+        like(x, shape, dtype) if needed else x.new_empty(0, dtype=dtype)
+        for x, dtype, needed in zip((x1, x2), dtypes, (need_x1, need_x2))
+    )
+
+
+_cosine_similarity = declare_raw(
+    "_cosine_similarity",
+    "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor, Tensor, Tensor)",
+    fake=_fake,
+    composite=_composite,
+    triton="cosine_similarity.cosine_similarity",
+)
+_cosine_similarity_backward = declare_raw(
+    "_cosine_similarity_backward",
+    "(Tensor grad, Tensor x1, Tensor x2, Tensor value, Tensor norm1, Tensor norm2, int dim=-1, float? eps=None, "
+    "bool need_x1=True, bool need_x2=True) -> (Tensor, Tensor)",
+    fake=_fake_backward,
+    triton="cosine_similarity.cosine_similarity_backward",
+)
+
+# ---- autograd
+
+
+class _CosineSimilarity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x1, x2, dim=-1, eps=None):
+        value, norm1, norm2 = _cosine_similarity(x1, x2, dim, eps)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(x1, x2, value, norm1, norm2)
+        ctx.arguments = (dim, eps)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):
+        nothing = (None,) * (len(ctx.needs_input_grad) - 2)
+        if grad is None:
+            return None, None, *nothing
+        x1, x2, value, norm1, norm2 = ctx.saved_tensors
+        if _route.by_composite(grad):
+            grads = _route.differentiable_backward(definition, (x1, x2, *ctx.arguments), grad)
+            return grads[0], grads[1], *nothing
+        need_x1, need_x2 = ctx.needs_input_grad[:2]
+        d1, d2 = _cosine_similarity_backward(grad, x1, x2, value, norm1, norm2, *ctx.arguments, need_x1, need_x2)
+        return (
+            reduce_to(d1, x1.shape, x1.dtype) if need_x1 else None,
+            reduce_to(d2, x2.shape, x2.dtype) if need_x2 else None,
+            *nothing,
+        )
+
+
+OP = Op(
+    "cosine_similarity",
+    ("_cosine_similarity", "_cosine_similarity_backward"),
+    "Triton",
+    _cosine_similarity,
+    _CosineSimilarity,
+)
+
+# ---- public function
+
+
+def cosine_similarity(x1, x2, dim=-1, *, eps=None):
+    """<x1, x2> / (max(|x1|, eps) max(|x2|, eps)) along `dim`, within [-1, 1].
+
+    Where one of the vectors is zero the result is 0, with gradient 0 to both. Neither the norms nor the product overflow
+    or underflow (vectors of 1e30 or 1e-30 in fp32 are compared as any others), half is computed in fp32, and an eps of
+    1e-8 is no 0 there. A NaN or inf shows in the results of its own vector alone.
+
+    Args:
+        x1: floating tensor.
+        x2: floating tensor, broadcastable with `x1`.
+        dim: the dim of the broadcast shape along which the vectors lie.
+        eps: smallest divisor for each vector, at least 0; a floor, never added. None: the smallest normal number of the
+            compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+
+    Returns:
+        The cosines, of the broadcast shape without `dim`: fp32 for fp16, bf16 and fp32 operands, fp64 for fp64.
+
+    Raises:
+        TypeError: an operand is not floating, `dim` is not an int, eps no number.
+        ValueError: shapes do not broadcast, devices differ, eps is negative.
+        IndexError: dim out of range.
+
+    Example:
+        >>> x = torch.tensor([[3.0, 4.0], [0.0, 0.0]])
+        >>> safeops.cosine_similarity(x, torch.tensor([4.0, 3.0]))
+        tensor([0.9600, 0.0000])
+    """
+    try:
+        kernel = _route.kernel(OP, x1, x2)
+        if kernel is not None:
+            if eps is not None or kernel is OP.traced:
+                _validate(x1, x2, dim, eps)
+            if torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad):
+                return kernel.apply(x1, x2, dim, eps)
+            return kernel.raw(x1, x2, dim, eps)[0]
+    except Exception:
+        _validate(x1, x2, dim, eps)
+        raise
+    _validate(x1, x2, dim, eps)
+    return definition(x1, x2, operator.index(dim), eps)
+
+
+def _validate(x1, x2, dim, eps):
+    _check.floating("cosine_similarity", "x1", x1)
+    _check.floating("cosine_similarity", "x2", x2)
+    shape = _check.broadcast("cosine_similarity", x1=x1, x2=x2)
+    _check.same_device("cosine_similarity", "x1", x1, x2=x2)
+    _check.one_dim("cosine_similarity", dim, len(shape))
+    if eps is not None:
+        _check.number("cosine_similarity", "eps", eps, minimum=0)
+
+
+declare_public(cosine_similarity, "cosine_similarity(Tensor x1, Tensor x2, int dim=-1, *, float? eps=None) -> Tensor")

@@ -1,0 +1,157 @@
+"""normalize: x / |x| along a dim; a zero vector stays 0."""
+
+import operator
+
+import torch
+
+from safeops import _check, _route
+from safeops._dtypes import compute_dtype
+from safeops._library import Op, declare_public, declare_raw
+
+# ---- definition
+
+
+def unit_vectors(x, dim, eps):
+    """(x / max(|x|, eps), |x|) along dim, in x's dtype; a zero vector is 0 with gradient 0."""
+    with torch.no_grad():
+        # A power of two that brings the divisor near 1: x^2 neither overflows nor vanishes.
+        tiny = torch.finfo(x.dtype).tiny
+        empty = x.dim() > 0 and x.shape[dim] == 0
+        largest = x.new_zeros(thin_shape(x.shape, dim)) if empty else x.abs().amax(dim, keepdim=True)
+        floor = largest.clamp(min=max(eps, tiny))
+        scale = torch.where(floor.isfinite(), (2 * torch.frexp(floor)[0] / floor).clamp(min=tiny), 1)
+        zero = (x == 0).all(dim, keepdim=True)
+    scaled = x * scale
+    # The root has no derivative at 0: select before taking it.
+    squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
+    root = torch.where(zero, 0, squares.sqrt())
+    # eps, the divisor below it, takes part in no derivative
+    divisor = torch.where(zero, 1, torch.where(root <= eps * scale, eps * scale, root))
+    y = torch.where(zero, 0, scaled) / divisor
+    return y, (root / scale).detach()
+
+
+def thin_shape(shape, dim):
+    """`shape` with the dim of size 1."""
+    return [1 if d == dim % len(shape) else n for d, n in enumerate(shape)]
+
+
+def resolve_eps(eps, compute):
+    return torch.finfo(compute).tiny if eps is None else eps
+
+
+def _composite(input, dim=-1, eps=None):
+    compute = compute_dtype(input.dtype)
+    y, norm = unit_vectors(input.to(compute), dim, resolve_eps(eps, compute))
+    return y.to(input.dtype), norm.to(torch.float64)
+
+
+def definition(input, dim=-1, eps=None):
+    return _composite(input, dim, eps)[0]
+
+
+# ---- op
+
+
+def _fake(input, dim=-1, eps=None):
+    return torch.empty_like(input), input.new_empty(thin_shape(input.shape, dim), dtype=torch.float64)
+
+
+def _fake_backward(grad, input, norm, dim=-1, eps=None):
+    return torch.empty_like(input)
+
+
+_normalize = declare_raw(
+    "_normalize",
+    "(Tensor input, int dim=-1, float? eps=None) -> (Tensor, Tensor)",
+    fake=_fake,
+    composite=_composite,
+    triton="normalize.normalize",
+)
+_normalize_backward = declare_raw(
+    "_normalize_backward",
+    "(Tensor grad, Tensor input, Tensor norm, int dim=-1, float? eps=None) -> Tensor",
+    fake=_fake_backward,
+    triton="normalize.normalize_backward",
+)
+
+# ---- autograd
+
+
+class _Normalize(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, input, dim=-1, eps=None):
+        value, norm = _normalize(input, dim, eps)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(input, norm)
+        ctx.arguments = (dim, eps)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):
+        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
+        if grad is None:
+            return None, *nothing
+        input, norm = ctx.saved_tensors
+        if _route.by_composite(grad):
+            dx = _route.differentiable_backward(definition, (input, *ctx.arguments), grad)[0]
+        else:
+            dx = _normalize_backward(grad, input, norm, *ctx.arguments)
+        return dx, *nothing
+
+
+OP = Op("normalize", ("_normalize", "_normalize_backward"), "Triton", _normalize, _Normalize)
+
+# ---- public function
+
+
+def normalize(input, dim=-1, *, eps=None):
+    """`input / max(|input|, eps)` along `dim`: vectors of length 1.
+
+    A zero vector stays 0, with gradient 0; the Euclidean norm neither overflows nor underflows (vectors of 1e30 or 1e-30
+    in fp32 have length 1 afterwards), and half is computed in fp32 and rounded once: 64 channels of 40 give 0.125, and
+    an eps of 1e-8 is no 0. Below `eps` the result is `input / eps`, with gradient `1 / eps`. A NaN turns its vector into
+    NaN; an inf is NaN, and the rest of its vector 0.
+
+    Args:
+        input: floating tensor of any shape and strides.
+        dim: the dim along which the vectors lie.
+        eps: smallest divisor, at least 0; a floor, never added. None: the smallest normal number of the compute dtype
+            (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+
+    Returns:
+        A tensor of `input`'s shape, dtype and memory order.
+
+    Raises:
+        TypeError: `input` is not floating, `dim` is not an int, eps no number.
+        ValueError: eps is negative.
+        IndexError: dim out of range.
+
+    Example:
+        >>> safeops.normalize(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
+        tensor([[0.6000, 0.8000],
+                [0.0000, 0.0000]])
+    """
+    try:
+        kernel = _route.kernel(OP, input)
+        if kernel is not None:
+            if eps is not None or kernel is OP.traced:
+                _validate(input, dim, eps)
+            if input.requires_grad and torch.is_grad_enabled():
+                return kernel.apply(input, dim, eps)
+            return kernel.raw(input, dim, eps)[0]
+    except Exception:
+        _validate(input, dim, eps)
+        raise
+    _validate(input, dim, eps)
+    return definition(input, operator.index(dim), eps)
+
+
+def _validate(input, dim, eps):
+    _check.floating("normalize", "input", input)
+    _check.one_dim("normalize", dim, input.dim())
+    if eps is not None:
+        _check.number("normalize", "eps", eps, minimum=0)
+
+
+declare_public(normalize, "normalize(Tensor input, int dim=-1, *, float? eps=None) -> Tensor")

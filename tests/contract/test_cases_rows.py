@@ -1,0 +1,191 @@
+"""Reported failures that the functions of rows answer: what the plain pattern does in torch, and what safeops does."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import safeops
+from tests.contract.subjects import DEVICE, composite
+from tests.contract.test_cases import equal, flags, leaf
+
+ROUTES = {
+    "kernel": lambda name: getattr(safeops, name),
+    "composite": lambda name: composite(getattr(safeops, name), name),
+}
+each_route = pytest.mark.parametrize("route", ROUTES)
+
+
+@each_route
+def test_perceptual_similarity_69_monai_8412_zero_feature_vector(route):
+    """LPIPS divides the channels of each pixel by their norm: a pixel without features has none."""
+    normalize, cosine = ROUTES[route]("normalize"), ROUTES[route]("cosine_similarity")
+    features = torch.zeros(1, 3, 1, 2, device=DEVICE)
+    features[0, :, 0, 1] = torch.tensor([2.0, 3.0, 6.0])
+    x = features.clone().requires_grad_()
+    plain = x / (x.pow(2).sum(1, keepdim=True).sqrt() + 1e-10)
+    assert torch.autograd.grad(plain.sum(), x)[0][..., 0].isnan().all()
+    half = features.half()
+    assert (half / (half.pow(2).sum(1, keepdim=True).sqrt() + 1e-10))[..., 0].isnan().all()
+
+    ours = normalize(x, 1)
+    grad = torch.autograd.grad(ours[:, 0].sum(), x)[0]
+    assert equal(ours[0, :, 0, 1], [2 / 7, 3 / 7, 6 / 7]) and equal(ours[0, :, 0, 0], [0, 0, 0])
+    assert equal(grad[0, :, 0, 0], [0, 0, 0])
+    torch.testing.assert_close(
+        grad[0, :, 0, 1].cpu(), (torch.tensor([49.0, 0, 0]) - 2 * features[0, :, 0, 1].cpu()) / 343
+    )
+    assert equal(normalize(half, 1)[0, :, 0, 0], [0, 0, 0])
+    value = cosine(x, torch.ones_like(x), 1)
+    grad = torch.autograd.grad(value.sum(), x)[0]
+    assert (
+        equal(value[0, 0], [0, 11 / 7 / math.sqrt(3)]) and equal(grad[0, :, 0, 0], [0, 0, 0]) and grad.isfinite().all()
+    )
+
+
+@each_route
+@pytest.mark.parametrize("eps", [1e-8, 1e-10])
+def test_perceptual_similarity_139_eps_is_zero_in_half(route, eps):
+    x = torch.zeros(2, 3, dtype=torch.float16, device=DEVICE)
+    x[1] = 1
+    plain = x / (x.norm(dim=-1, keepdim=True) + eps)
+    assert plain[0].isnan().all()
+    ours = ROUTES[route]("normalize")(x, eps=eps)
+    assert equal(ours[0], [0, 0, 0]) and equal(ours[1], [float(torch.tensor(1 / math.sqrt(3)).half())] * 3)
+
+
+@each_route
+def test_lpips_half_norm_of_64_channels_of_40(route):
+    x = torch.full((1, 64), 40.0, dtype=torch.float16, device=DEVICE)
+    assert equal((x / x.pow(2).sum(1, keepdim=True).sqrt())[0], [0] * 64)
+    assert equal(ROUTES[route]("normalize")(x)[0], [0.125] * 64)
+    assert equal(ROUTES[route]("cosine_similarity")(x, x), [1])
+
+
+@each_route
+def test_pylate_239_eps_below_half(route):
+    """Embeddings of padding tokens are zero: a floor of 1e-8 that is 0 in half makes every parameter NaN."""
+    weight = leaf([[1.0, 2.0], [3.0, -1.0]], torch.float16)
+    tokens = torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float16, device=DEVICE)
+
+    def gradient(normalize):
+        return torch.autograd.grad(normalize(tokens @ weight)[:, 0].float().sum(), weight)[0]
+
+    assert gradient(lambda e: e / e.norm(dim=-1, keepdim=True).clamp(min=torch.tensor(1e-8).half())).isnan().all()
+    ours = gradient(lambda e: ROUTES[route]("normalize")(e, eps=1e-8))
+    want = gradient(lambda e: F.normalize(e.float()))
+    assert torch.allclose(ours.float(), want.float(), atol=1e-4) and ours.any()
+
+
+@each_route
+def test_a_fully_masked_row_of_attention(route):
+    scores, keep = leaf([[1.0, 2.0], [3.0, 4.0]]), flags([True, True], [False, False])
+    plain = scores.masked_fill(~keep, -math.inf).softmax(-1)
+    assert plain[1].isnan().all() and torch.autograd.grad(plain.sum(), scores)[0][1].isnan().any() is not None
+    with_finite = scores.masked_fill(~keep, -1e9).softmax(-1)
+    assert equal(with_finite[1], [0.5, 0.5])  # a share for what does not exist
+    ours = ROUTES[route]("masked_softmax")(scores, keep)
+    assert (
+        equal(ours[1], [0, 0])
+        and torch.equal(ours[0], torch.softmax(scores[0], -1))
+        or torch.allclose(ours[0], torch.softmax(scores[0], -1))
+    )
+    upstream = torch.tensor([[1.0, 0.0], [math.nan, math.inf]], device=DEVICE)
+    grad = torch.autograd.grad(ours, scores, upstream)[0]
+    assert grad.isfinite().all() and equal(grad[1], [0, 0])
+    log = ROUTES[route]("masked_log_softmax")(scores, keep)
+    assert equal(log[1], [-math.inf, -math.inf]) and torch.autograd.grad(log[0].sum(), scores)[0].isfinite().all()
+
+
+@each_route
+def test_what_is_kept_shows_as_in_torch(route):
+    """NaN, +inf, and rows of nothing but -inf: the kept part of that row, and nothing else."""
+    nan, inf = math.nan, math.inf
+    x = torch.tensor(
+        [[nan, 1, 2, 9], [inf, 1, 2, 9], [-inf, -inf, -inf, 9], [-inf, 1, 1, 9], [0, 0, 0, 9]], device=DEVICE
+    ).repeat(1, 9)
+    keep = flags(True, True, True, False).repeat(9)
+    softmax, log_softmax = ROUTES[route]("masked_softmax"), ROUTES[route]("masked_log_softmax")
+    ours, log = softmax(x, keep), log_softmax(x, keep)
+    plain = torch.softmax(x[:, keep], -1)
+    torch.testing.assert_close(ours[:, keep], plain, equal_nan=True)
+    torch.testing.assert_close(log[:, keep], torch.log_softmax(x[:, keep], -1), equal_nan=True)
+    assert (ours[:, ~keep] == 0).all() and (log[:, ~keep] == -inf).all()
+    for dim, laid in ((-1, x), (0, x.T.contiguous())):  # without a mask, and side by side
+        torch.testing.assert_close(softmax(laid, dim=dim), torch.softmax(laid, dim), equal_nan=True)
+
+
+@each_route
+@pytest.mark.parametrize("length", [5, 40, 1500, 70_000])
+@pytest.mark.parametrize("size", [1e30, 1e-30, 1e-44, 3e38])
+def test_norms_neither_overflow_nor_vanish(route, length, size):
+    g = torch.Generator().manual_seed(0)
+    unit = torch.randint(1, 8, (2, length), generator=g) * (torch.randint(0, 2, (2, length), generator=g) * 2 - 1) / 8
+    x = (unit * size).to(DEVICE).requires_grad_()
+    if 1e-40 < size < 1e30:
+        assert equal(F.normalize(x, eps=0.0)[0], [0] * length) or F.normalize(x, eps=0.0).isnan().all()
+    truth = x.detach().double()
+    norm = truth.norm(dim=1, keepdim=True)
+    for laid, dim in ((x, 1), (x.T.contiguous(), 0)):
+        ours = ROUTES[route]("normalize")(laid, dim, eps=0.0)
+        want = (truth / norm) if dim else (truth / norm).T
+        torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-9)
+        first, second = (laid[:1], laid[1:]) if dim else (laid[:, :1], laid[:, 1:])
+        value = ROUTES[route]("cosine_similarity")(first, second, dim, eps=0.0)
+        want = (truth[0] * truth[1]).sum() / norm[0] / norm[1]
+        torch.testing.assert_close(value[0].double(), want, rtol=1e-5, atol=1e-6)
+        assert equal(ROUTES[route]("cosine_similarity")(first, first, dim, eps=0.0), [1])
+
+
+@each_route
+def test_double_norms_neither_overflow_nor_vanish(route):
+    for size in (1e200, 1e-200, 1e-310):
+        x = torch.tensor([[3.0, 4.0] * 20, [0.0] * 40], dtype=torch.float64, device=DEVICE) * size
+        x.requires_grad_()
+        ours = ROUTES[route]("normalize")(x, eps=0.0)
+        assert equal(ours[0] * math.sqrt(20), [0.6, 0.8] * 20) and equal(ours[1], [0] * 40)
+        value = ROUTES[route]("cosine_similarity")(x, x.flip(1), eps=0.0)
+        assert equal(value, [0.96, 0])
+        assert equal(torch.autograd.grad(value.sum(), x)[0][1], [0] * 40)
+
+
+@each_route
+def test_cosines_stay_within_one(route):
+    torch.manual_seed(0)
+    x = torch.randn(2000, 37, device=DEVICE)
+    y = x * torch.rand(2000, 1, device=DEVICE)
+    assert (F.cosine_similarity(x.double(), y.double()) - 1).abs().max() < 1e-12
+    value = ROUTES[route]("cosine_similarity")(x, torch.cat([y, -y]).reshape(2, 2000, 37))
+    assert value.abs().max() <= 1 and equal(value[0], [1] * 2000) and equal(value[1], [-1] * 2000)
+
+
+def test_masked_log_softmax_is_the_derivative_of_its_kept_part():
+    """gradcheck cannot take differences of -inf: the masked values are cut off behind the op."""
+    x = torch.randn(4, 6, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    keep = torch.rand(4, 6, device=DEVICE) < 0.6
+    keep[0] = False
+
+    for op in (safeops.masked_log_softmax, composite(safeops.masked_log_softmax, "masked_log_softmax")):
+
+        def cut(x, op=op):
+            return torch.where(keep, op(x, keep), 0)
+
+        assert torch.autograd.gradcheck(cut, x)
+        assert torch.autograd.gradgradcheck(cut, x)
+
+
+@pytest.mark.parametrize("name", ["masked_softmax", "masked_log_softmax", "normalize"])
+def test_results_keep_the_memory_order(name):
+    x = torch.randn(2, 5, 4, 3, device=DEVICE).to(memory_format=torch.channels_last)
+    assert getattr(safeops, name)(x, dim=1).is_contiguous(memory_format=torch.channels_last)
+    assert getattr(safeops, name)(x.permute(3, 0, 1, 2), dim=0).stride() == x.permute(3, 0, 1, 2).stride()
+
+
+def test_a_row_without_values():
+    x = torch.zeros(3, 0, device=DEVICE, requires_grad=True)
+    for op in (safeops.masked_softmax, safeops.masked_log_softmax, safeops.normalize):
+        y = op(x)
+        assert y.shape == (3, 0) and torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
+    y = safeops.cosine_similarity(x, x.detach())
+    assert equal(y, [0, 0, 0]) and torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
