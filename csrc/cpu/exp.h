@@ -5,8 +5,8 @@
 
 namespace safeops::cpu {
 
-// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; ln 2 is subtracted in two parts, the first of them exact.
-// `shifted` holds n in its low bits, which are all that a shift to the exponent's place leaves of it.
+// e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; ln 2 is subtracted in two parts, the first of them
+// exact. `shifted` holds n in its low bits, which are all that a shift to the exponent's place leaves of it.
 
 namespace detail {
 

@@ -14,8 +14,8 @@ constexpr int64_t kBlock = 16;  // additions to one lane before it is emptied
 constexpr int64_t kMostCounts = 255;  // additions of 0 or 1 to a byte before it is emptied
 constexpr int64_t kColumns = 4096;  // lanes at most: columns that are summed in one go
 
-// The states of outputs, an entry each: what the kept elements have come to. Of a sum: of their terms, of their weights,
-// and how many they are. Other folds say what theirs mean. An array that a fold does not use is null.
+// The states of outputs, an entry each: what the kept elements have come to. Of a sum: of their terms, of their
+// weights, and how many they are. Other folds say what theirs mean. An array that a fold does not use is null.
 struct Totals {
   double* value;
   double* weight;

@@ -52,7 +52,8 @@ int64_t compact_elements(const Compaction& work, const View& input, const Shape&
   work.slices.run([&](int64_t start, int64_t stop, int64_t first) {
     alignas(64) T buffer[kBuffer];
     x.prime(buffer);
-    const int64_t end = work.run(start, stop, first, [&](const uint8_t* m, int64_t at, int64_t n, int64_t k, int64_t room) {
+    const int64_t end = work.run(start, stop, first,
+                                 [&](const uint8_t* m, int64_t at, int64_t n, int64_t k, int64_t room) {
       // what lies ahead is left to the hardware: of a sparse mask most is never read
       return pack(m, x.fetch(at, n, INT64_MAX, buffer), n, at, out + k, work.index + k, room);
     });
@@ -65,7 +66,8 @@ int64_t compact_rows(const Compaction& work, const Rows& rows, char* values) {
   const Pack<uint8_t> pack = find_pack<uint8_t>(false, true);
   int64_t total = 0;
   work.slices.run([&](int64_t start, int64_t stop, int64_t first) {
-    const int64_t end = work.run(start, stop, first, [&](const uint8_t* m, int64_t at, int64_t n, int64_t k, int64_t room) {
+    const int64_t end = work.run(start, stop, first,
+                                 [&](const uint8_t* m, int64_t at, int64_t n, int64_t k, int64_t room) {
       const int64_t packed = pack(m, nullptr, n, at, nullptr, work.index + k, room);
       gather_rows(rows, work.index + k, packed, values + k * rows.bytes);
       return packed;

@@ -1,5 +1,6 @@
 // y = exp(x - max x) / sum exp(x - max x) over the kept values of each row, or its logarithm.
-// I/O: forward reads x, mask and writes y; backward reads g, x, mask and writes dx, y recomputed from two numbers a row.
+// I/O: forward reads x, mask and writes y; backward reads g, x, mask and writes dx, y recomputed from two numbers a
+// row.
 #include <cmath>
 #include <limits>
 

@@ -61,7 +61,8 @@ template <> struct Traits<float> {
     return polynomial(r, 0x1.0p-1f, 0x1.555554p-3f, 0x1.55548ep-5f, 0x1.111270p-7f, 0x1.6d8d04p-10f, 0x1.9f094ap-13f);
   }
   static SAFEOPS_INLINE float asin_tail(float z) {  // asin(x) = x + x z P(z), z = x^2
-    return polynomial(z, 0x1.55554cp-3f, 0x1.33387cp-4f, 0x1.6caecap-5f, 0x1.0491e0p-5f, 0x1.d91c00p-7f, 0x1.3356fcp-5f);
+    return polynomial(z, 0x1.55554cp-3f, 0x1.33387cp-4f, 0x1.6caecap-5f, 0x1.0491e0p-5f, 0x1.d91c00p-7f,
+                      0x1.3356fcp-5f);
   }
 };
 

@@ -1,8 +1,8 @@
 // Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
 //
-// A row's state is a power of two and sums of values multiplied by it. The fast loops take 1, in the compute type; a row
-// whose sum has left the safe range is summed again, carefully: in double, by the power of two that brings its largest
-// value near 1. Sums of different powers are merged at the smaller one.
+// A row's state is a power of two and sums of values multiplied by it. The fast loops take 1, in the compute type; a
+// row whose sum has left the safe range is summed again, carefully: in double, by the power of two that brings its
+// largest value near 1. Sums of different powers are merged at the smaller one.
 #pragma once
 
 #include <cmath>

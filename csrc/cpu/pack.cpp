@@ -82,7 +82,9 @@ struct Lanes {
 };
 constexpr Lanes kLanes;
 
-SAFEOPS_PACK_AVX2 inline __m256i load(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
+SAFEOPS_PACK_AVX2 inline __m256i load(const void* from) {
+  return _mm256_loadu_si256(static_cast<const __m256i*>(from));
+}
 SAFEOPS_PACK_AVX2 inline void store(void* to, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(to), x); }
 SAFEOPS_PACK_AVX2 inline __m128i lanes_of(uint32_t bits) {
   return _mm_cvtsi64_si128(static_cast<long long>(kLanes.of[bits]));

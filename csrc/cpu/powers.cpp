@@ -1,5 +1,5 @@
-// The fold of the norms: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor underflow: what float
-// cannot square goes, a chunk at a time, through double.
+// The fold of the norms: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor underflow: what
+// float cannot square goes, a chunk at a time, through double.
 #include "kept.h"
 #include "statistic.h"
 

@@ -9,7 +9,8 @@
 //       struct Worker {                                              one thread's buffers
 //         Worker(const Fold&, const Inputs<C>&);
 //         buffers, chunk; void prepare();                            a chunk has been fetched
-//         void groups(g, reduced, inner, Totals);                    (g, reduced, inner) -> (g, inner), all in the chunk
+//         void groups(g, reduced, inner, Totals);                    (g, reduced, inner) -> (g, inner), all in the
+// chunk
 //         void start_row(); void row(m); void finish_row(Totals);    a row, chunk by chunk
 //         void start(lanes); void room(additions);                   columns: the next chunks add so often to a lane
 //         void add(m); void add_at(first, m);                        rows of all lanes; a piece of one row
@@ -103,7 +104,8 @@ template <class C, class Fold, class Writer = Outputs>
 struct Reducer {
   using Worker = typename Fold::Worker;
 
-  // A long reduction with few outputs is cut into slices of at least kSlice terms, up to about kMaxUnits pieces of work.
+  // A long reduction with few outputs is cut into slices of at least kSlice terms, up to about kMaxUnits pieces of
+  // work.
   static constexpr int64_t kSlice = 32768;
   static constexpr int64_t kMaxUnits = 256;
   static constexpr int64_t kMinRows = 128;  // reduced in a slice of columns: its partial states are 16 bytes a column

@@ -52,7 +52,8 @@ inline C choose_or_zero(BitsOf<C> keep, C x) {
   return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep));
 }
 
-// The loops of an op; those it does not have are null. `op` is its data. Numbers are arrays with one entry for each row.
+// The loops of an op; those it does not have are null. `op` is its data. Numbers are arrays with one entry for each
+// row.
 template <class C>
 struct RowLoops {
   using Prepare = void (*)(const void* op, int64_t rows, const double* const* given, C* const* parameters);
@@ -66,7 +67,7 @@ struct RowLoops {
   Prepare prepare = nullptr;                       // numbers the caller gives -> parameters
   Fold fold_rows = nullptr, fold_lanes = nullptr;
   Doubt doubt = nullptr;                           // marks rows that must be folded again, and says if there are any
-  Fold careful = nullptr;                          // folds the rows marked in parameters[kAgain], leaves the others alone
+  Fold careful = nullptr;  // folds the rows marked in parameters[kAgain], leaves the others alone
   Merge merge = nullptr;
   Finish finish = nullptr;
   Map map_rows = nullptr, map_lanes = nullptr;

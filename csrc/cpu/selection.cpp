@@ -157,7 +157,8 @@ struct Sums {
   void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
     const int64_t columns = tile;
     for (int64_t j = 0; j < n; ++j) {
-      const int64_t at = static_cast<int64_t>(static_cast<uint64_t>(as_signed(index[j])) - static_cast<uint64_t>(first));
+      const uint64_t wanted = static_cast<uint64_t>(as_signed(index[j]));
+      const int64_t at = static_cast<int64_t>(wanted - static_cast<uint64_t>(first));
       const bool ok = static_cast<uint64_t>(at) < static_cast<uint64_t>(size);
       C* place = ok ? row + at * columns + (columns == 1 ? 0 : column + j) : dummy + j % kDummies;
       *place += g[j];

@@ -148,8 +148,8 @@ using Pack = int64_t (*)(const uint8_t* mask, const T* x, int64_t n, int64_t bas
                          int64_t room);
 template <class T> Pack<T> find_pack(bool values, bool index);
 
-// out[i] = mask[i] ? the next of source : x[i], for `most` (> 0) of source, then x[i]. `readable` elements of source may
-// be read, at least `most`.
+// out[i] = mask[i] ? the next of source : x[i], for `most` (> 0) of source, then x[i]. `readable` elements of source
+// may be read, at least `most`.
 template <class T>
 using Merge = void (*)(const uint8_t* mask, const T* x, const T* source, int64_t most, int64_t readable, int64_t n,
                        T* out);

@@ -57,7 +57,8 @@ Loop<C> pick_masked(bool mask, bool weight) {
 template <class C>
 Loop<C> pick_loop(int64_t kind, bool rest, bool mask, bool weight) {
   switch (kind) {
-    case kLinear: return rest ? pick_masked<C, kLinear, true>(mask, weight) : pick_masked<C, kLinear, false>(mask, weight);
+    case kLinear:
+      return rest ? pick_masked<C, kLinear, true>(mask, weight) : pick_masked<C, kLinear, false>(mask, weight);
     case kEqual: return pick_masked<C, kEqual, false>(mask, weight);
     case kExp: return pick_masked<C, kExp, false>(mask, weight);
     case kSign: return pick_masked<C, kSign, false>(mask, weight);

@@ -109,9 +109,9 @@ OP = Op(
 def cosine_similarity(x1, x2, dim=-1, *, eps=None):
     """<x1, x2> / (max(|x1|, eps) max(|x2|, eps)) along `dim`, within [-1, 1].
 
-    Where one of the vectors is zero the result is 0, with gradient 0 to both. Neither the norms nor the product overflow
-    or underflow (vectors of 1e30 or 1e-30 in fp32 are compared as any others), half is computed in fp32, and an eps of
-    1e-8 is no 0 there. A NaN or inf shows in the results of its own vector alone.
+    Where one of the vectors is zero the result is 0, with gradient 0 to both. Neither the norms nor the product
+    overflow or underflow (vectors of 1e30 or 1e-30 in fp32 are compared as any others), half is computed in fp32,
+    and an eps of 1e-8 is no 0 there. A NaN or inf shows in the results of its own vector alone.
 
     Args:
         x1: floating tensor.

@@ -131,13 +131,9 @@ def largest_error(got: Tensor, truth: Tensor) -> float:
 
 def scale_of(scale) -> float:
     """The largest of some scales; they may be one number."""
-    return (
-        float(scale.max())
-        if isinstance(scale, Tensor) and scale.numel()
-        else 0.0
-        if isinstance(scale, Tensor)
-        else scale
-    )
+    if not isinstance(scale, Tensor):
+        return scale
+    return float(scale.max()) if scale.numel() else 0.0
 
 
 def assert_no_worse(what: str, got: Tensor, theirs: Tensor, truth: Tensor, *, scale: float = 0.0) -> None:

@@ -1,7 +1,6 @@
 """Every clause of the contract on every function of rows; bad calls on both routes."""
 
 import pytest
-import torch
 
 import safeops
 from safeops.testing import CHECKS, Subject, run_check
