@@ -110,8 +110,8 @@ def normalize(input, dim=-1, *, eps=None):
 
     A zero vector stays 0, with gradient 0; the Euclidean norm neither overflows nor underflows (vectors of 1e30 or
     1e-30 in fp32 have length 1 afterwards), and half is computed in fp32 and rounded once: 64 channels of 40 give
-    0.125, and an eps of 1e-8 is no 0. Below `eps` the result is `input / eps`, with gradient `1 / eps`. A NaN turns its vector
-    into NaN; an inf is NaN, and the rest of its vector 0.
+    0.125, and an eps of 1e-8 is no 0. Below `eps` the result is `input / eps`, with gradient `1 / eps`. A NaN turns its
+    vector into NaN; an inf is NaN, and the rest of its vector 0.
 
     Args:
         input: floating tensor of any shape and strides.
