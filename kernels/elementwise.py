@@ -67,9 +67,10 @@ def scaled(
         high = o.to(tl.float32)  # (x - high) - low: to all digits, without fp64 per element
         low = tl.where(tl.abs(o) < float("inf"), o - high.to(tl.float64), 0.0).to(tl.float32)
         c, power = apart(c)
+        value = F(v, high, low) * c
         if WEIGHT:
-            c = c * w
-        value = F(v, high, low) * c * power
+            value = value * w  # not c * w: c may be as large as 2^126
+        value = value * power
     return value
 
 

@@ -21,7 +21,7 @@ def _define(a, b, eps, fill_value, dtype):
     true = ~(none | over | flat)
     rising = true & ~(base <= 0)  # elsewhere the power has no derivative by its exponent
     # (-a)^b is a^b or its opposite: whether b is even, b - 1 would no longer tell beyond the integers of the dtype.
-    negative = finite & (base < 0)
+    negative = (base < 0) & ~exponent.isnan()
     sign = torch.where(negative & (exponent.fmod(2).abs() == 1), -1, 1)
     a, base = torch.where(negative, -a, a), torch.where(negative, -base, base)
     # A slope that overflows alone must not meet a gradient of 0. There a^b is its value times 1, written as e^(d - d).

@@ -87,7 +87,7 @@ def safe_pow(input, exponent, *, out_dtype=torch.float64):
         x, y = torch.where(at, a, 1), torch.where(at, b, 1)
         odd = torch.ones_like(y)
         if below_zero:
-            flip = x.isfinite() & y.isfinite() & at  # what is not finite goes torch's way
+            flip = ~y.isnan() & at
             odd = torch.where(flip & (y.remainder(2) == 1), -1.0, odd)
             x, y = torch.where(flip, -x, x), y.detach()
         log = torch.where(steep, y, 1) * torch.where(steep, x, 1).log()

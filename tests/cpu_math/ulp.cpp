@@ -26,8 +26,11 @@ double error(C got, Wide truth) {
     if (!std::isfinite(got)) return 0;
   }
   if (std::isinf(truth)) return HUGE_VAL;
-  if (std::isinf(got)) got = std::copysign(std::numeric_limits<C>::max(), got), truth -= std::copysign(0.5L, truth) *
-      (std::numeric_limits<C>::max() - std::nextafter(std::numeric_limits<C>::max(), C(0)));
+  if (std::isinf(got)) {  // one step beyond the largest number
+    const Wide most = std::numeric_limits<C>::max(), below = std::nextafter(std::numeric_limits<C>::max(), C(0));
+    const Wide beyond = std::copysign(most + (most - below), static_cast<Wide>(got));
+    return static_cast<double>(std::fabs((beyond - truth) / (most - below)));
+  }
   const int exponent = std::max(std::ilogb(truth), std::numeric_limits<C>::min_exponent - 1);
   const Wide step = std::ldexp(Wide(1), exponent - (std::numeric_limits<C>::digits - 1));
   return static_cast<double>(std::fabs((static_cast<Wide>(got) - truth) / step));
@@ -41,7 +44,9 @@ struct Worst {
   void see(double e, Wide a, Wide b = 0) {
     if (e > ulp || std::isnan(e)) ulp = e, x = a, y = b;
   }
-  void print(const char* name, const char* type) const { std::printf("%s %s %.4f %.20Lg %.20Lg\n", name, type, ulp, x, y); }
+  void print(const char* name, const char* type) const {
+    std::printf("%s %s %.4f %.20Lg %.20Lg\n", name, type, ulp, x, y);
+  }
 };
 
 template <class C>
@@ -54,10 +59,10 @@ C operand(std::mt19937_64& random, int kind) {
   const B bits = static_cast<B>(random());
   constexpr B one = sizeof(C) == 4 ? static_cast<B>(0x3F800000u) : static_cast<B>(0x3FF0000000000000u);
   constexpr int digits = std::numeric_limits<C>::digits - 1;
-  constexpr C edges[] = {0, 1, 0.5, 2, 3, 0.75, 1.5, std::numeric_limits<C>::infinity(), std::numeric_limits<C>::quiet_NaN(),
-                         std::numeric_limits<C>::max(), std::numeric_limits<C>::min(), std::numeric_limits<C>::denorm_min(),
-                         C(1) + std::numeric_limits<C>::epsilon(), C(1) - std::numeric_limits<C>::epsilon() / 2,
-                         C(0x1.fffffep+23f), C(0x1.fffffffffffffp+52), 33, 1e5};
+  using L = std::numeric_limits<C>;
+  constexpr C edges[] = {0, 1, 0.5, 2, 3, 0.75, 1.5, 33, 1e5, L::infinity(), L::quiet_NaN(), L::max(), L::min(),
+                         L::denorm_min(), C(1) + L::epsilon(), C(1) - L::epsilon() / 2,
+                         C(0x1.fffffep+23f), C(0x1.fffffffffffffp+52)};
   const C sign = random() & 1 ? C(-1) : C(1);
   switch (kind) {
     case 0: return bit_cast<C>(bits);
@@ -113,8 +118,12 @@ void all(int64_t count, const char* only) {
   const auto wanted = [&](const char* name) { return !only || std::strcmp(name, only) == 0; };
   // Of a float double knows enough, and is quicker.
   using T = std::conditional_t<sizeof(C) == 4, double, Wide>;
-  const auto unary_of = [&](const char* name, auto ours, auto truth) { if (wanted(name)) unary<C>(name, count, ours, truth); };
-  const auto binary_of = [&](const char* name, auto ours, auto truth) { if (wanted(name)) binary<C>(name, count, ours, truth); };
+  const auto unary_of = [&](const char* name, auto ours, auto truth) {
+    if (wanted(name)) unary<C>(name, count, ours, truth);
+  };
+  const auto binary_of = [&](const char* name, auto ours, auto truth) {
+    if (wanted(name)) binary<C>(name, count, ours, truth);
+  };
   unary_of("exp", [](C x) { return m::exp(x); }, [](C x) -> Wide { return std::exp(T(x)); });
   unary_of("log", [](C x) { return m::log(x); }, [](C x) -> Wide { return std::log(T(x)); });
   unary_of("asin", [](C x) { return m::asin(x); }, [](C x) -> Wide { return std::asin(T(clamped(x))); });
