@@ -27,7 +27,7 @@ struct SafePow {
     const math::Power power(a_, b_);
     const double g = g_, a = a_, b = b_;
     const bool live = power.real & !saturated(power.value, a, b) & !((a == 0) & (b < 1));
-    double da = g * b * power.below;
+    double da = kept_or_zero(power.below != 0, g * b * power.below);  // g b may be inf
     // a^(b-1) may overflow where g times it does not.
     if constexpr (sizeof(C) == 8)
       da = select((std::fabs(power.below) == math::kInf) & (a != 0) & (std::fabs(a) < math::kInf),

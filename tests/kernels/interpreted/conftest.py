@@ -20,14 +20,12 @@ def unwritten_is_nan():
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
-    from safeops.kernels import elementwise, folding, launch, reduce, reduction, rows
+    from safeops.kernels import elementwise, launch, reduce, reduction
 
     launch._plans.clear()
     small = launch.Config(threads=16, tile_bytes=512)
-    skeletons = (reduction.REDUCE, elementwise.MAP, folding.FOLDING, rows.ROWS, rows.ROWS_BACKWARD, rows.COSINE,
-                 rows.COSINE_GRADIENT)  # fmt: skip
-    for kernel in skeletons:
-        monkeypatch.setitem(kernel.configs, None, small)
+    monkeypatch.setitem(reduction.REDUCE.configs, None, small)
+    monkeypatch.setitem(elementwise.MAP.configs, None, small)
     monkeypatch.setattr(elementwise, "WIDEST", 32)
     monkeypatch.setattr(
         reduce, "POLICY", reduce.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)
