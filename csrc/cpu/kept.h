@@ -63,13 +63,14 @@ class Kept {
         weighted_(fold.weighted),
         masked_(inputs.masked),
         scaled_(fold.scaled),
+        valued_(inputs.count > weighted_),
         weigh_(masked_ ? pick<&weigh_loop<C, true>>() : pick<&weigh_loop<C, false>>()) {
     inputs.prime(buffers);
   }
 
   void prepare() {
     const int64_t n = chunk.n;
-    e_ = {chunk.in[weighted_], nullptr, nullptr};
+    e_ = {valued_ ? chunk.in[weighted_] : nullptr, nullptr, nullptr};
     if (scaled_) {
       product_(e_.x, chunk.in[weighted_ + 1], n, scaled_buffer_);
       e_.x = scaled_buffer_;
@@ -153,7 +154,7 @@ class Kept {
 
  protected:
   const Fold& fold_;
-  const bool weighted_, masked_, scaled_;
+  const bool weighted_, masked_, scaled_, valued_;  // valued: counting reads no input
   int64_t count_, period_;  // kept elements of the row; lanes
   int64_t count_lanes_[Fold::kColumns];
 
@@ -190,7 +191,7 @@ class Kept {
 
   // (g, reduced, inner) -> (reduced, g, inner)
   Elements<C> transposed(int64_t g, int64_t reduced, int64_t inner) {
-    transpose(e_.x, g, reduced, inner, turned_);
+    if (e_.x) transpose(e_.x, g, reduced, inner, turned_);
     if (e_.keep) transpose(e_.keep, g, reduced, inner, turned_keep_);
     if (e_.w) transpose(e_.w, g, reduced, inner, turned_weights_);
     return {turned_, e_.keep ? turned_keep_ : nullptr, e_.w ? turned_weights_ : nullptr};

@@ -69,12 +69,12 @@ def test_pylate_239_eps_below_half(route):
     weight = leaf([[1.0, 2.0], [3.0, -1.0]], torch.float16)
     tokens = torch.tensor([[1.0, 1.0], [0.0, 0.0]], dtype=torch.float16, device=DEVICE)
 
-    def gradient(normalize):
+    def gradient(normalize, tokens=tokens):
         return torch.autograd.grad(normalize(tokens @ weight)[:, 0].float().sum(), weight)[0]
 
     assert gradient(lambda e: e / e.norm(dim=-1, keepdim=True).clamp(min=torch.tensor(1e-8).half())).isnan().all()
     ours = gradient(lambda e: ROUTES[route]("normalize")(e, eps=1e-8))
-    want = gradient(lambda e: F.normalize(e.float()))
+    want = gradient(lambda e: F.normalize(e.float()), tokens[:1])  # with the padding 1e12 is inf in half, times 0
     assert torch.allclose(ours.float(), want.float(), atol=1e-4) and ours.any()
 
 
@@ -82,15 +82,11 @@ def test_pylate_239_eps_below_half(route):
 def test_a_fully_masked_row_of_attention(route):
     scores, keep = leaf([[1.0, 2.0], [3.0, 4.0]]), flags([True, True], [False, False])
     plain = scores.masked_fill(~keep, -math.inf).softmax(-1)
-    assert plain[1].isnan().all() and torch.autograd.grad(plain.sum(), scores)[0][1].isnan().any() is not None
+    assert plain[1].isnan().all()
     with_finite = scores.masked_fill(~keep, -1e9).softmax(-1)
     assert equal(with_finite[1], [0.5, 0.5])  # a share for what does not exist
     ours = ROUTES[route]("masked_softmax")(scores, keep)
-    assert (
-        equal(ours[1], [0, 0])
-        and torch.equal(ours[0], torch.softmax(scores[0], -1))
-        or torch.allclose(ours[0], torch.softmax(scores[0], -1))
-    )
+    assert equal(ours[1], [0, 0]) and torch.allclose(ours[0], torch.softmax(scores[0], -1))
     upstream = torch.tensor([[1.0, 0.0], [math.nan, math.inf]], device=DEVICE)
     grad = torch.autograd.grad(ours, scores, upstream)[0]
     assert grad.isfinite().all() and equal(grad[1], [0, 0])
@@ -123,8 +119,8 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
     g = torch.Generator().manual_seed(0)
     unit = torch.randint(1, 8, (2, length), generator=g) * (torch.randint(0, 2, (2, length), generator=g) * 2 - 1) / 8
     x = (unit * size).to(DEVICE).requires_grad_()
-    if 1e-40 < size < 1e30:
-        assert equal(F.normalize(x, eps=0.0)[0], [0] * length) or F.normalize(x, eps=0.0).isnan().all()
+    if size == 1e-30:
+        assert F.normalize(x, eps=0.0).isinf().any()  # its squares are 0
     truth = x.detach().double()
     norm = truth.norm(dim=1, keepdim=True)
     for laid, dim in ((x, 1), (x.T.contiguous(), 0)):
@@ -133,7 +129,7 @@ def test_norms_neither_overflow_nor_vanish(route, length, size):
         torch.testing.assert_close(ours.double(), want, rtol=1e-5, atol=1e-9)
         first, second = (laid[:1], laid[1:]) if dim else (laid[:, :1], laid[:, 1:])
         value = ROUTES[route]("cosine_similarity")(first, second, dim, eps=0.0)
-        want = (truth[0] * truth[1]).sum() / norm[0] / norm[1]
+        want = (truth[0] / norm[0] * (truth[1] / norm[1])).sum()  # the product of two numbers of 1e-44 is nothing
         torch.testing.assert_close(value[0].double(), want, rtol=1e-5, atol=1e-6)
         assert equal(ROUTES[route]("cosine_similarity")(first, first, dim, eps=0.0), [1])
 
