@@ -203,18 +203,26 @@ struct Moments {
         pivot = static_cast<C>(sums[0] / weight);
       }
       deviations_(e, n, pivot, sums);
+      // Where the mean's own rounding is all there may be, one of the elements: equal ones deviate by nothing.
+      const double noise = static_cast<double>(pivot) * (8 * std::numeric_limits<C>::epsilon());
+      if (row_weight_ == 0 && !(sums[1] > noise * noise * weight)) {
+        pivot = first_kept(e);
+        deviations_(e, n, pivot, sums);
+      }
       double from = static_cast<double>(pivot);
       if constexpr (sizeof(C) == 4) {
         if (!(sums[1] > 0x1p-100 && sums[1] < 0x1p+120)) {  // too small or too large for float, or NaN
-          from = row_mean_;
-          if (row_weight_ == 0) {
-            careful_(e, n, 0, sums);
-            from = sums[0] / weight;
-          }
+          from = static_cast<double>(row_weight_ == 0 ? first_kept(e) : row_mean_);
           careful_(e, n, from, sums);
         }
       }
       join(row_weight_, row_mean_, row_m2_, weight, from, sums[0], sums[1]);
+    }
+
+    static C first_kept(const Elements<C>& e) {
+      int64_t i = 0;
+      while (e.keep && !e.keep[i]) ++i;
+      return e.x[i];
     }
 
     void row_state(const Totals& out) const {
@@ -309,7 +317,8 @@ void finish_moments(const void* op, int64_t, const Totals& totals, int64_t n, co
     const double divisor = totals.weight[i] - f.correction, m2 = totals.spread[i] < 0 ? 0.0 : totals.spread[i];
     const bool none = totals.count[i] == 0 || divisor <= 0;
     if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
-    double value = m2 / divisor, mean = totals.value[i], scale = 2 / divisor;
+    // an infinity kept makes them all NaN, and so the gradient
+    double value = m2 / divisor, mean = totals.value[i], scale = m2 != m2 ? m2 : 2 / divisor;
     if (f.root) {
       value = std::sqrt(value);
       if (unscale) value /= unscale[i];

@@ -11,7 +11,7 @@ struct SafeAsin {
   explicit SafeAsin(const Arguments&) {}
 
   bool absent(C x) const { return std::fabs(x) >= 1; }
-  C stand_in(C, C y) const { return y; }
+  C stand_in(C x, C) const { return std::copysign(math::Traits<C>::kHalfPi, x); }
   C value(C x) const { return math::asin(x); }
   C slope(C g, C x, C) const { return g / std::sqrt((1 - x) * (1 + x)); }
 };

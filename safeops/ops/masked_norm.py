@@ -32,10 +32,12 @@ def _any_order(k, a, ord):
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
     binade = k.binade()
-    terms = torch.where(zero, 0, torch.where(zero, 1, a / binade) ** ord)
+    # The exponents as tensors: pow with a number that is symbolic (dynamic shapes) cannot be differentiated.
+    power, inverse = (torch.full((), e, dtype=a.dtype, device=a.device) for e in (ord, 1 / ord))
+    terms = torch.where(zero, 0, torch.where(zero, 1, a / binade) ** power)
     total = k.sum(k.weighted(k.select(terms, 0)))
     vanishes = total == 0
-    value = binade * torch.where(vanishes, 0, torch.where(vanishes, 1, total) ** (1 / ord))
+    value = binade * torch.where(vanishes, 0, torch.where(vanishes, 1, total) ** inverse)
     if ord < 0:  # 1 / 0^|ord| is infinite, and makes the norm 0
         none = ~k.sum(k.select(zero, False).to(a.dtype)).bool() | total.isnan()
         value = torch.where(none, value, 0)

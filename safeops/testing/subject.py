@@ -46,9 +46,9 @@ class Subject:
                       "input" (the first operand's), or a function (sample, autocast) -> dtype.
     data              operands whose dtype decides the result's; default: positional floating tensors.
     dtype_argument    whether the op has `dtype=`.
-    row_terms         for ops along one dim (softmax, cosine): (float64 sample, outcome) -> sizes of the terms that the
-                      value, and each gradient, is summed from, like the result or broadcastable to it. Some numbers a
-                      row may then be saved for backward.
+    terms             (float64 sample, outcome) -> sizes of the terms that the value, and each gradient, is summed from,
+                      like the result or broadcastable to it: where `compare.cancellation` cannot guess them.
+    row_terms         the same for ops along one dim (softmax, cosine), which may save some numbers a row for backward.
     finite            a `safe_*` function: finite in, finite out.
     device            where everything runs.
     skip              {check name: reason}.
@@ -65,6 +65,7 @@ class Subject:
     dtype_rule: str | Callable = "reduction"
     data: tuple | None = None
     dtype_argument: bool = False
+    terms: Callable | None = None
     row_terms: Callable | None = None
     finite: bool = False
     errors: Sequence[Bad] = ()
@@ -112,8 +113,9 @@ class Subject:
         wide = Sample(wide.args, kwargs, differentiable=tuple(sample.leaves()), mask=sample.mask)
         outcome = run(self.reference, wide, upstream, unused_ok=True)
         outcome.elementwise = self.dtype_rule in ("elementwise", "safe", "input")
-        if self.row_terms is not None:
-            value, grads = self.row_terms(wide, outcome)
+        terms = self.terms or self.row_terms
+        if terms is not None:
+            value, grads = terms(wide, outcome)
             outcome.terms = value, {key: grads[key].nan_to_num(0, 0, 0) for key in outcome.grads}
         return outcome
 

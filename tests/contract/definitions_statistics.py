@@ -77,13 +77,14 @@ def masked_norm(input, mask=None, dim=None, *, ord=2, keepdim=False, weight=None
         value = _root(m.sum(m.w * m.x * m.x))
     elif ord == 1:
         value = m.sum(m.w * a)
+    elif ord == 0:
+        value = m.sum(m.w * torch.where(a.isnan(), a, (a != 0).to(a.dtype)))
     else:
         # 0 has gradient 0, and for ord < 0 it is infinitely far
         powers = torch.where(a == 0, 0 if ord > 0 else float("inf"), torch.where(a == 0, 1, a) ** ord)
         total = m.sum(torch.where(m.keep, m.w * powers, 0))
-        some = (total != 0) & ~total.isposinf()
-        value = torch.where(total == 0, 0, torch.where(some, total, 1) ** (1 / ord))
-        value = torch.where(total.isposinf(), total.detach() if ord > 0 else 0, value)
+        none = (total == 0) | (total.isposinf() & (ord < 0))
+        value = torch.where(none, 0, torch.where(none, 1, total) ** (1 / ord))
     return m.result(value, m.count > 0, empty)
 
 
