@@ -21,6 +21,7 @@ def unit_vectors(x, dim, eps):
         floor = largest.clamp(min=max(eps, tiny))
         scale = torch.where(floor.isfinite(), (2 * torch.frexp(floor)[0] / floor).clamp(min=tiny), 1)
         zero = (x == 0).all(dim, keepdim=True)
+        scale = torch.where(zero, 1, scale)  # its square is infinite, and a second derivative asks for it
     scaled = x * scale
     # The root has no derivative at 0: select before taking it.
     squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
