@@ -217,10 +217,11 @@ def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
 
 def test_every_op_has_sources_and_every_record_is_of_these_sources():
     """A record of other bytes is a claim nobody checked: drop it, or run the GPU check again."""
-    from safeops._library import registry
+    from safeops._library import has_kernel, registry
 
-    for op in registry:
-        assert len(kernel_sources.sources(op)) >= 2, op
+    for op in registry.values():
+        if all(has_kernel(name, "CUDA") for name in op.raw):
+            assert len(kernel_sources.sources(op.name)) >= 2, op.name
     records = json.loads((ROOT / "safeops" / "verified.json").read_text())
     for op, record in records.items():
         assert set(record) == {"gpu", "torch", "triton", "date", "source"}, op
