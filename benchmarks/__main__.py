@@ -37,16 +37,24 @@ def elements(text: str) -> int:
     return int(text)
 
 
+def builders() -> dict:
+    """name -> the function that builds its case, family by family."""
+    from . import elementwise, pointwise_losses, reductions, rows, statistics, unary_binary
+
+    families = (elementwise, unary_binary, reductions, statistics, rows, pointwise_losses)
+    return {name: build for family in families for name, build in family.OPS.items()}
+
+
 def collect(options) -> dict:
     import torch
 
-    from . import elementwise, memory, overhead, pointwise_losses, reductions, report, rows, speed, timing, unary_binary
+    from . import memory, overhead, report, speed, timing
     from .case import DTYPES
 
-    builders = {**elementwise.OPS, **unary_binary.OPS, **reductions.OPS, **rows.OPS, **pointwise_losses.OPS}
-    names = options.ops.split(",") if options.ops else list(builders)
-    if unknown := set(names) - set(builders):
-        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {list(builders)}")
+    known = builders()
+    names = options.ops.split(",") if options.ops else list(known)
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {list(known)}")
     if options.device == "cpu" and not options.fresh_memory:
         timing.steady_memory()
     torch.set_num_threads(options.threads)
@@ -60,7 +68,7 @@ def collect(options) -> dict:
     plan = list(itertools.product(options.dtypes.split(","), options.sizes, names))
     for done, (dtype, n, name) in enumerate(plan):
         print(f"\r{done}/{len(plan)} {name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
-        case = builders[name](n, DTYPES[dtype], options.device)
+        case = known[name](n, DTYPES[dtype], options.device)
         compiles = not options.no_compile
         results["speed"] += speed.measure(case, dtype, options.device, options.rounds, compiles)
         if n == options.sizes[0]:

@@ -12,9 +12,9 @@ SIDE = 56  # pixels of an image's edge
 
 # rows -> (shape, dim) of about n elements
 SHAPES = {
-    "": lambda n: ((n // ROW, ROW), -1),
+    "": lambda n: ((max(1, n // ROW), ROW), -1),
     "_64": lambda n: ((n // 64, 64), -1),
-    "_32768": lambda n: ((n // 32768, 32768), -1),
+    "_32768": lambda n: ((max(1, n // 32768), 32768), -1),
     "_channels": lambda n: ((max(1, n // (64 * SIDE * SIDE)), 64, SIDE, SIDE), 1),
 }
 
