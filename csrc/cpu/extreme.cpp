@@ -217,6 +217,7 @@ void finish_extreme(const void* op, int64_t, const Totals& totals, int64_t n, co
     results[0][i] = none ? f.nothing : best;
     results[1][i] = none ? 0.0 : best;
     results[2][i] = none ? 0.0 : 1.0 / static_cast<double>(totals.count[i]);
+    if (best > f.most && std::isfinite(best)) results[0][i] = f.most, results[2][i] = 0;
   }
 }
 
@@ -224,6 +225,7 @@ void run_extreme(const Statistic& s, Extremum which, bool empty_nan, const Stati
   StatisticFinish finish;
   finish.nothing = nothing_kept(empty_nan);
   finish.negate = negated(which);
+  finish.most = s.most;
   const bool weighted = s.weight.has_value();
   if (s.in_double())
     s.run<double>(Extreme<double>{weighted, false, which}, &finish_extreme, &finish, to);

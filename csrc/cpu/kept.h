@@ -30,12 +30,18 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// Whether any kept element has a square that may over- or underflow, summed over a block of rows.
+// Magnitudes of which a block of rows can be summed in float.
+struct Ordinary {
+  float low, high;
+};
+constexpr Ordinary kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
+
+// Whether any kept element but 0 is out of the range.
 template <int kBytes, bool kKeep>
-bool any_extraordinary(const Elements<float>& e, int64_t n) {
+bool any_extraordinary(const Elements<float>& e, int64_t n, const Ordinary& range) {
   using R = Register<float, kBytes>;
   using I = typename R::I;
-  const int32_t low = bit_cast<int32_t>(0x1p-36f), high = bit_cast<int32_t>(0x1p+54f);
+  const int32_t low = bit_cast<int32_t>(range.low), high = bit_cast<int32_t>(range.high);
   I found[4] = {};
   for_lines<float, kBytes, kKeep, false>(e, n, [&](int k, const auto& x, const I& keep, const auto&)
                                                    __attribute__((always_inline)) {

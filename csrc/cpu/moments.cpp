@@ -251,7 +251,7 @@ struct Moments {
 
     void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if constexpr (sizeof(C) == 4) {
-        if (!this->fold_.half && rare_(e, n)) return fold_carefully(e, first, n, period);
+        if (!this->fold_.half && rare_(e, n, kSquares)) return fold_carefully(e, first, n, period);
       }
       if (!seeded_) seed_(e, e.keep ? n : std::min(n, period), period, pivot_ + first);  // a row without gaps is enough
       lanes_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first, sw_ + first});
@@ -315,7 +315,8 @@ void finish_moments(const void* op, int64_t, const Totals& totals, int64_t n, co
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
     const double divisor = totals.weight[i] - f.correction, m2 = totals.spread[i] < 0 ? 0.0 : totals.spread[i];
-    const bool none = totals.count[i] == 0 || divisor <= 0;
+    // too little for the correction is nothing kept, but a NaN or inf shows
+    const bool none = totals.count[i] == 0 || (divisor <= 0 && m2 == m2);
     if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
     // an infinity kept makes them all NaN, and so the gradient
     double value = m2 / divisor, mean = totals.value[i], scale = m2 != m2 ? m2 : 2 / divisor;

@@ -154,7 +154,8 @@ struct Powers {
 
     void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if constexpr (sizeof(C) == 4) {
-        if (this->fold_.square && !this->fold_.half && rare_(e, n)) return fold_carefully(e, first, n, period);
+        const Ordinary& range = this->fold_.square ? kSquares : kMagnitudes;
+        if (!this->fold_.half && rare_(e, n, range)) return fold_carefully(e, first, n, period);
       }
       lanes_(e, n, period, {sums_ + first, sw_ + first});
     }
@@ -196,13 +197,13 @@ void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, con
     const bool none = totals.count[i] == 0;
     const double divisor = !f.mean ? 1.0 : f.weighted ? totals.weight[i] : static_cast<double>(totals.count[i]);
     double value = totals.value[i], scale = f.slope;
-    if (f.lost && f.root && !none && may_be_lost(value)) *f.lost = true;
+    if (f.lost && !none && may_be_lost(value)) *f.lost = true;
+    const bool finite = std::isfinite(value);
     if (f.mean) value /= divisor;
-    if (f.root) {
-      value = std::sqrt(value);
-      if (unscale) value /= unscale[i];
-      scale = value == 0 ? 0.0 : 1 / value / divisor;
-    }
+    if (f.root) value = std::sqrt(value);
+    if (unscale) value /= unscale[i];
+    if (f.root) scale = value == 0 ? 0.0 : 1 / value / divisor;
+    if (finite && value > f.most) value = f.most, scale = 0;
     results[0][i] = none ? f.nothing : value;
     results[1][i] = 0;
     results[2][i] = none ? 0.0 : scale;
@@ -218,10 +219,11 @@ Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool em
   finish.root = root;
   finish.weighted = s.weight.has_value();
   finish.slope = square ? 2 : 1;
+  finish.most = s.most;
   const Statistics to = s.results();
   if (!s.in_double())
     s.run<float>(Powers<float>{finish.weighted, false, s.x.dtype == DType::kHalf, square}, &finish_powers, &finish, to);
-  else if (root)
+  else if (root || std::isfinite(s.most))
     run_squares(s, Powers<double>{finish.weighted, false, false, square}, &finish_powers, finish, to);
   else
     s.run<double>(Powers<double>{finish.weighted, false, false, square}, &finish_powers, &finish, to);

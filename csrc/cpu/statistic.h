@@ -35,6 +35,7 @@ struct Statistic {
   ReducedDims dims = reduced_dims(shape, dim);
   Shape out = dims.output(shape, keepdim);
   DType type = floating(dtype, wide(x.dtype, x.dtype));
+  double most = std::numeric_limits<double>::infinity();  // what a finite result may be: safe_norm saturates
 
   bool in_double() const {
     return x.dtype == DType::kDouble || type == DType::kDouble || cpu::in_double(weight);
@@ -71,6 +72,7 @@ struct StatisticFinish {
   bool weighted = false, mean = false, root = false;
   bool negate = false;        // of what is maximised
   double slope = 1;           // of the derivative
+  double most = std::numeric_limits<double>::infinity();
   std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflown
 };
 

@@ -4,9 +4,6 @@ An op of the family is `MaskedReduction(name, mean)`: whether the total is divid
 `Reduction`, which the statistics (`_statistic.py`) share.
 """
 
-import copy
-import dataclasses
-
 import torch
 
 from safeops import _check, _route
@@ -147,17 +144,21 @@ def validate(name, input, mask, weight, dim, keepdim):
     _check.choice(name, "keepdim", keepdim, (True, False))
 
 
+def raise_if_empty(name, nothing, input, dim):
+    """nothing: which of the results have nothing to be made of. Synchronises."""
+    empty = int(nothing.sum())
+    if empty:
+        raise ValueError(
+            f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '
+            f"(input {tuple(input.shape)}, dim {dim})"
+        )
+
+
 class Reduction:
     """The call path of a masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
     def __init__(self, name, op, definition, keyword=None):
         self.name, self.op, self.definition, self.keyword = name, op, definition, keyword
-
-    def renamed(self, name):
-        """The same reduction behind another public function: an Op of its own, and errors that tell its name."""
-        other = copy.copy(self)
-        other.name, other.op = name, dataclasses.replace(self.op, name=name)
-        return other
 
     def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         if dim is not None and not isinstance(dim, (tuple, list)):
@@ -206,12 +207,7 @@ class Reduction:
         # One synchronisation: the documented price of empty="raise".
         dims = _check.dims(self.name, dim, input.dim())
         exists = self._exists(input.detach(), mask, None if weight is None else weight.detach(), dims, *parameter)
-        empty_outputs = int((~exists).sum())
-        if empty_outputs:
-            raise ValueError(
-                f'{self.name}: empty="raise": nothing is kept for {empty_outputs} of {exists.numel()} results '
-                f"(input {tuple(input.shape)}, dim {dim})"
-            )
+        raise_if_empty(self.name, ~exists, input, dim)
 
     def _exists(self, input, mask, weight, dims, *parameter):
         """Which of the results have something to be made of."""

@@ -25,8 +25,8 @@ _EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int
 class Kept:
     """The kept elements, as a definition sees them. Every result has keepdim, and what is constant has no gradient."""
 
-    def __init__(self, input, mask, weight, dims, compute):
-        self.dims = dims
+    def __init__(self, input, mask, weight, dims, compute, dtype=None):
+        self.dims, self.dtype = dims, dtype  # dtype: the result's
         self.keep = kept(mask, weight)  # None: all
         self.x = self.select(input.to(compute), 0)
         # a weight too small or too large for fp32 is read as it is
@@ -93,7 +93,7 @@ def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, para
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
     if input.device.type == "cpu":
         compute = torch.float64  # as `accumulate`; and a gradient times a tiny norm underflows in fp32
-    k = Kept(input, mask, weight, dims, compute)
+    k = Kept(input, mask, weight, dims, compute, dtype)
     value, origin, scale, *exists = statistic(k, parameter)
     exists = exists[0] if exists else k.count > 0
     value = torch.where(exists, value, float("nan") if empty_nan else 0.0).to(dtype)

@@ -9,7 +9,7 @@ INF = float("inf")
 KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that have kernels
 
 
-def _define(k, ord):
+def norm(k, ord):
     if ord == 2:
         binade = k.binade()
         x = k.x / binade
@@ -49,7 +49,7 @@ class Norm(Statistic):
         return super()._kernel(parameter, *operands) if parameter[0] in (1, 2, INF, -INF) else None
 
 
-NORM = Norm("masked_norm", _define, KINDS.get, "ord")
+_masked_norm = Norm("masked_norm", norm, KINDS.get, "ord")
 
 
 def masked_norm(
@@ -71,7 +71,7 @@ def masked_norm(
         >>> safeops.masked_norm(x, x.isfinite())
         tensor(5.0000e+30)
     """
-    return NORM.call(input, mask, dim, keepdim, weight, dtype, empty, ord)
+    return _masked_norm.call(input, mask, dim, keepdim, weight, dtype, empty, ord)
 
 
 declare_reduction(masked_norm, "Scalar ord=2, ")

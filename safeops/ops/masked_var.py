@@ -16,8 +16,9 @@ def deviations(k, x, correction):
     largest, smallest = k.largest(x), -k.largest(-x)
     mean = mean + torch.where(largest == smallest, largest - mean, 0).detach()
     d = k.select(x - mean, 0)
-    exists = (k.count > 0) & ~(weight - correction <= 0)  # a NaN weight shows
-    return k.sum(d * k.weighted(d)), mean, torch.where(exists, weight - correction, 1), exists
+    squares = k.sum(d * k.weighted(d))
+    exists = (k.count > 0) & ~((weight - correction <= 0) & ~squares.isnan())  # what is not finite shows
+    return squares, mean, torch.where(exists, weight - correction, 1), exists
 
 
 class Spread(Statistic):

@@ -1,9 +1,19 @@
-"""safe_norm: masked_norm with the order of arguments of torch.linalg.vector_norm."""
+"""safe_norm: masked_norm that saturates, with the order of arguments of torch.linalg.vector_norm."""
+
+import torch
 
 from safeops._library import declare_public
-from safeops.ops.masked_norm import NORM
+from safeops.ops.masked_norm import KINDS, Norm, norm
 
-_safe_norm = NORM.renamed("safe_norm")
+
+def _define(k, ord):
+    value, origin, scale = norm(k, ord)
+    most = torch.finfo(k.dtype).max
+    overflows = (value > most) & k.largest(k.x.abs()).isfinite()
+    return torch.where(overflows, most, value), origin, torch.where(overflows, 0, scale)
+
+
+_safe_norm = Norm("safe_norm", _define, KINDS.get, "ord")
 
 
 def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
@@ -11,7 +21,8 @@ def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
 
     The replacement of `x.norm(dim=-1)` and of `(x**2).sum(-1).sqrt()`, whose gradient at 0 is NaN and whose squares
     overflow (256^2 is inf in fp16). Half is computed in fp32 and returned in fp32; in no dtype does a square overflow
-    or underflow where the norm does not.
+    or underflow where the norm does not. A norm of finite elements that does not fit the output dtype is its largest
+    number, with gradient 0.
 
     Args:
         input: floating tensor of any shape and strides.

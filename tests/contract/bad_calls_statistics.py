@@ -29,8 +29,13 @@ for _name in ("masked_var", "masked_std"):
 BAD_CALLS["masked_count"] = [
     bad
     for bad in _reduction("masked_count")
-    # it has neither, and reads no more of its input than the shape
-    if not {"dtype", "empty"} & set(bad.kwargs) and "floating" not in bad.words[:3] or "weight" in bad.words
+    # it counts integers, too, and reads no more of its input than the shape
+    if bad.kwargs.get("dtype") is None and "floating" not in bad.words[:3] or "weight" in bad.words
+]
+BAD_CALLS["masked_count"] += [
+    Bad((X, KEEP), {"dtype": torch.int8}, TypeError, ("masked_count", "dtype", "torch.int8")),
+    Bad((X, KEEP), {"empty": "nan"}, ValueError, ("masked_count", "nan", "torch.int64")),
+    Bad((X, KEEP), {"empty": "nan", "dtype": torch.int32}, ValueError, ("masked_count", "nan", "torch.int32")),
 ]
 BAD_CALLS["safe_norm"] = [
     *_mask("safe_norm", place=lambda m: ((X,), {"mask": m})),

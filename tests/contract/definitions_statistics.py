@@ -49,8 +49,8 @@ def masked_var(
         top = torch.where(m.keep, m.x, -float("inf")).amax(m.axes, keepdim=True).detach()
         bottom = torch.where(m.keep, m.x, float("inf")).amin(m.axes, keepdim=True).detach()
         mean = mean + torch.where(top == bottom, top - mean, 0).detach()
-    exists = (m.count > 0) & ~(m.total - correction <= 0)
     squares = m.sum(m.w * torch.where(m.keep, m.x - mean, 0) ** 2)
+    exists = (m.count > 0) & ~((m.total - correction <= 0) & ~squares.isnan())
     value = squares / torch.where(exists, m.total - correction, 1)
     return m.result(_root(value) if root else value, exists, empty)
 

@@ -134,6 +134,41 @@ def test_what_does_not_fit_is_infinite(route):
 
 
 @each_route
+@pytest.mark.parametrize("ord", [1, 2, INF, 3])
+def test_safe_norm_saturates_where_the_norm_does_not_fit(route, ord):
+    for values, dtype, out in (
+        ([1.7e308, 1.7e308, -1.7e308], torch.float64, torch.float64),
+        ([3e38, -3e38, 3e38], torch.float32, torch.float32),
+        ([6e4, 6e4, 1.0], torch.float16, torch.float16),
+        ([1e30, 0.0, 1.0], torch.float32, torch.float16),
+    ):
+        for dim in (None, 0):
+            x = tensor([values, [1.0, 2.0, 2.0]], dtype).T.contiguous().requires_grad_()
+            value = on(route, "safe_norm")(x, dim=0, ord=ord, dtype=out)
+            fits = ord == INF and dtype == out
+            most = float(torch.finfo(out).max)
+            assert float(value[0]) == (float(x.detach().abs().max()) if fits else most)
+            if ord == 2:
+                assert value[1] == 3
+            dx = grad_of(value.sum(), x)
+            assert fits or (dx[:, 0] == 0).all()
+            assert (dx[2, 1] > 0) and dx.isfinite().all()
+            x = x.detach().index_fill(0, tensor([1], torch.long), INF)
+            assert on(route, "safe_norm")(x, dim=dim, ord=ord, dtype=out).isinf().all()  # a kept inf shows
+
+
+@each_route
+def test_a_kept_nan_shows_where_there_is_too_little_for_the_correction(route):
+    for bad in (NAN, INF):
+        x = tensor([[bad], [5.0]]).requires_grad_()
+        for name in ("masked_var", "masked_std"):
+            value = on(route, name)(x, dim=1)
+            assert value[0].isnan() and value[1] == 0
+            dx = grad_of(value.sum(), x)
+            assert dx[0].isnan() and dx[1] == 0
+
+
+@each_route
 @pytest.mark.parametrize("weight", [1e30, 1e-30])
 def test_weights_out_of_the_ordinary(route, weight):
     x, w = tensor([3.0, 4.0, 5.0] * 11), tensor([1.0, 2.0, 3.0] * 11) * weight
@@ -256,3 +291,11 @@ def test_counts(route):
     assert f(x[:0], keep) == 0 and f(x[:0], dim=0).tolist() == [0, 0, 0]
     y = torch.zeros(2, 3, device=DEVICE, requires_grad=True)
     assert not f(y, keep).requires_grad
+    for dtype in (torch.int32, *DTYPES):
+        counts = f(x, keep, 0, dtype=dtype)
+        assert counts.dtype == dtype and counts.tolist() == [2, 0, 2]
+    counts = f(x, keep, 0, dtype=torch.float32, empty="nan")
+    assert counts[1].isnan() and counts[::2].tolist() == [2, 2]
+    assert f(x, keep, 1, empty="raise").tolist() == [2, 2]
+    with pytest.raises(ValueError, match="masked_count.*nothing is kept for 1 of 3 results"):
+        f(x, keep, 0, empty="raise")
