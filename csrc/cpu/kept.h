@@ -8,11 +8,6 @@ namespace safeops::cpu {
 
 // ---- inner loops
 
-inline void normalise_loop(const uint8_t* mask, int64_t n, uint8_t* keep) {
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) keep[i] = mask[i] != 0;
-}
-
 template <class C, bool kMask>
 void weigh_loop(const uint8_t* mask, const C* w, int64_t n, uint8_t* keep, C* weights) {
   SAFEOPS_SIMD

@@ -118,4 +118,30 @@ inline void sum_lines(const V* four, double& sum) {
   sum += sum_line<T, double>(all);
 }
 
+// sum w x
+template <class C, int kBytes, bool kKeep, bool kWeight>
+double sum_row(const Elements<C>& e, int64_t n) {
+  using R = Register<C, kBytes>;
+  using V = typename R::V;
+  constexpr int64_t most = 64 * R::kSide;  // 16 additions to a lane, then double
+  double sum = 0;
+  for (int64_t i = 0; i < n; i += most) {
+    V s[4] = {};
+    for_lines<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
+                                         [&](int k, const V& x, const auto& keep, const V& w)
+                                             __attribute__((always_inline)) {
+                                               V kept = x;
+                                               R::take_or_zero(kept, keep);
+                                               s[k] += kWeight ? V(w * kept) : kept;
+                                             });
+    sum_lines(s, sum);
+  }
+  return sum;
+}
+
+inline void normalise_loop(const uint8_t* mask, int64_t n, uint8_t* keep) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) keep[i] = mask[i] != 0;
+}
+
 }  // namespace safeops::cpu

@@ -93,7 +93,7 @@ std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, cons
   finish.mean = mean;
   finish.counted = mask || weight;
   finish.weighted = weight.has_value();
-  finish.plain = !finish.counted;
+  finish.plain = !weight;
   finish.empty_nan = empty_nan;
   if (x.dtype == DType::kDouble || type == DType::kDouble || in_double(weight))
     reduce<double>(shape, dims, x, mask, weight, finish, value, denominator);

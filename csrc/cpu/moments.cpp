@@ -35,26 +35,6 @@ void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
   sums[1] = second;
 }
 
-// sum = sum w x
-template <class C, int kBytes, bool kKeep, bool kWeight>
-void plain_row(const Elements<C>& e, int64_t n, double* sum) {
-  using V = typename Register<C, kBytes>::V;
-  constexpr int64_t most = 64 * Register<C, kBytes>::kSide;
-  double total = 0;
-  for (int64_t i = 0; i < n; i += most) {
-    V s[4] = {};
-    for_lines<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
-                                         [&](int k, const V& x, const auto& keep, const V& w)
-                                             __attribute__((always_inline)) {
-                                               V kept = x;
-                                               Register<C, kBytes>::take_or_zero(kept, keep);
-                                               s[k] += kWeight ? V(w * kept) : kept;
-                                             });
-    sum_lines(s, total);
-  }
-  *sum = total;
-}
-
 // A correction may be subtracted from it, and leave little: in double.
 template <class C>
 double weight_row(const C* w, int64_t n) {
@@ -175,8 +155,8 @@ struct Moments {
     void pick_loops(int kind) {
       const auto set = [&](auto keep, auto weight) {
         constexpr bool kKeep = decltype(keep)::value, kWeight = decltype(weight)::value;
-        plain_ = pick_width<&plain_row<C, 64, kKeep, kWeight>, &plain_row<C, 32, kKeep, kWeight>,
-                            &plain_row<C, 16, kKeep, kWeight>>();
+        plain_ = pick_width<&sum_row<C, 64, kKeep, kWeight>, &sum_row<C, 32, kKeep, kWeight>,
+                            &sum_row<C, 16, kKeep, kWeight>>();
         deviations_ = pick_width<&deviations_row<C, 64, kKeep, kWeight>, &deviations_row<C, 32, kKeep, kWeight>,
                                  &deviations_row<C, 16, kKeep, kWeight>>();
         careful_ = pick<&careful_row<C, kKeep, kWeight>>();
@@ -199,8 +179,7 @@ struct Moments {
       if (e.w) weight = weigh_(e.w, n);
       C pivot = static_cast<C>(row_mean_);
       if (row_weight_ == 0) {
-        plain_(e, n, sums);
-        pivot = static_cast<C>(sums[0] / weight);
+        pivot = static_cast<C>(plain_(e, n) / weight);
       }
       deviations_(e, n, pivot, sums);
       // Where the mean's own rounding is all there may be, one of the elements: equal ones deviate by nothing.
@@ -290,7 +269,7 @@ struct Moments {
 
     double row_weight_, row_mean_, row_m2_;
     bool seeded_, any_joined_ = false;
-    decltype(&plain_row<C, 16, true, true>) plain_;
+    decltype(&sum_row<C, 16, true, true>) plain_;
     decltype(&deviations_row<C, 16, true, true>) deviations_;
     decltype(&careful_row<C, true, true>) careful_;
     decltype(&seed_lanes<C, true>) seed_;

@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "lines.h"
 #include "reducer.h"
 
 namespace safeops::cpu {
@@ -41,12 +42,18 @@ struct Sums {
       chunk.keep = keep;
     }
 
-    void prepare() {
-      terms = fold.finish.plain ? chunk.in[0] : terms_buffer;
-      if (!fold.finish.plain) fold.loop(fold.op, chunk);
-    }
+    void prepare() {}  // a row may need no terms
 
-    void groups(int64_t g, int64_t reduced, int64_t inner, const Totals& out) const {
+    void groups(int64_t g, int64_t reduced, int64_t inner, const Totals& out) {
+      if (fold.finish.plain && inner == 1 && reduced >= kShortRow) {
+        for (int64_t i = 0; i < g; ++i) {
+          start_row();
+          add_row(i * reduced, reduced);
+          finish_row(out.from(i));
+        }
+        return;
+      }
+      make_terms();
       sum(terms, g, reduced, inner, out.value);
       if (weighted) sum(weights, g, reduced, inner, out.weight);
       if (counted) count_kept(keep, g, reduced, inner, out.count);
@@ -55,11 +62,8 @@ struct Sums {
     void start_row() { value = weight = 0, count = 0; }
 
     void row(int64_t m) {
-      double more;
-      sum.rows(terms, 1, m, &more), value += more;
-      if (weighted) sum.rows(weights, 1, m, &more), weight += more;
-      int64_t kept;
-      if (counted) count_kept.rows(keep, 1, m, &kept), count += kept;
+      if (!fold.finish.plain) make_terms();
+      add_row(0, m);
     }
 
     void finish_row(const Totals& out) const {
@@ -91,12 +95,14 @@ struct Sums {
     }
 
     void add(int64_t m) {
+      make_terms();
       value_lanes.add(terms, m);
       if (weighted) weight_lanes.add(weights, m);
       if (counted) count_lanes.add(keep, m);
     }
 
     void add_at(int64_t first, int64_t m) {
+      make_terms();
       value_lanes.add_at(first, terms, m);
       if (weighted) weight_lanes.add_at(first, weights, m);
       if (counted) count_lanes.add_at(first, keep, m);
@@ -109,12 +115,39 @@ struct Sums {
     }
 
    private:
+    void make_terms() {
+      terms = terms_buffer;
+      if (fold.finish.plain && !counted)
+        terms = chunk.in[0];
+      else
+        fold.loop(fold.op, chunk);
+    }
+
+    // Elements [at, at + m) of the chunk.
+    void add_row(int64_t at, int64_t m) {
+      double more;
+      if (fold.finish.plain && counted) normalise(chunk.mask + at, m, keep + at);
+      if (fold.finish.plain)
+        more = (counted ? kept_row : whole_row)({chunk.in[0] + at, keep + at, nullptr}, m);
+      else
+        sum.rows(terms + at, 1, m, &more);
+      value += more;
+      if (weighted) sum.rows(weights + at, 1, m, &more), weight += more;
+      int64_t kept;
+      if (counted) count_kept.rows(keep + at, 1, m, &kept), count += kept;
+    }
+
     double value, weight;
     int64_t count, filled, filled_counts;
     Lanes<C, double> value_lanes, weight_lanes;
     Lanes<uint8_t, int64_t> count_lanes;
     SumGroups<C, double> sum;
     SumGroups<uint8_t, int64_t> count_kept;
+    decltype(pick<&normalise_loop>()) normalise = pick<&normalise_loop>();
+    decltype(&sum_row<C, 16, true, false>) kept_row =
+        pick_width<&sum_row<C, 64, true, false>, &sum_row<C, 32, true, false>, &sum_row<C, 16, true, false>>();
+    decltype(&sum_row<C, 16, false, false>) whole_row =
+        pick_width<&sum_row<C, 64, false, false>, &sum_row<C, 32, false, false>, &sum_row<C, 16, false, false>>();
   };
 };
 

@@ -15,7 +15,7 @@ struct Finish {
   bool mean = false;       // divide by the denominator
   bool counted = false;    // there is a mask or a weight, so the loop writes `keep`
   bool weighted = false;   // the loop writes the kept weights, and the denominator is their sum
-  bool plain = false;      // the terms are the first input: no loop needs to run over a long reduction
+  bool plain = false;      // the terms are the first input, or 0 where the mask is: a row needs no loop before its sum
   bool empty_nan = false;  // nothing kept: NaN instead of 0
   std::optional<double> divisor;
 };
