@@ -5,7 +5,7 @@ prints the table of registers, stack and accesses.
 
 Covered here: all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
 columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each
-skeleton. Statistics have a file of their own, plans_statistics.py.
+skeleton. Statistics and rows have files of their own, plans_*.py.
 All of it for sm_90, and what `compiled_for` says for the others.
 """
 
@@ -28,7 +28,7 @@ from safeops.kernels.indexing import VECTOR
 from triton.backends.compiler import GPUTarget
 
 from safeops import kernels
-from tests.kernels import plans_statistics
+from tests.kernels import plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -167,7 +167,7 @@ def line(target, name, plan, found):
     return f"{target:7} {name:38} {found['registers']:4} registers  stack {found['stack']}  {accesses}"
 
 
-FIRST, MORE = cases(), plans_statistics.cases()
+FIRST, MORE = cases(), plans_statistics.cases() | plans_rows.cases()
 CASES = FIRST | MORE
 
 
@@ -176,7 +176,7 @@ def compiled_for(target):
     often = re.compile(r"aligned (mse|mean)_?\S* |aligned sum_backward|.*(bf16|bfloat16)$")
     if target == "sm_90":
         return list(CASES)
-    more = [name for name in MORE if plans_statistics.OFTEN.fullmatch(name)]
+    more = [name for name in MORE if plans_statistics.OFTEN.fullmatch(name) or plans_rows.OFTEN.fullmatch(name)]
     return [name for name in FIRST if often.match(name) and "odd mse" not in name] + more
 
 
@@ -206,6 +206,7 @@ def test_every_kernel_is_covered():
     for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
         assert {getattr(kernels, name).value, getattr(kernels, name).grad} <= used
     plans_statistics.covered(CASES.values())
+    plans_rows.covered(CASES.values())
 
 
 def test_indices_are_as_wide_as_they_must_be():

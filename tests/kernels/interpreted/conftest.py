@@ -34,13 +34,17 @@ def unwritten_is_nan():
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
-    from safeops.kernels import elementwise, launch, reduce, reduction, statistic
+    from safeops.kernels import cosine, elementwise, launch, reduce, reduction, row, rows, statistic
 
     launch._plans.clear()
     small = launch.Config(threads=16, tile_bytes=512)
-    for kernel in (reduction.REDUCE, elementwise.MAP, statistic.FOLDING):
+    skeletons = (reduction.REDUCE, elementwise.MAP, statistic.FOLDING, rows.ROWS, rows.ROWS_BACKWARD, cosine.COSINE,
+                 cosine.COSINE_BACKWARD)  # fmt: skip
+    for kernel in skeletons:
         monkeypatch.setitem(kernel.configs, None, small)
     monkeypatch.setattr(elementwise, "WIDEST", 32)
+    monkeypatch.setattr(row, "MOST_THREADS", 16)
+    monkeypatch.setattr(row, "PER_THREAD", 64)  # rows of more than 256 fp32 elements are read in parts
     monkeypatch.setattr(
         reduce, "POLICY", reduce.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)
     )
