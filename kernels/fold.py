@@ -27,8 +27,8 @@ MORE_REGISTERS = (128, 128)
 WEIGHED = 6  # SQUARES and MOMENTS with weights
 
 
-def plan(result, tensors, shape, reduced, dtype, compute, *, absolute=False, negate=False, empty_nan=False,
-         arch=None, policy=None):  # fmt: skip
+def plan(result, tensors, shape, reduced, dtype, compute, *, absolute=False, negate=False, saturate=False,
+         empty_nan=False, arch=None, policy=None):  # fmt: skip
     """tensors: x, mask, weight; reduced: a bool per dimension."""
     mode = MODE[result]
     arrays = WEIGHED if tensors[2] is not None and mode in (SQUARES, MOMENTS) else ARRAYS[mode]
@@ -38,6 +38,7 @@ def plan(result, tensors, shape, reduced, dtype, compute, *, absolute=False, neg
         "RESULT": result.value,
         "ABS": absolute or mode is ABSOLUTE,
         "NEGATE": negate,
+        "SATURATE": saturate,
         "EMPTY_NAN": empty_nan,
         "C": COMPUTE[compute],
     }
@@ -52,7 +53,7 @@ def plan(result, tensors, shape, reduced, dtype, compute, *, absolute=False, neg
 
 
 def fold(name, result, input, mask, weight, dim, keepdim, empty_nan=False, dtype=None, parameter=0.0,
-         absolute=False, negate=False):  # fmt: skip
+         absolute=False, negate=False, saturate=False):  # fmt: skip
     """(value, origin, scale) over `dim` (None or (): all); of a COUNT, which reads no input, the value alone."""
     counting = result is COUNT
     if counting:
@@ -64,11 +65,13 @@ def fold(name, result, input, mask, weight, dim, keepdim, empty_nan=False, dtype
     check_operands(name, *given)
     dim, device = tuple(dim) if dim else (), given[0].device
     key = (result.value, input.shape, *map(trait, (x, mask, weight)), dim, keepdim, empty_nan, dtype, absolute, negate,
-           device, reducing.POLICY)  # fmt: skip
+           saturate, device, reducing.POLICY)  # fmt: skip
 
     def build():
         reduced = reducing.reduced_dims(input.shape, dim)
-        wide = torch.float64 in (dtype, *(t.dtype for t in given))
+        # an overflow that saturates is told from an infinite element: |x| is summed where fp32 elements do not overflow
+        adding = saturate and result is ABSOLUTE_SUM
+        wide = adding or torch.float64 in (dtype, *(t.dtype for t in given))
         made = plan(
             result,
             (x, mask, weight),
@@ -78,6 +81,7 @@ def fold(name, result, input, mask, weight, dim, keepdim, empty_nan=False, dtype
             torch.float64 if wide else torch.float32,
             absolute=absolute,
             negate=negate,
+            saturate=saturate,
             empty_nan=empty_nan,
             arch=arch_of(device),
         )

@@ -14,13 +14,14 @@ ORDERS = {
 
 
 def masked_norm(
-    input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
+    input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0, *,
+    name="masked_norm", saturate=False,
 ):  # fmt: skip
     if parameter not in ORDERS:
-        # any other runs as plain torch: safeops.masked_norm never sends it here
-        raise ValueError(f"masked_norm: the kernel knows the orders {', '.join(map(str, ORDERS))}, got {parameter}")
+        # any other runs as plain torch: the public functions never send it here
+        raise ValueError(f"{name}: the kernel knows the orders {', '.join(map(str, ORDERS))}, got {parameter}")
     result, negate = ORDERS[parameter]
     return fold(
-        "masked_norm", result, input, mask, weight, dim, keepdim, empty_nan, dtype,
-        absolute=True, negate=negate,
+        name, result, input, mask, weight, dim, keepdim, empty_nan, dtype,
+        absolute=True, negate=negate, saturate=saturate,
     )  # fmt: skip

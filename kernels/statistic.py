@@ -16,9 +16,24 @@ COUNT, ABSOLUTE_SUM, SQUARE_SUM, NORM, RMS, LOGSUMEXP, LARGEST, VAR, STD = map(t
 
 
 @triton.jit
+def largest_of(dtype: tl.constexpr):
+    """The largest finite number, in fp64."""
+    if dtype == tl.float16:
+        most = tl.full([1], 65504.0, tl.float64)
+    elif dtype == tl.bfloat16:
+        most = tl.full([1], 3.3895313892515355e38, tl.float64)
+    elif dtype == tl.float32:
+        most = tl.full([1], 3.4028234663852886e38, tl.float64)
+    else:
+        most = tl.full([1], 1.7976931348623157e308, tl.float64)
+    return most
+
+
+@triton.jit
 def finish(
     count, weights, pivot, shift, top, total, out, origin, scale, offset, inside, parameter,
-    RESULT: tl.constexpr, NEGATE: tl.constexpr, WEIGHT: tl.constexpr, EMPTY_NAN: tl.constexpr, C: tl.constexpr,
+    RESULT: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr, WEIGHT: tl.constexpr, EMPTY_NAN: tl.constexpr,
+    C: tl.constexpr,
 ):  # fmt: skip
     """value, and what the backward needs of it, in fp64 until the store."""
     if RESULT == COUNT:
@@ -52,13 +67,18 @@ def finish(
             spread_out = total - square(shift * reciprocal(top)) / by
             spread_out = tl.where(spread_out < 0, 0.0, spread_out)
             by = by - parameter
-            some = some & ~(by <= 0)  # a NaN weight shows
+            some = some & ~((by <= 0) & (spread_out == spread_out))  # what is not finite shows
             if RESULT == VAR:
                 value = spread_out / by * top * top
                 factor = tl.where(value != value, value, 2 / by)  # a kept inf: the whole gradient is NaN
             else:
                 value = tl.sqrt(spread_out / by) * top
                 factor = 1 / tl.where(value == 0, float("inf"), value * by)
+        if SATURATE:
+            most = largest_of(out.dtype.element_ty)
+            over = (value > most) & ((value if RESULT == LARGEST else total) < float("inf"))  # of finite elements
+            value = tl.where(over, most, value)
+            factor = tl.where(over, 0.0, factor)
         value = tl.where(some, value, float("nan") if EMPTY_NAN else 0.0)
         tl.store(out + offset, value.to(C).to(out.dtype.element_ty), mask=inside)
         tl.store(origin + offset, tl.where(count > 0, center, 0.0), mask=inside)
@@ -71,7 +91,7 @@ def fold_kernel(
     parameter,
     outer_shape, inner_shape, x_outer, x_inner, mask_outer, mask_inner, weight_outer, weight_inner, out_strides,
     M, N, tiles, splits, per_split, outputs,
-    MODE: tl.constexpr, RESULT: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
+    MODE: tl.constexpr, RESULT: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr,
     X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr, EMPTY_NAN: tl.constexpr,
     SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
     FOLD: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
@@ -108,13 +128,13 @@ def fold_kernel(
             count, weights, pivot, shift, top, total = gather(partial, splits, kept, outputs, MODE, WEIGHT, BS, BO, C)
             finish(
                 count, weights, pivot, shift, top, total, out, origin, scale, offset, inside, parameter,
-                RESULT, NEGATE, WEIGHED, EMPTY_NAN, C,
+                RESULT, NEGATE, SATURATE, WEIGHED, EMPTY_NAN, C,
             )  # fmt: skip
             tl.store(counter + block, 0)  # as the next launch on this stream expects it
     else:
         finish(
             count, weights, pivot, shift, top, total, out, origin, scale, offset, inside, parameter,
-            RESULT, NEGATE, WEIGHED, EMPTY_NAN, C,
+            RESULT, NEGATE, SATURATE, WEIGHED, EMPTY_NAN, C,
         )  # fmt: skip
 
 
@@ -126,7 +146,7 @@ FOLDING = Kernel(
     operands=OPERANDS,
     tuples=("out_strides",),
     indices=("M", "N", "tiles", "splits", "per_split", "outputs"),
-    constants=("MODE", "RESULT", "ABS", "NEGATE", "X", "MASK", "WEIGHT", "AXIS", "EMPTY_NAN", "SPLIT", "LONG",
-               "BM", "BN", "BS", "FOLD", "GROUP", "VEC", "C", "I"),
+    constants=("MODE", "RESULT", "ABS", "NEGATE", "SATURATE", "X", "MASK", "WEIGHT", "AXIS", "EMPTY_NAN", "SPLIT",
+               "LONG", "BM", "BN", "BS", "FOLD", "GROUP", "VEC", "C", "I"),
     configs={None: Config(max_registers=(80, 128))},  # as REDUCE's: left alone, the assembler spills to fit one more
 )  # fmt: skip

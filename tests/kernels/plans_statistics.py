@@ -53,6 +53,7 @@ def cases():
     found["aligned norm bf16"] = folded(s.NORM, x, mask)
     found["aligned norm -inf bf16"] = folded(s.LARGEST, x, mask, absolute=True, negate=True)
     found["aligned norm 1 bf16"] = folded(s.ABSOLUTE_SUM, x, mask)
+    found["aligned safe_norm bf16"] = folded(s.NORM, x, mask, absolute=True, saturate=True)
     found["aligned sum of squares bf16"] = folded(s.SQUARE_SUM, x, mask)
     found["aligned std bf16"] = folded(s.STD, x)
     found["aligned rms weight bf16"] = folded(s.RMS, x, mask, x)

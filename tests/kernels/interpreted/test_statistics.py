@@ -272,6 +272,31 @@ def test_every_kept_element_is_minus_infinite():
     assert value == -INF and scale == 1 / 70
 
 
+@pytest.mark.parametrize("dtype, out", [(F32, F32), (F64, F64), (F32, F16)])
+@pytest.mark.parametrize("order", [1.0, 2.0, INF])
+def test_safe_norm_saturates(order, dtype, out):
+    """Where finite elements overflow; an infinite one shows."""
+    if order == INF and out != F16:
+        return  # a magnitude fits
+    f = kernels.safe_norm.safe_norm
+    x = torch.ones(4, 90, dtype=dtype)
+    x[:3] = torch.finfo(dtype).max / 2 if out != F16 else 1e5
+    x[1, 7], x[2, 7] = INF, NAN
+    value, origin, scale = f(x, None, None, [1], dtype=out, parameter=order)
+    norm = 90 ** (0 if order == INF else 1 / order)
+    close(value, torch.tensor([torch.finfo(out).max, INF, NAN, norm], dtype=F64), dtype=out)
+    dx = kernels.statistic_backward.statistic_backward(
+        torch.ones(4, dtype=out), x, origin, scale, None, None, {1.0: 3, 2.0: 0, INF: 4}[order], [1]
+    )
+    assert not dx[0].any() and dx[3].all() and dx[3].isfinite().all()
+
+
+def test_a_variance_of_one_element_that_is_not_finite():
+    for number in (NAN, INF):
+        value, _, scale = run("var", torch.tensor([[number], [1.0]]), None, None, [1])
+        assert value[0].isnan() and scale[0].isnan() and value[1] == scale[1] == 0
+
+
 def test_unknown_order():
     with pytest.raises(ValueError, match="masked_norm"):
         run("norm", torch.ones(3), parameter=3.0)
