@@ -6,7 +6,12 @@ by `from safeops.kernels import mse_loss` or as an attribute, `safeops.kernels.m
 
 import importlib
 
-OPS = ("masked_sum", "masked_mean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+OPS = (
+    "masked_sum", "masked_mean", "masked_var", "masked_std", "masked_amax", "masked_amin", "masked_norm",
+    "masked_sum_of_squares", "masked_rms", "masked_logsumexp", "masked_count", "safe_norm", "statistic_backward",
+    "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity",
+    "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
+)  # fmt: skip
 
 
 def __getattr__(name):

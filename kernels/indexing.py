@@ -15,6 +15,7 @@ VECTOR = tl.constexpr(1)  # unit stride along the inner group, 16-byte aligned: 
 SCALAR = tl.constexpr(2)  # one element for the whole tensor, such as the gradient of a mean
 ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
 STRIDED = tl.constexpr(4)  # anything else
+COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
 
 # Offsets and indices are 32-bit below this; the margin lets an index run past the end by a tile.
 INT32_LIMIT = 2**31 - 2**17
@@ -32,11 +33,13 @@ def spread(index, shape, strides):
 
 @triton.jit
 def address(operand, space, m, n, KIND: tl.constexpr):
-    """Pointers to the operand's elements of a tile: (BM, BN), (BM, 1) for ROW, (1, 1) for SCALAR.
+    """Pointers to the operand's elements of a tile: (BM, BN), (BM, 1) for ROW, (1, BN) for COLUMN, (1, 1) for SCALAR.
 
     operand: (pointer, outer strides, inner strides); space: (M, N, outer shape, inner shape)."""
     if KIND == SCALAR:
         where = operand[0] + tl.zeros([1, 1], tl.int32)
+    elif KIND == COLUMN:
+        where = operand[0] + spread(n, space[3], operand[2])[None, :]
     else:
         where = operand[0] + spread(m, space[2], operand[1])[:, None]
         if KIND == VECTOR:
@@ -59,6 +62,8 @@ def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr):
         value = tl.load(where)
     elif KIND == ROW:
         value = tl.load(where, mask=(m < space[0])[:, None], other=0)
+    elif KIND == COLUMN:
+        value = tl.load(where, mask=(n < space[1])[None, :], other=0)
     else:
         value = tl.load(where, mask=(m < space[0])[:, None] & (n < space[1])[None, :], other=0)
     return value
@@ -146,12 +151,23 @@ def tile_kinds(tensors, outer, inner):
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     vectors = [(t, o) for t, o, kind in zip(tensors, outer.strides, kinds) if kind is VECTOR]
     widths = [t.element_size() for t, _ in vectors if t.dtype.is_floating_point]
-    vec = 16 // min(widths, default=16)
+    vec = 16 // min(widths, default=1) if vectors else 1  # by default, masks alone: a count
     whole_rows = outer.numel == 1 or inner.numel % vec == 0
     aligned = all(t.data_ptr() % 16 == 0 and not any(step % vec for step in steps) for t, steps in vectors)
     if vec > 1 and STRIDED not in kinds and whole_rows and aligned:
         return kinds, vec
     return [kind if kind in (ABSENT, SCALAR) else STRIDED for kind in kinds], 1
+
+
+def sparse_kinds(kinds, outer, inner, which):
+    """The same for operands `which` that are small beside the others, such as one number per row: read as few times
+    as they vary, in whatever variant. They do not decide about it: give tile_kinds None in their place."""
+    kinds = list(kinds)
+    for i in which:
+        o, n = outer.strides[i], inner.strides[i]
+        if o is not None:
+            kinds[i] = (STRIDED if any(n) else ROW) if any(o) else (COLUMN if any(n) else SCALAR)
+    return kinds
 
 
 def tile_shape(M, N, vec, tile, widest):

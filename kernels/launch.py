@@ -23,6 +23,7 @@ POINTER = {
     torch.float64: "*fp64",
     torch.bool: "*i1",
     torch.int32: "*i32",
+    torch.int64: "*i64",
 }
 COMPUTE = {torch.float32: tl.float32, torch.float64: tl.float64}
 

@@ -15,7 +15,6 @@ from .reduction import (
     COLUMNS,
     FLUSH,
     INNER,
-    OPERANDS,
     OUTER,
     REDUCE,
     ROWS,
@@ -77,62 +76,103 @@ def fold_of(axis, BM, BN, vec, threads):
     return (VECTORS.value, vec) if vec > 1 else (COLUMNS.value, min(BN, threads))
 
 
-def plan(term, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, arch=None, policy=None):
-    """tensors: x, y, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor)."""
+class Cut(NamedTuple):
+    """How a reduction is spread over tiles, blocks and splits. values: the arguments every such kernel takes."""
+
+    outer: object
+    inner: object
+    kinds: list
+    vec: int
+    values: dict
+    grid: tuple
+    wide: bool  # 64-bit indices
+    workspace: int  # numbers that the splits leave for the last block
+
+
+def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1):
+    """tensors: the operands, the first `data` of which set the size of a tile; reduced: a bool per dimension; arrays:
+    the partial results that a split leaves for each output; at_once: of which the last block holds so many."""
     policy = policy or POLICY
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, outer, inner, outputs = groups(shape, strides, reduced)
     out_strides = (inner if axis is OUTER else outer).strides[-1]
-    outer, inner = outer.first(len(OPERANDS)), inner.first(len(OPERANDS))
+    outer, inner = outer.first(len(tensors)), inner.first(len(tensors))
     kinds, vec = tile_kinds(tensors, outer, inner)
-    config = REDUCE.config(arch)
+    config = kernel.config(arch)
     M, N = outer.numel, inner.numel
-    tile = config.tile(min(t.element_size() for t in tensors[:2] if t is not None), vec)
-    BM, BN = tile_shape(M, N, vec, tile, policy.widest_kept if axis is OUTER else policy.widest)
+    sizes = [None if t is None else t.element_size() for t in tensors]
+    narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
+    widest = policy.widest_kept if axis is OUTER else policy.widest
+    BM, BN = tile_shape(M, N, vec, config.tile(narrowest, vec), widest)
     fold, group = fold_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
     tiles, blocks, BO = {0: (down, across, BN), 1: (across, down, BM), 2: (down * across, 1, 1)}[axis.value]
     splits, per_split = split_tiles(tiles, blocks, policy)
-    arrays = 1 + (tensors[2] is not None or tensors[3] is not None) + (tensors[3] is not None)
     wide = needs_int64(outer, inner, arrays * splits * outputs)
-    split = splits > 1
-    dtypes = {
-        "denominator": divisor[1],
-        "out": dtype,
-        "used": torch.float64,
-        "partial": torch.float64 if split else None,
-        "counter": torch.int32 if split else None,
-    }
-    constants = {
-        "TERM": term,
-        "AXIS": axis.value,
-        "MEAN": mean,
-        "DIVISOR": divisor[0],
-        "EMPTY_NAN": empty_nan,
-        "SPLIT": split,
-        "LONG": per_split > FLUSH.value,
-        "BM": BM,
-        "BN": BN,
-        "BS": max(policy.partials // BO, 1),
-        "FOLD": fold,
-        "GROUP": group,
-        "VEC": vec,
-        "C": COMPUTE[compute],
-        "I": tl.int64 if wide else tl.int32,
-    }
-    indices = {
+    values = {
+        "out_strides": out_strides,
         "M": M,
         "N": N,
         "tiles": tiles,
         "splits": splits,
         "per_split": per_split,
         "outputs": outputs,
-        "reduced": {0: M, 1: N, 2: M * N}[axis.value],
+        "AXIS": axis.value,
+        "SPLIT": splits > 1,
+        "LONG": per_split > FLUSH.value,
+        "BM": BM,
+        "BN": BN,
+        "BS": max(policy.partials // at_once // BO, 1),
+        "FOLD": fold,
+        "GROUP": group,
+        "VEC": vec,
+        "I": tl.int64 if wide else tl.int32,
     }
-    made = Plan(REDUCE, tensors, dtypes, outer, inner, kinds, vec, {"out_strides": out_strides} | indices | constants,
-                grid=(blocks, splits), wide=wide, arch=arch)  # fmt: skip
-    made.workspace = arrays * splits * outputs if split else 0
-    return made
+    workspace = arrays * splits * outputs if splits > 1 else 0
+    return Cut(outer, inner, kinds, vec, values, (blocks, splits), wide, workspace)
+
+
+def plan(term, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, arch=None, policy=None):
+    """tensors: x, y, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor)."""
+    arrays = 1 + (tensors[2] is not None or tensors[3] is not None) + (tensors[3] is not None)
+    made = cut(REDUCE, tensors, 2, shape, reduced, arrays, arch, policy)
+    M, N = made.outer.numel, made.inner.numel
+    values = made.values | {
+        "TERM": term,
+        "MEAN": mean,
+        "DIVISOR": divisor[0],
+        "EMPTY_NAN": empty_nan,
+        "C": COMPUTE[compute],
+        "reduced": {0: M, 1: N, 2: M * N}[made.values["AXIS"]],
+    }
+    dtypes = {"denominator": divisor[1], "out": dtype, "used": torch.float64} | scratch(made.values)
+    planned = Plan(REDUCE, tensors, dtypes, made.outer, made.inner, made.kinds, made.vec, values,
+                   grid=made.grid, wide=made.wide, arch=arch)  # fmt: skip
+    planned.workspace = made.workspace
+    return planned
+
+
+def scratch(values):
+    """dtypes of what only split blocks need."""
+    split = values["SPLIT"]
+    return {"partial": torch.float64 if split else None, "counter": torch.int32 if split else None}
+
+
+def workspace(plan, device):
+    """(partial, counter) of one launch."""
+    if not plan.workspace:
+        return None, None
+    return torch.empty(plan.workspace, dtype=torch.float64, device=device), split_counters(device)
+
+
+def reduced_dims(shape, dim):
+    """A bool per dimension; None or () reduces all."""
+    dims = {d % max(len(shape), 1) for d in dim or ()} or set(range(len(shape)))
+    return [d in dims for d in range(len(shape))]
+
+
+def reduced_shape(shape, reduced, keepdim):
+    return tuple(1 if gone else size for size, gone in zip(shape, reduced) if keepdim or not gone)
 
 
 def reduce(name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, p0, p1, empty_nan, dtype):
@@ -159,8 +199,7 @@ def reduce(name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, m
 
     def build():
         shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
-        dims = {d % max(len(shape), 1) for d in dim} or set(range(len(shape)))
-        reduced = [d in dims for d in range(len(shape))]
+        reduced = reduced_dims(shape, dim)
         wide = torch.float64 in (dtype, *(t.dtype for t in (x, y, weight) if t is not None))
         compute = torch.float64 if wide else torch.float32
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
@@ -176,17 +215,14 @@ def reduce(name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, m
             empty_nan,
             arch_of(x.device),
         )
-        made.out_shape = tuple(1 if gone else size for size, gone in zip(shape, reduced) if keepdim or not gone)
+        made.out_shape = reduced_shape(shape, reduced, keepdim)
         return made
 
     made = cached_plan(key, build)
     out = torch.empty(made.out_shape, dtype=dtype, device=x.device)
     used = torch.empty(made.out_shape, dtype=torch.float64, device=x.device)
     if out.numel():
-        partial = counter = None
-        if made.workspace:
-            partial = torch.empty(made.workspace, dtype=torch.float64, device=x.device)
-            counter = split_counters(x.device)
+        partial, counter = workspace(made, x.device)
         number = 1.0 if divisor is None else float(divisor)
         made(x.device, *tensors, denominator, out, used, partial, counter, number, float(p0), float(p1))
     return out, used

@@ -149,6 +149,7 @@ _statistic_backward = declare_raw(
     "int[]? dim=None, bool keepdim=False) -> Tensor",
     fake=_fake_backward,
     composite=define_backward,
+    triton="statistic_backward.statistic_backward",
 )
 
 # ---- autograd
@@ -202,7 +203,7 @@ class Statistic(Reduction):
         def definition(*arguments):
             return composite(*arguments)[0]
 
-        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite)
+        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         function = _function(raw, definition, kind)
         op = Op(name, (f"_{name}", "_statistic_backward"), "Triton", raw, function)
         super().__init__(name, op, definition, keyword)

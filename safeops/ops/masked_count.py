@@ -27,6 +27,7 @@ _raw = declare_raw(
     "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False) -> Tensor",
     fake=_fake,
     composite=definition,
+    triton="masked_count.masked_count",
 )
 OP = Op("masked_count", ("_masked_count",), "Triton", _raw)  # a count has no gradient, and so no Function
 

@@ -67,11 +67,13 @@ _normalize = declare_raw(
     "(Tensor input, int dim=-1, float? eps=None) -> (Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
+    triton="normalize.normalize",
 )
 _normalize_backward = declare_raw(
     "_normalize_backward",
     "(Tensor grad, Tensor input, Tensor norm, int dim=-1, float? eps=None) -> Tensor",
     fake=_fake_backward,
+    triton="normalize.normalize_backward",
 )
 
 # ---- autograd

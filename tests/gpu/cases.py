@@ -6,6 +6,7 @@ import torch
 
 import safeops
 
+REDUCTIONS = ("sum", "mean", "var", "std", "amax", "amin", "norm", "sum_of_squares", "rms", "logsumexp")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
@@ -80,6 +81,23 @@ def reduction(name):
     return make
 
 
+def softmax(name):
+    def make(n, dtype, seed):
+        mask = keep(n, seed)  # values from 1 to nearly 0, not all of them below what fp16 holds
+        return Case(lambda x: getattr(safeops, name)(x, mask), (numbers(n, dtype, seed) * 8,))
+
+    return make
+
+
+def normalize(n, dtype, seed):
+    return Case(safeops.normalize, (numbers(n, dtype, seed),))
+
+
+def cosine_similarity(n, dtype, seed):
+    x, y = numbers(n, dtype, seed), numbers(n, dtype, seed + 1)
+    return Case(safeops.cosine_similarity, (x, (x + y) / 2))
+
+
 def loss(name, **parameters):
     def make(n, dtype, seed):
         mask, function = keep(n, seed), getattr(safeops, name)
@@ -94,8 +112,11 @@ OPS = {
     "safe_div": safe_div,
     **{f"safe_{name}": unary(f"safe_{name}") for name in "reciprocal log sqrt rsqrt exp acos asin".split()},
     **{name: binary(name) for name in ("safe_pow", "safe_atan2", "xlogy")},
-    "masked_sum": reduction("masked_sum"),
-    "masked_mean": reduction("masked_mean"),
+    **{f"masked_{name}": reduction(f"masked_{name}") for name in REDUCTIONS},
+    "masked_softmax": softmax("masked_softmax"),
+    "masked_log_softmax": softmax("masked_log_softmax"),
+    "normalize": normalize,
+    "cosine_similarity": cosine_similarity,
     "mse_loss": loss("mse_loss"),
     "l1_loss": loss("l1_loss"),
     "smooth_l1_loss": loss("smooth_l1_loss", beta=0.5),

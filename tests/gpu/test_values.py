@@ -84,12 +84,25 @@ def test_agrees_with_fp64(name):
         case = OPS[name](1_000_003, dtype, 5)
         # an upstream gradient that lifts a mean's gradients out of fp16's subnormals
         upstream = torch.full_like(case.call(*case.leaves), 256.0)
+        if upstream.dim():
+            upstream[::2] *= -1  # a softmax has no gradient for a constant one
         got, gradients = case.forward_backward(upstream)
         wide = type(case)(case.call, tuple(x.double() for x in case.leaves))
         truth, wide_gradients = wide.forward_backward(upstream.double())
         for a, b in zip((got, *gradients), (truth, *wide_gradients)):
             error = (a.double() - b).norm() / b.norm().clamp(min=1e-300)
             assert error < tolerance, f"{dtype}: {error}"
+
+
+@pytest.mark.parametrize("shape", [(1_000_003,), (301, 4096), (4096, 300)], ids=str)
+def test_masked_count(shape):
+    mask = torch.rand(shape, device="cuda") < 0.7
+    weight = torch.where(torch.rand(shape[-1], device="cuda") < 0.5, 0.0, 2.0)
+    x = torch.empty(shape, dtype=torch.int8, device="cuda")  # which nobody reads
+    for dim in (None, 0, -1):
+        same(safeops.masked_count(x, mask, dim), mask.sum(dim))
+        same(safeops.masked_count(x, mask, dim, weight=weight), (mask & (weight != 0)).sum(dim))
+        same(safeops.masked_count(x, None, dim), torch.ones_like(mask).sum(dim))
 
 
 def test_mixed_devices_are_named():

@@ -3,8 +3,9 @@
 What is compiled are the launchers' own plans, for tensors without data. `python tests/kernels/test_triton_build.py`
 prints the table of registers, stack and accesses.
 
-Covered: all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows, columns,
-a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each skeleton.
+Covered here: all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
+columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each
+skeleton. Statistics and rows have files of their own, plans_*.py.
 All of it for sm_90, and what `compiled_for` says for the others.
 """
 
@@ -27,17 +28,12 @@ from safeops.kernels.indexing import VECTOR
 from triton.backends.compiler import GPUTarget
 
 from safeops import kernels
+from tests.kernels import plans_rows, plans_statistics
+from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TARGETS = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100, 120)}
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
-F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
-FLAT = (1 << 26,)
-
-
-def meta(shape, dtype, strides=None):
-    shape = tuple(shape)
-    return torch.empty_strided(shape, strides or torch.empty(shape, device="meta").stride(), dtype=dtype, device="meta")
 
 
 def reduced(term, x, y=None, mask=None, weight=None, dims=None, mean=True):
@@ -147,7 +143,7 @@ def check(name, plan, found):
     assert found["stack"] == 0, f"{name}: {found['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):
         return
-    reads, writes = vectors(plan, ("x", "y", "weight")), vectors(plan, ("out", "negative"))
+    reads, writes = vectors(plan, ("x", "y", "grad", "weight")), vectors(plan, ("out", "negative", "dx", "dy"))
     assert reads or writes
     wide = {kind: sum(n for width, n in found[kind].items() if width >= 16) for kind in ("load", "store")}
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {found}"
@@ -171,13 +167,17 @@ def line(target, name, plan, found):
     return f"{target:7} {name:38} {found['registers']:4} registers  stack {found['stack']}  {accesses}"
 
 
-CASES = cases()
+FIRST, MORE = cases(), plans_statistics.cases() | plans_rows.cases()
+CASES = FIRST | MORE
 
 
 def compiled_for(target):
     """All for one architecture. For the others not the odd sizes, nor fp32 in every layout: they differ in no path."""
     often = re.compile(r"aligned (mse|mean)_?\S* |aligned sum_backward|.*(bf16|bfloat16)$")
-    return [name for name in CASES if target == "sm_90" or often.match(name) and "odd mse" not in name]
+    if target == "sm_90":
+        return list(CASES)
+    more = [name for name in MORE if plans_statistics.OFTEN.fullmatch(name) or plans_rows.OFTEN.fullmatch(name)]
+    return [name for name in FIRST if often.match(name) and "odd mse" not in name] + more
 
 
 @pytest.fixture(autouse=True)
@@ -205,6 +205,8 @@ def test_every_kernel_is_covered():
     used = {plan.constants.get("TERM", plan.constants.get("F")) for plan in CASES.values()}
     for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
         assert {getattr(kernels, name).value, getattr(kernels, name).grad} <= used
+    plans_statistics.covered(CASES.values())
+    plans_rows.covered(CASES.values())
 
 
 def test_indices_are_as_wide_as_they_must_be():

@@ -1,12 +1,26 @@
 """Run by test_triton_interpreter.py in a process that has TRITON_INTERPRET=1; collected nowhere else."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if INTERPRETING else ["test_*.py"]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patched_once():
+    """The interpreter patches all of Triton's language at every call of a jit function, from a kernel too, which takes
+    most of its time. Here nothing else needs the language as it was."""
+    import triton.language as tl
+    import triton.runtime.interpreter as interpreter
+
+    with pytest.MonkeyPatch.context() as patch:
+        interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+        patch.setattr(interpreter, "_patch_lang", lambda fn: SimpleNamespace(restore=lambda: None))
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +34,17 @@ def unwritten_is_nan():
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
-    from safeops.kernels import elementwise, launch, reduce, reduction
+    from safeops.kernels import cosine, elementwise, launch, reduce, reduction, row, rows, statistic
 
     launch._plans.clear()
     small = launch.Config(threads=16, tile_bytes=512)
-    monkeypatch.setitem(reduction.REDUCE.configs, None, small)
-    monkeypatch.setitem(elementwise.MAP.configs, None, small)
+    skeletons = (reduction.REDUCE, elementwise.MAP, statistic.FOLDING, rows.ROWS, rows.ROWS_BACKWARD, cosine.COSINE,
+                 cosine.COSINE_BACKWARD)  # fmt: skip
+    for kernel in skeletons:
+        monkeypatch.setitem(kernel.configs, None, small)
     monkeypatch.setattr(elementwise, "WIDEST", 32)
+    monkeypatch.setattr(row, "MOST_THREADS", 16)
+    monkeypatch.setattr(row, "PER_THREAD", 64)  # rows of more than 256 fp32 elements are read in parts
     monkeypatch.setattr(
         reduce, "POLICY", reduce.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)
     )

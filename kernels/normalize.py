@@ -1,0 +1,31 @@
+"""normalize: y = x / max(|x|, eps) for each row; a row of zeros stays."""
+
+import torch
+
+from .row import computed_in, floor, launch, thin
+from .rows import NORMALIZE, ROWS, ROWS_BACKWARD
+
+
+def normalize(input, dim=-1, eps=None):
+    dim = dim % max(input.dim(), 1)
+    out = torch.empty_like(input)
+    shape, compute = input.shape, computed_in(input)
+    norm = torch.empty(thin(shape, dim), dtype=torch.float64, device=input.device)
+    if norm.numel():
+        launch(
+            "normalize", ROWS, (input, None, out, norm, None), (3, 4), shape, dim, compute, floor(eps, compute),
+            {"OP": NORMALIZE.value}, partials=3,
+        )  # fmt: skip
+    return out, norm
+
+
+def normalize_backward(grad, input, norm, dim=-1, eps=None):
+    out = torch.empty_like(input)
+    if input.numel():
+        compute = computed_in(input, grad)
+        launch(
+            "normalize_backward", ROWS_BACKWARD, (input, grad, None, out, norm, None), (4, 5), input.shape,
+            dim % max(input.dim(), 1), compute, floor(eps, computed_in(input)),
+            {"OP": NORMALIZE.value}, partials=1,
+        )  # fmt: skip
+    return out

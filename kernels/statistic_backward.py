@@ -1,0 +1,57 @@
+"""The backward of every statistic: dx = keep ? (grad * scale) * w * shape(x, origin) : 0.
+
+A shape takes x, and the origin as the sum of two numbers: in fp64 the second is 0.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from .elementwise import BY_WEIGHT, UNWEIGHTED, scaled_backward
+from .reduce import reduced_dims
+
+
+@triton.jit
+def linear(x, origin, rest):
+    return (x - origin) - rest
+
+
+@triton.jit
+def equal(x, origin, rest):
+    return tl.where((x == origin) | ((x != x) & (origin != origin)), 1.0, 0.0)
+
+
+@triton.jit
+def exponential(x, origin, rest):
+    return tl.exp((x - origin) - rest)
+
+
+@triton.jit
+def sign(x, origin, rest):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))  # 0 at 0, NaN at NaN
+
+
+@triton.jit
+def sign_of_equal(x, origin, rest):
+    a = tl.abs(x)
+    return tl.where((a == origin) | ((x != x) & (origin != origin)), sign(x, origin, rest), 0.0)
+
+
+KINDS = (linear, equal, exponential, sign, sign_of_equal)
+MASKING = (equal, sign_of_equal)  # where the weight counts only as a mask
+
+
+def statistic_backward(
+    grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False
+):  # fmt: skip
+    if not keepdim:  # put the reduced dimensions back, each of size 1
+        for d, gone in enumerate(reduced_dims(input.shape, dim)):
+            if gone:
+                grad, origin, scale = (t.unsqueeze(d) for t in (grad, origin, scale))
+    out = torch.empty_like(input)
+    shape = KINDS[kind]
+    scaled_backward(
+        "statistic_backward", shape, input, origin, mask, weight, grad, scale, out,
+        UNWEIGHTED if shape in MASKING else BY_WEIGHT,
+    )  # fmt: skip
+    return out

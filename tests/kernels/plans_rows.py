@@ -1,0 +1,106 @@
+"""The plans of softmax, normalize and cosine_similarity, forward and backward, for test_triton_build.py."""
+
+import re
+
+import torch
+from safeops.kernels import cosine, row, rows
+
+from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
+
+SOFTMAX, LOG_SOFTMAX, NORMALIZE = (op.value for op in (rows.SOFTMAX, rows.LOG_SOFTMAX, rows.NORMALIZE))
+
+
+OFTEN = re.compile(  # as in plans_statistics.py
+    r"aligned (softmax_backward|log_softmax few long|normalize_backward channels|cosine(_backward)? channels) bfloat16|"
+    r"general log_softmax_backward transposed bfloat16"
+)
+
+
+def number(x, dim, dtype=F64):
+    return meta(row.thin(x.shape, dim), dtype)
+
+
+def forward(op, x, mask=None, dim=-1):
+    dim %= x.dim()
+    second = None if op == NORMALIZE else number(x, dim)
+    tensors = (x, mask, torch.empty_like(x), number(x, dim), second)
+    return row.plan(rows.ROWS, tensors, (3, 4), x.shape, dim, row.computed_in(x), {"OP": op}, partials=3)
+
+
+def backward(op, x, mask=None, dim=-1, grad=None):
+    dim %= x.dim()
+    second = None if op == NORMALIZE else number(x, dim)
+    grad = torch.empty_like(x) if grad is None else grad
+    tensors = (x, grad, mask, torch.empty_like(x), number(x, dim), second)
+    compute = row.computed_in(x, grad)
+    return row.plan(rows.ROWS_BACKWARD, tensors, (4, 5), x.shape, dim, compute, {"OP": op}, partials=1)
+
+
+def cosines(x, y, dim=-1):
+    dim %= x.dim()
+    tensors = (x, y, number(x, dim, row.computed_in(x, y)), number(x, dim), number(x, dim))
+    return row.plan(cosine.COSINE, tensors, (2, 3, 4), x.shape, dim, row.computed_in(x, y), phases=row.FOLD, partials=5)
+
+
+def cosines_backward(x, y, dim=-1):
+    dim %= x.dim()
+    compute = row.computed_in(x, y)
+    outputs = (torch.empty_like(t) if 0 not in t.stride() else meta(t.shape, compute) for t in (x, y))
+    given = (number(x, dim, compute), number(x, dim, compute), number(x, dim), number(x, dim))
+    return row.plan(
+        cosine.COSINE_BACKWARD, (x, y, *given, *outputs), (2, 3, 4, 5), x.shape, dim, compute, phases=row.MAP
+    )
+
+
+def cases():
+    found = {}
+    for dtype in (F16, BF16, F32, F64):
+        name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
+        found[f"aligned softmax {name}"] = forward(SOFTMAX, x, mask)
+        found[f"aligned softmax_backward {name}"] = backward(SOFTMAX, x, mask)
+        if dtype != F16:  # as bf16
+            found[f"aligned cosine {name}"] = cosines(x, x)
+            found[f"aligned cosine_backward {name}"] = cosines_backward(x, x)
+    for dtype in (BF16, F32):
+        name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
+        longest = meta((1 << 12, 1 << 14), dtype)  # that fits
+        many, long, few = meta((1 << 12, 1 << 17), dtype), meta((4, 1 << 20), dtype), meta((4, 3, 1 << 20), dtype)
+        channels, huge = meta((64, 256, 4096), dtype), meta((1 << 17, 1 << 16), dtype)
+        across, odd = meta((8192, 4096), dtype, (1, 8192)), meta((511, 4095), dtype)
+        tall = meta((1 << 18, 64), dtype)
+        shared = meta((64, 256, 4096), torch.bool, (4096, 0, 1))
+        for op, which in ((LOG_SOFTMAX, "log_softmax"), (NORMALIZE, "normalize")):
+            some, other = (None, None) if op == NORMALIZE else (mask, shared)
+            for make, back in ((forward, ""), (backward, "_backward")):
+                found[f"aligned {which}{back} rows {name}"] = make(op, x, some)
+                found[f"aligned {which}{back} longest {name}"] = make(op, longest)
+                found[f"aligned {which}{back} many long {name}"] = make(op, many)
+                found[f"aligned {which}{back} few long {name}"] = make(op, long)
+                found[f"aligned {which}{back} channels {name}"] = make(op, channels, other, 1)
+                found[f"aligned {which}{back} few long columns {name}"] = make(op, tall, None, 0)
+                found[f"aligned {which}{back} 2^33 {name}"] = make(op, huge)
+                found[f"general {which}{back} transposed {name}"] = make(op, across, some)
+                found[f"general {which}{back} odd {name}"] = make(op, odd, None)
+        expanded = meta((8192, 4096), dtype, (0, 1))
+        found[f"aligned cosine few long {name}"] = cosines(few, few)
+        found[f"aligned cosine channels {name}"] = cosines(channels, channels, 1)
+        found[f"aligned cosine_backward channels {name}"] = cosines_backward(channels, channels, 1)
+        found[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
+        found[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
+        found[f"general cosine transposed {name}"] = cosines(x, across)
+        found[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
+    rare = re.compile(r".*(longest|many long|columns|2\^33|odd|broadcast| rows|normalize).* float32")
+    return {name: plan for name, plan in found.items() if not rare.match(name)}
+
+
+def covered(plans):
+    """Every op of the skeletons is among the plans, whole, in parts and split."""
+    seen = {
+        (p.kernel.fn.__name__, *(p.constants.get(name) for name in ("OP", "WHOLE", "SPLIT")))
+        for p in plans
+    }  # fmt: skip
+    for kernel in ("rows_kernel", "rows_backward_kernel"):
+        assert (kernel, SOFTMAX, True, False) in seen
+        for op in (LOG_SOFTMAX, NORMALIZE):
+            assert {(kernel, op, True, False), (kernel, op, False, False), (kernel, op, False, True)} <= seen
+    assert {("cosine_kernel", None, True, False), ("cosine_kernel", None, False, True)} <= seen
