@@ -13,8 +13,12 @@ from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 def definition(input, mask):
+    if input.dtype in _SIGNED:  # torch selects from these by their bits only
+        return torch.masked_select(input.view(_SIGNED[input.dtype]), mask).view(input.dtype)
     return torch.masked_select(input, mask)
 
 
