@@ -64,7 +64,7 @@ class _MaskedSelect(torch.autograd.Function):
         return reduce_to(_masked_scatter(zero, mask.expand(full), grad), shape, grad.dtype), None
 
 
-OP = Op("masked_select", ("_masked_compact", "_masked_scatter"), "C++/CUDA", _masked_select, _MaskedSelect)
+OP = Op("masked_select", ("_masked_select", "_masked_scatter"), "C++/CUDA", _masked_select, _MaskedSelect)
 
 # ---- public function
 
