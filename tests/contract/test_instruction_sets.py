@@ -29,7 +29,7 @@ def test_numbers_hold(isa):
     result = subprocess.run(
         command,
         cwd=folder,
-        env={**os.environ, "SAFEOPS_CPU_ISA": isa, "SAFEOPS_TEST_EXAMPLES": "40"},
+        env={**os.environ, "SAFEOPS_CPU_ISA": isa, "SAFEOPS_TEST_EXAMPLES": "25"},
         capture_output=True,
         text=True,
         timeout=600,
