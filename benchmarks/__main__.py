@@ -39,9 +39,9 @@ def elements(text: str) -> int:
 
 def builders() -> dict:
     """name -> the function that builds its case, family by family."""
-    from . import elementwise, pointwise_losses, reductions, rows, statistics, unary_binary
+    from . import elementwise, pointwise_losses, reductions, rows, selection, statistics, unary_binary
 
-    families = (elementwise, unary_binary, reductions, statistics, rows, pointwise_losses)
+    families = (elementwise, unary_binary, selection, reductions, statistics, rows, pointwise_losses)
     return {name: build for family in families for name, build in family.OPS.items()}
 
 

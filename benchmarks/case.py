@@ -16,8 +16,8 @@ ROW = 1024
 class Case:
     op: str
     inputs: tuple  # what the gradients are asked for
-    forward_bytes: int  # per element: each input read once, the output written once
-    backward_bytes: int
+    forward_bytes: float  # per element: each input read once, the output written once
+    backward_bytes: float
     ours: Callable  # (*inputs) -> Tensor
     eager: dict[str, Callable]  # the pattern as written -> it; the first is the one users write most
     compiled: Callable  # the pattern that torch.compile does best on: no boolean index

@@ -12,6 +12,7 @@ from .timing import interleave
 def calls(device):
     y = torch.randn(8, device=device)
     mask = torch.rand(8, device=device) < 0.75
+    index = torch.randint(8, (8,), device=device)
     # op -> (ours, the bare aten op)
     return {
         "masked_fill": (lambda x: safeops.masked_fill(x, mask, 0.0), lambda x: torch.masked_fill(x, mask, 0.0)),
@@ -27,6 +28,17 @@ def calls(device):
         "safe_pow_number": (lambda x: safeops.safe_pow(x, 1.5), lambda x: torch.pow(x, 1.5)),
         "safe_atan2": (lambda x: safeops.safe_atan2(x, y), lambda x: torch.atan2(x, y)),
         "xlogy": (lambda x: safeops.xlogy(x, y), lambda x: torch.xlogy(x, y)),
+        "masked_compact_50": (lambda x: safeops.masked_compact(x, mask, capacity=8), lambda x: x[mask]),
+        "masked_select": (lambda x: safeops.masked_select(x, mask), lambda x: torch.masked_select(x, mask)),
+        "masked_scatter": (
+            lambda x: safeops.masked_scatter(x, mask, y),
+            lambda x: torch.masked_scatter(x, mask, y),
+        ),
+        "safe_gather": (lambda x: safeops.safe_gather(x, 0, index), lambda x: torch.gather(x, 0, index)),
+        "safe_index_select": (
+            lambda x: safeops.safe_index_select(x, 0, index),
+            lambda x: torch.index_select(x, 0, index),
+        ),
         "masked_sum": (lambda x: safeops.masked_sum(x, mask), lambda x: torch.sum(x)),
         "masked_mean": (lambda x: safeops.masked_mean(x, mask), lambda x: torch.mean(x)),
         "masked_var": (lambda x: safeops.masked_var(x, mask), lambda x: torch.var(x)),

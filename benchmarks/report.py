@@ -123,7 +123,7 @@ def _speed(records, device):
     rows = []
     ops = list(dict.fromkeys(r["op"] for r in records))
     for r in sorted(records, key=lambda r: ops.index(r["op"])):  # measured breadth first, read op by op
-        row = [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", r["bytes_per_element"]]
+        row = [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", f"{r['bytes_per_element']:.4g}"]
         row += [f"{r['milliseconds']['ours']:.3f}", f"{r['ours_GB_per_s']:.1f}", f"{r['of_floor']:.2f}"]
         row += [f"{r['of_bare']:.2f}" if "of_bare" in r else "-"]
         row += [f"{r['x_eager']:.1f}", f"{r['x_fastest_eager']:.1f}"]

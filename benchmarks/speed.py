@@ -35,7 +35,7 @@ def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool
 
 
 def _record(case, dtype, direction, bytes_per_element, contenders, rounds, device) -> dict:
-    total = bytes_per_element * case.elements
+    total = round(bytes_per_element * case.elements)
     samples = interleave({"copy": copy_of(total, device), **contenders}, rounds, device)
     seconds = {name: taken.time() for name, taken in samples.items()}
     eager = [name for name in samples if name.startswith("eager: ")]

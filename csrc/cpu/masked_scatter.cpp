@@ -15,15 +15,12 @@ void drop_loop(const uint8_t* mask, const T* x, int64_t n, T* out) {
 }
 
 Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& source) {
-  const View own(input), flags(mask);
+  const View flags(mask);
   STD_TORCH_CHECK(dtype_code(input) == dtype_code(source), "_masked_scatter: input and source must have one dtype");
   Bits x(input), s(source);
   const int64_t was = x.width;
   const Shape full = broadcast(x.shape(), flags.shape());
-  const bool plain = !full.is(own.ndim, own.sizes) || own.contiguous();
-  // a layout of input's own: aten knows its rule
-  const Tensor result = on_huge_pages(
-      plain ? new_like(full, input) : empty_like_of(input), full.numel() * was);
+  const Tensor result = on_huge_pages(laid_like(full, input), full.numel() * was);
   Bits out(result);
   x.split(), s.split(), out.split();
   const Bits m = mask_bits(flags, was == 16);

@@ -1,65 +1,6 @@
 #include "selection.h"
 
-#include <limits>
-
 namespace safeops::cpu {
-
-Tensor new_like(const Shape& shape, const Tensor& t) {
-  int64_t strides[kMaxDims];
-  contiguous_strides(shape, strides);
-  int32_t index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
-  AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype_code(t),
-                                                         device_type_of(t), index, &handle));
-  return Tensor(handle);
-}
-
-Tensor empty_like_of(const Tensor& t) {
-  using torch::stable::detail::from;
-  StableIValue stack[6] = {from(t),           from(std::nullopt), from(std::nullopt),
-                           from(std::nullopt), from(std::nullopt), from(std::nullopt)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
-}
-
-namespace {
-
-template <class T>
-uint64_t integer_bits(double value) {
-  STD_TORCH_CHECK(value == value, "safeops: NaN does not exist in an integer dtype");
-  using Limits = std::numeric_limits<T>;
-  // 2^63 and 2^64 are doubles, the largest integers below them are not
-  const T integer = value >= static_cast<double>(Limits::max())   ? Limits::max()
-                    : value <= static_cast<double>(Limits::min()) ? Limits::min()
-                                                                  : static_cast<T>(value);
-  return static_cast<uint64_t>(static_cast<std::make_unsigned_t<T>>(integer));
-}
-
-}  // namespace
-
-uint64_t fill_bits(double value, const Tensor& t) {
-  if (value == 0 && !std::signbit(value)) return 0;
-  switch (t.scalar_type()) {
-    case ScalarType::Half:
-    case ScalarType::ComplexHalf: return Narrow<Half>::from(saturate(value, DType::kHalf)).bits;
-    case ScalarType::BFloat16: return Narrow<BFloat16>::from(saturate(value, DType::kBFloat16)).bits;
-    case ScalarType::Float:
-    case ScalarType::ComplexFloat: return bit_cast<uint32_t>(static_cast<float>(saturate(value, DType::kFloat)));
-    case ScalarType::Double:
-    case ScalarType::ComplexDouble: return bit_cast<uint64_t>(value);
-    case ScalarType::Bool: return value != 0;
-    case ScalarType::Byte: return integer_bits<uint8_t>(value);
-    case ScalarType::Char: return integer_bits<int8_t>(value);
-    case ScalarType::Short: return integer_bits<int16_t>(value);
-    case ScalarType::Int: return integer_bits<int32_t>(value);
-    case ScalarType::Long: return integer_bits<int64_t>(value);
-    case ScalarType::UInt16: return integer_bits<uint16_t>(value);
-    case ScalarType::UInt32: return integer_bits<uint32_t>(value);
-    case ScalarType::UInt64: return integer_bits<uint64_t>(value);
-    default: STD_TORCH_CHECK(false, "safeops: fill_value must be 0 for this dtype");
-  }
-}
 
 void fill_all(char* dst, int64_t n, int64_t width, uint64_t fill) {
   if (n <= 0) return;

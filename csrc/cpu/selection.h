@@ -4,20 +4,11 @@
 
 #include <vector>
 
+#include "common/elements.h"
 #include "elementwise.h"
 #include "parallel.h"
 
 namespace safeops::cpu {
-
-inline int32_t dtype_code(const Tensor& t) {
-  int32_t code;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
-  return code;
-}
-
-inline int64_t element_bytes(const Tensor& t) {
-  return static_cast<int64_t>(aoti_torch_dtype_element_size(dtype_code(t)));
-}
 
 inline DType bits_of(int64_t bytes) {
   switch (bytes) {
@@ -114,15 +105,6 @@ inline Bits mask_bits(const View& mask, bool split) {
   if (split) m.push(2, 0);
   return m;
 }
-
-// A new contiguous tensor of t's dtype and device.
-Tensor new_like(const Shape& shape, const Tensor& t);
-
-// torch.empty_like(t)
-Tensor empty_like_of(const Tensor& t);
-
-// `value` as the bits of t's dtype, saturated; of a complex number the real part.
-uint64_t fill_bits(double value, const Tensor& t);
 
 template <class T>
 T pattern(uint64_t fill) {

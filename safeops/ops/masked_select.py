@@ -13,8 +13,12 @@ from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 
 def definition(input, mask):
+    if input.dtype in _SIGNED:  # torch selects from these by their bits only
+        return torch.masked_select(input.view(_SIGNED[input.dtype]), mask).view(input.dtype)
     return torch.masked_select(input, mask)
 
 
@@ -60,7 +64,7 @@ class _MaskedSelect(torch.autograd.Function):
         return reduce_to(_masked_scatter(zero, mask.expand(full), grad), shape, grad.dtype), None
 
 
-OP = Op("masked_select", ("_masked_compact", "_masked_scatter"), "C++/CUDA", _masked_select, _MaskedSelect)
+OP = Op("masked_select", ("_masked_select", "_masked_scatter"), "C++/CUDA", _masked_select, _MaskedSelect)
 
 # ---- public function
 

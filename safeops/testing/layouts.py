@@ -22,7 +22,8 @@ def _sliced(t: Tensor) -> Tensor | None:
     """Every second element of a longer tensor, from 1 on; what lies between is poison."""
     if not t.dim():
         return None
-    poison = True if t.dtype == torch.bool else float("nan") if t.is_floating_point() else torch.iinfo(t.dtype).max
+    inexact = t.is_floating_point() or t.is_complex()
+    poison = True if t.dtype == torch.bool else float("nan") if inexact else torch.iinfo(t.dtype).max
     wide = t.new_full((*t.shape[:-1], 2 * t.shape[-1] + 1), poison)
     wide[..., 1::2] = t
     return wide[..., 1::2]

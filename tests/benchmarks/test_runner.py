@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import report
+from benchmarks import report, selection
 from benchmarks.__main__ import builders, elements, main
 from benchmarks.timing import DISTURBED, Samples
 
@@ -34,10 +34,22 @@ BF16 = {  # bytes an element must move, forward and backward: what the design sa
     "smooth_l1_loss": (5, 7),
     "huber_loss": (5, 7),
 }
+BF16_SELECTION = {  # the same where the mask keeps a share, or an index of 8 bytes names what is read
+    # read mask, what is kept; write it and its index / read its gradient and its index; write dx
+    **{f"masked_compact_{p}": (1 + p / 100 * 12, 2 + p / 100 * 10) for p in (1, 10, 50, 90, 99)},
+    # rows of 64: a 64th of the mask and of the index
+    **{f"masked_compact_{p}_rows": ((1 + p / 100 * 264) / 64, 2 + p / 100 * 136 / 64) for p in (1, 10, 50, 90, 99)},
+    "masked_select": (4, 4.5),
+    "masked_scatter": (6.5, 6.5),
+    "safe_gather": (12, 12),
+    "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
+    **{name: (4.125, 4.125) for name in ("safe_index_select", "safe_index_select_columns")},
+}
 RUN = (
     "masked_fill",
     "safe_div",
     "safe_log",
+    "masked_compact_50",
     "masked_mean",
     "masked_mean_rows",
     "masked_var",
@@ -66,6 +78,14 @@ def test_bytes_are_those_of_the_design():
         if not case.variant:
             stated[case.op] = (case.forward_bytes, case.backward_bytes)
     assert stated == BF16
+
+
+def test_bytes_of_the_selection():
+    for name, build in selection.OPS.items():
+        case = build(2**16, torch.bfloat16, "cpu")
+        assert case.op == name and (case.forward_bytes, case.backward_bytes) == pytest.approx(BF16_SELECTION[name])
+        assert {i.dtype for i in case.inputs} == {torch.bfloat16}
+    assert selection.OPS.keys() == BF16_SELECTION.keys()
 
 
 def test_wider_data_moves_more_bytes_but_the_mask_does_not(results):

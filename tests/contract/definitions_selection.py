@@ -6,7 +6,8 @@ from tests.contract.definitions import saturated
 
 
 def _fill(input, fill_value, out_dtype):
-    return saturated(torch.tensor(float(fill_value), dtype=input.dtype, device=input.device), out_dtype)
+    fill = torch.tensor(fill_value, dtype=input.dtype, device=input.device)
+    return saturated(fill, out_dtype) if input.is_floating_point() else fill
 
 
 def masked_compact(input, mask, *, capacity, fill_value=0, out_dtype=torch.float64):
@@ -38,7 +39,7 @@ def safe_gather(input, dim, index, *, fill_value=0, out_dtype=torch.float64):
     fill = _fill(input, fill_value, out_dtype)
     size = input.shape[dim] if input.dim() else 1
     if size == 0:
-        return fill.expand(index.shape) + input.sum()
+        return fill.expand(index.shape) + input.sum().to(input.dtype)
     keep = _valid(index, size)
     return torch.where(keep, torch.gather(input, dim, torch.where(keep, index, 0).long()), fill)
 
@@ -50,7 +51,7 @@ def safe_index_select(input, dim, index, *, fill_value=0, out_dtype=torch.float6
     if size == 0:
         shape = list(input.shape)
         shape[dim] = len(index)
-        return fill.expand(shape) + input.sum()
+        return fill.expand(shape) + input.sum().to(input.dtype)
     keep = _valid(index, size)
     taken = torch.index_select(input, dim, torch.where(keep, index, 0).long())
     along = [1] * input.dim()

@@ -19,6 +19,7 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
     for path in sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
     if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
 }
+SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 ARCHS = ("80", "90", "100", "120")
 pytestmark = pytest.mark.xdist_group("cuda_build")  # each source is compiled once, by one worker
 
@@ -108,6 +109,16 @@ def test_compiles_without_spills_or_stack(built, source, arch):
     assert len(table) >= 6, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
     # 48 KiB in flight per SM rests on 1024 resident threads (csrc/cuda/elementwise.cuh)
+    assert max(r["registers"] for r in table.values()) <= 64
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
+def test_selection_compiles_without_spills_or_stack(built, source, arch):
+    _, table = built(source, arch)
+    assert len(table) >= 6, f"{source.name}: only {list(table)}"
+    assert not not_resident(table)
     assert max(r["registers"] for r in table.values()) <= 64
 
 
@@ -225,5 +236,7 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
         pytest.skip("built without nvcc: there is no safeops._cuda")
     functions = [path.stem for path, kind in SOURCES.items() if kind]
     assert len(functions) >= 11
-    for name in ("_masked_fill", *(f"_{name}{side}" for name in functions for side in ("", "_backward"))):
+    backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
+    functions += [path.stem for path in SELECTION]
+    for name in ("_masked_fill", *(f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward")))):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

@@ -35,19 +35,24 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def emulated(tmp_path_factory):
-    """(ops, counts): the raw ops, and a function giving (16-byte loads, shuffles) since its last call."""
-    target = tmp_path_factory.mktemp("emulated") / "cuda_emulated.so"
+def compiled(sources, target):
+    """A library of the sources, made for the host."""
     torch_dir = Path(torch.__file__).parent
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", f"-I{ROOT}/tests/kernels/emulate"]
     command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
     command += ["-isystem", f"{torch_dir}/include", "-include", f"{ROOT}/tests/kernels/emulate/cuda_runtime.h"]
     command += ["-", f"-L{torch_dir}/lib", "-ltorch", "-ltorch_cpu"]  # one unit: torch's headers are read once
-    unit = "".join(f'#include "{path}"\n' for path in SOURCES)
+    unit = "".join(f'#include "{path}"\n' for path in sources)
     result = subprocess.run([*command, "-o", str(target)], input=unit, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    library = torch.library.Library("safeops_emulated", "DEF")
+    return target
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    """(ops, counts): the raw ops, and a function giving (16-byte loads, shuffles) since its last call."""
+    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated.so")
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
     library.define("_masked_fill(Tensor input, Tensor fill_mask, float number=0.0, Tensor? value=None) -> Tensor")
     for name in UNARY:
         library.define(

@@ -57,6 +57,7 @@ inline uint32_t __vminu4(uint32_t a, uint32_t b) {
   }
   return result;
 }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 // What the last calls did: the tests ask which variant ran.
 inline int64_t emulated_wide_loads = 0, emulated_shuffles = 0;
 extern "C" __attribute__((visibility("default"), used)) inline void emulated_counts(int64_t* wide, int64_t* shuffles) {
@@ -109,6 +110,15 @@ inline unsigned __shfl_sync(unsigned, unsigned value, int source) {
   return warp.slot[round][source];
 }
 
+inline unsigned __ballot_sync(unsigned, bool vote) {
+  EmulatedWarp& warp = emulated_warp;
+  const int round = warp.round[warp.current] % 2;
+  __shfl_sync(0xffffffffu, vote, 0);
+  unsigned bits = 0;
+  for (int lane = 0; lane < 32; ++lane) bits |= (warp.slot[round][lane] != 0) << lane;
+  return bits;
+}
+
 inline void emulated_entry() {
   EmulatedWarp& warp = emulated_warp;
   warp.body(warp.argument);
@@ -143,6 +153,16 @@ void run_warp(unsigned first_thread, Body body) {
 
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
+inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+  std::memset(p, value, bytes);
+  return cudaSuccess;
+}
+enum cudaMemcpyKind { cudaMemcpyDeviceToHost };
+inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  std::memcpy(to, from, bytes);
+  return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 

@@ -1,0 +1,165 @@
+"""The selection ops: what a mask keeps or an index names is read and written once, beside x[mask], torch.gather and
+torch.index_select. All are variants: torch moves the same bytes, so what is judged is their share of the floor."""
+
+import torch
+
+import safeops
+
+from .case import KEEP, ROW, Case, data, keep_mask
+
+DENSITIES = (1, 10, 50, 90, 99)  # percent kept, at random
+WIDTH = 64  # of the rows that are packed, and of those that an index names
+
+
+def _mask(n, percent, device):
+    generator = torch.Generator(device).manual_seed(9)
+    return torch.rand(n, device=device, generator=generator) < percent / 100
+
+
+def compact(percent, width):
+    """width: elements of a row, kept or dropped together; 1 are elements by themselves."""
+
+    def build(n, dtype, device):
+        s, rows, share = dtype.itemsize, n // width, percent / 100
+        x = data(n, dtype, device, 0, grad=False)
+        x = (x.view(rows, width) if width > 1 else x).requires_grad_()
+        mask = _mask(rows, percent, device)
+        kept = int(mask.sum())
+        return Case(
+            f"masked_compact_{percent}" + ("_rows" if width > 1 else ""),
+            (x,),
+            # read mask and what is kept; write it and its index
+            forward_bytes=1 / width + share * (2 * s + 8 / width),
+            # read the kept elements' gradients and their index; write dx
+            backward_bytes=share * (s + 8 / width) + s,
+            ours=lambda x: safeops.masked_compact(x, mask, capacity=kept)[0],
+            eager={
+                "x[m]": lambda x: x[mask],
+                "x.index_select(0, m.nonzero())": lambda x: x.index_select(0, mask.nonzero().squeeze(1)),
+            },
+            compiled=lambda x: x[mask],  # torch.compile leaves it to eager
+            variant=True,
+        )
+
+    return build
+
+
+def masked_select(n, dtype, device):
+    s, x, mask = dtype.itemsize, data(n, dtype, device, 0), keep_mask(n, device)
+    return Case(
+        "masked_select",
+        (x,),
+        forward_bytes=1 + KEEP * 2 * s,  # read mask, what is kept; write it
+        backward_bytes=1 + KEEP * s + s,  # read mask, the kept elements' gradients; write dx
+        ours=lambda x: safeops.masked_select(x, mask),
+        eager={"torch.masked_select(x, m)": lambda x: torch.masked_select(x, mask), "x[m]": lambda x: x[mask]},
+        compiled=lambda x: torch.masked_select(x, mask),
+        variant=True,
+    )
+
+
+def masked_scatter(n, dtype, device):
+    s, x, mask = dtype.itemsize, data(n, dtype, device, 0), keep_mask(n, device)
+    source = data(int(mask.sum()), dtype, device, 1)
+
+    def assign(x, source):
+        y = x.clone()
+        y[mask] = source
+        return y
+
+    return Case(
+        "masked_scatter",
+        (x, source),
+        forward_bytes=1 + 2 * s + KEEP * s,  # read mask, x, source; write y
+        backward_bytes=1 + 2 * s + KEEP * s,  # read mask, dy; write dx, dsource
+        ours=lambda x, source: safeops.masked_scatter(x, mask, source),
+        eager={"y = x.clone(); y[m] = source": assign, "torch.masked_scatter": lambda x, s: x.masked_scatter(mask, s)},
+        compiled=lambda x, source: x.masked_scatter(mask, source),
+        variant=True,
+    )
+
+
+def _index(shape, size, device):
+    return torch.randint(size, shape, device=device, generator=torch.Generator(device).manual_seed(3))
+
+
+def _clamped(function, x, dim, index, size):
+    """What guards an index by hand."""
+    valid = (index >= 0) & (index < size)
+    taken = function(x, dim, index.clamp(0, size - 1))
+    return torch.where(valid.reshape(-1, *(1,) * (x.dim() - 1)) if index.dim() < x.dim() else valid, taken, 0)
+
+
+def safe_gather(n, dtype, device):
+    """Each element of a row of ROW takes one of its row."""
+    s, rows = dtype.itemsize, max(1, n // ROW)
+    x = data(rows * ROW, dtype, device, 0, grad=False).view(rows, ROW).requires_grad_()
+    index = _index((rows, ROW), ROW, device)
+    return Case(
+        "safe_gather",
+        (x,),
+        forward_bytes=8 + 2 * s,  # read index, x; write y
+        backward_bytes=8 + 2 * s,  # read index, dy; write dx
+        ours=lambda x: safeops.safe_gather(x, 1, index),
+        eager={
+            "x.gather(1, index)": lambda x: x.gather(1, index),
+            "where(valid, x.gather(1, index.clamp()), 0)": lambda x: _clamped(torch.gather, x, 1, index, ROW),
+        },
+        compiled=lambda x: _clamped(torch.gather, x, 1, index, ROW),
+        variant=True,  # beside torch's own, which raises: not five times faster
+    )
+
+
+def safe_gather_one(n, dtype, device):
+    """One element of each row, as a loss takes its class: most of x is never read, all of dx is written."""
+    s, rows = dtype.itemsize, max(1, n // ROW)
+    x = data(rows * ROW, dtype, device, 0, grad=False).view(rows, ROW).requires_grad_()
+    index = _index((rows, 1), ROW, device)
+    return Case(
+        "safe_gather_one",
+        (x,),
+        forward_bytes=(8 + 2 * s) / ROW,  # read index, x; write y
+        backward_bytes=(8 + s) / ROW + s,  # read index, dy; write dx
+        ours=lambda x: safeops.safe_gather(x, 1, index),
+        eager={"x.gather(1, index)": lambda x: x.gather(1, index)},
+        compiled=lambda x: _clamped(torch.gather, x, 1, index, ROW),
+        variant=True,
+    )
+
+
+def safe_index_select(suffix, dim):
+    """As many rows (or columns) of a table as it has, with repetitions: an embedding lookup."""
+
+    def build(n, dtype, device):
+        s, size = dtype.itemsize, max(1, n // WIDTH)
+        x = data(size * WIDTH, dtype, device, 0, grad=False)
+        x = (x.view(size, WIDTH) if dim == 0 else x.view(WIDTH, size)).requires_grad_()
+        index = _index((size,), size, device)
+
+        def embed(x):
+            return torch.nn.functional.embedding(index, x)
+
+        return Case(
+            "safe_index_select" + suffix,
+            (x,),
+            forward_bytes=8 / WIDTH + 2 * s,  # read index, x; write y
+            backward_bytes=8 / WIDTH + 2 * s,  # read index, dy; write dx
+            ours=lambda x: safeops.safe_index_select(x, dim, index),
+            eager={
+                "x.index_select(dim, index)": lambda x: x.index_select(dim, index),
+                **({"F.embedding(index, x)": embed} if dim == 0 else {}),
+            },
+            compiled=lambda x: _clamped(torch.index_select, x, 0, index, size) if dim == 0 else x[:, index],
+            variant=True,
+        )
+
+    return build
+
+
+OPS = {}
+for _percent in DENSITIES:
+    for _suffix, _width in (("", 1), ("_rows", WIDTH)):
+        OPS[f"masked_compact_{_percent}{_suffix}"] = compact(_percent, _width)
+OPS |= {"masked_select": masked_select, "masked_scatter": masked_scatter}
+OPS |= {"safe_gather": safe_gather, "safe_gather_one": safe_gather_one}
+OPS |= {"safe_index_select": safe_index_select("", 0), "safe_index_select_columns": safe_index_select("_columns", 1)}

@@ -1,0 +1,146 @@
+// values[k] = the k-th kept row of input, index[k] = its number, count = how many there are; and back.
+// I/O: read mask twice, write index, read it, read the kept rows, write values. Backward: write zeros, read grad and
+// index, write the kept rows of dx.
+#include "selection.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Numbers {
+  Ranks ranks;
+  int64_t* index;
+  int64_t capacity;
+};
+
+// Operands: order, mask.
+__global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant__ Plan<2> mask, Numbers numbers) {
+  const int64_t tile = warp_number();
+  if (tile >= numbers.ranks.tiles || numbers.ranks.first[tile] >= numbers.capacity) return;
+  each_of_tile<1>(mask, tile, numbers.ranks.first[tile], [&](int64_t i, bool kept, int64_t rank) {
+    if (kept && rank < numbers.capacity) numbers.index[rank] = i;
+  });
+}
+
+// What number_kernel leaves: the unused slots.
+__global__ void __launch_bounds__(kThreads) unused_kernel(const __grid_constant__ Plan<2>, Numbers numbers) {
+  const int64_t k = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (k < numbers.capacity && k >= *numbers.ranks.count) numbers.index[k] = -1;
+}
+
+template <class T>
+struct Take {
+  Plan<2> lead;  // order, input: the dims that number the rows
+  const int64_t* index;
+  char* values;
+  int64_t numel;
+  T fill;
+  bool pairs;  // halves of complex numbers: the imaginary one is filled with 0
+};
+
+// Operands: order, input; of the dims behind those of the mask.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    take_kernel(const __grid_constant__ Plan<2> inner, const __grid_constant__ Take<T> take) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= take.numel) return;
+  const int64_t k = i / inner.numel, row = take.index[k];
+  T value = take.pairs && i % 2 ? T(0) : take.fill;
+  if (row >= 0) value = load<T>(at(take.lead, 1, row) + (at(inner, 1, i - k * inner.numel) - inner.base[1]));
+  store(take.values + i * sizeof(T), value);
+}
+
+struct Put {
+  Plan<2> slots;  // order, index
+  char* dx;
+  int64_t rows, columns;
+};
+
+// Operands: order, grad. No two slots have one row: each element of dx is written once, or stays 0.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {
+  const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= grad.numel) return;
+  const int64_t k = i / put.columns, row = int64_t(load<uint64>(at(put.slots, 1, k)));
+  if (row < 0 || row >= put.rows) return;
+  store(put.dx + (row * put.columns + (i - k * put.columns)) * sizeof(T), load<T>(at(grad, 1, i)));
+}
+
+std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Tensor& mask, int64_t capacity,
+                                                  double fill_value) {
+  constexpr const char* kOp = "safeops::_masked_compact";
+  STD_TORCH_CHECK(dtype_of(mask) == DType::kBool, kOp, ": mask must be bool");
+  STD_TORCH_CHECK(capacity >= 0, kOp, ": capacity must not be negative, got ", capacity);
+  check_device(mask, input, kOp, "mask");
+  Bits x(input);
+  const Bits m(mask);
+  const int leading = m.shape.ndim;
+  STD_TORCH_CHECK(leading <= x.shape.ndim, kOp, ": the mask has more dims than the input");
+  STD_TORCH_CHECK(m.shape.is(leading, x.shape.size), kOp, ": the mask must have the input's leading sizes");
+  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
+  Shape slots(1, &capacity), out = slots;
+  for (int d = leading; d < x.shape.ndim; ++d) out.size[out.ndim++] = x.shape.size[d];
+  const Tensor values = new_like(out, input), index = safeops::empty(slots, DType::kLong, input);
+  const uint64_t fill = safeops::fill_bits(fill_value, input);
+  const bool pairs = x.width == 16;
+  x.split();
+  const cudaStream_t stream = current_stream(input);
+  Tensor first, count;
+  const Ranks ranks = launch_ranks(m.shape, m, input, first, count, stream);
+  if (capacity == 0) return {values, index, count};
+  const Numbers numbers{ranks, static_cast<int64_t*>(index.data_ptr()), capacity};
+  const Plan<2> order = plan_in_order<1>(m.shape, {m.all()});
+  if (ranks.tiles) start(number_kernel, blocks_for(ranks.tiles, kThreads / 32), stream, order, numbers);
+  start(unused_kernel, blocks_for(capacity, kThreads), stream, order, numbers);
+  const Shape inside(x.shape.ndim - leading, x.shape.size + leading);
+  const int64_t numel = capacity * inside.numel();
+  if (numel)
+    by_width(x.width, [&](auto bits) {
+      using T = decltype(bits);
+      const Plan<2> inner = plan_in_order<1>(inside, {x.dims(leading, x.shape.ndim)});
+      const Take<T> take{plan_in_order<1>(m.shape, {x.dims(0, leading)}), numbers.index,
+                         static_cast<char*>(values.data_ptr()), numel, T(fill), pairs};
+      start(take_kernel<T>, blocks_for(numel, kThreads), stream, inner, take);
+    });
+  check_launch(kOp);
+  return {values, index, count};
+}
+
+Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const std::vector<int64_t>& size) {
+  constexpr const char* kOp = "safeops::_masked_compact_backward";
+  Bits g(grad);
+  const Bits slots(index);
+  STD_TORCH_CHECK(dtype_of(index) == DType::kLong && slots.shape.ndim == 1 && g.shape.ndim >= 1 &&
+                      slots.shape.size[0] == g.shape.size[0],
+                  kOp, ": index must be int64, one number a slot of grad");
+  check_device(index, grad, kOp, "index");
+  const Shape shape(static_cast<int>(size.size()), size.data());
+  const int leading = shape.ndim - (g.shape.ndim - 1);
+  STD_TORCH_CHECK(leading >= 0, kOp, ": grad has more dims than size");
+  for (int d = leading; d < shape.ndim; ++d)
+    STD_TORCH_CHECK(shape.size[d] == g.shape.size[d - leading + 1], kOp, ": grad and size differ");
+  const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
+  const Tensor dx = new_like(shape, grad);
+  const int64_t rows = Shape(leading, shape.size).numel(), bytes = shape.numel() * g.width;
+  g.split();
+  const cudaStream_t stream = current_stream(grad);
+  if (bytes) cudaMemsetAsync(dx.data_ptr(), 0, bytes, stream);
+  if (bytes == 0 || g.shape.numel() == 0) return dx;
+  const Plan<2> plan = plan_in_order<1>(g.shape, {g.all()});
+  const Put put{plan_in_order<1>(slots.shape, {slots.all()}), static_cast<char*>(dx.data_ptr()), rows,
+                g.shape.numel() / g.shape.size[0]};
+  by_width(g.width, [&](auto bits) {
+    start(put_kernel<decltype(bits)>, blocks_for(plan.numel, kThreads), stream, plan, put);
+  });
+  check_launch(kOp);
+  return dx;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) {
+  m.impl("_masked_compact", TORCH_BOX(&masked_compact));
+  m.impl("_masked_compact_backward", TORCH_BOX(&masked_compact_backward));
+}
+
+}  // namespace safeops::cuda

@@ -1,0 +1,55 @@
+// out = the kept elements of input, in their order. The one op whose size the host must know: it waits for the count.
+// I/O: read mask twice, read input, write out.
+#include "selection.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Pack {
+  Ranks ranks;
+  char* out;
+};
+
+// Operands: order, mask, input.
+template <class T>
+__global__ void __launch_bounds__(kThreads) pack_kernel(const __grid_constant__ Plan<3> plan, Pack pack) {
+  const int64_t tile = warp_number();
+  if (tile >= pack.ranks.tiles) return;
+  each_of_tile<1>(plan, tile, pack.ranks.first[tile], [&](int64_t i, bool kept, int64_t rank) {
+    if (kept) store(pack.out + rank * sizeof(T), load<T>(at(plan, 2, i)));
+  });
+}
+
+Tensor masked_select(const Tensor& input, const Tensor& mask) {
+  constexpr const char* kOp = "safeops::_masked_select";
+  const Bits m = flags_of(mask, input, kOp);
+  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
+  Bits x(input);
+  const bool pairs = x.width == 16;
+  x.split();
+  const Shape full = broadcast(x.shape, m.shape);
+  const cudaStream_t stream = current_stream(input);
+  int64_t total = 0;
+  if (full.numel() == 0) return new_like(Shape(1, &total), input);
+  Tensor first, count;
+  const Ranks ranks = launch_ranks(full, m, input, first, count, stream);
+  cudaMemcpyAsync(&total, ranks.count, sizeof(total), cudaMemcpyDeviceToHost, stream);
+  const cudaError_t waited = cudaStreamSynchronize(stream);
+  STD_TORCH_CHECK(waited == cudaSuccess, kOp, ": waiting for the count failed: ", cudaGetErrorString(waited));
+  const int64_t elements = pairs ? total / 2 : total;
+  const Tensor out = new_like(Shape(1, &elements), input);
+  if (total == 0) return out;
+  const Plan<3> plan = plan_in_order<2>(full, {m.all(), x.all()});
+  by_width(x.width, [&](auto bits) {
+    const Pack pack{ranks, static_cast<char*>(out.data_ptr())};
+    start(pack_kernel<decltype(bits)>, blocks_for(ranks.tiles, kThreads / 32), stream, plan, pack);
+  });
+  check_launch(kOp);
+  return out;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) { m.impl("_masked_select", TORCH_BOX(&masked_select)); }
+
+}  // namespace safeops::cuda

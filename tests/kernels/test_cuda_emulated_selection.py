@@ -1,0 +1,147 @@
+"""The CUDA sources of the selection ops, run on the CPU warp by warp, against their definitions bit for bit.
+
+What this shows: ranks over tiles, strides, capacities below and above the count, and that nothing is written past an
+end. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+"""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from safeops.ops import masked_compact, masked_scatter
+from safeops.testing.compare import assert_same_bits
+from tests.kernels.test_cuda_emulated import ROOT, compiled
+
+SOURCES = [p for p in sorted((ROOT / "csrc/cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
+SCHEMAS = (
+    "_masked_compact(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
+    "_masked_compact_backward(Tensor grad, Tensor index, SymInt[] size) -> Tensor",
+    "_masked_select(Tensor input, Tensor mask) -> Tensor",
+    "_masked_scatter(Tensor input, Tensor mask, Tensor source) -> Tensor",
+    "_masked_scatter_backward(Tensor grad, Tensor mask, SymInt[] source_size) -> (Tensor, Tensor)",
+)
+DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
+    pytest.mark.xdist_group("cuda_emulated_selection"),
+]
+
+
+@pytest.fixture(scope="module")
+def ops(tmp_path_factory):
+    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_selection.so")
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
+    for schema in SCHEMAS:
+        library.define(schema)
+    torch.ops.load_library(str(target))
+    yield torch.ops.safeops_emulated
+    library._destroy()
+
+
+def numbers(*shape, dtype=torch.float32, seed=0):
+    random = torch.Generator().manual_seed(seed)
+    x = torch.randint(-100, 100, (*shape, 2), generator=random)
+    return torch.complex(*x.double().unbind(-1)).to(dtype) if dtype.is_complex else x[..., 0].to(dtype)
+
+
+def kept(*shape, share=0.6, seed=1):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share
+
+
+def samples(dtype):
+    """(what, input, mask of its first dims), in one layout and another."""
+    x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
+    yield "one", x(1), kept(1)
+    yield "none", x(0, 3), kept(0, 3)
+    yield "0-dim", x().reshape(()), kept().reshape(())
+    yield "tail", x(1057), kept(1057)
+    yield "more than 32 tiles", x(35_000), kept(35_000)
+    yield "nothing kept", x(2000), kept(2000, share=0)
+    yield "all kept", x(2100), kept(2100, share=1)
+    yield "transposed", x(37, 60).t(), kept(60, 37)
+    yield "both transposed", x(37, 60).t(), kept(37, 60).t()
+    yield "sliced, mask expanded", x(50, 90)[:, ::2], kept(45).expand(50, 45)
+    yield "input expanded", x(1, 45).expand(50, 45), kept(50, 1).expand(50, 45)
+    yield "rows", x(300, 7), kept(300)
+    yield "rows of columns", x(7, 300).t(), kept(300)
+    yield "rows of four dims", x(5, 3, 6, 4).permute(2, 0, 3, 1), kept(6, 5)
+
+
+def same(what, got, want):
+    for a, b in zip(got, want, strict=True):
+        a, b = (torch.view_as_real(t) if t.is_complex() else t for t in (a, b))
+        assert_same_bits(what, a, b, "differs from the definition")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masked_compact(ops, dtype):
+    for what, x, mask in samples(dtype):
+        count = int(mask.sum())
+        for capacity in sorted({0, 1, count // 2, count, count + 70}):
+            fill = 1.0 if dtype == torch.bool else -7.0
+            got = ops._masked_compact(x, mask, capacity, fill)
+            same(f"{what}, capacity {capacity}", got, masked_compact.definition(x, mask, capacity, fill))
+            assert got[0].is_contiguous()
+            values, index, _ = got
+            for grad in (values, values.expand(2, *values.shape)[1], numbers(*values.shape, dtype=dtype)):
+                want = torch.zeros(x.shape, dtype=dtype).reshape(mask.numel(), *x.shape[mask.dim() :])
+                used = min(count, capacity)
+                want[index[:used]] = grad[:used]
+                same(what, [ops._masked_compact_backward(grad, index, x.shape)], [want.reshape(x.shape)])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masked_scatter(ops, dtype):
+    for what, x, mask in samples(dtype):
+        mask = mask[(..., *(None,) * (x.dim() - mask.dim()))]
+        full = mask.expand(x.shape)
+        count = int(full.sum())
+        for length in sorted({0, 1, count // 2, count, count + 70}):
+            source = numbers(length, 2, dtype=dtype, seed=2)[:, 1]
+            got = ops._masked_scatter(x, mask, source)
+            same(what, [got], [masked_scatter.definition(x, mask, source)])
+            assert got.stride() == torch.empty_like(x).stride(), what
+            rank = full.reshape(-1).cumsum(0).reshape(x.shape)
+            taken = full & (rank <= length)
+            d_source = torch.zeros(length, dtype=dtype)
+            d_source[: min(length, count)] = x[taken]
+            want = torch.where(taken, torch.zeros((), dtype=dtype), x), d_source
+            same(what, ops._masked_scatter_backward(x, full, [length]), want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_masked_select(ops, dtype):
+    for what, x, mask in samples(dtype):
+        mask = mask[(..., *(None,) * (x.dim() - mask.dim()))]
+        same(what, [ops._masked_select(x, mask)], [torch.masked_select(x, mask)])
+
+
+def test_a_broadcast_input_grows(ops):
+    x, mask, source = numbers(45), kept(30, 45), numbers(2000, seed=2)
+    same("grown", [ops._masked_select(x, mask)], [torch.masked_select(x, mask)])
+    same("grown", [ops._masked_scatter(x, mask, source)], [masked_scatter.definition(x, mask, source)])
+
+
+def test_unusable_operands_are_refused(ops):
+    x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
+    for call, words in (
+        (lambda: ops._masked_compact(x, mask.int(), 3), "mask must be bool"),
+        (lambda: ops._masked_compact(x, mask, -1), "capacity must not be negative"),
+        (lambda: ops._masked_compact(x, mask[:3], 3), "leading sizes"),
+        (lambda: ops._masked_compact_backward(x, torch.zeros(3, dtype=torch.int64), [9, 3]), "one number a slot"),
+        (lambda: ops._masked_compact_backward(x, torch.zeros(4, dtype=torch.int64), [9, 2]), "grad and size differ"),
+        (lambda: ops._masked_scatter(x, mask, x.double()), "one dtype"),
+        (lambda: ops._masked_scatter(x, mask[:3], x), "do not broadcast"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            call()
+    stray = torch.tensor([-1, 9, 2**62, 0])  # rows that are not there are not written
+    assert torch.equal(ops._masked_compact_backward(x, stray, [9, 3]).sum(1), torch.tensor([3.0] + [0.0] * 8))
+
+
+def test_every_kernel_is_tested():
+    defined = {name for path in SOURCES for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())}
+    assert defined == {schema.partition("(")[0] for schema in SCHEMAS}
