@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -152,9 +153,11 @@ class BuildExt(build_ext):
         if not self.is_fresh(target, depfile):
             target.parent.mkdir(parents=True, exist_ok=True)
             partial = target.with_suffix(f".{os.getpid()}.part.o")  # complete or absent: an object that exists is whole
+            begun = time.time()
             self.call([*command, "-MMD", "-MF", str(depfile), "-o", str(partial)], f"compile {source}")
             if self.is_cuda(ext):
                 self.weaken(partial)
+            os.utime(partial, (begun, begun))  # a source that changed while it was compiled is newer
             os.replace(partial, target)
         return target
 

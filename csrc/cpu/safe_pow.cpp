@@ -27,7 +27,8 @@ struct SafePow {
     const math::Power power(a_, b_);
     const double g = g_, a = a_, b = b_;
     const bool live = power.real & !saturated(power.value, a, b) & !((a == 0) & (b < 1));
-    double da = kept_or_zero(power.below != 0, g * b * power.below);  // g b may be inf
+    // g b may be inf beside a^(b-1) = 0: then 0, unless b itself is
+    double da = kept_or_zero((power.below != 0) | !(std::fabs(b) < math::kInf), g * b * power.below);
     // a^(b-1) may overflow where g times it does not.
     if constexpr (sizeof(C) == 8)
       da = select((std::fabs(power.below) == math::kInf) & (a != 0) & (std::fabs(a) < math::kInf),

@@ -81,6 +81,13 @@ def spread_terms(sample, outcome):
     return value, {key: grad.amax(dims if dims is not None else (), keepdim=True) if grad.numel() else grad}
 
 
+def exponential_terms(sample, outcome):
+    """exp(x - origin) loses |x - origin| / 2 roundings."""
+    x = sample.args[0].detach().nan_to_num(0, 0, 0)
+    value = float(1 + x.abs().max()) if x.numel() else 0.0
+    return value, {key: grad.abs() * value / 8 for key, grad in outcome.grads.items()}
+
+
 def _extra(name):
     x, m = data(4, 6, seed=7), mask(4, 6, seed=7)
     if name in ("masked_var", "masked_std"):
