@@ -118,8 +118,13 @@ inline void sum_lines(const V* four, double& sum) {
   sum += sum_line<T, double>(all);
 }
 
-// sum w x
-template <class C, int kBytes, bool kKeep, bool kWeight>
+struct AsIs {
+  template <class R>
+  static void apply(typename R::V&) {}
+};
+
+// sum w f(x)
+template <class C, int kBytes, bool kKeep, bool kWeight, class F = AsIs>
 double sum_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
@@ -132,6 +137,7 @@ double sum_row(const Elements<C>& e, int64_t n) {
                                              __attribute__((always_inline)) {
                                                V kept = x;
                                                R::take_or_zero(kept, keep);
+                                               F::template apply<R>(kept);
                                                s[k] += kWeight ? V(w * kept) : kept;
                                              });
     sum_lines(s, sum);

@@ -49,9 +49,6 @@ inline double rescaled(double sum, double to, double from) {
   return sum == 0 ? sum : sum * ratio * ratio;
 }
 
-// |x| of a sum of squares at a scale.
-inline double norm_of(double squares, double scale) { return std::sqrt(squares) / scale; }
-
 // A divisor's floor nobody named: the smallest normal number of the compute type.
 inline double floor_of(const std::optional<double>& eps, bool in_double) {
   if (eps) return *eps;

@@ -17,29 +17,17 @@ inline C power(C x) {
     return std::fabs(x);
 }
 
-template <class C, int kBytes, bool kKeep, bool kWeight, bool kSquare>
-double powers_row(const Elements<C>& e, int64_t n) {
-  using R = Register<C, kBytes>;
-  using V = typename R::V;
-  constexpr int64_t most = 64 * R::kSide;  // 16 additions to a lane, then double
-  double sum = 0;
-  for (int64_t i = 0; i < n; i += most) {
-    V s[4] = {};
-    for_lines<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
-                                         [&](int k, const V& x, const auto& keep, const V& w)
-                                             __attribute__((always_inline)) {
-                                               V v = x;
-                                               R::take_or_zero(v, keep);
-                                               if constexpr (kSquare)
-                                                 v *= v;
-                                               else
-                                                 R::abs(v);
-                                               s[k] += kWeight ? V(w * v) : v;
-                                             });
-    sum_lines(s, sum);
+// What a register of kept elements becomes.
+template <bool kSquare>
+struct Power {
+  template <class R>
+  static void apply(typename R::V& x) {
+    if constexpr (kSquare)
+      x *= x;
+    else
+      R::abs(x);
   }
-  return sum;
-}
+};
 
 template <class C, bool kKeep, bool kWeight, bool kSquare>
 double careful_powers(const Elements<C>& e, int64_t n) {
@@ -118,8 +106,9 @@ struct Powers {
 
     template <bool kSquare, bool kKeep, bool kWeight>
     void pick_loops() {
-      row_ = pick_width<&powers_row<C, 64, kKeep, kWeight, kSquare>, &powers_row<C, 32, kKeep, kWeight, kSquare>,
-                        &powers_row<C, 16, kKeep, kWeight, kSquare>>();
+      using P = Power<kSquare>;
+      row_ = pick_width<&sum_row<C, 64, kKeep, kWeight, P>, &sum_row<C, 32, kKeep, kWeight, P>,
+                        &sum_row<C, 16, kKeep, kWeight, P>>();
       careful_ = pick<&careful_powers<C, kKeep, kWeight, kSquare>>();
       lanes_ = pick<&power_lanes<C, kKeep, kWeight, kSquare>>();
       rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
@@ -176,7 +165,7 @@ struct Powers {
     Totals lane_states() { return {value_, weight_, nullptr, this->count_lanes_}; }
 
     double row_sum_, row_weight_;
-    decltype(&powers_row<C, 16, true, true, true>) row_;
+    decltype(&sum_row<C, 16, true, true>) row_;
     decltype(&careful_powers<C, true, true, true>) careful_;
     decltype(&power_lanes<C, true, true, true>) lanes_;
     decltype(&any_extraordinary<16, true>) rare_;

@@ -2,10 +2,10 @@
 
 import torch
 
-from safeops import _check, _route
-from safeops._library import Op, declare_public, declare_raw
+from safeops import _check
+from safeops._library import declare_public, declare_raw
+from safeops.ops._indexed import Indexed
 from safeops.ops._selection import (
-    MOVABLE,
     check_dim,
     check_fill,
     check_index,
@@ -59,33 +59,26 @@ _safe_gather_backward = declare_raw(
     fake=_fake_backward,
 )
 
-# ---- autograd
-
-
-class _SafeGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, dim, index, fill_value=0.0):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(index)
-        ctx.arguments = (input.shape, dim)
-        return _safe_gather(input, dim, index, fill_value)
-
-    @staticmethod
-    def backward(ctx, grad):
-        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-        if grad is None:
-            return None, *nothing
-        (index,), (shape, dim) = ctx.saved_tensors, ctx.arguments
-        if grad.is_complex() or _route.by_composite(grad):
-            # Linear in its input, so the derivative may be taken at 0.
-            origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
-            return _route.differentiable_backward(definition, (origin, dim, index), grad)[0], *nothing
-        return _safe_gather_backward(grad, dim, index, shape), *nothing
-
-
-OP = Op("safe_gather", ("_safe_gather", "_safe_gather_backward"), "C++/CUDA", _safe_gather, _SafeGather)
-
 # ---- public function
+
+
+def _validate(input, dim, index, fill_value):
+    check_movable("safe_gather", "input", input)
+    check_index("safe_gather", index)
+    d = check_dim("safe_gather", dim, input.dim())
+    fits = input.dim() == index.dim() and all(
+        i == d or n <= m for i, (n, m) in enumerate(zip(index.shape, input.shape))
+    )
+    if not fits:
+        raise ValueError(
+            f"safe_gather: index {tuple(index.shape)} must have the dims of input {tuple(input.shape)}, none but dim "
+            f"{d} larger"
+        )
+    _check.same_device("safe_gather", "input", input, index=index)
+    check_fill("safe_gather", fill_value, input.dtype)
+
+
+_safe_gather_op = Indexed("safe_gather", _safe_gather, _safe_gather_backward, definition, _validate)
 
 
 def safe_gather(input, dim, index, *, fill_value=0):
@@ -116,36 +109,7 @@ def safe_gather(input, dim, index, *, fill_value=0):
         tensor([[2.],
                 [0.]])
     """
-    try:
-        kernel = _route.kernel(OP, input, index) if input.dtype in MOVABLE else None
-        if kernel is not None:
-            if fill_value != 0 or kernel is OP.traced:
-                _validate(input, dim, index, fill_value)
-            arguments = (input, dim, index) if fill_value == 0 else (input, dim, index, float(fill_value))
-            if torch.is_grad_enabled() and input.requires_grad:
-                return kernel.apply(*arguments)
-            return kernel.raw(*arguments)
-    except Exception:
-        _validate(input, dim, index, fill_value)
-        raise
-    _validate(input, dim, index, fill_value)
-    return definition(input, dim, index, fill_value)
-
-
-def _validate(input, dim, index, fill_value):
-    check_movable("safe_gather", "input", input)
-    check_index("safe_gather", index)
-    d = check_dim("safe_gather", dim, input.dim())
-    fits = input.dim() == index.dim() and all(
-        i == d or n <= m for i, (n, m) in enumerate(zip(index.shape, input.shape))
-    )
-    if not fits:
-        raise ValueError(
-            f"safe_gather: index {tuple(index.shape)} must have the dims of input {tuple(input.shape)}, none but dim "
-            f"{d} larger"
-        )
-    _check.same_device("safe_gather", "input", input, index=index)
-    check_fill("safe_gather", fill_value, input.dtype)
+    return _safe_gather_op.call(input, dim, index, fill_value)
 
 
 declare_public(safe_gather, "safe_gather(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")

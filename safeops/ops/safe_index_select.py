@@ -1,10 +1,9 @@
 """safe_index_select: torch.index_select in which an index out of range is a stand-in, not an error."""
 
-import torch
-
-from safeops import _check, _route
-from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOVABLE, check_dim, check_fill, check_index, check_movable, select_rows
+from safeops import _check
+from safeops._library import declare_public, declare_raw
+from safeops.ops._indexed import Indexed
+from safeops.ops._selection import check_dim, check_fill, check_index, check_movable, select_rows
 
 # ---- definition
 
@@ -42,39 +41,23 @@ _safe_index_select_backward = declare_raw(
     fake=_fake_backward,
 )
 
-# ---- autograd
-
-
-class _SafeIndexSelect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, dim, index, fill_value=0.0):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(index)
-        ctx.arguments = (input.shape, dim)
-        return _safe_index_select(input, dim, index, fill_value)
-
-    @staticmethod
-    def backward(ctx, grad):
-        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-        if grad is None:
-            return None, *nothing
-        (index,), (shape, dim) = ctx.saved_tensors, ctx.arguments
-        if grad.is_complex() or _route.by_composite(grad):
-            # Linear in its input, so the derivative may be taken at 0.
-            origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
-            return _route.differentiable_backward(definition, (origin, dim, index), grad)[0], *nothing
-        return _safe_index_select_backward(grad, dim, index, shape), *nothing
-
-
-OP = Op(
-    "safe_index_select",
-    ("_safe_index_select", "_safe_index_select_backward"),
-    "C++/CUDA",
-    _safe_index_select,
-    _SafeIndexSelect,
-)
-
 # ---- public function
+
+
+def _validate(input, dim, index, fill_value):
+    check_movable("safe_index_select", "input", input)
+    check_index("safe_index_select", index)
+    check_dim("safe_index_select", dim, input.dim())
+    if index.dim() > 1 or (input.dim() == 0 and index.numel() != 1):
+        need = "one index" if input.dim() == 0 else "one dim"
+        raise ValueError(f"safe_index_select: index {tuple(index.shape)} must have {need} (input {tuple(input.shape)})")
+    _check.same_device("safe_index_select", "input", input, index=index)
+    check_fill("safe_index_select", fill_value, input.dtype)
+
+
+_safe_index_select_op = Indexed(
+    "safe_index_select", _safe_index_select, _safe_index_select_backward, definition, _validate
+)
 
 
 def safe_index_select(input, dim, index, *, fill_value=0):
@@ -104,31 +87,7 @@ def safe_index_select(input, dim, index, *, fill_value=0):
         tensor([[3., 4.],
                 [0., 0.]])
     """
-    try:
-        kernel = _route.kernel(OP, input, index) if input.dtype in MOVABLE else None
-        if kernel is not None:
-            if fill_value != 0 or kernel is OP.traced:
-                _validate(input, dim, index, fill_value)
-            arguments = (input, dim, index) if fill_value == 0 else (input, dim, index, float(fill_value))
-            if torch.is_grad_enabled() and input.requires_grad:
-                return kernel.apply(*arguments)
-            return kernel.raw(*arguments)
-    except Exception:
-        _validate(input, dim, index, fill_value)
-        raise
-    _validate(input, dim, index, fill_value)
-    return definition(input, dim, index, fill_value)
-
-
-def _validate(input, dim, index, fill_value):
-    check_movable("safe_index_select", "input", input)
-    check_index("safe_index_select", index)
-    check_dim("safe_index_select", dim, input.dim())
-    if index.dim() > 1 or (input.dim() == 0 and index.numel() != 1):
-        need = "one index" if input.dim() == 0 else "one dim"
-        raise ValueError(f"safe_index_select: index {tuple(index.shape)} must have {need} (input {tuple(input.shape)})")
-    _check.same_device("safe_index_select", "input", input, index=index)
-    check_fill("safe_index_select", fill_value, input.dtype)
+    return _safe_index_select_op.call(input, dim, index, fill_value)
 
 
 declare_public(

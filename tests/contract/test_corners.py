@@ -144,3 +144,15 @@ def test_shapes_are_named_inside_a_trace_too():
 def test_a_subnormal_beta_counts_as_zero():
     for x in (t(1.0), t(0.0), t(1e-44)):
         assert torch.equal(safeops.smooth_l1_loss(x, t(0.0), beta=1e-44), safeops.l1_loss(x, t(0.0)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_every_half_result_is_rounded_as_torch_rounds(dtype):
+    """All upper halves of a float, and lower ones on both sides of each tie."""
+    upper = torch.arange(-(2**15), 2**15, dtype=torch.int32) << 16
+    for lower in (0, 1, 0x0FFF, 0x1000, 0x1001, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        x = (upper | lower).view(torch.float32)
+        x = x[~(x.isfinite() & x.to(dtype).isinf())][:-3]  # those saturate; a tail
+        got, want = safeops.safe_div(x.to(DEVICE), torch.ones((), device=DEVICE), dtype=dtype).cpu(), x.to(dtype)
+        assert torch.equal(got.isnan(), want.isnan())
+        assert torch.equal(got.view(torch.int16)[~want.isnan()], want.view(torch.int16)[~want.isnan()])
