@@ -53,7 +53,7 @@ CALLS = {
     "huber_loss": lambda x: safeops.huber_loss(x, TARGET, mask=MASK),
 }
 FORWARD = {"masked_log_softmax": "_masked_softmax"}  # where it is not the op's own name
-SAVE_THEIR_RESULT = ("cosine_similarity",)  # torch detaches a result that is saved for backward
+SAVE_THEIR_RESULT = ("cosine_similarity", "masked_softmax")  # torch detaches a result that is saved for backward
 each_op = pytest.mark.parametrize("name", sorted(CALLS))
 
 
@@ -88,7 +88,7 @@ def test_eager_cpu_tensors_take_the_kernel_both_ways(name):
     assert forward == [f"safeops::{raw}", *kept]  # one op, and nothing beside it
     grad = torch.ones_like(loss)
     _, backward = dispatched(lambda: torch.autograd.grad(loss, x, grad))
-    owner = {"masked_fill": "_masked_fill"}.get(name, registry[name].raw[-1])
+    owner = {"masked_fill": "_masked_fill", "masked_softmax": "_masked_softmax_slope"}.get(name, registry[name].raw[-1])
     assert [op for op in backward if op.startswith("safeops")] == [f"safeops::{owner}"]
     assert all(op.startswith("safeops") or op == "aten::detach" for op in backward), backward
 

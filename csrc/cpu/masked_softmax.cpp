@@ -1,6 +1,6 @@
 // y = exp(x - max x) / sum exp(x - max x) over the kept values of each row, or its logarithm.
-// I/O: forward reads x, mask and writes y; backward reads g, x, mask and writes dx, y recomputed from two numbers a
-// row.
+// I/O: forward reads x, mask and writes y; backward reads g, mask, and x (y is recomputed from two numbers a row) or y
+// itself, and writes dx.
 #include <cmath>
 #include <limits>
 
@@ -219,6 +219,14 @@ void map_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
 
 // ---- backward: dx = y (g - sum g y), of the logarithm g - y sum g. State: the sum. The memo is y, if it needed one.
 
+enum Of { kInput, kLogInput, kOutput };  // what y is found from: x, x for the logarithm, y itself
+
+template <class C, Of kOf>
+inline C share_of(C x, C pivot, C inverse) {
+  if constexpr (kOf == kOutput) return x;
+  return exp_below(x - pivot) * inverse;
+}
+
 template <class C>
 void prepare(const void*, int64_t rows, const double* const* given, C* const* parameters) {
   SAFEOPS_SIMD
@@ -229,7 +237,7 @@ void prepare(const void*, int64_t rows, const double* const* given, C* const* pa
   }
 }
 
-template <class C, int kBytes, bool kLog, bool kMask>
+template <class C, int kBytes, Of kOf, bool kMask>
 void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   using V = Line<C, kBytes>;
   alignas(64) C terms[kBuffer], values[kBuffer];
@@ -239,7 +247,7 @@ void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, 
     const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r];
     const BitsOf<C>* keep = kMask ? p.keep + r * p.keep_step : nullptr;
     const C* terms_of = terms;
-    if constexpr (kLog) {
+    if constexpr (kOf == kLogInput) {
       if constexpr (kMask)
         for_blocks(n, [&](int64_t i) { terms[i] = choose_or_zero<C>(keep[i], g[i]); });
       else
@@ -247,7 +255,7 @@ void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, 
     } else {
       C* y = p.memo ? p.memo + r * n : values;
       for_blocks(n, [&](int64_t i) {
-        y[i] = exp_below(x[i] - pivot) * inverse;
+        y[i] = share_of<C, kOf>(x[i], pivot, inverse);
         C term = g[i] * y[i];
         if constexpr (kMask) term = choose_or_zero<C>(keep[i], term);
         terms[i] = term;
@@ -257,7 +265,7 @@ void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, 
   }
 }
 
-template <class C, bool kLog, bool kMask>
+template <class C, Of kOf, bool kMask>
 void fold_back_lanes(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   alignas(64) C sum[kChunk];
   const int64_t n = p.side;
@@ -267,20 +275,21 @@ void fold_back_lanes(const void*, const Piece<C>& p, const C* const* parameters,
     const C *g = p.in[0] + i * p.step[0], *x = p.in[1] + i * p.step[1];
     const BitsOf<C>* keep = kMask ? p.keep + i * p.keep_step : nullptr;
     const auto term = [&](int64_t k, C y) {
-      const C product = kLog ? g[k] : g[k] * y;
+      const C product = kOf == kLogInput ? g[k] : g[k] * y;
       if constexpr (kMask) return choose_or_zero<C>(keep[k], product);
       return product;
     };
-    if (!kLog && p.memo) {
+    if (kOf == kInput && p.memo) {
       C* memo = p.memo + i * n;
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        memo[k] = exp_below(x[k] - pivot[k]) * inverse[k];
+        memo[k] = share_of<C, kOf>(x[k], pivot[k], inverse[k]);
         sum[k] += term(k, memo[k]);
       }
     } else {
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) sum[k] += term(k, kLog ? C(0) : exp_below(x[k] - pivot[k]) * inverse[k]);
+      for (int64_t k = 0; k < n; ++k)
+        sum[k] += term(k, kOf == kLogInput ? C(0) : share_of<C, kOf>(x[k], pivot[k], inverse[k]));
     }
   }
   SAFEOPS_SIMD
@@ -296,14 +305,14 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
   for (int64_t r = 0; r < rows; ++r) parameters[kDot][r] = static_cast<C>(states[0][r]);
 }
 
-template <class C, bool kLog, bool kMask>
+template <class C, Of kOf, bool kMask>
 inline C slope_of(const C* g, C y, C dot, const BitsOf<C>* keep, int64_t i) {
-  const C slope = kLog ? g[i] - y * dot : y * (g[i] - dot);
+  const C slope = kOf == kLogInput ? g[i] - y * dot : y * (g[i] - dot);
   if constexpr (kMask) return choose_or_zero<C>(keep[i], slope);
   return slope;
 }
 
-template <class C, bool kLog, bool kMask>
+template <class C, Of kOf, bool kMask>
 void map_back_rows(const void*, const Piece<C>& p, const C* const* parameters) {
   const int64_t n = p.side;
   for (int64_t r = 0; r < p.lines; ++r) {
@@ -311,18 +320,18 @@ void map_back_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     C* dx = p.out[0] + r * p.out_step[0];
     const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r], dot = parameters[kDot][r];
     const BitsOf<C>* keep = kMask ? p.keep + r * p.keep_step : nullptr;
-    if (!kLog && p.memo) {
+    if (kOf == kInput && p.memo) {
       const C* y = p.memo + r * n;
-      for_blocks(n, [&](int64_t i) { dx[i] = slope_of<C, kLog, kMask>(g, y[i], dot, keep, i); });
+      for_blocks(n, [&](int64_t i) { dx[i] = slope_of<C, kOf, kMask>(g, y[i], dot, keep, i); });
     } else {
       for_blocks(n, [&](int64_t i) {
-        dx[i] = slope_of<C, kLog, kMask>(g, exp_below(x[i] - pivot) * inverse, dot, keep, i);
+        dx[i] = slope_of<C, kOf, kMask>(g, share_of<C, kOf>(x[i], pivot, inverse), dot, keep, i);
       });
     }
   }
 }
 
-template <class C, bool kLog, bool kMask>
+template <class C, Of kOf, bool kMask>
 void map_back_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
   const int64_t n = p.side;
   const C *pivot = parameters[kPivot], *inverse = parameters[kInverse], *dot = parameters[kDot];
@@ -330,14 +339,14 @@ void map_back_lanes(const void*, const Piece<C>& p, const C* const* parameters) 
     const C *g = p.in[0] + i * p.step[0], *x = p.in[1] + i * p.step[1];
     C* dx = p.out[0] + i * p.out_step[0];
     const BitsOf<C>* keep = kMask ? p.keep + i * p.keep_step : nullptr;
-    if (!kLog && p.memo) {
+    if (kOf == kInput && p.memo) {
       const C* y = p.memo + i * n;
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) dx[k] = slope_of<C, kLog, kMask>(g, y[k], dot[k], keep, k);
+      for (int64_t k = 0; k < n; ++k) dx[k] = slope_of<C, kOf, kMask>(g, y[k], dot[k], keep, k);
     } else {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dx[k] = slope_of<C, kLog, kMask>(g, exp_below(x[k] - pivot[k]) * inverse[k], dot[k], keep, k);
+        dx[k] = slope_of<C, kOf, kMask>(g, share_of<C, kOf>(x[k], pivot[k], inverse[k]), dot[k], keep, k);
     }
   }
 }
@@ -360,19 +369,19 @@ RowLoops<C> forward_loops() {
   return loops;
 }
 
-template <class C, bool kLog, bool kMask>
+template <class C, Of kOf, bool kMask>
 RowLoops<C> backward_loops() {
   RowLoops<C> loops;
-  loops.prepare = pick<&prepare<C>>();
-  loops.fold_rows = pick_width<&fold_back_rows<C, 64, kLog, kMask>, &fold_back_rows<C, 32, kLog, kMask>,
-                               &fold_back_rows<C, 16, kLog, kMask>>();
-  loops.fold_lanes = pick<&fold_back_lanes<C, kLog, kMask>>();
+  if (kOf != kOutput) loops.prepare = pick<&prepare<C>>();
+  loops.fold_rows = pick_width<&fold_back_rows<C, 64, kOf, kMask>, &fold_back_rows<C, 32, kOf, kMask>,
+                               &fold_back_rows<C, 16, kOf, kMask>>();
+  loops.fold_lanes = pick<&fold_back_lanes<C, kOf, kMask>>();
   loops.merge = merge_sums;
   loops.finish = finish_back<C>;
-  loops.map_rows = pick<&map_back_rows<C, kLog, kMask>>();
-  loops.map_lanes = pick<&map_back_lanes<C, kLog, kMask>>();
+  loops.map_rows = pick<&map_back_rows<C, kOf, kMask>>();
+  loops.map_lanes = pick<&map_back_lanes<C, kOf, kMask>>();
   loops.states = 1;
-  loops.memo = !kLog;
+  loops.memo = kOf == kInput;
   return loops;
 }
 
@@ -383,9 +392,10 @@ RowLoops<C> forward_loops(bool log, bool mask) {
 }
 
 template <class C>
-RowLoops<C> backward_loops(bool log, bool mask) {
-  if (log) return mask ? backward_loops<C, true, true>() : backward_loops<C, true, false>();
-  return mask ? backward_loops<C, false, true>() : backward_loops<C, false, false>();
+RowLoops<C> backward_loops(Of of, bool mask) {
+  if (of == kLogInput) return mask ? backward_loops<C, kLogInput, true>() : backward_loops<C, kLogInput, false>();
+  if (of == kInput) return mask ? backward_loops<C, kInput, true>() : backward_loops<C, kInput, false>();
+  return mask ? backward_loops<C, kOutput, true>() : backward_loops<C, kOutput, false>();
 }
 
 template <class C>
@@ -413,27 +423,35 @@ std::tuple<Tensor, Tensor, Tensor> masked_softmax(const Tensor& input, const std
 }
 
 template <class C>
-void softmax_backward(const View& g, const View& x, const View& top, const View& total,
-                      const std::optional<Tensor>& mask, int64_t dim, bool log, const View& dx) {
+void softmax_backward(const View& g, const View& x, const Tensor* top, const Tensor* total,
+                      const std::optional<Tensor>& mask, int64_t dim, Of of, const View& dx) {
   Rowwise<C> rows(x.shape(), dim, x);
   rows.input(g);
   rows.input(x);
   if (mask) rows.mask(View(*mask));
-  rows.given(top, true);
-  rows.given(total, true);
+  if (top) rows.given(View(*top), true);
+  if (total) rows.given(View(*total), true);
   rows.output(dx);
-  rows.run(backward_loops<C>(log, mask.has_value()), nullptr);
+  rows.run(backward_loops<C>(of, mask.has_value()), nullptr);
+}
+
+Tensor backward_of(const Tensor& grad, const Tensor& input, const Tensor* top, const Tensor* total,
+                   const std::optional<Tensor>& mask, int64_t dim, Of of) {
+  const View g(grad), x(input);
+  STD_TORCH_CHECK(g.is_floating() && x.is_floating(), "_masked_softmax_backward: operands must be floating point");
+  const Tensor dx = output_like(x.shape(), x.dtype, input, x);
+  const bool in_double = x.dtype == DType::kDouble || g.dtype == DType::kDouble;
+  (in_double ? softmax_backward<double> : softmax_backward<float>)(g, x, top, total, mask, dim, of, View(dx));
+  return dx;
 }
 
 Tensor masked_softmax_backward(const Tensor& grad, const Tensor& input, const Tensor& top, const Tensor& total,
                                const std::optional<Tensor>& mask, int64_t dim, bool log) {
-  const View g(grad), x(input);
-  STD_TORCH_CHECK(g.is_floating() && x.is_floating(), "_masked_softmax_backward: operands must be floating point");
-  const Tensor dx = output_like(x.shape(), x.dtype, input, x);
-  const auto run = x.dtype == DType::kDouble || g.dtype == DType::kDouble ? softmax_backward<double>
-                                                                         : softmax_backward<float>;
-  run(g, x, View(top), View(total), mask, dim, log, View(dx));
-  return dx;
+  return backward_of(grad, input, &top, &total, mask, dim, log ? kLogInput : kInput);
+}
+
+Tensor masked_softmax_slope(const Tensor& grad, const Tensor& output, const std::optional<Tensor>& mask, int64_t dim) {
+  return backward_of(grad, output, nullptr, nullptr, mask, dim, kOutput);
 }
 
 }  // namespace
@@ -441,6 +459,7 @@ Tensor masked_softmax_backward(const Tensor& grad, const Tensor& input, const Te
 STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
   m.impl("_masked_softmax", TORCH_BOX(&masked_softmax));
   m.impl("_masked_softmax_backward", TORCH_BOX(&masked_softmax_backward));
+  m.impl("_masked_softmax_slope", TORCH_BOX(&masked_softmax_slope));
 }
 
 }  // namespace safeops::cpu

@@ -6,7 +6,7 @@ namespace safeops::cpu {
 // acos of x clamped to [-1, 1], without a slope from the bounds on.  d(acos x) = -g / sqrt((1 - x)(1 + x))
 template <class C>
 struct SafeAcos {
-  static constexpr bool saturates = false;
+  static constexpr double most = 3.2;
 
   explicit SafeAcos(const Arguments&) {}
 

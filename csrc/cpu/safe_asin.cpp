@@ -6,7 +6,7 @@ namespace safeops::cpu {
 // asin of x clamped to [-1, 1], without a slope from the bounds on.  d(asin x) = g / sqrt((1 - x)(1 + x))
 template <class C>
 struct SafeAsin {
-  static constexpr bool saturates = false;
+  static constexpr double most = 1.6;
 
   explicit SafeAsin(const Arguments&) {}
 

@@ -6,7 +6,7 @@ namespace safeops::cpu {
 // e^x.  d(e^x) = g e^x
 template <class C>
 struct SafeExp {
-  static constexpr bool saturates = true;
+  static constexpr double most = std::numeric_limits<double>::infinity();
 
   explicit SafeExp(const Arguments&) {}
 

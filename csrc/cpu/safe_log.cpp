@@ -6,7 +6,7 @@ namespace safeops::cpu {
 // log(max(x, eps)).  d(log x) = g/x
 template <class C>
 struct SafeLog {
-  static constexpr bool saturates = false;
+  static constexpr double most = 800;
   C eps, lowest;
 
   explicit SafeLog(const Arguments& given) : eps(given.positive_eps<C>()), lowest(std::log(eps)) {}

@@ -5,7 +5,7 @@ namespace safeops::cpu {
 // 1/x; a fill value below eps.  d(1/x) = -g/x^2
 template <class C>
 struct SafeReciprocal {
-  static constexpr bool saturates = true;
+  static constexpr double most = std::numeric_limits<double>::infinity();
   C eps, fill;
 
   explicit SafeReciprocal(const Arguments& given) : eps(given.positive_eps<C>()), fill(static_cast<C>(given.fill)) {}

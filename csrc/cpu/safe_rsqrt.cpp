@@ -5,7 +5,7 @@ namespace safeops::cpu {
 // 1/sqrt(max(x, eps)).  d(1/sqrt x) = -g/2 / sqrt(x) / x
 template <class C>
 struct SafeRsqrt {
-  static constexpr bool saturates = true;
+  static constexpr double most = sizeof(C) == 4 ? 2.7e22 : 4.5e161;
   C eps, highest;
 
   explicit SafeRsqrt(const Arguments& given)

@@ -5,7 +5,7 @@ namespace safeops::cpu {
 // sqrt(max(x, 0)), without a slope below eps.  d(sqrt x) = g / (2 sqrt x)
 template <class C>
 struct SafeSqrt {
-  static constexpr bool saturates = true;
+  static constexpr double most = sizeof(C) == 4 ? 1.9e19 : 1.4e154;
   C eps;
 
   explicit SafeSqrt(const Arguments& given) : eps(given.positive_eps<C>()) {}

@@ -1,7 +1,7 @@
 // The skeleton of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
-//       static constexpr bool saturates = true;      // a value may not fit the output dtype
+//       static constexpr double most = 1.9e19;       // no value's magnitude is larger: does it fit the output dtype?
 //       explicit SafeSqrt(const Arguments& given);
 //       bool absent(C x) const;                      // no value or no slope here (a NaN is never absent) ...
 //       C stand_in(C x, C y) const;                  // ... but this, y being value(x)
@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "elementwise.h"
 
@@ -70,7 +71,7 @@ struct Unary {
     explicit Op(const Arguments& given) : function(given), saturation(given.out) {}
   };
 
-  template <class C>
+  template <class C, bool kSaturates>
   static void value_loop(const void* op, const Chunk<C>& chunk) {
     const Op<C> f = *static_cast<const Op<C>*>(op);
     const C* in = chunk.in[0];
@@ -79,12 +80,12 @@ struct Unary {
     for (int64_t i = 0; i < chunk.n; ++i) {
       const C x = in[i];
       C y = f.function.value(x);
-      if constexpr (Function<C>::saturates) y = f.saturation.value(y, x);
+      if constexpr (kSaturates) y = f.saturation.value(y, x);
       out[i] = select(f.function.absent(x), f.function.stand_in(x, y), y);
     }
   }
 
-  template <class C>
+  template <class C, bool kSaturates>
   static void slope_loop(const void* op, const Chunk<C>& chunk) {
     const Op<C> f = *static_cast<const Op<C>*>(op);
     const C *upstream = chunk.in[0], *in = chunk.in[1];
@@ -93,9 +94,21 @@ struct Unary {
     for (int64_t i = 0; i < chunk.n; ++i) {
       const C g = upstream[i], x = in[i], y = f.function.value(x);
       C dx = f.function.slope(g, x, y);
-      if constexpr (Function<C>::saturates) dx = f.saturation.slope(dx, y, x);
+      if constexpr (kSaturates) dx = f.saturation.slope(dx, y, x);
       out[i] = kept_or_zero(!f.function.absent(x), dx);
     }
+  }
+
+  // The loop that saturates, where a value may need it.
+  template <class C, class Pick>
+  static Loop<C> loop_for(DType out, const Pick& loop) {
+    constexpr double most = Function<C>::most, half_overflow = 65520;
+    if constexpr (most < half_overflow)
+      return loop(std::false_type());
+    else if constexpr (most == std::numeric_limits<double>::infinity())
+      return loop(std::true_type());
+    else
+      return most < overflow_from(out) ? loop(std::false_type()) : loop(std::true_type());
   }
 
   template <class C>
@@ -104,7 +117,7 @@ struct Unary {
     Elementwise<C> loop(x.shape(), out);
     loop.input(x);
     loop.output(out);
-    loop.run(pick<&value_loop<C>>(), &op);
+    loop.run(loop_for<C>(given.out, [](auto saturates) { return pick<&value_loop<C, saturates>>(); }), &op);
   }
 
   static Tensor forward(const Tensor& input, const std::optional<double>& eps, double fill_value,
@@ -126,7 +139,7 @@ struct Unary {
     loop.input(g);
     loop.input(x);
     loop.output(dx);
-    loop.run(pick<&slope_loop<C>>(), &op);
+    loop.run(loop_for<C>(given.out, [](auto saturates) { return pick<&slope_loop<C, saturates>>(); }), &op);
   }
 
   // The gradient's dtype is the output's: what saturated there has no slope.

@@ -28,6 +28,16 @@ def define(log, input, mask, dim):
     return torch.where(keep, y, float("-inf") if log else 0.0).to(input.dtype)
 
 
+def slope(grad, output, mask, dim):
+    """dx = y (g - sum g y), from y itself."""
+    compute = compute_dtype(output.dtype, grad.dtype)
+    g, y = grad.to(compute), output.to(compute)
+    if mask is not None:
+        g = torch.where(mask, g, 0)
+    dx = y * (g - (g * y).sum(dim, keepdim=True))
+    return (dx if mask is None else torch.where(mask, dx, 0)).to(output.dtype)
+
+
 def _row_numbers(input, mask, dim):
     """(largest kept value, sum of exp(x - it)) of each row, in fp64."""
     x = input.detach().double()
@@ -58,6 +68,10 @@ def _fake_backward(grad, input, top, total, mask=None, dim=-1, log=False):
     return torch.empty_like(input)
 
 
+def _fake_slope(grad, output, mask=None, dim=-1):
+    return torch.empty_like(output)
+
+
 _masked_softmax = declare_raw(
     "_masked_softmax",
     "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor, Tensor, Tensor)",
@@ -70,6 +84,12 @@ _masked_softmax_backward = declare_raw(
     "(Tensor grad, Tensor input, Tensor top, Tensor total, Tensor? mask=None, int dim=-1, bool log=False) -> Tensor",
     fake=_fake_backward,
     triton="masked_softmax.masked_softmax_backward",
+)
+_masked_softmax_slope = declare_raw(
+    "_masked_softmax_slope",
+    "(Tensor grad, Tensor output, Tensor? mask=None, int dim=-1) -> Tensor",
+    fake=_fake_slope,
+    composite=slope,
 )
 
 # ---- autograd
@@ -84,9 +104,11 @@ def _function(log):
         def forward(ctx, input, mask=None, dim=-1, log=log):
             value, top, total = _masked_softmax(input, mask, dim, log)
             ctx.set_materialize_grads(False)
-            # The result is recomputed from the input and two numbers a row: it need not be kept alive.
-            ctx.save_for_backward(input, mask, top, total)
             ctx.dim = dim
+            # On the CPU an exponential costs more than the memory's speed. A result that was not rounded is its own
+            # derivative's only input, and is kept in place of ours. Else y is recomputed from two numbers a row.
+            ctx.of_output = not log and input.device.type == "cpu" and value.dtype == compute_dtype(value.dtype)
+            ctx.save_for_backward(*((value, mask) if ctx.of_output else (input, mask, top, total)))
             return value
 
         @staticmethod
@@ -94,6 +116,9 @@ def _function(log):
             nothing = (None,) * (len(ctx.needs_input_grad) - 1)
             if grad is None:
                 return None, *nothing
+            if ctx.of_output:
+                by = slope if _route.by_composite(grad) else _masked_softmax_slope
+                return by(grad, *ctx.saved_tensors, ctx.dim), *nothing
             input, mask, top, total = ctx.saved_tensors
             if _route.by_composite(grad):
                 dx = _route.differentiable_backward(definition, (input, mask, ctx.dim), grad)[0]

@@ -282,6 +282,23 @@ def saves_an_upcast_copy(x, mask, **options):
     return definition(x, mask, **options)
 
 
+class KeepsBoth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, mask):
+        out = torch.where(mask, x, 0)
+        ctx.save_for_backward(x, mask, out)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[2], None
+
+
+@plant("saved_bytes", "bytes beside the inputs' own")
+def saves_its_result_beside_the_input(x, mask, **_):
+    return KeepsBoth.apply(x, mask)
+
+
 class Keeps(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, mask):
