@@ -1,7 +1,9 @@
 // The fold of the variances: (sum of weights, mean, sum of squared deviations) of the kept elements, in one read.
 //
 // Deviations are taken from a pivot near the mean (the mean so far; at first, of the row's first chunk, or the column's
-// first element), so that nothing cancels: what a poor pivot loses is small beside the spread it stands for.
+// first element), so that nothing cancels: what a poor pivot loses is small beside the spread it stands for. Not so
+// where an element far away has a small weight: rows with weights start each chunk from its own mean, and columns with
+// weights take their elements one by one.
 #include "kept.h"
 #include "statistic.h"
 
@@ -65,7 +67,6 @@ void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
 template <class C>
 struct MomentLanes {
   C *pivot, *s1, *s2;
-  double* weight;
 };
 
 template <class C, bool kKeep>
@@ -84,38 +85,60 @@ void seed_lanes(const Elements<C>& e, int64_t n, int64_t period, C* pivot) {
   }
 }
 
-template <class C, bool kKeep, bool kWeight>
+template <class C, bool kKeep>
 void moment_lanes(const Elements<C>& e, int64_t n, int64_t period, const MomentLanes<C>& lanes) {
   const C* pivot = lanes.pivot;
   C *s1 = lanes.s1, *s2 = lanes.s2;
-  double* weight = lanes.weight;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C* x = e.x + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      C d = x[p] - pivot[p];
+      if constexpr (kKeep) d = kept_or_zero(keep[p] != 0, d);
+      s1[p] += d;
+      s2[p] += d * d;
+    }
+  }
+}
+
+// Elements join their lanes one by one, in double: West's formula, in which nothing cancels, whatever the weights.
+template <class C, bool kKeep, bool kWeight>
+void join_lanes(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
+                double* joined) {
   for (int64_t at = 0; at < n; at += period) {
     const int64_t m = n - at < period ? n - at : period;
     const C *x = e.x + at, *w = e.w + at;
     const uint8_t* keep = e.keep + at;
     SAFEOPS_SIMD
     for (int64_t p = 0; p < m; ++p) {
-      C d = x[p] - pivot[p];
-      if constexpr (kKeep) d = kept_or_zero(keep[p] != 0, d);
-      C wd = d;
-      if constexpr (kWeight) wd *= w[p];
-      if constexpr (kWeight) weight[p] += static_cast<double>(w[p]);
-      s1[p] += wd;
-      s2[p] += wd * d;
+      double more = 1;
+      if constexpr (kWeight) more = static_cast<double>(w[p]);
+      if constexpr (kKeep) more = kept_or_zero(keep[p] != 0, more);
+      const double old = weight[p], all = old + more;
+      const double shift = kept_or_zero(more != 0, static_cast<double>(x[p]) - mean[p]);
+      const double step = shift * select(all != 0, more / select(all != 0, all, 1.0), 0.0);
+      weight[p] = all;
+      mean[p] += step;
+      m2[p] += old * shift * step + (shift - shift);  // of an infinity, NaN
+      if constexpr (kKeep && !kWeight) joined[p] += more;
+      if constexpr (!kKeep) joined[p] += 1;
     }
   }
 }
 
 // More elements, of weight n, with sum s1 and sum of squares s2 of their deviations from p, join the state (w, mean,
-// m2): Chan's formula, with one division.
+// m2): Chan's formula, around both means, so that only what is near them cancels.
 inline void join(double& w, double& mean, double& m2, double n, double p, double s1, double s2) {
-  const double base = select((w == 0) & (n != 0), p, mean), shift = kept_or_zero(n != 0, p - base);
-  const double first = s1 + n * shift, second = s2 + shift * (2 * s1 + n * shift), all = w + n;
-  const double step = kept_or_zero(all != 0, first / select(all != 0, all, 1.0));
-  const double more = second - first * step;
-  w = all;
+  const bool any = n != 0;
+  const double all = w + n, share = kept_or_zero(all != 0, n / select(all != 0, all, 1.0));
+  const double off = kept_or_zero(any, s1 / select(any, n, 1.0)), own = p + off;
+  const double base = select((w == 0) & any, own, mean), shift = kept_or_zero(any, own - base);
+  const double step = shift * share;
+  m2 += (s2 - s1 * off) + w * shift * step;
   mean = base + step;
-  m2 += more;
+  w = all;
 }
 
 void join_loop(const Totals& into, const double* n, const double* p, const double* s1, const double* s2,
@@ -153,6 +176,8 @@ struct Moments {
 
    private:
     void pick_loops(int kind) {
+      rare_pivot_ = pick_width<&any_extraordinary<64, false>, &any_extraordinary<32, false>,
+                               &any_extraordinary<16, false>>();
       const auto set = [&](auto keep, auto weight) {
         constexpr bool kKeep = decltype(keep)::value, kWeight = decltype(weight)::value;
         plain_ = pick_width<&sum_row<C, 64, kKeep, kWeight>, &sum_row<C, 32, kKeep, kWeight>,
@@ -161,7 +186,8 @@ struct Moments {
                                  &deviations_row<C, 16, kKeep, kWeight>>();
         careful_ = pick<&careful_row<C, kKeep, kWeight>>();
         seed_ = pick<&seed_lanes<C, kKeep>>();
-        lanes_ = pick<&moment_lanes<C, kKeep, kWeight>>();
+        lanes_ = pick<&moment_lanes<C, kKeep>>();
+        join_each_ = pick<&join_lanes<C, kKeep, kWeight>>();
         rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
                            &any_extraordinary<16, kKeep>>();
       };
@@ -178,20 +204,19 @@ struct Moments {
       double weight = static_cast<double>(kept), sums[2];
       if (e.w) weight = weigh_(e.w, n);
       C pivot = static_cast<C>(row_mean_);
-      if (row_weight_ == 0) {
-        pivot = static_cast<C>(plain_(e, n) / weight);
-      }
+      const bool own = row_weight_ == 0 || e.w;
+      if (own) pivot = static_cast<C>(plain_(e, n) / weight);
       deviations_(e, n, pivot, sums);
       // Where the mean's own rounding is all there may be, one of the elements: equal ones deviate by nothing.
       const double noise = static_cast<double>(pivot) * (8 * std::numeric_limits<C>::epsilon());
-      if (row_weight_ == 0 && !(sums[1] > noise * noise * weight)) {
+      if (own && !(sums[1] > noise * noise * weight)) {
         pivot = first_kept(e);
         deviations_(e, n, pivot, sums);
       }
       double from = static_cast<double>(pivot);
       if constexpr (sizeof(C) == 4) {
         if (!(sums[1] > 0x1p-100 && sums[1] < 0x1p+120)) {  // too small or too large for float, or NaN
-          from = static_cast<double>(row_weight_ == 0 ? first_kept(e) : row_mean_);
+          from = static_cast<double>(own ? first_kept(e) : row_mean_);
           careful_(e, n, from, sums);
         }
       }
@@ -214,77 +239,72 @@ struct Moments {
 
     void start_lanes() {
       for (auto* all : {mean_, weight_, m2_}) std::fill_n(all, this->period_, 0.0);
+      any_joined_ = false;
       clear_lanes();
     }
 
     void clear_lanes() {
       seeded_ = true;
+      each_ = this->weighted_;
       for (int64_t p = 0; p < this->period_; ++p) {
         const bool known = weight_[p] != 0;
         pivot_[p] = known ? static_cast<C>(mean_[p]) : std::numeric_limits<C>::quiet_NaN();
         seeded_ = seeded_ && known;
       }
+      // a mean that float cannot square: no deviation from it is ordinary either
+      if constexpr (sizeof(C) == 4) each_ = each_ || (any_joined_ && rare_pivot_({pivot_}, this->period_, kSquares));
       for (auto* all : {s1_, s2_}) std::fill_n(all, this->period_, C(0));
-      if (this->weighted_) std::fill_n(sw_, this->period_, 0.0);
     }
 
     void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      if constexpr (sizeof(C) == 4) {
-        if (!this->fold_.half && rare_(e, n, kSquares)) return fold_carefully(e, first, n, period);
+      bool each = each_;
+      if constexpr (sizeof(C) == 4) each = each || (!this->fold_.half && rare_(e, n, kSquares));
+      if (each) {
+        any_joined_ = true;
+        join_each_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
+        return;
       }
       if (!seeded_) seed_(e, e.keep ? n : std::min(n, period), period, pivot_ + first);  // a row without gaps is enough
-      lanes_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first, sw_ + first});
+      lanes_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first});
     }
 
-    // One by one, in double. Their count is taken from what the lanes are emptied with.
-    void fold_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      for (int64_t i = 0; i < n; ++i) {
-        if (e.keep && !e.keep[i]) continue;
-        const int64_t p = first + i % period;
-        const double w = e.w ? static_cast<double>(e.w[i]) : 1.0;
-        join(weight_[p], mean_[p], m2_[p], w, static_cast<double>(e.x[i]), 0, 0);
-        joined_[p] += 1;
-        any_joined_ = true;
-      }
-    }
-
+    // `count` is of all elements; those that joined one by one are in their lanes' states already.
     void empty_lanes(double* count) {
       const int64_t n = this->period_;
-      alignas(64) double p[kColumns], s1[kColumns], s2[kColumns];
-      if (any_joined_) {
-        for (int64_t i = 0; i < n; ++i) count[i] -= joined_[i], joined_[i] = 0;
-        any_joined_ = false;
+      if (!this->weighted_) {
+        alignas(64) double p[kColumns], s1[kColumns], s2[kColumns];
+        for (int64_t i = 0; i < n; ++i) {
+          count[i] -= joined_[i];
+          p[i] = static_cast<double>(pivot_[i]);
+          s1[i] = static_cast<double>(s1_[i]);
+          s2[i] = static_cast<double>(s2_[i]);
+        }
+        join_({mean_, weight_, m2_, nullptr}, count, p, s1, s2, n);
       }
-      for (int64_t i = 0; i < n; ++i) {
-        p[i] = static_cast<double>(pivot_[i]);
-        s1[i] = static_cast<double>(s1_[i]);
-        s2[i] = static_cast<double>(s2_[i]);
-        if (this->weighted_) count[i] = sw_[i];
-      }
-      join_({mean_, weight_, m2_, nullptr}, count, p, s1, s2, n);
       clear_lanes();
+      if (any_joined_) std::fill_n(joined_, n, 0.0);
     }
 
     Totals lane_states() { return {mean_, weight_, m2_, this->count_lanes_}; }
 
     double row_weight_, row_mean_, row_m2_;
-    bool seeded_, any_joined_ = false;
+    bool seeded_, each_, any_joined_ = false;  // each_: elements join one by one
     decltype(&sum_row<C, 16, true, true>) plain_;
     decltype(&deviations_row<C, 16, true, true>) deviations_;
     decltype(&careful_row<C, true, true>) careful_;
     decltype(&seed_lanes<C, true>) seed_;
-    decltype(&moment_lanes<C, true, true>) lanes_;
-    decltype(&any_extraordinary<16, true>) rare_;
+    decltype(&moment_lanes<C, true>) lanes_;
+    decltype(&join_lanes<C, true, true>) join_each_;
+    decltype(&any_extraordinary<16, true>) rare_, rare_pivot_;
     decltype(pick<&weight_row<C>>()) weigh_ = pick<&weight_row<C>>();
     decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
     alignas(64) C pivot_[kColumns];
     alignas(64) C s1_[kColumns];
     alignas(64) C s2_[kColumns];
-    alignas(64) double sw_[kColumns];
     alignas(64) double mean_[kColumns];
     alignas(64) double weight_[kColumns];
     alignas(64) double m2_[kColumns];
-    double joined_[kColumns] = {};
+    alignas(64) double joined_[kColumns] = {};  // elements
   };
 };
 

@@ -61,6 +61,49 @@ def test_the_gradient_of_a_variance_far_from_zero(route):
         assert float((got.double() - want).abs().max() / want.abs().max()) < 1e-6
 
 
+def _truth(x, weight, dim, correction=0):
+    x, w = x.double(), weight.double()
+    mean = (w * x).sum(dim, keepdim=True) / w.sum(dim, keepdim=True)
+    return (w * (x - mean).square()).sum(dim) / (w.sum(dim) - correction)
+
+
+@each_route
+@pytest.mark.parametrize("place", [0, 1, -1])
+@pytest.mark.parametrize("dtype, far, light", [(torch.float32, 1e3, 1e-6), (torch.float32, 1e4, 1e-10),
+                                               (torch.float64, 1e8, 1e-20)])  # fmt: skip
+@pytest.mark.parametrize("shape, dim", [((3, 1), 0), ((32,), 0), ((7, 33), 1), ((300, 5), 0), ((3, 5000), 1)])
+def test_an_element_far_away_of_little_weight(route, place, dtype, far, light, shape, dim):
+    """It is no pivot: all others would cancel."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(shape, dtype=dtype), torch.ones(shape, dtype=dtype)
+    x.select(dim, place).fill_(far), weight.select(dim, place).fill_(light)
+    if shape[dim] > 2000:  # a whole first chunk of a row
+        x[:, :1024], weight[:, :1024] = far, light
+    x, weight = x.to(DEVICE).requires_grad_(), weight.to(DEVICE)
+    wide = x.detach().double().requires_grad_()
+    for name, power in (("masked_var", 1), ("masked_std", 0.5)):
+        value, want = on(route, name)(x, weight=weight, dim=dim, correction=0), _truth(wide, weight, dim) ** power
+        assert torch.allclose(value.double(), want, rtol=3e-6 if dtype == torch.float32 else 1e-5), name
+        got, right = grad_of(value.sum(), x).double(), grad_of(want.sum(), wide)
+        assert float((got - right).abs().max()) <= 1e-5 * float(right.abs().max()), name
+
+
+@each_route
+@pytest.mark.parametrize("size", [1e25, 1e-25])
+@pytest.mark.parametrize("shape", [(40,), (5000, 3), (2, 3000)])
+def test_a_mean_whose_square_leaves_the_range(route, size, shape):
+    """What follows deviates from it by as much, however ordinary it is itself."""
+    x = torch.zeros(shape)
+    dim = 0 if len(shape) == 2 and shape[0] > 2 else -1
+    x.select(dim, 0).fill_(size), x.select(dim, 1).fill_(-size / 2)
+    x = x.to(DEVICE).requires_grad_()
+    wide = x.detach().double().requires_grad_()
+    value, want = on(route, "masked_std")(x, dim=dim), wide.std(dim)
+    assert torch.allclose(value.double(), want, rtol=3e-6, atol=0)
+    got, right = grad_of(value.sum(), x).double(), grad_of(want.sum(), wide)
+    assert float((got - right).abs().max()) <= 1e-5 * float(right.abs().max())
+
+
 @each_route
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("value", [0.1, -1e3 / 3, 1e-30, 3e30])
