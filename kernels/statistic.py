@@ -55,9 +55,10 @@ def finish(
             value = tl.sqrt(total / by) * top
             factor = 1 / tl.where(value == 0, float("inf"), value * by)
         elif RESULT == LOGSUMEXP:
+            total = tl.where(total < 0, float("nan"), total)  # has no logarithm, and no slope
             value = top + tl.log(total)
-            center = tl.where(value == float("-inf"), 0.0, value)  # so that exp(x - origin) is 0 for x = -inf
-            factor = count * 0 + 1.0
+            center = tl.where(total == 0, 0.0, top)  # so that exp(x - origin) is 0 for x = -inf
+            factor = 1 / tl.where(total == 0, 1.0, total)
         elif RESULT == LARGEST:
             value = tl.where(shift > 0, float("nan"), -top if NEGATE else top)
             center = value

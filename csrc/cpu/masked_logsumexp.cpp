@@ -173,16 +173,18 @@ struct LogSumExp {
   };
 };
 
-// The gradient is w exp(x - value). Where all that is kept is -inf, exp(x) itself is the 0 it should be.
+// The gradient is w exp(x - top) / sum: their own difference loses no digits of a large top. Where all that is kept is
+// -inf, exp(x) itself is the 0 it should be.
 void finish_logsumexp(const void* op, int64_t, const Totals& totals, int64_t n, const double*,
                       double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
     const bool none = totals.count[i] == 0;
-    const double value = totals.value[i] + std::log(totals.spread[i]);
-    results[0][i] = none ? f.nothing : value;
-    results[1][i] = none || totals.spread[i] == 0 ? 0.0 : value;
-    results[2][i] = none ? 0.0 : 1.0;
+    const double top = totals.value[i], spread = totals.spread[i];
+    const double sum = spread < 0 ? std::numeric_limits<double>::quiet_NaN() : spread;  // has no logarithm, no slope
+    results[0][i] = none ? f.nothing : top + std::log(sum);
+    results[1][i] = none || sum == 0 ? 0.0 : top;
+    results[2][i] = none ? 0.0 : sum == 0 ? 1.0 : 1 / sum;
   }
 }
 

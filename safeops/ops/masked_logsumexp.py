@@ -14,7 +14,7 @@ def _define(k, parameter):
     total = total * torch.where(total < 0, float("nan"), 1)  # no logarithm, and no gradient of one
     nothing = total == 0  # every kept element is -inf
     value = torch.where(nothing, float("-inf"), top + torch.where(nothing, 1, total).log())
-    return value, torch.where(nothing, 0, value), torch.ones_like(value)
+    return value, torch.where(nothing, 0, top), torch.where(nothing, 1, total.reciprocal())
 
 
 _masked_logsumexp = Statistic("masked_logsumexp", _define, EXP)

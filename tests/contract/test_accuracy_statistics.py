@@ -239,6 +239,18 @@ def test_logsumexp_of_anything(route, dtype):
 
 # Ties and kinks ------------------------------------------------------------------------------------------------------
 @each_route
+@pytest.mark.parametrize("dtype, size", [(torch.float32, 1e17), (torch.float32, 1e30), (torch.float64, 1e17)])
+def test_the_gradient_of_a_large_logsumexp(route, dtype, size):
+    """log 4 is far below the last digit of the value; the shares are a fourth each all the same."""
+    for shape, dim in (((4,), None), ((4, 40), 0), ((40, 4), 1)):
+        x = torch.full(shape, size, dtype=dtype, device=DEVICE).requires_grad_()
+        got = grad_of(on(route, "masked_logsumexp")(x, dim=dim).sum(), x)
+        assert torch.allclose(got, torch.full_like(got, 0.25), rtol=1e-6)
+        plain = grad_of(torch.logsumexp(x, 0 if dim is None else dim).sum(), x)
+        assert not torch.allclose(plain, torch.full_like(plain, 0.25), rtol=0.1)
+
+
+@each_route
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ties_share_evenly_in_both_orders(route, dtype):
     x = tensor([[2.0, 7.0, 7.0, 7.0, 7.0], [3.0, 3.0, 1.0, 0.0, 3.0]], dtype).requires_grad_()
