@@ -107,6 +107,27 @@ def loss(name, **parameters):
     return make
 
 
+def indices(n, below, seed):
+    """Some out of range on either side, and one in seven names place 3: duplicates of every length."""
+    generator = torch.Generator("cuda").manual_seed(2000 + seed)
+    index = torch.randint(-below // 20 - 1, below + below // 20 + 1, (n,), generator=generator, device="cuda")
+    return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, below - 1), index)
+
+
+def safe_gather(n, dtype, seed):
+    index = indices(n, n, seed)
+    return Case(lambda x: safeops.safe_gather(x, 0, index), (numbers(n, dtype, seed),))
+
+
+def safe_index_select(n, dtype, seed):
+    columns = 64 if n % 64 == 0 else 1  # packets, or one by one
+    index = indices(n // columns, n // columns, seed)
+    return Case(lambda x: safeops.safe_index_select(x.view(-1, columns), 0, index), (numbers(n, dtype, seed),))
+
+
+# Ops whose backward sorts what names each place: more launches than one, and workspace for the keys, bytes an element.
+SORTED = {"safe_gather": 20, "safe_index_select": 20}
+
 OPS = {
     "masked_fill": masked_fill,
     "safe_div": safe_div,
@@ -121,6 +142,8 @@ OPS = {
     "l1_loss": loss("l1_loss"),
     "smooth_l1_loss": loss("smooth_l1_loss", beta=0.5),
     "huber_loss": loss("huber_loss", delta=0.5),
+    "safe_gather": safe_gather,
+    "safe_index_select": safe_index_select,
 }
 
 

@@ -20,6 +20,10 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
     if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
 }
 SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
+INDEXED, SORTED = (
+    ROOT / "csrc/cuda/indexed.cu",
+    ROOT / "csrc/cuda/sorted.cu",
+)  # shared by safe_gather, safe_index_select
 ARCHS = ("80", "90", "100", "120")
 pytestmark = pytest.mark.xdist_group("cuda_build")  # each source is compiled once, by one worker
 
@@ -120,6 +124,52 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
     assert len(table) >= 6, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
     assert max(r["registers"] for r in table.values()) <= 64
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_indexed_compiles_without_spills_or_stack(built, arch):
+    _, table = built(INDEXED, arch)
+    assert len(table) == 12, f"{INDEXED.name}: {list(table)}"  # 5 widths, keys, 6 ways to hold what is summed
+    assert not not_resident(table)
+    for name, row in table.items():  # packets under way: csrc/cuda/indexed.cu
+        assert row["registers"] <= (80 if "sum_kernel" in name else 64), name
+
+
+@needs_nvcc
+@needs_sass
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_indexed_moves_packets(built, arch):
+    """Rows are read and written by 16 bytes, every access known to be global."""
+    cubin, report = built(INDEXED, arch)
+    table, report = demangled(accesses(cubin)), demangled(report)
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    (row,) = [row for name, row in table.items() if "look_up_kernel<uint4>" in name]
+    assert row["LDG.128"] == 2 and row["STG.128"] == 2, row
+    packets = {name: row for name, row in table.items() if "sum_kernel<Fixed" in name}
+    assert len(packets) == 4
+    for name, row in packets.items():
+        assert row["LDG.128"] >= 4 and row["STG.128"] >= 1, (name, row)
+        (registers,) = [r["registers"] for other, r in report.items() if other == name]
+        assert in_flight(registers, 4) >= 48 * 1024, name
+
+
+@needs_nvcc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_sort_compiles_without_spills_or_stack(built, arch):
+    """CUB's kernels, of the one sort that is instantiated."""
+    _, table = built(SORTED, arch)
+    assert 4 <= len(table) <= 6 and all("cub" in name for name in table), list(table)
+    assert not not_resident(table)
+
+
+def test_one_source_includes_cub():
+    including = [
+        p.name for p in (ROOT / "csrc").rglob("*.*") if re.search(r"#include [<\"](cub|thrust)/", p.read_text())
+    ]
+    assert including == [SORTED.name]
 
 
 # Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move.
@@ -237,6 +287,6 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     functions = [path.stem for path, kind in SOURCES.items() if kind]
     assert len(functions) >= 11
     backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
-    functions += [path.stem for path in SELECTION]
+    functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     for name in ("_masked_fill", *(f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward")))):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

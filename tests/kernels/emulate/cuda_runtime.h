@@ -163,10 +163,9 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 
-// Outputs come with a guard zone behind them, which every launch checks: a write past the end is not silent.
+// Outputs come with a guard zone behind them, which every launch of the op checks: a write past the end is not silent.
 struct EmulatedOutput {
   AtenTensorHandle storage;
   unsigned char* guard;
@@ -189,12 +188,14 @@ inline AOTITorchError emulated_empty_strided(int64_t ndim, const int64_t* sizes,
   return aoti_torch__reinterpret_tensor(output.storage, ndim, sizes, strides, 0, result);
 }
 inline void check_guards() {
-  for (const EmulatedOutput& output : emulated_outputs) {
+  for (const EmulatedOutput& output : emulated_outputs)
     for (int i = 0; i < kEmulatedGuard; ++i)
       if (output.guard[i] != 0xA5) throw std::runtime_error("emulated CUDA: a write past the end of an output");
-    aoti_torch_delete_tensor_object(output.storage);
-  }
+}
+inline cudaError_t cudaGetLastError() {  // the end of an op: no launch of it is to come
+  for (const EmulatedOutput& output : emulated_outputs) aoti_torch_delete_tensor_object(output.storage);
   emulated_outputs.clear();
+  return cudaSuccess;
 }
 
 namespace safeops::cuda {
