@@ -50,15 +50,6 @@ struct Bits {
   Operand all() const { return dims(0, shape.ndim); }
 };
 
-// A mask beside elements that may have been split in two.
-inline Bits flags_of(const Tensor& mask, const Tensor& input, const char* op) {
-  STD_TORCH_CHECK(dtype_of(mask) == DType::kBool, op, ": mask must be bool");
-  check_device(mask, input, op, "mask");
-  Bits bits(mask);
-  if (element_bytes(input) == 16) bits.push(2, 0);
-  return bits;
-}
-
 // Operands walked in the order of the shape's elements, whatever their own layouts: operand 0 only says that order.
 template <int N>
 Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& operands) {

@@ -1,5 +1,5 @@
 // values[k] = the k-th kept row of input, index[k] = its number, count = how many there are; and back.
-// I/O: read mask twice, write index, read it, read the kept rows, write values. Backward: write zeros, read grad and
+// I/O: read mask, write index, read it, read the kept rows, write values. Backward: write zeros, read grad and
 // index, write the kept rows of dx.
 #include "selection.cuh"
 
@@ -8,45 +8,48 @@ namespace {
 
 struct Numbers {
   Ranks ranks;
-  int64_t* index;
+  char* index;
   int64_t capacity;
 };
 
 // Operands: order, mask.
-__global__ void __launch_bounds__(kThreads) number_kernel(const __grid_constant__ Plan<2> mask, Numbers numbers) {
-  const int64_t tile = warp_number();
-  if (tile >= numbers.ranks.tiles || numbers.ranks.first[tile] >= numbers.capacity) return;
-  each_of_tile<1>(mask, tile, numbers.ranks.first[tile], [&](int64_t i, bool kept, int64_t rank) {
-    if (kept && rank < numbers.capacity) numbers.index[rank] = i;
+__global__ void __launch_bounds__(kThreads)
+    number_kernel(const __grid_constant__ Plan<2> mask, const __grid_constant__ Numbers numbers) {
+  const int64_t tile = next_tile(numbers.ranks);
+  if (tile >= numbers.ranks.tiles) return;
+  const Flags flags = flags_of<1>(mask, numbers.ranks, tile);
+  const int64_t first = rank_of_first(numbers.ranks, tile, flags);
+  if (first >= numbers.capacity) return;
+  each_of_tile<true>(flags, tile, mask.numel, first, [&](int64_t i, bool, int64_t rank) {
+    if (rank < numbers.capacity) store(numbers.index + rank * sizeof(int64_t), uint64(i));
   });
-}
-
-// What number_kernel leaves: the unused slots.
-__global__ void __launch_bounds__(kThreads) unused_kernel(const __grid_constant__ Plan<2>, Numbers numbers) {
-  const int64_t k = int64_t(blockIdx.x) * kThreads + threadIdx.x;
-  if (k < numbers.capacity && k >= *numbers.ranks.count) numbers.index[k] = -1;
 }
 
 template <class T>
 struct Take {
   Plan<2> lead;  // order, input: the dims that number the rows
-  const int64_t* index;
-  char* values;
-  int64_t numel;
+  char *count, *index, *values;
+  int64_t numel, columns;  // a slot of no columns still has its index
   T fill;
   bool pairs;  // halves of complex numbers: the imaginary one is filled with 0
 };
 
-// Operands: order, input; of the dims behind those of the mask.
+// Operands: order, input; of the dims behind those of the mask. Unused slots are marked here.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     take_kernel(const __grid_constant__ Plan<2> inner, const __grid_constant__ Take<T> take) {
   const int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= take.numel) return;
-  const int64_t k = i / inner.numel, row = take.index[k];
+  const int64_t k = i / take.columns, column = i - k * take.columns;
+  char* index = take.index + k * sizeof(int64_t);
   T value = take.pairs && i % 2 ? T(0) : take.fill;
-  if (row >= 0) value = load<T>(at(take.lead, 1, row) + (at(inner, 1, i - k * inner.numel) - inner.base[1]));
-  store(take.values + i * sizeof(T), value);
+  if (k >= int64_t(load<uint64>(take.count))) {
+    if (column == 0) store(index, ~uint64(0));
+  } else if (inner.numel) {
+    const int64_t row = int64_t(load<uint64>(index));
+    value = load<T>(at(take.lead, 1, row) + (at(inner, 1, column) - inner.base[1]));
+  }
+  if (inner.numel) store(take.values + i * sizeof(T), value);
 }
 
 struct Put {
@@ -85,22 +88,25 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
   const bool pairs = x.width == 16;
   x.split();
   const cudaStream_t stream = current_stream(input);
-  Tensor first, count;
-  const Ranks ranks = launch_ranks(m.shape, m, input, first, count, stream);
-  if (capacity == 0) return {values, index, count};
-  const Numbers numbers{ranks, static_cast<int64_t*>(index.data_ptr()), capacity};
-  const Plan<2> order = plan_in_order<1>(m.shape, {m.all()});
-  if (ranks.tiles) start(number_kernel, blocks_for(ranks.tiles, kThreads / 32), stream, order, numbers);
-  start(unused_kernel, blocks_for(capacity, kThreads), stream, order, numbers);
+  Tensor workspace, count;
+  const Ranks ranks = make_ranks(m.shape, m, input, workspace, count, stream);
+  const Numbers numbers{ranks, static_cast<char*>(index.data_ptr()), capacity};
+  if (ranks.tiles) start(number_kernel, blocks_of(ranks), stream, plan_in_order<1>(m.shape, {m.all()}), numbers);
   const Shape inside(x.shape.ndim - leading, x.shape.size + leading);
-  const int64_t numel = capacity * inside.numel();
-  if (numel)
+  const int64_t columns = inside.numel() ? inside.numel() : 1;
+  if (capacity)
     by_width(x.width, [&](auto bits) {
       using T = decltype(bits);
       const Plan<2> inner = plan_in_order<1>(inside, {x.dims(leading, x.shape.ndim)});
-      const Take<T> take{plan_in_order<1>(m.shape, {x.dims(0, leading)}), numbers.index,
-                         static_cast<char*>(values.data_ptr()), numel, T(fill), pairs};
-      start(take_kernel<T>, blocks_for(numel, kThreads), stream, inner, take);
+      const Take<T> take{plan_in_order<1>(m.shape, {x.dims(0, leading)}),
+                         ranks.count,
+                         numbers.index,
+                         static_cast<char*>(values.data_ptr()),
+                         capacity * columns,
+                         columns,
+                         T(fill),
+                         pairs};
+      start(take_kernel<T>, blocks_for(take.numel, kThreads), stream, inner, take);
     });
   check_launch(kOp);
   return {values, index, count};

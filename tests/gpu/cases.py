@@ -125,8 +125,32 @@ def safe_index_select(n, dtype, seed):
     return Case(lambda x: safeops.safe_index_select(x.view(-1, columns), 0, index), (numbers(n, dtype, seed),))
 
 
-# Ops whose backward sorts what names each place: more launches than one, and workspace for the keys, bytes an element.
-SORTED = {"safe_gather": 20, "safe_index_select": 20}
+def masked_compact(n, dtype, seed):
+    mask = keep(n, seed)
+    return Case(lambda x: safeops.masked_compact(x, mask, capacity=n // 2)[0], (numbers(n, dtype, seed),))
+
+
+def masked_select(n, dtype, seed):
+    mask = keep(n, seed)
+    return Case(lambda x: safeops.masked_select(x, mask), (numbers(n, dtype, seed),))
+
+
+def masked_scatter(n, dtype, seed):
+    mask = keep(n, seed)
+    leaves = numbers(n, dtype, seed), numbers(n // 2, dtype, seed + 1)
+    return Case(lambda x, source: safeops.masked_scatter(x, mask, source), leaves)
+
+
+# Ops of more than one launch: (kernels, memory operations) forward and backward; None where it depends on the size.
+LAUNCHES = {
+    "safe_gather": ((1, 0), None),
+    "safe_index_select": ((1, 0), None),
+    "masked_compact": ((2, 1), (1, 1)),
+    "masked_scatter": ((1, 1), (1, 2)),
+    "masked_select": ((2, 2), None),
+}
+# What they need beside their first output and their gradients, bytes an element: sorted keys, a mask's ranks.
+WORKSPACE = {"safe_gather": 20, "safe_index_select": 20, "masked_compact": 5, "masked_select": 1}
 
 OPS = {
     "masked_fill": masked_fill,
@@ -144,7 +168,13 @@ OPS = {
     "huber_loss": loss("huber_loss", delta=0.5),
     "safe_gather": safe_gather,
     "safe_index_select": safe_index_select,
+    "masked_compact": masked_compact,
+    "masked_select": masked_select,
+    "masked_scatter": masked_scatter,
 }
+
+# masked_select waits for the device, which tells it its size.
+ASYNCHRONOUS = [name for name in OPS if name != "masked_select"]
 
 
 def same(got, expected):

@@ -114,3 +114,16 @@ def test_safe_index_select():
     wanted[0], wanted[-1] = 2, 1
     for rows in (slice(0, 99), slice(ROWS // 2, ROWS // 2 + 99), slice(ROWS - 999, ROWS)):
         assert torch.equal(gradient[rows], wanted[rows, None].half().expand(-1, COLUMNS))
+
+
+def test_masked_compact():
+    """Ranks beyond 2^31, and more tiles than a look back sees at once."""
+    x, mask = pattern(N, torch.float16), torch.ones(N, dtype=torch.bool, device="cuda")
+    mask[::1000] = False
+    mask[-1000:] = True
+    values, index, found = safeops.masked_compact(x, mask, capacity=N)
+    count = int(found)
+    assert count == sum(int(mask[p].sum()) for p in chunks(N))
+    kept = mask[-1000:].nonzero().squeeze(1) + N - 1000
+    assert torch.equal(index[count - 1000 : count], kept) and torch.equal(values[count - 1000 : count], x[kept])
+    assert (index[count:] == -1).all() and not values[count:].any()
