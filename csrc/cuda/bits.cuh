@@ -72,6 +72,21 @@ __device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
   return p + i * plan.stride[o][d];
 }
 
+// Elements that a thread has under way.
+template <class T>
+constexpr int kAtOnce = sizeof(T) == 16 ? 2 : 4;
+
+// The width, 16 bytes at most, of packets that every one of `places` (offsets and sizes in bytes, or'ed) is a whole
+// number of; at least `width`, that of an element.
+inline int64_t packet_width(int64_t places, int64_t width) {
+  int64_t wide = 16;
+  while (wide > width && places % wide) wide /= 2;
+  return wide;
+}
+
+inline int64_t place(const void* p) { return int64_t(uintptr_t(p)); }
+
+// Calls f(T()) with bits of so many bytes: of an element that may have been split, and of any.
 template <class F>
 void by_width(int64_t width, const F& f) {
   switch (width) {
@@ -80,6 +95,20 @@ void by_width(int64_t width, const F& f) {
     case 4: return f(uint32_t());
     default: return f(uint64());
   }
+}
+template <class F>
+void by_any_width(int64_t width, const F& f) {
+  if (width == 16) return f(uint4());
+  by_width(width, f);
+}
+
+// A number (of a complex one the real part) of so many bytes in each element of T, which may be a packet of them.
+template <class T>
+T filled(uint64_t fill, int64_t width) {
+  T packet{};
+  for (int64_t at = 0; at < int64_t(sizeof(T)); at += width)
+    std::memcpy(reinterpret_cast<char*>(&packet) + at, &fill, width < 8 ? width : 8);
+  return packet;
 }
 
 }  // namespace safeops::cuda

@@ -41,7 +41,7 @@ struct LookUp {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     look_up_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ LookUp<T> look) {
-  constexpr int U = sizeof(T) == 16 ? 2 : 4;
+  constexpr int U = kAtOnce<T>;
   const uint32_t numel = uint32_t(plan.numel), first = blockIdx.x * (kThreads * U) + threadIdx.x;
   char* p[U][3];
   int64_t number[U];
@@ -60,29 +60,16 @@ __global__ void __launch_bounds__(kThreads)
     if (first + u * kThreads < numel) store(p[u][0], value[u]);
 }
 
-// Neighbours that one number names and that lie together are moved in packets, of 16 bytes if they all allow it.
-// Returns the width of an element of the plan.
+// Neighbours that one number names and that lie together are moved in packets. Returns their width.
 int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
   if (plan.stride[0][0] != width || plan.stride[1][0] != 0 || plan.stride[2][0] != width) return width;
-  int64_t places = step | int64_t(uintptr_t(plan.base[0])) | int64_t(uintptr_t(plan.base[2])) | plan.size[0] * width;
+  int64_t places = step | place(plan.base[0]) | place(plan.base[2]) | plan.size[0] * width;
   for (int dim = 1; dim < plan.ndim; ++dim) places |= plan.stride[0][dim] | plan.stride[2][dim];
-  int64_t wide = 16;
-  while (wide > width && places % wide) wide /= 2;
+  const int64_t wide = packet_width(places, width);
   plan.size[0] /= wide / width;
   plan.numel /= wide / width;
   plan.stride[0][0] = plan.stride[2][0] = wide;
   return wide;
-}
-
-template <class T>
-void launch_look_up(const Plan<3>& whole, const LookUp<uint4>& look, cudaStream_t stream) {
-  constexpr int U = sizeof(T) == 16 ? 2 : 4;
-  LookUp<T> own{look.length, look.step, look.narrow, T()};
-  std::memcpy(&own.fill, &look.fill, sizeof(T));
-  for_each_part(whole, [&](Plan<3>& plan) {
-    set_dividers(plan, 1);
-    start(look_up_kernel<T>, blocks_for(plan.numel, kThreads * U), stream, plan, own);
-  });
 }
 
 // ---- backward: the keys
@@ -236,8 +223,7 @@ bool in_packets(const Plan<2>& entries, const Sums& sums) {
   const Plan<2>& columns = sums.columns;
   const int64_t size = size_of(sums.type);
   if (sums.type != sums.dx_type || columns.stride[1][0] != size) return false;
-  int64_t places = int64_t(uintptr_t(columns.base[1])) | int64_t(uintptr_t(sums.dx)) | columns.size[0] * size |
-                   sums.width * size | sums.inner * size;
+  int64_t places = place(columns.base[1]) | place(sums.dx) | columns.size[0] * size | sums.inner * size;
   for (int dim = 1; dim < columns.ndim; ++dim) places |= columns.stride[1][dim];
   if (entries.numel > 1) places |= entries.stride[1][0];
   return places % 16 == 0 && entries.ndim == 1;
@@ -299,18 +285,17 @@ void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint
   target.data = out;
   contiguous_strides(shape, target.stride);
   source.in_bytes(), numbers.in_bytes(), target.in_bytes();
-  LookUp<uint4> look{x.shape.size[dim], source.stride[dim], index.width == 4, uint4()};
+  const int64_t length = x.shape.size[dim], step = source.stride[dim];
   source.stride[dim] = 0;
-  for (int64_t at = 0; at < 16; at += x.width)  // of a complex number the real part, and 0
-    std::memcpy(reinterpret_cast<char*>(&look.fill) + at, &fill, x.width < 8 ? x.width : 8);
-  Plan<3> plan = make_plan<3>(shape, {target.all(), numbers.all(), source.all()});
-  switch (widen(plan, x.width, look.step)) {
-    case 1: return launch_look_up<uint8_t>(plan, look, stream);
-    case 2: return launch_look_up<uint16_t>(plan, look, stream);
-    case 4: return launch_look_up<uint32_t>(plan, look, stream);
-    case 8: return launch_look_up<uint64>(plan, look, stream);
-    default: return launch_look_up<uint4>(plan, look, stream);
-  }
+  Plan<3> whole = make_plan<3>(shape, {target.all(), numbers.all(), source.all()});
+  by_any_width(widen(whole, x.width, step), [&](auto bits) {
+    using T = decltype(bits);
+    const LookUp<T> look{length, step, index.width == 4, filled<T>(fill, x.width)};
+    for_each_part(whole, [&](Plan<3>& plan) {
+      set_dividers(plan, 1);
+      start(look_up_kernel<T>, blocks_for(plan.numel, kThreads * kAtOnce<T>), stream, plan, look);
+    });
+  });
 }
 
 void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,

@@ -19,11 +19,12 @@ __global__ void __launch_bounds__(kThreads)
   if (tile >= merge.ranks.tiles) return;
   const Flags flags = flags_of<1>(plan, merge.ranks, tile);
   const int64_t first = rank_of_first(merge.ranks, tile, flags);
-  each_of_tile<false>(flags, tile, plan.numel, first, [&](int64_t i, bool kept, int64_t rank) {
-    const bool taken = kept && rank < merge.source.numel;
-    const T value = load<T>(taken ? at(merge.source, 1, rank) : at(plan, 2, i));
-    store(const_cast<char*>(at(plan, 3, i)), value);
-  });
+  each_of_tile<false>(
+      flags, tile, plan.numel, first,
+      [&](int64_t i, bool kept, int64_t rank) {
+        return load<T>(kept && rank < merge.source.numel ? at(merge.source, 1, rank) : at(plan, 2, i));
+      },
+      [&](int64_t i, bool, int64_t, T value) { store(const_cast<char*>(at(plan, 3, i)), value); });
 }
 
 struct Part {
@@ -39,12 +40,13 @@ __global__ void __launch_bounds__(kThreads) part_kernel(const __grid_constant__ 
   if (tile >= part.ranks.tiles) return;
   const Flags flags = flags_of<1>(plan, part.ranks, tile);
   const int64_t first = rank_of_first(part.ranks, tile, flags);
-  each_of_tile<false>(flags, tile, plan.numel, first, [&](int64_t i, bool kept, int64_t rank) {
-    const bool taken = kept && rank < part.available;
-    const T value = load<T>(at(plan, 2, i));
-    store(part.d_input + i * sizeof(T), taken ? T(0) : value);
-    if (taken) store(part.d_source + rank * sizeof(T), value);
-  });
+  each_of_tile<false>(
+      flags, tile, plan.numel, first, [&](int64_t i, bool, int64_t) { return load<T>(at(plan, 2, i)); },
+      [&](int64_t i, bool kept, int64_t rank, T value) {
+        const bool taken = kept && rank < part.available;
+        store(part.d_input + i * sizeof(T), taken ? T(0) : value);
+        if (taken) store(part.d_source + rank * sizeof(T), value);
+      });
 }
 
 Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& source) {

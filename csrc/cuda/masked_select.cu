@@ -25,9 +25,10 @@ __global__ void __launch_bounds__(kThreads)
   if (tile >= pack.ranks.tiles) return;
   const char* before = reinterpret_cast<const char*>(pack.ranks.status + tile - 1);
   const int64_t first = tile ? int64_t(load<uint64>(before) >> 2) : 0;
-  each_of_tile<true>(flags_of<1>(plan, pack.ranks, tile), tile, plan.numel, first, [&](int64_t i, bool, int64_t rank) {
-    store(pack.out + rank * sizeof(T), load<T>(at(plan, 2, i)));
-  });
+  each_of_tile<true>(
+      flags_of<1>(plan, pack.ranks, tile), tile, plan.numel, first,
+      [&](int64_t i, bool, int64_t) { return load<T>(at(plan, 2, i)); },
+      [&](int64_t, bool, int64_t rank, T value) { store(pack.out + rank * sizeof(T), value); });
 }
 
 Tensor masked_select(const Tensor& input, const Tensor& mask) {

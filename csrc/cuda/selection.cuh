@@ -129,19 +129,31 @@ __device__ inline int64_t rank_of_first(const Ranks& ranks, int64_t tile, const 
   return before;
 }
 
-// body(i, kept, rank) for the elements of a tile, 32 at a time; if kKept, for those that are kept.
-template <bool kKept, class Body>
-__device__ inline void each_of_tile(const Flags& flags, int64_t tile, int64_t numel, int64_t rank, const Body& body) {
-  const int lane = threadIdx.x % 32;
+// For the elements i of a tile, or if kKept the kept ones: put(i, kept, rank, get(i, kept, rank)), 32 at a time and
+// four such reads under way.
+template <bool kKept, class Get, class Put>
+__device__ inline void each_of_tile(const Flags& flags, int64_t tile, int64_t numel, int64_t rank, const Get& get,
+                                    const Put& put) {
+  constexpr int U = 4;
+  const unsigned lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int j = 0; j < 64; j += U) {
+    const unsigned word = j < 32 ? flags.word[0] : flags.word[1];
+    const int64_t start = tile * kTile + j * 32 + lane;
+    unsigned bits[U], below[U], all = 0;
+    decltype(get(start, true, rank)) value[U];
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    for (int j = 0; j < 32; ++j) {
-      const unsigned bits = __shfl_sync(kWarp, flags.word[h], j);
-      const bool kept = bits >> lane & 1;
-      const int64_t i = tile * kTile + h * 1024 + j * 32 + lane;
-      if (kKept ? kept : i < numel) body(i, kept, rank + __popc(bits & ((1u << lane) - 1)));
-      rank += __popc(bits);
+    for (int u = 0; u < U; ++u) {
+      bits[u] = __shfl_sync(kWarp, word, (j + u) % 32);
+      below[u] = all + __popc(bits[u] & ((1u << lane) - 1));
+      all += __popc(bits[u]);
+      bits[u] = bits[u] >> lane & 1;
+      if (kKept ? bits[u] : start + u * 32 < numel) value[u] = get(start + u * 32, bits[u], rank + below[u]);
     }
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      if (kKept ? bits[u] : start + u * 32 < numel) put(start + u * 32, bits[u], rank + below[u], value[u]);
+    rank += all;
   }
 }
 

@@ -138,6 +138,9 @@ def test_selection_reads_masks_by_16_bytes(built, source, arch):
     assert not wrong, "local memory, or accesses not known to be global"
     ranking = [row for name, row in table.items() if re.search("(number|merge|part|count|pack)_kernel", name)]
     assert ranking and all(row.get("LDG.128", 0) == 4 for row in ranking), table
+    packets = [row for name, row in table.items() if re.search("(take|put)_kernel<uint4>", name)]
+    assert len(packets) == (2 if source.stem == "masked_compact" else 0)
+    assert all(row["LDG.128"] == 2 == row["STG.128"] for row in packets), packets
 
 
 @needs_nvcc

@@ -75,6 +75,9 @@ def samples(dtype):
     yield "sliced, mask expanded", x(50, 90)[:, ::2], kept(45).expand(50, 45)
     yield "input expanded", x(1, 45).expand(50, 45), kept(50, 1).expand(50, 45)
     yield "rows", x(300, 7), kept(300)
+    yield "rows of packets", x(30, 64), kept(30)
+    yield "rows of packets and a half", x(30, 72), kept(30)
+    yield "rows begin between packets", x(30, 130)[:, 1:129], kept(30)
     yield "rows of columns", x(7, 300).t(), kept(300)
     yield "rows of four dims", x(5, 3, 6, 4).permute(2, 0, 3, 1), kept(6, 5)
 
@@ -162,6 +165,25 @@ def test_the_mask_is_read_once_by_16_bytes(emulated):
         assert counts()[0] == 5 * TILE // 16
         call(torch.cat([mask[:1], mask])[1:])
         assert counts()[0] == 0  # unaligned
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float32, torch.complex128], ids=str)
+def test_rows_move_in_packets_of_16_bytes(emulated, dtype):
+    ops, counts, _ = emulated
+    mask = kept(100)
+    for columns, offset, packets in (
+        (64, 0, True),
+        (64, 1, dtype == torch.complex128),
+        (1, 0, dtype == torch.complex128),
+    ):
+        x = numbers(100, columns + offset, dtype=dtype)[:, offset:]
+        size = columns * x.element_size() // 16
+        counts()
+        values, index, count = ops._masked_compact(x, mask, 80)
+        assert counts()[0] == (int(count) * size if packets else 0)
+        got = ops._masked_compact_backward(x[:80], index, x.shape)
+        assert counts()[0] == (int(count) * size if packets else 0)
+        assert torch.equal(got[mask], x[: int(count)]) and not got[~mask].any()
 
 
 OF_TILE, UP_TO_TILE = 1, 2
