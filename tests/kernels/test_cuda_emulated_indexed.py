@@ -79,6 +79,7 @@ def gathers(dtype, kind):
     yield "input expanded", x(1, 9).expand(30, 9), 1, at(30, 6, below=9)
     yield "index expanded", x(20, 64), 0, at(30, 1, below=20).expand(30, 64)
     yield "index expanded, a row of packets and a half", x(20, 72), 0, at(30, 1, below=20).expand(30, 72)
+    yield "rows between packets", x(20, 130)[:, :128], 0, at(30, 1, below=20).expand(30, 128)
     yield "sliced, index expanded", x(20, 130)[:, 1:129], 0, at(30, 1, below=20).expand(30, 128)
 
 
@@ -100,6 +101,8 @@ def selections(dtype, kind):
     yield "middle dim", x(3, 20, 16), 1, at(45, below=20)
     yield "transposed", x(64, 30).t(), 0, at(70, below=30)
     yield "sliced", x(30, 130)[:, 1:129], 0, at(70, below=30)
+    yield "rows between packets", x(30, 130)[:, :128], 0, at(70, below=30)
+    yield "lines between packets", x(3, 20, 130)[:, :, :128], 1, at(45, below=20)
     yield "strided rows", x(60, 64)[::2], 0, at(140, below=30)[::2]
     yield "rows expanded", x(30, 1).expand(30, 64), 0, at(70, below=30)
     yield "four dims", x(4, 3, 5, 6).permute(2, 0, 3, 1), 2, at(8, below=6)

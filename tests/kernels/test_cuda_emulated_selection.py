@@ -78,6 +78,7 @@ def samples(dtype):
     yield "rows of packets", x(30, 64), kept(30)
     yield "rows of packets and a half", x(30, 72), kept(30)
     yield "rows begin between packets", x(30, 130)[:, 1:129], kept(30)
+    yield "all rows but the first do", x(30, 130)[:, :128], kept(30)
     yield "rows of columns", x(7, 300).t(), kept(300)
     yield "rows of four dims", x(5, 3, 6, 4).permute(2, 0, 3, 1), kept(6, 5)
 
