@@ -27,7 +27,8 @@ def _uses(path):
         for group in _FROM_PACKAGE.findall(text):
             names += [name.split()[0] for name in group.split(",") if name.strip()]
         return [path.with_name(f"{name}.py") for name in names]
-    return [(path.parent / name).resolve() for name in _INCLUDE.findall(text)]
+    names = [(path.parent / name).resolve() for name in _INCLUDE.findall(text)]
+    return names + [name.with_suffix(".cu") for name in names]  # what a header declares and another source defines
 
 
 def sources(op, root=ROOT):

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "common/elements.h"
+#include "common/index.h"
 #include "elementwise.h"
 #include "parallel.h"
 
@@ -265,11 +266,7 @@ struct Index {
   bool narrow;
   Bits bits;
 
-  explicit Index(const Tensor& t) : bits(t) {
-    const int32_t code = dtype_code(t);
-    narrow = code == aoti_torch_dtype_int32();
-    STD_TORCH_CHECK(narrow || code == aoti_torch_dtype_int64(), "safeops: an index must be int32 or int64");
-  }
+  explicit Index(const Tensor& t) : narrow(is_narrow_index(t)), bits(t) {}
 };
 
 // Calls f(I{}) with uint32_t or uint64_t.
@@ -289,13 +286,6 @@ inline int64_t as_signed(uint64_t i) { return static_cast<int64_t>(i); }
 template <class I>
 inline bool in_range(I i, int64_t size) {
   return static_cast<uint64_t>(as_signed(i)) < static_cast<uint64_t>(size);
-}
-
-// dim in [0, ndim); a 0-dim tensor accepts 0 and -1.
-inline int resolve_dim(int64_t dim, int ndim) {
-  const int64_t span = ndim == 0 ? 1 : ndim;
-  STD_TORCH_CHECK(-span <= dim && dim < span, "safeops: dim ", dim, " is out of range for ", ndim, " dims");
-  return static_cast<int>(dim < 0 ? dim + span : dim);
 }
 
 // out[...] = input[..., index[...], ...] along `dim`, `fill` where the index is out of range. `out` is contiguous.

@@ -1,48 +1,168 @@
-// What the selection ops share on CUDA: elements by their bit patterns, and the rank of each kept element in three
-// launches (counts of tiles, their sums, then whoever needs the ranks). Nothing waits and no launch depends on data: a
-// CUDA graph can hold them. Every warp works by itself, in the order of the elements: two runs give the same bits.
+// What the masked selection ops share on CUDA: the rank of each kept element, found in the launch that needs it while
+// the mask is read once. A tile adds up what the tiles before it have published (decoupled look-back: Merrill and
+// Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016). Nothing waits for the host and no launch
+// depends on data: a CUDA graph can hold it. Ranks are integers: two runs give the same bits.
 #pragma once
 
-#include "../common/elements.h"
-#include "elementwise.cuh"
-#include "tensors.h"
+#include "bits.cuh"
 
 namespace safeops::cuda {
 
-constexpr int kTile = 1024;  // elements whose kept ones a warp counts
+constexpr int kTile = 2048;  // elements that a warp ranks: 64 bytes of mask under way in each lane
 
-// A view that may have been given a further dim: elements of 16 bytes are two of 8.
-struct Bits {
-  Shape shape;
-  int64_t stride[safeops::kMaxDims];
-  char* data;
-  int64_t width;  // bytes
-
-  explicit Bits(const Tensor& t) : shape(View(t).shape()), data(View(t).data), width(element_bytes(t)) {
-    for (int d = 0; d < shape.ndim; ++d) stride[d] = View(t).strides[d];
-  }
-
-  void push(int64_t n, int64_t step) {
-    STD_TORCH_CHECK(shape.ndim < safeops::kMaxDims, "safeops: too many dimensions");
-    shape.size[shape.ndim] = n;
-    stride[shape.ndim++] = step;
-  }
-
-  void split() {
-    if (width != 16) return;
-    for (int d = 0; d < shape.ndim; ++d) stride[d] *= 2;
-    push(2, 1);
-    width = 8;
-  }
-
-  Type type() const { return width == 1 ? kBool : width == 2 ? kF16 : width == 4 ? kF32 : kF64; }
-
-  Operand dims(int from, int to) const { return {data, type(), to - from, shape.size + from, stride + from}; }
-  Operand all() const { return dims(0, shape.ndim); }
+struct Ranks {
+  const char* flat;  // the mask, if it can be read by 16 bytes
+  unsigned* ticket;  // how many tiles have been handed out
+  uint64* status;    // of each tile: a count, and in its two lowest bits of what
+  char* count;       // kept in all, an int64
+  int64_t tiles;
 };
 
+enum : uint64 { kAbsent, kOfTile, kUpToTile };  // what a status counts
+
+// Strong accesses, seen by every SM. Relaxed, for the one word is the whole message: nothing else that was written must
+// be seen with it, and a later word at the same place is never followed by an earlier one.
+#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
+__device__ inline uint64 load_relaxed(const uint64* p) {
+  uint64 value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(p)) : "memory");
+  return value;
+}
+__device__ inline void store_relaxed(uint64* p, uint64 value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(value) : "memory");
+}
+#endif
+
+// All of the functions below are for whole warps.
+
+// The next tile. Handed out in order, so that whoever has one knows that all before it are under way, in whatever order
+// blocks start: a tile that waits for those waits for warps that run.
+__device__ inline int64_t next_tile(const Ranks& ranks) {
+  unsigned ticket = 0;
+  if (threadIdx.x % 32 == 0) ticket = atomicAdd(ranks.ticket, 1u);
+  return __shfl_sync(kWarp, ticket, 0);
+}
+
+__device__ inline unsigned warp_sum(unsigned value) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) value += __shfl_sync(kWarp, value, lane ^ step);
+  return value;
+}
+
+// A tile's mask: bit b of word h is element h * 1024 + lane * 32 + b.
+struct Flags {
+  unsigned word[2];
+  __device__ unsigned count() const { return warp_sum(__popc(word[0]) + __popc(word[1])); }
+};
+
+// Operand kMask of the plan is the mask.
+template <int kMask, int N>
+__device__ inline Flags flags_of(const Plan<N>& plan, const Ranks& ranks, int64_t tile) {
+  const int lane = threadIdx.x % 32;
+  const int64_t start = tile * kTile;
+  Flags flags;
+  if (ranks.flat && start + kTile <= plan.numel) {
+    uint4 bytes[4];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) bytes[u] = load<uint4>(ranks.flat + start + u * 512 + lane * 16);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Lane l has the 16 bits of packets l and 32 + l; its word is packets 2 l and 2 l + 1.
+      const unsigned both = mask_bits(bytes[2 * h]) | mask_bits(bytes[2 * h + 1]) << 16;
+      const unsigned low = __shfl_sync(kWarp, both, 2 * lane % 32) >> (lane / 16 * 16);
+      const unsigned high = __shfl_sync(kWarp, both, 2 * lane % 32 + 1) >> (lane / 16 * 16);
+      flags.word[h] = (low & 0xffff) | high << 16;
+    }
+    return flags;
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    flags.word[h] = 0;
+    for (int j = 0; j < 32; ++j) {
+      const int64_t i = start + h * 1024 + j * 32 + lane;
+      const unsigned bits = __ballot_sync(kWarp, i < plan.numel && load<uint8_t>(at(plan, kMask, i)) != 0);
+      if (lane == j) flags.word[h] = bits;
+    }
+  }
+  return flags;
+}
+
+// How many are kept before the tile, which keeps `own`. Tells the tiles behind it: first what it keeps, so that they
+// need not wait for its own look back, then what all up to it keep, so that they need not look further.
+__device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned own) {
+  const int lane = threadIdx.x % 32;
+  const auto publish = [&](uint64 count, uint64 of) {
+    if (lane == 0) store_relaxed(status + tile, count << 2 | of);
+  };
+  if (tile == 0) {
+    publish(own, kUpToTile);
+    return 0;
+  }
+  publish(own, kOfTile);
+  int64_t before = 0;
+  for (int64_t last = tile - 1;; last -= 32) {  // lane l reads l tiles before it
+    uint64 word;
+    unsigned ends, needed;
+    do {  // until all are there from `last` back to the nearest that counts all before it too
+      word = last >= lane ? load_relaxed(status + (last - lane)) : uint64(kUpToTile);
+      ends = __ballot_sync(kWarp, (word & 3) == kUpToTile);
+      needed = ends ? ends ^ (ends - 1) : kWarp;
+    } while ((__ballot_sync(kWarp, (word & 3) != kAbsent) & needed) != needed);
+    before += warp_sum((needed & ~ends) >> lane & 1 ? unsigned(word >> 2) : 0);
+    if (ends == 0) continue;
+    const int nearest = __popc(needed) - 1;
+    const unsigned low = __shfl_sync(kWarp, unsigned(word >> 2), nearest);
+    const unsigned high = __shfl_sync(kWarp, unsigned(word >> 34), nearest);
+    before += int64_t(uint64(high) << 32 | low);
+    break;
+  }
+  publish(uint64(before) + own, kUpToTile);
+  return before;
+}
+
+// The same, and the last tile leaves the total.
+__device__ inline int64_t rank_of_first(const Ranks& ranks, int64_t tile, const Flags& flags) {
+  const unsigned own = flags.count();
+  const int64_t before = kept_before(ranks.status, tile, own);
+  if (tile == ranks.tiles - 1 && threadIdx.x % 32 == 0) store(ranks.count, uint64(before) + own);
+  return before;
+}
+
+// For the elements i of a tile, or if kKept the kept ones: put(i, kept, rank, get(i, kept, rank)), 32 at a time and
+// four such reads under way.
+template <bool kKept, class Get, class Put>
+__device__ inline void each_of_tile(const Flags& flags, int64_t tile, int64_t numel, int64_t rank, const Get& get,
+                                    const Put& put) {
+  constexpr int U = 4;
+  const unsigned lane = threadIdx.x % 32;
+#pragma unroll 1
+  for (int j = 0; j < 64; j += U) {
+    const unsigned word = j < 32 ? flags.word[0] : flags.word[1];
+    const int64_t start = tile * kTile + j * 32 + lane;
+    unsigned bits[U], below[U], all = 0;
+    decltype(get(start, true, rank)) value[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      bits[u] = __shfl_sync(kWarp, word, (j + u) % 32);
+      below[u] = all + __popc(bits[u] & ((1u << lane) - 1));
+      all += __popc(bits[u]);
+      bits[u] = bits[u] >> lane & 1;
+      if (kKept ? bits[u] : start + u * 32 < numel) value[u] = get(start + u * 32, bits[u], rank + below[u]);
+    }
+#pragma unroll
+    for (int u = 0; u < U; ++u)
+      if (kKept ? bits[u] : start + u * 32 < numel) put(start + u * 32, bits[u], rank + below[u], value[u]);
+    rank += all;
+  }
+}
+
+__device__ inline int64_t warp_number() { return int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; }
+
+// ---- host
+
 // A mask beside elements that may have been split in two.
-inline Bits flags_of(const Tensor& mask, const Tensor& input, const char* op) {
+inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   STD_TORCH_CHECK(dtype_of(mask) == DType::kBool, op, ": mask must be bool");
   check_device(mask, input, op, "mask");
   Bits bits(mask);
@@ -50,102 +170,21 @@ inline Bits flags_of(const Tensor& mask, const Tensor& input, const char* op) {
   return bits;
 }
 
-// Operands walked in the order of the shape's elements, whatever their own layouts: operand 0 only says that order.
-template <int N>
-Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& operands) {
-  int64_t strides[safeops::kMaxDims];
-  contiguous_strides(shape, strides);
-  std::array<Operand, N + 1> all{Operand{operands[0].data, kBool, shape.ndim, shape.size, strides}};
-  for (int i = 0; i < N; ++i) all[i + 1] = operands[i];
-  return make_plan<N + 1>(shape, all);
-}
-
-// Where operand o has element i.
-template <int N>
-__device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
-  const char* p = plan.base[o];
-  int d = 0;
-  for (; d + 1 < plan.ndim; ++d) {
-    p += i % plan.size[d] * plan.stride[o][d];
-    i /= plan.size[d];
-  }
-  return p + i * plan.stride[o][d];
-}
-
-template <class F>
-void by_width(int64_t width, const F& f) {
-  switch (width) {
-    case 1: return f(uint8_t());
-    case 2: return f(uint16_t());
-    case 4: return f(uint32_t());
-    default: return f(uint64());
-  }
-}
-
-// ---- ranks
-
-struct Ranks {
-  int64_t* first;  // of each tile: how many are kept before it
-  int64_t* count;  // in all
-  int64_t tiles;
-};
-
-// body(i, kept, rank) for the elements of this thread's warp's tile; operand kMask of the plan is the mask. All lanes
-// take part to the end.
-template <int kMask, int N, class Body>
-__device__ inline void each_of_tile(const Plan<N>& plan, int64_t tile, int64_t rank, const Body& body) {
-  const int lane = threadIdx.x % 32;
-  for (int64_t start = tile * kTile; start < plan.numel && start < (tile + 1) * kTile; start += 32) {
-    const int64_t i = start + lane;
-    const bool kept = i < plan.numel && load<uint8_t>(at(plan, kMask, i)) != 0;
-    const unsigned bits = __ballot_sync(kWarp, kept);
-    if (i < plan.numel) body(i, kept, rank + __popc(bits & ((1u << lane) - 1)));
-    rank += __popc(bits);
-  }
-}
-
-__device__ inline int64_t warp_number() { return int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; }
-
-static __global__ void __launch_bounds__(kThreads) count_kernel(const __grid_constant__ Plan<2> mask, Ranks ranks) {
-  const int64_t tile = warp_number();
-  if (tile >= ranks.tiles) return;
-  int64_t kept = 0;
-  each_of_tile<1>(mask, tile, 0, [&](int64_t, bool keep, int64_t rank) { kept = rank + keep; });
-  // the tile's last element saw them all, and the lane that has it says so
-  const int64_t last = mask.numel < (tile + 1) * kTile ? mask.numel : (tile + 1) * kTile;
-  if (threadIdx.x % 32 == (last - 1) % 32) ranks.first[tile] = kept;
-}
-
-// One warp adds up the counts of all tiles: 64M elements have 64 Ki of them.
-static __global__ void __launch_bounds__(kThreads) sum_kernel(const __grid_constant__ Plan<2>, Ranks ranks) {
-  if (threadIdx.x >= 32) return;
-  const int lane = threadIdx.x;
-  int64_t total = 0;
-  for (int64_t start = 0; start < ranks.tiles; start += 32) {
-    const bool mine = start + lane < ranks.tiles;
-    const unsigned kept = mine ? unsigned(ranks.first[start + lane]) : 0;
-    unsigned sum = kept;
-    for (int step = 1; step < 32; step *= 2) {
-      const unsigned below = __shfl_sync(kWarp, sum, lane < step ? lane : lane - step);
-      if (lane >= step) sum += below;
-    }
-    if (mine) ranks.first[start + lane] = total + sum - kept;
-    total += __shfl_sync(kWarp, sum, 31);
-  }
-  if (lane == 0) *ranks.count = total;
-}
-
-// `first` is allocated here and must live until the last launch that reads it.
-inline Ranks launch_ranks(const Shape& shape, const Bits& mask, const Tensor& like, Tensor& first, Tensor& count,
-                          cudaStream_t stream) {
-  const int64_t tiles = (shape.numel() + kTile - 1) / kTile;
-  first = safeops::empty(Shape(1, &tiles), DType::kLong, like);
+// What one launch of ranks works on: `workspace` must live until it is queued. Nothing of it is used again.
+inline Ranks make_ranks(const Shape& shape, const Bits& mask, const Tensor& like, Tensor& workspace, Tensor& count,
+                        cudaStream_t stream) {
+  const int64_t tiles = (shape.numel() + kTile - 1) / kTile, words = tiles + 1;
+  workspace = safeops::empty(Shape(1, &words), DType::kLong, like);
   count = safeops::empty(Shape(), DType::kLong, like);
-  const Ranks ranks{static_cast<int64_t*>(first.data_ptr()), static_cast<int64_t*>(count.data_ptr()), tiles};
+  cudaMemsetAsync(workspace.data_ptr(), 0, words * sizeof(uint64), stream);
+  if (tiles == 0) cudaMemsetAsync(count.data_ptr(), 0, sizeof(int64_t), stream);
   const Plan<2> plan = plan_in_order<1>(shape, {mask.all()});
-  if (tiles) start(count_kernel, blocks_for(tiles, kThreads / 32), stream, plan, ranks);
-  start(sum_kernel, 1, stream, plan, ranks);
-  return ranks;
+  const bool flat = plan.ndim == 1 && plan.stride[1][0] == 1 && uintptr_t(plan.base[1]) % 16 == 0;
+  uint64* first = static_cast<uint64*>(workspace.data_ptr());
+  return {flat ? plan.base[1] : nullptr, reinterpret_cast<unsigned*>(first), first + 1,
+          static_cast<char*>(count.data_ptr()), tiles};
 }
+
+inline unsigned blocks_of(const Ranks& ranks) { return blocks_for(ranks.tiles, kThreads / 32); }
 
 }  // namespace safeops::cuda

@@ -107,6 +107,51 @@ def loss(name, **parameters):
     return make
 
 
+def indices(n, below, seed):
+    """Some out of range on either side, and one in seven names place 3: duplicates of every length."""
+    generator = torch.Generator("cuda").manual_seed(2000 + seed)
+    index = torch.randint(-below // 20 - 1, below + below // 20 + 1, (n,), generator=generator, device="cuda")
+    return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, below - 1), index)
+
+
+def safe_gather(n, dtype, seed):
+    index = indices(n, n, seed)
+    return Case(lambda x: safeops.safe_gather(x, 0, index), (numbers(n, dtype, seed),))
+
+
+def safe_index_select(n, dtype, seed):
+    columns = 64 if n % 64 == 0 else 1  # packets, or one by one
+    index = indices(n // columns, n // columns, seed)
+    return Case(lambda x: safeops.safe_index_select(x.view(-1, columns), 0, index), (numbers(n, dtype, seed),))
+
+
+def masked_compact(n, dtype, seed):
+    mask = keep(n, seed)
+    return Case(lambda x: safeops.masked_compact(x, mask, capacity=n // 2)[0], (numbers(n, dtype, seed),))
+
+
+def masked_select(n, dtype, seed):
+    mask = keep(n, seed)
+    return Case(lambda x: safeops.masked_select(x, mask), (numbers(n, dtype, seed),))
+
+
+def masked_scatter(n, dtype, seed):
+    mask = keep(n, seed)
+    leaves = numbers(n, dtype, seed), numbers(n // 2, dtype, seed + 1)
+    return Case(lambda x, source: safeops.masked_scatter(x, mask, source), leaves)
+
+
+# Ops of more than one launch: (kernels, memory operations) forward and backward; None where it depends on the size.
+LAUNCHES = {
+    "safe_gather": ((1, 0), None),
+    "safe_index_select": ((1, 0), None),
+    "masked_compact": ((2, 1), (1, 1)),
+    "masked_scatter": ((1, 1), (1, 2)),
+    "masked_select": ((2, 2), None),
+}
+# What they need beside their first output and their gradients, bytes an element: sorted keys, a mask's ranks.
+WORKSPACE = {"safe_gather": 20, "safe_index_select": 20, "masked_compact": 5, "masked_select": 1}
+
 OPS = {
     "masked_fill": masked_fill,
     "safe_div": safe_div,
@@ -121,7 +166,15 @@ OPS = {
     "l1_loss": loss("l1_loss"),
     "smooth_l1_loss": loss("smooth_l1_loss", beta=0.5),
     "huber_loss": loss("huber_loss", delta=0.5),
+    "safe_gather": safe_gather,
+    "safe_index_select": safe_index_select,
+    "masked_compact": masked_compact,
+    "masked_select": masked_select,
+    "masked_scatter": masked_scatter,
 }
+
+# masked_select waits for the device, which tells it its size.
+ASYNCHRONOUS = [name for name in OPS if name != "masked_select"]
 
 
 def same(got, expected):

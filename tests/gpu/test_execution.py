@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from tests.gpu.cases import DTYPES, OPS, numbers, same
+from tests.gpu.cases import ASYNCHRONOUS, DTYPES, OPS, numbers, same
 
 N = 300_007
 LONG = 100_000_000  # clock cycles: tens of milliseconds
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_no_synchronisation(name):
     case = OPS[name](N, torch.float16, 0)
     case.forward_backward()
@@ -22,7 +22,7 @@ def test_no_synchronisation(name):
         torch.cuda.set_sync_debug_mode(mode)
 
 
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_the_host_runs_ahead_of_the_device(name):
     """The debug mode knows torch's own synchronisations; this one knows any: the call returns while the GPU is busy."""
     case = OPS[name](N, torch.float16, 0)
@@ -89,7 +89,7 @@ def capture(case):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
 def test_graph_replays_equal_eager(name, dtype):
     """Two graphs of different sizes, replayed in turn on changed inputs: neither may keep state from another launch."""
     cases = [OPS[name](n, dtype, n % 17) for n in (N, 4096)]

@@ -198,13 +198,14 @@ def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
     cuda.mkdir(parents=True), kernels.mkdir()
     (cuda / "a.cu").write_text('#include <vector>\n#include "shared.cuh"\n')
     (cuda / "shared.cuh").write_text('#include "deep.h"\n')
+    (cuda / "shared.cu").write_text("")  # where what shared.cuh declares is defined
     (cuda / "deep.h").write_text("1")
     (cuda / "other.h").write_text("1")
     (kernels / "b.py").write_text("from .loop import x\nfrom . import tools, more as m\n")
     for name in ("loop", "tools", "more", "other"):
         (kernels / f"{name}.py").write_text("")
     names = lambda op: [p.name for p in kernel_sources.sources(op, tmp_path)]  # noqa: E731
-    assert names("a") == ["a.cu", "deep.h", "shared.cuh"]
+    assert names("a") == ["a.cu", "deep.h", "shared.cu", "shared.cuh"]
     assert names("b") == ["b.py", "loop.py", "more.py", "tools.py"]
     before = kernel_sources.fingerprint("a", tmp_path)
     (cuda / "other.h").write_text("2")

@@ -93,3 +93,37 @@ def test_mse_loss():
     assert abs(loss.item() / truth - 1) < 1e-5
     (gradient,) = torch.autograd.grad(loss, x, torch.tensor(0.5, device="cuda"))
     equal_in_chunks(N, lambda p: gradient[p], lambda p: torch.where(mask[p], x.detach()[p], 0))
+
+
+def test_safe_gather():
+    x = pattern(N, torch.float16)
+    index = torch.tensor([N - 1, 5, 2**31, -1, N, 2**31 - 1], device="cuda")
+    expected = torch.where((index >= 0) & (index < N), x[index.clamp(0, N - 1)], 0)
+    assert torch.equal(safeops.safe_gather(x, 0, index), expected)
+    many = safeops.safe_gather(x[:8], 0, torch.full((1,), 3, device="cuda").expand(N))
+    equal_in_chunks(N, lambda p: many[p], lambda p: x[3].expand(p.stop - p.start))
+
+
+def test_safe_index_select():
+    x = pattern(ROWS * COLUMNS, torch.float16).view(ROWS, COLUMNS).requires_grad_()
+    index = torch.tensor([ROWS - 1, 0, ROWS, 0], device="cuda")
+    value = safeops.safe_index_select(x, 0, index)
+    assert torch.equal(value, torch.where(index[:, None] < ROWS, x.detach()[index.clamp(max=ROWS - 1)], 0))
+    (gradient,) = torch.autograd.grad(value, x, torch.ones_like(value))
+    wanted = torch.zeros(ROWS, device="cuda")
+    wanted[0], wanted[-1] = 2, 1
+    for rows in (slice(0, 99), slice(ROWS // 2, ROWS // 2 + 99), slice(ROWS - 999, ROWS)):
+        assert torch.equal(gradient[rows], wanted[rows, None].half().expand(-1, COLUMNS))
+
+
+def test_masked_compact():
+    """Ranks beyond 2^31, and more tiles than a look back sees at once."""
+    x, mask = pattern(N, torch.float16), torch.ones(N, dtype=torch.bool, device="cuda")
+    mask[::1000] = False
+    mask[-1000:] = True
+    values, index, found = safeops.masked_compact(x, mask, capacity=N)
+    count = int(found)
+    assert count == sum(int(mask[p].sum()) for p in chunks(N))
+    kept = mask[-1000:].nonzero().squeeze(1) + N - 1000
+    assert torch.equal(index[count - 1000 : count], kept) and torch.equal(values[count - 1000 : count], x[kept])
+    assert (index[count:] == -1).all() and not values[count:].any()

@@ -21,6 +21,8 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
     if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
 }
 SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
+# shared by safe_gather and safe_index_select; the sort is CUB's
+INDEXED, SORTED = ROOT / "csrc/cuda/indexed.cu", ROOT / "csrc/cuda/sorted.cu"
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
 pytestmark = pytest.mark.xdist_group("cuda_build")  # the library is taken apart once, by one worker
@@ -84,13 +86,14 @@ def not_resident(table):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """{(name of the source, architecture): (cubin, its resources)} of the library. An unnamed namespace carries the
-    name of its source into the names of the kernels."""
+    name of its source into the names of the kernels; those of CUB have none."""
     folder = tmp_path_factory.mktemp("cubin")
     cuobjdump("-xelf", "all", LIBRARY.resolve(), cwd=folder)
     found = {}
     for cubin in folder.glob("*.cubin"):
         table = resources(cubin)
-        (source,) = {name for kernel in table for name in re.findall(r"_GLOBAL__N__\w{8}_\d+_(\w+?)_cu_", kernel)}
+        names = {name for kernel in table for name in re.findall(r"_GLOBAL__N__\w{8}_\d+_(\w+?)_cu_", kernel)}
+        (source,) = names or {SORTED.stem}
         found[source, re.search(r"sm_(\d+)", cubin.name).group(1)] = cubin, table
     return found
 
@@ -111,9 +114,70 @@ def test_compiles_without_spills_or_stack(built, source, arch):
 @pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
 def test_selection_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
-    assert len(table) >= 6, f"{source.name}: only {list(table)}"
+    assert len(table) >= 5, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
     assert max(r["registers"] for r in table.values()) <= 64
+
+
+@needs_library
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
+def test_selection_reads_masks_by_16_bytes(built, source, arch):
+    """Each kernel that ranks has the mask's four packets under way, and every access is known to be global."""
+    table = demangled(accesses(built[source.stem, arch][0]))
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    ranking = [row for name, row in table.items() if re.search("(number|merge|part|count|pack)_kernel", name)]
+    assert ranking and all(row.get("LDG.128", 0) == 4 for row in ranking), table
+    packets = [row for name, row in table.items() if re.search("(take|put)_kernel<uint4>", name)]
+    assert len(packets) == (2 if source.stem == "masked_compact" else 0)
+    assert all(row["LDG.128"] == 2 == row["STG.128"] for row in packets), packets
+
+
+@needs_library
+@pytest.mark.parametrize("arch", ARCHS)
+def test_indexed_compiles_without_spills_or_stack(built, arch):
+    _, table = built[INDEXED.stem, arch]
+    assert len(table) == 12, f"{INDEXED.name}: {list(table)}"  # 5 widths, keys, 6 ways to hold what is summed
+    assert not not_resident(table)
+    for name, row in table.items():  # packets under way: csrc/cuda/indexed.cu
+        assert row["registers"] <= (80 if "sum_kernel" in name else 64), name
+
+
+@needs_library
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+def test_indexed_moves_packets(built, arch):
+    """Rows are read and written by 16 bytes, every access known to be global."""
+    cubin, report = built[INDEXED.stem, arch]
+    table, report = demangled(accesses(cubin)), demangled(report)
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    (row,) = [row for name, row in table.items() if "look_up_kernel<uint4>" in name]
+    assert row["LDG.128"] == 2 and row["STG.128"] == 2, row
+    packets = {name: row for name, row in table.items() if "sum_kernel<Fixed" in name}
+    assert len(packets) == 4
+    for name, row in packets.items():
+        assert row["LDG.128"] >= 4 and row["STG.128"] >= 1, (name, row)
+        (registers,) = [r["registers"] for other, r in report.items() if other == name]
+        assert in_flight(registers, 4) >= 48 * 1024, name
+
+
+@needs_library
+@pytest.mark.parametrize("arch", ARCHS)
+def test_the_sort_compiles_without_spills_or_stack(built, arch):
+    """CUB's kernels, of the one sort that is instantiated."""
+    _, table = built[SORTED.stem, arch]
+    assert 4 <= len(table) <= 6 and all("cub" in name for name in table), list(table)
+    assert not not_resident(table)
+
+
+def test_one_source_includes_cub():
+    including = [
+        p.name for p in (ROOT / "csrc").rglob("*.*") if re.search(r"#include [<\"](cub|thrust)/", p.read_text())
+    ]
+    assert including == [SORTED.name]
 
 
 # Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move.
@@ -221,6 +285,6 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     functions = [path.stem for path, kind in SOURCES.items() if kind]
     assert len(functions) >= 11
     backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
-    functions += [path.stem for path in SELECTION]
+    functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     for name in ("_masked_fill", *(f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward")))):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

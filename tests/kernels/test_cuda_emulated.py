@@ -48,9 +48,21 @@ def compiled(sources, target):
     return target
 
 
+def counter(target):
+    """A function giving (16-byte loads, shuffles) since its last call."""
+    read = ctypes.CDLL(str(target)).emulated_counts
+
+    def counts():
+        wide, shuffles = ctypes.c_int64(), ctypes.c_int64()
+        read(ctypes.byref(wide), ctypes.byref(shuffles))
+        return wide.value, shuffles.value
+
+    return counts
+
+
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
-    """(ops, counts): the raw ops, and a function giving (16-byte loads, shuffles) since its last call."""
+    """(ops, counts): the raw ops, and what counter() gives."""
     target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated.so")
     library = torch.library.Library("safeops_emulated", "FRAGMENT")
     library.define("_masked_fill(Tensor input, Tensor fill_mask, float number=0.0, Tensor? value=None) -> Tensor")
@@ -69,13 +81,7 @@ def emulated(tmp_path_factory):
             "bool need_other=True, ScalarType? input_dtype=None, ScalarType? other_dtype=None) -> (Tensor, Tensor)"
         )
     torch.ops.load_library(str(target))
-    read = ctypes.CDLL(str(target)).emulated_counts
-
-    def counts():
-        wide, shuffles = ctypes.c_int64(), ctypes.c_int64()
-        read(ctypes.byref(wide), ctypes.byref(shuffles))
-        return wide.value, shuffles.value
-
+    counts = counter(target)
     yield torch.ops.safeops_emulated, counts
     library._destroy()
 

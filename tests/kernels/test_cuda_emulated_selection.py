@@ -1,9 +1,11 @@
 """The CUDA sources of the selection ops, run on the CPU warp by warp, against their definitions bit for bit.
 
-What this shows: ranks over tiles, strides, capacities below and above the count, and that nothing is written past an
-end. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+What this shows: ranks over tiles whose warps run in any order, strides, capacities below and above the count, and that
+nothing is written past an end. What it cannot show: anything about a GPU, such as the order in which writes are seen.
+That is scripts/gpu_check.py.
 """
 
+import ctypes
 import re
 import shutil
 
@@ -12,7 +14,7 @@ import torch
 
 from safeops.ops import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
-from tests.kernels.test_cuda_emulated import ROOT, compiled
+from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 
 SOURCES = [p for p in sorted((ROOT / "csrc/cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCHEMAS = (
@@ -31,14 +33,21 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def ops(tmp_path_factory):
-    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_selection.so")
+def emulated(tmp_path_factory):
+    """(ops, counts, the library): the raw ops, what counter() gives, and tests/kernels/emulate/look_back.cu."""
+    look_back = ROOT / "tests/kernels/emulate/look_back.cu"
+    target = compiled([*SOURCES, look_back], tmp_path_factory.mktemp("emulated") / "cuda_emulated_selection.so")
     library = torch.library.Library("safeops_emulated", "FRAGMENT")
     for schema in SCHEMAS:
         library.define(schema)
     torch.ops.load_library(str(target))
-    yield torch.ops.safeops_emulated
+    yield torch.ops.safeops_emulated, counter(target), ctypes.CDLL(str(target))
     library._destroy()
+
+
+@pytest.fixture(scope="module")
+def ops(emulated):
+    return emulated[0]
 
 
 def numbers(*shape, dtype=torch.float32, seed=0):
@@ -58,7 +67,7 @@ def samples(dtype):
     yield "none", x(0, 3), kept(0, 3)
     yield "0-dim", x().reshape(()), kept().reshape(())
     yield "tail", x(1057), kept(1057)
-    yield "more than 32 tiles", x(35_000), kept(35_000)
+    yield "many tiles", x(35_000), kept(35_000)
     yield "nothing kept", x(2000), kept(2000, share=0)
     yield "all kept", x(2100), kept(2100, share=1)
     yield "transposed", x(37, 60).t(), kept(60, 37)
@@ -66,6 +75,10 @@ def samples(dtype):
     yield "sliced, mask expanded", x(50, 90)[:, ::2], kept(45).expand(50, 45)
     yield "input expanded", x(1, 45).expand(50, 45), kept(50, 1).expand(50, 45)
     yield "rows", x(300, 7), kept(300)
+    yield "rows of packets", x(30, 64), kept(30)
+    yield "rows of packets and a half", x(30, 72), kept(30)
+    yield "rows begin between packets", x(30, 130)[:, 1:129], kept(30)
+    yield "all rows but the first do", x(30, 130)[:, :128], kept(30)
     yield "rows of columns", x(7, 300).t(), kept(300)
     yield "rows of four dims", x(5, 3, 6, 4).permute(2, 0, 3, 1), kept(6, 5)
 
@@ -123,6 +136,88 @@ def test_a_broadcast_input_grows(ops):
     x, mask, source = numbers(45), kept(30, 45), numbers(2000, seed=2)
     same("grown", [ops._masked_select(x, mask)], [torch.masked_select(x, mask)])
     same("grown", [ops._masked_scatter(x, mask, source)], [masked_scatter.definition(x, mask, source)])
+
+
+TILE = 2048
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["packets", "unaligned"])
+def test_more_tiles_than_a_warp_sees_at_once(ops, offset):
+    n = 70 * TILE + 5
+    for share in (0.001, 0.5, 1):
+        x, mask = numbers(n), kept(n + offset, share=share)[offset:]
+        count = int(mask.sum())
+        same("compact", ops._masked_compact(x, mask, n // 2, 0.0), masked_compact.definition(x, mask, n // 2))
+        source = numbers(count, seed=2)
+        same("scatter", [ops._masked_scatter(x, mask, source)], [masked_scatter.definition(x, mask, source)])
+        same("select", [ops._masked_select(x, mask)], [x[mask]])
+
+
+def test_the_mask_is_read_once_by_16_bytes(emulated):
+    ops, counts, _ = emulated
+    x, mask = numbers(5 * TILE + 100), kept(5 * TILE + 100)
+    for call in (
+        lambda mask: ops._masked_compact(x, mask, 3000),
+        lambda mask: ops._masked_scatter(x, mask, x),
+        lambda mask: ops._masked_scatter_backward(x, mask, [3000]),
+    ):
+        counts()
+        call(mask)
+        assert counts()[0] == 5 * TILE // 16
+        call(torch.cat([mask[:1], mask])[1:])
+        assert counts()[0] == 0  # unaligned
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float32, torch.complex128], ids=str)
+def test_rows_move_in_packets_of_16_bytes(emulated, dtype):
+    ops, counts, _ = emulated
+    mask = kept(100)
+    for columns, offset, packets in (
+        (64, 0, True),
+        (64, 1, dtype == torch.complex128),
+        (1, 0, dtype == torch.complex128),
+    ):
+        x = numbers(100, columns + offset, dtype=dtype)[:, offset:]
+        size = columns * x.element_size() // 16
+        counts()
+        values, index, count = ops._masked_compact(x, mask, 80)
+        assert counts()[0] == (int(count) * size if packets else 0)
+        got = ops._masked_compact_backward(x[:80], index, x.shape)
+        assert counts()[0] == (int(count) * size if packets else 0)
+        assert torch.equal(got[mask], x[: int(count)]) and not got[~mask].any()
+
+
+OF_TILE, UP_TO_TILE = 1, 2
+FAR = 2**41 + 12345  # counts beyond 32 bits
+
+
+@pytest.mark.parametrize("distance", [1, 2, 31, 32, 33, 64, 65, 100])
+def test_look_back(emulated, distance):
+    """Only the tile `distance` back has counted what lies before it; those between have told what they keep. What lies
+    further back does not matter: it is not there yet. Some of what matters comes late."""
+    look_back = emulated[2].emulated_look_back
+    look_back.restype = ctypes.c_int64
+    own, random = 2048, torch.Generator().manual_seed(distance)
+    for tile in (distance, 110):
+        end = tile - distance
+        counts = torch.randint(0, 2049, (tile,), generator=random).tolist()
+        counts[tile // 2] = 0
+        words = [0] * end + [FAR << 2 | UP_TO_TILE] + [c << 2 | OF_TILE for c in counts[end + 1 :]] + [0]
+        before = FAR + sum(counts[end + 1 :])
+        for late in sorted({-1, end, tile - 1, (end + tile) // 2}):
+            status = (ctypes.c_ulonglong * (tile + 1))(*words)
+            word = words[late] if late >= 0 else 0
+            if late >= 0:
+                status[late] = 0
+            got = look_back(status, ctypes.c_int64(tile), own, ctypes.c_int64(late), ctypes.c_ulonglong(word))
+            assert got == before, (tile, late)
+            assert list(status) == words[:-1] + [(before + own) << 2 | UP_TO_TILE]
+
+
+def test_look_back_from_the_first_tile(emulated):
+    status = (ctypes.c_ulonglong * 1)(0)
+    assert emulated[2].emulated_look_back(status, ctypes.c_int64(0), 7, ctypes.c_int64(-1), ctypes.c_ulonglong(0)) == 0
+    assert status[0] == 7 << 2 | UP_TO_TILE
 
 
 def test_unusable_operands_are_refused(ops):

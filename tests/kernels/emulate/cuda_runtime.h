@@ -3,7 +3,7 @@
 // before the toolkit's header.
 //
 // Each lane of a warp is a fiber; a shuffle deposits its value and yields until every lane has. Not emulated: rounding
-// of the GPU's own instructions (fp32 division is IEEE on both), memory ordering, speed.
+// of the GPU's own instructions (fp32 division is IEEE on both), writes seen out of order, speed.
 #pragma once
 
 #include <math.h>  // the overloads for float too, unqualified as on the device
@@ -88,66 +88,118 @@ void __stwb(T* p, T value) {
 struct EmulatedIndex { unsigned x = 0; };
 inline EmulatedIndex threadIdx, blockIdx;
 
+// Several warps are under way at once and take turns by chance, and blocks start last first: what one warp writes while
+// another waits for it is tested in many orders. A warp's turn is one step of each of its lanes, up to their next
+// shuffle or strong load.
 struct EmulatedWarp {
-  ucontext_t scheduler, lane[32];
+  ucontext_t lane[32];
   bool done[32];
-  int current, round[32];
-  unsigned slot[2][32];
+  int running, round[32];
+  unsigned slot[2][32], first_thread, block;
   std::vector<char> stacks = std::vector<char>(32 << 16);
   void (*body)(void*);
   void* argument;
 };
-inline EmulatedWarp emulated_warp;
+constexpr int kEmulatedWarps = 12;  // under way
+inline EmulatedWarp emulated_warps[kEmulatedWarps];
+inline EmulatedWarp* emulated_warp;
+inline int emulated_lane;
+inline ucontext_t emulated_scheduler;
+inline uint32_t emulated_random = 1;
+
+inline void emulated_yield() {
+  EmulatedWarp* warp = emulated_warp;
+  const int lane = emulated_lane;
+  swapcontext(&warp->lane[lane], &emulated_scheduler);
+  emulated_warp = warp;
+  emulated_lane = lane;
+}
 
 inline unsigned __shfl_sync(unsigned, unsigned value, int source) {
-  EmulatedWarp& warp = emulated_warp;
-  const int lane = warp.current, round = warp.round[lane]++ % 2;  // two slots: a fast lane may be one round ahead
-  warp.slot[round][lane] = value;
+  EmulatedWarp& warp = *emulated_warp;
+  const int lane = emulated_lane, round = warp.round[lane]++;  // two slots: a fast lane may be one round ahead
+  warp.slot[round % 2][lane] = value;
   ++emulated_shuffles;
-  const unsigned thread = threadIdx.x;
-  swapcontext(&warp.lane[lane], &warp.scheduler);
-  threadIdx.x = thread;
-  return warp.slot[round][source];
+  for (bool all = false; !all;) {
+    emulated_yield();
+    all = true;
+    for (int l = 0; l < 32; ++l) all = all && (warp.done[l] || warp.round[l] > round);
+  }
+  return warp.slot[round % 2][source];
 }
 
 inline unsigned __ballot_sync(unsigned, bool vote) {
-  EmulatedWarp& warp = emulated_warp;
-  const int round = warp.round[warp.current] % 2;
+  EmulatedWarp& warp = *emulated_warp;
+  const int round = warp.round[emulated_lane] % 2;
   __shfl_sync(0xffffffffu, vote, 0);
   unsigned bits = 0;
   for (int lane = 0; lane < 32; ++lane) bits |= (warp.slot[round][lane] != 0) << lane;
   return bits;
 }
 
-inline void emulated_entry() {
-  EmulatedWarp& warp = emulated_warp;
-  warp.body(warp.argument);
-  warp.done[warp.current] = true;
+inline unsigned atomicAdd(unsigned* p, unsigned value) {
+  *p += value;
+  return *p - value;
 }
 
-template <class Body>
-void run_warp(unsigned first_thread, Body body) {
-  EmulatedWarp& warp = emulated_warp;
-  warp.body = [](void* p) { (*static_cast<Body*>(p))(); };
-  warp.argument = &body;
+inline void emulated_entry() {
+  EmulatedWarp* warp = emulated_warp;
+  const int lane = emulated_lane;
+  warp->body(warp->argument);
+  warp->done[lane] = true;
+  --warp->running;
+  setcontext(&emulated_scheduler);
+}
+
+inline void begin_warp(EmulatedWarp& warp, unsigned block, unsigned first_thread, void (*body)(void*), void* argument) {
+  warp.block = block;
+  warp.first_thread = first_thread;
+  warp.body = body;
+  warp.argument = argument;
+  warp.running = 32;
   for (int i = 0; i < 32; ++i) {
     warp.done[i] = false;
     warp.round[i] = 0;
     getcontext(&warp.lane[i]);
     warp.lane[i].uc_stack.ss_sp = warp.stacks.data() + (size_t(i) << 16);
     warp.lane[i].uc_stack.ss_size = 1 << 16;
-    warp.lane[i].uc_link = &warp.scheduler;
+    warp.lane[i].uc_link = nullptr;
     makecontext(&warp.lane[i], emulated_entry, 0);
   }
-  for (bool running = true; running;) {
-    running = false;
+}
+
+template <class Body>
+void run_blocks(unsigned blocks, unsigned threads, Body body) {
+  void (*call)(void*) = [](void* p) { (*static_cast<Body*>(p))(); };
+  const uint64_t warps = uint64_t(blocks) * (threads / 32);
+  uint64_t begun = 0;
+  int under_way = 0, asleep = 0;
+  for (int64_t idle = 0;;) {
+    for (; under_way < kEmulatedWarps && begun < warps; ++begun, ++under_way)
+      for (EmulatedWarp& warp : emulated_warps)
+        if (warp.running == 0) {
+          begin_warp(warp, blocks - 1 - unsigned(begun / (threads / 32)), begun % (threads / 32) * 32, call, &body);
+          break;
+        }
+    if (under_way == 0) return;
+    emulated_random = emulated_random * 1664525 + 1013904223;
+    const uint32_t chance = emulated_random >> 8;
+    if (chance % 64 == 0) asleep = chance / 64 % kEmulatedWarps;  // one falls behind for a while
+    EmulatedWarp& warp = emulated_warps[chance / 4096 % kEmulatedWarps];
+    if (warp.running == 0 || (&warp == &emulated_warps[asleep] && under_way > 1)) continue;
     for (int i = 0; i < 32; ++i) {
       if (warp.done[i]) continue;
-      running = true;
-      warp.current = i;
-      threadIdx.x = first_thread + i;
-      swapcontext(&warp.scheduler, &warp.lane[i]);
+      emulated_warp = &warp;
+      emulated_lane = i;
+      threadIdx.x = warp.first_thread + i;
+      blockIdx.x = warp.block;
+      swapcontext(&emulated_scheduler, &warp.lane[i]);
     }
+    under_way -= warp.running == 0;
+    idle = warp.running == 0 ? 0 : idle + 1;
+    if (idle < 300'000) continue;
+    for (EmulatedWarp& other : emulated_warps) other.running = 0;
+    throw std::runtime_error("emulated CUDA: warps wait for each other");
   }
 }
 
@@ -163,10 +215,9 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
-inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 
-// Outputs come with a guard zone behind them, which every launch checks: a write past the end is not silent.
+// Outputs come with a guard zone behind them, which every launch of the op checks: a write past the end is not silent.
 struct EmulatedOutput {
   AtenTensorHandle storage;
   unsigned char* guard;
@@ -189,24 +240,33 @@ inline AOTITorchError emulated_empty_strided(int64_t ndim, const int64_t* sizes,
   return aoti_torch__reinterpret_tensor(output.storage, ndim, sizes, strides, 0, result);
 }
 inline void check_guards() {
-  for (const EmulatedOutput& output : emulated_outputs) {
+  for (const EmulatedOutput& output : emulated_outputs)
     for (int i = 0; i < kEmulatedGuard; ++i)
       if (output.guard[i] != 0xA5) throw std::runtime_error("emulated CUDA: a write past the end of an output");
-    aoti_torch_delete_tensor_object(output.storage);
-  }
+}
+inline cudaError_t cudaGetLastError() {  // the end of an op: no launch of it is to come
+  for (const EmulatedOutput& output : emulated_outputs) aoti_torch_delete_tensor_object(output.storage);
   emulated_outputs.clear();
+  return cudaSuccess;
 }
 
 namespace safeops::cuda {
 inline float f16_to_float(uint16_t bits) { return c10::Half(bits, c10::Half::from_bits()); }
 inline uint16_t float_to_f16(float value) { return c10::Half(value).x; }
 inline uint16_t float_to_bf16(float value) { return c10::BFloat16(value).x; }
+template <class Word>
+Word load_relaxed(const Word* p) {
+  emulated_yield();
+  return *p;
+}
+template <class Word>
+void store_relaxed(Word* p, Word value) {
+  *p = value;
+}
 
 template <class Kernel, class Plan, class Op>
 void start(Kernel kernel, unsigned blocks, cudaStream_t, const Plan& plan, const Op& op) {
-  for (unsigned block = 0; block < blocks; ++block)
-    for (unsigned thread = 0; thread < 128; thread += 32)
-      run_warp(thread, [&] { blockIdx.x = block; kernel(plan, op); });
+  run_blocks(blocks, 128, [&] { kernel(plan, op); });
   check_guards();
 }
 }  // namespace safeops::cuda

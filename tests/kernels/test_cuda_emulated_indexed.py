@@ -1,0 +1,333 @@
+"""The CUDA sources of safe_gather and safe_index_select, run on the CPU thread by thread, against their definitions.
+
+What this shows: strides, indices of both widths, packets, sums over every number of launches, each destination written
+once, nothing written past an end. CUB's sort is replaced (tests/kernels/emulate/cub). What it cannot show: anything
+about a GPU. That is scripts/gpu_check.py.
+"""
+
+import re
+import shutil
+
+import pytest
+import torch
+
+from safeops.ops import safe_gather, safe_index_select
+from safeops.testing.compare import assert_same_bits
+from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
+from tests.kernels.test_cuda_emulated_selection import numbers, same
+
+OPS = [ROOT / f"csrc/cuda/{name}.cu" for name in ("safe_gather", "safe_index_select")]
+SOURCES = [*OPS, ROOT / "csrc/cuda/indexed.cu", ROOT / "csrc/cuda/sorted.cu"]
+SCHEMAS = (
+    "_safe_gather(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
+    "_safe_gather_backward(Tensor grad, int dim, Tensor index, SymInt[] size, ScalarType? dtype=None) -> Tensor",
+    "_safe_index_select(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
+    "_safe_index_select_backward(Tensor grad, int dim, Tensor index, SymInt[] size) -> Tensor",
+)
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
+INDICES = [torch.int32, torch.int64]
+# An entry, a thread's tile, the second and third launch, and one on either side of each; more than four launches.
+ENTRIES = [1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 8192, 8193, 40_000]
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
+    pytest.mark.xdist_group("cuda_emulated_indexed"),
+]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_indexed.so")
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
+    for schema in SCHEMAS:
+        library.define(schema)
+    torch.ops.load_library(str(target))
+    yield torch.ops.safeops_emulated, counter(target)
+    library._destroy()
+
+
+@pytest.fixture(scope="module")
+def ops(emulated):
+    return emulated[0]
+
+
+def indices(*shape, below, dtype=torch.int64, seed=1):
+    """Most in range, some of them just not: -1 and the size itself, and some of the dtype's own limits."""
+    random = torch.Generator().manual_seed(seed)
+    index = torch.randint(-1, below + 1, shape, generator=random)
+    info = torch.iinfo(dtype)
+    far = torch.tensor([info.min, info.max, -100])[torch.randint(3, shape, generator=random)]
+    return torch.where(torch.rand(shape, generator=random) < 0.1, far, index).to(dtype)
+
+
+# ---- forward
+
+
+def gathers(dtype, kind):
+    """(what, input, dim, index)."""
+    x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
+    at = lambda *shape, below: indices(*shape, below=below, dtype=kind)  # noqa: E731
+    yield "0-dim", x().reshape(()), 0, at(below=1)
+    yield "vector", x(50), 0, at(3100, below=50)
+    yield "none in the input", x(0, 3), 0, at(5, 3, below=4)
+    yield "no index", x(4, 3), 1, at(4, 0, below=3)
+    yield "one a row", x(300, 17), 1, at(300, 1, below=17)
+    yield "several a row", x(40, 17), -1, at(40, 5, below=17)
+    yield "smaller beside dim", x(40, 9, 8), 1, at(33, 4, 7, below=9)
+    yield "transposed", x(9, 40, 5).permute(2, 1, 0), 1, at(9, 20, 5, below=40).permute(2, 1, 0)
+    yield "input expanded", x(1, 9).expand(30, 9), 1, at(30, 6, below=9)
+    yield "index expanded", x(20, 64), 0, at(30, 1, below=20).expand(30, 64)
+    yield "index expanded, a row of packets and a half", x(20, 72), 0, at(30, 1, below=20).expand(30, 72)
+    yield "rows between packets", x(20, 130)[:, :128], 0, at(30, 1, below=20).expand(30, 128)
+    yield "sliced, index expanded", x(20, 130)[:, 1:129], 0, at(30, 1, below=20).expand(30, 128)
+
+
+def selections(dtype, kind):
+    """(what, input, dim, index)."""
+    x = lambda *shape: numbers(*shape, dtype=dtype)  # noqa: E731
+    at = lambda *shape, below: indices(*shape, below=below, dtype=kind)  # noqa: E731
+    yield "0-dim", x().reshape(()), 0, at(below=1)
+    yield "0-dim input, vector of one", x().reshape(()), -1, at(1, below=1)
+    yield "one index", x(7, 5), 0, at(below=7)
+    yield "vector", x(50), 0, at(3100, below=50)
+    yield "none in the input", x(0, 3), 0, at(5, below=4)
+    yield "no index", x(4, 3), 0, at(0, below=4)
+    yield "no columns", x(4, 0), 0, at(3, below=4)
+    yield "rows", x(30, 64), 0, at(70, below=30)
+    yield "odd rows", x(30, 33), 0, at(70, below=30)
+    yield "rows of packets and a half", x(30, 72), 0, at(70, below=30)
+    yield "last dim", x(13, 40), 1, at(90, below=40)
+    yield "middle dim", x(3, 20, 16), 1, at(45, below=20)
+    yield "transposed", x(64, 30).t(), 0, at(70, below=30)
+    yield "sliced", x(30, 130)[:, 1:129], 0, at(70, below=30)
+    yield "rows between packets", x(30, 130)[:, :128], 0, at(70, below=30)
+    yield "lines between packets", x(3, 20, 130)[:, :, :128], 1, at(45, below=20)
+    yield "strided rows", x(60, 64)[::2], 0, at(140, below=30)[::2]
+    yield "rows expanded", x(30, 1).expand(30, 64), 0, at(70, below=30)
+    yield "four dims", x(4, 3, 5, 6).permute(2, 0, 3, 1), 2, at(8, below=6)
+
+
+FORWARD = [("gather", gathers, safe_gather.definition), ("index_select", selections, safe_index_select.definition)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", INDICES, ids=str)
+@pytest.mark.parametrize("name, samples, definition", FORWARD, ids=[name for name, *_ in FORWARD])
+def test_forward(ops, name, samples, definition, kind, dtype):
+    raw = getattr(ops, f"_safe_{name}")
+    for what, x, dim, index in samples(dtype, kind):
+        for fill in (0.0, 1.0 if dtype == torch.bool else -7.0):
+            got = raw(x, dim, index, fill)
+            same(what, [got], [definition(x, dim, index, fill)])
+            assert got.is_contiguous(), what
+
+
+@pytest.mark.parametrize(
+    "dtype, columns, offset, packets",
+    [
+        (torch.float16, 64, 0, True),
+        (torch.float32, 64, 0, True),
+        (torch.int8, 64, 0, True),
+        (torch.float16, 64, 1, False),  # rows begin between packets
+        (torch.float16, 63, 0, False),
+    ],
+    ids=str,
+)
+def test_rows_move_in_packets_of_16_bytes(emulated, dtype, columns, offset, packets):
+    ops, counts = emulated
+    table = torch.arange(20 * (columns + offset)).reshape(20, -1).to(dtype)[:, offset:]
+    index = torch.tensor([3, -1, 19, 3])
+    for call in (
+        lambda: ops._safe_index_select(table, 0, index),
+        lambda: ops._safe_gather(table, 0, index[:, None].expand(4, columns)),
+    ):
+        counts()
+        got = call()
+        # of the index out of range nothing is read
+        assert counts()[0] == (3 * columns * table.element_size() // 16 if packets else 0)
+        assert torch.equal(got, torch.where(index[:, None] < 0, 0, table[index]))
+
+
+# ---- backward
+
+
+def spread(kind, entries, length):
+    """An index of `entries` numbers: how its duplicates lie."""
+    if kind == "random":
+        return indices(entries, below=length, dtype=torch.int32).long()
+    if kind == "one for all":
+        return torch.full((entries,), length - 1)
+    if kind == "all different":
+        return torch.randperm(entries, generator=torch.Generator().manual_seed(3))
+    if kind == "padding":  # nearly all name one place or none
+        index = torch.full((entries,), 3 % length)
+        index[::3] = -100
+        index[entries // 2] = length - 1
+        return index
+    return torch.arange(entries) // 40 % length  # runs longer than a thread's tile
+
+
+def summed(index, grad, length):
+    """(length, columns) in fp64, and the sum of magnitudes, of grad (entries, columns)."""
+    inside = (index >= 0) & (index < length)
+    total = torch.zeros(length, grad.shape[1], dtype=torch.float64)
+    place = index[inside].long()
+    return (
+        total.index_add(0, place, grad[inside].double()),
+        total.index_add(0, place, grad[inside].double().abs()),
+    )
+
+
+def check_sums(what, got, index, grad, length):
+    """Within the rounding of a tree of depth log n in fp32 (fp64), and of the result; unnamed places exactly 0."""
+    truth, magnitude = summed(index, grad, length)
+    wide = torch.finfo(torch.float64 if grad.dtype == torch.float64 else torch.float32).eps
+    room = 64 * wide * magnitude + torch.finfo(got.dtype).eps * truth.abs()
+    off = (got.double() - truth).abs() > room
+    assert got.shape == truth.shape and not off.any(), f"{what}: {off.sum()} of {off.numel()} off"
+    assert not got[magnitude[:, 0] == 0].any(), f"{what}: a place nobody named is not 0"
+
+
+SPREADS = ("random", "one for all", "all different", "padding", "runs")
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("kind", SPREADS)
+def test_sums(ops, kind, dtype):
+    """Both functions at every number of launches: a vector gathered, and lines of columns selected."""
+    for entries in ENTRIES:
+        length = entries if kind == "all different" else max(1, entries // 7)
+        index = spread(kind, entries, length)
+        random = torch.Generator().manual_seed(entries)
+        grad = torch.randn(entries, 1, generator=random, dtype=torch.float64).to(dtype)
+        grad[(index < 0) | (index >= length)] = torch.nan  # of what was not taken
+        what = f"{kind}, {entries} entries"
+        got = ops._safe_gather_backward(grad[:, 0], 0, index, [length])
+        check_sums(what, got[:, None], index, grad, length)
+        same(what, [ops._safe_gather_backward(grad[:, 0], 0, index.int(), [length])], [got])
+        columns = 3 if entries < 3000 else 1
+        lines = torch.cat([grad, torch.randn(entries, columns, generator=random).to(dtype)], dim=1)[:, :columns]
+        rows = ops._safe_index_select_backward(lines, 0, index, [length, columns])
+        same(what, [rows[:, 0]], [got])  # a column's sum does not depend on the others
+        if columns > 1:
+            check_sums(what, rows, index, lines, length)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("kind", INDICES, ids=str)
+@pytest.mark.parametrize("name, samples", [("gather", gathers), ("index_select", selections)])
+def test_backward_layouts(ops, name, samples, kind, dtype):
+    """Against autograd through the definition in fp64, for every layout of index and upstream gradient."""
+    raw = getattr(ops, f"_safe_{name}_backward")
+    definition = {"gather": safe_gather, "index_select": safe_index_select}[name].definition
+    for what, x, dim, index in samples(dtype, kind):
+        leaf = x.double().detach().requires_grad_()
+        value = definition(leaf, dim, index, 0.0)
+        order = tuple(range(x.dim()))[::-1]
+        for grad in (
+            numbers(*value.shape, dtype=dtype, seed=5).reshape(value.shape),
+            numbers(*value.shape[::-1], dtype=dtype, seed=6).reshape(value.shape[::-1]).permute(order),
+            numbers(1, dtype=dtype, seed=7).reshape(()).expand(value.shape),  # as .sum() sends it
+        ):
+            (want,) = torch.autograd.grad(value, leaf, grad.double(), retain_graph=True)
+            assert want.abs().max() <= 60_000 if want.numel() else True  # whole numbers: every order gives one sum
+            got = raw(grad, dim, index, x.shape)
+            assert got.is_contiguous() and got.dtype == dtype
+            error = (got.double() - want).abs() > want.abs() * torch.finfo(dtype).eps
+            assert not error.any(), f"{what}: {error.sum()} of {error.numel()} off"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_columns_are_summed_in_packets(emulated, dtype):
+    """The same bits as one by one, where rows of grad are aligned and their columns lie together; else one by one."""
+    ops, counts = emulated
+    for entries, shape, dim in ((2, (4, 64), 0), (33, (4, 64), 0), (3000, (7, 64), 0), (100, (3, 7, 32), 1)):
+        index = indices(entries, below=shape[dim])
+        sizes = [entries if d == dim else n for d, n in enumerate(shape)]
+        grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
+        counts()
+        got = ops._safe_index_select_backward(grad, dim, index, shape)
+        # of an index out of range nothing is read
+        taken = int(((index >= 0) & (index < shape[dim])).sum()) * grad.numel() // entries
+        assert counts()[0] == taken * grad.element_size() // 16
+        shifted = torch.zeros(grad.numel() + 1, dtype=dtype)[1:].view(sizes).copy_(grad)
+        for other in (shifted, grad.transpose(0, -1).contiguous().transpose(0, -1)):
+            same(str(shape), [ops._safe_index_select_backward(other, dim, index, shape)], [got])
+            assert counts()[0] == 0
+
+
+def test_gradients_in_another_dtype(ops):
+    """Sums are kept in fp64 where either side is."""
+    index = torch.zeros(3000, dtype=torch.int64)
+    grad = torch.randn(3000, generator=torch.Generator().manual_seed(0))
+    for source in FLOATS:
+        for target in FLOATS:
+            got = ops._safe_gather_backward(grad.to(source), 0, index, [2], target)
+            want = grad.to(source).double().sum()
+            assert got.dtype == target and got[1] == 0
+            room = torch.finfo(target).eps if torch.float64 in (source, target) else max(torch.finfo(target).eps, 1e-5)
+            assert (got[0].double() - want).abs() <= want.abs() * room
+    x = torch.tensor([1.0, 2.0**-40]).repeat(2000)  # fp32 forgets the small ones
+    got = ops._safe_gather_backward(x, 0, torch.zeros(4000, dtype=torch.int64), [1], torch.float64)
+    assert got.item() == x.double().sum().item()
+
+
+def test_a_place_named_once_gets_the_gradient_itself(ops):
+    """-0.0, subnormals and infinities included, and a NaN stays at the place it was sent to."""
+    grad = torch.tensor([-0.0, 0.0, 1e-45, -1e-40, torch.inf, -torch.inf, torch.nan, 3.0]).repeat(200)
+    index = torch.randperm(1600, generator=torch.Generator().manual_seed(0))
+    want = torch.zeros(1600)
+    want[index] = grad
+    for got in (
+        ops._safe_gather_backward(grad, 0, index, [1600]),
+        ops._safe_index_select_backward(grad[:, None], 0, index, [1600, 1])[:, 0],
+    ):
+        assert_same_bits("named once", got, want, "differs from the gradient")
+
+
+def test_half_sums_are_fp32_and_overflow_to_inf(ops):
+    ones = torch.full((5000,), 1.0, dtype=torch.float16)
+    index = torch.zeros(5000, dtype=torch.int64)
+    assert ops._safe_gather_backward(ones, 0, index, [1]).item() == 5000  # fp16 would stop at 2048
+    assert ops._safe_gather_backward(ones * 20, 0, index, [1]).item() == torch.inf
+
+
+def test_bitwise_repeatable(ops):
+    index = indices(5000, below=40)
+    grad = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
+    first = ops._safe_index_select_backward(grad, 0, index, [40, 3])
+    for _ in range(3):
+        same("again", [ops._safe_index_select_backward(grad, 0, index, [40, 3])], [first])
+    # the same sums, whatever the strides and the number of columns
+    same("one column", [ops._safe_index_select_backward(grad[:, :1], 0, index, [40, 1])], [first[:, :1]])
+    same("transposed", [ops._safe_index_select_backward(grad.t(), 1, index, [3, 40])], [first.t().contiguous()])
+    every = index[:, None].expand(5000, 3)
+    moved = ops._safe_gather_backward(grad[:, 1:2], 0, every[:, 1:2], [40, 3])
+    assert not moved[:, 1:].any() and torch.allclose(moved[:, 0], first[:, 1], rtol=1e-5, atol=1e-4)
+
+
+def test_unusable_operands_are_refused(ops):
+    x, index = torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.int64)
+    for call, words in (
+        (lambda: ops._safe_gather(x, 0, index.short()), "int32 or int64"),
+        (lambda: ops._safe_gather(x, 2, index), "out of range"),
+        (lambda: ops._safe_gather(x, 0, index[0]), "as many dims"),
+        (lambda: ops._safe_gather(x[:, :2], 0, index), "larger than input"),
+        (lambda: ops._safe_gather_backward(x, 0, index[:3], [4, 3]), "differ in shape"),
+        (lambda: ops._safe_gather_backward(x, 0, index, [4, 2]), "larger than input"),
+        (lambda: ops._safe_gather_backward(x, 0, index, [4]), "as many dims"),
+        (lambda: ops._safe_gather_backward(x.int(), 0, index, [4, 3]), "grad must be float"),
+        (lambda: ops._safe_index_select(x, 0, index), "one dimension"),
+        (lambda: ops._safe_index_select(x[0, 0], 0, index[0]), "one index"),
+        (lambda: ops._safe_index_select_backward(x, 0, index[0], [4, 3]), "grad and size differ"),
+        (lambda: ops._safe_index_select_backward(x, 0, index[:, 0], [4, 2]), "grad and size differ"),
+        (lambda: ops._safe_index_select_backward(x, 0, index[:, 0], [12]), "grad and size differ"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            call()
+
+
+def test_every_kernel_is_tested():
+    defined = {name for path in OPS for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())}
+    assert defined == {schema.partition("(")[0] for schema in SCHEMAS}
