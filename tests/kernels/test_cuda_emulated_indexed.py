@@ -99,9 +99,11 @@ def selections(dtype, kind):
     yield "rows of packets and a half", x(30, 72), 0, at(70, below=30)
     yield "last dim", x(13, 40), 1, at(90, below=40)
     yield "middle dim", x(3, 20, 16), 1, at(45, below=20)
+    yield "one index of a middle dim", x(4, 7, 6), 1, torch.tensor([3], dtype=kind)  # a packet would cross lines
     yield "transposed", x(64, 30).t(), 0, at(70, below=30)
     yield "sliced", x(30, 130)[:, 1:129], 0, at(70, below=30)
     yield "rows between packets", x(30, 130)[:, :128], 0, at(70, below=30)
+    yield "some lines between packets", x(3, 2561)[:, :2560].unflatten(1, (20, 128)), 1, at(45, below=20)
     yield "lines between packets", x(3, 20, 130)[:, :, :128], 1, at(45, below=20)
     yield "strided rows", x(60, 64)[::2], 0, at(140, below=30)[::2]
     yield "rows expanded", x(30, 1).expand(30, 64), 0, at(70, below=30)
