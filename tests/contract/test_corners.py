@@ -82,7 +82,7 @@ def test_an_fp64_weight_is_read_as_it_is(weight):
 def test_numbers_as_divisors():
     assert safeops.safe_div(t(1.0), 0.1, dtype=torch.float64).item() == 10
     assert safeops.safe_div(t(1.0, dtype=torch.float64), 0.1, dtype=torch.float32).item() == 10
-    assert safeops.safe_div(t(3e38), 1e39).item() == pytest.approx(3e38 / 3.4028e38, rel=1e-3)
+    assert safeops.safe_div(t(3e38), 1e39).item() == pytest.approx(0.3)
     assert safeops.safe_div(t(1.0), True).item() == 1
     assert safeops.safe_div(torch.ones(2, dtype=torch.float16, device="meta"), 2.0).dtype == torch.float16
 
