@@ -12,7 +12,7 @@ import safeops
 from safeops._library import registry
 from safeops.testing import no_synchronisation
 from safeops.testing.compare import assert_same_bits
-from tests.contract.subjects import DEVICE
+from tests.contract.subjects import DEVICE, composite
 from tests.contract.test_cases import equal, flags, leaf
 
 OPS = ("masked_compact", "masked_select", "masked_scatter", "safe_gather", "safe_index_select")
@@ -226,3 +226,30 @@ def test_pytorch_15508_class_index_255_of_3():
     want = F.cross_entropy(scores[:1], target[:1])
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(grad_of(loss, scores), grad_of(want, scores))
+
+
+# Complex -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+def test_complex_operands_broadcast_by_their_mask(route, dtype):
+    def op(name):
+        return getattr(safeops, name) if route == "kernel" else composite(getattr(safeops, name), name)
+
+    z = torch.tensor([[3 + 4j, 1j]], dtype=dtype, device=DEVICE, requires_grad=True)
+    source = torch.tensor([2j, 5.0, -1j], dtype=dtype, device=DEVICE, requires_grad=True)
+    mask = flags([True, False], [True, True])
+    weight = torch.tensor([1 + 2j, 3j, -2.0], dtype=dtype, device=DEVICE)
+    for x in (z, z.conj()):
+        for create_graph in (False, True):
+            picked = op("masked_select")(x, mask)
+            assert torch.equal(picked, torch.masked_select(x, mask))
+            loss = (picked * weight.conj()).real.sum()
+            got = torch.autograd.grad(loss, z, create_graph=create_graph)[0]
+            want = torch.autograd.grad((torch.masked_select(x, mask) * weight.conj()).real.sum(), z)[0]
+            assert torch.equal(got, want)
+
+            placed = op("masked_scatter")(x, mask, source)
+            grads = torch.autograd.grad((placed * placed.conj()).real.sum(), (z, source), create_graph=create_graph)
+            plain = x.expand(2, 2).masked_scatter(mask, source)
+            want = torch.autograd.grad((plain * plain.conj()).real.sum(), (z, source))
+            assert torch.equal(placed, plain) and all(torch.equal(g, w) for g, w in zip(grads, want))
