@@ -33,10 +33,10 @@ def _any_order(k, a, ord, safe):
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
     ord = max(-1e20, min(1e20, ord))  # beyond, all powers but those of the extreme element have long vanished
-    with torch.no_grad():
-        # In units of the element that decides, the largest or the smallest, no power overflows.
-        top = k.largest(a) if ord > 0 else -k.largest(-torch.where(zero, INF, a))
-        top = torch.where((top > 0) & top.isfinite(), top, 1)
+    # In units of the element that decides, the largest or the smallest, no power overflows.
+    fixed = a.detach()
+    top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
+    top = torch.where((top > 0) & top.isfinite(), top, 1)
     # The exponents as tensors: pow with a number that is symbolic (dynamic shapes) cannot be differentiated.
     power, inverse = (torch.full((), e, dtype=a.dtype, device=a.device) for e in (ord, 1 / ord))
     terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)

@@ -15,13 +15,13 @@ def unit_vectors(x, dim, eps):
     """(x / max(|x|, eps), |x|) along dim, in x's dtype; a zero vector is 0 with gradient 0."""
     info = torch.finfo(x.dtype)
     eps = min(eps, info.max)
-    with torch.no_grad():
-        empty = x.dim() > 0 and x.shape[dim] == 0
-        largest = x.new_zeros(thin_shape(x.shape, dim)) if empty else x.abs().amax(dim, keepdim=True)
-        zero = (x == 0).all(dim, keepdim=True)
-        # x^2 neither overflows nor vanishes. (Not for zeros: the scale's square, in a second derivative, is infinite.)
-        scale = torch.where(zero, 1, _to_one(largest.clamp(min=info.tiny)))
-        floor_scale = _to_one(x.new_zeros(()).clamp(min=max(eps, info.tiny)))
+    fixed = x.detach()  # no_grad would leave the tangents
+    empty = x.dim() > 0 and x.shape[dim] == 0
+    largest = x.new_zeros(thin_shape(x.shape, dim)) if empty else fixed.abs().amax(dim, keepdim=True)
+    zero = (fixed == 0).all(dim, keepdim=True)
+    # x^2 neither overflows nor vanishes. (Not for zeros: the scale's square, in a second derivative, is infinite.)
+    scale = torch.where(zero, 1, _to_one(largest.clamp(min=info.tiny)))
+    floor_scale = _to_one(x.new_zeros(()).clamp(min=max(eps, info.tiny)))
     scaled = x * scale
     # The root has no derivative at 0: select before taking it.
     squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
