@@ -57,6 +57,12 @@ def select_rows(rows, index, fill_value):
     return torch.where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
 
 
+def as_double(fill_value):
+    """The number as the kernels take it, or None: an integer beyond 2^53 that a double does not hold."""
+    double = float(fill_value)
+    return double if double == fill_value or fill_value != fill_value else None
+
+
 # ---- checks
 
 

@@ -228,6 +228,22 @@ def test_pytorch_15508_class_index_255_of_3():
     torch.testing.assert_close(grad_of(loss, scores), grad_of(want, scores))
 
 
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, 2**63 + 12345, 7])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.float64])
+def test_a_stand_in_of_64_bits_is_exact(route, value, dtype):
+    def op(name):
+        return getattr(safeops, name) if route == "kernel" else composite(getattr(safeops, name), name)
+
+    x, index = torch.tensor([1, 2], device=DEVICE).to(dtype), whole(-1, 1)
+    info = None if dtype.is_floating_point else torch.iinfo(dtype)
+    want = float(value) if info is None else max(info.min, min(info.max, value))
+    assert op("safe_gather")(x, 0, index, fill_value=value).tolist() == [want, 2]
+    assert op("safe_index_select")(x, 0, index, fill_value=value).tolist() == [want, 2]
+    got = op("masked_compact")(x, flags(False, True), capacity=2, fill_value=value)
+    assert [t.tolist() for t in got] == [[2, want], [1, -1], 1]
+
+
 # Complex -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 @pytest.mark.parametrize("route", ["kernel", "composite"])
