@@ -141,6 +141,8 @@ class Binary:
             _check.tensor(self.name, self.other, other)
             _check.broadcast(self.name, **{"input": input, self.other: other})
             _check.same_device(self.name, "input", input, **{self.other: other})
+        else:
+            _check.double(self.name, self.other, other)
         for name, x in (("input", input), (self.other, other)):
             if isinstance(x, torch.Tensor):
                 _check.real(self.name, name, x)

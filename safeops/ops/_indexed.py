@@ -46,7 +46,7 @@ class Indexed:
         try:
             kernel = _route.kernel(self.op, input, index) if input.dtype in MOVABLE else None
             fill = 0.0
-            if kernel is not None and (fill_value != 0 or kernel is self.op.traced):
+            if kernel is not None and (fill_value != 0 or dim.__class__ is not int or kernel is self.op.traced):
                 self.validate(input, dim, index, fill_value)
                 fill = as_double(fill_value)
             if kernel is not None and fill is not None:

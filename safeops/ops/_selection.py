@@ -1,7 +1,5 @@
 """What the selection ops share: the dtypes they move, stand-ins in any dtype, indices, and their checks."""
 
-import operator
-
 import torch
 
 from safeops import _check
@@ -88,8 +86,4 @@ def check_index(function, index):
 
 def check_dim(function, dim, ndim):
     """dim as a non-negative int."""
-    try:
-        d = operator.index(dim)
-    except TypeError:
-        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
-    return (_check.dims(function, d, ndim) if ndim else _check.dims(function, d, 1))[0]
+    return _check.one_dim(function, dim, ndim)

@@ -143,7 +143,7 @@ def normalize(input, dim=-1, *, eps=None):
     try:
         kernel = _route.kernel(OP, input)
         if kernel is not None:
-            if eps is not None or kernel is OP.traced:
+            if eps is not None or dim.__class__ is not int or kernel is OP.traced:
                 _validate(input, dim, eps)
             if input.requires_grad and torch.is_grad_enabled():
                 return kernel.apply(input, dim, eps)
