@@ -10,12 +10,18 @@ from torch.compiler import is_compiling
 
 from safeops._dtypes import FLOATING
 
+LARGEST_DOUBLE = torch.finfo(torch.float64).max
+
 
 def tensor(function, name, x):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
-    if not is_compiling() and x.layout != torch.strided:  # a trace has no sparse tensors, and may not ask
+    if is_compiling():  # a trace has no such tensors, and may not ask
+        return
+    if x.layout != torch.strided:
         raise TypeError(f"{function}: {name} must be a dense tensor, got layout {x.layout}")
+    if x.is_nested:
+        raise TypeError(f"{function}: {name} must be a dense tensor, got a nested one")
 
 
 def floating(function, name, x):
@@ -84,9 +90,21 @@ def choice(function, name, value, options):
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 
 
+def double(function, name, value):
+    """A Python number must be one that a double has: of an integer beyond, nothing can be computed."""
+    if isinstance(value, int) and not -LARGEST_DOUBLE <= value <= LARGEST_DOUBLE:
+        raise ValueError(f"{function}: {name} must be at most {LARGEST_DOUBLE:.3g} in magnitude, got a larger integer")
+
+
+def boolean_flag(function, name, value):
+    if not isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
+
+
 def number(function, name, value, *, minimum=None, above=None, maximum=None):
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
+    double(function, name, value)
     if maximum is not None and not value <= maximum:
         raise ValueError(f"{function}: {name} must be at most {maximum:.3g}, got {value}")
     if minimum is not None and not value >= minimum:
@@ -105,6 +123,8 @@ def dims(function, dim, ndim):
     if dim is None:
         return tuple(range(ndim))
     try:
+        if bool in map(type, dim if isinstance(dim, (tuple, list)) else (dim,)):
+            raise TypeError
         given = (operator.index(dim),) if not isinstance(dim, (tuple, list)) else tuple(map(operator.index, dim))
     except TypeError:
         raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None

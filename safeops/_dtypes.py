@@ -21,11 +21,10 @@ def readable(scalar):
 
 def saturate(value, dtype):
     """A finite Python number brought into the range of a floating `dtype`; inf and nan pass."""
-    value = float(value)
     largest = torch.finfo(dtype).max
-    if largest < abs(value) < float("inf"):
+    if largest < abs(value) < float("inf"):  # first: an integer may be too large for any float
         return largest if value > 0 else -largest
-    return value
+    return float(value)
 
 
 def saturate_tensor(wide, dtype):

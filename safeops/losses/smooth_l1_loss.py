@@ -1,5 +1,7 @@
 """smooth_l1_loss: quadratic below beta, linear above."""
 
+import math
+
 import torch
 
 from safeops import _check
@@ -14,7 +16,11 @@ def value(x, y, beta, p1):
         return a
     # select before arithmetic: neither side may overflow in the other's place
     inner, outer = torch.where(a < beta, a, 0), torch.where(a < beta, 0, a)
-    return torch.where(a < beta, inner * inner / (2 * beta), outer - beta / 2)
+    # At a power of two that brings beta to its root: a^2 does not leave the range, nor does g / beta on the way back.
+    mantissa, exponent = math.frexp(beta)
+    half = (exponent + 1) // 2
+    inner, beta_ = inner * 2.0**-half, mantissa * 2.0 ** (exponent - 2 * half)
+    return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 
 _smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value)

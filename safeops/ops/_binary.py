@@ -7,7 +7,7 @@ operands of the compute dtype. Dtypes, numbers as second operand and the sums ov
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype, saturate
+from safeops._dtypes import FLOATING, LARGEST, SMALLEST, compute_dtype
 from safeops._library import Op, declare_raw, like
 from safeops.ops._unary import output_dtype
 from safeops.ops.masked_sum import reduce_to
@@ -107,7 +107,7 @@ class Binary:
             floating = input.dtype in FLOATING
             if floating and self.number and isinstance(other, (float, int)):
                 dtype = dtype or self._output_dtype(input, input.dtype)
-                other = _tensor(other, input, dtype)
+                other, eps = _number(other, input, dtype, eps)
             kernel = _route.kernel(self.op, input, other) if floating and other.dtype in FLOATING else None
             if kernel is not None:
                 if eps is not None or fill_value.__class__ is not float or kernel is self.op.traced:
@@ -129,7 +129,7 @@ class Binary:
         if dtype is None:
             dtype = self._output_dtype(input, promoted(input, other))
         if not isinstance(other, torch.Tensor):
-            other = _tensor(other, input, dtype)
+            other, eps = _number(other, input, dtype, eps)
         return self.definition(input, other, eps, fill_value, dtype)
 
     def _output_dtype(self, input, promoted):
@@ -141,6 +141,8 @@ class Binary:
             _check.tensor(self.name, self.other, other)
             _check.broadcast(self.name, **{"input": input, self.other: other})
             _check.same_device(self.name, "input", input, **{self.other: other})
+        else:
+            _check.double(self.name, self.other, other)
         for name, x in (("input", input), (self.other, other)):
             if isinstance(x, torch.Tensor):
                 _check.real(self.name, name, x)
@@ -150,10 +152,28 @@ class Binary:
         _check.output_dtype(self.name, dtype)
 
 
-def _tensor(number, input, dtype):
-    """A number as a tensor of the compute dtype: 1e-8 must not become 0 on its way through half."""
+def _number(number, input, dtype, eps):
+    """(a number as a tensor of the compute dtype, eps): 1e-8 must not become 0 on its way through half.
+
+    One that fp32 would make another number of, and not a less precise one, is read as the double it is.
+    """
+    number = float(number)
     compute = compute_dtype(input.dtype, dtype)
-    return torch.full((), saturate(number, compute), dtype=compute, device=input.device)
+    if compute == torch.float32 and not _fits_single(number):
+        compute = torch.float64
+        eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
+    return torch.full((), number, dtype=compute, device=input.device), eps
+
+
+def _fits_single(number):
+    """False where fp32 has no number of this size, or one that is odd, even or whole and `number` is not."""
+    if number == 0 or not abs(number) < float("inf"):
+        return True
+    if not SMALLEST <= abs(number) <= LARGEST:
+        return False
+    high = 536870913.0 * number  # Veltkamp's splitting, by 2^29 + 1: the 24 leading bits of 53
+    short = high - (high - number)
+    return short == number or (number % 1 != 0 != short % 1) or number % 2 == short % 2
 
 
 def promoted(input, other):

@@ -4,7 +4,7 @@ import torch
 
 from safeops import _route
 from safeops._library import Op
-from safeops.ops._selection import MOVABLE
+from safeops.ops._selection import MOVABLE, as_double
 
 # ---- autograd
 
@@ -45,10 +45,12 @@ class Indexed:
     def call(self, input, dim, index, fill_value):
         try:
             kernel = _route.kernel(self.op, input, index) if input.dtype in MOVABLE else None
-            if kernel is not None:
-                if fill_value != 0 or kernel is self.op.traced:
-                    self.validate(input, dim, index, fill_value)
-                arguments = (input, dim, index) if fill_value == 0 else (input, dim, index, float(fill_value))
+            fill = 0.0
+            if kernel is not None and (fill_value != 0 or dim.__class__ is not int or kernel is self.op.traced):
+                self.validate(input, dim, index, fill_value)
+                fill = as_double(fill_value)
+            if kernel is not None and fill is not None:
+                arguments = (input, dim, index) if fill == 0 else (input, dim, index, fill)
                 if torch.is_grad_enabled() and input.requires_grad:
                     return kernel.apply(*arguments)
                 return kernel.raw(*arguments)

@@ -141,7 +141,7 @@ def validate(name, input, mask, weight, dim, keepdim):
     _check.weight(name, weight, "input", input.shape)
     _check.same_device(name, "input", input, mask=mask, weight=weight)
     _check.dims(name, dim, input.dim())
-    _check.choice(name, "keepdim", keepdim, (True, False))
+    _check.boolean_flag(name, "keepdim", keepdim)
 
 
 def raise_if_empty(name, nothing, input, dim):
@@ -161,17 +161,20 @@ class Reduction:
         self.name, self.op, self.definition, self.keyword = name, op, definition, keyword
 
     def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
-        if dim is not None and not isinstance(dim, (tuple, list)):
-            dim = (dim,)
+        if dim is not None:
+            if not isinstance(dim, (tuple, list)):
+                dim = (dim,)
+            if bool in map(type, dim):  # the dispatcher would take it for a number
+                _check.dims(self.name, dim, len(dim))
         try:
             kernel = None
-            if weight is None and dim is None and dtype is None and empty == "zero" and not keepdim:
+            if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
                 # most calls, and the short way
                 options = (None, None, False, False, None, *parameter) if parameter else ()
                 kernel = self._kernel(parameter, input, mask)
             else:
                 options = (weight, dim, keepdim, empty == "nan", dtype, *parameter)
-                if empty in EMPTY and not _route.requires_grad(weight):
+                if empty in EMPTY and isinstance(keepdim, bool) and not _route.requires_grad(weight):
                     kernel = self._kernel(parameter, input, mask, weight)
             if kernel is not None:
                 if empty == "raise" or kernel is self.op.traced:

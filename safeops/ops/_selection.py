@@ -1,7 +1,5 @@
 """What the selection ops share: the dtypes they move, stand-ins in any dtype, indices, and their checks."""
 
-import operator
-
 import torch
 
 from safeops import _check
@@ -57,6 +55,12 @@ def select_rows(rows, index, fill_value):
     return torch.where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
 
 
+def as_double(fill_value):
+    """The number as the kernels take it, or None: an integer beyond 2^53 that a double does not hold."""
+    double = float(fill_value)
+    return double if double == fill_value or fill_value != fill_value else None
+
+
 # ---- checks
 
 
@@ -82,8 +86,4 @@ def check_index(function, index):
 
 def check_dim(function, dim, ndim):
     """dim as a non-negative int."""
-    try:
-        d = operator.index(dim)
-    except TypeError:
-        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
-    return (_check.dims(function, d, ndim) if ndim else _check.dims(function, d, 1))[0]
+    return _check.one_dim(function, dim, ndim)

@@ -144,7 +144,7 @@ class MaskedSoftmax:
         try:
             kernel = _route.kernel(self.op, input, mask)
             if kernel is not None:
-                if kernel is self.op.traced:
+                if dim.__class__ is not int or kernel is self.op.traced:
                     self._validate(input, mask, dim)
                 if input.requires_grad and torch.is_grad_enabled():
                     return kernel.apply(input, mask, dim)

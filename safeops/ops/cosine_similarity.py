@@ -136,7 +136,7 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
     try:
         kernel = _route.kernel(OP, x1, x2)
         if kernel is not None:
-            if eps is not None or kernel is OP.traced:
+            if eps is not None or dim.__class__ is not int or kernel is OP.traced:
                 _validate(x1, x2, dim, eps)
             if torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad):
                 return kernel.apply(x1, x2, dim, eps)

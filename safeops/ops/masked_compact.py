@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOVABLE, check_fill, check_movable, select_rows
+from safeops.ops._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
 
 # ---- definition
 
@@ -126,12 +126,15 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
     """
     try:
         kernel = _route.kernel(OP, input, mask) if input.dtype in MOVABLE else None
+        fill = 0.0
         if kernel is not None:
             if capacity.__class__ is not int or fill_value != 0 or kernel is OP.traced:
                 _validate(input, mask, capacity, fill_value)
+                fill = as_double(fill_value)
+        if kernel is not None and fill is not None:
             if mask.shape != input.shape:
                 mask = mask.expand(input.shape[: mask.dim()])
-            arguments = (input, mask, capacity) if fill_value == 0 else (input, mask, capacity, float(fill_value))
+            arguments = (input, mask, capacity) if fill == 0 else (input, mask, capacity, fill)
             if torch.is_grad_enabled() and input.requires_grad:
                 return kernel.apply(*arguments)
             return kernel.raw(*arguments)
@@ -155,6 +158,8 @@ def _validate(input, mask, capacity, fill_value):
         raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
     if capacity < 0:
         raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
+    if capacity >= 2**59:
+        raise ValueError(f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many")
     check_fill("masked_compact", fill_value, input.dtype)
 
 

@@ -66,13 +66,16 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
         >>> safeops.masked_count(x, torch.tensor([True, False, True]), dim=1)
         tensor([2, 2])
     """
-    if dim is not None and not isinstance(dim, (tuple, list)):
-        dim = (dim,)
+    if dim is not None:
+        if not isinstance(dim, (tuple, list)):
+            dim = (dim,)
+        if bool in map(type, dim):  # the dispatcher would take it for a number
+            _check.dims("masked_count", dim, len(dim))
     plain = dtype is None and empty == "zero"
     try:
         kernel = _route.kernel(OP, input, mask, weight) if input.dtype in FLOATING else None
         if kernel is not None:
-            if kernel is OP.traced or not plain:
+            if kernel is OP.traced or not plain or not isinstance(keepdim, bool):
                 _validate(input, mask, weight, dim, keepdim, dtype, empty)
             count = kernel.raw(input, mask, weight, dim, keepdim)
             return count if plain else _finish(count, input, dim, dtype, empty)

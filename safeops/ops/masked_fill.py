@@ -141,6 +141,8 @@ def masked_fill(input, fill_mask, value):
     try:
         if isinstance(value, torch.Tensor):
             number, scalar = 0.0, value.double() if value.dtype == torch.bool else readable(value)
+        elif value.__class__ is int:
+            number = saturate(value, torch.float64)
         kernel = None
         if input.dtype in FLOATING and (scalar is None or scalar.dim() == 0):
             kernel = _route.kernel(OP, input, fill_mask, scalar)

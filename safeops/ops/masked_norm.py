@@ -9,7 +9,8 @@ INF = float("inf")
 KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that have kernels
 
 
-def norm(k, ord):
+def norm(k, ord, safe=False):
+    """safe: no gradient, not even an infinite one, where the norm of finite elements does not fit."""
     if ord == 2:
         binade = k.binade()
         x = k.x / binade
@@ -22,26 +23,41 @@ def norm(k, ord):
     if ord in (INF, -INF):
         value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
         return value, value, 1 / ties
-    value = _any_order(k, a, ord)
+    value = _any_order(k, a, ord, safe)
     return value, value, value  # no kernel's backward asks
 
 
-def _any_order(k, a, ord):
+def _any_order(k, a, ord, safe):
     """(sum w |x|^ord)^(1 / ord). An element that is 0 has gradient 0: its true one may be infinite."""
     zero = a == 0
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
-    binade = k.binade()
+    ord = max(-1e20, min(1e20, ord))  # beyond, all powers but those of the extreme element have long vanished
+    # In units of the element that decides, the largest or the smallest, no power overflows.
+    fixed = a.detach()
+    top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
+    top = torch.where((top > 0) & top.isfinite(), top, 1)
     # The exponents as tensors: pow with a number that is symbolic (dynamic shapes) cannot be differentiated.
     power, inverse = (torch.full((), e, dtype=a.dtype, device=a.device) for e in (ord, 1 / ord))
-    terms = torch.where(zero, 0, torch.where(zero, 1, a / binade) ** power)
+    terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)
     total = k.sum(k.weighted(k.select(terms, 0)))
-    vanishes = total == 0
-    value = binade * torch.where(vanishes, 0, torch.where(vanishes, 1, total) ** inverse)
-    if ord < 0:  # 1 / 0^|ord| is infinite, and makes the norm 0
+    vanishes, infinite = total == 0, total.isinf()
+    usual = ~(vanishes | infinite)
+
+    def value_of(total):
+        root = total ** (inverse / 2)  # by halves: small elements times a large root may fit
+        return top * root * root
+
+    if safe:
+        with torch.no_grad():
+            usual &= ~value_of(torch.where(usual, total, 1)).isinf()
+    value = torch.where(usual, value_of(torch.where(usual, total, 1)), INF)
+    value = torch.where(infinite, torch.where(infinite, total, 1) ** inverse, value)
+    if ord < 0:
+        # 1 / 0^|ord| is infinite, and makes the norm 0; 1 / inf is 0, and where all are, so is the norm infinite
         none = ~k.sum(k.select(zero, False).to(a.dtype)).bool() | total.isnan()
-        value = torch.where(none, value, 0)
-    return value
+        return torch.where(none, value, 0)
+    return torch.where(vanishes, 0, value)
 
 
 class Norm(Statistic):

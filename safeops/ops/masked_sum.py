@@ -1,5 +1,7 @@
 """masked_sum: the sum of the kept elements."""
 
+import torch
+
 from safeops.ops._reduction import MaskedReduction, declare_reduction
 
 _masked_sum = MaskedReduction("masked_sum", mean=False)
@@ -31,5 +33,7 @@ def reduce_to(grad, shape, dtype):
         return grad
     lead = grad.dim() - len(shape)
     dims = [d for d in range(grad.dim()) if d < lead or shape[d - lead] != grad.shape[d]]
+    if grad.is_complex():
+        return torch.complex(*(reduce_to(part, shape, part.dtype) for part in (grad.real, grad.imag)))
     # ours, not sum_to_size: aten's CPU sum depends on the number of threads
     return masked_sum(grad, dim=dims, keepdim=True, dtype=dtype).reshape(shape)

@@ -13,23 +13,30 @@ from safeops._library import Op, declare_public, declare_raw
 
 def unit_vectors(x, dim, eps):
     """(x / max(|x|, eps), |x|) along dim, in x's dtype; a zero vector is 0 with gradient 0."""
-    with torch.no_grad():
-        # A power of two that brings the divisor near 1: x^2 neither overflows nor vanishes.
-        tiny = torch.finfo(x.dtype).tiny
-        empty = x.dim() > 0 and x.shape[dim] == 0
-        largest = x.new_zeros(thin_shape(x.shape, dim)) if empty else x.abs().amax(dim, keepdim=True)
-        floor = largest.clamp(min=max(eps, tiny))
-        scale = torch.where(floor.isfinite(), (2 * torch.frexp(floor)[0] / floor).clamp(min=tiny), 1)
-        zero = (x == 0).all(dim, keepdim=True)
-        scale = torch.where(zero, 1, scale)  # its square is infinite, and a second derivative asks for it
+    info = torch.finfo(x.dtype)
+    eps = min(eps, info.max)
+    fixed = x.detach()  # no_grad would leave the tangents
+    empty = x.dim() > 0 and x.shape[dim] == 0
+    largest = x.new_zeros(thin_shape(x.shape, dim)) if empty else fixed.abs().amax(dim, keepdim=True)
+    zero = (fixed == 0).all(dim, keepdim=True)
+    # x^2 neither overflows nor vanishes. (Not for zeros: the scale's square, in a second derivative, is infinite.)
+    scale = torch.where(zero, 1, _to_one(largest.clamp(min=info.tiny)))
+    floor_scale = _to_one(x.new_zeros(()).clamp(min=max(eps, info.tiny)))
     scaled = x * scale
     # The root has no derivative at 0: select before taking it.
     squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
     root = torch.where(zero, 0, squares.sqrt())
-    # eps, the divisor below it, takes part in no derivative
-    divisor = torch.where(zero, 1, torch.where(root <= eps * scale, eps * scale, root))
-    y = torch.where(zero, 0, scaled) / divisor
+    # Below eps the length takes part in no derivative: x / eps, at a scale of its own.
+    under = root <= eps * scale
+    divisor = torch.where(zero, 1, torch.where(under, eps * floor_scale, root))
+    y = torch.where(zero, 0, torch.where(under, x * floor_scale, scaled)) / divisor
     return y, (root / scale).detach()
+
+
+def _to_one(size):
+    """The power of two that brings a positive size near 1."""
+    tiny = torch.finfo(size.dtype).tiny
+    return torch.where(size.isfinite(), (2 * torch.frexp(size)[0] / size).clamp(min=tiny), 1)
 
 
 def thin_shape(shape, dim):
@@ -136,7 +143,7 @@ def normalize(input, dim=-1, *, eps=None):
     try:
         kernel = _route.kernel(OP, input)
         if kernel is not None:
-            if eps is not None or kernel is OP.traced:
+            if eps is not None or dim.__class__ is not int or kernel is OP.traced:
                 _validate(input, dim, eps)
             if input.requires_grad and torch.is_grad_enabled():
                 return kernel.apply(input, dim, eps)

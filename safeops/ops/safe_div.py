@@ -23,12 +23,15 @@ def _define(a, b, eps, fill_value, dtype):
 
 def quotient(a, b):
     """a / b whose derivatives overflow only where they themselves do not fit."""
-    with torch.no_grad():
-        # A power of two that brings b near 1: the backward divides by b twice, and a / b^2 may overflow where g a / b^2
-        # does not, or where g is 0.
-        limits = torch.finfo(b.dtype).tiny, 1 / torch.finfo(b.dtype).tiny
-        scale = torch.where(b.isfinite(), (torch.frexp(b)[0] / b).clamp(*limits), 1)
-    return (a * scale) / (b * scale)
+    a_, b_ = (x.detach() if isinstance(x, torch.Tensor) else x for x in (a, b))  # no_grad would leave the tangents
+    info = torch.finfo(b.dtype)
+    q = a_ / b_
+    # A power of two that brings b to [1, 2): the backward divides by b twice; a / b^2 may overflow where g a / b^2
+    # does not, or where g is 0. Where it does fit, b stays as it is: g a / b may be what does not.
+    fits = ~b_.isfinite() | ((b_.abs() >= 1) & ((q / b_).abs() >= info.tiny))
+    scale = torch.where(fits, 1, (2 * torch.frexp(b_)[0] / b_).clamp(info.tiny, 1 / info.tiny))
+    room = torch.where(q.abs() > info.max / 4, 4, 1)  # for a * scale, up to 2 q
+    return (a * (scale / room)) / (b * scale) * room
 
 
 # ---- op

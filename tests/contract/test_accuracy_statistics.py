@@ -303,6 +303,46 @@ def test_every_order_is_torchs_and_leaves_no_range(ord, size):
         torch.testing.assert_close(grad_of(got, x).double(), grad_of(want, wide), rtol=1e-5, atol=1e-7)
 
 
+@each_route
+@pytest.mark.parametrize("name", ["safe_norm", "masked_norm"])
+@pytest.mark.parametrize("values, ord, want, slopes", [
+    ([1.0, 1e-30], -10, 1e-30, [0, 1]), ([1.0, 1e-30], -12, 1e-30, [0, 1]), ([1.0, 1e-30], -0.5, 1e-30, [1e-45, 1]),
+    ([1e38, -1e-38], -5, 1e-38, [0, -1]), ([1e38, 1e-38], 5, 1e38, [1, 0]), ([INF, 2.0], -3, 2.0, [0, 1]),
+    ([1.0, 0.5], -2000, 0.5, [0, 1]), ([1.9, 1.9], 1100, 1.9 * 2 ** (1 / 1100), [0.5 * 2 ** (1 / 1100)] * 2),
+    ([1.5, 1.9], 2000, 1.9, [0, 1]), ([0.5, -0.5], -2000, 0.5 * 2 ** (-1 / 2000), [0.4998267293, -0.4998267293]),
+    ([3.0, 2.0], 1e300, 3.0, [1, 0]), ([3.0, 2.0, -2.0], -1e300, 2.0, [0, 0.5, -0.5]),
+    ([1e-30, 1e-30, 1e-30], 1 / 64, 1e-30 * 3.0**64, [3.0**63] * 3), ([0.0, 1.0], -2000, 0.0, [0, 0]),
+])  # fmt: skip
+def test_the_element_that_decides_is_the_unit_of_any_order(route, name, values, ord, want, slopes):
+    for dtype, size in ((torch.float32, 1.0), (torch.float64, 1.0), (torch.float64, 2.0**-800), (torch.float64, 2e200)):
+        x = tensor(values, dtype).mul(size).requires_grad_()
+        want_sized = want * size
+        for create_graph in (False, True):
+            value = on(route, name)(x, ord=ord)
+            (dx,) = torch.autograd.grad(value, x, create_graph=create_graph)
+            assert float(value.detach()) == pytest.approx(want_sized, rel=1e-6), dtype
+            assert dx.tolist() == pytest.approx(slopes, rel=2e-4 if abs(ord) > 1e3 else 4e-6, abs=1e-44), dtype
+
+
+@each_route
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_of_any_order_that_does_not_fit(route, dtype):
+    x = tensor([[1.0, -1.0, 0.0, 1.0], [1.0, 0.0, 0.0, 0.0]], dtype).requires_grad_()
+    value = on(route, "safe_norm")(x, 1, ord=0.001)
+    assert value.tolist() == [torch.finfo(value.dtype).max, 1] and grad_of(value.sum(), x).tolist() == [
+        [0] * 4,
+        [1] + [0] * 3,
+    ]
+    value = on(route, "masked_norm")(x, dim=1, ord=0.001)
+    assert value.tolist() == [INF, 1] and grad_of(value.sum(), x).tolist() == [[INF, -INF, 0, INF], [1] + [0] * 3]
+
+
+def test_a_negative_order_of_infinities():
+    x = tensor([INF, -INF])
+    assert safeops.masked_norm(x, ord=-2) == torch.linalg.vector_norm(x, -2) == INF
+    assert safeops.masked_norm(x, ~x.isinf(), ord=-2) == 0
+
+
 @pytest.mark.parametrize("ord", [0, 0.5, 1, 1.5, 2, 3, -1, INF, -INF])
 def test_every_order_is_differentiable_at_zero(ord):
     x = tensor([0.0, 0.0, 3.0], torch.float64).requires_grad_()

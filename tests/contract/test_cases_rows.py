@@ -1,5 +1,6 @@
 """Reported failures that the functions of rows answer: what the plain pattern does in torch, and what safeops does."""
 
+import functools
 import math
 
 import pytest
@@ -185,3 +186,50 @@ def test_a_row_without_values():
         assert y.shape == (3, 0) and torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
     y = safeops.cosine_similarity(x, x.detach())
     assert equal(y, [0, 0, 0]) and torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
+
+
+@each_route
+@pytest.mark.parametrize(
+    "dtype, size, eps",
+    [
+        (torch.float32, 1e-30, 1e-6),
+        (torch.float32, 1e-36, 1e-12),
+        (torch.float32, 1.0, 1e30),
+        (torch.float32, 1e-30, 1e30),
+        (torch.float32, 1e30, 3e38),
+        (torch.float32, 3e-39, 1e-38),
+        (torch.bfloat16, 1e-30, 1e-6),
+        (torch.float64, 1e-300, 1e-8),
+    ],
+)
+def test_far_below_eps_a_vector_is_divided_by_it(route, dtype, size, eps):
+    """Its squares vanish beside those of eps: the root of their sum, 0, has no derivative."""
+    normalize, cosine = ROUTES[route]("normalize"), ROUTES[route]("cosine_similarity")
+    x = torch.tensor([[1.0, 0.0, -0.5], [0.0, 0.0, 0.0]], dtype=torch.float64).mul(size).to(dtype).to(DEVICE)
+    x.requires_grad_()
+    other = torch.tensor([2.0, 1.0, 2.0], dtype=dtype, device=DEVICE, requires_grad=True)
+    upstream = torch.tensor([[1.0, 2.0, -2.0]] * 2, dtype=dtype, device=DEVICE)
+    scaled, live = x.detach().double() / eps, torch.tensor([[1.0], [0.0]], dtype=torch.float64, device=DEVICE)
+    unit = other.detach().double() / max(3, eps)
+    rtol, atol = {torch.bfloat16: 1e-2}.get(dtype, 1e-5), {torch.float64: 1e-320}.get(dtype, 3e-45)
+    near = functools.partial(torch.testing.assert_close, rtol=rtol, atol=atol)
+    for create_graph in (False, True):
+        y = normalize(x, eps=0.0)  # of length 1, whatever x is
+        near(y[0].detach().double(), torch.tensor([1.0, 0.0, -0.5], device=DEVICE).double() / math.sqrt(1.25))
+        y = normalize(x, eps=eps)
+        (dx,) = torch.autograd.grad(y, x, upstream, create_graph=create_graph)
+        near(y.detach().double(), scaled)
+        near(dx.detach().double(), upstream.double() * live / eps)
+        value = cosine(x, other, eps=eps)
+        dx, dother = torch.autograd.grad(value.sum(), (x, other), create_graph=create_graph)
+        near(value.detach().double(), scaled @ unit)
+        near(dx.detach().double(), live * unit / eps)
+        assert dother.isfinite().all()
+    # linear: no second derivative but the mixed one
+    (again,) = torch.autograd.grad(dx[0, 0], x, retain_graph=True)
+    assert not again.any()
+    (mixed,) = torch.autograd.grad(dx[0, 0], other, torch.ones_like(dx[0, 0]))
+    want = torch.tensor([1.0, 0.0, 0.0], device=DEVICE).double() - (unit * unit[0] if eps < 3 else 0)
+    near(mixed.double(), want / max(3, eps) / eps, rtol=4 * rtol)
+    tangent = torch.func.jvp(lambda x: normalize(x, eps=eps), (x.detach(),), (upstream,))[1]
+    near(tangent.double(), upstream.double() * live / eps)

@@ -12,7 +12,7 @@ import safeops
 from safeops._library import registry
 from safeops.testing import no_synchronisation
 from safeops.testing.compare import assert_same_bits
-from tests.contract.subjects import DEVICE
+from tests.contract.subjects import DEVICE, composite
 from tests.contract.test_cases import equal, flags, leaf
 
 OPS = ("masked_compact", "masked_select", "masked_scatter", "safe_gather", "safe_index_select")
@@ -226,3 +226,46 @@ def test_pytorch_15508_class_index_255_of_3():
     want = F.cross_entropy(scores[:1], target[:1])
     torch.testing.assert_close(loss, want)
     torch.testing.assert_close(grad_of(loss, scores), grad_of(want, scores))
+
+
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 2**62 + 1, 2**63 - 1, 2**63 + 12345, 7])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.float64])
+def test_a_stand_in_of_64_bits_is_exact(route, value, dtype):
+    def op(name):
+        return getattr(safeops, name) if route == "kernel" else composite(getattr(safeops, name), name)
+
+    x, index = torch.tensor([1, 2], device=DEVICE).to(dtype), whole(-1, 1)
+    info = None if dtype.is_floating_point else torch.iinfo(dtype)
+    want = float(value) if info is None else max(info.min, min(info.max, value))
+    assert op("safe_gather")(x, 0, index, fill_value=value).tolist() == [want, 2]
+    assert op("safe_index_select")(x, 0, index, fill_value=value).tolist() == [want, 2]
+    got = op("masked_compact")(x, flags(False, True), capacity=2, fill_value=value)
+    assert [t.tolist() for t in got] == [[2, want], [1, -1], 1]
+
+
+# Complex -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+def test_complex_operands_broadcast_by_their_mask(route, dtype):
+    def op(name):
+        return getattr(safeops, name) if route == "kernel" else composite(getattr(safeops, name), name)
+
+    z = torch.tensor([[3 + 4j, 1j]], dtype=dtype, device=DEVICE, requires_grad=True)
+    source = torch.tensor([2j, 5.0, -1j], dtype=dtype, device=DEVICE, requires_grad=True)
+    mask = flags([True, False], [True, True])
+    weight = torch.tensor([1 + 2j, 3j, -2.0], dtype=dtype, device=DEVICE)
+    for x in (z, z.conj()):
+        for create_graph in (False, True):
+            picked = op("masked_select")(x, mask)
+            assert torch.equal(picked, torch.masked_select(x, mask))
+            loss = (picked * weight.conj()).real.sum()
+            got = torch.autograd.grad(loss, z, create_graph=create_graph)[0]
+            want = torch.autograd.grad((torch.masked_select(x, mask) * weight.conj()).real.sum(), z)[0]
+            assert torch.equal(got, want)
+
+            placed = op("masked_scatter")(x, mask, source)
+            grads = torch.autograd.grad((placed * placed.conj()).real.sum(), (z, source), create_graph=create_graph)
+            plain = x.expand(2, 2).masked_scatter(mask, source)
+            want = torch.autograd.grad((plain * plain.conj()).real.sum(), (z, source))
+            assert torch.equal(placed, plain) and all(torch.equal(g, w) for g, w in zip(grads, want))

@@ -91,3 +91,55 @@ def test_masked_fill_keeps_the_bits_of_what_it_keeps():
     out = safeops.masked_fill(torch.cat([x, x]), fill, NAN)
     assert torch.equal(out[:4].cpu().view(torch.int32), bits)
     assert out[4:].isnan().all()
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_overflow_only_where_they_do_not_fit(route, create_graph, dtype):
+    far, most = (2.0**64, 2.0**127) if dtype == torch.float32 else (2.0**512, 2.0**1023)
+    cases = [  # a, b, upstream
+        (1.9 * most, 1.25, 1.0),
+        (1.9 * most, 0.99, 1.0),
+        (1.75 * most / far, 1 / far, 0.0),
+        (1.75 * most / far, 1.5 / far, 0.0),
+        (0.0, 1 / far, 0.0),
+        (1.9 * most, far, 65536.0),
+        (1.9 * most, -most, 1.9 * most),
+        (1.0, far, far),
+        (far, 1 / far / 4, 0.0),
+        (1 / far, 1 / far, far / 2),
+        (1 / most, 1.5, most),
+    ]
+    a, b, upstream = (tensor(list(column) * 9, dtype) for column in zip(*cases))
+    a, b = a.requires_grad_(), b.requires_grad_()
+    out = ROUTES[route](a, b)
+    da, db = torch.autograd.grad(out, (a, b), upstream, create_graph=create_graph)
+    for i, (x, y, g) in enumerate(cases * 9):
+        largest = float(torch.finfo(dtype).max)
+        assert float(out[i]) == pytest.approx(min(x / y, largest), rel=1e-6), (x, y)
+        want = (g / y, -(g / y) * (x / y)) if x / y <= largest else (0.0, 0.0)
+        want = [w if abs(w) <= largest else math.copysign(INF, w) for w in want]
+        assert [float(da[i]), float(db[i])] == pytest.approx(want, rel=1e-6, abs=0), (x, y, g)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_tangents_at_the_ends_of_the_range(dtype):
+    inf, one, zero = (tensor([v], dtype) for v in (INF, 1.0, 0.0))
+    tiny = tensor([torch.finfo(dtype).tiny * 1.03], dtype)
+    for f, at in (
+        (safeops.safe_reciprocal, inf),
+        (safeops.safe_reciprocal, -inf),
+        (safeops.safe_rsqrt, inf),
+        (lambda b: safeops.safe_div(zero, b), inf),
+        (lambda b: safeops.safe_div(zero, b), tiny),
+        (lambda b: safeops.safe_div(one, b), inf),
+    ):
+        assert torch.func.jvp(f, (at,), (one,))[1].tolist() == [0]
+        assert torch.func.grad(lambda x, f=f: f(x).sum())(at).tolist() == [0]
+        x = at.clone().requires_grad_()
+        (dx,) = torch.autograd.grad(f(x), x, create_graph=True)
+        assert dx.tolist() == [0]
+    a, b = tensor([3.0], dtype), tensor([-7.0], dtype)
+    value, tangent = torch.func.jvp(safeops.safe_div, (a, b), (one, one))
+    assert float(tangent) == pytest.approx(-1 / 7 - 3 / 49)

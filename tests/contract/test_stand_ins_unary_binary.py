@@ -310,6 +310,49 @@ def test_number_exponents_equal_tensors(route, exponent):
 
 
 @each_route
+@pytest.mark.parametrize(
+    "name, a, number, value, slope",
+    [
+        ("safe_pow", -1.0, 16777217, -1.0, 16777217.0),
+        ("safe_pow", -1.0, 16777218, 1.0, -16777218.0),
+        ("safe_pow", -1.0, 33554433.0, -1.0, 33554433.0),
+        ("safe_pow", -1.0, 8388608.5, 0.0, 0.0),
+        ("safe_pow", -2.0, 2.0000000001, 0.0, 0.0),
+        ("safe_pow", 2.0, 0.1, 2**0.1, 0.1 * 2**-0.9),
+        ("safe_pow", 0.0, 1e-50, 0.0, 0.0),
+        ("safe_pow", 1.0, 1e50, 1.0, INF),
+        ("safe_pow", 0.5, 1e300, 0.0, 0.0),
+        ("xlogy", 1.0, 1e-50, math.log(1e-50), math.log(1e-50)),
+        ("xlogy", 1.0, 1e-40, math.log(1e-40), math.log(1e-40)),
+        ("xlogy", 2.0, 1e300, 2 * math.log(1e300), math.log(1e300)),
+        ("xlogy", 1.0, 0.0, -INF, -INF),
+        ("xlogy", 1.0, INF, INF, INF),
+        ("safe_div", 2.0**126, 1e300, 0.0, 0.0),
+        ("safe_div", 2.0**126, 1e39, 2.0**126 / 1e39, 1e-39),
+        ("safe_div", 2.0, -INF, 0.0, 0.0),
+        ("safe_div", 2.0, 1e-50, 7.0, 0.0),
+        ("safe_div", 2.0, 1e-39, 7.0, 0.0),
+    ],
+)
+def test_a_number_is_the_double_it_is(route, name, a, number, value, slope):
+    options = {"fill_value": 7.0} if name == "safe_div" else {}
+    for dtype in (torch.float32, torch.bfloat16):
+        x = tensor([a], dtype)
+        argument = "exponent" if name == "safe_pow" else "other"
+        got = call(route, name, [x], **{argument: number}, **options)
+        assert ROUTES[route](name)(x, number, **options).dtype == dtype
+        assert_equal(got[0], [value], dtype)
+        assert_equal(got[1], [slope], dtype)
+
+
+def test_a_nan_is_a_number():
+    x = tensor([0.0, 1.0])
+    assert safeops.safe_div(x, NAN).isnan().all()
+    for name in ("safe_pow", "xlogy"):  # 1 ** nan is 1, 0 log nan is 0
+        assert getattr(safeops, name)(x, NAN).isnan().tolist() == [name == "safe_pow", name == "xlogy"] * 9
+
+
+@each_route
 @each_dtype
 def test_a_power_whose_slope_overflows_meets_a_gradient_of_zero(route, dtype):
     """x^-1/2 of a small number: its slope is beyond the dtype, and 0 times it must be 0."""
