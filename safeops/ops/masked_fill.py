@@ -141,7 +141,7 @@ def masked_fill(input, fill_mask, value):
     try:
         if isinstance(value, torch.Tensor):
             number, scalar = 0.0, value.double() if value.dtype == torch.bool else readable(value)
-        elif value.__class__ is int:
+        elif value.__class__ is int and abs(value) > 1e308:
             number = saturate(value, torch.float64)
         kernel = None
         if input.dtype in FLOATING and (scalar is None or scalar.dim() == 0):
