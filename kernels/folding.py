@@ -3,7 +3,7 @@
 Tiles, splits and the order of everything are those of reduction.py. What a lane, a block and a split carry is not one
 number but a state of six, of which each MODE uses some:
 
-    count     kept elements
+    count     kept elements; MOMENTS with weights, of which it only matters whether there are any: the pivot's heaviness
     weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
     total     in the unit that `top` says:
               SQUARES      sum w x^2            = total top^2, top a power of two not below any |x|, or nearly
@@ -11,11 +11,12 @@ number but a state of six, of which each MODE uses some:
               EXPONENTIAL  sum w exp(x)         = total exp(top), top the largest x
               EXTREME      top the largest x, total how many are equal to it
               ABSOLUTE     sum w |x|            = total
-    pivot     MOMENTS: an element, from which deviations are taken
+    pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
     shift     MOMENTS: sum w (x - pivot). EXTREME: how many are NaN
 
 Nothing overflows or underflows on the way to a result that does neither; and a variance loses no digits to a large
-mean, since its pivot is one of the data. States are combined by shifting to a common pivot and scaling to a common top.
+mean, since its pivot is one of the data: how far that lies from the others is part of their variance, unless its weight
+is small beside theirs. States are combined by shifting to a common pivot and scaling to a common top.
 """
 
 import triton
@@ -55,6 +56,25 @@ def finite_top(m):
 @triton.jit
 def square(x):
     return x * x
+
+
+@triton.jit
+def heaviness(w):
+    """An int32 that grows with |w|, or stays: 0 of 0 alone, and the largest of NaN."""
+    if w.dtype == tl.float64:
+        heavy = (w.to(tl.int64, bitcast=True) >> 32).to(tl.int32) & 0x7FFFFFFF
+        heavy = heavy | (w != 0).to(tl.int32)
+    else:
+        heavy = w.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    return heavy
+
+
+@triton.jit
+def about(total, shift, w, top, away, by):
+    """The total about another pivot q, in the unit 1 / by; away: p - q.
+
+    sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
+    return total * square(top * by) + (2 * (shift * by) + w * (away * by)) * (away * by)
 
 
 @triton.jit
@@ -120,11 +140,27 @@ def fold_tile(
             v = v * w
         total += tl.sum(v, D)
     elif MODE == SQUARES or MODE == MOMENTS:
-        if MODE == MOMENTS:  # deviations from the first group's largest: an element, so that equal ones give exactly 0
-            first = tl.max(tl.where(keep, v, float("-inf")), D)
-            pivot = tl.where((count == 0) & (kept > 0), first, pivot)
+        if MODE == MOMENTS:  # deviations from an element, so that equal ones give exactly 0
+            if WEIGHT:  # the heaviest yet
+                heavy = heaviness(w)
+                kept = tl.max(heavy, D)
+                found = tl.max(tl.where(heavy == tl.expand_dims(kept, D), v, float("-inf")), D)
+                heavier = kept > count
+                away = tl.where(heavier & (count > 0), pivot - found, 0.0)
+                pivot = tl.where(heavier, found, pivot)
+                count = tl.maximum(count, kept)
+                larger = tl.maximum(top, power_below(tl.abs(away)))
+                total = about(total, shift, weights, top, away, reciprocal(larger))
+                shift += weights * away
+                weights += tl.sum(w, D)
+                top = larger
+            else:  # the first group's largest
+                first = tl.max(tl.where(keep, v, float("-inf")), D)
+                pivot = tl.where((count == 0) & (kept > 0), first, pivot)
             v = v - tl.expand_dims(pivot, D)
-        if SOME:
+        if MODE == MOMENTS and WEIGHT:
+            v = tl.where(w != 0, v, 0.0)  # as `keep`, which would take registers until here
+        elif SOME:
             v = tl.where(keep, v, 0.0)
         if MODE == MOMENTS:
             if WEIGHT:
@@ -135,12 +171,14 @@ def fold_tile(
         terms = square(v * tl.expand_dims(reciprocal(unit), D))  # at most 4 but where |x| is inf or NaN: each shows
         if WEIGHT:
             terms = terms * w
-            weights += tl.sum(w, D)
+            if MODE == SQUARES:
+                weights += tl.sum(w, D)
         larger = tl.maximum(top, unit)
         by = reciprocal(larger)
         total = total * square(top * by) + tl.sum(terms, D) * square(unit * by)
         top = larger
-    count += kept
+    if not (MODE == MOMENTS and WEIGHT):
+        count += kept
     return count, weights, pivot, shift, top, total
 
 
@@ -154,15 +192,18 @@ def collapse(
         held = count > 0
         high = tl.max(tl.where(held, pivot, float("-inf")), axis)
         low = tl.min(tl.where(held, pivot, float("inf")), axis)
-        parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
+        if WEIGHT:
+            whole = tl.sum(tl.abs(weights), axis)
+            parts = tl.abs(weights) / tl.expand_dims(tl.where(whole == 0, 1.0, whole), axis)
+        else:
+            parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
         middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis)
         middle = tl.where(high == low, high, middle)  # exactly, where all elements are equal
         away = tl.where(held, pivot - tl.expand_dims(middle, axis), 0.0)
         w = weights if WEIGHT else count
         larger = tl.max(tl.maximum(top, power_below(tl.abs(away))), axis)
         by = tl.expand_dims(reciprocal(larger), axis)
-        # sum w (x - p)^2 about another pivot q: + 2 (p - q) sum w (x - p) + (p - q)^2 sum w
-        total = total * square(top * by) + (2 * (shift * by) + w * (away * by)) * (away * by)
+        total = about(total, shift, w, top, away, by)
         shift = tl.sum(shift + w * away, axis)
         total = tl.sum(total, axis)
         pivot = middle

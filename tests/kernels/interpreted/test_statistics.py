@@ -30,9 +30,9 @@ STATISTICS = {
 MODES = list(STATISTICS)[:4]
 
 
-def define(name, x, mask=None, weight=None, dim=(), keepdim=False):
+def define(name, x, mask=None, weight=None, dim=(), keepdim=False, **given):
     launcher, keyword, parameter, _ = STATISTICS[name]
-    given = {keyword: parameter} if keyword else {}
+    given = {keyword: parameter} | given if keyword else given
     weight = None if weight is None else weight.double()
     return getattr(definitions, launcher)(x, mask, tuple(dim) or None, keepdim=keepdim, weight=weight, **given)
 
@@ -160,6 +160,35 @@ def test_variance_with_an_outlier_first():
         x = torch.cat([torch.tensor([1e6], dtype=F64), fill((700,), F64, 1)]).to(dtype)
         # in the outlier's lane, of some forty, all deviations are 1e6, and cancel
         close(run("var", x)[0], x.double().var(), 40 * x.double().var(), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype, far, light", [(F32, 1e4, 1e-10), (F64, 1e8, 1e-20)])
+@pytest.mark.parametrize("shape, dim, lights", [
+    ((3, 1), 0, [0]), ((32,), 0, [0]), ((7, 33), 1, [1]), ((300, 5), 0, [0, -1]), ((5, 300), 1, range(100)),
+    ((2, 2200), 1, range(1024)),  # more tiles than one accumulator takes, and whole splits that are far away
+])  # fmt: skip
+def test_an_element_far_away_of_little_weight(dtype, far, light, shape, dim, lights):
+    """It is no pivot, though it come first and be the largest: all others would cancel."""
+    x, weight = fill(shape, dtype, 1), torch.ones(shape, dtype=dtype)
+    for place in lights:
+        x.select(dim, place).fill_(far), weight.select(dim, place).fill_(light)
+    leaf = x.double().requires_grad_()
+    expected = define("var", leaf, None, weight, [dim], correction=0)
+    value, origin, scale = run("var", x, None, weight, [dim], parameter=0.0)
+    close(value, expected.detach())  # of fp64 too: 1e8 leaves no more digits
+    (gradient,) = torch.autograd.grad(expected.sum(), leaf)
+    dx = backward("var", torch.ones_like(value), x, origin, scale, None, weight, [dim])
+    close(dx, gradient, gradient.abs().max() * 2)
+
+
+def test_weights_that_grow_and_shrink():
+    """Each element is a heavier one's predecessor, or a lighter one's: the pivot moves, and nothing is lost."""
+    steps = torch.arange(400, dtype=F64)
+    for exponent in (steps / 4 - 50, 50 - steps / 4, (steps * 0.7).sin() * 30):
+        weight, x = torch.exp2(exponent).float(), fill((400,), F32, 1)
+        x = torch.where(weight < 1e-6, x * 1e3, x) + 100
+        for dim, shape in (([0], (400,)), ([0], (80, 5))):
+            check("var", x.view(shape), None, weight.view(shape), dim)
 
 
 @pytest.mark.parametrize("dtype, number", [(F32, 0.1), (F32, 1e30), (F64, 0.1), (F64, -3.0)])
