@@ -24,7 +24,7 @@ $(VENV)/installed: requirements-dev.txt
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
-	@echo "== build: safeops (development install)"
+	@echo "== build: safeops (development install; minutes, the first time)"
 	@rm -f safeops/*.so
 	@$(PIP) install --no-build-isolation --no-deps --editable .
 	@$(BIN)/python -c "import sysconfig; open(sysconfig.get_path('purelib') + '/safeops-checkout.pth', 'w').write('$(CURDIR)\n')"

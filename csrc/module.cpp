@@ -1,10 +1,17 @@
 // safeops._C: importing it registers the C++ kernels (static initialisers); it exports what `safeops doctor` asks.
 #include <Python.h>
 
+#include <exception>
+
 #include "cpu/simd.h"
 
 static PyObject* cpu_isa(PyObject*, PyObject*) {
-  return PyLong_FromLong(static_cast<long>(safeops::cpu::isa()));
+  try {
+    return PyLong_FromLong(static_cast<long>(safeops::cpu::isa()));
+  } catch (const std::exception& error) {  // a name that SAFEOPS_CPU_ISA does not have
+    PyErr_SetString(PyExc_ValueError, error.what());
+    return nullptr;
+  }
 }
 
 static PyMethodDef methods[] = {

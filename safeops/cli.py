@@ -75,7 +75,7 @@ def examine():
         },
         "platform": platform.platform(),
         "cpu": {
-            "kernels": None if _library.cpu_extension is None else ISA[_library.cpu_extension.cpu_isa()],
+            "kernels": _cpu_kernels(),
             "threads": torch.get_num_threads(),
         },
         "extensions": {
@@ -86,6 +86,16 @@ def examine():
         "unverified_allowed": os.environ.get("SAFEOPS_UNVERIFIED") == "1",
         "ops": [_op(op) for _, op in sorted(_library.registry.items())],
     }
+
+
+def _cpu_kernels():
+    if _library.cpu_extension is None:
+        return None
+    try:
+        return ISA[_library.cpu_extension.cpu_isa()]
+    except ValueError as error:  # every op will say so; the doctor says the rest too
+        message = str(error).splitlines()[0]
+        return f"none can run: {message[message.find('SAFEOPS_CPU_ISA') :]}"
 
 
 def _cuda_devices():

@@ -24,7 +24,7 @@ Isa detect() {
 
 Isa limit() {
   const char* wanted = std::getenv("SAFEOPS_CPU_ISA");
-  if (!wanted || std::strcmp(wanted, "avx512") == 0) return Isa::kAvx512;
+  if (!wanted || !*wanted || std::strcmp(wanted, "avx512") == 0) return Isa::kAvx512;
   if (std::strcmp(wanted, "avx2") == 0) return Isa::kAvx2;
   // A misspelt name would test the wrong path, and nobody would know.
   STD_TORCH_CHECK(std::strcmp(wanted, "default") == 0, "SAFEOPS_CPU_ISA: expected avx512, avx2 or default, got '",

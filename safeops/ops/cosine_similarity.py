@@ -116,7 +116,8 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
     Args:
         x1: floating tensor.
         x2: floating tensor, broadcastable with `x1`.
-        dim: the dim of the broadcast shape along which the vectors lie.
+        dim: the dim of the broadcast shape along which the vectors lie; by default the last, where
+            `F.cosine_similarity` has 1.
         eps: smallest divisor for each vector, at least 0; a floor, never added. None: the smallest normal number of the
             compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
 

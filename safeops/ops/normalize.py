@@ -123,7 +123,7 @@ def normalize(input, dim=-1, *, eps=None):
 
     Args:
         input: floating tensor of any shape and strides.
-        dim: the dim along which the vectors lie.
+        dim: the dim along which the vectors lie; by default the last, where `F.normalize` has 1.
         eps: smallest divisor, at least 0; a floor, never added. None: the smallest normal number of the compute dtype
             (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
 

@@ -88,6 +88,7 @@ def check_contract(op, reference=None, samples=(), *, only=None, **describe) -> 
         {check: number of samples it ran on}; 0 where it was skipped.
 
     Example:
+        >>> from safeops.testing import Sample, check_contract
         >>> def half_square(x, mask):
         ...     return torch.where(mask, x, 0).square() / 2
         >>> x, mask = torch.randn(3, 4, dtype=torch.float64), torch.rand(3, 4) > 0.5

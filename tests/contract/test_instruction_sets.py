@@ -39,10 +39,14 @@ def test_numbers_hold(isa):
 
 @pytest.mark.skipif(not KERNELS, reason="no CPU kernels here")
 def test_unknown_name_is_refused():
-    result = subprocess.run(
-        [sys.executable, "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))"],
-        env={**os.environ, "SAFEOPS_CPU_ISA": "avx3"},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode and "SAFEOPS_CPU_ISA: expected avx512, avx2 or default, got 'avx3'" in result.stderr
+    message = "SAFEOPS_CPU_ISA: expected avx512, avx2 or default, got 'avx3'"
+    result = under("avx3", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))")
+    assert result.returncode and message in result.stderr
+    result = under("avx3", "-m", "safeops", "doctor")
+    assert result.returncode == 0 and message in result.stdout and "masked_sum" in result.stdout
+    assert under("", "-c", "import torch, safeops; safeops.masked_sum(torch.ones(3))").returncode == 0  # as if unset
+
+
+def under(isa, *command):
+    environment = {**os.environ, "SAFEOPS_CPU_ISA": isa}
+    return subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
