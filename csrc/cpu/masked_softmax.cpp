@@ -244,15 +244,9 @@ void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, 
   const int64_t n = p.side;
   for (int64_t r = 0; r < p.lines; ++r) {
     const C *g = p.in[0] + r * p.step[0], *x = p.in[1] + r * p.step[1];
-    const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r];
     const BitsOf<C>* keep = kMask ? p.keep + r * p.keep_step : nullptr;
-    const C* terms_of = terms;
-    if constexpr (kOf == kLogInput) {
-      if constexpr (kMask)
-        for_blocks(n, [&](int64_t i) { terms[i] = choose_or_zero<C>(keep[i], g[i]); });
-      else
-        terms_of = g;
-    } else {
+    if constexpr (kOf == kInput) {
+      const C pivot = parameters[kPivot][r], inverse = parameters[kInverse][r];
       C* y = p.memo ? p.memo + r * n : values;
       for_blocks(n, [&](int64_t i) {
         y[i] = share_of<C, kOf>(x[i], pivot, inverse);
@@ -260,8 +254,18 @@ void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, 
         if constexpr (kMask) term = choose_or_zero<C>(keep[i], term);
         terms[i] = term;
       });
+      states[0][r] = sum_lines<kBytes, C>(n, [&](int64_t i, V& line) { load_line(terms + i, line); });
+    } else {
+      states[0][r] = sum_lines<kBytes, C>(n, [&](int64_t i, V& line) {
+        load_line(g + i, line);
+        if constexpr (kOf == kOutput) {
+          V y;
+          load_line(x + i, y);
+          line *= y;
+        }
+        if constexpr (kMask) keep_bits<C>(keep + i, line);
+      });
     }
-    states[0][r] = sum_lines<kBytes, C>(n, [&](int64_t i, V& line) { load_line(terms_of + i, line); });
   }
 }
 

@@ -31,6 +31,15 @@ inline void keep_last(int64_t kept, V& line) {
   line = reinterpret_cast<V>(reinterpret_cast<Bits>(line) & ones);
 }
 
+// Zeroes what a line's words of a mask do not keep.
+template <class C, class V>
+inline void keep_bits(const BitsOf<C>* keep, V& line) {
+  using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
+  Bits ones;
+  load_line(keep, ones);
+  line = reinterpret_cast<V>(reinterpret_cast<Bits>(line) & ones);
+}
+
 // The sum of n values; get(i, line) says those from i on. At most 16 additions to a lane, then double.
 template <int kBytes, class C, class Get>
 inline double sum_lines(int64_t n, const Get& get) {
