@@ -1,4 +1,4 @@
-"""The skeleton of masked_softmax and masked_log_softmax: one definition, one pair of raw ops, one call path.
+"""The skeleton of masked_softmax and masked_log_softmax: one definition, its raw ops, one call path.
 
 An op of the family is `MaskedSoftmax(name, log)`.
 """
