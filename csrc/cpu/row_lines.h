@@ -16,6 +16,15 @@ inline void load_line(const T* from, V& line) {
   std::memcpy(&line, from, sizeof(line));
 }
 
+// Zeroes what a line's words of a mask do not keep.
+template <class C, class V>
+inline void keep_bits(const void* keep, V& line) {
+  using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
+  Bits ones;
+  std::memcpy(&ones, keep, sizeof(ones));
+  line = reinterpret_cast<V>(reinterpret_cast<Bits>(line) & ones);
+}
+
 // Zeroes all but the last `kept` values of a line.
 template <class C, class V>
 inline void keep_last(int64_t kept, V& line) {
@@ -25,19 +34,7 @@ inline void keep_last(int64_t kept, V& line) {
       for (int i = 64; i < 128; ++i) bytes[i] = 0xFF;
     }
   } table;
-  using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
-  Bits ones;
-  std::memcpy(&ones, table.bytes + 64 - sizeof(V) + kept * sizeof(C), sizeof(V));
-  line = reinterpret_cast<V>(reinterpret_cast<Bits>(line) & ones);
-}
-
-// Zeroes what a line's words of a mask do not keep.
-template <class C, class V>
-inline void keep_bits(const BitsOf<C>* keep, V& line) {
-  using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
-  Bits ones;
-  load_line(keep, ones);
-  line = reinterpret_cast<V>(reinterpret_cast<Bits>(line) & ones);
+  keep_bits<C>(table.bytes + 64 - sizeof(V) + kept * sizeof(C), line);
 }
 
 // The sum of n values; get(i, line) says those from i on. At most 16 additions to a lane, then double.
