@@ -97,11 +97,20 @@ def like(x, shape, dtype):
     return torch.empty_like(x, dtype=dtype) if x.shape == shape else x.new_empty(shape, dtype=dtype)
 
 
+def _tensors(arguments):
+    """The tensors among an op's arguments, and in the lists among them."""
+    for x in arguments:
+        if isinstance(x, torch.Tensor):
+            yield x
+        elif isinstance(x, (list, tuple)):
+            yield from (y for y in x if isinstance(y, torch.Tensor))
+
+
 def _one_device(name, fake):
     """A meta operand beside a real one comes here: its result would be real memory that nobody wrote."""
 
     def checked(*args, **kwargs):
-        devices = {x.device for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)}
+        devices = {x.device for x in _tensors((*args, *kwargs.values()))}
         if len(devices) > 1:
             raise ValueError(f"{name}: operands on {' and '.join(sorted(map(str, devices)))}")
         return fake(*args, **kwargs)
@@ -113,8 +122,8 @@ def _dense_only(name, composite):
     """CompositeExplicitAutograd also catches sparse tensors, which no definition here is meant for."""
 
     def dense(*args):
-        for x in args:
-            if isinstance(x, torch.Tensor) and x.layout != torch.strided:
+        for x in _tensors(args):
+            if x.layout != torch.strided:
                 raise TypeError(f"{name}: needs dense tensors, got layout {x.layout}")
         return composite(*args)
 
