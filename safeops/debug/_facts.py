@@ -1,0 +1,59 @@
+"""What the recorders need to know of an ATen op, worked out once per overload from its schema."""
+
+import functools
+
+import torch
+
+# Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
+_VALUELESS = frozenset(
+    "empty empty_like empty_strided empty_permuted new_empty new_empty_strided ones ones_like zeros zeros_like "
+    "new_ones new_zeros rand rand_like randn randn_like randint randint_like arange linspace eye resize_ set_ "
+    "sym_size sym_stride sym_numel sym_storage_offset record_stream".split()
+)
+_CONSTANTS = frozenset("full full_like new_full fill fill_ masked_fill masked_fill_ scalar_tensor lift_fresh".split())
+
+
+class Facts:
+    """name, and what the op does with its arguments and results."""
+
+    __slots__ = ("name", "namespace", "writes", "returns_alias", "valueless", "constant", "pointwise", "scaler")
+
+    def __init__(self, func):
+        schema = func._schema
+        self.namespace, _, self.name = schema.name.partition("::")
+        self.writes = tuple(
+            (i, argument.name)
+            for i, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        self.returns_alias = not self.writes and any(
+            result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
+        )
+        self.valueless = self.name in _VALUELESS
+        self.constant = self.name in _CONSTANTS
+        self.scaler = self.name == "_amp_foreach_non_finite_check_and_unscale_"
+        self.pointwise = torch.Tag.pointwise in func.tags or self.name in ("masked_fill", "masked_fill_")
+
+
+@functools.cache
+def facts(func):
+    return Facts(func)
+
+
+_COUNTED = frozenset(
+    [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128]
+)
+
+
+def is_plain(x):
+    """A tensor with values that can be counted: floating or complex, in strided memory, of a real device."""
+    return x.dtype in _COUNTED and x.layout is torch.strided and not x.is_meta and x.numel() > 0
+
+
+def tensors_in(values):
+    """Every tensor in the arguments or results of an op: they come alone or in lists, never deeper."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from (x for x in value if isinstance(x, torch.Tensor))

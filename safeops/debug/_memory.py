@@ -1,0 +1,36 @@
+"""Pieces of memory, told apart for as long as they are remembered."""
+
+import torch
+
+
+class Storage:
+    """What is known of one piece of memory: the op that wrote it last, and what a recorder keeps of its views."""
+
+    __slots__ = ("weak", "writer", "rows", "writes", "reads")
+
+    def __init__(self, weak):
+        self.weak, self.writer = weak, None
+        self.rows, self.writes, self.reads = {}, [], []
+
+
+class Memory:
+    """Storage by tensor. The weak references keep a storage's identity, not its bytes: no other gets its address."""
+
+    def __init__(self):
+        self.storages = {}
+
+    def of(self, x):
+        untyped = x.untyped_storage()
+        address = untyped._cdata
+        storage = self.storages.get(address)
+        if storage is None:
+            storage = self.storages[address] = Storage(untyped._weak_ref())
+        return storage
+
+    def clear(self):
+        storages, self.storages = self.storages, {}
+        for storage in storages.values():
+            torch.UntypedStorage._free_weak_ref(storage.weak)
+
+    def __del__(self):
+        self.clear()

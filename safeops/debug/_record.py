@@ -1,0 +1,227 @@
+"""The recorder behind `trace`: counts every floating tensor that an op reads or writes, on its device, and keeps who
+made it. Nothing is read back until `Recorder.table` is asked."""
+
+import ctypes
+import threading
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from safeops.debug import _scan
+from safeops.debug._facts import facts, is_plain, tensors_in
+from safeops.debug._memory import Memory
+from safeops.debug._source import called_by, user_frames
+
+ROWS = 1 << 14  # of one block: 1 MiB
+PICKS = 4  # operands whose value at the first bad element is kept
+_PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
+
+
+class Slot:
+    """Stands where a tensor stood among an op's arguments."""
+
+    __slots__ = ("row", "pick")
+
+    def __init__(self, row, pick):
+        self.row, self.pick = row, pick
+
+
+class Op:
+    """One op that ran: what it read and wrote (rows of counts), and from where it was called."""
+
+    __slots__ = (
+        "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
+        "inputs", "outputs", "pick", "differentiable", "root", "scaled",
+    )  # fmt: skip
+
+
+class Block:
+    """Rows of counts and picked values on one device."""
+
+    def __init__(self, device):
+        self.device, self.used = device, 0
+        self.counts = torch.zeros(ROWS, _scan.COLUMNS, dtype=torch.int64, device=device)
+        self.picks = torch.zeros(ROWS, PICKS, dtype=torch.float64, device=device)  # of the same rows
+        # On the CPU the counts can be read as they are taken, which costs less than a kernel that finds nothing to do.
+        memory = ctypes.c_int64 * (ROWS * _scan.COLUMNS)
+        self.seen = memory.from_address(self.counts.data_ptr()) if device.type == "cpu" else None
+
+    def finite(self, row):
+        """Known to be finite: no values to pick."""
+        return self.seen is not None and self.seen[row * _scan.COLUMNS + _scan.FIRST] == 0
+
+
+class Recorder(TorchDispatchMode):
+    """Watches all ops of this thread and of the autograd engine's threads. `after(op)` is called behind each."""
+
+    def __init__(self, modules, after):
+        super().__init__()
+        self.modules, self.after = modules, after
+        self.lock = threading.RLock()
+        self.blocks, self.open, self.memory = [], {}, Memory()
+        self.clear()
+
+    def clear(self):
+        """Forget what was recorded; memory blocks are kept and zeroed."""
+        self.memory.clear()
+        self.ops, self.by_sequence = [], {}
+        self.meta = []  # of each row: (shape, dtype, device, the op that wrote it or None)
+        self.places = []  # of each row: (block, row in it)
+        for block in self.open.values():
+            if block.used:
+                block.counts[: block.used].zero_()
+                block.picks[: block.used].zero_()
+            block.used = 0
+        self.blocks = list(self.open.values())
+        self.peek = torch._C._autograd._get_sequence_nr()
+
+    def table(self):
+        """The counts of all rows, in order, on the CPU: one transfer a device (and one more for each ROWS rows)."""
+        parts = [block.counts[: block.used].cpu() for block in self.blocks]
+        index = {id(block): i for i, block in enumerate(self.blocks)}
+        starts = [0]
+        for part in parts:
+            starts.append(starts[-1] + len(part))
+        order = torch.tensor([starts[index[id(block)]] + row for block, row in self.places], dtype=torch.int64)
+        return torch.cat(parts)[order] if parts else torch.zeros(0, _scan.COLUMNS, dtype=torch.int64)
+
+    def picked(self, op):
+        """The values of op's operands at the first element of its result that is not finite."""
+        block, row = op.pick
+        return block.picks[row].tolist()
+
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # torch would wrap __torch_dispatch__ in two calls, which cost as much as a small op
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if types and not _PLAIN.issuperset(types):
+            return NotImplemented  # a subclass unwraps itself first; its inner ops come here
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        known = facts(func)
+        if known.returns_alias:
+            result = func(*args, **kwargs)
+            with self.lock:
+                self._inherit(args, result)
+            return result
+        with self.lock:
+            op = self._before(func, known, args, kwargs)
+        result = func(*args, **kwargs)
+        with self.lock:
+            self._behind(op, args, kwargs, result)
+        self.after(op)
+        return result
+
+    # ---- before the op: its operands as they are, where it was called from
+
+    def _before(self, func, known, args, kwargs):
+        op = Op()
+        op.func, op.facts, op.pick = func, known, None
+        node = torch._C._current_autograd_node()
+        op.node = op.sequence = None
+        if node is not None:
+            op.node, op.sequence = node.name(), node._sequence_nr()
+        op.frames, op.in_engine = user_frames(3)
+        op.module = self.modules.path()
+        op.root = known.name == "ones_like" and called_by("_make_grads", 3)
+        op.scaled = known.name == "mul" and called_by("scale", 3, "grad_scaler.py")
+        # The node of a differentiable op exists by now: the numbers since the last op are its own.
+        peek = torch._C._autograd._get_sequence_nr()
+        op.differentiable = peek > self.peek
+        for number in range(self.peek, peek):
+            self.by_sequence[number] = op
+        self.peek = peek
+        op.inputs = {}  # id of the operand -> its row
+        if not known.valueless or op.root:
+            operands = [x for x in tensors_in((*args, *kwargs.values())) if is_plain(x)]
+            for operand, row in zip(operands, self._rows(operands)):
+                op.inputs[id(operand)] = row
+        return op
+
+    # ---- behind the op: its results, and what of the arguments may explain them
+
+    def _behind(self, op, args, kwargs, result):
+        known = op.facts
+        fresh = [x for x in tensors_in((result,)) if is_plain(x)]
+        written = ()
+        if known.writes:
+            written = [args[i] if i < len(args) else kwargs.get(name) for i, name in known.writes]
+            written = {id(x): x for x in tensors_in(written) if is_plain(x)}
+            fresh = list({**{id(x): x for x in fresh}, **written}.values())
+        for x in fresh:
+            storage = self.memory.of(x)
+            storage.rows.clear()
+            storage.writer = None if known.valueless else op
+        # What nobody has written yet has no values: garbage in it is nobody's fault.
+        op.outputs = () if known.valueless else self._rows(fresh)
+        op.arguments, op.keywords = (), {}
+        if known.pointwise or known.constant or known.scaler:
+            op.arguments, op.keywords, operands = self._template(op, args, kwargs, written)
+            if known.pointwise and len(op.outputs) == 1 and 0 < len(operands) <= PICKS:
+                block, row = op.pick = self.places[op.outputs[0]]
+                if not block.finite(row) and all(x.device == block.device for x in operands):
+                    _scan.pick(block.picks, row, block.counts, row, operands, fresh[0].shape)
+        op.index = len(self.ops)
+        if op.inputs or op.outputs:
+            self.ops.append(op)
+
+    def _template(self, op, args, kwargs, overwritten):
+        """The arguments with Slots for tensors, and the tensors whose values can be picked."""
+        operands = []
+
+        def slot(x):
+            if not isinstance(x, torch.Tensor):
+                return tuple(map(slot, x)) if isinstance(x, (list, tuple)) else x
+            pick = None
+            if x.dtype.is_floating_point and id(x) in op.inputs and id(x) not in overwritten:
+                pick = len(operands)
+                operands.append(x)
+            return Slot(op.inputs.get(id(x)), pick)
+
+        arguments = tuple(map(slot, args))
+        return arguments, {name: slot(x) for name, x in kwargs.items()}, operands
+
+    # ---- memory
+
+    def _rows(self, tensors):
+        """The row of each tensor; those that nobody has counted yet are counted now, in one launch a device."""
+        rows, new = [], {}
+        for x in tensors:
+            storage = self.memory.of(x)
+            key = (x.storage_offset(), x.shape, x.stride(), x.dtype)
+            row = storage.rows.get(key)
+            if row is None:
+                row = storage.rows[key] = len(self.meta)
+                self.meta.append((tuple(x.shape), x.dtype, str(x.device), storage.writer))
+                self.places.append(None)
+                new.setdefault(x.device, []).append((row, x))
+            rows.append(row)
+        for device, counted in new.items():
+            for begin in range(0, len(counted), 64):
+                self._count(device, counted[begin : begin + 64])
+        return rows
+
+    def _count(self, device, counted):
+        block = self.open.get(device)
+        if block is None or block.used + len(counted) > ROWS:
+            block = self.open[device] = Block(device)
+            self.blocks.append(block)
+        for i, (row, _) in enumerate(counted):
+            self.places[row] = (block, block.used + i)
+        _scan.count(block.counts, block.used, [x for _, x in counted])
+        block.used += len(counted)
+
+    def _inherit(self, args, result):
+        """A view of all elements has its base's counts; of some, it is counted when an op reads it."""
+        base = args[0] if args else None
+        if base is None or not is_plain(base):
+            return
+        row = self.memory.of(base).rows.get((base.storage_offset(), base.shape, base.stride(), base.dtype))
+        if row is None:
+            return
+        for x in tensors_in((result,)):
+            if x.numel() == base.numel() and x.dtype == base.dtype:
+                key = (x.storage_offset(), x.shape, x.stride(), x.dtype)
+                self.memory.of(x).rows.setdefault(key, row)

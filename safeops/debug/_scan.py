@@ -1,0 +1,93 @@
+"""Counts of a tensor's values, taken on its device: the columns, and calls of the kernels that fill them."""
+
+import dataclasses
+import struct
+
+import torch
+
+from safeops import _multi_tensor
+
+COLUMNS = 8
+NAN, POSITIVE_INF, NEGATIVE_INF, ZERO, SUBNORMAL, LOST, LARGEST, FIRST = range(COLUMNS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What the values of one tensor were."""
+
+    shape: tuple
+    dtype: torch.dtype
+    device: str
+    nan: int
+    positive_inf: int
+    negative_inf: int
+    zero: int
+    subnormal: int  # 0 < |x| < 2^-14: subnormal or zero in fp16
+    lost: int  # 0 < |x| <= 2^-25: zero in fp16
+    largest: float  # finite magnitude
+    first: tuple | None  # index of the first element that is not finite
+
+    @property
+    def nonfinite(self):
+        return self.nan + self.positive_inf + self.negative_inf
+
+    @property
+    def numel(self):
+        return _numel(self.shape)
+
+    @property
+    def type(self):
+        return str(self.dtype).removeprefix("torch.")
+
+    def __str__(self):
+        return f"{self.type} {self.shape} on {self.device}"
+
+    def kinds(self):
+        """'3 NaN, 1 -inf of 64 elements'."""
+        counted = ((self.nan, "NaN"), (self.positive_inf, "inf"), (self.negative_inf, "-inf"))
+        found = ", ".join(f"{n} {name}" for n, name in counted if n)
+        return f"{found or 'no NaN, no inf'} of {self.numel} element{'s' * (self.numel != 1)}"
+
+
+def read(row, shape, dtype, device):
+    """Counts from a row of the table."""
+    values = row.tolist()
+    first = None
+    if values[FIRST]:
+        flat, first = _numel(values_shape := _real(shape, dtype)) - values[FIRST], []
+        for size in reversed(values_shape):
+            flat, i = divmod(flat, size)
+            first.insert(0, i)
+        first = tuple(first[: len(shape)])
+    largest = struct.unpack("d", struct.pack("q", values[LARGEST]))[0]
+    return Counts(shape, dtype, device, *values[:LARGEST], largest, first)
+
+
+def count(table, row, tensors):
+    _HEALTH[table.is_cpu](table, row, [_countable(x) if x.dtype.is_complex else x for x in tensors])
+
+
+def pick(table, row, counts, counted, operands, shape):
+    _multi_tensor.pick_(table, row, counts, counted, operands, shape)
+
+
+# The CPU's kernel without its Python layers: it is called for every op.
+_HEALTH = {
+    True: _multi_tensor.HEALTH.eager.raw if _multi_tensor.HEALTH.cpu else _multi_tensor.health_,
+    False: _multi_tensor.health_,
+}
+
+
+def _countable(x):
+    return torch.view_as_real(x.detach().resolve_conj())
+
+
+def _real(shape, dtype):
+    return (*shape, 2) if dtype.is_complex else shape
+
+
+def _numel(shape):
+    n = 1
+    for size in shape:
+        n *= size
+    return n

@@ -1,0 +1,128 @@
+"""Which line of the user's code is running: taken on every op, so as bare code positions, and put into words only when
+something is reported."""
+
+import dataclasses
+import linecache
+import os
+import sys
+import sysconfig
+
+import torch
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = (os.path.join(_HERE, ""), os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""))
+_EXAMPLES = os.path.join(_HERE, "demo", "")  # part of the package, but a user of it like any other
+_STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
+_PACKAGES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
+_is_internal: dict[str, bool] = {}  # file name -> belongs to torch, to safeops or to Python itself
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """One line of source: where it is, what it says, and the columns [begin, end) of the expression that ran."""
+
+    file: str
+    number: int
+    function: str
+    text: str = ""
+    begin: int = 0
+    end: int = 0
+
+    def __str__(self):
+        where = f"{_shorter(self.file)}:{self.number} in {self.function}"
+        if not self.text.strip():
+            return where
+        lead = len(self.text) - len(self.text.lstrip())
+        shown = f"{where}\n    {self.text.strip()}"
+        if lead <= self.begin < self.end and self.end - self.begin < len(self.text.strip()):
+            shown += f"\n    {' ' * (self.begin - lead)}{'^' * (self.end - self.begin)}"
+        return shown
+
+    @property
+    def short(self):
+        return f"{_shorter(self.file, 2)}:{self.number}"
+
+
+def user_frames(depth=1, most=4):
+    """The innermost frames outside torch, safeops and the standard library, innermost first, as (code, offset) pairs;
+    and whether the autograd engine called them (a recomputation, a custom backward), or they the engine."""
+    frames, frame, within = [], sys._getframe(depth), False
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename
+        internal = _is_internal.get(name)
+        if internal is None:
+            internal = _is_internal[name] = _internal(name)
+        if not internal:
+            frames.append((code, frame.f_lasti))
+            if len(frames) == most:
+                break
+        elif frames and code.co_name == "_engine_run_backward":
+            within = True
+        frame = frame.f_back
+    return frames, within
+
+
+def user_lines(depth=1, most=4):
+    return [line(pair) for pair in user_frames(depth + 1, most)[0]]
+
+
+def called_by(name, depth=1, file="", most=12):
+    """Whether a function of this name, in a file whose name ends so, is among the innermost frames."""
+    frame = sys._getframe(depth)
+    for _ in range(most):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == name and frame.f_code.co_filename.endswith(file):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def line(pair):
+    """What a (code, offset) pair means."""
+    code, offset = pair
+    number, end_number, begin, end = _position(code, offset)
+    text = linecache.getline(code.co_filename, number).rstrip("\n")
+    if end_number != number:  # the expression goes on in the next line
+        end = len(text)
+    return Line(code.co_filename, number, code.co_name, text, begin or 0, end or 0)
+
+
+def traceback_lines(traceback):
+    """The user's lines of an exception, innermost first."""
+    pairs = []
+    while traceback is not None:
+        if not _internal(traceback.tb_frame.f_code.co_filename):
+            pairs.append((traceback.tb_frame.f_code, traceback.tb_lasti))
+        traceback = traceback.tb_next
+    return [line(pair) for pair in reversed(pairs)]
+
+
+def _position(code, offset):
+    """(line, last line, first column, last column) of the instruction at `offset`; columns from Python 3.11."""
+    if sys.version_info >= (3, 11):
+        for i, position in enumerate(code.co_positions()):
+            if i == offset // 2 and position[0] is not None:
+                number, end_number, begin, end = position
+                text = linecache.getline(code.co_filename, number)
+                return number, end_number, *(len(text.encode()[: x or 0].decode(errors="ignore")) for x in (begin, end))
+    number = code.co_firstlineno
+    for begin, end, candidate in code.co_lines():
+        if begin <= offset < end and candidate is not None:
+            number = candidate
+    return number, number, 0, 0
+
+
+def _internal(name):
+    if name.startswith(_EXAMPLES):
+        return False
+    if name.startswith(_PACKAGES):  # which may lie inside the standard library's folder
+        return name.startswith(_OWN)
+    return name.startswith(_OWN) or name.startswith(_STDLIB) or name.startswith("<frozen")
+
+
+def _shorter(name, parts=None):
+    relative = os.path.relpath(name) if os.path.isabs(name) else name
+    name = relative if len(relative) < len(name) else name
+    return os.path.join(*name.split(os.sep)[-parts:]) if parts else name

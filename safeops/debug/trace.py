@@ -1,0 +1,140 @@
+"""Trace: name the op, module and line that made the first NaN or inf of a training step.
+
+Every floating tensor that an op reads or writes is counted where it lies, by one small kernel; the counts stay on the
+device until the step ends. Then one transfer decides, and only a step that went wrong costs more.
+"""
+
+import gc
+import warnings
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils._python_dispatch import _disable_current_modes
+
+from safeops.debug._modules import ModuleStack
+from safeops.debug._origin import Step
+from safeops.debug._record import Recorder
+from safeops.debug._report import NonFiniteError
+
+MOST_OPS = 200_000  # of a step without an end: it is checked then
+ACTIONS = ("raise", "warn", "record")
+
+
+class trace:
+    """Find the first op whose result, forward or backward, turned not finite; say why, and what to write instead.
+
+    with safeops.debug.trace(model) as tracer:
+        for batch in loader:
+            train_step(model, batch)  # NonFiniteError at the end of the first step that went wrong
+
+    A step ends at `optimizer.step()`, at `scaler.update()`, at `tracer.check()`, and with the context. Within a step,
+    the ops behind a loss or gradient that is not finite are searched for the earliest that read finite values and wrote
+    others; a NaN or inf that reaches neither (a metric, a mask of -inf) is no finding. An overflow of a scaled gradient
+    that GradScaler handles is kept in `tracer.overflows` and raises nothing.
+
+    Args:
+        model: for module paths ("decoder.layers.3"); without it, modules are named by their classes.
+        action: at a finding, "raise" NonFiniteError, "warn", or only "record".
+        last: how many of the ops before it the report shows.
+
+    Attributes:
+        report: the first finding (`Report`), or None.
+        reports, overflows: all of them, one a step at most.
+        steps: how many steps were checked.
+
+    Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
+    checkpointing and DistributedDataParallel. What a compiled region computes inside is one unseen op: its results are
+    "came in". Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
+
+    Example:
+        >>> x = torch.tensor([0.0, 2.0], requires_grad=True)
+        >>> with safeops.debug.trace(action="record") as tracer:
+        ...     (x * torch.log(x)).sum().backward()
+        >>> tracer.report.op, tracer.report.kind, tracer.report.why
+        ('log', 'undefined', 'log(0) is -inf: there is no finite value for it')
+    """
+
+    def __init__(self, model=None, *, action="raise", last=12):
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise TypeError(f"trace: model must be a torch.nn.Module or None, got {type(model).__name__}")
+        if action not in ACTIONS:
+            raise ValueError(f"trace: action must be one of {', '.join(map(repr, ACTIONS))}, got {action!r}")
+        if isinstance(last, bool) or not isinstance(last, int) or last < 0:
+            raise ValueError(f"trace: last must be an int of at least 0, got {last!r}")
+        self.action, self.last = action, last
+        self.reports, self.overflows, self.steps = [], [], 0
+        self._modules = ModuleStack(model)
+        self._recorder, self._scaled = None, False
+
+    @property
+    def report(self):
+        return self.reports[0] if self.reports else None
+
+    def __enter__(self):
+        if self._recorder is not None:
+            raise RuntimeError("trace: this tracer is at work already; make another")
+        self._modules.__enter__()
+        self._recorder = Recorder(self._modules, self._after)
+        self._optimizers = register_optimizer_step_post_hook(self._stepped)
+        # Thousands of records a step set off full garbage collections, each through all that torch has loaded: what
+        # is there now is left out of them, unless the user has arranged that already.
+        self._froze = gc.get_freeze_count() == 0
+        if self._froze:
+            gc.freeze()
+        self._recorder.__enter__()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self._recorder.__exit__(kind, error, traceback)
+        if self._froze:
+            gc.unfreeze()
+        self._optimizers.remove()
+        self._modules.__exit__()
+        try:
+            if kind is None:
+                self.check()
+            elif not isinstance(error, NonFiniteError) and (found := self._look()):
+                # What raised may well follow from it: say both, raise what was raised.
+                warnings.warn(f"safeops.debug.trace, before the exception: {found}", stacklevel=2)
+        finally:
+            self._recorder.clear()
+            self._recorder = None
+
+    def check(self):
+        """End the step here: return its Report or None, and act on it as `action` says."""
+        if self._recorder is None:
+            raise RuntimeError("trace: check() outside the context")
+        found = self._look()
+        if found is not None and found.bug:
+            if self.action == "raise":
+                raise NonFiniteError(found)
+            if self.action == "warn":
+                warnings.warn(f"safeops.debug.trace, {found}", stacklevel=2)
+        return found
+
+    def _look(self):
+        recorder = self._recorder
+        if not recorder.ops:
+            return None
+        self.steps += 1
+        with recorder.lock, _disable_current_modes(), torch.no_grad():
+            found = Step(recorder, self.steps).report()
+            recorder.clear()
+        if found is not None:
+            found.last = self.last
+            (self.reports if found.bug else self.overflows).append(found)
+        return found
+
+    def _after(self, op):
+        # A scaler steps its optimizers first, or skips them; then it updates its scale.
+        if op.facts.scaler:
+            self._scaled = True
+        elif op.facts.name == "_amp_update_scale_":
+            self._scaled = False
+            self.check()
+        elif len(self._recorder.ops) >= MOST_OPS:
+            self.check()
+
+    def _stepped(self, optimizer, args, kwargs):
+        if not self._scaled:
+            self.check()
