@@ -96,14 +96,13 @@ def test_a_planted_edit_of_the_code_is_noticed(before, after):
 def test_every_section_has_claim_trial_verdict_and_safeops_way():
     found = sections(TEXT)
     assert len(found) == 14
-    rows = re.findall(r"^\| \[\d+ .*?\]\(#(.*?)\) \|.*?\| (.*?) \|", TEXT, re.MULTILINE)
+    rows = re.findall(r"^\| \[\d+ .*?\]\(#(.*?)\) \| .*? \((.*?)\) \| (.*?) \|", TEXT, re.MULTILINE)
     assert len(rows) == 14
-    for (anchor, summary), (title, body) in zip(rows, found.items()):
+    for (anchor, judgement, summary), (title, body) in zip(rows, found.items()):
         assert anchor == re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
         assert body.lstrip().startswith("Claim: ")
-        verdict = re.findall(r"^\*\*Verdict: ([\w ]+)\.\*\* ", body, re.MULTILINE)
-        assert len(verdict) == 1 and verdict[0] in VERDICTS, title
-        assert summary.startswith(verdict[0]), title
+        (verdict,) = re.findall(rf"^\*\*Verdict: ([\w ]+)\.\*\* The claim is {judgement}\b", body, re.MULTILINE)
+        assert verdict in VERDICTS and summary.startswith(verdict), title
         trial, safe = [block for block in BLOCKS if block.section == title]
         assert body.index(trial.code) < body.index("**Verdict: ") < body.index(safe.code)
         assert "safeops." in safe.code and "safeops" not in trial.code
@@ -115,7 +114,7 @@ def test_no_python_block_escapes():
 
 
 def test_links_are_defined():
-    used = set(re.findall(r"\[([\w-]+#\d+|article)\](?!:)", TEXT)) | {"article"}
+    used = set(re.findall(r"\[([\w.-]+#\d+|article)\](?!:)", TEXT)) | {"article"}
     assert used == set(re.findall(r"^\[(.*?)\]: https://", TEXT, re.MULTILINE))
 
 
