@@ -153,6 +153,8 @@ def test_verdicts():
     everyone = gpu_check.verdicts(stages(gpu=[("test_mixed_devices", "failed")]), OPS)
     assert set(everyone.values()) == {"failed"}
     assert set(gpu_check.verdicts(stages(gpu=[("test[l1_loss-z]", "skipped")]), OPS).values()) == {"passed"}
+    torch_alone = gpu_check.verdicts(stages(gpu=[("tests/gpu/test_what_torch_does.py::test_it", "failed")]), OPS)
+    assert set(torch_alone.values()) == {"passed"}
 
 
 def test_what_did_not_run_on_the_kernel_to_the_end_is_not_passed():
