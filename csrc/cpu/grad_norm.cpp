@@ -89,7 +89,6 @@ double total(const TensorList& list) {
 }
 
 Tensor grad_norm(const std::vector<Tensor>& inputs, double ord) {
-  STD_TORCH_CHECK(!inputs.empty(), "_grad_norm: needs a tensor");
   STD_TORCH_CHECK(ord == 1 || ord == 2 || ord == HUGE_VAL, "_grad_norm: no kernel for order ", ord);
   const TensorList list(inputs, "_grad_norm");
   const Tensor result = empty(Shape(), DType::kDouble, inputs[0]);

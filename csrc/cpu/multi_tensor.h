@@ -1,5 +1,5 @@
-// The one loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements, each
-// walked in the order of its tensor's memory, on all threads.
+// The one loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements,
+// each walked in the order of its tensor's memory, on all threads.
 //
 // What a piece comes to is kept by the number of the piece and merged in that order: the same bits for any number of
 // threads.

@@ -320,9 +320,9 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
 // ---- host
 
 #ifdef __CUDACC__  // tests/kernels/emulate runs the threads on the host
-template <class Kernel, class Plan, class Op>
-void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Plan& plan, const Op& op) {
-  kernel<<<blocks, kThreads, 0, stream>>>(plan, op);
+template <class Kernel, class... Arguments>
+void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&... arguments) {
+  kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
 }
 #endif
 

@@ -21,6 +21,7 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
     if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
 }
 SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
+SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "multi_tensor.cuh"' in p.read_text()]
 # shared by safe_gather and safe_index_select; the sort is CUB's
 INDEXED, SORTED = ROOT / "csrc/cuda/indexed.cu", ROOT / "csrc/cuda/sorted.cu"
 ARCHS = ("80", "90", "100", "120")
@@ -167,6 +168,26 @@ def test_indexed_moves_packets(built, arch):
 
 
 @needs_library
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
+def test_scans_move_packets_without_spills(built, source, arch):
+    """Of each of four dtypes four packets under way, then one: csrc/cuda/multi_tensor.cuh."""
+    cubin, report = built[source.stem, arch]
+    assert not not_resident(report)
+    table, report = demangled(accesses(cubin)), demangled(report)
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    dense = {name: row for name, row in table.items() if re.search("scan_kernel<.*, true>", name)}
+    assert len(dense) == (3 if source.stem == "grad_norm" else 1)
+    for name, row in dense.items():
+        assert row["LDG.128"] >= 4 * (4 + 1), (name, row)
+        assert row.get("STG.128", 0) == (row["LDG.128"] if source.stem == "clip_grad_norm_" else 0), (name, row)
+        (registers,) = [r["registers"] for other, r in report.items() if other == name]
+        assert in_flight(registers, 4) >= 48 * 1024, name
+
+
+@needs_library
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_sort_compiles_without_spills_or_stack(built, arch):
     """CUB's kernels, of the one sort that is instantiated."""
@@ -288,5 +309,6 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     assert len(functions) >= 11
     backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
     functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
-    for name in ("_masked_fill", *(f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward")))):
+    names = [f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward"))]
+    for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", *names):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

@@ -77,6 +77,11 @@ T __ldg(const T* p) {
 }
 
 template <class T>
+T __ldcs(const T* p) {
+  return __ldg(p);
+}
+
+template <class T>
 void __stwb(T* p, T value) {
   if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) {
     std::fprintf(stderr, "emulated CUDA: misaligned %zu-byte store\n", sizeof(T));
@@ -137,9 +142,16 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return bits;
 }
 
-inline unsigned atomicAdd(unsigned* p, unsigned value) {
+template <class T>
+T atomicAdd(T* p, T value) {
   *p += value;
   return *p - value;
+}
+template <class T>
+T atomicMax(T* p, T value) {
+  const T old = *p;
+  *p = old > value ? old : value;
+  return old;
 }
 
 inline void emulated_entry() {
@@ -264,9 +276,9 @@ void store_relaxed(Word* p, Word value) {
   *p = value;
 }
 
-template <class Kernel, class Plan, class Op>
-void start(Kernel kernel, unsigned blocks, cudaStream_t, const Plan& plan, const Op& op) {
-  run_blocks(blocks, 128, [&] { kernel(plan, op); });
+template <class Kernel, class... Arguments>
+void start(Kernel kernel, unsigned blocks, cudaStream_t, const Arguments&... arguments) {
+  run_blocks(blocks, 128, [&] { kernel(arguments...); });
   check_guards();
 }
 }  // namespace safeops::cuda

@@ -1,0 +1,50 @@
+// Every tensor of a list times one factor, in place, in fp32 or for fp64 in fp64: one rounding. The factor is read on
+// the device; one of exactly 1 writes nothing.
+// I/O: read and write each tensor once.
+#include "multi_tensor.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Scale {
+  static constexpr bool kWrites = true;
+  const char* factor;
+  Type type;
+  double by;
+
+  template <class Codec>
+  struct State {};
+
+  __device__ bool begin() {
+    by = Dynamic<double>::decode(load_raw<uint64>(factor, type), type);
+    return by != 1;
+  }
+  template <class Codec>
+  __device__ typename Codec::Raw write(typename Codec::Raw raw) const {
+    return Codec::encode(Codec::decode(raw) * typename Codec::Value(by));
+  }
+};
+
+void scale(const std::vector<Tensor>& tensors, const Tensor& factor) {
+  constexpr const char* kOp = "safeops::_scale_";
+  if (tensors.empty()) return;
+  const Type type = float_type(factor, kOp, "factor");
+  STD_TORCH_CHECK(factor.numel() == 1, kOp, ": factor must have one element");
+  check_device(factor, tensors[0], kOp, "factor");
+  for (const Tensor& t : tensors) {
+    const safeops::View view(t);
+    for (int d = 0; d < view.ndim; ++d)
+      STD_TORCH_CHECK(view.shape().numel() == 0 || view.sizes[d] == 1 || view.strides[d] != 0, kOp,
+                      ": a tensor whose elements share memory cannot be written");
+  }
+  const Launches launches(tensors, kOp, false);
+  const torch::stable::accelerator::DeviceGuard guard(factor.get_device_index());
+  launches.run(Scale{static_cast<const char*>(factor.data_ptr()), type, 1}, current_stream(factor));
+  check_launch(kOp);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) { m.impl("_scale_", TORCH_BOX(&scale)); }
+
+}  // namespace safeops::cuda

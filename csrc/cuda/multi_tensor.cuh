@@ -1,0 +1,307 @@
+// The one loop over a list of floating tensors on CUDA: one launch for up to kMembers of them, whatever their sizes and
+// dtypes; a table passed by value says which warp has which part of which. An op brings a functor:
+//
+//   struct Op {
+//     static constexpr bool kWrites = false;
+//     template <class Codec> struct State { ... };  // a lane's, value-initialised
+//     __device__ bool begin();                      // false: nothing to do
+//     template <class Codec>                        // one element; true: special() must see it
+//     __device__ bool read(State<Codec>&, Raw raw) const;
+//     template <class Codec>                        // it or one beside it; left: elements from it on, row by row
+//     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;
+//     template <class Codec>                        // all 32 lanes
+//     __device__ void finish(const State<Codec>&, int member, int64_t warp) const;
+//   };
+//
+// or, where it has kWrites, `Raw write<Codec>(Raw raw) const` in the place of the last three.
+//
+// Tensors that are dense in some order of their dims are read by 16-byte packets, whatever the alignment of their first
+// element; others (strided views, expanded ones) element by element, in a launch of their own.
+//
+// Bytes in flight: four packets a thread, 2 KiB a warp: 24 warps for the 48 KiB that an SM of an H200 asks for, so at
+// most 80 registers a thread.
+#pragma once
+
+#include <vector>
+
+#include "bits.cuh"
+
+namespace safeops::cuda {
+
+constexpr int kMembers = 96;  // of a launch: its parameters stay below 4 KiB
+constexpr int kPackets = 4;   // of a lane, under way
+constexpr int64_t kStep = kPackets * 32 * 16;  // bytes that a warp has under way
+// Of a launch; an H200 holds about as many at once. A constant: the order of a sum must not depend on the GPU.
+constexpr int64_t kWarps = 4096;
+
+struct Member {
+  char* base;
+  int64_t numel;
+  uint32_t first;  // its first warp in the launch
+  Type type;
+};
+
+// A tensor walked in the order of its memory: dims innermost first.
+struct Walk {
+  int ndim = 0;  // 0: its elements lie in row-major order, without gaps
+  int64_t size[kLoopDims];
+  int64_t stride[kLoopDims];  // bytes
+  int64_t place[kLoopDims];   // steps in row-major order
+
+  // Where the walk's element i is, by either of the steps.
+  __device__ int64_t at(int64_t i, const int64_t* steps) const {
+    int64_t sum = 0;
+    for (int d = 0; d < ndim; ++d) {
+      sum += i % size[d] * steps[d];
+      i /= size[d];
+    }
+    return sum;
+  }
+};
+
+struct Batch {
+  int members = 0;
+  uint32_t warps = 0;
+  int64_t tile;  // bytes of a warp, a multiple of kStep
+  int first = 0; // number of its first member in the list
+  int64_t before = 0;  // warps of the launches before it
+  Member member[kMembers];
+};
+
+// ---- device
+
+__device__ inline uint64 shuffle(uint64 value, int lane) {
+  const uint64 high = __shfl_sync(kWarp, unsigned(value >> 32), lane);
+  return high << 32 | __shfl_sync(kWarp, unsigned(value), lane);
+}
+
+// All lanes' values combined pairwise, in a fixed order.
+template <class T, class Combine>
+__device__ inline T across(T value, const Combine& combine) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 16; step > 0; step /= 2) {
+    uint64 bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    bits = shuffle(bits, lane ^ step);
+    T other;
+    std::memcpy(&other, &bits, sizeof(T));
+    value = combine(value, other);
+  }
+  return value;
+}
+
+// The last member whose first warp is not behind `warp`: empty ones have none of their own.
+__device__ inline int member_of(const Batch& batch, uint32_t warp) {
+  int low = 0, high = batch.members - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (batch.member[middle].first <= warp) low = middle;
+    else high = middle - 1;
+  }
+  return low;
+}
+
+// What is about to be written may not go through the read-only cache.
+template <class T, class Op>
+__device__ inline T fetch(const char* p) {
+  if constexpr (Op::kWrites) return __ldcs(reinterpret_cast<const T*>(p));
+  else return load<T>(p);
+}
+
+template <class Codec, class Op, class State, class Left>
+__device__ inline void one(const Op& op, State& state, char* p, const Left& left) {
+  const auto raw = fetch<typename Codec::Raw, Op>(p);
+  if constexpr (Op::kWrites) store(p, op.template write<Codec>(raw));
+  else if (op.template read<Codec>(state, raw)) op.template special<Codec>(state, raw, left());
+}
+
+// U packets a lane from element `at` on.
+template <int U, class Codec, class Op, class State, class Left>
+__device__ inline void packets(const Op& op, State& state, char* base, int64_t at, const Left& left) {
+  using Raw = typename Codec::Raw;
+  constexpr int size = sizeof(Raw), K = 16 / size;
+  const int64_t first = at + threadIdx.x % 32 * K;
+  char* p = base + first * size;
+  uint4 packet[U];
+#pragma unroll
+  for (int u = 0; u < U; ++u) packet[u] = fetch<uint4, Op>(p + u * 512);
+  bool ask = false;
+#pragma unroll
+  for (int u = 0; u < U; ++u) {
+    if constexpr (Op::kWrites) {
+      Raw raw[K];
+#pragma unroll
+      for (int k = 0; k < K; ++k) raw[k] = op.template write<Codec>(packet_get<Raw>(packet[u], k));
+      store(p + u * 512, packet_of(raw));
+    } else {
+#pragma unroll
+      for (int k = 0; k < K; ++k) ask |= op.template read<Codec>(state, packet_get<Raw>(packet[u], k));
+    }
+  }
+  if constexpr (!Op::kWrites) {
+    if (!ask) return;
+#pragma unroll 1
+    for (int j = 0; j < U * K; ++j) {
+      const int step = j / K * 32 * K + j % K;
+      op.template special<Codec>(state, load<Raw>(p + step * size), left(first + step));
+    }
+  }
+}
+
+// Elements [begin, end) of a dense tensor.
+template <class Codec, class Op, class State, class Left>
+__device__ inline void dense(const Op& op, State& state, char* base, int64_t begin, int64_t end, const Left& left) {
+  constexpr int size = sizeof(typename Codec::Raw), K = 16 / size;
+  const auto singles = [&](int64_t from, int64_t to) {
+#pragma unroll 1
+    for (int64_t i = from + threadIdx.x % 32; i < to; i += 32)
+      one<Codec>(op, state, base + i * size, [&left, i] { return left(i); });
+  };
+  const int misaligned = uintptr_t(base + begin * size) % 16 / size;
+  int64_t at = begin + (misaligned ? K - misaligned : 0);
+  at = at < end ? at : end;
+  singles(begin, at);
+#pragma unroll 1
+  for (; at + 32 * K * kPackets <= end; at += 32 * K * kPackets) packets<kPackets, Codec>(op, state, base, at, left);
+#pragma unroll 1
+  for (; at + 32 * K <= end; at += 32 * K) packets<1, Codec>(op, state, base, at, left);
+  singles(at, end);
+}
+
+template <class Op, bool kDense>
+__global__ void __launch_bounds__(kThreads, 6)
+    scan_kernel(const __grid_constant__ Batch batch, const __grid_constant__ Walk walk, Op op) {
+  const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
+  if (warp >= batch.warps || !op.begin()) return;
+  const int number = member_of(batch, warp);
+  const Member& m = batch.member[number];
+  // Tiles begin on whole packets; what lies before the first of them belongs to the first tile.
+  const int64_t tile = batch.tile / size_of(m.type), head = kDense ? -uintptr_t(m.base) % 16 / size_of(m.type) : 0;
+  const int64_t last = head + (warp - m.first + 1) * tile, begin = warp == m.first ? 0 : last - tile;
+  const int64_t end = last < m.numel ? last : m.numel;
+  const auto run = [&](auto codec) {
+    using Codec = decltype(codec);
+    typename Op::template State<Codec> state{};
+    const auto left = [&](int64_t i) { return m.numel - (walk.ndim ? walk.at(i, walk.place) : i); };
+    if constexpr (kDense) {
+      dense<Codec>(op, state, m.base, begin, end, left);
+    } else {
+#pragma unroll 1
+      for (int64_t i = begin + threadIdx.x % 32; i < end; i += 32)
+        one<Codec>(op, state, m.base + walk.at(i, walk.stride), [&left, i] { return left(i); });
+    }
+    if constexpr (!Op::kWrites) op.template finish<Codec>(state, batch.first + number, batch.before + warp);
+  };
+  if (m.type == kF16) run(F16());
+  else if (m.type == kBF16) run(BF16());
+  else if (m.type == kF32) run(F32());
+  else run(F64());
+}
+
+// ---- host
+
+// Its walk, and whether there are no gaps in it. ndim 0 where the order is also that of the elements.
+inline bool make_walk(const safeops::View& view, Walk& walk) {
+  const Shape shape = view.shape();
+  int64_t steps[safeops::kMaxDims];
+  contiguous_strides(shape, steps);
+  const int64_t width = safeops::size_of(view.dtype);
+  int order[safeops::kMaxDims], dims = 0;
+  for (int d = shape.ndim - 1; d >= 0; --d) {
+    if (shape.size[d] == 1) continue;
+    int at = dims++;
+    for (; at > 0 && view.strides[order[at - 1]] > view.strides[d]; --at) order[at] = order[at - 1];
+    order[at] = d;
+  }
+  walk.ndim = 0;
+  bool dense = true, plain = true;
+  int64_t inner = 1;
+  for (int k = 0; k < dims; ++k) {
+    const int d = order[k], last = walk.ndim - 1;
+    dense = dense && view.strides[d] == inner;
+    plain = plain && steps[d] == inner;
+    inner *= shape.size[d];
+    if (last >= 0 && view.strides[d] * width == walk.stride[last] * walk.size[last] &&
+        steps[d] == walk.place[last] * walk.size[last]) {
+      walk.size[last] *= shape.size[d];
+      continue;
+    }
+    STD_TORCH_CHECK(walk.ndim < kLoopDims, "safeops: more than ", kLoopDims, " dimensions that do not merge");
+    walk.size[walk.ndim] = shape.size[d];
+    walk.stride[walk.ndim] = view.strides[d] * width;
+    walk.place[walk.ndim++] = steps[d];
+  }
+  if (dense && plain) walk.ndim = 0;
+  return dense;
+}
+
+// Launches over a list: `ordered` where an op asks for the places of elements.
+class Launches {
+ public:
+  Launches(const std::vector<Tensor>& tensors, const char* op, bool ordered) {
+    int64_t bytes = 0;
+    for (const Tensor& t : tensors) {
+      const Type type = float_type(t, op, "each tensor");
+      check_device(t, tensors[0], op, "a tensor");
+      bytes += View(t).shape().numel() * size_of(type);
+    }
+    const int64_t tile = (bytes / kWarps / kStep + 1) * kStep;
+    Launch flat{}, own{};
+    flat.batch.tile = own.batch.tile = tile;
+    const auto close = [&](Launch& launch, int next) {
+      if (launch.batch.members) launches_.push_back(launch);
+      launch.batch.members = launch.batch.warps = 0;
+      launch.batch.first = next;
+    };
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      const safeops::View view(tensors[i]);
+      const bool dense = make_walk(view, own.walk);
+      if (dense && (own.walk.ndim == 0 || !ordered)) {
+        add(flat.batch, view);
+        if (flat.batch.members == kMembers) close(flat, int(i) + 1);
+        continue;
+      }
+      close(flat, int(i) + 1);
+      own.dense = dense;
+      own.batch.first = int(i);
+      add(own.batch, view);
+      close(own, 0);
+    }
+    close(flat, 0);
+    for (Launch& launch : launches_) {
+      launch.batch.before = warps_;
+      warps_ += launch.batch.warps;
+    }
+  }
+
+  int64_t warps() const { return warps_; }
+
+  template <class Op>
+  void run(const Op& op, cudaStream_t stream) const {
+    for (const Launch& launch : launches_) {
+      if (launch.batch.warps == 0) continue;
+      const unsigned blocks = blocks_for(launch.batch.warps, kThreads / 32);
+      if (launch.dense) start(scan_kernel<Op, true>, blocks, stream, launch.batch, launch.walk, op);
+      else start(scan_kernel<Op, false>, blocks, stream, launch.batch, launch.walk, op);
+    }
+  }
+
+ private:
+  struct Launch {
+    Batch batch;
+    Walk walk;
+    bool dense = true;
+  };
+
+  static void add(Batch& batch, const safeops::View& view) {
+    const int64_t numel = view.shape().numel(), tile = batch.tile / safeops::size_of(view.dtype);
+    batch.member[batch.members++] = {view.data, numel, batch.warps, Type(view.dtype)};
+    batch.warps += uint32_t((numel + tile - 1) / tile);
+  }
+
+  std::vector<Launch> launches_;
+  int64_t warps_ = 0;
+};
+
+}  // namespace safeops::cuda

@@ -1,0 +1,52 @@
+"""Lists of tensors of every dtype, layout and kind of value, for the scans over lists."""
+
+import torch
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+ODD = (0.0, -0.0, 2.0**-14, 2.0**-25, 2.0**-26, 1e-40, 1e-300, 6e4, -3e38, 1e300, torch.inf, -torch.inf, torch.nan)
+
+
+def values(*shape, dtype, seed=0, odd=0.1):
+    """Magnitudes from 1e-9 to 1e3, and a share of what is special in some dtype."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g, dtype=torch.float64)
+    x = x * 10 ** (torch.rand(shape, generator=g, dtype=torch.float64) * 12 - 9)
+    special = torch.tensor(ODD, dtype=torch.float64)[torch.randint(len(ODD), shape, generator=g)]
+    return torch.where(torch.rand(shape, generator=g) < odd, special, x).to(dtype)
+
+
+def layouts(dtype, odd=0.1):
+    """One of each way a list's member can lie in memory."""
+    x = lambda *shape: values(*shape, dtype=dtype, seed=len(shape) + shape[0] if shape else 0, odd=odd)  # noqa: E731
+    return [
+        x(5, 7),
+        x(),
+        x(0, 3),
+        x(5000),
+        x(3001)[1:],  # its first element is not aligned
+        x(30, 41).t(),
+        x(2, 3, 5, 6).to(memory_format=torch.channels_last),
+        x(60, 6)[::3, ::2],
+        x(2, 5, 3, 4).permute(2, 0, 3, 1),
+        x(8, 1, 9)[:, 0],
+    ]
+
+
+def expanded(dtype, odd=0.1):
+    """Elements that share memory: to be read, not written."""
+    x = values(40, 1, dtype=dtype, odd=odd)
+    return [x.expand(40, 50), x[0, 0].expand(7), x.reshape(40)[:6].expand(3, 6).t()]
+
+
+def many(dtype, count=230):
+    """More than one launch takes, some of them empty."""
+    return [values(i % 7 * 5, dtype=dtype, seed=i) for i in range(count)]
+
+
+def finite(tensors):
+    return [x.nan_to_num(0.0, 1000.0, -1000.0) for x in tensors]
+
+
+def writable(tensors):
+    """Copies that keep their strides."""
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x) for x in tensors]

@@ -1,0 +1,183 @@
+"""The CUDA sources of the scans over lists, run on the CPU thread by thread, against their definitions.
+
+What this shows: which warp has which part of which tensor, heads and tails, places in every layout, sums of all warps,
+nothing written past an end. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
+"""
+
+import shutil
+
+import pytest
+import torch
+
+from safeops import _multi_tensor as scans
+from safeops.testing.compare import assert_same_bits
+from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, values, writable
+from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
+
+SOURCES = [ROOT / f"csrc/cuda/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]
+SCHEMAS = (
+    "_health_(Tensor(a!) out, int row, Tensor[] inputs) -> ()",
+    "_pick_(Tensor(a!) out, int row, Tensor health, int health_row, Tensor[] inputs, SymInt[] shape) -> ()",
+    "_grad_norm(Tensor[] inputs, float ord) -> Tensor",
+    "_scale_(Tensor(a!)[] tensors, Tensor factor) -> ()",
+)
+each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
+    pytest.mark.xdist_group("cuda_emulated_multi_tensor"),
+]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_multi_tensor.so")
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
+    for schema in SCHEMAS:
+        library.define(schema)
+    torch.ops.load_library(str(target))
+    yield torch.ops.safeops_emulated, counter(target)
+    library._destroy()
+
+
+@pytest.fixture(scope="module")
+def ops(emulated):
+    return emulated[0]
+
+
+def health(function, inputs, row=1):
+    out = torch.zeros(row + len(inputs) + 1, 8, dtype=torch.int64)
+    function(out, row, inputs)
+    return out
+
+
+@each_dtype
+def test_health(ops, dtype):
+    # 20,000 elements: several tiles of a warp
+    for inputs in (layouts(dtype) + expanded(dtype), many(dtype), [values(20_000, dtype=dtype)], []):
+        got, want = health(ops._health_, inputs), health(scans.health_definition, inputs)
+        assert torch.equal(got, want), (got - want).nonzero()
+
+
+def test_health_of_mixed_dtypes_and_twice(ops):
+    inputs = [x for dtype in FLOATS for x in layouts(dtype)]
+    want = health(scans.health_definition, inputs)
+    got = health(ops._health_, inputs)
+    assert torch.equal(got, want)
+    ops._health_(got, 1, inputs)
+    assert torch.equal(got[:, :6], 2 * want[:, :6]) and torch.equal(got[:, 6:], want[:, 6:])
+
+
+@each_dtype
+def test_the_first_place_is_in_row_major_order(ops, dtype):
+    """Whatever the order of memory, and though later places may be read first."""
+    zeros = lambda *shape: torch.zeros(shape, dtype=dtype)  # noqa: E731
+    for x in (zeros(60, 70).t(), zeros(9000, 1), zeros(99, 2, 50)[:, 1]):
+        n, columns = x.numel(), x.shape[1]
+        for places in ((n - 1,), (n - 1, n // 2), (0, n - 1), range(17, n, 40)):
+            x.zero_()
+            for place in places:
+                x[place // columns, place % columns] = -torch.inf
+            row = health(ops._health_, [x])[1].tolist()
+            assert row[2] == len(places) and row[7] == n - min(places)
+
+
+@each_dtype
+def test_pick(ops, dtype):
+    for x in layouts(dtype):
+        shape = x.shape
+        rows = health(scans.health_definition, [x])
+        other = [
+            torch.arange(x.shape[-1] if x.dim() else 1).reshape(() if x.dim() == 0 else (-1,)),
+            torch.ones((), dtype=torch.bool),
+            torch.tensor(-3, dtype=torch.int8).expand(shape),
+            x,
+        ]
+        got = torch.full((3, 4), 0.5, dtype=torch.float64)
+        want = got.clone()
+        ops._pick_(got, 2, rows, 1, [x, *other], shape)
+        scans.pick_definition(want, 2, rows, 1, [x, *other], shape)
+        assert_same_bits("pick", got.nan_to_num(7), want.nan_to_num(7), "differs from the definition")
+
+
+@each_dtype
+def test_norm(ops, dtype):
+    for inputs in (layouts(dtype) + expanded(dtype), many(dtype), [values(20_000, dtype=dtype)]):
+        for ord in (1, 2, torch.inf):
+            clean = finite(inputs)
+            got, want = ops._grad_norm(clean, ord), scans.norm_definition(clean, ord)
+            assert got.dtype == torch.float64 and got.shape == ()
+            assert abs(got - want) <= 1e-13 * want, (ord, got, want)
+            assert torch.equal(ops._grad_norm(clean, ord), got)  # the same bits again
+            assert ops._grad_norm([*clean, torch.tensor(torch.nan)], ord).isnan()
+            assert ops._grad_norm([torch.tensor([1, -torch.inf]), *clean], ord) == torch.inf
+
+
+def test_norm_at_the_ends_of_the_range(ops):
+    for size in (1e300, 1e200, 1e145, 1.0, 1e-145, 1e-200, 1e-320):
+        x = torch.full((5000,), size, dtype=torch.float64)
+        got = ops._grad_norm([x], 2).item()
+        assert abs(got / size / 5000**0.5 - 1) < (1e-12 if size > 1e-300 else 1e-3), size
+    mixed = torch.tensor([3e200, 4e200, 1e-300, 7.0, 0.0], dtype=torch.float64)
+    assert abs(ops._grad_norm([mixed], 2).item() / 5e200 - 1) < 1e-15
+    assert ops._grad_norm([torch.zeros(0), torch.zeros(3)], 2) == 0
+
+
+@each_dtype
+def test_scale(ops, dtype):
+    for inputs in (layouts(dtype), many(dtype), [values(20_000, dtype=dtype)]):
+        for factor in (torch.tensor(0.3), torch.tensor(1e-3, dtype=torch.float64), torch.tensor(torch.nan)):
+            got, want = writable(inputs), writable(inputs)
+            ops._scale_(got, factor)
+            scans.scale_definition(want, factor)
+            for a, b in zip(got, want):
+                assert a.stride() == b.stride()
+                assert_same_bits("scale", a.nan_to_num(7), b.nan_to_num(7), "differs from the definition")
+
+
+def test_a_factor_of_one_writes_nothing(ops, emulated):
+    payload = torch.full((600,), 0x7D01, dtype=torch.int16).view(torch.float16)  # a signalling NaN
+    before = payload.view(torch.int16).clone()
+    emulated[1]()
+    ops._scale_([payload], torch.ones((), dtype=torch.float16))
+    assert torch.equal(payload.view(torch.int16), before) and emulated[1]()[0] == 0
+
+
+@each_dtype
+def test_tensors_are_read_in_packets(emulated, dtype):
+    """16 bytes at a time, whatever the alignment of the first element; a dense layout is as good as another."""
+    ops, counts = emulated
+    size = dtype.itemsize
+    whole = torch.ones(16384 // size, dtype=dtype)
+    shifted = torch.ones(16384 // size + 1, dtype=dtype)[1:]
+    turned = torch.ones(64, 256 // size, dtype=dtype).t()
+    for x, packets in ((whole, 1024), (turned, 1024), (shifted, 1024 - 2 * 32)):
+        counts()
+        health(ops._health_, [x])
+        assert counts()[0] >= packets
+        ops._grad_norm([x], 2)
+        assert counts()[0] >= packets
+        ops._scale_([x], torch.tensor(0.5))
+        assert counts()[0] >= packets
+    health(ops._health_, [whole[::2]])
+    assert counts()[0] == 0
+
+
+def test_unusable_operands_are_refused(ops):
+    x, rows = torch.ones(3), torch.zeros(4, 8, dtype=torch.int64)
+    out = torch.zeros(4, 4, dtype=torch.float64)
+    for call, words in (
+        (lambda: ops._health_(rows, 3, [x, x]), "rows 3 to 5 of 4"),
+        (lambda: ops._health_(rows, -1, [x]), "rows -1 to 0 of 4"),
+        (lambda: ops._health_(rows.int(), 0, [x]), "contiguous rows of 8 int64"),
+        (lambda: ops._health_(rows.t(), 0, [x]), "contiguous rows of 8 int64"),
+        (lambda: ops._health_(rows, 0, [x.int()]), "must be float16"),
+        (lambda: ops._pick_(out, 4, rows, 0, [x], [3]), "rows 4 to 5 of 4"),
+        (lambda: ops._pick_(out, 0, rows, 4, [x], [3]), "rows 4 to 5 of 4"),
+        (lambda: ops._pick_(out, 0, rows, 0, [x], [4]), "does not broadcast"),
+        (lambda: ops._pick_(out, 0, rows, 0, [x.cfloat()], [3]), "real tensors"),
+        (lambda: ops._grad_norm([x], 3), "no kernel for order 3"),
+        (lambda: ops._scale_([x.expand(2, 3)], x[0]), "share memory"),
+        (lambda: ops._scale_([x], x), "one element"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            call()
