@@ -12,6 +12,7 @@ import torch
 
 import safeops
 from safeops import _library
+from safeops.debug import script
 
 ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 
@@ -25,6 +26,8 @@ def main(argv=None):
         return 0
     if arguments.command == "doctor":
         return doctor(arguments.json)
+    if arguments.command in ("trace", "audit"):
+        return script.run(arguments)
     from safeops.demo.run import main as demo
 
     return demo(steps=arguments.steps, seed=arguments.seed, device=arguments.device, out=arguments.out)
@@ -45,6 +48,8 @@ def _parser():
 
     doctor = commands.add_parser("doctor", help="versions, extensions, devices, and the route of every op")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
+
+    script.add_parser(commands)
     return parser
 
 

@@ -1,12 +1,23 @@
 """Finding it: which line made the NaN, the device error, the unsafe pattern, the synchronisation.
 
-    with safeops.debug.trace(model):
-        train_step()
+with safeops.debug.trace(model):
+    train_step()
 """
 
 from safeops.debug._report import NonFiniteError, Report
+from safeops.debug.audit import Finding, audit
 from safeops.debug.locate_errors import LocatedError, locate_errors
 from safeops.debug.no_sync import SynchronizationError, no_sync
 from safeops.debug.trace import trace
 
-__all__ = ["LocatedError", "NonFiniteError", "Report", "SynchronizationError", "locate_errors", "no_sync", "trace"]
+__all__ = [
+    "Finding",
+    "LocatedError",
+    "NonFiniteError",
+    "Report",
+    "SynchronizationError",
+    "audit",
+    "locate_errors",
+    "no_sync",
+    "trace",
+]

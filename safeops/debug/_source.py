@@ -59,6 +59,8 @@ def user_frames(depth=1, most=4):
                 break
         elif frames and code.co_name == "_engine_run_backward":
             within = True
+        elif frames and code.co_name == "_run_code" and "runpy" in name:
+            break  # a script that was started by another: the rest is the starter's
         frame = frame.f_back
     return frames, within
 

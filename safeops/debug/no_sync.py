@@ -17,7 +17,10 @@ _READS = {
     "nonzero": ("nonzero(): its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "_masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
-    "_unique2": ("unique: its size depends on values", "a fixed number of classes (torch.nn.functional.one_hot with it)"),
+    "_unique2": (
+        "unique: its size depends on values",
+        "a fixed number of classes (torch.nn.functional.one_hot with it)",
+    ),
     "unique_dim": ("unique: its size depends on values", "a fixed number of classes"),
     "unique_consecutive": ("unique: its size depends on values", "a fixed number of classes"),
     "bincount": ("bincount: its size depends on values", "torch.zeros(n).scatter_add_"),
@@ -31,7 +34,9 @@ class SynchronizationError(RuntimeError):
     def __init__(self, what, instead, frames):
         self.what, self.line = what, line(frames[0]) if frames else None
         where = f"\n  {self.line}".replace("\n", "\n  ") if self.line else ""
-        super().__init__(f"no_sync: {what} waits for the device{where}" + (f"\n  instead: {instead}" if instead else ""))
+        super().__init__(
+            f"no_sync: {what} waits for the device{where}" + (f"\n  instead: {instead}" if instead else "")
+        )
 
 
 class no_sync(TorchDispatchMode):
@@ -62,7 +67,7 @@ class no_sync(TorchDispatchMode):
 
     def __enter__(self):
         self.stack = contextlib.ExitStack()
-        for owner, name in _waits():
+        for owner, name in (*_WAITS, *(_CPU_READS if self.cpu else ())):
             self._forbid(owner, name)
         if torch.cuda.is_available():
             self.stack.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
@@ -111,7 +116,10 @@ class no_sync(TorchDispatchMode):
             source, blocking = args[1], not args[-1]
         target = args[0].device if name == "copy_" else kwargs.get("device") or source.device
         if blocking and (source.device.type == "cpu") != (torch.device(target).type == "cpu"):
-            return f"a copy from {source.device} to {target}", "safeops.to_device, or non_blocking=True from pinned memory"
+            return (
+                f"a copy from {source.device} to {target}",
+                "safeops.to_device, or non_blocking=True from pinned memory",
+            )
         return None, None
 
     def _on_device(self, x):
@@ -136,15 +144,16 @@ class no_sync(TorchDispatchMode):
         def waits(*args, **kwargs):
             raise SynchronizationError(f"{name}()", None, user_frames(2)[0])
 
+        inherited = name not in vars(owner)
         setattr(owner, name, waits)
-        self.stack.callback(setattr, owner, name, original)
+        self.stack.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, original)))
 
 
-def _waits():
-    """The calls whose purpose is to wait, as (owner, name)."""
-    return [
-        (torch.accelerator, "synchronize"),
-        (torch.cuda, "synchronize"),
-        (torch.cuda.Stream, "synchronize"),
-        (torch.cuda.Event, "synchronize"),
-    ]
+# The calls whose purpose is to wait; and the reads of CPU tensors that no op takes part in.
+_WAITS = (
+    (torch.accelerator, "synchronize"),
+    (torch.cuda, "synchronize"),
+    (torch.cuda.Stream, "synchronize"),
+    (torch.cuda.Event, "synchronize"),
+)
+_CPU_READS = tuple((torch.Tensor, name) for name in ("tolist", "numpy", "__array__", "__repr__"))

@@ -1,0 +1,159 @@
+"""The unsafe patterns that `audit` knows, each a check of one call at Python level: what it was given, what it gave.
+
+A check returns (code, detail) or None. It may read values: an audit is allowed to wait for the device.
+"""
+
+import math
+
+import torch
+
+from safeops.debug._source import called_by
+
+# code: (what happens, what to write instead)
+PATTERNS = {
+    "half-overflow": (
+        "a result in half is inf where its operands are finite",
+        "safeops.masked_sum, masked_mean, masked_norm and the losses accumulate and return fp32",
+    ),
+    "nan-born": ("NaN from operands that hold none", "select before the arithmetic (mask=), or the safe_* function"),
+    "small-divisor": (
+        "divides by less than the smallest normal number",
+        "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt",
+    ),
+    "domain": ("a logarithm or root where it has no value or no gradient", "safeops.safe_log, safe_sqrt, safe_rsqrt"),
+    "eps-is-zero": (
+        "an eps that is 0 in the dtype of its operand",
+        "eps= of safe_div, safe_log, normalize: kept in fp32",
+    ),
+    "sync-read": ("reads values: the host waits for the device", "keep the value on the device"),
+    "boolean-index": (
+        "x[mask] copies out, and waits for the device to learn its size",
+        "mask= of the losses and reductions, or safeops.masked_compact(x, mask, capacity=n)",
+    ),
+    "boolean-write": (
+        "x[mask] = values waits for the device",
+        "safeops.masked_fill(x, mask, value) or safeops.masked_scatter(x, mask, values)",
+    ),
+    "half-loss": (
+        "a scalar loss in half: times the scaler's scale it is inf above 65504",
+        "losses and reductions of safeops return fp32",
+    ),
+    "device-copy": ("copies between devices", "make it where it is used; safeops.to_device for batches"),
+    "saved-write": (
+        "writes into a tensor that autograd saved: backward will raise",
+        "the function without the underscore, or safeops.masked_fill",
+    ),
+}
+HALF = (torch.float16, torch.bfloat16)
+_READS = frozenset("item tolist numpy __bool__ __float__ __int__ __index__ __repr__ __format__ nonzero unique".split())
+_DIVISIONS = frozenset("div divide true_divide __truediv__ __div__ div_ divide_ __itruediv__ __idiv__".split())
+_ADDITIONS = frozenset("add add_ __add__ __radd__ __iadd__ clamp clamp_ clamp_min clamp_min_ clip maximum".split())
+_LOGS = frozenset("log log_ log2 log10 xlogy".split())
+_ROOTS = frozenset("sqrt sqrt_".split())
+_COPIES = frozenset("to cpu cuda copy_ type".split())
+
+
+def before(name, args, kwargs):
+    """Patterns that show in the arguments."""
+    x = args[0] if args else None
+    if not isinstance(x, torch.Tensor):
+        x = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
+        if x is None:
+            return
+    if name in _READS:
+        yield "sync-read", f"{name} of {_of(x)}"
+    if name in ("__getitem__", "__setitem__") and _mask_in(args[1]):
+        if name == "__getitem__":
+            yield "boolean-index", f"{_of(x)}, {_kept(args[1])} kept"
+        elif isinstance(args[2], torch.Tensor) and args[2].numel() != 1:
+            yield "boolean-write", f"{_of(x)}, {_kept(args[1])} written"
+    if name in _DIVISIONS and len(args) > 1:
+        yield from _divisor(args[1], args[0])
+    elif name in ("__rtruediv__", "__rdiv__", "reciprocal", "rsqrt"):
+        yield from _divisor(x, x)
+    elif name in _LOGS:
+        low = _count(args[-1] if name == "xlogy" else x, lambda v: v <= 0)
+        if low:
+            yield "domain", f"{name} of {_of(x)}, {low} at or below 0"
+    elif name in _ROOTS and x.dtype.is_floating_point:
+        low = _count(x, (lambda v: v <= 0) if x.requires_grad else (lambda v: v < 0))
+        if low:
+            yield "domain", f"{name} of {_of(x)}, {low} {'at or ' if x.requires_grad else ''}below 0"
+    if name in _ADDITIONS:
+        for number in (*args[1:], *(v for k, v in kwargs.items() if k in ("min", "other"))):
+            yield from _eps(number, x, "adds" if "add" in name else "floor")
+    if "eps" in kwargs:
+        yield from _eps(kwargs["eps"], x, "eps=")
+    if name == "backward" and x.dtype in HALF and x.numel() == 1:
+        yield "half-loss", f"backward of {_of(x)}"
+    if name in ("__mul__", "mul", "__rmul__") and x.dtype in HALF and called_by("scale", 2, "grad_scaler.py", 20):
+        yield "half-loss", f"GradScaler.scale of {_of(x)}"
+
+
+def behind(name, args, kwargs, result):
+    """Patterns that show in the result."""
+    if name in _COPIES and args and isinstance(result, torch.Tensor) and isinstance(args[0], torch.Tensor):
+        source = args[1] if name == "copy_" else args[0]
+        if isinstance(source, torch.Tensor) and source.device != result.device:
+            yield "device-copy", f"{_of(source)} to {result.device}"
+    if not isinstance(result, torch.Tensor) or not _readable(result) or name in ("to", "half", "type"):
+        return
+    operands = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and _readable(a)]
+    if not operands or name.endswith("_") or name.startswith(("empty", "new_empty")) or result.isfinite().all():
+        return
+    if result.isnan().any() and not any(a.isnan().any() for a in operands):
+        yield "nan-born", f"{name} of {', '.join(map(_of, operands))}: {int(result.isnan().sum())} NaN"
+    elif result.dtype in HALF and all(a.isfinite().all() for a in operands) and _finite_number_args(args, kwargs):
+        top = max(float(a.abs().max()) for a in operands if a.numel())
+        yield "half-overflow", f"{name} of {', '.join(map(_of, operands))}, largest {top:g}"
+
+
+def is_in_place(name):
+    return name in ("__setitem__", "copy_") or (name.endswith("_") and not name.endswith("__")) or (
+        name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
+    )  # fmt: skip
+
+
+def _divisor(divisor, x):
+    if isinstance(divisor, torch.Tensor) and _readable(divisor):
+        dtype = divisor.dtype
+        tiny = torch.finfo(dtype).tiny
+        small = _count(divisor, lambda v: v.abs() < tiny)
+        if small:
+            lowest = float(divisor.detach().abs().min())
+            yield "small-divisor", f"{_of(divisor)}: {small} below {tiny:g}, the smallest {lowest:g}"
+    elif isinstance(divisor, (int, float)) and divisor == 0 and isinstance(x, torch.Tensor):
+        yield "small-divisor", f"{_of(x)} by the number 0"
+
+
+def _eps(number, x, how):
+    if not isinstance(number, float) or not 0 < number < 1e-2 or not isinstance(x, torch.Tensor):
+        return
+    if x.dtype in HALF and float(torch.tensor(number, dtype=x.dtype)) == 0:
+        yield "eps-is-zero", f"{how} {number:g} to {_of(x)}"
+
+
+def _mask_in(index):
+    parts = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts)
+
+
+def _kept(index):
+    mask = next(part for part in (index if isinstance(index, tuple) else (index,)) if isinstance(part, torch.Tensor))
+    return f"{int(mask.sum())} of {mask.numel()}"
+
+
+def _count(x, condition):
+    return int(condition(x.detach()).sum()) if isinstance(x, torch.Tensor) and _readable(x) else 0
+
+
+def _readable(x):
+    return x.dtype.is_floating_point and x.layout is torch.strided and not x.is_meta and x.itemsize > 1
+
+
+def _finite_number_args(args, kwargs):
+    return all(math.isfinite(a) for a in (*args, *kwargs.values()) if isinstance(a, float))
+
+
+def _of(x):
+    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}"

@@ -1,0 +1,65 @@
+"""Which tensors autograd has saved for backward, by looking at the nodes that a call has made."""
+
+import functools
+
+import torch
+
+from safeops.debug._memory import Memory
+from safeops.debug._source import line, user_frames
+
+
+class SavedTensors:
+    """`note(result)` behind each call; `written(x)` before an in-place write says who needs x as it is."""
+
+    def __init__(self):
+        self.memory, self.nodes = Memory(), {}
+
+    def clear(self):
+        self.memory.clear()
+        self.nodes = {}
+
+    def note(self, result):
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        new = [x.grad_fn for x in results if isinstance(x, torch.Tensor) and x.grad_fn is not None]
+        frames = None
+        while new:
+            node = new.pop()
+            if node is None or id(node) in self.nodes:
+                continue
+            self.nodes[id(node)] = node  # kept: another node must not get its id
+            frames = frames or user_frames(3)[0]
+            for x in _saved(node):
+                self.memory.of(x).reads.append((_version(x), node, frames[0] if frames else None))
+            new += [earlier for earlier, _ in node.next_functions]
+
+    def written(self, x):
+        """The pattern, if x shares memory with a saved tensor that nothing has changed since."""
+        if x.layout is not torch.strided or x.is_meta:
+            return
+        for version, node, place in self.memory.of(x).reads:
+            if version == _version(x) and any(True for _ in _saved(node)):  # which backward has not freed yet
+                where = f" (made at {line(place).short})" if place else ""
+                yield "saved-write", f"{node.name()}{where} has saved it"
+                return
+
+
+def _saved(node):
+    for name in _attributes(type(node)):
+        try:
+            value = getattr(node, name)
+        except RuntimeError:  # backward has been here and freed it
+            return
+        for x in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(x, torch.Tensor) and x.layout is torch.strided and not x.is_meta:
+                yield x
+
+
+@functools.cache
+def _attributes(kind):
+    """What a node of this class shows of its saved tensors (a Python function's: saved_tensors)."""
+    names = [name for name in dir(kind) if name.startswith("_saved_")]
+    return names or [name for name in ("saved_tensors",) if hasattr(kind, name)]
+
+
+def _version(x):
+    return 0 if x.is_inference() else x._version

@@ -1,0 +1,128 @@
+"""Audit: watch a step at Python level and list the unsafe patterns as they happen, with line, count, dtypes, values."""
+
+import dataclasses
+import os
+import sys
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.overrides import TorchFunctionMode
+
+from safeops.debug import _patterns
+from safeops.debug._saved import SavedTensors
+from safeops.debug._source import Line, line, user_frames
+
+_OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
+
+
+@dataclasses.dataclass
+class Finding:
+    """One pattern at one line: what happened there the first time, and how often."""
+
+    code: str
+    line: Line | None
+    detail: str
+    count: int = 1
+
+    @property
+    def what(self):
+        return _patterns.PATTERNS[self.code][0]
+
+    @property
+    def instead(self):
+        return _patterns.PATTERNS[self.code][1]
+
+    def __str__(self):
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        where = f"\n    at {self.line}".replace("\n    ", "\n        ") if self.line else ""
+        return f"{self.code}: {self.what}{times}\n    {self.detail}{where}\n    instead: {self.instead}"
+
+
+class audit(TorchFunctionMode):
+    """List the patterns that break mixed precision, where and as they happen.
+
+    with safeops.debug.audit() as audit:
+        train_step()
+    print(audit)
+
+    Found are: results that overflow in half, NaN made of operands without one, divisors below the smallest normal
+    number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for the device, boolean
+    indices, half scalar losses, copies between devices, and in-place writes into what autograd saved. Every value is
+    looked at, so an audited step is slow; nothing is changed. "sync-read" lists reads of CPU tensors too: what would
+    wait on a GPU.
+
+    Args:
+        select: the codes to look for; all by default (`safeops.debug.audit.CODES`).
+
+    Attributes:
+        findings: list of `Finding` (code, line, detail, count, what, instead), in the order of their first appearance.
+
+    Sees calls of torch functions and tensor methods made from Python, in this thread; not what they do inside, and not
+    the backward pass (that is `trace`'s).
+
+    Example:
+        >>> x = torch.tensor([4e4, 4e4], dtype=torch.float16)
+        >>> with safeops.debug.audit() as found:
+        ...     y = x.sum() / (x.min() + 1e-8)
+        >>> [finding.code for finding in found.findings]
+        ['half-overflow', 'eps-is-zero']
+    """
+
+    CODES = tuple(_patterns.PATTERNS)
+
+    def __init__(self, select=None):
+        super().__init__()
+        unknown = sorted(set(select or ()) - set(self.CODES))
+        if unknown:
+            raise ValueError(f"audit: unknown code {unknown[0]!r} in select=; the codes are {', '.join(self.CODES)}")
+        self.select = frozenset(self.CODES if select is None else select)
+        self.found, self.saved = {}, SavedTensors()
+
+    @property
+    def findings(self):
+        return list(self.found.values())
+
+    def __enter__(self):
+        # After a step its graph is gone: what it saved is nobody's any more.
+        self.hook = register_optimizer_step_post_hook(lambda *_: self.saved.clear())
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self.hook.remove()
+        self.saved.clear()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", str(func))
+        # An attribute (.grad, .shape, .data); or what an optimizer does with parameters, which is torch's own business.
+        if name == "__get__" or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
+            return func(*args, **kwargs)
+        with torch.no_grad():
+            seen = list(_patterns.before(name, args, kwargs))
+            self._note(seen)
+        if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
+            self._note(self.saved.written(args[0]))
+        result = func(*args, **kwargs)
+        with torch.no_grad():
+            explained = any(code in ("domain", "small-divisor") for code, _ in seen)
+            self._note(() if explained else _patterns.behind(name, args, kwargs, result))
+        self.saved.note(result)
+        return result
+
+    def _note(self, patterns):
+        for code, detail in patterns:
+            if code not in self.select:
+                continue
+            frames, _ = user_frames(3)
+            place = frames[0] if frames else None
+            finding = self.found.get((code, place))
+            if finding is None:
+                self.found[code, place] = Finding(code, line(place) if place else None, detail)
+            else:
+                finding.count += 1
+
+    def __str__(self):
+        if not self.found:
+            return "audit: none of the patterns happened"
+        return "\n".join(["audit:", *(f"  {finding}" for finding in self.findings)])

@@ -1,0 +1,147 @@
+"""`safeops trace SCRIPT` and `safeops audit SCRIPT`: run a script, unmodified, under the tool, and print its report.
+
+A script that ends by `sys.exit(n)` passes n on, unless something was found.
+"""
+
+import argparse
+import contextlib
+import os
+import runpy
+import sys
+import tokenize
+import traceback
+
+from safeops.debug._report import NonFiniteError
+from safeops.debug.audit import audit
+from safeops.debug.trace import trace
+
+FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
+_CODES = (
+    "Exit code: 0 nothing found, 1 something found, 2 the script could not be run (no such file, it does not parse), "
+    "3 the script ended with an exception of its own; else the script's own."
+)
+
+
+def add_parser(commands):
+    """The `trace` and `audit` subcommands."""
+    for tool, what in (
+        ("trace", "run a script and name the op, module and line of its first NaN or inf"),
+        ("audit", "run a script and list the unsafe patterns as they happen"),
+    ):
+        parser = commands.add_parser(tool, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
+        if tool == "trace":
+            parser.add_argument("--last", type=int, default=12, help="ops before it to show (default: 12)")
+        else:
+            parser.add_argument("--select", help=f"comma-separated codes, of: {', '.join(audit.CODES)}")
+        parser.add_argument("script", metavar="SCRIPT", help="a Python file, run as it is")
+        parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="for the script")
+
+
+def run(arguments):
+    """Run the script under the tool; return the exit code."""
+    tool, script = arguments.command, arguments.script
+    try:
+        if tool == "trace":
+            watcher = trace(last=arguments.last)
+        else:
+            watcher = audit(arguments.select and [code.strip() for code in arguments.select.split(",")])
+    except ValueError as error:
+        print(f"safeops {error}", file=sys.stderr)
+        return CANNOT_RUN
+    problem = _problem(script)
+    if problem:
+        print(f"safeops {tool}: {problem}", file=sys.stderr)
+        return CANNOT_RUN
+    code, crashed = 0, False
+    with _as_main(script, arguments.arguments):
+        try:
+            with watcher:
+                runpy.run_path(script, run_name="__main__")
+        except NonFiniteError:
+            pass  # the report says it
+        except SystemExit as end:
+            code = _exit_code(end)
+        except KeyboardInterrupt:
+            print(f"safeops {tool}: interrupted", file=sys.stderr)
+            code = 130
+        except BaseException as error:
+            crashed = True
+            _print_traceback(error)
+            print(f"safeops {tool}: {script} ended with the exception above", file=sys.stderr)
+    found = (_print_trace if tool == "trace" else _print_audit)(watcher, crashed)
+    sys.stdout.flush()
+    return FOUND if found else CRASHED if crashed else code
+
+
+def _problem(script):
+    """Why it cannot be run, or None."""
+    if not os.path.exists(script):
+        return f"no such file: {script}"
+    if os.path.isdir(script):
+        return f"{script} is a folder, not a script"
+    if script.endswith(".ipynb"):
+        return f"{script} is a notebook: export it first (jupyter nbconvert --to script {script})"
+    try:
+        with tokenize.open(script) as file:  # in the encoding that the file declares
+            compile(file.read(), script, "exec", dont_inherit=True)
+    except SyntaxError as error:  # also a declared encoding that does not exist
+        return f"{script} does not parse: {error}"
+    except (UnicodeDecodeError, ValueError) as error:
+        return f"{script} cannot be read as Python source: {error}"
+    except OSError as error:
+        return f"{script} cannot be read: {error}"
+    return None
+
+
+@contextlib.contextmanager
+def _as_main(script, arguments):
+    """sys.argv and sys.path as `python SCRIPT ...` would have them."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [script, *arguments]
+    sys.path.insert(0, os.path.dirname(os.path.abspath(script)))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+def _exit_code(end):
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _print_traceback(error):
+    """The script's own traceback: without the frames that ran it."""
+    frames = error.__traceback__
+    while frames is not None and _ran_it(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    traceback.print_exception(type(error), error, frames or error.__traceback__)
+
+
+def _ran_it(name):
+    return name.startswith("<frozen runpy") or os.path.basename(name) in ("runpy.py", os.path.basename(__file__))
+
+
+def _print_trace(tracer, crashed):
+    for report in tracer.reports:
+        print(f"safeops trace: {report}")
+    if tracer.overflows:
+        steps = ", ".join(str(report.step) for report in tracer.overflows[:8])
+        more = ", ..." if len(tracer.overflows) > 8 else ""
+        print(
+            f"safeops trace: in {len(tracer.overflows)} of {tracer.steps} steps ({steps}{more}) a scaled gradient "
+            f"overflowed and GradScaler skipped the step: no bug while it stays rare. The first:\n"
+            f"{tracer.overflows[0]}"
+        )
+    if not tracer.reports and not crashed:
+        steps = f"{tracer.steps} step{'s' * (tracer.steps != 1)}"
+        print(f"safeops trace: no NaN or inf reached a loss or a gradient in {steps}")
+    return bool(tracer.reports)
+
+
+def _print_audit(auditor, crashed):
+    if auditor.findings or not crashed:
+        print(f"safeops {auditor}")
+    return bool(auditor.findings)

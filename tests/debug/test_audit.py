@@ -1,0 +1,199 @@
+"""audit lists each pattern at its line, with count, dtypes and values; ordinary code gives no finding."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import safeops
+from safeops.debug import audit
+
+H = torch.float16
+
+
+def audited(function, **options):
+    with audit(**options) as found:
+        function()
+    return found.findings
+
+
+def half(*values):
+    return torch.tensor(values, dtype=H)
+
+
+def overflow():
+    half(4e4, 4e4).sum()  # HERE
+
+
+def overflow_of_a_product():
+    half(300.0) * half(300.0)  # HERE
+
+
+def nan_by_a_mask():
+    torch.tensor([float("inf"), 1.0]) * torch.tensor([0.0, 1.0])  # HERE
+
+
+def divisor():
+    torch.ones(3) / torch.tensor([0.0, 1e-42, 2.0])  # HERE
+
+
+def divisor_of_reciprocal():
+    1 / torch.tensor([0.0, 2.0])  # HERE
+
+
+def log_of_zero():
+    torch.log(torch.tensor([0.0, 1.0]))  # HERE
+
+
+def root_without_a_gradient():
+    torch.zeros(2, requires_grad=True).sqrt()  # HERE
+
+
+def eps_added():
+    half(1.0, 2.0) + 1e-8  # HERE
+
+
+def eps_clamped():
+    half(1.0, 2.0).clamp(min=1e-8)  # HERE
+
+
+def eps_given():
+    F.normalize(torch.ones(2, 2, dtype=H), eps=1e-12)  # HERE
+
+
+def item():
+    torch.ones(3).sum().item()  # HERE
+
+
+def boolean_read():
+    x = torch.ones(3)
+    x[torch.tensor([True, False, True])]  # HERE
+
+
+def boolean_write():
+    x = torch.ones(3)
+    x[torch.tensor([True, False, True])] = torch.zeros(2)  # HERE
+
+
+def half_loss():
+    half(1.0, 2.0).requires_grad_().sum().backward()  # HERE
+
+
+def half_scaled():
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(half(2.0).requires_grad_().sum())  # HERE
+
+
+def device_copy():
+    torch.ones(2).to("meta")  # HERE
+
+
+def saved_result():
+    y = torch.ones(2, requires_grad=True).exp()
+    y.clamp_(max=1)  # HERE
+
+
+def saved_operand():
+    x = torch.ones(2, requires_grad=True) * 2
+    y = x * x
+    x += 1  # HERE
+    return y
+
+
+CASES = {
+    overflow: ("half-overflow", "float16 (2,) on cpu, largest 40000"),
+    overflow_of_a_product: ("half-overflow", "largest 300"),
+    nan_by_a_mask: ("nan-born", "1 NaN"),
+    divisor: ("small-divisor", "2 below 1.17549e-38, the smallest 0"),
+    divisor_of_reciprocal: ("small-divisor", "1 below 1.17549e-38, the smallest 0"),
+    log_of_zero: ("domain", "1 at or below 0"),
+    root_without_a_gradient: ("domain", "2 at or below 0"),
+    eps_added: ("eps-is-zero", "adds 1e-08 to float16 (2,)"),
+    eps_clamped: ("eps-is-zero", "floor 1e-08"),
+    eps_given: ("eps-is-zero", "1e-12"),
+    item: ("sync-read", "item of float32 () on cpu"),
+    boolean_read: ("boolean-index", "2 of 3 kept"),
+    boolean_write: ("boolean-write", "2 of 3 written"),
+    half_loss: ("half-loss", "backward of float16 ()"),
+    half_scaled: ("half-loss", "GradScaler.scale of float16 ()"),
+    device_copy: ("device-copy", "float32 (2,) on cpu to meta"),
+    saved_result: ("saved-write", "ExpBackward0"),
+    saved_operand: ("saved-write", "MulBackward0"),
+}
+
+
+@pytest.mark.parametrize("pattern", CASES, ids=lambda case: case.__name__)
+def test_each_pattern_at_its_line(pattern):
+    code, detail = CASES[pattern]
+    findings = audited(pattern, select=[code])
+    assert [finding.code for finding in findings] == [code]
+    assert detail in findings[0].detail, findings[0].detail
+    assert findings[0].line.text.rstrip().endswith("# HERE") and findings[0].line.file == __file__
+    assert findings[0].instead in str(findings[0]) and findings[0].count == 1
+
+
+def test_every_code_has_a_case():
+    assert {code for code, _ in CASES.values()} == set(audit.CODES)
+
+
+def test_ordinary_code_gives_no_finding():
+    def step():
+        model = torch.nn.Sequential(
+            torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2)
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        x, y, mask = torch.randn(16, 4), torch.randn(16, 2), torch.rand(16, 1) > 0.5
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.amp.autocast("cpu", dtype=H):
+                prediction = model(x)
+                loss = safeops.mse_loss(prediction, y, mask=mask)
+                loss = loss + safeops.masked_mean(safeops.safe_div(y, prediction), mask) * 0.1
+                loss = loss + F.cross_entropy(prediction, torch.zeros(16, dtype=torch.int64))
+            loss.backward()
+            optimizer.step()
+
+    assert [str(finding) for finding in audited(step)] == []
+
+
+def test_in_place_on_what_nobody_saved_is_no_finding():
+    def step():
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2  # saves nothing of y
+        y += 1
+        y.sum().backward()
+
+    assert audited(step, select=["saved-write"]) == []
+
+
+def test_counts_by_line():
+    def step():
+        for i in range(5):
+            half(4e4, 4e4 + i).sum()
+        half(4e4, 4e4).sum()
+
+    assert [finding.count for finding in audited(step)] == [5, 1]
+    with audit() as found:
+        step()
+    assert "(5 times)" in str(found) and str(found).count("half-overflow") == 2
+    with audit() as found:
+        pass
+    assert str(found) == "audit: none of the patterns happened"
+
+
+def test_values_and_gradients_are_what_they_were():
+    def step():
+        x = half(1.0, 2.0, 0.0).requires_grad_()
+        y = (x / x.sum() + 1e-8).log().clamp(min=-5).float().sum()
+        y.backward()
+        return y.detach(), x.grad
+
+    plain = step()
+    with audit():
+        seen = step()
+    torch.testing.assert_close(seen, plain, rtol=0, atol=0, equal_nan=True)
+
+
+def test_select():
+    assert audited(eps_added, select=["half-overflow"]) == []
+    with pytest.raises(ValueError, match="audit: unknown code 'eps' in select=; the codes are half-overflow, "):
+        audit(select=["eps"])

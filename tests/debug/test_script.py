@@ -1,0 +1,125 @@
+"""`safeops trace SCRIPT` and `safeops audit SCRIPT`: an unmodified script, its report, its exit code."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from safeops import cli
+
+
+@pytest.fixture
+def run(tmp_path, capfd):
+    def run(tool, source, *arguments, name="train.py", encoding="utf-8"):
+        script = tmp_path / name
+        script.write_bytes(textwrap.dedent(source).encode(encoding))
+        code = cli.main([tool, str(script), *arguments])
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    return run
+
+
+NAN = """
+import torch
+
+x = torch.zeros(3, requires_grad=True)
+torch.sqrt(x).sum().backward()
+print("the end")
+"""
+CLEAN = """
+import sys
+import torch
+
+x = torch.ones(3, requires_grad=True)
+torch.sqrt(x).sum().backward()
+print(__name__, sys.argv[1:], x.grad.shape)
+"""
+
+
+def test_a_finding_is_exit_code_1(run):
+    code, out, _ = run("trace", NAN)
+    assert code == 1 and "the end" in out and "train.py:5 in <module> (the forward op)" in out and "safe_sqrt" in out
+    code, out, _ = run("audit", NAN)
+    assert code == 1 and "domain" in out and "train.py:5" in out and "runpy" not in out
+
+
+def test_a_clean_script_is_0_and_gets_its_arguments(run):
+    code, out, _ = run("trace", CLEAN, "--lr", "1")
+    assert code == 0 and "__main__ ['--lr', '1']" in out and "no NaN or inf reached" in out
+    code, out, _ = run("audit", CLEAN)
+    assert code == 0 and "none of the patterns happened" in out
+
+
+def test_the_run_stops_where_training_went_wrong(run):
+    code, out, _ = run(
+        "trace",
+        """
+        import torch
+
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(5):
+            print("step", step)
+            kept = torch.tensor(float(step != 2))
+            (model(torch.ones(1, 2)) * kept / kept).sum().backward()
+            optimizer.step()
+        """,
+    )
+    assert code == 1 and "\nstep 2\n" in out and "\nstep 3\n" not in out and "is nan: there is no finite value" in out
+
+
+def test_a_crash_keeps_its_own_traceback(run):
+    code, out, err = run("trace", "def f():\n    raise ValueError('mine')\n\nf()\n")
+    assert code == 3 and err.startswith("Traceback") and "ValueError: mine" in err and "train.py" in err
+    assert "safeops/debug" not in err and "runpy" not in err and "ended with the exception above" in err
+    code, out, err = run("audit", NAN + "raise SystemError('late')\n")
+    assert code == 1 and "SystemError: late" in err and "domain" in out
+
+
+def test_a_crash_in_the_traced_ops_keeps_its_line(run):
+    code, _, err = run("trace", "import torch\ntorch.ones(2, 3) @ torch.ones(2, 3)\n")
+    assert code == 3 and 'train.py", line 2' in err and "cannot be multiplied" in err
+
+
+@pytest.mark.parametrize("ending, expected", [("0", 0), ("7", 7), ("None", 0), ("'words'", 1)])
+def test_sys_exit_passes_on(run, ending, expected):
+    code, _, err = run("trace", f"import sys\nsys.exit({ending})\n")
+    assert code == expected and ("words" in err) == (expected == 1)
+
+
+def test_what_cannot_be_run_is_exit_code_2(run, tmp_path, capfd):
+    code, _, err = run("trace", "x = (\n")
+    assert code == 2 and "train.py does not parse" in err
+    code, _, err = run("audit", "{}", name="book.ipynb")
+    assert code == 2 and "is a notebook" in err and "nbconvert" in err
+    assert cli.main(["trace", str(tmp_path / "absent.py")]) == 2 and "no such file" in capfd.readouterr().err
+    assert cli.main(["trace", str(tmp_path)]) == 2 and "is a folder" in capfd.readouterr().err
+    code, _, err = run("trace", "# -*- coding: nonsense -*-\n")
+    assert code == 2 and "nonsense" in err
+    code, _, err = run("trace", "x = 'é'\n", encoding="latin-1")
+    assert code == 2 and "train.py" in err
+    assert cli.main(["audit", "--select", "nonsense", "x.py"]) == 2
+    assert cli.main(["trace", "--last", "-1", "x.py"]) == 2
+
+
+def test_a_declared_encoding_is_read(run):
+    code, out, _ = run("trace", "# -*- coding: latin-1 -*-\nprint('é' == chr(233))\n", encoding="latin-1")
+    assert code == 0 and "True" in out
+
+
+def test_a_script_imports_what_lies_beside_it(run, tmp_path):
+    (tmp_path / "neighbour.py").write_text("value = 42\n")
+    before = list(sys.path)
+    code, out, _ = run("audit", "import neighbour\nprint(neighbour.value)\n")
+    assert code == 0 and "42" in out and sys.path == before
+
+
+def test_the_command_itself(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(NAN)
+    run = subprocess.run([sys.executable, "-m", "safeops", "trace", script], capture_output=True, text=True)
+    assert run.returncode == 1 and "safe_sqrt" in run.stdout
+    help = subprocess.run([sys.executable, "-m", "safeops", "trace", "--help"], capture_output=True, text=True).stdout
+    assert "Exit code: 0 nothing found, 1 something found, 2 the script could not be run" in " ".join(help.split())
