@@ -46,13 +46,14 @@ from safeops.ops.safe_rsqrt import safe_rsqrt
 from safeops.ops.safe_sqrt import safe_sqrt
 from safeops.ops.xlogy import xlogy
 
-from safeops import nn  # isort: skip  (needs the functions above)
+from safeops import debug, nn  # isort: skip  (they need the functions above)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "apply_where",
     "cosine_similarity",
+    "debug",
     "huber_loss",
     "l1_loss",
     "masked_amax",

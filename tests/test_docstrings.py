@@ -10,13 +10,14 @@ import safeops
 
 PUBLIC = [getattr(safeops, name) for name in safeops.__all__ if not inspect.ismodule(getattr(safeops, name))]
 PUBLIC += [x for x in vars(safeops.nn).values() if inspect.isclass(x) and not x.__name__.startswith("_")]
+PUBLIC += [getattr(safeops.debug, name) for name in ("trace", "locate_errors", "audit", "no_sync")]
 
 
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda x: x.__qualname__)
 def test_example_runs(thing):
     examples = doctest.DocTestFinder(recurse=False).find(thing, globs={"torch": torch, "safeops": safeops})
     assert examples and examples[0].examples, f"{thing.__qualname__} has no example"
-    runner = doctest.DocTestRunner(verbose=False)
+    runner = doctest.DocTestRunner(verbose=False, optionflags=doctest.ELLIPSIS)
     for example in examples:
         runner.run(example)
     assert runner.failures == 0

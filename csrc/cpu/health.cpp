@@ -10,6 +10,10 @@ namespace safeops::cpu {
 
 namespace {
 
+// A tracer counts after every op: where cores are shared, a second thread that has to be waited for costs more each
+// time than it brings.
+constexpr int64_t kAlone = 1 << 20;
+
 using Row = std::array<int64_t, 8>;
 enum Column { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst };
 
@@ -140,7 +144,7 @@ void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
       case 4: parts[piece] = row_of<uint32_t>(member, start, stop); break;
       default: parts[piece] = row_of<uint64_t>(member, start, stop);
     }
-  });
+  }, kAlone);
   for (int64_t m = 0, piece = 0; m < count; ++m, to += 8)
     for (const int64_t end = m + 1 < count ? list.members()[m + 1].first : list.pieces(); piece < end; ++piece)
       for (int c = 0; c < 8; ++c) to[c] = c < kLargest ? to[c] + parts[piece][c] : std::max(to[c], parts[piece][c]);

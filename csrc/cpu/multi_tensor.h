@@ -34,18 +34,20 @@ class TensorList {
   int64_t pieces() const { return pieces_; }
   const std::vector<Member>& members() const { return members_; }
 
-  // body(member, number of the piece, start, stop): elements [start, stop) of the member's walk
+  // body(member, number of the piece, start, stop): elements [start, stop) of the member's walk; on one thread up to
+  // `little` elements
   template <class Body>
-  void each_piece(const Body& body) const {
+  void each_piece(const Body& body, int64_t little = kGrain) const {
     if (pieces_ == 0) return;
-    parallel(pieces_, std::max<int64_t>(1, elements_ / pieces_), [&](int64_t begin, int64_t end) {
+    const auto some = [&](int64_t begin, int64_t end) {
       size_t m = member_of(begin);
       for (int64_t piece = begin; piece < end; ++piece) {
         while (piece >= members_[m].first + pieces_of(members_[m])) ++m;
         const int64_t start = (piece - members_[m].first) * kPiece;
         body(members_[m], piece, start, std::min(start + kPiece, members_[m].numel));
       }
-    });
+    };
+    parallel(pieces_, std::max<int64_t>(1, elements_ / pieces_), some, little);
   }
 
  private:

@@ -11,8 +11,8 @@ constexpr int64_t kGrain = 32768;  // elements; below it a second thread costs m
 
 // Calls body(begin, end) over the units [0, count), each of about `elements` elements; alone if there is little work.
 template <class Body>
-void parallel(int64_t count, int64_t elements, const Body& body) {
-  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, elements));
+void parallel(int64_t count, int64_t elements, const Body& body, int64_t little = kGrain) {
+  const int64_t grain = std::max<int64_t>(1, little / std::max<int64_t>(1, elements));
   if (count <= grain)
     body(int64_t{0}, count);
   else

@@ -75,6 +75,10 @@ class Recorder(TorchDispatchMode):
         self.blocks = list(self.open.values())
         self.peek = torch._C._autograd._get_sequence_nr()
 
+    def __enter__(self):
+        self.peek = torch._C._autograd._get_sequence_nr()
+        return super().__enter__()
+
     def table(self):
         """The counts of all rows, in order, on the CPU: one transfer a device (and one more for each ROWS rows)."""
         parts = [block.counts[: block.used].cpu() for block in self.blocks]

@@ -64,17 +64,16 @@ class trace:
         self.action, self.last = action, last
         self.reports, self.overflows, self.steps = [], [], 0
         self._modules = ModuleStack(model)
-        self._recorder, self._scaled = None, False
+        self._recorder, self._watching, self._scaled = Recorder(self._modules, self._after), False, False
 
     @property
     def report(self):
         return self.reports[0] if self.reports else None
 
     def __enter__(self):
-        if self._recorder is not None:
+        if self._watching:
             raise RuntimeError("trace: this tracer is at work already; make another")
         self._modules.__enter__()
-        self._recorder = Recorder(self._modules, self._after)
         self._optimizers = register_optimizer_step_post_hook(self._stepped)
         # Thousands of records a step set off full garbage collections, each through all that torch has loaded: what
         # is there now is left out of them, unless the user has arranged that already.
@@ -82,29 +81,32 @@ class trace:
         if self._froze:
             gc.freeze()
         self._recorder.__enter__()
+        self._watching = True
         return self
 
     def __exit__(self, kind, error, traceback):
         self._recorder.__exit__(kind, error, traceback)
+        self._watching = False
         if self._froze:
             gc.unfreeze()
         self._optimizers.remove()
         self._modules.__exit__()
         try:
             if kind is None:
-                self.check()
+                self._act(self._look())
             elif not isinstance(error, NonFiniteError) and (found := self._look()):
                 # What raised may well follow from it: say both, raise what was raised.
                 warnings.warn(f"safeops.debug.trace, before the exception: {found}", stacklevel=2)
         finally:
             self._recorder.clear()
-            self._recorder = None
 
     def check(self):
         """End the step here: return its Report or None, and act on it as `action` says."""
-        if self._recorder is None:
+        if not self._watching:
             raise RuntimeError("trace: check() outside the context")
-        found = self._look()
+        return self._act(self._look())
+
+    def _act(self, found):
         if found is not None and found.bug:
             if self.action == "raise":
                 raise NonFiniteError(found)

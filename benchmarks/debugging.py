@@ -1,0 +1,79 @@
+"""What watching costs: a training step of the demo network under each tool of safeops.debug and detect_anomaly."""
+
+import warnings
+
+GOAL = 1.5  # a traced step over a plain one
+
+
+def measure(device: str, rounds: int) -> list[dict]:
+    """A record for each contender: milliseconds of a step, and its ratio to the plain step of the same rounds."""
+    import torch
+
+    from safeops import debug
+
+    from .timing import interleave
+
+    step, model = training_step(device)
+
+    def anomaly():
+        with warnings.catch_warnings(), torch.autograd.detect_anomaly():
+            step()
+
+    tracer = debug.trace(model, action="record")  # one context around many steps, as it is meant to be used
+
+    def traced():
+        with tracer:
+            step()
+
+    def audited():
+        with debug.audit():
+            step()
+
+    def located():
+        with debug.locate_errors(model):
+            step()
+
+    def unsynchronised():
+        with debug.no_sync():
+            step()
+
+    calls = {"plain": step, "trace": traced, "detect_anomaly": anomaly, "locate_errors": located}
+    calls |= {"no_sync": unsynchronised, "audit": audited}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # detect_anomaly announces itself at each use
+        samples = interleave(calls, rounds, device, cold=False)
+    if tracer.report:
+        raise RuntimeError(f"the step that is measured went wrong: {tracer.report}")
+    plain = samples["plain"].time()
+    return [
+        {
+            "tool": name,
+            "milliseconds": samples[name].time() * 1e3,
+            "x_plain": samples[name].time() / plain,
+            "undisturbed": samples[name].share_clean(),
+        }
+        for name in calls
+    ]
+
+
+def training_step(device: str):
+    """(a call that runs one step, the network): fp16 autocast, GradScaler, Adam, the demo's pair and loss."""
+    import torch
+
+    from safeops.demo import data, losses, network, training
+
+    pair = data.load(device)
+    torch.manual_seed(0)
+    model = network.StereoNet().to(device)
+    optimizer = torch.optim.Adam(model.parameters(), training.LEARNING_RATE / 10)
+    scaler = torch.amp.GradScaler(device, init_scale=training.INIT_SCALE)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.amp.autocast(device, dtype=torch.float16):
+            loss = losses.with_safeops(model(pair.left, pair.right), pair.truth)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step, model
