@@ -77,7 +77,7 @@ class locate_errors(TorchDispatchMode):
         >>> x = torch.ones(2, requires_grad=True)
         >>> with safeops.debug.locate_errors():
         ...     y = x.exp()
-        ...     y.clamp_(max=1.0)
+        ...     _ = y.clamp_(max=1.0)
         ...     y.sum().backward()
         Traceback (most recent call last):
         ...
