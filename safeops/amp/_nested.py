@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(function, value):
-    """`value` with `function(tensor)` in the place of each tensor; containers of which nothing changed stay the same."""
+    """`value` with `function(tensor)` in the place of each tensor; a container in which nothing changed is itself."""
     if isinstance(value, torch.Tensor):
         return function(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -26,8 +26,8 @@ def fp32_region(function=None):
     As a context (`with fp32_region():`), autocast is off inside: what is half already stays half until you upcast it,
     with `.float()`.
 
-    Autocast is as before afterwards, also after an exception, and what it has cached stays valid. Regions may be nested,
-    and used in several threads at once. Works under torch.compile(fullgraph=True).
+    Autocast is as before afterwards, also after an exception, and what it has cached stays valid. Regions may be
+    nested, and used in several threads at once. Works under torch.compile(fullgraph=True).
 
     Args:
         function: a function, method, callable object or `torch.nn.Module` instance. None: a context, or a decorator.
