@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check, _multi_tensor
-from safeops.amp._gradients import gradients, narrowed, order, total_norm
+from safeops.amp._gradients import gradients, named, narrowed, order, total_norm
 
 NONFINITE = ("propagate", "skip", "raise")
 
@@ -46,13 +46,13 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
     ord = order("clip_grad_norm_", norm_type)
     _check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
     _check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
-    found = gradients("clip_grad_norm_", parameters)
+    keys, found = gradients("clip_grad_norm_", parameters)
     if not found:
         return torch.tensor(0.0)
-    _check_writable(found)
+    _check_writable(keys, found)
     norm, groups = total_norm(found, ord)
     if nonfinite == "raise" and not norm.isfinite():
-        raise ValueError(f"clip_grad_norm_: {_first_bad(found)}; the norm is {norm.item()}")
+        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, found)}; the norm is {norm.item()}")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if nonfinite == "skip":
         factor = torch.where(norm.isfinite(), factor, 1.0)
@@ -62,20 +62,20 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
     return narrowed(norm, found)
 
 
-def _check_writable(found):
-    for name, grad in found.items():
-        if 0 in grad.stride() and any(s == 0 and n > 1 for s, n in zip(grad.stride(), grad.shape)):
+def _check_writable(keys, found):
+    for key, grad in zip(keys, found):
+        if not grad.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(grad.stride(), grad.shape)):
             raise ValueError(
-                f"clip_grad_norm_: the gradient of {name} cannot be scaled in place: its elements share memory "
+                f"clip_grad_norm_: the gradient of {named(key)} cannot be scaled in place: its elements share memory "
                 f"(shape {tuple(grad.shape)}, strides {grad.stride()})"
             )
 
 
-def _first_bad(found):
-    for name, grad in found.items():
+def _first_bad(keys, found):
+    for key, grad in zip(keys, found):
         row = torch.zeros(1, 8, dtype=torch.int64, device=grad.device)
         _multi_tensor.health_(row, 0, [grad])
         nan, inf, minus_inf = row[0, :3].tolist()
         if nan or inf or minus_inf:
-            return f"the gradient of {name} {tuple(grad.shape)} has {nan} NaN and {inf + minus_inf} inf"
+            return f"the gradient of {named(key)} {tuple(grad.shape)} has {nan} NaN and {inf + minus_inf} inf"
     return "the gradients are finite, but not the sum of their powers"

@@ -34,7 +34,7 @@ def grad_norm(parameters, norm_type=2.0):
         tensor(120000.)
     """
     ord = order("grad_norm", norm_type)
-    found = gradients("grad_norm", parameters)
+    _, found = gradients("grad_norm", parameters)
     if not found:
         return torch.tensor(0.0)
     norm, _ = total_norm(found, ord)
