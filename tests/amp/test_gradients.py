@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import safeops
+from safeops import _multi_tensor
 from safeops.testing import no_synchronisation
 from tests.contract.tensor_lists import FLOATS, layouts, many, values
 
@@ -237,6 +238,27 @@ def test_raise_names_the_gradient_before_anything_is_written():
         with pytest.raises(ValueError, match=rf"the gradient of {name} \(2, 3\) has 1 NaN and 1 inf; the norm is nan"):
             safeops.clip_grad_norm_(given, 1e-3, nonfinite="raise")
     assert all(torch.equal(p.grad.nan_to_num(7), b.nan_to_num(7)) for p, b in zip(model.parameters(), before))
+
+
+def test_without_kernels_all_is_the_same(monkeypatch):
+    """The definitions, which a pure-Python install and other devices run."""
+    fine = [g for dtype in FLOATS for g in many(dtype, odd=0)]
+    bad = [*fine, torch.tensor([INF])]
+    results = []
+    for kernels in (True, False):
+        for op in (_multi_tensor.NORM, _multi_tensor.SCALE, _multi_tensor.HEALTH):
+            monkeypatch.setattr(op, "cpu", kernels)
+        mine, skipped = parameters(clones(fine)), parameters(clones(bad))
+        norms = [safeops.grad_norm(mine, ord) for ord in (1, 2, INF, 3)] + [safeops.clip_grad_norm_(mine, 0.1)]
+        assert safeops.clip_grad_norm_(skipped, 0.1, nonfinite="skip") == INF
+        assert all(torch.equal(p.grad, g) for p, g in zip(skipped, bad))
+        with pytest.raises(ValueError, match=r"\(1,\) has 0 NaN and 1 inf; the norm is inf"):
+            safeops.clip_grad_norm_(skipped, 0.1, nonfinite="raise")
+        results.append((norms, [p.grad for p in mine]))
+    for a, b in zip(results[0][0], results[1][0]):
+        assert torch.allclose(a, b, rtol=1e-12)
+    for a, b in zip(results[0][1], results[1][1]):
+        assert torch.allclose(a, b, rtol=torch.finfo(a.dtype).eps, atol=0)  # the norms may differ in their last bit
 
 
 # ---- errors, and what must not happen

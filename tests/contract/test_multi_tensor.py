@@ -197,6 +197,18 @@ def test_a_factor_of_one_writes_nothing_in_clip_grad_norm_():
     assert (bits == 0x7D01).all()
 
 
+@pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu has its own")
+def test_more_than_2_31_elements_health_grad_norm():
+    """Expanded, so that they need no memory; two elements of each pair are 0 and inf."""
+    half = 2**30 + 2
+    x = torch.tensor([0.0, INF], dtype=torch.float16).expand(half, 2).t()
+    out = zeros(1)
+    scans.health_(out, 0, [x])
+    assert out[0].tolist() == [0, half, 0, half, 0, 0, 0, half]
+    x = torch.full((1,), 2.0, dtype=torch.bfloat16).expand(2**31 + 2)
+    assert scans.norm([x], 1) == 2.0 * (2**31 + 2)
+
+
 # ---- the registered ops
 
 
