@@ -7,6 +7,10 @@
 Functions follow torch and torch.nn.functional in names, arguments and defaults; masks are boolean, True = keep.
 """
 
+from safeops.amp.clip_grad_norm_ import clip_grad_norm_
+from safeops.amp.fp32_region import fp32_region
+from safeops.amp.grad_norm import grad_norm
+from safeops.amp.to_device import to_device
 from safeops.losses.huber_loss import huber_loss
 from safeops.losses.l1_loss import l1_loss
 from safeops.losses.mse_loss import mse_loss
@@ -52,8 +56,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "apply_where",
+    "clip_grad_norm_",
     "cosine_similarity",
     "debug",
+    "fp32_region",
+    "grad_norm",
     "huber_loss",
     "l1_loss",
     "masked_amax",
@@ -90,5 +97,6 @@ __all__ = [
     "safe_rsqrt",
     "safe_sqrt",
     "smooth_l1_loss",
+    "to_device",
     "xlogy",
 ]

@@ -31,7 +31,8 @@ def health_definition(out, row, inputs):
             (size > 0) & (size <= 2.0**-25),  # of these: rounds to 0 in fp16
         )
         largest = torch.where(finite, size, 0).amax().double().view(torch.int64)
-        first = torch.where(finite, 0, torch.arange(n, 0, -1, device=x.device)).amax()
+        bad = (~finite).to(torch.uint8)
+        first = torch.where(bad.any(), n - bad.argmax(), 0)
         to = out[row + i]
         to[:6] += torch.stack([c.sum() for c in counts])
         torch.maximum(to[6:], torch.stack((largest, first)), out=to[6:])

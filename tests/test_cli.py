@@ -132,7 +132,7 @@ def test_demo_refuses_a_device_that_is_not_there(tmp_path, capsys):
 def test_the_examples_of_the_readme_run():
     readme = pathlib.Path(__file__).parents[1] / "README.md"
     examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     scope = {}  # one after the other, as a reader would
     for code in examples:
         exec(compile(code, str(readme), "exec"), scope)
@@ -141,3 +141,4 @@ def test_the_examples_of_the_readme_run():
             assert scope["loss"].isfinite()
             assert all(p.isfinite().all() for p in scope["model"].parameters())
     assert scope["p"].grad.isfinite().all()  # masked before the division
+    assert scope["norm"].isfinite() and scope["norm"] > 0

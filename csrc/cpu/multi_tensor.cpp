@@ -1,10 +1,13 @@
 #include "multi_tensor.h"
 
+#include <functional>
+
 namespace safeops::cpu {
 
 Member::Member(const Tensor& t, int64_t first_piece)
-    : view(t), shape(view.shape()), plain(view.contiguous()), numel(shape.numel()), first(first_piece) {
-  order = plain ? Order::contiguous(shape) : Order::by_strides(shape, view.strides);
+    : view(t), shape(view.shape()), order(Order::by_strides(shape, view.strides)), numel(shape.numel()),
+      first(first_piece) {
+  plain = std::is_sorted(order.dim, order.dim + order.ndim, std::greater<int>());
 }
 
 int64_t Member::element(int64_t i) const {

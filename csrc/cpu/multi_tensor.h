@@ -18,7 +18,7 @@ struct Member {
   View view;
   Shape shape;
   Order order;
-  bool plain;  // walked in the order of its elements
+  bool plain;  // walked in the order of its elements, row by row
   int64_t numel, first;  // first: number of its first piece
 
   Member(const Tensor& t, int64_t first_piece);

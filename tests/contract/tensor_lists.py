@@ -38,9 +38,9 @@ def expanded(dtype, odd=0.1):
     return [x.expand(40, 50), x[0, 0].expand(7), x.reshape(40)[:6].expand(3, 6).t()]
 
 
-def many(dtype, count=230):
+def many(dtype, odd=0.1):
     """More than one launch takes, some of them empty."""
-    return [values(i % 7 * 5, dtype=dtype, seed=i) for i in range(count)]
+    return [values(i % 7 * 5, dtype=dtype, seed=i, odd=odd) for i in range(230)]
 
 
 def finite(tensors):

@@ -79,7 +79,7 @@ def test_health_of_what_is_all_bad_or_all_zero(dtype):
         assert out[0].tolist() == expected
 
 
-def test_pick_names_the_operands_of_the_first_bad_element():
+def test_pick_after_health_reads_the_operands_of_the_first_bad_element():
     x = torch.ones(3, 4, device=DEVICE)
     x[1, 2] = x[2, 0] = INF
     column = torch.tensor([[10], [20], [30]], device=DEVICE)
@@ -149,7 +149,7 @@ def test_grad_norm_at_the_ends_of_the_range():
 
 
 def test_grad_norm_shows_what_is_not_finite():
-    good = finite(many(torch.float16, 5))
+    good = finite(layouts(torch.float16))
     for ord in (1, 2, INF, 3):
         for bad, expected in ((NAN, NAN), (INF, INF), (-INF, INF)):
             got = scans.norm(here([*good, torch.tensor([1.0, bad, 2.0])]), ord).item()
@@ -175,7 +175,7 @@ def test_grad_norm_does_not_depend_on_the_number_of_threads():
 
 
 @each_dtype
-def test_clip_grad_norm_factor_kernel_and_definition(dtype):
+def test_kernel_and_definition_of_clip_grad_norm_(dtype):
     """One rounding: of the product in fp32, or for fp64 in fp64."""
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     for inputs in (layouts(dtype), many(dtype), [values(LONG, dtype=dtype)]):
@@ -191,10 +191,22 @@ def test_clip_grad_norm_factor_kernel_and_definition(dtype):
                 assert_same_bits("definition", defined.nan_to_num(7), expected.nan_to_num(7), "differs")
 
 
-def test_clip_grad_norm_factor_of_one_writes_nothing():
+def test_a_factor_of_one_writes_nothing_in_clip_grad_norm_():
     bits = torch.full((LONG,), 0x7D01, dtype=torch.int16, device=DEVICE)  # signalling NaN: any arithmetic quiets it
     scans.scale_([bits.view(torch.float16)], torch.ones((), device=DEVICE))
     assert (bits == 0x7D01).all()
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="tests/gpu has its own")
+def test_more_than_2_31_elements_health_grad_norm():
+    """Expanded, so that they need no memory; two elements of each pair are 0 and inf."""
+    half = 2**30 + 2
+    x = torch.tensor([0.0, INF], dtype=torch.float16).expand(half, 2).t()
+    out = zeros(1)
+    scans.health_(out, 0, [x])
+    assert out[0].tolist() == [0, half, 0, half, 0, 0, 0, half]
+    x = torch.full((1,), 2.0, dtype=torch.bfloat16).expand(2**31 + 2)
+    assert scans.norm([x], 1) == 2.0 * (2**31 + 2)
 
 
 # ---- the registered ops

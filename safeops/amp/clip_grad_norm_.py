@@ -1,0 +1,81 @@
+"""clip_grad_norm_: torch's, with the arithmetic in fp32, and a say in what happens to gradients that are not finite."""
+
+import torch
+
+from safeops import _check, _multi_tensor
+from safeops.amp._gradients import gradients, named, narrowed, order, total_norm
+
+NONFINITE = ("propagate", "skip", "raise")
+
+
+@torch.no_grad()
+def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate"):
+    """Scale the gradients in place so that their norm together is at most `max_norm`; return the norm before.
+
+    As `torch.nn.utils.clip_grad_norm_`: each gradient is multiplied by `min(max_norm / (norm + 1e-6), 1)`. The norm is
+    that of `grad_norm`, the factor is fp64, and the products are rounded once, from fp32 (fp64 for fp64). torch takes
+    all of it in the gradients' own dtype: there fp16 gradients of a norm beyond 65504 become 0. Where the norm is small
+    enough nothing is written. Under GradScaler, call `scaler.unscale_(optimizer)` first, as with torch's.
+
+    Args:
+        parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients
+            may differ in dtype, strides and device; one that several parameters share is scaled once.
+        max_norm: a number, at least 0.
+        norm_type: order of the norm, a number above 0, or inf.
+        nonfinite: what happens if a gradient has an inf or a NaN. `"propagate"`: as torch, a NaN makes all gradients
+            NaN, an inf becomes NaN and makes all others 0. `"skip"`: all gradients stay as they are, for GradScaler to
+            find, and are not waited for. `"raise"`: an error, before anything is written; this one synchronises.
+
+    Returns:
+        The norm before, a 0-dim tensor: fp32, or fp64 if a gradient is; 0 on the CPU if there is no gradient.
+
+    Raises:
+        TypeError: `parameters` holds something other than tensors, or a tensor that can have no gradient (a gradient,
+            say); a gradient is sparse, complex or a tensor subclass such as DTensor; `max_norm` is no number.
+        ValueError: `max_norm` is negative or NaN, `norm_type` not above 0, `nonfinite` not one of the three; elements
+            of a gradient share memory; with `nonfinite="raise"`, a gradient is not finite.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
+        >>> weight.grad = torch.full((4,), 60000.0, dtype=torch.float16)
+        >>> safeops.clip_grad_norm_([weight], 1.0)
+        tensor(120000.)
+        >>> weight.grad
+        tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.float16)
+    """
+    ord = order("clip_grad_norm_", norm_type)
+    _check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
+    _check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
+    keys, found = gradients("clip_grad_norm_", parameters)
+    if not found:
+        return torch.tensor(0.0)
+    _check_writable(keys, found)
+    norm, groups = total_norm(found, ord)
+    if nonfinite == "raise" and not norm.isfinite():
+        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, found)}; the norm is {norm.item()}")
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    if nonfinite == "skip":
+        factor = torch.where(norm.isfinite(), factor, 1.0)
+    for device, group in groups.items():
+        _multi_tensor.scale_(group, factor.to(device))
+        torch.autograd.graph.increment_version(group)
+    return narrowed(norm, found)
+
+
+def _check_writable(keys, found):
+    for key, grad in zip(keys, found):
+        if not grad.is_contiguous() and any(s == 0 and n > 1 for s, n in zip(grad.stride(), grad.shape)):
+            raise ValueError(
+                f"clip_grad_norm_: the gradient of {named(key)} cannot be scaled in place: its elements share memory "
+                f"(shape {tuple(grad.shape)}, strides {grad.stride()})"
+            )
+
+
+def _first_bad(keys, found):
+    for key, grad in zip(keys, found):
+        row = torch.zeros(1, 8, dtype=torch.int64, device=grad.device)
+        _multi_tensor.health_(row, 0, [grad])
+        nan, inf, minus_inf = row[0, :3].tolist()
+        if nan or inf or minus_inf:
+            return f"the gradient of {named(key)} {tuple(grad.shape)} has {nan} NaN and {inf + minus_inf} inf"
+    return "the gradients are finite, but not the sum of their powers"

@@ -1,0 +1,116 @@
+"""fp32_region: what is computed inside is computed in fp32, whatever autocast says outside."""
+
+import contextlib
+import functools
+import inspect
+
+import torch
+
+from safeops._dtypes import HALF
+from safeops.amp._nested import map_tensors
+
+_ACCELERATOR = torch.accelerator.current_accelerator(check_available=False)
+DEVICE_TYPES = tuple(dict.fromkeys(("cpu", "cuda", *([_ACCELERATOR.type] if _ACCELERATOR else []))))
+
+
+def fp32_region(function=None):
+    """Run a loss, or a part of one, in fp32: autocast is off inside, and half inputs of a function arrive as fp32.
+
+    As a decorator (`@fp32_region` or `@fp32_region()`), autocast is off for every device type while the function runs,
+    and fp16 and bf16 tensors among its arguments are passed as fp32, also those inside lists, tuples, dicts,
+    namedtuples and dataclasses. Their gradients come back in their own dtype, and the backward computes in fp32
+    too. A container that holds half tensors is passed as a copy, any other as it is. fp64, integers and everything else
+    are left alone. A module is wrapped in a module, `.module` of the result, and keeps its parameters as they are:
+    their dtype is not changed.
+
+    As a context (`with fp32_region():`), autocast is off inside: what is half already stays half until you upcast it,
+    with `.float()`.
+
+    Autocast is as before afterwards, also after an exception, and what it has cached stays valid. Regions may be
+    nested, and used in several threads at once. Works under torch.compile(fullgraph=True).
+
+    Args:
+        function: a function, method, callable object or `torch.nn.Module` instance. None: a context, or a decorator.
+
+    Returns:
+        The function, with the same signature, or a module; without an argument, a context that is also a decorator.
+
+    Raises:
+        TypeError: `function` is not callable, is a class, or is a generator or coroutine function, whose body runs
+            when the region has been left.
+        RuntimeError: a context object is entered a second time.
+
+    Example:
+        >>> @safeops.fp32_region
+        ... def loss(prediction, target):
+        ...     return (prediction - target).pow(2).sum()
+        >>> loss(torch.full((3,), 300.0, dtype=torch.float16), torch.zeros(3))  # 270000 is inf in fp16
+        tensor(270000.)
+    """
+    return _Region() if function is None else _wrapped(function)
+
+
+@contextlib.contextmanager
+def _without_autocast(types=DEVICE_TYPES):
+    if not types:
+        yield
+        return
+    with torch.autocast(types[0], enabled=False), _without_autocast(types[1:]):
+        yield
+
+
+class _Region:
+    _context = None
+
+    def __enter__(self):
+        if self._context is not None:
+            # Autocast is a thread's own: what one has found is not what another must restore.
+            raise RuntimeError("fp32_region: this context was entered before; make one for each `with`")
+        self._context = _without_autocast()
+        self._context.__enter__()
+
+    def __exit__(self, *error):
+        return self._context.__exit__(*error)
+
+    def __call__(self, function):
+        return _wrapped(function)
+
+
+def _upcast(x):
+    return x.float() if x.dtype in HALF else x
+
+
+def _run(function, args, kwargs):
+    args = [map_tensors(_upcast, x) for x in args]
+    kwargs = {name: map_tensors(_upcast, x) for name, x in kwargs.items()}
+    with _without_autocast():
+        return function(*args, **kwargs)
+
+
+class _Fp32Module(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args, **kwargs):
+        return _run(self.module, args, kwargs)
+
+
+def _wrapped(function):
+    if isinstance(function, torch.nn.Module):
+        return _Fp32Module(function)
+    if isinstance(function, type) or not callable(function):
+        kind = f"the class {function.__name__}" if isinstance(function, type) else type(function).__name__
+        raise TypeError(f"fp32_region: function must be a function, a method or a module, got {kind}")
+    for kind in ("generator", "coroutine", "asyncgen"):
+        if getattr(inspect, f"is{kind}function")(function):
+            raise TypeError(
+                f"fp32_region: function must not be a {kind} function, got {function!r}: its body runs when the "
+                "region has been left; use `with fp32_region():` inside it, around no yield and no await"
+            )
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        return _run(function, args, kwargs)
+
+    return wrapper

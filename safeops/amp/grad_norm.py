@@ -1,0 +1,41 @@
+"""grad_norm: the norm of all gradients together, which does not overflow where they are half."""
+
+import torch
+
+from safeops.amp._gradients import gradients, narrowed, order, total_norm
+
+
+@torch.no_grad()
+def grad_norm(parameters, norm_type=2.0):
+    """The norm of the gradients of all parameters, as if they were one vector.
+
+    As `torch.nn.utils.get_total_norm` of the gradients, in fp64 inside: fp16 gradients whose norm is beyond 65504, and
+    fp32 gradients whose squares over- or underflow, have their true norm. Nothing is read by the host. The same bits
+    from run to run.
+
+    Args:
+        parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients
+            may differ in dtype, strides and device; one that several parameters share counts once. Gradients on several
+            devices meet on that of the first (between CPU and GPU the host waits for it).
+        norm_type: order of the norm, a number above 0, or inf.
+
+    Returns:
+        A 0-dim tensor, fp32, or fp64 if a gradient is; 0 on the CPU if there is no gradient.
+
+    Raises:
+        TypeError: `parameters` holds something other than tensors, or a tensor that can have no gradient (a gradient,
+            say); a gradient is sparse, complex or a tensor subclass such as DTensor.
+        ValueError: `norm_type` is not above 0.
+
+    Example:
+        >>> weight = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
+        >>> weight.grad = torch.full((4,), 60000.0, dtype=torch.float16)
+        >>> safeops.grad_norm([weight])
+        tensor(120000.)
+    """
+    ord = order("grad_norm", norm_type)
+    _, found = gradients("grad_norm", parameters)
+    if not found:
+        return torch.tensor(0.0)
+    norm, _ = total_norm(found, ord)
+    return narrowed(norm, found)

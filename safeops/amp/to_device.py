@@ -1,0 +1,98 @@
+"""to_device: a batch to the GPU without waiting for it, and without the races of `non_blocking=True`."""
+
+import torch
+
+from safeops import _check
+from safeops.amp._nested import map_tensors
+
+
+def to_device(batch, device, *, stream=None, host_reused=True):
+    """Move the tensors of a batch to a device: asynchronously from the host to a GPU, and yet safely.
+
+    `x.to("cuda", non_blocking=True)` of pinned memory returns before the copy has read `x`: whoever then writes the
+    next batch into `x` changes this one. Here each host tensor is first copied into pinned memory of its own, which
+    torch's allocator hands out again only when the copy to the device is done. The caller may write into the batch, or
+    free it, as soon as the call returns. That costs one copy on the host, at the speed of its memory, and pinned
+    memory of the batch's size, which is kept for the next one.
+
+    Other directions: from GPU to GPU as `.to(non_blocking=True)`, which orders the streams of both; from GPU to host it
+    waits, since the host could read what has not arrived. Tensors that are on the device already are returned as they
+    are, so on a machine without a GPU `to_device(batch, "cpu")` copies nothing: the result shares memory with the
+    batch, with a numpy array too if one is behind it.
+
+    Args:
+        batch: a tensor, or lists, tuples, dicts, namedtuples and dataclasses with tensors in them; everything else in
+            them, numpy arrays too, is left as it is. Containers in which something moved are new ones.
+        device: a `torch.device`, or what names one.
+        stream: a `torch.cuda.Stream` on which host tensors are copied, beside what the current stream computes. The
+            current stream waits for the copies, not the host, and the memory is not used again before the current
+            stream is done with it. None: the current stream.
+        host_reused: False promises that the batch's host memory is not written any more, by a worker neither: then
+            what is pinned already is copied from where it lies.
+
+    Returns:
+        The batch with its tensors on `device`; their dtypes and strides are kept, and gradients flow back.
+
+    Raises:
+        TypeError: `device` names no device, `stream` is no stream of a GPU, `host_reused` is not True or False.
+        ValueError: `stream` is given for a device that is no GPU, or is one of another GPU.
+
+    Example:
+        >>> batch = {"image": torch.zeros(2, 3), "name": ["left", "right"]}
+        >>> safeops.to_device(batch, "cpu")["image"] is batch["image"]
+        True
+    """
+    target = _device(device)
+    _check.boolean_flag("to_device", "host_reused", host_reused)
+    if stream is not None:
+        _check_stream(stream, target)
+    sent = {}  # one tensor in two places stays one
+
+    def send(x):
+        if id(x) not in sent:
+            sent[id(x)] = x, _send(x, target, stream, host_reused)  # x stays alive: its id is not given again
+        return sent[id(x)][1]
+
+    moved = map_tensors(send, batch)
+    if stream is not None:
+        torch.cuda.current_stream(target).wait_stream(stream)
+    return moved
+
+
+def _device(device):
+    try:
+        target = torch.device(device)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"to_device: device must name a device, got {device!r}") from error
+    if target.type == "cuda" and target.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return target
+
+
+def _check_stream(stream, target):
+    if not isinstance(stream, torch.cuda.Stream):
+        raise TypeError(f"to_device: stream must be a torch.cuda.Stream, got {type(stream).__name__}")
+    if stream.device != target:
+        raise ValueError(f"to_device: stream is of {stream.device}, device is {target}")
+
+
+def _send(x, target, stream, host_reused):
+    if x.device == target:
+        return x
+    if target.type != "cuda" or x.layout != torch.strided:
+        return x.to(target)  # returns when the copy is done
+    if x.device.type != "cpu":
+        return x.to(target, non_blocking=True)
+    pinned = x if not host_reused and x.is_pinned() else _staged(x)
+    if stream is None:
+        return pinned.to(target, non_blocking=True)
+    with torch.cuda.stream(stream):
+        y = pinned.to(target, non_blocking=True)
+    # its memory belongs to `stream`, and is read on the current one
+    y.record_stream(torch.cuda.current_stream(target))
+    return y
+
+
+def _staged(x):
+    """A copy in pinned memory, which the allocator does not hand out again before the copies from it are done."""
+    return torch.empty_like(x, pin_memory=True).copy_(x)

@@ -1,0 +1,322 @@
+"""grad_norm and clip_grad_norm_: torch's values where torch has them, the true ones where it does not."""
+
+import math
+
+import pytest
+import torch
+
+import safeops
+from safeops import _multi_tensor
+from safeops.testing import no_synchronisation
+from tests.contract.tensor_lists import FLOATS, layouts, many, values
+
+INF, NAN = math.inf, math.nan
+each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
+
+
+def parameters(gradients):
+    """Parameters with these very gradients, whatever their strides."""
+    made = []
+    for g in gradients:
+        p = torch.nn.Parameter(torch.zeros(g.shape, dtype=g.dtype))
+        p.grad = g
+        made.append(p)
+    return made
+
+
+def clones(tensors):
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype).copy_(x) for x in tensors]
+
+
+def true_norm(gradients, ord=2.0):
+    sizes = torch.cat([g.double().reshape(-1) for g in gradients]).abs()
+    total = sizes.max() if ord == INF else math.fsum((sizes**ord).tolist()) ** (1 / ord)
+    return torch.tensor(float(total), dtype=torch.float64)
+
+
+def sets(dtype):
+    """Lists of gradients whose norm torch can take in their dtype."""
+    share = 64 if dtype == torch.float16 else 1
+    for gradients in (layouts(dtype, odd=0), many(dtype, odd=0), [values(100_000, dtype=dtype, odd=0)]):
+        yield [g / share for g in gradients if g.numel()]
+
+
+def mixed():
+    """Every dtype and layout."""
+    return [g for dtype in FLOATS for g in layouts(dtype, odd=0)]
+
+
+# ---- the norm
+
+
+@each_dtype
+@pytest.mark.parametrize("ord", [2.0, 1, INF, "inf", 3.5], ids=str)
+def test_norm_is_not_worse_than_torchs(dtype, ord):
+    for gradients in sets(dtype):
+        want = true_norm(gradients, float(ord))
+        got = safeops.grad_norm(parameters(gradients), ord)
+        rival = torch.nn.utils.get_total_norm(gradients, float(ord))
+        assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32) and got.shape == ()
+        room = want * torch.finfo(got.dtype).eps * (64 if dtype == torch.float64 else 1)  # of fp64 the truth is fp64
+        assert (got.double() - want).abs() <= (rival.double() - want).abs() + room
+
+
+def test_norm_of_half_gradients_beyond_65504():
+    gradients = [torch.full((1000,), 60000.0, dtype=torch.float16), torch.full((500,), -60000.0, dtype=torch.float16)]
+    assert torch.nn.utils.get_total_norm(gradients) == INF
+    got = safeops.grad_norm(parameters(gradients))
+    assert abs(got.item() / (60000 * 1500**0.5) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("size", [1e30, 1e-30, 1e-42])
+def test_norm_of_fp32_gradients_whose_squares_do_not_fit(size):
+    gradients = [torch.full((1000,), size)]
+    rival = torch.nn.utils.get_total_norm(gradients)
+    got = safeops.grad_norm(parameters(gradients)).double()
+    want = gradients[0][0].double() * 1000**0.5
+    assert rival == INF or rival == 0 or size == 1e-30
+    assert abs(got / want - 1) < (1e-6 if size > 1e-38 else 1e-4)
+
+
+def test_norm_of_mixed_dtypes():
+    gradients = mixed()
+    got = safeops.grad_norm(parameters(gradients))
+    assert got.dtype == torch.float64 and abs(got / true_norm(gradients) - 1) < 1e-12
+
+
+def test_norm_shows_what_is_not_finite():
+    for bad, want in ((NAN, NAN), (INF, INF), (-INF, INF)):
+        gradients = [torch.ones(70_000), torch.tensor([1.0, bad]).half()]
+        for ord in (1, 2, INF, 3):
+            assert str(safeops.grad_norm(parameters(gradients), ord).item()) == str(want)
+
+
+def test_modules_tensors_and_generators():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model[1].bias.requires_grad_(False)
+    model(torch.ones(5, 4)).square().sum().backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(gradients) == 3
+    want = true_norm(gradients).float()
+    for given in (model, model.parameters(), list(model.parameters()), iter(tuple(model.parameters()))):
+        assert torch.allclose(safeops.grad_norm(given), want, rtol=1e-6)
+    assert torch.allclose(safeops.grad_norm(model[0].weight), true_norm([model[0].weight.grad]).float(), rtol=1e-6)
+
+
+def test_without_gradients():
+    for given in ([], iter(()), torch.nn.Linear(2, 2), [torch.nn.Parameter(torch.ones(2), requires_grad=False)]):
+        for got in (safeops.grad_norm(given), safeops.clip_grad_norm_(given, 1.0, nonfinite="raise")):
+            assert got == 0 and got.dtype == torch.float32 and not got.requires_grad
+    empty = parameters([torch.zeros(0), torch.zeros(0, 3)])
+    assert safeops.grad_norm(empty) == 0 and safeops.clip_grad_norm_(empty, 1.0) == 0
+
+
+def test_a_shared_gradient_counts_once_and_is_scaled_once():
+    p = torch.nn.Parameter(torch.zeros(4))
+    q = torch.nn.Parameter(torch.zeros(4))
+    p.grad = q.grad = torch.full((4,), 3.0)
+    assert safeops.clip_grad_norm_([p, q, p], 1.0) == 6.0
+    assert torch.allclose(p.grad, torch.full((4,), 0.5))
+
+
+def test_gradients_with_a_graph_are_read_and_written():
+    x = torch.nn.Parameter(torch.full((3,), 2.0))
+    (x.grad,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    version = x.grad._version
+    norm = safeops.clip_grad_norm_([x], 1.0)
+    assert not norm.requires_grad and abs(norm.item() - 12 * 3**0.5) < 1e-5
+    assert x.grad._version > version  # what was saved for a second backward is known to be gone
+    x.grad = None
+
+
+# ---- clipping
+
+
+@each_dtype
+@pytest.mark.parametrize("max_norm", [1e-3, 0.5, 0, 1e6, INF], ids=str)
+def test_clip_is_not_worse_than_torchs(dtype, max_norm):
+    for gradients in sets(dtype):
+        norm = true_norm(gradients)
+        factor = min(max_norm / (norm.item() + 1e-6), 1.0)
+        want = [g.double() * factor for g in gradients]
+        mine, rival = parameters(clones(gradients)), parameters(clones(gradients))
+        got = safeops.clip_grad_norm_(mine, max_norm)
+        torch.nn.utils.clip_grad_norm_(rival, max_norm)
+        assert torch.allclose(got.double(), norm, rtol=1e-6)
+        smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        for p, r, w, g in zip(mine, rival, want, gradients):
+            assert p.grad.stride() == g.stride()
+            error, theirs = (p.grad.double() - w).abs(), (r.grad.double() - w).abs()
+            # one rounding to half; to fp32 also that of the factor; of fp64 the truth is fp64
+            roundings = {2: 1, 4: 3, 8: 8}[dtype.itemsize]
+            room = torch.finfo(dtype).eps / 2 * w.abs() * roundings + smallest
+            assert (error <= torch.minimum(theirs + room, room * 1.01)).all()
+
+
+def test_clip_of_half_gradients_beyond_65504():
+    """torch takes the norm for inf and the factor for 0: a training step that silently does nothing."""
+    gradient = torch.full((1000,), 60000.0, dtype=torch.float16)
+    mine, rival = parameters([gradient.clone()]), parameters([gradient.clone()])
+    assert torch.nn.utils.clip_grad_norm_(rival, 1.0) == INF and not rival[0].grad.any()
+    assert abs(safeops.clip_grad_norm_(mine, 1.0).item() / (60000 * 1000**0.5) - 1) < 1e-6
+    assert torch.allclose(mine[0].grad.float().norm(), torch.tensor(1.0), rtol=1e-3)
+
+
+def test_clip_of_fp32_gradients_whose_norm_is_beyond_fp32():
+    mine = parameters([torch.full((10_000,), 3e38)])
+    assert safeops.clip_grad_norm_(mine, 1.0, nonfinite="raise") == INF  # as fp32; the gradients are finite
+    assert torch.allclose(mine[0].grad, torch.full((10_000,), 0.01), rtol=1e-3)  # a subnormal factor
+
+
+def test_clip_of_mixed_dtypes_uses_one_factor():
+    gradients = mixed()
+    mine = parameters(clones(gradients))
+    norm = safeops.clip_grad_norm_(mine, 2.0)
+    assert norm.dtype == torch.float64
+    factor = 2.0 / (norm.item() + 1e-6)
+    for p, g in zip(mine, gradients):
+        wide = torch.float64 if g.dtype == torch.float64 else torch.float32
+        assert torch.equal(p.grad, (g.to(wide) * torch.tensor(factor, dtype=torch.float64).to(wide)).to(g.dtype))
+
+
+def test_gradients_that_are_small_enough_are_not_written():
+    bits = torch.full((40_000,), 0x0001, dtype=torch.int16)
+    mine = parameters([bits.view(torch.float16)])
+    safeops.clip_grad_norm_(mine, 1.0)
+    assert (bits == 1).all()
+
+
+# ---- what is not finite
+
+
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_propagate_is_torchs(bad):
+    gradients = [torch.ones(3), torch.tensor([1.0, bad, 2.0])]
+    mine, rival = parameters(clones(gradients)), parameters(clones(gradients))
+    got, want = safeops.clip_grad_norm_(mine, 1.0), torch.nn.utils.clip_grad_norm_(rival, 1.0)
+    assert str(got.item()) == str(want.item())
+    for p, r in zip(mine, rival):
+        assert torch.equal(p.grad.nan_to_num(7), r.grad.nan_to_num(7))
+
+
+@each_dtype
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+def test_skip_leaves_all_gradients_as_they_are(dtype, bad):
+    gradients = [torch.full((40_000,), 9.0, dtype=dtype), torch.tensor([1.0, bad, 2.0], dtype=dtype)]
+    mine = parameters(clones(gradients))
+    norm = safeops.clip_grad_norm_(mine, 1.0, nonfinite="skip")
+    assert not norm.isfinite()
+    for p, g in zip(mine, gradients):
+        assert torch.equal(p.grad.view(torch.int16), g.view(torch.int16))
+    mine = parameters([torch.full((4,), 9.0, dtype=dtype)])
+    assert safeops.clip_grad_norm_(mine, 1.0, nonfinite="skip") == 18
+    assert torch.allclose(mine[0].grad.float(), torch.tensor(0.5))  # finite: clipped
+
+
+def test_grad_scaler_finds_what_skip_left():
+    w = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([w], lr=1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    for value, moved in ((INF, False), (3.0, True)):
+        optimizer.zero_grad()
+        scaler.scale((w * torch.tensor([1.0, value, 1.0])).sum()).backward()
+        before, scale = w.detach().clone(), scaler.get_scale()
+        scaler.unscale_(optimizer)
+        safeops.clip_grad_norm_([w], 1.0, nonfinite="skip")
+        scaler.step(optimizer)
+        scaler.update()
+        assert (w != before).any().item() == moved and w.isfinite().all()
+        assert (scaler.get_scale() < scale) == (not moved)
+
+
+def test_raise_names_the_gradient_before_anything_is_written():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model(torch.ones(5, 4)).square().sum().backward()
+    model[1].weight.grad[1, 2], model[1].weight.grad[0, 0] = NAN, -INF
+    before = [p.grad.clone() for p in model.parameters()]
+    for given, name in ((model, "1.weight"), (model.parameters(), r"parameters\[2\]")):
+        with pytest.raises(ValueError, match=rf"the gradient of {name} \(2, 3\) has 1 NaN and 1 inf; the norm is nan"):
+            safeops.clip_grad_norm_(given, 1e-3, nonfinite="raise")
+    assert all(torch.equal(p.grad.nan_to_num(7), b.nan_to_num(7)) for p, b in zip(model.parameters(), before))
+
+
+def test_without_kernels_all_is_the_same(monkeypatch):
+    """The definitions, which a pure-Python install and other devices run."""
+    fine = [g for dtype in FLOATS for g in many(dtype, odd=0)]
+    bad = [*fine, torch.tensor([INF])]
+    results = []
+    for kernels in (True, False):
+        for op in (_multi_tensor.NORM, _multi_tensor.SCALE, _multi_tensor.HEALTH):
+            monkeypatch.setattr(op, "cpu", kernels)
+        mine, skipped = parameters(clones(fine)), parameters(clones(bad))
+        norms = [safeops.grad_norm(mine, ord) for ord in (1, 2, INF, 3)] + [safeops.clip_grad_norm_(mine, 0.1)]
+        assert safeops.clip_grad_norm_(skipped, 0.1, nonfinite="skip") == INF
+        assert all(torch.equal(p.grad, g) for p, g in zip(skipped, bad))
+        with pytest.raises(ValueError, match=r"\(1,\) has 0 NaN and 1 inf; the norm is inf"):
+            safeops.clip_grad_norm_(skipped, 0.1, nonfinite="raise")
+        results.append((norms, [p.grad for p in mine]))
+    for a, b in zip(results[0][0], results[1][0]):
+        assert torch.allclose(a, b, rtol=1e-12)
+    for a, b in zip(results[0][1], results[1][1]):
+        assert torch.allclose(a, b, rtol=torch.finfo(a.dtype).eps, atol=0)  # the norms may differ in their last bit
+
+
+# ---- errors, and what must not happen
+
+
+def test_bad_arguments_are_named():
+    p = parameters([torch.ones(2)])
+    sparse = torch.nn.Embedding(4, 2, sparse=True)
+    sparse(torch.tensor([1, 1])).sum().backward()
+
+    class Sharded(torch.Tensor):
+        pass
+
+    subclass = parameters([torch.ones(2)])
+    subclass[0].grad = torch.ones(2).as_subclass(Sharded)
+    for given, error, words in (
+        (3, TypeError, "parameters must be a module, a tensor or an iterable of tensors, got int"),
+        ([*p, None], TypeError, r"parameters\[1\] must be a tensor, got NoneType"),
+        ([*p, torch.ones(2)], TypeError, r"parameters\[1\] has no gradient and requires none: pass the parameters"),
+        (sparse, TypeError, "the gradient of weight must be a plain dense tensor, got one torch.sparse_coo"),
+        (subclass, TypeError, r"the gradient of parameters\[0\] must be a plain dense tensor, got one of type Sharded"),
+        (parameters([torch.ones(2, dtype=torch.complex64)]), TypeError, "must be floating point, got torch.complex64"),
+    ):
+        for function, arguments in ((safeops.grad_norm, ()), (safeops.clip_grad_norm_, (1.0,))):
+            with pytest.raises(error, match=f"{function.__name__}: .*{words}"):
+                function(given, *arguments)
+    for arguments, options, error, words in (
+        ((-1.0,), {}, ValueError, "max_norm must be at least 0, got -1.0"),
+        ((NAN,), {}, ValueError, "max_norm must be at least 0, got nan"),
+        (("1",), {}, TypeError, "max_norm must be a number, got str"),
+        ((1.0, 0), {}, ValueError, "norm_type must be greater than 0, got 0"),
+        ((1.0, -INF), {}, ValueError, "norm_type must be greater than 0, got -inf"),
+        ((1.0, "two"), {}, TypeError, "norm_type must be a number, got str"),
+        ((1.0,), {"nonfinite": "ignore"}, ValueError, "nonfinite must be one of 'propagate', 'skip', 'raise'"),
+    ):
+        with pytest.raises(error, match=f"clip_grad_norm_: {words}"):
+            safeops.clip_grad_norm_(p, *arguments, **options)
+    assert (p[0].grad == 1).all()
+    shared = parameters([torch.ones(2, 3), torch.ones(1).expand(3)])
+    with pytest.raises(ValueError, match=r"parameters\[1\] cannot be scaled in place.*strides \(0,\)"):
+        safeops.clip_grad_norm_(shared, 0.1)
+    assert (shared[0].grad == 1).all() and safeops.grad_norm(shared) == 3
+
+
+def test_no_synchronisation():
+    """Nothing is read by the host, kernels or not, but where it is asked for."""
+    p = parameters(clones(mixed()))
+    with no_synchronisation():
+        safeops.grad_norm(p)
+        safeops.clip_grad_norm_(p, 1.0)
+        safeops.clip_grad_norm_(p, 1.0, 3.0, nonfinite="skip")
+
+
+def test_compiles_whole():
+    model = torch.nn.Linear(4, 3)
+    model(torch.ones(5, 4)).square().sum().backward()
+    want = safeops.grad_norm(model)
+    torch._dynamo.reset()
+    clip = torch.compile(lambda m: safeops.clip_grad_norm_(m.parameters(), 0.5), backend="aot_eager", fullgraph=True)
+    assert torch.equal(clip(model), want)
+    assert abs(safeops.grad_norm(model).item() - 0.5) < 1e-6
