@@ -10,13 +10,18 @@ _VALUELESS = frozenset(
     "new_ones new_zeros rand rand_like randn randn_like randint randint_like arange linspace eye resize_ set_ "
     "sym_size sym_stride sym_numel sym_storage_offset record_stream".split()
 )
+# Writes its first argument without reading it: what was there before is not an operand.
+_OVERWRITES = frozenset(
+    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ _foreach_copy_ "
+    "_foreach_zero_".split()
+)
 _CONSTANTS = frozenset("full full_like new_full fill fill_ masked_fill masked_fill_ scalar_tensor lift_fresh".split())
 
 
 class Facts:
     """name, and what the op does with its arguments and results."""
 
-    __slots__ = ("name", "namespace", "writes", "returns_alias", "valueless", "constant", "pointwise", "scaler")
+    __slots__ = ("name", "namespace", "writes", "returns_alias", "valueless", "constant", "pointwise", "scaler", "unread")
 
     def __init__(self, func):
         schema = func._schema
@@ -25,6 +30,12 @@ class Facts:
             (i, argument.name)
             for i, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
+        )
+        overwrites = self.name in _OVERWRITES
+        self.unread = frozenset(
+            (i, argument.name)
+            for i, argument in enumerate(schema.arguments)
+            if argument.is_out or (overwrites and i == 0)
         )
         self.returns_alias = not self.writes and any(
             result.alias_info is not None and not result.alias_info.is_write for result in schema.returns

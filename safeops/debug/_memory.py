@@ -6,10 +6,10 @@ import torch
 class Storage:
     """What is known of one piece of memory: the op that wrote it last, and what a recorder keeps of its views."""
 
-    __slots__ = ("weak", "writer", "rows", "writes", "reads")
+    __slots__ = ("weak", "writer", "leaf", "rows", "writes", "reads")
 
     def __init__(self, weak):
-        self.weak, self.writer = weak, None
+        self.weak, self.writer, self.leaf = weak, None, False  # leaf: a parameter lives here
         self.rows, self.writes, self.reads = {}, [], []
 
 

@@ -42,7 +42,7 @@ class Step:
     # ---- what matters
 
     def sinks(self):
-        """(op, row, what it is): the loss and gradients that are not finite; without a backward pass, every result
+        """(op, row, what it is): losses, gradients and parameters that are not finite; without a backward pass, every result
         that nothing went on with."""
         # A gradient is final when no other backward op reads it, whatever the scaler and the optimizer do with it.
         readers = [op for op in self.ops if op.outputs]
@@ -61,8 +61,8 @@ class Step:
                 yield op, row, "a gradient"
             elif not backward:
                 yield op, row, "a result"
-            elif op.facts.writes:
-                yield op, row, "a tensor written in place"
+            elif op.leaf:
+                yield op, row, "a parameter"
             elif op.differentiable and self.counts(row).numel == 1:
                 yield op, row, "the loss"
 

@@ -31,7 +31,7 @@ class Op:
 
     __slots__ = (
         "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
-        "inputs", "outputs", "pick", "differentiable", "root", "scaled",
+        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf",
     )  # fmt: skip
 
 
@@ -139,9 +139,15 @@ class Recorder(TorchDispatchMode):
         self.peek = peek
         op.inputs = {}  # id of the operand -> its row
         if not known.valueless or op.root:
-            operands = [x for x in tensors_in((*args, *kwargs.values())) if is_plain(x)]
+            read = (*args, *kwargs.values())
+            if known.unread:
+                read = [x for i, x in enumerate(args) if all(i != place for place, _ in known.unread)]
+                read += [x for name, x in kwargs.items() if all(name != other for _, other in known.unread)]
+            operands = [x for x in tensors_in(read) if is_plain(x)]
             for operand, row in zip(operands, self._rows(operands)):
                 op.inputs[id(operand)] = row
+                if operand.requires_grad and operand.is_leaf:
+                    self.memory.of(operand).leaf = True
         return op
 
     # ---- behind the op: its results, and what of the arguments may explain them
@@ -149,13 +155,14 @@ class Recorder(TorchDispatchMode):
     def _behind(self, op, args, kwargs, result):
         known = op.facts
         fresh = [x for x in tensors_in((result,)) if is_plain(x)]
-        written = ()
+        written, op.leaf = (), False
         if known.writes:
             written = [args[i] if i < len(args) else kwargs.get(name) for i, name in known.writes]
             written = {id(x): x for x in tensors_in(written) if is_plain(x)}
             fresh = list({**{id(x): x for x in fresh}, **written}.values())
         for x in fresh:
             storage = self.memory.of(x)
+            op.leaf = op.leaf or storage.leaf
             storage.rows.clear()
             storage.writer = None if known.valueless else op
         # What nobody has written yet has no values: garbage in it is nobody's fault.

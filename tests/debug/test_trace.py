@@ -243,6 +243,42 @@ def test_bad_arguments():
         trace(last=-1)
 
 
+def test_what_lay_in_memory_before_is_no_operand():
+    x = leaf(0.0, 1.0)
+    garbage = torch.full((2,), float("nan"))
+
+    def step():
+        torch.log(x.detach(), out=garbage)
+        (x * garbage).sum().backward()
+
+    assert traced(step).report.op == "log"
+    garbage = torch.full((2,), float("nan"))
+
+    def copy():
+        garbage.copy_(torch.log(x.detach()))
+        (x * garbage).sum().backward()
+
+    assert traced(copy).report.op == "log"
+
+
+def test_a_running_metric_is_no_finding_and_a_parameter_is():
+    x, total = leaf(1.0, 2.0), torch.zeros(())
+
+    def step():
+        total.add_(torch.log(torch.zeros(())))
+        (x * 2).sum().backward()
+
+    assert traced(step).report is None
+
+    def spoil():
+        step()
+        with torch.no_grad():
+            x.sub_(torch.log(torch.zeros(2)))
+
+    report = traced(spoil).report
+    assert report.reached == "a parameter" and report.op == "log"
+
+
 # ---- mixed precision
 
 
