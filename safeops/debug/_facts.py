@@ -12,8 +12,8 @@ _VALUELESS = frozenset(
 )
 # Writes its first argument without reading it: what was there before is not an operand.
 _OVERWRITES = frozenset(
-    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ _foreach_copy_ "
-    "_foreach_zero_".split()
+    "copy_ fill_ zero_ normal_ uniform_ random_ bernoulli_ exponential_ geometric_ log_normal_ cauchy_ "
+    "_foreach_copy_ _foreach_zero_".split()
 )
 _CONSTANTS = frozenset("full full_like new_full fill fill_ masked_fill masked_fill_ scalar_tensor lift_fresh".split())
 
@@ -21,7 +21,17 @@ _CONSTANTS = frozenset("full full_like new_full fill fill_ masked_fill masked_fi
 class Facts:
     """name, and what the op does with its arguments and results."""
 
-    __slots__ = ("name", "namespace", "writes", "returns_alias", "valueless", "constant", "pointwise", "scaler", "unread")
+    __slots__ = (
+        "name",
+        "namespace",
+        "writes",
+        "returns_alias",
+        "valueless",
+        "constant",
+        "pointwise",
+        "scaler",
+        "unread",
+    )
 
     def __init__(self, func):
         schema = func._schema

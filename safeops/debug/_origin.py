@@ -42,8 +42,8 @@ class Step:
     # ---- what matters
 
     def sinks(self):
-        """(op, row, what it is): losses, gradients and parameters that are not finite; without a backward pass, every result
-        that nothing went on with."""
+        """(op, row, what it is): losses, gradients and parameters that are not finite; without a backward pass, every
+        result that nothing went on with."""
         # A gradient is final when no other backward op reads it, whatever the scaler and the optimizer do with it.
         readers = [op for op in self.ops if op.outputs]
         consumed = {id(self.writer(row)) for op in readers for row in op.inputs.values()}
