@@ -31,8 +31,7 @@ def health_definition(out, row, inputs):
             (size > 0) & (size <= 2.0**-25),  # of these: rounds to 0 in fp16
         )
         largest = torch.where(finite, size, 0).amax().double().view(torch.int64)
-        bad = (~finite).to(torch.uint8)
-        first = torch.where(bad.any(), n - bad.argmax(), 0)
+        first = torch.where(finite.all(), 0, n - (~finite).to(torch.uint8).argmax())
         to = out[row + i]
         to[:6] += torch.stack([c.sum() for c in counts])
         torch.maximum(to[6:], torch.stack((largest, first)), out=to[6:])

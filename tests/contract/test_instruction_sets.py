@@ -22,7 +22,8 @@ KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())
 def test_numbers_hold(isa):
     folder = Path(__file__).parent
     files = sorted(path.name for name in ("test_properties*", "test_stand_ins*") for path in folder.glob(f"{name}.py"))
-    files += ["test_selection.py", "test_rows.py"]  # of the contract what is long enough for several threads
+    # of the contract what is long enough for several threads
+    files += ["test_selection.py", "test_rows.py", "test_multi_tensor.py"]
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     options += ["-k", "not composite and (not test_contract or -threads])"]
     command = [sys.executable, "-m", "pytest", *options, *files]
