@@ -45,16 +45,19 @@ def builders() -> dict:
     return {name: build for family in families for name, build in family.OPS.items()}
 
 
+TABLES = ("gradients", "debugging")  # what is no op, and has a table of its own
+
+
 def collect(options) -> dict:
     import torch
 
-    from . import memory, overhead, report, speed, timing
+    from . import amp, debugging, memory, overhead, report, speed, timing
     from .case import DTYPES
 
     known = builders()
-    names = options.ops.split(",") if options.ops else list(known)
-    if unknown := set(names) - set(known):
-        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {list(known)}")
+    names = options.ops.split(",") if options.ops else [*known, *TABLES]
+    if unknown := set(names) - {*known, *TABLES}:
+        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {[*known, *TABLES]}")
     if options.device == "cpu" and not options.fresh_memory:
         timing.steady_memory()
     torch.set_num_threads(options.threads)
@@ -65,7 +68,8 @@ def collect(options) -> dict:
     if options.json is None:
         options.json = report.default_path(results, options.out)
     # Breadth first: a run that is cut off has said something about every op.
-    plan = list(itertools.product(options.dtypes.split(","), options.sizes, names))
+    ops = [name for name in names if name in known]
+    plan = list(itertools.product(options.dtypes.split(","), options.sizes, ops))
     for done, (dtype, n, name) in enumerate(plan):
         print(f"\r{done}/{len(plan)} {name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
         case = known[name](n, DTYPES[dtype], options.device)
@@ -79,6 +83,13 @@ def collect(options) -> dict:
         if str(options.json) != "-":
             report.write(results, options.json)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
+    if "gradients" in names:
+        dtypes = {short: DTYPES[short] for short in options.dtypes.split(",")}
+        results["gradients"] = amp.measure(dtypes, options.device, options.rounds)
+    if "debugging" in names:
+        results["debugging"] = debugging.measure(options.device, options.rounds)
+    if set(names) & set(TABLES) and str(options.json) != "-":
+        report.write(results, options.json)
     return results
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from .debugging import GOAL as TRACE_GOAL
 from .memory import SLACK
 
 RESULTS = Path(__file__).parent / "results"
@@ -74,6 +75,7 @@ def markdown(results: dict) -> str:
     lines += [HOW.format(**results["settings"]), ""]
     lines += _speed(results["speed"], device) + _overhead(results["overhead"], device)
     lines += _memory(results["memory"], device)
+    lines += _gradients(results.get("gradients", [])) + _debugging(results.get("debugging", []))
     patterns = {r["op"]: r["eager_pattern"] for r in results["speed"] if r["direction"] == "forward"}
     lines += ["x-eager: against the pattern as most write it:", "", *(f"- {k}: `{v}`" for k, v in patterns.items()), ""]
     if missed := misses(results):
@@ -96,6 +98,9 @@ def misses(results: dict) -> list[str]:
             for goal, ok in goals(record, device).items()
             if not ok
         ]
+    for record in results.get("debugging", []):
+        if record["tool"] == "trace" and record["x_plain"] > TRACE_GOAL:
+            found.append(f"a traced step takes {record['x_plain']:.2f} times a plain one, not {TRACE_GOAL}")
     return found
 
 
@@ -154,6 +159,22 @@ def _memory(records, device):
         for r in records
     ]
     return _table("Peak extra memory", head, rows)
+
+
+def _gradients(records):
+    head = ["gradients", "dtype", "what", "ours ms", "torch ms", "x-torch", "of-floor", "quiet"]
+    rows = [
+        [r["gradients"], r["dtype"], r["what"], *(f"{r['milliseconds'][who]:.3f}" for who in ("ours", "torch"))]
+        + [f"{r['x_torch']:.1f}", f"{r['of_floor']:.2f}", f"{min(r['undisturbed'].values()):.0%}"]
+        for r in records
+    ]
+    return _table("grad_norm and clip_grad_norm_, beside torch.nn.utils", head, rows)
+
+
+def _debugging(records):
+    head = ["the demo's training step", "ms", "x-plain", "quiet"]
+    rows = [[r["tool"], f"{r['milliseconds']:.0f}", f"{r['x_plain']:.2f}", f"{r['undisturbed']:.0%}"] for r in records]
+    return _table("What watching costs", head, rows)
 
 
 def default_path(results: dict, folder: Path | None = None) -> Path:

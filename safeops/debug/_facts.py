@@ -68,7 +68,12 @@ _COUNTED = frozenset(
 
 def is_plain(x):
     """A tensor with values that can be counted: floating or complex, in strided memory, of a real device."""
-    return x.dtype in _COUNTED and x.layout is torch.strided and not x.is_meta and x.numel() > 0
+    return (
+        x.dtype in _COUNTED
+        and x.layout is torch.strided
+        and not (x.is_meta or x.is_nested or x.is_quantized)
+        and x.numel() > 0
+    )
 
 
 def tensors_in(values):

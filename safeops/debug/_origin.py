@@ -153,8 +153,8 @@ class Step:
             why = f"its operands are finite (at most {top:g}), and its result does not fit {limit}"
             if name in ("var", "std", "var_mean", "std_mean") and counts.nan:
                 return "undefined", "there are not more elements than correction=", instead
-            if self.singular(op):
-                return "undefined", f"an operand (of at most {top:g}) lies where {name} has no finite value", instead
+            if self.singular(op) or not self.may_overflow(op, counts, top):
+                return "undefined", f"{name} has no finite value for these operands (of at most {top:g})", instead
         if self.handled(op, counts):
             why += f"; the scale was {self.scale():g}"
             forward = self.recorder.by_sequence.get(op.sequence, op)
@@ -166,6 +166,11 @@ class Step:
         name = op.facts.name.rstrip("_")
         zero = any(self.counts(row).zero for row in op.inputs.values())
         return name in _SINGULAR or name in _SINGULAR_AT_ZERO and zero
+
+    def may_overflow(self, op, counts, top):
+        """Products and sums of as many operands of this size could leave the dtype's range."""
+        terms = max((self.counts(row).numel for row in op.inputs.values()), default=1)
+        return max(top, 1.0) ** 2 * terms > torch.finfo(counts.dtype).max
 
     def source(self, row):
         """Where values that are not finite and were meant came from: 'from full at train.py:3'."""

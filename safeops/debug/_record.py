@@ -40,8 +40,9 @@ class Block:
 
     def __init__(self, device):
         self.device, self.used = device, 0
-        self.counts = torch.zeros(ROWS, _scan.COLUMNS, dtype=torch.int64, device=device)
-        self.picks = torch.zeros(ROWS, PICKS, dtype=torch.float64, device=device)  # of the same rows
+        with torch.inference_mode(False):  # they outlive the user's
+            self.counts = torch.zeros(ROWS, _scan.COLUMNS, dtype=torch.int64, device=device)
+            self.picks = torch.zeros(ROWS, PICKS, dtype=torch.float64, device=device)  # of the same rows
         # On the CPU the counts can be read as they are taken, which costs less than a kernel that finds nothing to do.
         memory = ctypes.c_int64 * (ROWS * _scan.COLUMNS)
         self.seen = memory.from_address(self.counts.data_ptr()) if device.type == "cpu" else None

@@ -57,8 +57,8 @@ class audit(TorchFunctionMode):
     Attributes:
         findings: list of `Finding` (code, line, detail, count, what, instead), in the order of their first appearance.
 
-    Sees calls of torch functions and tensor methods made from Python, in this thread; not what they do inside, and not
-    the backward pass (that is `trace`'s).
+    Sees calls of torch functions and tensor methods made from Python, in this thread; not what they do inside, not what
+    runs under a functorch transform or compiled, and not the backward pass (that is `trace`'s).
 
     Example:
         >>> x = torch.tensor([4e4, 4e4], dtype=torch.float16)
@@ -94,9 +94,16 @@ class audit(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # of the compiled function, not of this one
+            return func(*args, **kwargs)
         name = getattr(func, "__name__", str(func))
         # An attribute (.grad, .shape, .data); or what an optimizer does with parameters, which is torch's own business.
-        if name == "__get__" or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
+        # Under functorch tensors have no values to read.
+        if (
+            name == "__get__"
+            or torch._C._are_functorch_transforms_active()
+            or _OPTIMIZERS in sys._getframe(1).f_code.co_filename
+        ):
             return func(*args, **kwargs)
         with torch.no_grad():
             seen = list(_patterns.before(name, args, kwargs))

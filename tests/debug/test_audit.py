@@ -197,3 +197,13 @@ def test_select():
     assert audited(eps_added, select=["half-overflow"]) == []
     with pytest.raises(ValueError, match="audit: unknown code 'eps' in select=; the codes are half-overflow, "):
         audit(select=["eps"])
+
+
+def test_transforms_and_compiled_code_pass_unseen():
+    f = torch.compile(lambda x: torch.log(x) * 2, backend="eager", fullgraph=True)
+
+    def step():
+        torch.func.vmap(torch.log)(torch.zeros(2, 2))
+        f(torch.zeros(2))
+
+    assert audited(step) == []

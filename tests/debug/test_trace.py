@@ -74,6 +74,10 @@ def of_a_slice(x):
     return torch.log(y[:2]).mul(2).sum()  # HERE
 
 
+def all_ignored(x):
+    return F.cross_entropy(x[None], torch.tensor([-100]))  # HERE
+
+
 CASES = [
     (log_of_zero, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
     (where_after_division, "reciprocal", "forward", "undefined", "reciprocal(0) is inf", "safe_reciprocal"),
@@ -85,7 +89,8 @@ CASES = [
     (hidden_row, "_softmax", "forward", "undefined", "2 -inf of 2 elements, from masked_fill", "masked_softmax"),
     (one_deviation, "std", "forward", "undefined", "not more elements", "masked_std"),
     (acos_at_one, "rsqrt", "backward", "undefined", "rsqrt(0) is inf", "safe_acos"),
-    (in_place, "log_", "forward", "undefined", "lies where log_ has no finite value", "safe_log"),
+    (in_place, "log_", "forward", "undefined", "log_ has no finite value for these operands", "safe_log"),
+    (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value for these operands", ""),
     (of_a_slice, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
 ]
 
@@ -96,7 +101,7 @@ def test_the_cause_is_named(case):
     x = leaf(0.0, 2.0)
     report = traced(lambda: loss(x).backward()).report
     assert (report.op, report.phase, report.kind) == (op, phase, kind), str(report)
-    assert why in report.why and instead in report.instead, str(report)
+    assert why in report.why and instead in (report.instead or ""), str(report)
     assert report.line.file == __file__ and report.line.text.rstrip().endswith("# HERE"), str(report)
     assert report.line.function == loss.__name__ and report.lines[1].function == "<lambda>"
 
@@ -432,6 +437,24 @@ def test_complex_sparse_and_integer_tensors():
 
     report = traced(step).report
     assert report.op == "div" and report.output.dtype is torch.complex64
+
+
+def test_inference_mode_and_nested_tensors():
+    def step():
+        with torch.inference_mode():
+            y = torch.ones(3)
+            y.mul_(0)
+            torch.log(y)
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+    for _ in range(2):
+        assert traced(step).report.op == "log"
+
+
+def test_functorch():
+    assert traced(lambda: torch.func.vmap(torch.log)(torch.zeros(3, 2))).report.op == "log"
+    gradient = traced(lambda: torch.func.grad(lambda v: (v * 0).sqrt().sum())(torch.ones(3))).report
+    assert (gradient.op, gradient.kind) == ("div", "undefined")
 
 
 def test_nan_that_came_in():
