@@ -1,4 +1,4 @@
-"""The `safeops` command: `safeops demo`, `safeops doctor`. Needs torch alone; the demo says itself what it lacks."""
+"""The `safeops` command: `demo`, `doctor`, `lint`. Needs torch alone; who needs more says itself what it lacks."""
 
 import argparse
 import importlib.metadata
@@ -12,6 +12,7 @@ import torch
 
 import safeops
 from safeops import _library
+from safeops.lint import command as lint
 
 ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 
@@ -25,6 +26,8 @@ def main(argv=None):
         return 0
     if arguments.command == "doctor":
         return doctor(arguments.json)
+    if arguments.command == "lint":
+        return lint.run(arguments)
     from safeops.demo.run import main as demo
 
     return demo(steps=arguments.steps, seed=arguments.seed, device=arguments.device, out=arguments.out)
@@ -45,6 +48,8 @@ def _parser():
 
     doctor = commands.add_parser("doctor", help="versions, extensions, devices, and the route of every op")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
+
+    lint.add_parser(commands)
     return parser
 
 

@@ -1,0 +1,544 @@
+"""One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
+
+import dataclasses
+
+import libcst as cst
+
+from safeops.lint.scope import Scope, enter_autocast, function_scope
+from safeops.lint.syntax import OPERATORS, Op, children, comments, descendants, dotted, number, operation, root
+from safeops.lint.values import (
+    FOREIGN,
+    NO_TENSOR,
+    NO_TENSOR_ATTRIBUTES,
+    NO_TENSOR_METHODS,
+    NOTHING,
+    REDUCTIONS,
+    VIEWS,
+    Value,
+    named_eps,
+    named_mask,
+    of_op,
+)
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    rule: object
+    node: cst.CSTNode
+    message: str
+    fix: object  # [(node, text), ...] or None
+    imports_safeops: bool
+    last: cst.CSTNode
+
+
+PLAIN = ("None", "True", "False")  # what a tensor is not compared with
+
+
+class Walk:
+    """The rules see this object: values, the scope they are in, and `report`."""
+
+    def __init__(self, module, imports, rules, code):
+        self.module, self.imports, self.code = module, imports, code
+        self.scope = Scope()
+        self.classes = []
+        self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
+        self.notes = {}  # of rules, between two of their calls
+        self.raising = 0  # inside a raise statement: it runs once
+        self._values = {}
+        self._by_op, self._by_event = {}, {}
+        for rule in rules:
+            for name in rule.ops:
+                self._by_op.setdefault(name, []).append(rule)
+            for event in rule.events:
+                self._by_event.setdefault(event, []).append(rule)
+
+    def run(self):
+        self._event("module", self.module)
+        self._block(self.module.body)
+        return list(self.reports.values())
+
+    # ---- what rules ask
+
+    def value(self, node):
+        return self._values.get(id(node), NOTHING)
+
+    def op(self, node):
+        """The tensor operation that made an expression, through names; None where it is not known."""
+        return self.value(node).op if node is not None else None
+
+    def text(self, node):
+        """The source of an expression, with its own parentheses."""
+        return self.module.code_for_node(node)
+
+    def report(self, rule, node, message, fix=None, *, imports=True, covers=(), last=None):
+        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
+        if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
+            fix = None
+        for code, covered in covers:
+            self.reports.pop((code, id(covered)), None)
+        self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
+
+    def reported(self, code, node):
+        return (code, id(node)) in self.reports
+
+    @property
+    def training(self):
+        """Whether this code computes a loss or a training step, with a graph."""
+        return (self.scope.loss or self.scope.step) and not self.scope.no_grad
+
+    # ---- statements
+
+    def _block(self, body):
+        for statement in body.body if hasattr(body, "body") else body:
+            self._statement(statement)
+
+    def _statement(self, node):
+        handler = getattr(self, "_" + type(node).__name__, None)
+        if handler:
+            handler(node)
+        elif isinstance(node, (cst.SimpleStatementLine, cst.SimpleStatementSuite, cst.IndentedBlock)):
+            self._block(node)
+        else:  # Expr, Return, Raise, Del, ...: their expressions; try, match, ...: the blocks in them
+            for child in children(node):
+                self._child(child)
+            self._event(type(node).__name__, node)
+
+    def _child(self, node):
+        if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement, cst.BaseSuite)):
+            self._statement(node)
+        elif isinstance(node, cst.BaseExpression):
+            self.evaluate(node)
+        else:
+            for child in children(node):
+                self._child(child)
+
+    def _Raise(self, node):
+        self.raising += 1
+        for child in children(node):
+            self._child(child)
+        self.raising -= 1
+
+    def _FunctionDef(self, node):
+        for part in (*node.decorators, node.params):
+            self._child(part)
+        class_name, is_module = self.classes[-1] if self.classes else ("", False)
+        outer, classes = self.scope, self.classes
+        self.scope = function_scope(node, outer, class_name, is_module, self.imports)
+        self.classes = []
+        self._event("function", node)
+        self._block(node.body)
+        self.scope, self.classes = outer, classes
+
+    def _ClassDef(self, node):
+        for part in (*node.decorators, *node.bases):
+            self._child(part)
+        bases = [(self.imports.resolve(b.value) or dotted(b.value) or "").rsplit(".", 1)[-1] for b in node.bases]
+        is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
+        self.classes.append((node.name.value, is_module))
+        outer, self.scope = self.scope, Scope(outer=self.scope)
+        self._block(node.body)
+        self.scope = outer
+        self.classes.pop()
+
+    def _Assign(self, node):
+        value = self.evaluate(node.value)
+        for target in node.targets:
+            self._bind(target.target, value, node.value, node)
+        self._event("Assign", node)
+
+    def _AnnAssign(self, node):
+        if node.value is not None:
+            self._bind(node.target, self.evaluate(node.value), node.value, node)
+            self._event("Assign", node)
+
+    def _AugAssign(self, node):
+        value = self.evaluate(node.value)
+        old = self.evaluate(node.target)
+        name = OPERATORS.get(getattr(cst, type(node.operator).__name__.removesuffix("Assign"), None))
+        if name and (old.tensor or value.tensor):
+            op = Op(name, node, node.target, [node.value], {}, "operator", inplace=old.tensor)
+            new = of_op(op, [old, value], self.imports)
+            self._values[id(node)] = new
+            self._operation(op)
+            if isinstance(node.target, cst.Name):
+                self.scope.bind(node.target.value, new)
+        if isinstance(node.target, cst.Subscript):
+            self._event("store", (node.target, node))
+
+    def _NamedExpr(self, node):
+        value = self.evaluate(node.value)
+        self._bind(node.target, value, node.value, node)
+        return value
+
+    def _If(self, node):
+        self._test(node.test)
+        self._block(node.body)
+        if node.orelse is not None:
+            self._statement(node.orelse)
+
+    def _Else(self, node):
+        self._block(node.body)
+
+    def _While(self, node):
+        self._test(node.test)
+        self._loop(node)
+
+    def _Assert(self, node):
+        self._test(node.test)
+        if node.msg is not None:
+            self.evaluate(node.msg)
+
+    def _For(self, node):
+        value = self.evaluate(node.iter)
+        self._bind(node.target, dataclasses.replace(NOTHING, tensor=value.tensor), None, node)
+        self._loop(node)
+
+    def _loop(self, node):
+        self.scope.loops += 1
+        self._event("loop", node)
+        self._block(node.body)
+        self.scope.loops -= 1
+        if node.orelse is not None:
+            self._statement(node.orelse)
+
+    def _With(self, node):
+        scope, before = self.scope, (self.scope.no_grad, self.scope.autocast, self.scope.wide)
+        for item in node.items:
+            self.evaluate(item.item)
+            call = item.item if isinstance(item.item, cst.Call) else None
+            name = (self.imports.resolve(call.func) or dotted(call.func) or "") if call else ""
+            last = name.rsplit(".", 1)[-1]
+            if last in ("no_grad", "inference_mode"):
+                scope.no_grad += 1
+            elif last in ("autocast", "maybe_autocast"):
+                enter_autocast(scope, call, 1)
+            elif last == "fp32_region":
+                scope.wide += 1
+            if item.asname is not None:
+                self._bind(item.asname.name, NOTHING, None, node)
+        self._block(node.body)
+        scope.no_grad, scope.autocast, scope.wide = before
+
+    def _test(self, test):
+        self.evaluate(test)
+        self._event("test", test)
+        for node in descendants(test):
+            if isinstance(node, (cst.Comparison, cst.Call, cst.UnaryOperation)):
+                self.scope.checked |= {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+        if isinstance(test, cst.Name):
+            self.scope.checked.add(test.value)
+
+    # ---- names
+
+    def _bind(self, target, value, expression, statement):
+        if isinstance(target, cst.Name):
+            if isinstance(expression, cst.Name):  # two names for one memory
+                self._disown(expression)
+                value = dataclasses.replace(value, owned=False)
+            elif value.tensor and value.mask is None and named_mask(target.value):
+                value = dataclasses.replace(value, mask="likely")
+            if value is NOTHING and named_eps(target.value):
+                value = Value(positive=True)
+            self.scope.bind(target.value, value)
+        elif isinstance(target, (cst.Tuple, cst.List)):
+            self._unpack(target.elements, value, expression, statement)
+        elif isinstance(target, cst.StarredElement):
+            self._bind(target.value, NOTHING, None, statement)
+        elif isinstance(target, cst.Attribute):
+            self.evaluate(target.value)
+            if expression is not None:
+                self._disown(expression)
+            if dotted(target):
+                value = dataclasses.replace(value, owned=False)
+                self.scope.bind(dotted(target), value)
+                if self.scope.outer is not None and dotted(target).startswith("self."):
+                    self.scope.outer.bind(dotted(target), value)  # the other methods see it too
+        elif isinstance(target, cst.Subscript):
+            if expression is not None:
+                self._disown(expression)
+            self._subscript_parts(target)
+            self._values[id(target)] = self._subscript_value(target)
+            self._event("store", (target, statement))
+            if isinstance(target.value, cst.Name):  # b[b == 0] = 1 is a guard
+                old = self.scope.get(target.value.value)
+                if old.tensor:
+                    self.scope.names[target.value.value] = dataclasses.replace(old, positive=True)
+
+    def _unpack(self, elements, value, expression, statement):
+        parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
+        if len(parts) == len(elements) and not any(isinstance(p, cst.StarredElement) for p in parts):
+            for target, part in zip(elements, parts):
+                self._bind(target.value, self.value(part.value), part.value, statement)
+            return
+        op = operation(expression, self.imports) if expression is not None else None
+        tensors = (
+            op is not None
+            and (op.origin != "method" or self.value(op.input).tensor)
+            and op.name
+            in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
+        )
+        each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
+        for target in elements:
+            self._bind(target.value, each, None, statement)
+
+    def _disown(self, node):
+        if isinstance(node, cst.Name):
+            value = self.scope.get(node.value)
+            if value.owned:
+                value.owned = False
+
+    # ---- expressions
+
+    def evaluate(self, node):
+        handler = getattr(self, "_" + type(node).__name__, None)
+        value = handler(node) if handler else self._generic(node)
+        self._values[id(node)] = value
+        self._event(type(node).__name__, node)
+        return value
+
+    def _generic(self, node):
+        for child in children(node):
+            if isinstance(child, cst.Name):
+                self.evaluate(child)
+                self._disown(child)
+            else:
+                self._child(child)
+        return NOTHING
+
+    def _Name(self, node):
+        if self.imports.names.get(node.value):
+            return FOREIGN
+        return self.scope.get(node.value)
+
+    def _constant(self, node):
+        value = number(node)
+        return Value(foreign=True, positive=value is not None and value != 0, node=node)
+
+    _Integer = _Float = _SimpleString = _ConcatenatedString = _constant
+
+    def _UnaryOperation(self, node):
+        value = self.evaluate(node.expression)
+        if isinstance(node.operator, cst.Not):
+            return FOREIGN
+        if not value.tensor:
+            return dataclasses.replace(value, node=node) if value.foreign else value
+        if isinstance(node.operator, cst.BitInvert):
+            op = Op("bitwise_not", node, node.expression, [], {}, "operator")
+            return of_op(op, [value], self.imports)
+        return dataclasses.replace(
+            value, node=node, owned=True, op=Op("neg", node, node.expression, [], {}, "operator")
+        )
+
+    def _BinaryOperation(self, node):
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        op = operation(node, self.imports)
+        if op is not None and (left.tensor or right.tensor) and not self._numpy(left, right):
+            value = of_op(op, [left, right], self.imports)
+            self._values[id(node)] = value
+            self._operation(op)
+            return value
+        if left.foreign and right.foreign:
+            positive = left.positive and right.positive or isinstance(node.operator, cst.Add)
+            return Value(foreign=True, positive=positive and not isinstance(node.operator, cst.Subtract))
+        if isinstance(node.operator, cst.Add) and (left.positive or right.positive):
+            return Value(positive=True)
+        return NOTHING
+
+    @staticmethod
+    def _numpy(left, right):
+        return any(v.foreign and isinstance(v.node, cst.Call) for v in (left, right))
+
+    def _Comparison(self, node):
+        value = self.evaluate(node.left)
+        values = [value]
+        for target in node.comparisons:
+            values.append(self.evaluate(target.comparator))
+        if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
+            return FOREIGN
+        if any(isinstance(c.comparator, cst.SimpleString) or dotted(c.comparator) in PLAIN for c in node.comparisons):
+            return FOREIGN
+        if not any(v.tensor for v in values) or self._numpy(values[0], values[-1]):
+            return NOTHING
+        return Value(tensor=True, mask="bool", owned=True, node=node)
+
+    def _Attribute(self, node):
+        name = dotted(node)
+        scope = self.scope
+        while name and scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        full = self.imports.resolve(node)
+        if full is not None:
+            return Value(foreign=True, positive=True)  # math.pi, torch.float32, np.float64
+        base = self.evaluate(node.value)
+        attribute = node.attr.value
+        if named_eps(attribute):
+            return Value(foreign=True, positive=True)
+        if attribute in NO_TENSOR_ATTRIBUTES:
+            return Value(foreign=True, positive=True)
+        if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
+            if attribute != "grad":
+                self._disown(node.value)
+            return dataclasses.replace(base, owned=False, node=node)
+        if named_mask(attribute):
+            return Value(mask="likely")
+        return NOTHING
+
+    def _Subscript(self, node):
+        self._subscript_parts(node)
+        return self._subscript_value(node)
+
+    def _subscript_parts(self, node):
+        self.evaluate(node.value)
+        for element in node.slice:
+            for child in children(element.slice):
+                self._child(child)
+
+    def _subscript_value(self, node):
+        base = self.value(node.value)
+        if base.foreign:
+            return Value(foreign=True, positive=base.positive)
+        if not base.tensor:
+            return NOTHING
+        index = op = None
+        if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+            index = node.slice[0].slice.value
+        advanced = index is not None and self.value(index).tensor
+        if advanced:
+            op = Op("index", node, node.value, [index], {}, "operator")
+        return dataclasses.replace(base, node=node, op=op, owned=advanced, positive=base.positive)
+
+    def _Call(self, node):
+        op = operation(node, self.imports)
+        full = self.imports.resolve(node.func)
+        if full is None and isinstance(node.func, cst.Attribute):
+            self.evaluate(node.func.value)
+        elif full is None:
+            self.evaluate(node.func)
+        for a in node.args:
+            self.evaluate(a.value)
+        value = self._call_value(node, op, full)
+        if op is not None and self._is_tensor_op(op):
+            self._values[id(node)] = value
+            self._operation(op)
+            if op.name in VIEWS or op.inplace:
+                self._disown(op.input)
+            if op.inplace and isinstance(op.input, cst.Name):
+                self.scope.bind(op.input.value, dataclasses.replace(value, owned=False))
+        else:
+            for a in node.args:
+                self._disown(a.value)
+        return value
+
+    def _is_tensor_op(self, op):
+        if op.origin == "method":
+            return self.value(op.input).tensor
+        return op.name not in NO_TENSOR and (
+            op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
+        )
+
+    def _call_value(self, node, op, full):
+        if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
+            return Value(foreign=True, positive=True, node=node)
+        if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
+            return Value(node=node)  # a module: who calls it can look up what it is
+        if full is not None and full.startswith("safeops."):
+            return Value(tensor=True, positive=True, owned=True, node=node)
+        if op is None or not self._is_tensor_op(op):
+            name = full or dotted(node.func) or ""
+            if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):
+                return self._builtin(name, node)
+            if op is not None and self.value(op.input).tensor:
+                return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
+            tensors = any(self.value(a.value).tensor for a in node.args)
+            layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
+            model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
+            return Value(tensor=True, owned=False) if tensors and (layer or model) else NOTHING
+        if op.origin == "method" and op.name in NO_TENSOR_METHODS:
+            return Value(foreign=True, positive=True)
+        if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:
+            if not self.value(op.arg(0, "dim", "other")).tensor:
+                return NOTHING  # a pair of values and indices
+        if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
+            return Value(
+                tensor=True, positive=True, constant=True, owned=op.name in ("tensor", "full"), op=op, node=node
+            )
+        operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
+        value = of_op(op, operands, self.imports)
+        if op.name in REDUCTIONS:
+            value.owned = True
+        return value
+
+    def _builtin(self, name, node):
+        if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):
+            return NOTHING
+        return Value(foreign=True, positive=True)
+
+    def _IfExp(self, node):
+        self._test(node.test)
+        values = [self.evaluate(node.body), self.evaluate(node.orelse)]
+        tensors = [v for v in values if v.tensor]
+        if not tensors:
+            return FOREIGN if all(v.foreign for v in values) else NOTHING
+        return Value(
+            tensor=True,
+            mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,
+            positive=True,  # somebody asked a question first
+            wide=any(v.wide for v in tensors),
+        )
+
+    def _Lambda(self, node):
+        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
+        self.scope.loss, self.scope.step = outer.loss, outer.step
+        for p in node.params.params:
+            self.scope.bind(p.name.value, NOTHING)
+        self.evaluate(node.body)
+        self.scope = outer
+        return NOTHING
+
+    def _comprehension(self, node):
+        names = dict(self.scope.names)
+        self._comp_for(node.for_in)
+        for part in ("elt", "key", "value"):
+            if hasattr(node, part):
+                self.evaluate(getattr(node, part))
+        self.scope.names = names
+        return FOREIGN
+
+    _ListComp = _GeneratorExp = _SetComp = _DictComp = _comprehension
+
+    def _comp_for(self, node):
+        value = self.evaluate(node.iter)
+        self._bind(node.target, Value(tensor=value.tensor), None, node)
+        for condition in node.ifs:
+            self._test(condition.test)
+        if node.inner_for_in is not None:
+            self._comp_for(node.inner_for_in)
+
+    # ---- rules
+
+    def _operation(self, op):
+        for rule in self._by_op.get(op.name, ()):
+            rule.operation(op, self)
+
+    def _event(self, name, node):
+        for rule in self._by_event.get(name, ()):
+            rule.visit(name, node, self)
+
+    # ---- helpers for rules
+
+    def checked(self, node):
+        """Whether a condition asked about any name in this expression."""
+        return any(self.scope.knows(n.value) for n in descendants(node) if isinstance(n, cst.Name))
+
+    def names_in(self, node):
+        return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+
+    def root(self, node):
+        return root(node)
+
+
+def _count_comments(text):
+    """Comments in the text of an expression (parsed in parentheses: it may span lines)."""
+    return comments(cst.parse_expression(f"({text}\n)")) if "#" in text else 0
