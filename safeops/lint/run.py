@@ -5,6 +5,7 @@ import dataclasses
 import multiprocessing
 import os
 import sys
+import traceback
 
 from safeops.lint import config, source
 from safeops.lint.check import CannotLint, fix_source, in_cell, lint_source
@@ -124,6 +125,12 @@ def lint_file(path, options):
         result.findings = lint_source(text, path, rules)
     except (CannotLint, source.Unreadable) as error:
         result.problems.append(error.problem)
+    except Exception as error:  # a defect of the linter must not keep the other files from being linted
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{os.path.basename(place.filename)}:{place.lineno}"
+        result.problems.append(
+            Problem(path, f"internal error, please report: {type(error).__name__}: {error} ({where})")
+        )
     return result
 
 

@@ -11,15 +11,15 @@ from safeops.lint.values import (
     NOTHING,
     TENSOR_ATTRIBUTES,
     TENSOR_METHODS,
-    TENSORISH,
     Value,
     named_eps,
     named_mask,
+    named_tensor,
 )
 
 LOSS = re.compile(
-    r"(^|_)(loss|losses|criterion|objective|divergence|penalty|regulari[sz]er|nll|bce|mse|elbo|kl|ssim|psnr|dice)(_|$|\d)"
-    r"|loss$|_loss|^loss",
+    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|elbo|kl|ssim|dice)(_|$|\d)"
+    r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
     re.IGNORECASE,
 )
 LOSS_CLASS = re.compile(r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er)(\d|[A-Z]|$)")
@@ -133,7 +133,7 @@ def _parameter(p, tensors, loss, forward):
         return Value(foreign=True, positive=number(default) != 0, node=default)
     if named_eps(name):
         return Value(foreign=True, positive=True)
-    if name in tensors or ((loss or forward) and (name.lower() in TENSORISH or named_mask(name))):
+    if name in tensors or ((loss or forward) and named_tensor(name)):
         return Value(tensor=True, mask=mask)
     return Value(tensor=False, mask=mask)
 

@@ -29,7 +29,7 @@ def children(node):
             yield child
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _is_node(kind):  # isinstance of an abstract class is slow
     return issubclass(kind, cst.CSTNode)
 

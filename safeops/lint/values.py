@@ -44,7 +44,8 @@ TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
     feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
-    valid mu logvar log_var q k v query key value disparity depth error residual""".split()
+    valid mu logvar log_var q k v query key value disparity depth error residual
+    a b p q r s t u v w z""".split()
 )
 MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")
 
@@ -76,6 +77,10 @@ KEEPS_POSITIVE |= {"log1p", "rsqrt", "reciprocal", "logsumexp", "type", "type_as
 WIDENING = {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
+INTEGER = set("argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize".split())
+KEEPS_INTEGER = (
+    set("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()) | SHAPING
+)
 REDUCTIONS = set("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero".split())
 
 
@@ -90,6 +95,7 @@ class Value:
     half: bool = False  # cast to half by name
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
     constant: bool = False  # made here from numbers alone
+    integer: bool = False  # surely no floating tensor: no NaN, no gradient
     owned: bool = False  # memory that only this name reaches
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
@@ -97,6 +103,20 @@ class Value:
 
 NOTHING = Value()
 FOREIGN = Value(foreign=True)
+
+
+PLAIN_PARTS = set(
+    "num n size shape type name names dim id index idx width height class path key fn func mode cls".split()
+)
+
+
+def named_tensor(name):
+    """Whether a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
+    name = name.lower()
+    parts = set(name.split("_"))
+    if name in TENSORISH or named_mask(name):
+        return True
+    return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
 
 
 def named_mask(name):
@@ -142,6 +162,8 @@ def of_op(op, operands, imports):
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
     value.mask = _mask(op, operands, dtype)
+    exact = op.name in KEEPS_INTEGER and bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
+    value.integer = op.name in INTEGER or (exact and not value.mask and not value.wide)
     value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
     value.positive = _positive(op, operands)
     return value

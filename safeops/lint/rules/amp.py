@@ -147,7 +147,7 @@ class OldAmp(Rule):
     events = ("module",)
 
     def visit(self, event, node, walk):
-        if "amp" not in walk.code:
+        if not re.search(r"\bamp\b", walk.code):
             return
         imported = {}
         uses, parts = {}, set()

@@ -65,7 +65,7 @@ class BooleanRead(Rule):
             walk.report(
                 self, op.node, "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
             )
-        elif walk.reported("SO101", op.input) and isinstance(op.node, cst.Call) and not op.args and not op.kwargs:
+        elif walk.reported("SO101", op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs:
             base, masks = op.input.value, index_masks(op.input, walk)
             if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
                 x, mask = walk.text(base), walk.text(masks[0])
@@ -89,15 +89,15 @@ class BooleanWriteTensor(Rule):
     """
     outcome = "the write counts the mask: a synchronisation"
     bad = """
-    def fill_loss(prediction, target, fallback):
+    def fill_loss(prediction, target, teacher):
         mask = target < 0
         filled = target.clone()
-        filled[mask] = fallback[mask]
+        filled[mask] = teacher[mask]
         return (prediction - filled).abs().mean()
     """
     good = """
-    def fill_loss(prediction, target, fallback):
-        filled = torch.where(target < 0, fallback, target)
+    def fill_loss(prediction, target, teacher):
+        filled = torch.where(target < 0, teacher, target)
         return (prediction - filled).abs().mean()
     """
     events = ("store",)
@@ -154,7 +154,7 @@ class BooleanWriteScalar(Rule):
         value = walk.value(statement.value) if statement.value is not None else None
         if not masks or value is None or (value.tensor and not _scalar(value)) or walk.scope.no_grad:
             return
-        if not base.tensor or base.constant or base.mask == "bool" or _copied(base):
+        if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base):
             return
         fix = None
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
@@ -241,7 +241,7 @@ class TimesMask(Rule):
             return
         left, right = walk.value(op.input), walk.value(op.args[0])
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
-            if mask.mask is None or not x.tensor or x.mask or x.constant or _selected(x):
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
                 continue
             if mask.mask == "likely" and not mask.tensor:
                 continue

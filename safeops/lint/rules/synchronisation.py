@@ -42,9 +42,11 @@ class Fetch(Rule):
                 and not value.foreign
                 and (value.tensor or not dotted(func.value))
             ):
-                walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor")
+                covers = [("SO301", func.value)]
+                walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor", covers=covers)
             elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not value.constant:
-                walk.report(self, node, f".{func.attr.value}() in a loss waits for the GPU; keep the tensor")
+                message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
+                walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
             value = walk.value(node.args[0].value)
             if value.tensor and not value.constant:
