@@ -443,7 +443,7 @@ class Walk:
             return Value(foreign=True, positive=True, node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
-        if full is not None and full.startswith("safeops."):
+        if full is not None and full.startswith("safeops.") and full.count(".") == 1:
             return Value(tensor=True, positive=True, owned=True, node=node)
         if op is None or not self._is_tensor_op(op):
             name = full or dotted(node.func) or ""

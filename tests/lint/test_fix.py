@@ -68,7 +68,8 @@ def with_import(source):
 def test_rewrite(code, arguments, before, after):
     assert rewritten(before, code) == with_import(after)
     assert rewritten(with_import(after), code) == with_import(after), "not idempotent"
-    assert fix_source(rewritten(before, code))[0] == fix_source(fix_source(before)[0])[0]
+    once, _ = fix_source(before)  # by all the rules together
+    assert fix_source(once) == (once, 0)
 
 
 def run(source, arguments, dtype):
@@ -126,11 +127,10 @@ KEEP = [
 def test_what_a_rewrite_could_change_is_left_alone(body):
     source = f"{HEADER}\n\n{body}"
     new, count = fix_source(source)
-    lost = [line for line in source.splitlines() if line not in new.splitlines()]
     if "natural" in body:  # the comments are where the call's own text is dropped
         assert "# natural" in new and "# kept" in new
     else:
-        assert (new, count) == (source, 0), lost
+        assert (new, count) == (source, 0)
 
 
 IMPORTS = [
@@ -175,20 +175,23 @@ AMP = [
     ("x = torch.cuda.amp.GradScaler()", 'x = torch.amp.GradScaler("cuda")'),
     ("x = torch.cuda.amp.GradScaler(enabled=False)", 'x = torch.amp.GradScaler("cuda", enabled=False)'),
     (
-        "x = torch.cuda.amp.GradScaler(1024.0, growth_interval=5)",
-        'x = torch.amp.GradScaler("cuda", 1024.0, growth_interval=5)',
+        "x = torch.cuda.amp.GradScaler(8.0, growth_interval=5)",
+        'x = torch.amp.GradScaler("cuda", 8.0, growth_interval=5)',
     ),
     ("x = torch.cuda.amp.autocast(False)", 'x = torch.amp.autocast("cuda", enabled=False)'),
     (
-        "x = torch.cpu.amp.autocast(True, torch.bfloat16)",
-        'x = torch.amp.autocast("cpu", enabled=True, dtype=torch.bfloat16)',
+        "x = torch.cpu.amp.autocast(True, torch.half)",
+        'x = torch.amp.autocast("cpu", enabled=True, dtype=torch.half)',
     ),
     (
-        "from torch.cuda.amp import autocast, GradScaler as S  # AMP\n\nx = S()\nwith autocast(enabled=False):\n    pass",
-        'from torch.amp import autocast, GradScaler as S  # AMP\n\nx = S("cuda")\nwith autocast("cuda", enabled=False):\n    pass',
+        "from torch.cuda.amp import autocast, GradScaler as S  # AMP\n\nx = S()\n"
+        "with autocast(enabled=False):\n    pass",
+        'from torch.amp import autocast, GradScaler as S  # AMP\n\nx = S("cuda")\n'
+        'with autocast("cuda", enabled=False):\n    pass',
     ),
     (
-        "from torch.cuda.amp import custom_fwd\n@custom_fwd\ndef f(c): pass\n@custom_fwd(cast_inputs=None)\ndef g(c): pass",
+        "from torch.cuda.amp import custom_fwd\n@custom_fwd\ndef f(c): pass\n"
+        "@custom_fwd(cast_inputs=None)\ndef g(c): pass",
         'from torch.amp import custom_fwd\n@custom_fwd(device_type="cuda")\ndef f(c): pass\n'
         '@custom_fwd(device_type="cuda", cast_inputs=None)\ndef g(c): pass',
     ),

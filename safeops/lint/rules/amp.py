@@ -180,7 +180,8 @@ class OldAmp(Rule):
             if match and not isinstance(item.value, cst.Name):
                 fix = _call_edits(item, call, match[2], match[1], walk)
                 if fix is not None:
-                    fix = [(item.value, "torch.amp"), *fix] if dotted(item).startswith("torch.") else None
+                    whole = [] if call is not None and not call.args else [(item.value, "torch.amp")]
+                    fix = whole + fix if dotted(item).startswith("torch.") else None
                 message = f'{full} is deprecated; use torch.amp.{match[2]}("{match[1]}", ...)'
                 walk.report(self, call or item, message, fix, imports=False)
             return
