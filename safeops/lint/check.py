@@ -57,12 +57,17 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True):
 
 def fix_source(source, path="<string>", rules=None):
     """(the text with every rewrite applied, how many were). What does not parse raises CannotLint."""
+    return rewrite(source, path, rules)[:2]
+
+
+def rewrite(source, path, rules=None):
+    """(the rewritten text, how many rewrites, the findings that are left in it)."""
     if "torch" not in source:
         _must_parse(source, path)
-        return source, 0
-    total = 0
+        return source, 0, []
+    total, rules = 0, _rules(rules)
+    module, findings = _lint(source, path, rules, True)
     for _ in range(PASSES):  # a rewrite inside another waits for the next pass
-        module, findings = _lint(source, path, _rules(rules), True)
         sets = [f for f in findings if f.fixable]
         if not sets or module.code != source:
             break
@@ -70,11 +75,11 @@ def fix_source(source, path="<string>", rules=None):
         if not count:
             break
         try:
-            _must_parse(new, path)
-        except CannotLint:  # a rewrite that breaks a file is never written
+            module, findings = _lint(new, path, rules, True)
+        except CannotLint:  # a rewrite that breaks a file is never kept
             break
         source, total = new, total + count
-    return source, total
+    return source, total, findings
 
 
 def _rewrite(source, module, findings):

@@ -8,7 +8,7 @@ import sys
 import traceback
 
 from safeops.lint import config, source
-from safeops.lint.check import CannotLint, fix_source, in_cell, lint_source
+from safeops.lint.check import CannotLint, in_cell, lint_source, rewrite
 from safeops.lint.finding import Problem
 from safeops.lint.rules import chosen
 
@@ -115,14 +115,15 @@ def lint_file(path, options):
             _lint_notebook(path, rules, result)
             return result
         text, encoding, bom = source.read(path)
-        if options.mode != "check":
-            new, result.fixed = fix_source(text, path, rules)
-            if new != text:
-                result.changed.append((path, text, new))
-                if options.mode == "fix":
-                    source.write(path, new, encoding, bom)
-                    text = new
-        result.findings = lint_source(text, path, rules)
+        if options.mode == "check":
+            result.findings = lint_source(text, path, rules)
+            return result
+        new, result.fixed, left = rewrite(text, path, rules)
+        if new != text:
+            result.changed.append((path, text, new))
+            if options.mode == "fix":
+                source.write(path, new, encoding, bom)
+        result.findings = left if options.mode == "fix" or new == text else lint_source(text, path, rules)
     except (CannotLint, source.Unreadable) as error:
         result.problems.append(error.problem)
     except Exception as error:  # a defect of the linter must not keep the other files from being linted

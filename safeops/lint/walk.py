@@ -258,7 +258,8 @@ class Walk:
                 self._disown(expression)
             self._subscript_parts(target)
             self._values[id(target)] = self._subscript_value(target)
-            self._event("store", (target, statement))
+            if isinstance(statement, (cst.Assign, cst.AnnAssign)):
+                self._event("store", (target, statement))
             if isinstance(target.value, cst.Name):  # b[b == 0] = 1 is a guard
                 old = self.scope.get(target.value.value)
                 if old.tensor:
