@@ -135,7 +135,7 @@ def _parse(source, path):
     try:
         return cst.parse_module(source)
     except cst.ParserSyntaxError as error:
-        message = f"does not parse: {error.message.splitlines()[0]}"
+        message = f"is Python that libcst cannot read: {error.message.splitlines()[0]}"
         raise CannotLint(Problem(path, message, error.raw_line, error.raw_column + 1)) from None
     except (RecursionError, ValueError) as error:
         raise CannotLint(Problem(path, f"does not parse: {error}")) from None

@@ -4,7 +4,7 @@ import re
 
 import libcst as cst
 
-from safeops.lint.syntax import children, dotted, number, operation
+from safeops.lint.syntax import children, descendants, dotted, number, operation
 from safeops.lint.values import (
     FOREIGN,
     NO_TENSOR,
@@ -73,7 +73,7 @@ def function_scope(node, outer, class_name, is_module, imports):
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
     clues = _clues(node.body, imports)
-    scope.step = clues["backward"]
+    scope.step = clues["backward"] or clues["computes"]
     in_class = bool(class_name and LOSS_CLASS.search(class_name))
     own_name = LOSS.search(scope.name) is not None and not NOT_A_LOSS.search(scope.name)
     plumbing = scope.name.startswith("__") and scope.name != "__call__" or scope.name in ("extra_repr", "reset")
@@ -86,7 +86,7 @@ def function_scope(node, outer, class_name, is_module, imports):
     for i, p in enumerate(all_params):
         if i == 0 and class_name and p.name.value in ("self", "cls", "ctx"):
             continue
-        scope.bind(p.name.value, _parameter(p, clues["tensors"], scope.loss, forward))
+        scope.bind(p.name.value, _parameter(p, clues["tensors"], scope.loss or scope.step or forward))
     for p in (parameters.star_arg, parameters.star_kwarg):
         if isinstance(p, cst.Param):
             scope.bind(p.name.value, FOREIGN)
@@ -116,7 +116,7 @@ def enter_autocast(scope, call, step):
     scope.autocast += step
 
 
-def _parameter(p, tensors, loss, forward):
+def _parameter(p, tensors, by_name):
     name = p.name.value
     mask = "likely" if named_mask(name) else None
     annotation = cst.Module([]).code_for_node(p.annotation.annotation) if p.annotation else None
@@ -133,14 +133,14 @@ def _parameter(p, tensors, loss, forward):
         return Value(foreign=True, positive=number(default) != 0, node=default)
     if named_eps(name):
         return Value(foreign=True, positive=True)
-    if name in tensors or ((loss or forward) and named_tensor(name)):
+    if name in tensors or (by_name and named_tensor(name)):
         return Value(tensor=True, mask=mask)
     return Value(tensor=False, mask=mask)
 
 
 def _clues(body, imports):
     """What a body shows: names used as only tensors are, a .backward(), a loss that is returned."""
-    tensors, returned, backward = set(), set(), False
+    tensors, returned, backward, computes = set(), set(), False, False
     todo = [body]
     while todo:
         node = todo.pop()
@@ -148,6 +148,7 @@ def _clues(body, imports):
             continue
         if isinstance(node, cst.Call):
             func = node.func
+            computes = computes or _calls_loss(node, imports)
             if isinstance(func, cst.Attribute):
                 backward = backward or (func.attr.value == "backward" and imports.resolve(func) is None)
                 if isinstance(func.value, cst.Name) and func.attr.value in TENSOR_METHODS:
@@ -160,11 +161,25 @@ def _clues(body, imports):
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
-        elif isinstance(node, cst.Return) and isinstance(node.value, cst.Name):
-            returned.add(node.value.value)
+        elif isinstance(node, cst.Return) and node.value is not None:
+            if isinstance(node.value, cst.Name):
+                returned.add(node.value.value)
+            elif any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
+                returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
-    return {"tensors": tensors, "backward": backward, "returns_loss": loss}
+    return {"tensors": tensors, "backward": backward, "returns_loss": loss, "computes": computes}
+
+
+def _calls_loss(node, imports):
+    """F.mse_loss(...), F.cross_entropy(...), safeops.l1_loss(...)"""
+    if not isinstance(node, cst.Call):
+        return False
+    full = imports.resolve(node.func) or ""
+    name = full.rsplit(".", 1)[-1]
+    return full.startswith(("torch.nn.functional.", "safeops.")) and (
+        name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
+    )
 
 
 def _factory(op):

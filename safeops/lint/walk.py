@@ -3,6 +3,7 @@
 import dataclasses
 
 import libcst as cst
+import torch
 
 from safeops.lint.scope import Scope, enter_autocast, function_scope
 from safeops.lint.syntax import OPERATORS, Op, children, comments, descendants, dotted, number, operation, root
@@ -172,9 +173,24 @@ class Walk:
 
     def _If(self, node):
         self._test(node.test)
+        name = self._no_tensor(node.test)
+        before = self.scope.names.get(name)
+        if before is not None:
+            self.scope.names[name] = FOREIGN
         self._block(node.body)
+        if before is not None and self.scope.names[name] is FOREIGN:
+            self.scope.names[name] = before
         if node.orelse is not None:
             self._statement(node.orelse)
+
+    def _no_tensor(self, test):
+        """x of `isinstance(x, float)` and `not isinstance(x, torch.Tensor)`: no tensor in what follows."""
+        inverted = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
+        call = test.expression if inverted else test
+        if not isinstance(call, cst.Call) or dotted(call.func) != "isinstance" or len(call.args) != 2:
+            return None
+        is_tensor = "Tensor" in self.text(call.args[1].value)
+        return dotted(call.args[0].value) if is_tensor == inverted else None
 
     def _Else(self, node):
         self._block(node.body)
@@ -434,7 +450,8 @@ class Walk:
 
     def _is_tensor_op(self, op):
         if op.origin == "method":
-            return self.value(op.input).tensor
+            method = op.node.func.attr.value
+            return self.value(op.input).tensor and hasattr(torch.Tensor, method)
         return op.name not in NO_TENSOR and (
             op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
         )

@@ -217,6 +217,7 @@ def test_python_3_10_without_tomli(lint, monkeypatch):
     ("latin.py", "import torch  # é\n".encode("latin-1"), "latin.py: error: cannot be decoded"),
     ("cookie.py", b"# -*- coding: klingon -*-\n", "cookie.py: error: cannot be decoded: unknown encoding"),
     ("deep.py", b"import torch\nx = " + b"(" * 300 + b"1" + b")" * 300 + b"\n", "deep.py:2:"),
+    ("annotated.py", b"import torch\n(x): int\n", "error: is Python that libcst cannot read"),
     ("notes.txt", b"import torch\n", "notes.txt: error: is neither Python nor a notebook"),
     ("broken.ipynb", b"{", "broken.ipynb: error: is no notebook of format 4"),
     ("list.ipynb", b"[]", "list.ipynb: error: is no notebook of format 4"),

@@ -73,7 +73,7 @@ def test_every_syntax_is_read(name):
         position = source.index("\n", position) + 1
     source = source[:position] + head + source[position:]
     # names of things become names of torch's, so that rules have something to look at
-    source = re.sub(r"\b(assertEqual|assertTrue)\(", "torch.log(", source)
+    source = re.sub(r"(?<!def )\b(assertEqual|assertTrue)\(", "torch.log(", source)
     source = re.sub(r"\bdef test_", "def loss_", source)
     findings = lint_source(source, str(path), EVERY)
     assert all(f.code in RULES for f in findings)

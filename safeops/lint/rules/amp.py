@@ -150,7 +150,7 @@ class OldAmp(Rule):
         if not re.search(r"\bamp\b", walk.code):
             return
         imported = {}
-        uses, parts = {}, set()
+        uses, parts, decorators = {}, set(), set()
         for item in descendants(node):
             if (
                 isinstance(item, cst.ImportFrom)
@@ -164,10 +164,14 @@ class OldAmp(Rule):
                     )
             elif isinstance(item, cst.Call):
                 uses[id(item.func)] = item
+            elif isinstance(item, cst.Decorator):
+                decorators.add(id(item.decorator))
             if isinstance(item, cst.Attribute):
                 parts.add(id(item.value))
         statements = {}
         for item in descendants(node):
+            if isinstance(item, cst.Attribute) and id(item) not in uses and id(item) not in decorators:
+                continue  # talked about, not used: that does not warn
             if isinstance(item, (cst.Attribute, cst.Name)) and id(item) not in parts:
                 self._use(item, uses.get(id(item)), imported, statements, walk)
         for statement in {id(s): s for s, _, _ in imported.values()}.values():
@@ -177,7 +181,7 @@ class OldAmp(Rule):
         if isinstance(item, cst.Attribute):
             full = walk.imports.resolve(item) or ""
             match = re.fullmatch(r"torch\.(cuda|cpu)\.amp\.(autocast|GradScaler|custom_fwd|custom_bwd)", full)
-            if match and not isinstance(item.value, cst.Name):
+            if match:
                 fix = _call_edits(item, call, match[2], match[1], walk)
                 if fix is not None:
                     whole = [] if call is not None and not call.args else [(item.value, "torch.amp")]

@@ -118,6 +118,10 @@ def _scalar(value):
     return value.op is not None and value.op.name in ("mean", "sum", "tensor", "amax", "amin") and not value.op.args
 
 
+# Operations that save their result for backward, or whose gradient can be NaN: a write behind them goes wrong.
+AT_STAKE = set("exp sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm div log pow mul acos asin".split())
+
+
 class BooleanWriteScalar(Rule):
     code, name = "SO103", "boolean-mask-write-scalar"
     what = """
@@ -154,7 +158,10 @@ class BooleanWriteScalar(Rule):
         value = walk.value(statement.value) if statement.value is not None else None
         if not masks or value is None or (value.tensor and not _scalar(value)) or walk.scope.no_grad:
             return
-        if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base):
+        if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base, walk):
+            return
+        forward = walk.scope.is_module and walk.scope.name == "forward"
+        if not (walk.training or forward or (base.op is not None and base.op.name in AT_STAKE)):
             return
         fix = None
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
@@ -174,9 +181,12 @@ class BooleanWriteScalar(Rule):
         return [(statement, text)]
 
 
-def _copied(value):
+def _copied(value, walk):
     """A clone is written on purpose, and autograd has not saved it."""
-    return value.op is not None and value.op.name in ("clone", "index", "detach")
+    op = value.op
+    while op is not None and op.inplace and op.input is not None:
+        op = walk.op(op.input)
+    return op is not None and op.name in ("clone", "index", "detach")
 
 
 class Nonzero(Rule):
