@@ -67,17 +67,6 @@ def dotted(node):
     return ".".join(reversed(parts))
 
 
-def root(node):
-    """The name an attribute, a subscript or a method call hangs on, else None."""
-    while True:
-        if isinstance(node, (cst.Attribute, cst.Subscript)):
-            node = node.value
-        elif isinstance(node, cst.Call):
-            node = node.func
-        else:
-            return node.value if isinstance(node, cst.Name) else None
-
-
 def number(node):
     """The value of a number written out (`-1e9`, `float("-inf")`, `math.inf`), else None."""
     if isinstance(node, (cst.Integer, cst.Float)):

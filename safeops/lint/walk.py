@@ -6,7 +6,7 @@ import libcst as cst
 import torch
 
 from safeops.lint.scope import Scope, enter_autocast, function_scope
-from safeops.lint.syntax import OPERATORS, Op, children, comments, descendants, dotted, number, operation, root
+from safeops.lint.syntax import OPERATORS, Op, children, comments, descendants, dotted, number, operation
 from safeops.lint.values import (
     FOREIGN,
     NO_TENSOR,
@@ -552,9 +552,6 @@ class Walk:
 
     def names_in(self, node):
         return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
-
-    def root(self, node):
-        return root(node)
 
 
 def _count_comments(text):

@@ -1,9 +1,10 @@
 """docs/lint.md says what the rules say, and the README what the command does."""
 
+import doctest
 import pathlib
 import re
 
-from safeops.lint import reference
+from safeops.lint import check, reference
 from safeops.lint.rules import RULES
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,3 +33,7 @@ def test_the_table_of_precision_is_counted_right():
         assert wrong <= reviewed - right and reviewed <= found, code  # the rest is arguable
         assert share == f"{right / reviewed:.2f}", code
     assert [sum(r[i] for r in rules) for i in range(1, 5)] == list(total[1:5])
+
+
+def test_the_example_of_lint_source_runs():
+    assert doctest.testmod(check) == (0, 2)  # failed, tried
