@@ -120,6 +120,7 @@ SILENT = [
     ("x", "order = x.argsort()\nreturn x[order]"),
     ("x", "x = x.clone()\nx[0] = 1\nx[:, 2] = 0\nreturn x"),
     ("x", "out = torch.zeros(3)\nout[out > 1] = 2\nreturn x + out"),
+    ("x, y", "out = torch.zeros_like(x)\nout[y == 0] = x.min().abs() + 10\nreturn x + out"),
     # masks that are no factors of NaN
     ("x, y", "return ((x > 0) * (y > 0)).sum()"),
     ("x", "return 2 * (x > 0)"),

@@ -105,7 +105,7 @@ class BooleanWriteTensor(Rule):
     def visit(self, event, node, walk):
         target, statement = node
         value = walk.value(statement.value) if statement.value is not None else None
-        if index_masks(target, walk) and value is not None and value.tensor and not _scalar(value):
+        if index_masks(target, walk) and value is not None and value.tensor and not _scalar(statement.value, walk):
             walk.report(
                 self,
                 target,
@@ -114,8 +114,19 @@ class BooleanWriteTensor(Rule):
             )
 
 
-def _scalar(value):
-    return value.op is not None and value.op.name in ("mean", "sum", "tensor", "amax", "amin") and not value.op.args
+def _scalar(node, walk, depth=0):
+    """A tensor of one element for certain: torch writes that without counting."""
+    op = walk.op(node)
+    if op is None or depth > 5:
+        return False
+    if op.name in WHOLE and not op.args and not op.kwargs or op.name == "tensor":
+        return True
+    operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
+    return op.name in ELEMENTWISE and bool(operands) and all(_scalar(n, walk, depth + 1) for n in operands)
+
+
+WHOLE = {"mean", "sum", "amax", "amin", "max", "min", "median", "norm", "std", "var", "prod"}
+ELEMENTWISE = {"add", "sub", "mul", "div", "abs", "neg", "sqrt", "exp", "log", "clamp", "float", "detach", "to"}
 
 
 # Operations that save their result for backward, or whose gradient can be NaN: a write behind them goes wrong.
@@ -156,7 +167,7 @@ class BooleanWriteScalar(Rule):
         base = walk.value(target.value)
         masks = index_masks(target, walk)
         value = walk.value(statement.value) if statement.value is not None else None
-        if not masks or value is None or (value.tensor and not _scalar(value)) or walk.scope.no_grad:
+        if not masks or value is None or (value.tensor and not _scalar(statement.value, walk)) or walk.scope.no_grad:
             return
         if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base, walk):
             return
