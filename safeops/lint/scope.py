@@ -39,6 +39,7 @@ class Scope:
         self.checked = set()  # names that a condition asked about
         self.loss = self.step = False
         self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
 
@@ -99,6 +100,8 @@ def _decorate(scope, decorator, imports):
     last = name.rsplit(".", 1)[-1]
     if last in ("no_grad", "inference_mode"):
         scope.no_grad += 1
+    elif name in ("torch.jit.script", "torch.jit.script_if_tracing", "torch.jit.script_method"):
+        scope.scripted = True
     elif last == "autocast":
         enter_autocast(scope, call, 1)
     elif last == "fp32_region" or (

@@ -67,6 +67,8 @@ class Walk(Expressions):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
             fix = None
+        if imports and self.scope.scripted:
+            fix = None
         for code, covered in covers:
             self.reports.pop((code, id(covered)), None)
         self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
@@ -129,6 +131,8 @@ class Walk(Expressions):
         is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
         self.classes.append((node.name.value, is_module))
         outer, self.scope = self.scope, Scope(outer=self.scope)
+        if "Function" in bases:  # torch.autograd.Function: its forward and backward have no graph
+            self.scope.no_grad += 1
         self._block(node.body)
         self.scope = outer
         self.classes.pop()

@@ -185,6 +185,7 @@ def test_without_torch_nothing_is_found():
 
 
 OUTSIDE = [
+    "class ExpLoss(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp().clamp_(max=1).log()\n",
     # only a loss is looked at by the rules about its arithmetic and its waiting
     "def report(x):\n    return x.mean().item(), torch.log(x), (x ** 2).sum(), x / x.sum()\n",
     "def evaluate(model, x):\n    print(model(x).mean())\n    if (x > 0).all():\n        return float(x.sum())\n",
