@@ -193,6 +193,8 @@ class Expressions:
             tensors = any(self.value(a.value).tensor for a in node.args)
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
             model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
+            if model and (self.scope.step or self.scope.loss):
+                tensors = True  # what it is given came from a loader
             return Value(tensor=True, owned=False) if tensors and (layer or model) else NOTHING
         if op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)

@@ -18,7 +18,7 @@ from safeops.lint.values import (
 )
 
 LOSS = re.compile(
-    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|elbo|kl|ssim|dice)(_|$|\d)"
+    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|mae|rmse|elbo|kl|ssim|dice)(_|$|\d)"
     r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
     re.IGNORECASE,
 )

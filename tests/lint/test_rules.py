@@ -92,6 +92,12 @@ FOUND = [
     ("SO401", "x, y", "return F.mse_loss(x.half(), y)"),
     ("SO401", "x, y", "return F.l1_loss(x.to(torch.float16), y.to(torch.float16))"),
     ("SO401", "m, x, y", "with torch.cuda.amp.autocast():\n    p = m(x)\n    loss = (p - y).abs().mean()\nreturn loss"),
+    (
+        "SO401",
+        "model, x, y, n",
+        "with torch.autocast('cuda'):\n    loss = ((model(x) - y) ** 2).sub(1).mean() / n\nloss.backward()",
+    ),
+    ("SO201", "model, batch, y", "p = model(batch)\n((p - y) ** 2).mean().backward()"),
     ("SO402", "x, y", "with torch.autocast('cuda'):\n    return F.binary_cross_entropy(x, y)"),
     ("SO402", "x, y", "c = nn.BCELoss()\nwith torch.amp.autocast('cuda'):\n    return c(x, y)"),
     ("SO403", "x", "with torch.cuda.amp.autocast():\n    return x"),

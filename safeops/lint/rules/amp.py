@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.syntax import descendants, dotted, number
+from safeops.lint.syntax import descendants, dotted
 
 
 class HalfLoss(Rule):
@@ -55,6 +55,8 @@ class HalfLoss(Rule):
         target = node.target if isinstance(node, cst.AnnAssign) else node.targets[0].target
         name = dotted(target) or ""
         op = walk.op(node.value)
+        while op is not None and op.name in ("div", "mul") and not walk.value(op.args[0]).tensor:
+            op = walk.op(op.input)  # loss / accumulation_steps
         if not re.search(r"loss|criterion|nll|objective", name.lower()) or op is None or op.name not in ("mean", "sum"):
             return
         value = walk.value(op.input)
@@ -156,10 +158,12 @@ class MeanOfMeans(Rule):
             loss.backward()
     """
     events = ("loop",)
+    losses = re.compile(r"loss|criterion", re.IGNORECASE)
     steps = re.compile(r"accum|grad_acc|micro_?batch|update_freq|iter_size|^gas$|acc_steps", re.IGNORECASE)
 
     def visit(self, event, node, walk):
         body = list(descendants(node.body))
+        named = {id(n.value): n.targets[0].target for n in body if isinstance(n, cst.Assign)}
         if not any(_backward(n) for n in body):
             return
         for item in body:
@@ -170,14 +174,10 @@ class MeanOfMeans(Rule):
             else:
                 continue
             divisor = (dotted(by) or "").rsplit(".", 1)[-1]
-            if (
-                self.steps.search(divisor)
-                and re.search(r"loss|criterion", walk.text(over), re.IGNORECASE)
-                and number(over) is None
-            ):
-                walk.report(
-                    self, item, "a mean of per-batch means; divide sums by the whole batch's count (denominator=)"
-                )
+            names = walk.text(over) + walk.text(named.get(id(item), over))
+            if self.steps.search(divisor) and self.losses.search(names):
+                message = "a mean of per-batch means; divide sums by the whole batch's count (denominator=)"
+                walk.report(self, item, message)
 
 
 def _backward(node):
