@@ -1,4 +1,4 @@
-"""The `safeops` command: `safeops demo`, `safeops doctor`. Needs torch alone; the demo says itself what it lacks."""
+"""The `safeops` command: `demo`, `doctor`, `lint`, `trace`, `audit`. Needs torch alone; who needs more says what."""
 
 import argparse
 import importlib.metadata
@@ -13,6 +13,7 @@ import torch
 import safeops
 from safeops import _library
 from safeops.debug import script
+from safeops.lint import command as lint
 
 ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 
@@ -28,6 +29,8 @@ def main(argv=None):
         return doctor(arguments.json)
     if arguments.command in ("trace", "audit"):
         return script.run(arguments)
+    if arguments.command == "lint":
+        return lint.run(arguments)
     from safeops.demo.run import main as demo
 
     return demo(steps=arguments.steps, seed=arguments.seed, device=arguments.device, out=arguments.out)
@@ -50,6 +53,7 @@ def _parser():
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
 
     script.add_parser(commands)
+    lint.add_parser(commands)
     return parser
 
 

@@ -1,0 +1,258 @@
+"""What an expression is worth: the half of the walk that goes through expressions and infers their Values."""
+
+import dataclasses
+
+import libcst as cst
+import torch
+
+from safeops.lint.scope import Scope
+from safeops.lint.syntax import Op, children, dotted, number, operation
+from safeops.lint.values import (
+    FOREIGN,
+    NO_TENSOR,
+    NO_TENSOR_ATTRIBUTES,
+    NO_TENSOR_METHODS,
+    NOTHING,
+    REDUCTIONS,
+    VIEWS,
+    Value,
+    named_eps,
+    named_mask,
+    of_op,
+)
+
+PLAIN = ("None", "True", "False")  # what a tensor is not compared with
+
+
+class Expressions:
+    """Mixed into Walk. `evaluate` goes bottom up, keeps each Value, and calls the rules for what it has just seen."""
+
+    def evaluate(self, node):
+        handler = getattr(self, "_" + type(node).__name__, None)
+        value = handler(node) if handler else self._generic(node)
+        self._values[id(node)] = value
+        self._event(type(node).__name__, node)
+        return value
+
+    def _generic(self, node):
+        for child in children(node):
+            if isinstance(child, cst.Name):
+                self.evaluate(child)
+                self._disown(child)
+            else:
+                self._child(child)
+        return NOTHING
+
+    def _Name(self, node):
+        if self.imports.names.get(node.value):
+            return FOREIGN
+        return self.scope.get(node.value)
+
+    def _constant(self, node):
+        value = number(node)
+        return Value(foreign=True, positive=value is not None and value != 0, node=node)
+
+    _Integer = _Float = _SimpleString = _ConcatenatedString = _constant
+
+    def _UnaryOperation(self, node):
+        value = self.evaluate(node.expression)
+        if isinstance(node.operator, cst.Not):
+            return FOREIGN
+        if not value.tensor:
+            return dataclasses.replace(value, node=node) if value.foreign else value
+        if isinstance(node.operator, cst.BitInvert):
+            op = Op("bitwise_not", node, node.expression, [], {}, "operator")
+            return of_op(op, [value], self.imports)
+        return dataclasses.replace(
+            value, node=node, owned=True, op=Op("neg", node, node.expression, [], {}, "operator")
+        )
+
+    def _BinaryOperation(self, node):
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        op = operation(node, self.imports)
+        if op is not None and (left.tensor or right.tensor) and not self._numpy(left, right):
+            value = of_op(op, [left, right], self.imports)
+            self._values[id(node)] = value
+            self._operation(op)
+            return value
+        if left.foreign and right.foreign:
+            positive = left.positive and right.positive or isinstance(node.operator, cst.Add)
+            return Value(foreign=True, positive=positive and not isinstance(node.operator, cst.Subtract))
+        if isinstance(node.operator, cst.Add) and (left.positive or right.positive):
+            return Value(positive=True)
+        return NOTHING
+
+    @staticmethod
+    def _numpy(left, right):
+        return any(v.foreign and isinstance(v.node, cst.Call) for v in (left, right))
+
+    def _Comparison(self, node):
+        value = self.evaluate(node.left)
+        values = [value]
+        for target in node.comparisons:
+            values.append(self.evaluate(target.comparator))
+        if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
+            return FOREIGN
+        if any(isinstance(c.comparator, cst.SimpleString) or dotted(c.comparator) in PLAIN for c in node.comparisons):
+            return FOREIGN
+        if not any(v.tensor for v in values) or self._numpy(values[0], values[-1]):
+            return NOTHING
+        return Value(tensor=True, mask="bool", owned=True, node=node)
+
+    def _Attribute(self, node):
+        name = dotted(node)
+        scope = self.scope
+        while name and scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        full = self.imports.resolve(node)
+        if full is not None:
+            return Value(foreign=True, positive=True)  # math.pi, torch.float32, np.float64
+        base = self.evaluate(node.value)
+        attribute = node.attr.value
+        if named_eps(attribute):
+            return Value(foreign=True, positive=True)
+        if attribute in NO_TENSOR_ATTRIBUTES:
+            return Value(foreign=True, positive=True)
+        if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
+            if attribute != "grad":
+                self._disown(node.value)
+            return dataclasses.replace(base, owned=False, node=node)
+        if named_mask(attribute):
+            return Value(mask="likely")
+        return NOTHING
+
+    def _Subscript(self, node):
+        self._subscript_parts(node)
+        return self._subscript_value(node)
+
+    def _subscript_parts(self, node):
+        self.evaluate(node.value)
+        for element in node.slice:
+            for child in children(element.slice):
+                self._child(child)
+
+    def _subscript_value(self, node):
+        base = self.value(node.value)
+        if base.foreign:
+            return Value(foreign=True, positive=base.positive)
+        if not base.tensor:
+            return NOTHING
+        index = op = None
+        if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+            index = node.slice[0].slice.value
+        advanced = index is not None and self.value(index).tensor
+        if advanced:
+            op = Op("index", node, node.value, [index], {}, "operator")
+        return dataclasses.replace(base, node=node, op=op, owned=advanced, positive=base.positive)
+
+    def _Call(self, node):
+        op = operation(node, self.imports)
+        full = self.imports.resolve(node.func)
+        if full is None and isinstance(node.func, cst.Attribute):
+            self.evaluate(node.func.value)
+        elif full is None:
+            self.evaluate(node.func)
+        for a in node.args:
+            self.evaluate(a.value)
+        value = self._call_value(node, op, full)
+        if op is not None and self._is_tensor_op(op):
+            self._values[id(node)] = value
+            self._operation(op)
+            if op.name in VIEWS or op.inplace:
+                self._disown(op.input)
+            if op.inplace and isinstance(op.input, cst.Name):
+                self.scope.bind(op.input.value, dataclasses.replace(value, owned=False))
+        else:
+            for a in node.args:
+                self._disown(a.value)
+        return value
+
+    def _is_tensor_op(self, op):
+        if op.origin == "method":
+            method = op.node.func.attr.value
+            return self.value(op.input).tensor and hasattr(torch.Tensor, method)
+        return op.name not in NO_TENSOR and (
+            op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
+        )
+
+    def _call_value(self, node, op, full):
+        if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
+            return Value(foreign=True, positive=True, node=node)
+        if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
+            return Value(node=node)  # a module: who calls it can look up what it is
+        if full is not None and full.startswith("safeops.") and full.count(".") == 1:
+            return Value(tensor=True, positive=True, owned=True, node=node)
+        if op is None or not self._is_tensor_op(op):
+            name = full or dotted(node.func) or ""
+            if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):
+                return self._builtin(name, node)
+            if op is not None and self.value(op.input).tensor:
+                return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
+            tensors = any(self.value(a.value).tensor for a in node.args)
+            layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
+            model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
+            if model and (self.scope.step or self.scope.loss):
+                tensors = True  # what it is given came from a loader
+            return Value(tensor=True, owned=False) if tensors and (layer or model) else NOTHING
+        if op.origin == "method" and op.name in NO_TENSOR_METHODS:
+            return Value(foreign=True, positive=True)
+        if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:
+            if not self.value(op.arg(0, "dim", "other")).tensor:
+                return NOTHING  # a pair of values and indices
+        if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
+            return Value(
+                tensor=True, positive=True, constant=True, owned=op.name in ("tensor", "full"), op=op, node=node
+            )
+        operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
+        value = of_op(op, operands, self.imports)
+        if op.name in REDUCTIONS:
+            value.owned = True
+        return value
+
+    def _builtin(self, name, node):
+        if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):
+            return NOTHING
+        return Value(foreign=True, positive=True)
+
+    def _IfExp(self, node):
+        self._test(node.test)
+        values = [self.evaluate(node.body), self.evaluate(node.orelse)]
+        tensors = [v for v in values if v.tensor]
+        if not tensors:
+            return FOREIGN if all(v.foreign for v in values) else NOTHING
+        return Value(
+            tensor=True,
+            mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,
+            positive=True,  # somebody asked a question first
+            wide=any(v.wide for v in tensors),
+        )
+
+    def _Lambda(self, node):
+        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
+        self.scope.loss, self.scope.step = outer.loss, outer.step
+        for p in node.params.params:
+            self.scope.bind(p.name.value, NOTHING)
+        self.evaluate(node.body)
+        self.scope = outer
+        return NOTHING
+
+    def _comprehension(self, node):
+        names = dict(self.scope.names)
+        self._comp_for(node.for_in)
+        for part in ("elt", "key", "value"):
+            if hasattr(node, part):
+                self.evaluate(getattr(node, part))
+        self.scope.names = names
+        return FOREIGN
+
+    _ListComp = _GeneratorExp = _SetComp = _DictComp = _comprehension
+
+    def _comp_for(self, node):
+        value = self.evaluate(node.iter)
+        self._bind(node.target, Value(tensor=value.tensor), None, node)
+        for condition in node.ifs:
+            self._test(condition.test)
+        if node.inner_for_in is not None:
+            self._comp_for(node.inner_for_in)

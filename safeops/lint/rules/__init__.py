@@ -1,0 +1,36 @@
+"""All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronisation, 4xx AMP, training."""
+
+from safeops.lint.rules import amp, arithmetic, divisions, domains, gradients, masks, old_amp, synchronisation
+
+RULES = {
+    rule.code: rule
+    for family in (masks, arithmetic, divisions, domains, gradients, synchronisation, amp, old_amp)
+    for rule in (cls() for cls in family.RULES)
+}
+RULES = dict(sorted(RULES.items()))
+FAMILIES = {
+    "SO1": "Masks and indexing",
+    "SO2": "Arithmetic and gradients",
+    "SO3": "Synchronisation in a loss",
+    "SO4": "Mixed precision and training",
+}
+
+
+def chosen(select=(), ignore=()):
+    """The rules of a run: prefixes of codes, `ALL` for every rule; without `select` the default ones."""
+    if select:
+        rules = [r for r in RULES.values() if matches(r.code, select)]
+    else:
+        rules = [r for r in RULES.values() if r.default]
+    return [r for r in rules if not matches(r.code, ignore)]
+
+
+def matches(code, prefixes):
+    return any(p == "ALL" or code.startswith(p) for p in prefixes)
+
+
+def unknown(prefixes):
+    """Those that name no rule."""
+    return [
+        p for p in prefixes if p != "ALL" and not (p.startswith("SO") and any(code.startswith(p) for code in RULES))
+    ]

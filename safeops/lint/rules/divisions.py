@@ -1,0 +1,87 @@
+"""SO202 and SO203: divisions by what can be 0."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.syntax import number
+from safeops.lint.values import REDUCTIONS
+
+
+class _Division(Rule):
+    ops = ("div",)
+
+    def operation(self, op, walk):
+        if len(op.args) != 1 or not walk.training:
+            return
+        by = walk.value(op.args[0])
+        if not by.tensor or by.positive or by.constant or walk.checked(op.args[0]):
+            return
+        made = by.op.name if by.op is not None else ""
+        if (made in REDUCTIONS) != self.of_reductions:
+            return
+        walk.report(self, op.node, self.message, self._fix(op, walk))
+
+    def _fix(self, op, walk):
+        if op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):
+            return None
+        by = walk.text(op.args[0])
+        if number(op.input) == 1:
+            return [(op.node, f"safeops.safe_reciprocal({by})")]
+        if walk.value(op.input).tensor:
+            return [(op.node, f"safeops.safe_div({walk.text(op.input)}, {by})")]
+        return None
+
+
+class DivisionByReduction(_Division):
+    code, name = "SO202", "division-by-count-or-norm"
+    of_reductions = True
+    message = "nothing keeps this count, norm or spread away from 0; use safeops.safe_div or safeops.masked_mean"
+    what = """
+    A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every weight's
+    gradient.
+    """
+    why = """
+    A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count beyond
+    65504 is inf too.
+    """
+    fix = """
+    `safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
+    `clamp(min=...)` on the divisor.
+    """
+    outcome = "the loss and its gradient are NaN when nothing is valid"
+    rewrites = """
+    `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`; where b is 0 the result is 0
+    """
+    bad = """
+    def count_loss(error, mask):
+        return (error.abs() * mask).sum() / mask.sum()
+    """
+    good = """
+    def count_loss(error, mask):
+        return safeops.masked_mean(error.abs(), mask)
+    """
+
+
+class DivisionByTensor(_Division):
+    code, name = "SO203", "division-by-tensor"
+    default = False
+    of_reductions = False
+    message = "nothing keeps this divisor away from 0; use safeops.safe_div"
+    what = "A division by a tensor that nothing in sight keeps away from 0."
+    why = """
+    x / 0 is inf and its gradient NaN. Which divisors can be 0 only the author knows: hence not in the default set.
+    """
+    fix = "`safeops.safe_div(a, b, eps=...)`: 0 with gradient 0 where b is below eps."
+    outcome = "the gradient is NaN where the divisor is 0"
+    rewrites = "as SO202"
+    bad = """
+    def ratio_loss(prediction, target):
+        return (prediction / target).abs().mean()
+    """
+    good = """
+    def ratio_loss(prediction, target):
+        return safeops.safe_div(prediction, target).abs().mean()
+    """
+
+
+RULES = (DivisionByReduction, DivisionByTensor)

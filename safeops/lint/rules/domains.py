@@ -1,0 +1,133 @@
+"""SO2xx, functions at the edge of where they exist: log and sqrt of 0, acos of 1, a norm spelled out."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.rules.arithmetic import dims, squared
+from safeops.lint.syntax import number
+
+SAFE = {
+    "log": "safe_log",
+    "sqrt": "safe_sqrt",
+    "rsqrt": "safe_rsqrt",
+    "acos": "safe_acos",
+    "asin": "safe_asin",
+    "pow": "safe_pow",
+}
+BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
+
+
+def leaves_domain(op, walk):
+    """Whether an operation is one that needs a guard, and nothing in sight is one."""
+    if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "pow"):
+        return False
+    x = walk.value(op.input)
+    if not x.tensor or x.constant or x.mask == "bool" or walk.checked(op.input):
+        return False
+    inner = x.op.name if x.op is not None else ""
+    if op.name in ("acos", "asin"):
+        return inner not in BOUNDED
+    if op.name == "pow":
+        exponent = op.arg(0, "exponent")
+        exponent = number(exponent) if exponent is not None else None
+        if exponent is None or exponent >= 1 and exponent == int(exponent):
+            return False
+        return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
+    if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
+        return True
+    return not x.positive
+
+
+class UnguardedDomain(Rule):
+    code, name = "SO204", "unguarded-domain"
+    what = """
+    log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, and a negative argument is
+    NaN.
+    """
+    why = """
+    Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The chain
+    rule turns the infinite derivative into NaN as soon as it meets a 0.
+    """
+    fix = """
+    `safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values, gradient 0
+    beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`.
+    """
+    outcome = "the gradient is NaN at 0"
+    rewrites = """
+    `torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the domain
+    """
+    bad = """
+    def distance_loss(a, b):
+        return torch.sqrt((a - b).abs()).mean()
+    """
+    good = """
+    def distance_loss(a, b):
+        return safeops.safe_sqrt((a - b).abs()).mean()
+    """
+    ops = ("log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "pow")
+
+    def operation(self, op, walk):
+        if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
+            return
+        name = SAFE.get(op.name)
+        inner = walk.op(op.input)
+        fix, hint = None, f"use safeops.{name}" if name else "clamp it first"
+        if inner is not None and inner.name in ("softmax", "sigmoid") and op.name.startswith("log"):
+            hint = "use F.log_softmax" if inner.name == "softmax" else "use F.logsigmoid"
+        elif name and not op.inplace and not op.kwargs and isinstance(op.node, (cst.Call, cst.BinaryOperation)):
+            if len(op.args) == (op.name == "pow"):
+                rest = "".join(f", {walk.text(n)}" for n in op.args)
+                fix = [(op.node, f"safeops.{name}({walk.text(op.input)}{rest})")]
+        walk.report(self, op.node, f"nothing keeps the argument of {op.name} inside its domain; {hint}", fix)
+
+
+class SpelledNorm(Rule):
+    code, name = "SO205", "sqrt-of-square-sum"
+    what = """
+    `sqrt(sum(x**2))` is the norm with the gradient 0 / 0 = NaN at the zero vector, and with squares that overflow
+    in half.
+    """
+    why = """
+    The derivative of sqrt at 0 is infinite, that of the square 0: their product is NaN. `x.norm()` has gradient 0
+    there.
+    """
+    fix = "`safeops.safe_norm(x, dim=...)`: gradient 0 at a zero vector, and no square that overflows."
+    outcome = "the gradient of a zero vector is NaN"
+    rewrites = "to `safeops.safe_norm(x, dim=..., keepdim=...)`: fp32 for half input"
+    bad = """
+    def length_loss(x):
+        return torch.sqrt(torch.sum(x**2, dim=-1)).mean()
+    """
+    good = """
+    def length_loss(x):
+        return safeops.safe_norm(x, dim=-1).mean()
+    """
+    ops = ("sqrt", "pow")
+
+    def operation(self, op, walk):
+        if walk.scope.no_grad or op.name == "pow" and number(op.arg(0, "exponent")) != 0.5:
+            return
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
+        total = walk.op(op.input)
+        if total is None or total.name != "sum" or total.inplace or walk.value(op.input).constant:
+            return
+        base = squared(total.input, walk)
+        if base is None or walk.checked(op.input):
+            return
+        fix = None
+        square = walk.op(total.input)
+        if total.node is op.input and square.node is total.input and not op.inplace:
+            rest = dims(total, walk)
+            fix = rest and [(op.node, f"safeops.safe_norm({walk.text(base)}{rest[0]})")]
+        covers = [("SO201", total.node), ("SO204", op.node)]
+        walk.report(
+            self,
+            op.node,
+            "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm",
+            fix,
+            covers=covers,
+        )
+
+
+RULES = (UnguardedDomain, SpelledNorm)

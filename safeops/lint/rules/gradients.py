@@ -1,0 +1,143 @@
+"""SO2xx, what only backward shows: where() after the fact, and in-place writes on what was saved."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.rules.domains import leaves_domain
+from safeops.lint.syntax import number
+
+
+class WhereAfter(Rule):
+    code, name = "SO208", "where-after-unsafe"
+    what = """
+    `torch.where(ok, unsafe(x), 0)` selects after the fact: the value is right, the gradient NaN wherever `unsafe`
+    has none.
+    """
+    why = "where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN."
+    fix = """
+    `safeops.safe_div`, `safe_log`, ..., or `safeops.apply_where(ok, (x,), unsafe, fill_value=0)`, which never shows
+    `unsafe` what is dropped.
+    """
+    outcome = "the loss is finite and its gradient NaN"
+    rewrites = "`torch.where(b != 0, a / b, 0)` to `safeops.safe_div(a, b)`"
+    bad = """
+    def ratio_loss(a, b):
+        return torch.where(b != 0, a / b, 0).mean()
+    """
+    good = """
+    def ratio_loss(a, b):
+        return safeops.safe_div(a, b).mean()
+    """
+    ops = ("where",)
+
+    def operation(self, op, walk):
+        if op.origin == "method" or len(op.args) != 2 or walk.scope.no_grad:
+            return
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
+        for branch in op.args:
+            unsafe = self._unsafe(branch, op.input, walk)
+            if unsafe is None:
+                continue
+            fix = self._fix(op, branch, unsafe, walk)
+            covers = [(code, unsafe.node) for code in ("SO202", "SO203", "SO204")]
+            message = (
+                f"where() after {unsafe.name} keeps its NaN gradient; use safeops.apply_where or a safe_* function"
+            )
+            walk.report(self, op.node, message, fix, covers=covers)
+            return
+
+    def _unsafe(self, branch, condition, walk):
+        op = walk.op(branch)
+        if op is None or op.inplace or walk.value(branch).constant:
+            return None
+        if op.name in ("div", "reciprocal"):
+            by = (op.args or [None])[0] if op.name == "div" else op.input
+            value = walk.value(by) if by is not None else None
+            # only where the condition is about the divisor
+            if value is None or not value.tensor or value.positive or value.constant:
+                return None
+            return op if walk.names_in(by) & walk.names_in(condition) - set(walk.imports.names) else None
+        return op if leaves_domain(op, walk) else None
+
+    def _fix(self, op, branch, unsafe, walk):
+        test = op.input
+        if unsafe.name != "div" or unsafe.node is not branch or branch is not op.args[0] or number(op.args[1]) != 0:
+            return None
+        if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or op.kwargs or unsafe.kwargs:
+            return None
+        comparison = test.comparisons[0]
+        if not isinstance(comparison.operator, cst.NotEqual) or number(comparison.comparator) != 0:
+            return None
+        a, b = unsafe.input, unsafe.args[0]
+        if walk.text(test.left) != walk.text(b) or not walk.value(a).tensor:
+            return None
+        return [(op.node, f"safeops.safe_div({walk.text(a)}, {walk.text(b)})")]
+
+
+# Whose backward needs the result: changing it in place breaks backward.
+SAVES_RESULT = set(
+    """exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu elu_ tan std
+    cumprod celu hardsigmoid_ softplus_""".split()
+)
+PLAIN = {"clamp", "clamp_min", "clamp_max", "relu", "abs", "neg", "sigmoid", "tanh"}  # number arguments, dtype kept
+
+
+class InPlace(Rule):
+    code, name = "SO209", "in-place-on-saved"
+    what = """
+    An in-place operation (`clamp_`, `mul_`, `/=`, ...) on a result that its own operation saved for backward:
+    backward raises.
+    """
+    why = "exp, sqrt, sigmoid, tanh, softmax, relu and others compute their gradient from their result."
+    fix = """
+    The same operation without the underscore; for `x.exp().clamp_(min=eps).log()`: `safeops.safe_log(x.exp(),
+    eps=eps)`.
+    """
+    outcome = "backward raises: a variable needed for gradient computation has been modified in place"
+    rewrites = """
+    `.exp().clamp_(...)` to `.exp().clamp(...)`; `y.clamp_(...)` alone to `y = y.clamp(...)`, y made in the same
+    function
+    """
+    bad = """
+    def rate_loss(log_rate):
+        return log_rate.exp().clamp_(min=1e-6).mean()
+    """
+    good = """
+    def rate_loss(log_rate):
+        return log_rate.exp().clamp(min=1e-6).mean()
+    """
+    ops = (*PLAIN, "add", "sub", "mul", "div", "pow", "masked_fill", "zero", "fill", "exp", "sqrt", "log")
+    events = ("Expr",)
+
+    def operation(self, op, walk):
+        if not op.inplace or walk.scope.no_grad:
+            return
+        made = walk.op(op.input)
+        value = walk.value(op.input)
+        if made is None or made.name not in SAVES_RESULT or made.inplace or value.constant or value.mask == "bool":
+            return
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
+        fix = None
+        numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))
+        if isinstance(op.node, cst.Call) and op.origin == "method" and op.name in PLAIN and numbers:
+            if made.node is op.input:
+                fix = [(op.node.func.attr, op.name)]
+            elif isinstance(op.input, cst.Name) and value.owned:
+                walk.notes[id(op.node)] = walk.scope.depth.get(op.input.value) == walk.scope.loops
+        how = f"{op.name}_" if isinstance(op.node, cst.Call) else "an augmented assignment"
+        message = f"{how} overwrites what {made.name} saved for backward; use the form that returns a new tensor"
+        walk.report(self, op.node, message, fix, imports=False)
+
+    def visit(self, event, node, walk):
+        """`y.clamp_(min=0)` as a statement."""
+        call = node.value
+        if walk.notes.get(id(call)) and walk.reported("SO209", call):
+            old = walk.reports[self.code, id(call)]
+            name = call.func.value.value
+            plain = call.with_changes(func=call.func.with_changes(attr=cst.Name(call.func.attr.value[:-1])))
+            walk.report(self, call, old.message, [(call, f"{name} = {walk.text(plain)}")], imports=False)
+
+
+RULES = (WhereAfter, InPlace)

@@ -1,0 +1,289 @@
+"""SO1xx: boolean masks and indices."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.syntax import descendants, number
+
+
+def index_masks(node, walk):
+    """The boolean masks among the indices of a Subscript."""
+    found = []
+    for element in node.slice:
+        if isinstance(element.slice, cst.Index):
+            value = walk.value(element.slice.value)
+            if value.mask == "bool" or value.mask == "likely" and walk.value(node.value).tensor:
+                found.append(element.slice.value)
+    return found
+
+
+def of_itself(mask, base, walk):
+    """Whether a mask is an elementwise condition on `base` and numbers alone: it has base's shape, whatever that is."""
+    if not isinstance(base, cst.Name) or walk.value(mask).mask != "bool":
+        return False
+    names = walk.names_in(mask) - set(walk.imports.names)
+    called = {"isnan", "isinf", "isfinite", "eq", "ne", "lt", "gt", "le", "ge", "abs", "float"}
+    return (
+        names <= {base.value} | called
+        and base.value in names
+        and isinstance(mask, (cst.Comparison, cst.Call))
+        and (not any(isinstance(n, cst.Subscript) for n in descendants(mask)))
+    )
+
+
+class BooleanRead(Rule):
+    code, name = "SO101", "boolean-mask-read"
+    what = "`x[mask]` has as many elements as the mask has True, so the CPU waits until the GPU has counted them."
+    why = """
+    The launch queue runs dry at every call, a CUDA graph cannot capture it, and torch.compile breaks its graph.
+    With nothing kept, the mean of the result is NaN.
+    """
+    fix = """
+    Give the mask to the reduction or the loss: `safeops.masked_mean(x, mask)`, `safeops.mse_loss(x, y, mask=mask)`;
+    or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted.
+    """
+    outcome = "the size depends on the data: a synchronisation, and NaN where nothing is kept"
+    rewrites = "`x[condition on x].mean()` to `safeops.masked_mean`, in x's dtype (of nothing: 0 instead of NaN)"
+    bad = """
+    def masked_loss(prediction, target):
+        mask = target > 0
+        return (prediction - target)[mask].abs().mean()
+    """
+    good = """
+    def masked_loss(prediction, target):
+        return safeops.l1_loss(prediction, target, mask=target > 0)
+    """
+    ops = ("masked_select", "mean")
+    events = ("Subscript",)
+
+    def visit(self, event, node, walk):
+        if index_masks(node, walk) and not walk.value(node.value).constant:
+            walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
+
+    def operation(self, op, walk):
+        if op.name == "masked_select":
+            walk.report(
+                self, op.node, "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
+            )
+        elif walk.reported("SO101", op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs:
+            base, masks = op.input.value, index_masks(op.input, walk)
+            if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
+                x, mask = walk.text(base), walk.text(masks[0])
+                text = f"safeops.masked_mean({x}, {mask}, dtype={x}.dtype)"
+                message = "boolean index waits for the GPU, and the mean of nothing is NaN; use safeops.masked_mean"
+                walk.report(self, op.node, message, [(op.node, text)], covers=[("SO101", op.input)])
+
+
+class BooleanWriteTensor(Rule):
+    code, name = "SO102", "boolean-mask-write-tensor"
+    what = """
+    `x[mask] = values` with a tensor on the right counts the mask's True on the CPU first: it waits for the GPU.
+    """
+    why = """
+    As many values as there are True have to be handed out, a size that only the device knows. And x changes in
+    place: whatever autograd saved of it is invalid.
+    """
+    fix = """
+    `torch.where(mask, values, x)` for values of x's shape, `safeops.masked_scatter(x, mask, values)` for packed
+    ones.
+    """
+    outcome = "the write counts the mask: a synchronisation"
+    bad = """
+    def fill_loss(prediction, target, teacher):
+        mask = target < 0
+        filled = target.clone()
+        filled[mask] = teacher[mask]
+        return (prediction - filled).abs().mean()
+    """
+    good = """
+    def fill_loss(prediction, target, teacher):
+        filled = torch.where(target < 0, teacher, target)
+        return (prediction - filled).abs().mean()
+    """
+    events = ("store",)
+
+    def visit(self, event, node, walk):
+        target, statement = node
+        value = walk.value(statement.value) if statement.value is not None else None
+        if index_masks(target, walk) and value is not None and value.tensor and not _scalar(statement.value, walk):
+            walk.report(
+                self,
+                target,
+                "writing a tensor through a boolean mask waits for the GPU; use torch.where",
+                last=statement,
+            )
+
+
+def _scalar(node, walk, depth=0):
+    """A tensor of one element for certain: torch writes that without counting."""
+    op = walk.op(node)
+    if op is None or depth > 5:
+        return False
+    if op.name in WHOLE and not op.args and not op.kwargs or op.name == "tensor":
+        return True
+    operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
+    return op.name in ELEMENTWISE and bool(operands) and all(_scalar(n, walk, depth + 1) for n in operands)
+
+
+WHOLE = {"mean", "sum", "amax", "amin", "max", "min", "median", "norm", "std", "var", "prod"}
+ELEMENTWISE = {"add", "sub", "mul", "div", "abs", "neg", "sqrt", "exp", "log", "clamp", "float", "detach", "to"}
+
+
+# Operations that save their result for backward, or whose gradient can be NaN: a write behind them goes wrong.
+AT_STAKE = set("exp sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm div log pow mul acos asin".split())
+
+
+class BooleanWriteScalar(Rule):
+    code, name = "SO103", "boolean-mask-write-scalar"
+    what = """
+    `x[mask] = 0` changes x in place. Where autograd saved x, backward raises; where it did not, a NaN that made x
+    keeps its gradient.
+    """
+    why = """
+    ReLU, exp, sqrt, sigmoid and every product save what they will need in backward. The write also reaches the
+    caller's tensor, when x is an argument.
+    """
+    fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
+    outcome = "backward raises: a variable needed for gradient computation has been modified in place"
+    rewrites = """
+    `x[condition on x] = number`, x made in the same function and known by no other name, to `safeops.masked_fill`
+    """
+    bad = """
+    def relu_loss(score, target):
+        score = torch.relu(score)
+        score[score > 6] = 0
+        return safeops.mse_loss(score, target)
+    """
+    good = """
+    def relu_loss(score, target):
+        score = torch.relu(score)
+        score = safeops.masked_fill(score, score > 6, 0)
+        return safeops.mse_loss(score, target)
+    """
+    events = ("store",)
+
+    def visit(self, event, node, walk):
+        target, statement = node
+        base = walk.value(target.value)
+        masks = index_masks(target, walk)
+        value = walk.value(statement.value) if statement.value is not None else None
+        if not masks or value is None or (value.tensor and not _scalar(statement.value, walk)) or walk.scope.no_grad:
+            return
+        if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base, walk):
+            return
+        forward = walk.scope.is_module and walk.scope.name == "forward"
+        if not (walk.training or forward or (base.op is not None and base.op.name in AT_STAKE)):
+            return
+        fix = None
+        if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
+            fix = self._rewrite(target, masks[0], statement, base, walk)
+        message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
+        walk.report(self, target, message, fix, last=statement)
+
+    def _rewrite(self, target, mask, statement, base, walk):
+        number_ = number(statement.value)
+        scope = walk.scope
+        if number_ is None or not base.owned or not of_itself(mask, target.value, walk):
+            return None
+        name = target.value.value
+        if name not in scope.names or scope.depth[name] != scope.loops:
+            return None
+        text = f"{name} = safeops.masked_fill({name}, {walk.text(mask)}, {walk.text(statement.value)})"
+        return [(statement, text)]
+
+
+def _copied(value, walk):
+    """A clone is written on purpose, and autograd has not saved it."""
+    op = value.op
+    while op is not None and op.inplace and op.input is not None:
+        op = walk.op(op.input)
+    return op is not None and op.name in ("clone", "index", "detach")
+
+
+class Nonzero(Rule):
+    code, name = "SO104", "nonzero-index"
+    what = """
+    `torch.nonzero`, `argwhere` and `torch.where(mask)` return as many rows as there are hits: the CPU waits for the
+    GPU.
+    """
+    why = "The same wait as `x[mask]`, and beyond 2^31 elements torch raises."
+    fix = """
+    Keep the mask (`safeops.masked_mean`, `torch.where(mask, a, b)`), or `safeops.masked_compact`, whose size is
+    fixed and whose count stays on the device.
+    """
+    outcome = "the size depends on the data: a synchronisation"
+    bad = """
+    def positive_loss(logits, labels):
+        index = torch.nonzero(labels > 0, as_tuple=True)
+        return logits[index].square().mean(dtype=torch.float32)
+    """
+    good = """
+    def positive_loss(logits, labels):
+        return safeops.masked_rms(logits, labels > 0).square()
+    """
+    ops = ("nonzero", "argwhere", "where")
+
+    def operation(self, op, walk):
+        if op.input is None or op.name == "where" and (op.args or op.kwargs or op.origin == "method"):
+            return
+        if not walk.value(op.input).tensor and op.origin != "torch" or walk.value(op.input).constant:
+            return
+        name = "torch.where(mask)" if op.name == "where" else op.name
+        walk.report(self, op.node, f"{name} waits for the GPU to count; keep the mask, or use safeops.masked_compact")
+
+
+class TimesMask(Rule):
+    code, name = "SO105", "times-mask"
+    what = "`x * mask` does not remove what it masks: NaN * 0 and inf * 0 are NaN, in the value and in the gradient."
+    why = """
+    The masked-out places are those most likely to hold garbage: unmeasured targets, padding, 0 / 0. In half, the
+    sum of a mask beyond 65504 elements is inf besides.
+    """
+    fix = """
+    `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
+    `safeops.masked_mean(x, mask)`.
+    """
+    outcome = "the loss is NaN because of an element that is masked out"
+    rewrites = "`x * mask` to `safeops.masked_fill(x, ~mask, 0)` where the mask is certainly boolean"
+    bad = """
+    def masked_loss(prediction, target):
+        mask = target.isfinite()
+        error = (prediction - target).abs() * mask
+        return error.sum() / mask.sum().clamp(min=1)
+    """
+    good = """
+    def masked_loss(prediction, target):
+        return safeops.l1_loss(prediction, target, mask=target.isfinite())
+    """
+    ops = ("mul",)
+
+    def operation(self, op, walk):
+        if len(op.args) != 1 or walk.scope.no_grad or not (walk.scope.loss or walk.scope.step or walk.scope.is_module):
+            return
+        left, right = walk.value(op.input), walk.value(op.args[0])
+        for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
+                continue
+            if mask.mask == "likely" and not mask.tensor:
+                continue
+            fix = None
+            if mask.mask == "bool" and not op.inplace and isinstance(op.node, (cst.BinaryOperation, cst.Call)):
+                text = walk.text(mask_node)
+                text = f"~{text}" if _tight(mask_node) else f"~({text})"
+                fix = [(op.node, f"safeops.masked_fill({walk.text(x_node)}, {text}, 0)")]
+            walk.report(
+                self, op.node, "multiplying by a mask keeps NaN and inf (NaN * 0 is NaN); use safeops.masked_fill", fix
+            )
+            return
+
+
+def _selected(value):
+    """NaN was replaced already."""
+    return value.op is not None and value.op.name in ("masked_fill", "where", "nan_to_num", "index")
+
+
+def _tight(node):
+    return bool(getattr(node, "lpar", ())) or isinstance(node, (cst.Name, cst.Call, cst.Attribute, cst.Subscript))
+
+
+RULES = (BooleanRead, BooleanWriteTensor, BooleanWriteScalar, Nonzero, TimesMask)

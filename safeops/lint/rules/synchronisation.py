@@ -1,0 +1,137 @@
+"""SO3xx: where a loss makes the CPU wait for the GPU."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.syntax import descendants, dotted
+
+
+class Fetch(Rule):
+    code, name = "SO301", "fetch-in-loss"
+    what = """
+    `.item()`, `.cpu()`, `.tolist()`, `.numpy()`, `float(t)` or `int(t)` in a loss: the CPU waits until the GPU has
+    caught up.
+    """
+    why = "Every step stalls, a CUDA graph cannot capture it, and what comes back has no gradient."
+    fix = """
+    Keep the value as a 0-dim tensor: `torch.where`, `clamp(min=...)` and the `denominator=` of safeops' losses take
+    one.
+    """
+    outcome = "reads the value on the host: a synchronisation"
+    bad = """
+    def count_loss(error, valid):
+        count = max(valid.sum().item(), 1)
+        return error.abs().sum() / count
+    """
+    good = """
+    def count_loss(error, valid):
+        count = valid.sum().clamp(min=1)
+        return error.abs().sum() / count
+    """
+    events = ("Call",)
+
+    def visit(self, event, node, walk):
+        if not walk.scope.loss or walk.raising:
+            return
+        func = node.func
+        if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
+            value = walk.value(func.value)
+            if (
+                func.attr.value == "item"
+                and not node.args
+                and not value.foreign
+                and (value.tensor or not dotted(func.value))
+            ):
+                covers = [("SO301", func.value)]
+                walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor", covers=covers)
+            elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not value.constant:
+                message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
+                walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
+        elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
+            value = walk.value(node.args[0].value)
+            if value.tensor and not value.constant:
+                walk.report(self, node, f"{func.value}() of a tensor in a loss waits for the GPU; keep the tensor")
+
+
+class Print(Rule):
+    code, name = "SO302", "print-in-loss"
+    what = "Printing or formatting a tensor in a loss copies it to the host first: the CPU waits for the GPU."
+    why = "As `.item()`, at every step, and for the formatting besides."
+    fix = "Return the value (detached) beside the loss, and print it every hundred steps."
+    outcome = "reads the values on the host: a synchronisation"
+    bad = """
+    def noisy_loss(prediction, target):
+        loss = (prediction - target).abs().mean()
+        print("loss", loss)
+        return loss
+    """
+    good = """
+    def quiet_loss(prediction, target):
+        loss = (prediction - target).abs().mean()
+        return loss, loss.detach()
+    """
+    events = ("Call", "FormattedString")
+
+    def visit(self, event, node, walk):
+        if not walk.scope.loss or walk.raising:
+            return
+        if event == "Call":
+            if dotted(node.func) != "print":
+                return
+            parts = [a.value for a in node.args]
+        else:
+            parts = [p.expression for p in node.parts if isinstance(p, cst.FormattedStringExpression)]
+        if any(walk.value(p).tensor for p in parts):
+            walk.report(self, node, "formatting a tensor in a loss waits for the GPU; return it detached instead")
+
+
+class Truth(Rule):
+    code, name = "SO303", "tensor-condition-in-loss"
+    what = "`if`, `while`, `assert` or `not` on a tensor in a loss reads it on the host: the CPU waits for the GPU."
+    why = "A wait at every step, a graph break under torch.compile, and no CUDA graph."
+    fix = """
+    `torch.where` on the device; for an empty mask `safeops.masked_mean`, which has `empty=`; checks belong in a
+    debug mode.
+    """
+    outcome = "reads the value on the host: a synchronisation"
+    bad = """
+    def masked_loss(error, valid):
+        if valid.sum() == 0:
+            return error.sum() * 0
+        return safeops.masked_mean(error, valid)
+    """
+    good = """
+    def masked_loss(error, valid):
+        return safeops.masked_mean(error, valid)
+    """
+    events = ("test",)
+
+    def visit(self, event, node, walk):
+        if not walk.scope.loss:
+            return
+        for leaf in _leaves(node):
+            value = walk.value(leaf)
+            known = not isinstance(leaf, cst.Name) or value.op is not None or value.mask == "bool"
+            if value.tensor and known and not value.constant and not _by_python(leaf, walk):
+                walk.report(self, leaf, "a condition on a tensor in a loss waits for the GPU; use torch.where")
+
+
+def _leaves(node):
+    if isinstance(node, cst.BooleanOperation):
+        return [*_leaves(node.left), *_leaves(node.right)]
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Not):
+        return _leaves(node.expression)
+    return [node]
+
+
+def _by_python(node, walk):
+    """Compared with a string, None or a bool: then it is no tensor, whatever its name says."""
+    if not isinstance(node, cst.Comparison):
+        return False
+    sides = [node.left, *(c.comparator for c in node.comparisons)]
+    return any(
+        isinstance(s, (cst.SimpleString, cst.Tuple, cst.List)) or dotted(s) in ("None", "True", "False") for s in sides
+    ) or (len(node.comparisons) > 1 and any(isinstance(n, cst.Attribute) for n in descendants(node)))
+
+
+RULES = (Fetch, Print, Truth)

@@ -1,0 +1,202 @@
+"""Reading libcst's tree: children without white space, names through imports, one shape for all ways to call an op."""
+
+import dataclasses
+import functools
+
+import libcst as cst
+
+# Fields that hold no code. Skipping them is what makes the walk several times as fast as a CSTVisitor.
+_LAYOUT = ("whitespace", "lpar", "rpar", "lbracket", "rbracket", "comma", "semicolon", "leading_lines", "lines_after")
+_LAYOUT += ("header", "footer", "trailing", "colon", "indent", "first_line", "star", "equal", "newline", "asynchronous")
+_fields = {}
+
+
+def children(node):
+    """The code below a node, in source order."""
+    kind = type(node)
+    names = _fields.get(kind)
+    if names is None:
+        names = [f.name for f in dataclasses.fields(kind) if not f.name.startswith(_LAYOUT)]
+        _fields[kind] = names
+    for name in names:
+        child = getattr(node, name)
+        kind = type(child)
+        if kind is tuple or kind is list:
+            for item in child:
+                if _is_node(type(item)):
+                    yield item
+        elif _is_node(kind):
+            yield child
+
+
+@functools.cache
+def _is_node(kind):  # isinstance of an abstract class is slow
+    return issubclass(kind, cst.CSTNode)
+
+
+def descendants(node, stop=()):
+    """A node and all below it; does not enter (but yields) nodes of the classes `stop`."""
+    todo = [node]
+    while todo:
+        item = todo.pop()
+        yield item
+        if not (stop and isinstance(item, stop) and item is not node):
+            todo.extend(children(item))
+
+
+def comments(node):
+    """How many comments a node contains: an edit must not lose one."""
+    count = 0
+    todo = [node]
+    while todo:
+        item = todo.pop()
+        count += isinstance(item, cst.Comment)
+        todo.extend(item.children)
+    return count
+
+
+def dotted(node):
+    """`a.b.c` of nested attributes, else None."""
+    parts = []
+    while isinstance(node, cst.Attribute):
+        parts.append(node.attr.value)
+        node = node.value
+    if not isinstance(node, cst.Name):
+        return None
+    parts.append(node.value)
+    return ".".join(reversed(parts))
+
+
+def number(node):
+    """The value of a number written out (`-1e9`, `float("-inf")`, `math.inf`), else None."""
+    if isinstance(node, (cst.Integer, cst.Float)):
+        return node.evaluated_value
+    if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, (cst.Minus, cst.Plus)):
+        value = number(node.expression)
+        return None if value is None else -value if isinstance(node.operator, cst.Minus) else value
+    if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Power):
+        base, exponent = number(node.left), number(node.right)
+        if base is not None and exponent is not None and base > 0 and abs(exponent) <= 300:
+            try:
+                return float(base) ** exponent
+            except OverflowError:
+                return None
+        return None
+    if isinstance(node, cst.Call) and dotted(node.func) == "float" and len(node.args) == 1:
+        text = node.args[0].value
+        if isinstance(text, cst.SimpleString):
+            try:
+                return float(text.evaluated_value)
+            except ValueError:
+                return None
+        return number(text)
+    if dotted(node) in ("math.inf", "torch.inf", "np.inf", "numpy.inf"):
+        return float("inf")
+    return None
+
+
+class Imports:
+    """The file's import statements: what a name stands for, wherever in the file it was imported."""
+
+    def __init__(self, module):
+        self.names = {}
+        self.torch = False
+        for node in descendants(module):
+            if isinstance(node, cst.Import):
+                for alias in node.names:
+                    full = dotted(alias.name)
+                    bound = alias.evaluated_alias or full.split(".")[0]
+                    self._bind(bound, full if alias.asname else full.split(".")[0], full)
+            elif isinstance(node, cst.ImportFrom) and not isinstance(node.names, cst.ImportStar):
+                package = dotted(node.module) if node.module and not node.relative else None
+                for alias in node.names:
+                    name = alias.evaluated_name
+                    full = f"{package}.{name}" if package else f".{name}"
+                    self._bind(alias.evaluated_alias or name, full, full)
+
+    def _bind(self, name, full, imported):
+        self.names[name] = full
+        self.torch = self.torch or imported.split(".")[0] == "torch"
+
+    def resolve(self, node):
+        """The full dotted name of an expression that starts at an import, else None."""
+        name = dotted(node)
+        if name is None:
+            return None
+        head, _, rest = name.partition(".")
+        full = self.names.get(head)
+        if full is None:
+            return None
+        return f"{full}.{rest}" if rest else full
+
+
+@dataclasses.dataclass(slots=True)
+class Op:
+    """One tensor operation, however it was written: `torch.log(x)`, `x.log()`, `x.log_()`, `a / b`."""
+
+    name: str  # of the method, without the trailing underscore
+    node: cst.CSTNode
+    input: cst.BaseExpression | None
+    args: list  # positional arguments after input
+    kwargs: dict
+    origin: str  # torch | functional | method | operator
+    inplace: bool = False
+
+    def arg(self, position, *names):
+        """The argument at `position` after input, or by one of its names."""
+        for name in names:
+            if name in self.kwargs:
+                return self.kwargs[name]
+        return self.args[position] if position < len(self.args) else None
+
+
+SYNONYMS = {
+    **dict(divide="div", true_divide="div", multiply="mul", subtract="sub", arccos="acos", arcsin="asin", clip="clamp"),
+    **dict(absolute="abs", greater="gt", greater_equal="ge", less="lt", less_equal="le", not_equal="ne"),
+    **dict(concat="cat", concatenate="cat", vector_norm="norm", matrix_norm="norm", float_power="pow"),
+}
+OPERATORS = {
+    cst.Add: "add",
+    cst.Subtract: "sub",
+    cst.Multiply: "mul",
+    cst.Divide: "div",
+    cst.Power: "pow",
+    cst.MatrixMultiply: "matmul",
+    cst.Modulo: "remainder",
+    cst.FloorDivide: "floor_divide",
+    cst.BitAnd: "bitwise_and",
+    cst.BitOr: "bitwise_or",
+    cst.BitXor: "bitwise_xor",
+}
+PREFIXES = {
+    "torch": "torch",
+    "torch.nn.functional": "functional",
+    "torch.special": "torch",
+    "torch.linalg": "torch",
+    "torch.Tensor": "torch",
+}
+
+
+def operation(node, imports):
+    """The Op of a call or a binary operation (whether its operands are tensors is the caller's question), else None."""
+    if isinstance(node, cst.BinaryOperation):
+        name = OPERATORS.get(type(node.operator))
+        return name and Op(name, node, node.left, [node.right], {}, "operator")
+    if not isinstance(node, cst.Call) or any(a.star for a in node.args):
+        return None
+    kwargs = {a.keyword.value: a.value for a in node.args if a.keyword}
+    args = [a.value for a in node.args if not a.keyword]
+    full = imports.resolve(node.func)
+    if full is not None:
+        prefix, _, name = full.rpartition(".")
+        if prefix not in PREFIXES:
+            return None
+        input = args.pop(0) if args else kwargs.pop("input", None)
+        origin = PREFIXES[prefix]
+    elif isinstance(node.func, cst.Attribute):
+        name, input, origin = node.func.attr.value, node.func.value, "method"
+    else:
+        return None
+    inplace = name.endswith("_") and not name.endswith("__")
+    name = name[:-1] if inplace else name
+    return Op(SYNONYMS.get(name, name), node, input, args, kwargs, origin, inplace)

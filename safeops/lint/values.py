@@ -1,0 +1,207 @@
+"""What is known about an expression without types: is it a tensor, a mask, in fp32 for sure, kept away from 0.
+
+The inference leans to silence: what is not known to be a tensor is none, and no rule fires on it.
+"""
+
+import dataclasses
+
+from safeops.lint.syntax import dotted
+
+# Calls of torch.* that give no tensor. (Modules like torch.cuda or torch.distributed are not looked into.)
+NO_TENSOR = set(
+    """is_tensor is_storage is_complex is_floating_point is_nonzero is_grad_enabled is_autocast_enabled device dtype
+    Size Generator Stream finfo iinfo numel
+    get_default_dtype set_default_dtype manual_seed seed save load compile no_grad
+    enable_grad inference_mode set_grad_enabled typename set_printoptions set_num_threads get_num_threads result_type
+    promote_types can_cast broadcast_shapes allclose equal device is_same_size get_rng_state set_rng_state autocast
+    is_inference_mode_enabled are_deterministic_algorithms_enabled use_deterministic_algorithms layout Event Tag Tensor
+    split chunk unbind topk sort max_pool2d_with_indices svd eigh eig qr lu slogdet meshgrid unique broadcast_tensors
+    aminmax frexp kthvalue mode histogram lobpcg tensor_split vsplit hsplit dsplit where_ Event jit""".split()
+)
+# Methods of a tensor that give none.
+NO_TENSOR_METHODS = set(
+    """item tolist numpy size dim ndimension numel nelement stride storage data_ptr element_size get_device
+    is_contiguous is_floating_point is_complex is_shared backward register_hook equal allclose type split
+    chunk unbind topk sort keys
+    values items is_set_to is_pinned storage_offset names copy shape svd eigh qr slogdet unique requires_grad
+    retain_grad is_signed is_inference __len__ aminmax kthvalue mode frexp""".split()
+)
+# (tuples of tensors: split, topk, ... max and min with a dim are seen to below)
+NO_TENSOR_ATTRIBUTES = set(
+    """shape dtype device ndim requires_grad is_cuda is_leaf layout names grad_fn nbytes itemsize is_sparse is_nested
+    is_quantized is_meta""".split()
+)
+# Who calls one of these on a name says that it is a tensor (numpy, str and dict have none of them).
+TENSOR_METHODS = set(
+    """detach unsqueeze view size float double half cuda cpu requires_grad_ new_zeros new_ones new_tensor new_full
+    masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand expand_as numel dim softmax
+    log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan isinf isfinite bmm mm
+    clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward unfold bool
+    long""".split()
+)
+TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
+TENSORISH = set(
+    """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
+    logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
+    feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
+    valid mu logvar log_var q k v query key value disparity depth error residual
+    a b p q r s t u v w z""".split()
+)
+MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")
+
+SHAPING = set(
+    """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten repeat movedim
+    swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select view_as reshape_as
+    requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""".split()
+)
+VIEWS = set(
+    """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten movedim swapaxes
+    broadcast_to detach narrow select view_as reshape_as to cuda cpu float type type_as data requires_grad_ chunk split
+    unbind diagonal unfold swapdims moveaxis real imag squeeze_ atleast_1d ravel""".split()
+)
+COMPARISONS = set(
+    """isnan isinf isfinite isposinf isneginf eq ne lt gt le ge logical_and logical_or logical_not logical_xor bool
+    isclose isin isreal""".split()
+)
+CONSTRUCTORS = set(
+    """zeros ones full empty arange linspace logspace eye tensor as_tensor from_numpy zeros_like ones_like full_like
+    empty_like rand randn randint randperm rand_like randn_like new_zeros new_ones new_full new_tensor new_empty
+    tril_indices triu_indices hann_window hamming_window kaiser_window scalar_tensor normal bernoulli multinomial
+    one_hot empty_strided Tensor asarray""".split()
+)
+# Never 0 for the inputs they are given in practice.
+POSITIVE = set("exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split())
+# Kept away from 0 if what goes in is.
+KEEPS_POSITIVE = set("sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm".split())
+KEEPS_POSITIVE |= {"log1p", "rsqrt", "reciprocal", "logsumexp", "type", "type_as", "nansum", "pow"} | SHAPING
+WIDENING = {"float", "double"}
+WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
+HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
+INTEGER = set("argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize".split())
+KEEPS_INTEGER = (
+    set("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()) | SHAPING
+)
+REDUCTIONS = set("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero".split())
+
+
+@dataclasses.dataclass(slots=True)
+class Value:
+    """What the walk knows about an expression, or about the last thing bound to a name."""
+
+    tensor: bool = False
+    foreign: bool = False  # surely none of torch's: numpy, a str, a shape
+    mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
+    wide: bool = False  # fp32 or fp64 whatever the model's dtype
+    half: bool = False  # cast to half by name
+    positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
+    constant: bool = False  # made here from numbers alone
+    integer: bool = False  # surely no floating tensor: no NaN, no gradient
+    owned: bool = False  # memory that only this name reaches
+    op: object = None  # the Op that made it
+    node: object = None  # the expression that made it (through names)
+
+
+NOTHING = Value()
+FOREIGN = Value(foreign=True)
+
+
+PLAIN_PARTS = set(
+    "num n size shape type name names dim id index idx width height class path key fn func mode cls".split()
+)
+
+
+def named_tensor(name):
+    """Whether a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
+    name = name.lower()
+    parts = set(name.split("_"))
+    if name in TENSORISH or named_mask(name):
+        return True
+    return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
+
+
+def named_mask(name):
+    name = name.lower()
+    return any(name == m or name.endswith("_" + m) for m in MASKS) or name.startswith(("mask_", "valid_mask"))
+
+
+def named_eps(name):
+    name = name.lower().rsplit(".", 1)[-1]
+    return any(part in name for part in ("eps", "tiny", "smooth", "delta", "stabil")) or name in (
+        "tol",
+        "floor",
+        "c1",
+        "c2",
+    )
+
+
+def dtype_of(node, imports):
+    """'wide', 'half', 'bool' or None for a dtype written out."""
+    full = imports.resolve(node) if node is not None else None
+    if full in WIDE_DTYPES:
+        return "wide"
+    if full in HALF_DTYPES:
+        return "half"
+    if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
+        return "bool"
+    return "other" if full is not None and full.startswith("torch.") else None
+
+
+def of_op(op, operands, imports):
+    """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included)."""
+    first = operands[0] if operands else NOTHING
+    tensors = [v for v in operands if v.tensor]
+    dtype = op.kwargs.get("dtype")
+    if dtype is None and op.name in ("to", "type", "astype") and op.args:
+        dtype = op.args[0]
+    dtype = dtype_of(dtype, imports)
+    value = Value(tensor=True, op=op, node=op.node, owned=True)
+    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
+    value.half = dtype == "half" or op.name in ("half", "bfloat16")
+    if value.half or op.name == "type_as":
+        value.wide = False
+    if op.name in VIEWS or (op.inplace and not first.owned):
+        value.owned = first.owned and op.name not in VIEWS
+    value.mask = _mask(op, operands, dtype)
+    exact = op.name in KEEPS_INTEGER and bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
+    value.integer = op.name in INTEGER or (exact and not value.mask and not value.wide)
+    value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
+    value.positive = _positive(op, operands)
+    return value
+
+
+def _mask(op, operands, dtype):
+    first = operands[0] if operands else NOTHING
+    if op.name in COMPARISONS or dtype == "bool":
+        return "bool"
+    if op.name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
+        kinds = {v.mask for v in operands if v.tensor}
+        return "bool" if "bool" in kinds else "likely" if "likely" in kinds else None
+    if op.name in ("to", "type", "type_as", "float", "double", "half", "int", "long", "bfloat16") and first.mask:
+        keeps = op.name == "to" and not op.kwargs.keys() - {"device", "non_blocking", "copy"} and dtype is None
+        return first.mask if keeps else "number"
+    if op.name == "sub" and len(operands) == 2 and not first.tensor and operands[1].mask:
+        return "number"  # 1 - mask
+    if op.name in SHAPING or op.name in ("any", "all"):
+        return "bool" if op.name in ("any", "all") and first.tensor else first.mask
+    return None
+
+
+def _positive(op, operands):
+    first = operands[0] if operands else NOTHING
+    rest = operands[1:]
+    if op.name in CONSTRUCTORS:
+        return op.name not in ("zeros", "zeros_like", "new_zeros")
+    if op.name in POSITIVE:
+        return True
+    if op.name in ("clamp", "clamp_min"):
+        bound = op.arg(0, "min")
+        return bound is not None and any(v.positive for v in rest)
+    if op.name in ("maximum", "max") and rest:
+        return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
+    if op.name == "add":
+        return any(v.positive for v in operands)
+    if op.name in ("mul", "matmul"):
+        return bool(operands) and all(v.positive for v in operands)
+    if op.name == "div":
+        return first.positive
+    return op.name in KEEPS_POSITIVE and first.positive

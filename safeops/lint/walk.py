@@ -1,0 +1,325 @@
+"""One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
+
+import dataclasses
+
+import libcst as cst
+
+from safeops.lint.expressions import Expressions
+from safeops.lint.scope import Scope, enter_autocast, function_scope
+from safeops.lint.syntax import OPERATORS, Op, children, comments, descendants, dotted, operation
+from safeops.lint.values import (
+    FOREIGN,
+    NOTHING,
+    Value,
+    named_eps,
+    named_mask,
+    of_op,
+)
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    rule: object
+    node: cst.CSTNode
+    message: str
+    fix: object  # [(node, text), ...] or None
+    imports_safeops: bool
+    last: cst.CSTNode
+
+
+class Walk(Expressions):
+    """The rules see this object: values, the scope they are in, and `report`."""
+
+    def __init__(self, module, imports, rules, code):
+        self.module, self.imports, self.code = module, imports, code
+        self.scope = Scope()
+        self.classes = []
+        self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
+        self.notes = {}  # of rules, between two of their calls
+        self.raising = 0  # inside a raise statement: it runs once
+        self._values = {}
+        self._by_op, self._by_event = {}, {}
+        for rule in rules:
+            for name in rule.ops:
+                self._by_op.setdefault(name, []).append(rule)
+            for event in rule.events:
+                self._by_event.setdefault(event, []).append(rule)
+
+    def run(self):
+        self._event("module", self.module)
+        self._block(self.module.body)
+        return list(self.reports.values())
+
+    # ---- what rules ask
+
+    def value(self, node):
+        return self._values.get(id(node), NOTHING)
+
+    def op(self, node):
+        """The tensor operation that made an expression, through names; None where it is not known."""
+        return self.value(node).op if node is not None else None
+
+    def text(self, node):
+        """The source of an expression, with its own parentheses."""
+        return self.module.code_for_node(node)
+
+    def report(self, rule, node, message, fix=None, *, imports=True, covers=(), last=None):
+        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
+        if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
+            fix = None
+        if imports and self.scope.scripted:
+            fix = None
+        for code, covered in covers:
+            self.reports.pop((code, id(covered)), None)
+        self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
+
+    def reported(self, code, node):
+        return (code, id(node)) in self.reports
+
+    @property
+    def training(self):
+        """Whether this code computes a loss or a training step, with a graph."""
+        return (self.scope.loss or self.scope.step) and not self.scope.no_grad
+
+    # ---- statements
+
+    def _block(self, body):
+        for statement in body.body if hasattr(body, "body") else body:
+            self._statement(statement)
+
+    def _statement(self, node):
+        handler = getattr(self, "_" + type(node).__name__, None)
+        if handler:
+            handler(node)
+        elif isinstance(node, (cst.SimpleStatementLine, cst.SimpleStatementSuite, cst.IndentedBlock)):
+            self._block(node)
+        else:  # Expr, Return, Raise, Del, ...: their expressions; try, match, ...: the blocks in them
+            for child in children(node):
+                self._child(child)
+            self._event(type(node).__name__, node)
+
+    def _child(self, node):
+        if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement, cst.BaseSuite)):
+            self._statement(node)
+        elif isinstance(node, cst.BaseExpression):
+            self.evaluate(node)
+        else:
+            for child in children(node):
+                self._child(child)
+
+    def _Raise(self, node):
+        self.raising += 1
+        for child in children(node):
+            self._child(child)
+        self.raising -= 1
+
+    def _FunctionDef(self, node):
+        for part in (*node.decorators, node.params):
+            self._child(part)
+        class_name, is_module = self.classes[-1] if self.classes else ("", False)
+        outer, classes = self.scope, self.classes
+        self.scope = function_scope(node, outer, class_name, is_module, self.imports)
+        self.classes = []
+        self._event("function", node)
+        self._block(node.body)
+        self.scope, self.classes = outer, classes
+
+    def _ClassDef(self, node):
+        for part in (*node.decorators, *node.bases):
+            self._child(part)
+        bases = [(self.imports.resolve(b.value) or dotted(b.value) or "").rsplit(".", 1)[-1] for b in node.bases]
+        is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
+        self.classes.append((node.name.value, is_module))
+        outer, self.scope = self.scope, Scope(outer=self.scope)
+        if "Function" in bases:  # torch.autograd.Function: its forward and backward have no graph
+            self.scope.no_grad += 1
+        self._block(node.body)
+        self.scope = outer
+        self.classes.pop()
+
+    def _Assign(self, node):
+        value = self.evaluate(node.value)
+        for target in node.targets:
+            self._bind(target.target, value, node.value, node)
+        self._event("Assign", node)
+
+    def _AnnAssign(self, node):
+        if node.value is not None:
+            self._bind(node.target, self.evaluate(node.value), node.value, node)
+            self._event("Assign", node)
+
+    def _AugAssign(self, node):
+        value = self.evaluate(node.value)
+        old = self.evaluate(node.target)
+        name = OPERATORS.get(getattr(cst, type(node.operator).__name__.removesuffix("Assign"), None))
+        if name and (old.tensor or value.tensor):
+            op = Op(name, node, node.target, [node.value], {}, "operator", inplace=old.tensor)
+            new = of_op(op, [old, value], self.imports)
+            self._values[id(node)] = new
+            self._operation(op)
+            if isinstance(node.target, cst.Name):
+                self.scope.bind(node.target.value, new)
+        if isinstance(node.target, cst.Subscript):
+            self._event("store", (node.target, node))
+
+    def _NamedExpr(self, node):
+        value = self.evaluate(node.value)
+        self._bind(node.target, value, node.value, node)
+        return value
+
+    def _If(self, node):
+        self._test(node.test)
+        name = self._no_tensor(node.test)
+        before = self.scope.names.get(name)
+        if before is not None:
+            self.scope.names[name] = FOREIGN
+        self._block(node.body)
+        if before is not None and self.scope.names[name] is FOREIGN:
+            self.scope.names[name] = before
+        if node.orelse is not None:
+            self._statement(node.orelse)
+
+    def _no_tensor(self, test):
+        """x of `isinstance(x, float)` and `not isinstance(x, torch.Tensor)`: no tensor in what follows."""
+        inverted = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
+        call = test.expression if inverted else test
+        if not isinstance(call, cst.Call) or dotted(call.func) != "isinstance" or len(call.args) != 2:
+            return None
+        is_tensor = "Tensor" in self.text(call.args[1].value)
+        return dotted(call.args[0].value) if is_tensor == inverted else None
+
+    def _Else(self, node):
+        self._block(node.body)
+
+    def _While(self, node):
+        self._test(node.test)
+        self._loop(node)
+
+    def _Assert(self, node):
+        self._test(node.test)
+        if node.msg is not None:
+            self.evaluate(node.msg)
+
+    def _For(self, node):
+        value = self.evaluate(node.iter)
+        self._bind(node.target, dataclasses.replace(NOTHING, tensor=value.tensor), None, node)
+        self._loop(node)
+
+    def _loop(self, node):
+        self.scope.loops += 1
+        self._event("loop", node)
+        self._block(node.body)
+        self.scope.loops -= 1
+        if node.orelse is not None:
+            self._statement(node.orelse)
+
+    def _With(self, node):
+        scope, before = self.scope, (self.scope.no_grad, self.scope.autocast, self.scope.wide)
+        for item in node.items:
+            self.evaluate(item.item)
+            call = item.item if isinstance(item.item, cst.Call) else None
+            name = (self.imports.resolve(call.func) or dotted(call.func) or "") if call else ""
+            last = name.rsplit(".", 1)[-1]
+            if last in ("no_grad", "inference_mode"):
+                scope.no_grad += 1
+            elif last in ("autocast", "maybe_autocast"):
+                enter_autocast(scope, call, 1)
+            elif last == "fp32_region":
+                scope.wide += 1
+            if item.asname is not None:
+                self._bind(item.asname.name, NOTHING, None, node)
+        self._block(node.body)
+        scope.no_grad, scope.autocast, scope.wide = before
+
+    def _test(self, test):
+        self.evaluate(test)
+        self._event("test", test)
+        for node in descendants(test):
+            if isinstance(node, (cst.Comparison, cst.Call, cst.UnaryOperation)):
+                self.scope.checked |= {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+        if isinstance(test, cst.Name):
+            self.scope.checked.add(test.value)
+
+    # ---- names
+
+    def _bind(self, target, value, expression, statement):
+        if isinstance(target, cst.Name):
+            if isinstance(expression, cst.Name):  # two names for one memory
+                self._disown(expression)
+                value = dataclasses.replace(value, owned=False)
+            elif value.tensor and value.mask is None and named_mask(target.value):
+                value = dataclasses.replace(value, mask="likely")
+            if value is NOTHING and named_eps(target.value):
+                value = Value(positive=True)
+            self.scope.bind(target.value, value)
+        elif isinstance(target, (cst.Tuple, cst.List)):
+            self._unpack(target.elements, value, expression, statement)
+        elif isinstance(target, cst.StarredElement):
+            self._bind(target.value, NOTHING, None, statement)
+        elif isinstance(target, cst.Attribute):
+            self.evaluate(target.value)
+            if expression is not None:
+                self._disown(expression)
+            if dotted(target):
+                value = dataclasses.replace(value, owned=False)
+                self.scope.bind(dotted(target), value)
+                if self.scope.outer is not None and dotted(target).startswith("self."):
+                    self.scope.outer.bind(dotted(target), value)  # the other methods see it too
+        elif isinstance(target, cst.Subscript):
+            if expression is not None:
+                self._disown(expression)
+            self._subscript_parts(target)
+            self._values[id(target)] = self._subscript_value(target)
+            if isinstance(statement, (cst.Assign, cst.AnnAssign)):
+                self._event("store", (target, statement))
+            if isinstance(target.value, cst.Name):  # b[b == 0] = 1 is a guard
+                old = self.scope.get(target.value.value)
+                if old.tensor:
+                    self.scope.names[target.value.value] = dataclasses.replace(old, positive=True)
+
+    def _unpack(self, elements, value, expression, statement):
+        parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
+        if len(parts) == len(elements) and not any(isinstance(p, cst.StarredElement) for p in parts):
+            for target, part in zip(elements, parts):
+                self._bind(target.value, self.value(part.value), part.value, statement)
+            return
+        op = operation(expression, self.imports) if expression is not None else None
+        tensors = (
+            op is not None
+            and (op.origin != "method" or self.value(op.input).tensor)
+            and op.name
+            in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
+        )
+        each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
+        for target in elements:
+            self._bind(target.value, each, None, statement)
+
+    def _disown(self, node):
+        if isinstance(node, cst.Name):
+            value = self.scope.get(node.value)
+            if value.owned:
+                value.owned = False
+
+    # ---- rules
+
+    def _operation(self, op):
+        for rule in self._by_op.get(op.name, ()):
+            rule.operation(op, self)
+
+    def _event(self, name, node):
+        for rule in self._by_event.get(name, ()):
+            rule.visit(name, node, self)
+
+    # ---- helpers for rules
+
+    def checked(self, node):
+        """Whether a condition asked about any name in this expression."""
+        return any(self.scope.knows(n.value) for n in descendants(node) if isinstance(n, cst.Name))
+
+    def names_in(self, node):
+        return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+
+
+def _count_comments(text):
+    """Comments in the text of an expression (parsed in parentheses: it may span lines)."""
+    return comments(cst.parse_expression(f"({text}\n)")) if "#" in text else 0

@@ -1,0 +1,39 @@
+"""docs/lint.md says what the rules say, and the README what the command does."""
+
+import doctest
+import pathlib
+import re
+
+from safeops.lint import check, reference
+from safeops.lint.rules import RULES
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = (ROOT / "docs" / "lint.md").read_text()
+
+
+def test_the_rules_part_is_that_of_the_rules():
+    assert reference.insert(DOCS) == DOCS, "run: python -m safeops.lint.reference docs/lint.md"
+
+
+def test_links_of_the_table_lead_somewhere():
+    links = re.findall(r"\]\(#([\w-]+)\)", DOCS)
+    headings = {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in re.findall(r"^#+ (.*)$", DOCS, re.M)}
+    assert len(links) >= len(RULES) and set(links) <= headings
+
+
+def test_codes_in_the_text_exist():
+    assert set(re.findall(r"\bSO\d{3}\b", DOCS)) == set(RULES)
+
+
+def test_the_table_of_precision_is_counted_right():
+    rows = re.findall(r"^\| (SO\d{3}|\*\*all\*\*) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\S+) \|$", DOCS, re.M)
+    *rules, total = [(code, *map(int, numbers), share) for code, *numbers, share in rows]
+    assert total[0] == "**all**" and total[2] >= 60 and {r[0] for r in rules} <= set(RULES)
+    for code, found, reviewed, right, wrong, share in (*rules, total):
+        assert wrong <= reviewed - right and reviewed <= found, code  # the rest is arguable
+        assert share == f"{right / reviewed:.2f}", code
+    assert [sum(r[i] for r in rules) for i in range(1, 5)] == list(total[1:5])
+
+
+def test_the_example_of_lint_source_runs():
+    assert doctest.testmod(check) == (0, 2)  # failed, tried

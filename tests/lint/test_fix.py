@@ -1,0 +1,232 @@
+"""--fix: the same values and gradients before and after, on ordinary input; the import; and nothing else changes."""
+
+import textwrap
+
+import pytest
+import torch
+
+from safeops.lint.check import fix_source, lint_source
+from safeops.lint.rules import RULES
+
+HEADER = "import torch\nimport torch.nn.functional as F\n"
+# code -> (arguments, expression before, after): what the rewrite makes of it, inside a function named loss
+EXPRESSIONS = [
+    ("SO101", "x", "x[x > 0.5].mean()", "safeops.masked_mean(x, x > 0.5, dtype=x.dtype)"),
+    ("SO105", "x, y", "(x * (y > 0.5)).sum()", "(safeops.masked_fill(x, ~(y > 0.5), 0)).sum()"),
+    ("SO105", "x, y", "(y.isfinite() * x).sum()", "(safeops.masked_fill(x, ~y.isfinite(), 0)).sum()"),
+    ("SO201", "x, y", "((x - y) ** 2).mean()", "safeops.mse_loss(x, y)"),
+    ("SO201", "x, y", "torch.mean((x - y).pow(2))", "safeops.mse_loss(x, y)"),
+    ("SO201", "x", "(x * x).sum(1, keepdim=True)", "safeops.masked_sum_of_squares(x, dim=1, keepdim=True)"),
+    ("SO201", "x", "x.square().sum()", "safeops.masked_sum_of_squares(x)"),
+    ("SO202", "x, y", "x / y.sum(dim=-1, keepdim=True)", "safeops.safe_div(x, y.sum(dim=-1, keepdim=True))"),
+    ("SO202", "x", "1.0 / x.norm()", "safeops.safe_reciprocal(x.norm())"),
+    ("SO203", "x, y", "torch.div(x, y)", "safeops.safe_div(x, y)"),
+    ("SO204", "x", "torch.log(x)", "safeops.safe_log(x)"),
+    ("SO204", "x", "x.sqrt()", "safeops.safe_sqrt(x)"),
+    ("SO204", "x", "torch.rsqrt(input=x)", "safeops.safe_rsqrt(x)"),
+    ("SO204", "x", "torch.acos(x)", "safeops.safe_acos(x)"),
+    ("SO204", "x", "x ** -1.5", "safeops.safe_pow(x, -1.5)"),
+    ("SO205", "x", "torch.sqrt(torch.sum(x**2, dim=1))", "safeops.safe_norm(x, dim=1)"),
+    ("SO205", "x", "x.pow(2).sum(-1, keepdim=True) ** 0.5", "safeops.safe_norm(x, dim=-1, keepdim=True)"),
+    ("SO206", "x", "torch.log(x + 1e-8)", "safeops.safe_log(x, eps=1e-8)"),
+    ("SO206", "x", "x.clamp(min=1e-8).log()", "safeops.safe_log(x, eps=1e-8)"),
+    ("SO206", "x, y", "x / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8)"),
+    ("SO206", "x", "(x + 1e-12).sqrt()", "safeops.safe_sqrt(x, eps=1e-12)"),
+    ("SO207", "x, y", "x.masked_fill(y > 0.5, -1e9).sum()", "safeops.masked_fill(x, y > 0.5, -1e9).sum()"),
+    (
+        "SO207",
+        "x, y",
+        'F.softmax(x.masked_fill(y > 2, float("-inf")), dim=-1)',
+        "safeops.masked_softmax(x, ~(y > 2), dim=-1)",
+    ),
+    ("SO208", "x, y", "torch.where(y != 0, x / y, 0)", "safeops.safe_div(x, y)"),
+    ("SO209", "x", "x.exp().clamp_(min=0.01).sum()", "x.exp().clamp(min=0.01).sum()"),
+]
+STATEMENTS = [
+    ("SO103", "y = x + 1\ny[y > 1.5] = 0\nreturn y", "y = x + 1\ny = safeops.masked_fill(y, y > 1.5, 0)\nreturn y"),
+    ("SO209", "y = x.relu()\ny.clamp_(max=0.5)\nreturn y", "y = x.relu()\ny = y.clamp(max=0.5)\nreturn y"),
+]
+
+
+def in_loss(arguments, body):
+    return f"{HEADER}\n\ndef loss({arguments}):\n{textwrap.indent(body, '    ')}\n"
+
+
+CASES = [(c, a, in_loss(a, f"return {b}"), in_loss(a, f"return {new}")) for c, a, b, new in EXPRESSIONS]
+CASES += [(c, "x", in_loss("x", b), in_loss("x", new)) for c, b, new in STATEMENTS]
+
+
+def rewritten(source, code):
+    return fix_source(source, rules=[RULES[code]])[0]
+
+
+def with_import(source):
+    return source if "safeops." not in source else source.replace(HEADER, HEADER + "import safeops\n")
+
+
+@pytest.mark.parametrize("code, arguments, before, after", CASES, ids=lambda x: x.split("return")[-1].strip()[:40])
+def test_rewrite(code, arguments, before, after):
+    assert rewritten(before, code) == with_import(after)
+    assert rewritten(with_import(after), code) == with_import(after), "not idempotent"
+    once, _ = fix_source(before)  # by all the rules together
+    assert fix_source(once) == (once, 0)
+
+
+def run(source, arguments, dtype):
+    scope = {}
+    exec(compile(source, "<fixed>", "exec"), scope)
+    torch.manual_seed(0)
+    inputs = [(torch.rand(4, 5) * 0.8 + 0.1).to(dtype).requires_grad_() for _ in arguments.split(",")]
+    value = scope["loss"](*inputs)
+    value.float().sum().backward()
+    return value, [x.grad for x in inputs if x.grad is not None]
+
+
+# where torch itself computes in half, or saves what is changed in place, there is no "before" to compare with
+HALF_RETURNS_FP32 = {"SO201", "SO205"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("code, arguments, before, after", CASES, ids=lambda x: x.split("return")[-1].strip()[:40])
+def test_same_value_and_gradient(code, arguments, before, after, dtype):
+    if code == "SO209":
+        with pytest.raises(RuntimeError, match="inplace"):
+            run(before, arguments, dtype)
+        value, gradients = run(rewritten(before, code), arguments, dtype)
+        assert value.dtype == dtype and all(g.isfinite().all() for g in gradients)
+        return
+    if dtype == torch.float16 and "1e9" in before:
+        with pytest.raises(RuntimeError, match="overflow"):
+            run(before, arguments, dtype)
+        return
+    old, new = run(before, arguments, dtype), run(rewritten(before, code), arguments, dtype)
+    wide = dtype == torch.float16 and code in HALF_RETURNS_FP32
+    assert new[0].dtype == (torch.float32 if wide else dtype)
+    rtol = {torch.float64: 1e-6, torch.float32: 1e-5, torch.float16: 1e-2}[dtype]
+    torch.testing.assert_close(new[0].to(dtype), old[0], rtol=rtol, atol=rtol)
+    for a, b in zip(new[1], old[1]):
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol)
+
+
+KEEP = [
+    # a comment in what would be dropped; a mask of another shape; another's memory; a name for the same memory; ...
+    "def loss(x):\n    return torch.log(  # natural\n        x\n    ).mean() + torch.log(x  # kept\n    ).sum()\n",
+    "def loss(x, m):\n    return x[m > 0].mean()\n",
+    "def loss(x):\n    x[x > 1] = 0\n    return x\n",
+    "def loss(x):\n    y = x + 1\n    z = y\n    y[y > 1] = 0\n    return z\n",
+    "def loss(x):\n    y = x + 1\n    z = y.view(-1)\n    y[y > 1] = 0\n    return z\n",
+    "def loss(x, seen):\n    y = x + 1\n    seen.append(y)\n    y[y > 1] = 0\n    return y\n",
+    "def loss(x):\n    y = x + 1\n    for i in range(3):\n        y[y > i] = 0\n    return y\n",
+    "def loss(x):\n    return torch.log(x, out=x)\n",
+    "def loss(x):\n    return x.mul_(x > 0)\n",
+    "@torch.jit.script\ndef loss(x):\n    return torch.log(x)\n",
+    "def loss(x, *a):\n    return torch.log(*a) + torch.sum(x**2, **a[0])\n",
+]
+
+
+@pytest.mark.parametrize("body", KEEP)
+def test_what_a_rewrite_could_change_is_left_alone(body):
+    source = f"{HEADER}\n\n{body}"
+    new, count = fix_source(source)
+    if "natural" in body:  # the comments are where the call's own text is dropped
+        assert "# natural" in new and "# kept" in new
+    else:
+        assert (new, count) == (source, 0)
+
+
+IMPORTS = [
+    ("import torch\n", "import torch\nimport safeops\n"),
+    ('"""Docs."""\n\nimport torch\n', '"""Docs."""\n\nimport torch\nimport safeops\n'),
+    ("#!/usr/bin/env python\n# -*- coding: utf-8 -*-\nfrom __future__ import annotations\nimport torch\n", None),
+    ("import safeops\nimport torch\n", "import safeops\nimport torch\n"),
+    ("import torch  # the library\n\nX = 1\n", "import torch  # the library\nimport safeops\n\nX = 1\n"),
+]
+LOSS = "\n\ndef loss(x):\n    return torch.log(x)\n"
+
+
+@pytest.mark.parametrize("head, expected", IMPORTS)
+def test_import_goes_behind_the_others_once(head, expected):
+    new, count = fix_source(head + LOSS)
+    expected = head + "import safeops\n" if expected is None else expected
+    assert new == expected + LOSS.replace("torch.log", "safeops.safe_log") and count == 1
+    compile(new, "<new>", "exec")
+
+
+def test_import_under_another_name_is_used():
+    new, _ = fix_source("import torch\nimport safeops as so\n" + LOSS)
+    assert "so.safe_log(x)" in new and new.count("import safeops") == 1
+
+
+def test_docstring_and_future_come_first():
+    source = (
+        '"""Docs."""\nfrom __future__ import annotations\n\ndef loss(x):\n    import torch\n    return torch.log(x)\n'
+    )
+    new, _ = fix_source(source)
+    assert new.startswith('"""Docs."""\nfrom __future__ import annotations\nimport safeops\n')
+    compile(new, "<new>", "exec")
+
+
+def test_a_name_that_is_taken_is_not_overwritten():
+    source = HEADER + "safeops = None\n" + LOSS
+    assert fix_source(source) == (source, 0)
+    assert [f.code for f in lint_source(source)] == ["SO204"]
+
+
+AMP = [
+    ("x = torch.cuda.amp.GradScaler()", 'x = torch.amp.GradScaler("cuda")'),
+    ("x = torch.cuda.amp.GradScaler(enabled=False)", 'x = torch.amp.GradScaler("cuda", enabled=False)'),
+    (
+        "x = torch.cuda.amp.GradScaler(8.0, growth_interval=5)",
+        'x = torch.amp.GradScaler("cuda", 8.0, growth_interval=5)',
+    ),
+    ("x = torch.cuda.amp.autocast(False)", 'x = torch.amp.autocast("cuda", enabled=False)'),
+    (
+        "x = torch.cpu.amp.autocast(True, torch.half)",
+        'x = torch.amp.autocast("cpu", enabled=True, dtype=torch.half)',
+    ),
+    (
+        "from torch.cuda.amp import autocast, GradScaler as S  # AMP\n\nx = S()\n"
+        "with autocast(enabled=False):\n    pass",
+        'from torch.amp import autocast, GradScaler as S  # AMP\n\nx = S("cuda")\n'
+        'with autocast("cuda", enabled=False):\n    pass',
+    ),
+    (
+        "from torch.cuda.amp import custom_fwd\n@custom_fwd\ndef f(c): pass\n"
+        "@custom_fwd(cast_inputs=None)\ndef g(c): pass",
+        'from torch.amp import custom_fwd\n@custom_fwd(device_type="cuda")\ndef f(c): pass\n'
+        '@custom_fwd(device_type="cuda", cast_inputs=None)\ndef g(c): pass',
+    ),
+    ("from torch.cuda.amp import autocast\nx = [autocast]", None),  # where it goes cannot be seen
+    ("x = torch.cuda.amp.autocast(*args)", None),
+]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*CUDA is not available")
+@pytest.mark.parametrize("before, after", AMP)
+def test_amp(before, after):
+    source = "import torch\nargs = ()\n" + before + "\n"
+    new = rewritten(source, "SO403")
+    assert new == (source if after is None else "import torch\nargs = ()\n" + after + "\n")
+    assert rewritten(new, "SO403") == new
+    old_scope, new_scope = {}, {}
+    exec(source, old_scope), exec(new, new_scope)
+    old, x = old_scope.get("x"), new_scope.get("x")
+    for name in ("_enabled", "fast_dtype", "_init_growth_factor", "_growth_interval", "device", "_init_scale"):
+        assert getattr(old, name, None) == getattr(x, name, None)
+
+
+def test_bce_of_a_sigmoid():
+    source = (
+        HEADER
+        + "def f(x, y):\n    with torch.autocast('cuda'):\n        return F.binary_cross_entropy(torch.sigmoid(x), y)\n"
+    )
+    new = rewritten(source, "SO402")
+    assert "F.binary_cross_entropy_with_logits(x, y)" in new and "safeops" not in new
+    x, y = torch.randn(8), torch.rand(8).round()
+    torch.testing.assert_close(F_with(new)(x, y), torch.nn.functional.binary_cross_entropy(x.sigmoid(), y))
+
+
+def F_with(source):
+    scope = {}
+    exec(source.replace("torch.autocast('cuda')", "torch.no_grad()"), scope)
+    return scope["f"]

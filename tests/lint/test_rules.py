@@ -1,0 +1,237 @@
+"""What is found and what is not: ways to write the same thing, and things that look like it. One line a case."""
+
+import pathlib
+import textwrap
+
+import pytest
+
+import safeops
+from safeops.lint.check import lint_source
+from safeops.lint.rules import RULES
+
+HEADER = """\
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+"""
+EVERY = list(RULES.values())
+
+# (code, arguments of a function called loss, its body)
+FOUND = [
+    ("SO101", "x, y", "return F.mse_loss(x[y > 0], y[y > 0])"),
+    ("SO101", "x, y", "valid = ~torch.isnan(y)\nx = x[valid]\nreturn x.mean()"),
+    ("SO101", "x, y", "return x[:, y.isfinite()].sum()"),
+    ("SO101", "x, mask", "return x[mask].mean()"),
+    ("SO101", "x, mask", "return torch.masked_select(x, mask).mean()"),
+    ("SO101", "x, y", "keep = (x > 0) & (y > 0)\nreturn x[keep.bool()].mean()"),
+    ("SO102", "x, y", "x[y > 0] = y[y > 0]\nreturn x"),
+    ("SO103", "x, y", "x[y == 0] = 0\nreturn x"),
+    ("SO103", "x, y", "x[torch.isnan(x)] = 0.0\nreturn x"),
+    ("SO103", "x", "x = x.exp()\nx[x > 10] = 10\nreturn x"),
+    ("SO104", "x, y", "i = torch.nonzero(y)\nreturn x[i]"),
+    ("SO104", "x, y", "return x[(y > 0).nonzero(as_tuple=True)]"),
+    ("SO104", "x, y", "return x[torch.where(y > 0)]"),
+    ("SO104", "x, y", "return x[torch.argwhere(y > 0)]"),
+    ("SO105", "x, mask", "return (x * mask).sum()"),
+    ("SO105", "x, y", "m = (y > 0).float()\nreturn ((x - y) * m).sum()"),
+    ("SO105", "x, y", "x *= (y > 0)\nreturn x"),
+    ("SO105", "x, y", "return (x * (1 - (y > 0).float())).sum()"),
+    ("SO105", "x, mask", "return torch.mul(x, mask.unsqueeze(-1))"),
+    ("SO105", "x, y", "return x * y.ne(0).type_as(x)"),
+    ("SO201", "x, y", "return torch.sum((x - y) ** 2)"),
+    ("SO201", "x, y", "d = x - y\nreturn (d * d).mean()"),
+    ("SO201", "x", "return x.pow(2).sum(dim=1).mean()"),
+    ("SO202", "x, mask", "return (x.abs()).sum() / mask.sum()"),
+    ("SO202", "x", "return x / x.norm(dim=-1, keepdim=True)"),
+    ("SO202", "x", "return (x - x.mean()) / x.std()"),
+    ("SO202", "x", "n = torch.linalg.norm(x)\nx = x / n\nreturn x"),
+    ("SO203", "x, y", "return (x / y).mean()"),
+    ("SO204", "x", "return -x.log().mean()"),
+    ("SO204", "x", "p = torch.softmax(x, -1)\nreturn -torch.log(p).mean()"),
+    ("SO204", "x", "return torch.sigmoid(x).log()"),
+    ("SO204", "x, y", "return torch.sqrt(x - y)"),
+    ("SO204", "x, y", "return torch.acos((x * y).sum(-1))"),
+    ("SO204", "x", "return x ** 0.5"),
+    ("SO204", "x", "return torch.pow(x, -1)"),
+    ("SO204", "x", "return torch.sqrt(x.var(dim=0)).mean()"),
+    ("SO205", "x, y", "return torch.sqrt(((x - y) ** 2).sum(-1)).mean()"),
+    ("SO205", "x", "s = x.square().sum()\nreturn s.sqrt()"),
+    ("SO205", "x", "return torch.sqrt(torch.sum(torch.pow(x, 2), dim=1))"),
+    ("SO206", "x, y", "return (x / (y + 1e-8)).mean()"),
+    ("SO206", "x", "eps = 1e-12\nreturn torch.log(x.clamp(min=eps))"),
+    ("SO206", "x", "return torch.log(torch.clamp(x, 1e-10, 1.0))"),
+    ("SO206", "x, eps=1e-8", "return torch.log(x + eps)"),
+    ("SO206", "x", "return F.normalize(x, dim=-1, eps=1e-12)"),
+    ("SO207", "x, mask", "return x.masked_fill(mask == 0, -1e9).softmax(-1)"),
+    ("SO207", "x, mask", "return torch.masked_fill(x, mask, -1e30)"),
+    ("SO207", "x, mask", "s = x.masked_fill(~mask, -float('inf'))\nreturn torch.softmax(s, dim=-1)"),
+    ("SO207", "x, mask", "return torch.log_softmax(x.masked_fill(mask, -math.inf), dim=-1)"),
+    ("SO207", "x, mask", "x.masked_fill_(mask, -1e9)\nreturn x"),
+    ("SO207", "x, mask", "return x + (1.0 - mask) * -1e9"),
+    ("SO208", "x, y", "return torch.where(y > 0, x / y, torch.zeros_like(x))"),
+    ("SO208", "x", "l = torch.log(x)\nreturn torch.where(x == 0, 0.0, l)"),
+    ("SO208", "x", "return torch.where(x.eq(0), x, x.sqrt())"),
+    ("SO209", "x", "y = torch.exp(x)\ny /= y.sum()\nreturn y"),
+    ("SO209", "x", "return torch.sigmoid(x).clamp_(1e-3, 1 - 1e-3).mean()"),
+    ("SO209", "x", "y = F.relu(x)\ny.add_(1)\nreturn y"),
+    ("SO301", "x", "return x / x.max().item()"),
+    ("SO301", "x", "n = int((x > 0).sum())\nreturn x.sum() / n"),
+    ("SO301", "x", "return torch.tensor(x.detach().cpu().numpy().mean())"),
+    ("SO301", "x", "return sum(x.mean(0).tolist())"),
+    ("SO302", "x", "print('loss is', x.mean())\nreturn x.mean()"),
+    ("SO302", "x", "text = f'{x.mean()}'\nreturn x"),
+    ("SO303", "x", "if torch.isnan(x).any():\n    return x * 0\nreturn x"),
+    ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
+    ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
+    ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
+    ("SO401", "x, y", "return F.mse_loss(x.half(), y)"),
+    ("SO401", "x, y", "return F.l1_loss(x.to(torch.float16), y.to(torch.float16))"),
+    ("SO401", "m, x, y", "with torch.cuda.amp.autocast():\n    p = m(x)\n    loss = (p - y).abs().mean()\nreturn loss"),
+    (
+        "SO401",
+        "model, x, y, n",
+        "with torch.autocast('cuda'):\n    loss = ((model(x) - y) ** 2).sub(1).mean() / n\nloss.backward()",
+    ),
+    ("SO201", "model, batch, y", "p = model(batch)\n((p - y) ** 2).mean().backward()"),
+    ("SO402", "x, y", "with torch.autocast('cuda'):\n    return F.binary_cross_entropy(x, y)"),
+    ("SO402", "x, y", "c = nn.BCELoss()\nwith torch.amp.autocast('cuda'):\n    return c(x, y)"),
+    ("SO403", "x", "with torch.cuda.amp.autocast():\n    return x"),
+    ("SO403", "x", "from torch.cuda import amp\nwith amp.autocast():\n    return x"),
+    ("SO404", "m, data, accum", "for x in data:\n    (m(x).loss / accum).backward()"),
+    (
+        "SO404",
+        "m, data, args",
+        "for x in data:\n    loss = m(x)\n    loss /= args.grad_accum_steps\n    loss.backward()",
+    ),
+]
+# (arguments, body): nothing at all is found, by any rule but those named
+SILENT = [
+    # no tensors, or other people's
+    ("", "a = np.ones(3)\nreturn np.log(a[a > 0]) / a.sum()"),
+    ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),
+    ("names", "return [n for n in names if n]"),
+    ("x, reduction='mean'", "if reduction == 'mean':\n    return x.mean()\nreturn x"),
+    ("x", "b, c = x.shape\nreturn x.sum() / (b * c) + x.sum() / x.shape[0] + x.sum() / x.numel()"),
+    ("x, weight=None", "if weight is not None:\n    x = x * weight\nreturn x.mean()"),
+    ("x", "if x.dim() == 2 and x.size(0) > 1 and x.requires_grad:\n    x = x[0]\nreturn x"),
+    ("x", "if isinstance(x, float):\n    if x < 0:\n        raise ValueError\nreturn x"),
+    ("x", "if x.isnan().any:\n    pass\nreturn x.mean()"),
+    # indices that are no masks
+    ("x, index", "return x[index].mean() + x[0] + x[:, 1:] + x[..., None] + x[x.argmax()]"),
+    ("x", "order = x.argsort()\nreturn x[order]"),
+    ("x", "x = x.clone()\nx[0] = 1\nx[:, 2] = 0\nreturn x"),
+    ("x", "out = torch.zeros(3)\nout[out > 1] = 2\nreturn x + out"),
+    ("x, y", "out = torch.zeros_like(x)\nout[y == 0] = x.min().abs() + 10\nreturn x + out"),
+    # masks that are no factors of NaN
+    ("x, y", "return ((x > 0) * (y > 0)).sum()"),
+    ("x", "return 2 * (x > 0)"),
+    ("x, mask", "return (torch.where(mask, x, 0) * mask).sum()"),
+    # guarded
+    ("x, mask", "return x.sum() / mask.sum().clamp(min=1)"),
+    ("x, mask", "return x.sum() / (mask.sum() + 1e-3)"),
+    ("x, mask", "n = torch.maximum(mask.sum(), torch.tensor(1))\nreturn x.sum() / n"),
+    ("x, y", "return x / F.softplus(y) + x / y.exp() + x / (1 + y ** 2)"),
+    ("x", "return torch.log(x.clamp(min=1e-3)) + torch.log1p(x) + torch.log(1 + x.exp()) + F.log_softmax(x, -1)"),
+    ("x, eps", "return torch.sqrt(x + eps) + torch.rsqrt(x.var() + eps)"),
+    ("x", "return torch.acos(x.clamp(-1 + 1e-4, 1 - 1e-4))"),
+    ("x", "return x ** 2 + x ** 3 + x.pow(2) + 2 ** x + x.sqrt_scale"),
+    ("x", "return torch.sqrt(torch.tensor(2.0)) * x / math.sqrt(x.size(-1)) + x / torch.full((), 3.0)"),
+    ("x, y", "y = torch.where(y == 0, 1, y)\nreturn x / y"),
+    ("x, y", "return torch.where(y > 0, x, y) + torch.where(x > 0, x + 1, x * 2)"),
+    # wide already
+    ("x, y", "return ((x.float() - y.float()) ** 2).mean()"),
+    ("x", "x = x.to(torch.float32)\nreturn x.square().sum() + torch.log(x + 1e-8)"),
+    ("x", "return x.square().mean(dtype=torch.float32)"),
+    ("x", "with torch.autocast('cuda', enabled=False):\n    return (x ** 2).mean()"),
+    ("x, y", "with torch.autocast('cuda'):\n    loss = (x.float() - y).abs().mean()\nreturn loss"),
+    # nothing saved, nothing to lose
+    ("x", "with torch.no_grad():\n    x[x < 0] = 0\n    y = x.exp().clamp_(min=1e-3)\nreturn x"),
+    ("x", "y = x.clone()\ny.clamp_(min=0)\ny[y > 1] = 1\nreturn y"),
+    ("x", "out = torch.empty(3)\nout.fill_(1).clamp_(max=2)\nreturn x * out"),
+    ("x, mask", "return safeops.masked_mean(x, mask) + safeops.safe_log(x, eps=1e-8) / safeops.masked_sum(x).exp()"),
+    (
+        "x, mask",
+        "causal = torch.ones(3, 3).tril()\nx = x.masked_fill(causal == 0, float('-inf'))\nreturn x.softmax(-1)",
+    ),
+    ("x, mask", "return x.masked_fill(mask, 0.0) + x.masked_fill(mask, -1e4)"),
+    # errors are raised once
+    ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
+    ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),
+    ("x", "with torch.amp.autocast('cuda'):\n    return x.mean()"),
+]
+
+
+def program(arguments, body):
+    return f"{HEADER}def loss({arguments}):\n{textwrap.indent(body, '    ')}\n"
+
+
+@pytest.mark.parametrize("code, arguments, body", FOUND, ids=lambda x: x[:60])
+def test_found(code, arguments, body):
+    assert code in {f.code for f in lint_source(program(arguments, body), rules=EVERY)}
+
+
+@pytest.mark.parametrize("arguments, body", SILENT, ids=lambda x: x[:60])
+def test_silent(arguments, body):
+    found = lint_source(
+        program(arguments, body).replace("import torch\n", "import safeops\nimport torch\n", 1), rules=EVERY
+    )
+    assert [(f.code, f.message) for f in found] == []
+
+
+def test_without_torch_nothing_is_found():
+    for code, arguments, body in FOUND:
+        lines = program(arguments, body).splitlines(keepends=True)
+        source = "".join(line for line in lines if "import torch" not in line and "from torch" not in line)
+        assert lint_source(source, rules=EVERY) == [], code
+
+
+OUTSIDE = [
+    "class ExpLoss(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp().clamp_(max=1).log()\n",
+    # only a loss is looked at by the rules about its arithmetic and its waiting
+    "def report(x):\n    return x.mean().item(), torch.log(x), (x ** 2).sum(), x / x.sum()\n",
+    "def evaluate(model, x):\n    print(model(x).mean())\n    if (x > 0).all():\n        return float(x.sum())\n",
+    "class Net(nn.Module):\n    def forward(self, x):\n        return x / x.norm() + torch.log(x)\n",
+]
+
+
+@pytest.mark.parametrize("text", OUTSIDE)
+def test_code_that_is_no_loss_is_left_alone(text):
+    assert lint_source(HEADER + text) == []
+
+
+def test_a_loss_is_told_by_what_it_is():
+    body = "        return torch.log(x).mean()\n"
+    for head in (
+        "class DiceLoss(nn.Module):\n    def forward(self, x):\n",
+        "class Helper:\n    def kl_loss(self, x):\n",
+    ):
+        assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204"], head
+    step = "def train(model, x):\n    p = model(x)\n    loss = torch.log(p).mean()\n"
+    step += "    loss.backward()\n    print(loss.item())\n"
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO204"], "a training step may log"
+
+
+DEMO = {
+    "boolean_write": {"SO103", "SO206"},
+    "multiply_by_mask": {"SO105", "SO206", "SO202"},
+    "boolean_index": {"SO101", "SO206"},
+    "where_after_division": {"SO101", "SO208"},
+    "half_mask": {"SO105", "SO202"},
+    "repaired_by_hand": {"SO101"},
+    "with_safeops": set(),
+}
+
+
+def test_the_seven_losses_of_the_demo():
+    source = (pathlib.Path(safeops.__file__).parent / "demo" / "losses.py").read_text()
+    starts = {line.split("(")[0][4:]: i for i, line in enumerate(source.splitlines(), 1) if line.startswith("def ")}
+    found = {name: set() for name in starts}
+    for f in lint_source(source):
+        name = max((n for n in starts if starts[n] <= f.line), key=starts.get)
+        found[name].add(f.code)
+    assert found == DEMO

@@ -1,0 +1,179 @@
+"""The linter on code it was not written for: installed libraries, Python's own syntax tests, and made-up programs."""
+
+import pathlib
+import re
+import sysconfig
+import tokenize
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from safeops.lint.check import CannotLint, fix_source, lint_source
+from safeops.lint.rules import RULES
+from safeops.lint.run import Options, lint_paths
+
+SITE = pathlib.Path(sysconfig.get_path("purelib"))
+LIBRARIES = ["torchmetrics", "piq", "torch/nn", "torch/distributions", "torch/optim"]
+EVERY = list(RULES.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_installed_library(library):
+    """No crash; what is rewritten still parses, is done in one go, and every other line is as it was."""
+    folder = SITE / library
+    assert folder.is_dir(), f"{library} is not installed (requirements-sources.txt)"
+    outcome = lint_paths([str(folder)], Options(mode="diff", jobs=1))
+    assert outcome.problems == [] and outcome.files > 10
+    assert all(f.code in RULES and f.line >= 1 and f.column >= 1 for f in outcome.findings)
+    assert library.startswith("torch/") or outcome.fixed > 0
+    for path, old, new in outcome.changed:
+        check_rewrite(old, new, path)
+
+
+def check_rewrite(old, new, path="<string>", rules=None):
+    compile(new, path, "exec", dont_inherit=True)
+    assert fix_source(new, path, rules) == (new, 0), "a second run finds more to rewrite"
+    # line by line: only lines that an edit touches may differ, and one import is new
+    text, touched = old, set()
+    for finding in lint_source(old, path, rules):
+        for edit in finding.edits:
+            start = text.encode()[: edit.start].count(b"\n")
+            touched |= set(range(start, text.encode()[: edit.end].count(b"\n") + 1))
+    kept = [line for i, line in enumerate(old.splitlines()) if i not in touched]
+    rest = iter(new.splitlines())
+    assert all(line in rest for line in kept), "a line that no edit touches has changed"
+    assert comments(old) == comments(new)
+
+
+def comments(text):
+    """In order; a rewrite keeps them all."""
+    return re.findall(r"#[^\n\r]*", text)
+
+
+# ---- Python's syntax
+
+TESTS = pathlib.Path(sysconfig.get_path("stdlib")) / "test"
+SYNTAX = ["patma", "fstring", "coroutines", "named_expressions", "positional_only_arg", "generators"]
+SYNTAX += ["exception_group", "unpack_ex", "decorators", "with", "typing", "dictcomps", "global"]
+
+
+@pytest.mark.parametrize("name", SYNTAX)
+def test_every_syntax_is_read(name):
+    path = TESTS / f"test_{name}.py"
+    if not path.exists():
+        pytest.skip("this Python comes without its tests")
+    with tokenize.open(path) as file:
+        source = file.read()
+    head = "import torch\nimport torch.nn.functional as F\n"
+    position = 0
+    if "from __future__" in source:
+        position = source.index("from __future__")
+        position = source.index("\n", position) + 1
+    source = source[:position] + head + source[position:]
+    # names of things become names of torch's, so that rules have something to look at
+    source = re.sub(r"(?<!def )\b(assertEqual|assertTrue)\(", "torch.log(", source)
+    source = re.sub(r"\bdef test_", "def loss_", source)
+    findings = lint_source(source, str(path), EVERY)
+    assert all(f.code in RULES for f in findings)
+    new, _ = fix_source(source, str(path), EVERY)
+    check_rewrite(source, new, str(path), EVERY)
+
+
+# ---- programs made up
+
+NAMES = st.sampled_from(["x", "y", "mask", "target", "pred", "n", "self.w", "eps", "loss"])
+NUMBERS = st.sampled_from(["0", "1", "2", "0.5", "-1", "1e-8", "1e-12", "-1e9", 'float("-inf")', "1e5"])
+UNARY = [
+    "torch.log({})",
+    "{}.sqrt()",
+    "torch.sum({})",
+    "{}.mean()",
+    "({}).pow(2)",
+    "{}.exp()",
+    "~{}",
+    "-{}",
+    "F.relu({})",
+]
+UNARY += [
+    "{}.float()",
+    "{}.clamp_(min=1e-8)",
+    "{}.isnan()",
+    "({})**2",
+    "{}.sum(dim=-1, keepdim=True)",
+    "{}.softmax(-1)",
+]
+UNARY += [
+    "torch.sqrt(\n        {}  # why\n    )",
+    "[{} for x in y]",
+    "(lambda x: {})(y)",
+    "f'{{{}}}'",
+    "torch.nonzero({})",
+]
+BINARY = [
+    "({} + {})",
+    "({} - {})",
+    "({} * {})",
+    "{} / {}",
+    "({} > {})",
+    "{}[{}]",
+    "torch.where({}, {}, 0)",
+    "({} ** {})",
+]
+BINARY += ["torch.where({0} != 0, {1} / {0}, 0)", "{}.masked_fill({}, -1e9)", "F.mse_loss({}, {})", "({} if {} else 0)"]
+BINARY += ["F.softmax({}.masked_fill({}, float('-inf')), dim=-1)", "torch.log({} + {})", "({} := {})", "{}.div({})"]
+
+
+def grow(inner):
+    one = st.tuples(st.sampled_from(UNARY), inner).map(lambda t: t[0].format(t[1]))
+    two = st.tuples(st.sampled_from(BINARY), inner, inner).map(lambda t: t[0].format(*t[1:]))
+    return one | two
+
+
+EXPRESSIONS = st.recursive(NAMES | NUMBERS, grow, max_leaves=6)
+STATEMENTS = st.tuples(
+    st.sampled_from(
+        [
+            "x = {}",
+            "return {}",
+            "{}",
+            "y[{}] = 0",
+            "x[mask] = {}",
+            "x = y = {}",
+            "if {}:\n        pass",
+            "x += {}",
+            "y /= {}",
+        ]
+        + [
+            "for i in {}:\n        x[x > i] = 0  # i",
+            "with torch.autocast('cuda'):\n        loss = ({}).mean()",
+            "assert {}",
+        ]
+        + [
+            "y = ({}).clamp(min=0)\n    y.clamp_(max=1)",
+            "x, y = {}, 1",
+            "print({})",
+            "del y",
+            "y: int = {}",
+            "raise E({})",
+        ]
+    ),
+    EXPRESSIONS,
+).map(lambda t: t[0].format(t[1]))
+
+
+@pytest.mark.filterwarnings("ignore::SyntaxWarning")  # of made-up programs
+@settings(max_examples=250, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(STATEMENTS, min_size=1, max_size=5), st.sampled_from(["\n", "\r\n"]), st.sampled_from(["    ", "\t"]))
+def test_made_up_programs(statements, newline, indent):
+    body = "".join(f"    {s}  # {i}\n" if "\n" not in s else f"    {s}\n" for i, s in enumerate(statements))
+    source = f"import torch\nimport torch.nn.functional as F\n\n\ndef loss(self, x, y, mask, target, pred, n):\n{body}"
+    source = source.replace("    ", indent).replace("\n", newline)
+    try:
+        lint_source(source, rules=EVERY)
+    except CannotLint:
+        return  # `1 := x` and the like
+    new, _ = fix_source(source, rules=EVERY)
+    assert newline == "\n" or "\n" not in new.replace("\r\n", "")
+    check_rewrite(source, new, rules=EVERY)
