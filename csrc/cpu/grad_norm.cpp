@@ -1,22 +1,46 @@
 // The norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max |x|.
 // I/O: read each tensor once.
 #include "common/squares.h"
+#include "lines.h"
 #include "multi_tensor.h"
+#include "norms.h"
 
 namespace safeops::cpu {
 
 namespace {
 
-// n <= kChunk, in double: what is lost is nothing beside the fp32 result.
-template <class C, bool kSquare>
+// Values in double registers, where squares of what fp32 holds fit; four sums that do not wait for each other.
+template <class C, int kBytes, bool kSquare>
 double sum_loop(const C* x, int64_t n) {
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) {
-    const double wide = x[i];
-    sum += kSquare ? wide * wide : std::fabs(wide);
+  constexpr int64_t side = kBytes / sizeof(double);
+  using V = Line<double, kBytes>;
+  using I = Line<int64_t, kBytes>;
+  V sum[4] = {};
+  const auto add = [](V& to, const C* from) __attribute__((always_inline)) {
+    Line<C, side * sizeof(C)> line;
+    std::memcpy(&line, from, sizeof(line));
+    V wide = __builtin_convertvector(line, V);
+    if constexpr (kSquare)
+      to += wide * wide;
+    else
+      to += reinterpret_cast<V>(reinterpret_cast<I>(wide) & std::numeric_limits<int64_t>::max());
+  };
+  int64_t i = 0;
+  for (; i + 4 * side <= n; i += 4 * side) {
+    add(sum[0], x + i);
+    add(sum[1], x + i + side);
+    add(sum[2], x + i + 2 * side);
+    add(sum[3], x + i + 3 * side);
   }
-  return sum;
+  double total = 0;
+  for (; i < n; ++i) total += kSquare ? static_cast<double>(x[i]) * x[i] : std::fabs(static_cast<double>(x[i]));
+  sum_lines(sum, total);
+  return total;
+}
+
+template <class C, bool kSquare>
+double sum_of(const C* x, int64_t n) {
+  return pick_width<&sum_loop<C, 64, kSquare>, &sum_loop<C, 32, kSquare>, &sum_loop<C, 16, kSquare>>()(x, n);
 }
 
 // The largest magnitude as bits, above which NaN lies: no NaN is lost.
@@ -37,21 +61,33 @@ struct Sum {
 
   template <class C>
   void fold(const C* x, int64_t n) {
-    total += pick<&sum_loop<C, false>>()(x, n);
+    total += sum_of<C, false>(x, n);
   }
   void merge(const Sum& other) { total += other.total; }
   double result() const { return total; }
 };
 
+struct Squared {
+  template <class R>
+  static void apply(typename R::V& x) {
+    x = x * x;
+  }
+};
+
 struct Root {
   Squares squares;
 
-  template <class C>
-  void fold(const C* x, int64_t n) {
-    const double sum = pick<&sum_loop<C, true>>()(x, n);
-    // Of fp64 a square may have left the range: one by one, each where it belongs.
-    if (sizeof(C) == 8 && !(sum > 0x1p-900 && sum < 0x1p900))
-      for (int64_t i = 0; i < n; ++i) squares.add(static_cast<double>(x[i]));
+  // In fp32 by trees of 16, where the squares are sure to fit.
+  void fold(const float* x, int64_t n) {
+    const auto rows = pick_width<&sum_row<float, 64, false, false, Squared>, &sum_row<float, 32, false, false, Squared>,
+                                 &sum_row<float, 16, false, false, Squared>>();
+    const double sum = rows({x, nullptr, nullptr}, n);
+    squares.middle += doubtful<float>(sum) ? sum_of<float, true>(x, n) : sum;
+  }
+  void fold(const double* x, int64_t n) {
+    const double sum = sum_of<double, true>(x, n);
+    if (doubtful<double>(sum))
+      for (int64_t i = 0; i < n; ++i) squares.add(x[i]);
     else
       squares.middle += sum;
   }

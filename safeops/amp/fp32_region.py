@@ -50,12 +50,18 @@ def fp32_region(function=None):
     return _Region() if function is None else _wrapped(function)
 
 
+def _without_autocast():
+    if torch.compiler.is_compiling():  # what is exported may run under another autocast
+        return _without(DEVICE_TYPES)
+    return _without(tuple(filter(torch.is_autocast_enabled, DEVICE_TYPES)))
+
+
 @contextlib.contextmanager
-def _without_autocast(types=DEVICE_TYPES):
+def _without(types):
     if not types:
         yield
         return
-    with torch.autocast(types[0], enabled=False), _without_autocast(types[1:]):
+    with torch.autocast(types[0], enabled=False), _without(types[1:]):
         yield
 
 

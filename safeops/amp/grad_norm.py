@@ -9,9 +9,9 @@ from safeops.amp._gradients import gradients, narrowed, order, total_norm
 def grad_norm(parameters, norm_type=2.0):
     """The norm of the gradients of all parameters, as if they were one vector.
 
-    As `torch.nn.utils.get_total_norm` of the gradients, in fp64 inside: fp16 gradients whose norm is beyond 65504, and
-    fp32 gradients whose squares over- or underflow, have their true norm. Nothing is read by the host. The same bits
-    from run to run.
+    As `torch.nn.utils.get_total_norm` of the gradients, in fp32 at least, and in fp64 where squares would not fit: fp16
+    gradients whose norm is beyond 65504, and fp32 gradients of 1e30 or 1e-30, have their true norm. Nothing is read by
+    the host. The same bits from run to run.
 
     Args:
         parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients

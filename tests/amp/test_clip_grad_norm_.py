@@ -159,9 +159,10 @@ def test_without_kernels_all_is_the_same(monkeypatch):
             safeops.clip_grad_norm_(skipped, 0.1, nonfinite="raise")
         results.append((norms, [p.grad for p in mine]))
     for a, b in zip(results[0][0], results[1][0]):
-        assert torch.allclose(a, b, rtol=1e-12)
+        assert torch.allclose(a, b, rtol=1e-7)
     for a, b in zip(results[0][1], results[1][1]):
-        assert torch.allclose(a, b, rtol=torch.finfo(a.dtype).eps, atol=0)  # the norms may differ in their last bit
+        # the norms may differ in fp32's last bit
+        assert torch.allclose(a, b, rtol=max(torch.finfo(a.dtype).eps, 1e-7), atol=0)
 
 
 # ---- errors, and what must not happen

