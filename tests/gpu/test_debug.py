@@ -1,0 +1,103 @@
+"""The debugging tools on a GPU: what is counted there, without waiting, and errors at their own op."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import safeops
+from safeops.debug import SynchronizationError, audit, no_sync, trace
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def waiting_is_an_error():
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    yield
+    torch.cuda.set_sync_debug_mode(mode)
+
+
+def test_trace_names_the_op_and_its_operands():
+    x = torch.tensor([0.0, 2.0], device="cuda", requires_grad=True)
+    with trace(action="record") as tracer:
+        (x * torch.log(x)).sum().backward()
+    report = tracer.report
+    assert (report.op, report.kind, report.phase) == ("log", "undefined", "forward")
+    assert report.why == "log(0) is -inf: there is no finite value for it" and report.line.file == __file__
+
+
+def test_trace_names_the_line_of_a_backward_op():
+    x = torch.tensor([0.0, 0.0], device="cuda", requires_grad=True)
+    with trace(action="record") as tracer:
+        x.pow(2).sum().sqrt().backward()  # HERE
+    report = tracer.report
+    assert report.phase == "backward" and report.kind == "undefined" and report.line.text.endswith("# HERE")
+
+
+def test_trace_waits_for_nothing_before_the_step_ends(waiting_is_an_error):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)).cuda()
+    x = torch.randn(32, 64, device="cuda")
+    tracer = trace(model, action="record")
+    tracer.__enter__()
+    try:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = (model(x).float() / 0).square().sum()
+        loss.backward()
+        torch.cuda.set_sync_debug_mode("default")
+        assert tracer.check().op == "div"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        tracer.__exit__(None, None, None)
+
+
+def test_an_overflow_that_the_scaler_handles():
+    model = torch.nn.Linear(8, 1).cuda()
+    scaler = torch.amp.GradScaler("cuda")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with trace(model, action="record") as tracer:
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = (model(torch.randn(16, 8, device="cuda")).float() * 100).square().sum()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert tracer.report is None and tracer.overflows[0].kind == "scaled overflow"
+
+
+def test_no_sync():
+    x = torch.ones(8, device="cuda")
+    for wait in (lambda: x.sum().item(), lambda: x[x > 0], lambda: x.cpu(), lambda: str(x), torch.cuda.synchronize):
+        with pytest.raises(SynchronizationError), no_sync():
+            wait()
+    with no_sync():
+        safeops.masked_mean(x, x > 0)
+        x.clone()[x > 0] = 0
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_audit_sees_copies_between_devices():
+    x = torch.ones(2)
+    with audit(select=["device-copy"]) as found:
+        x.cuda().cpu()
+    assert [finding.detail for finding in found.findings] == [
+        "float32 (2,) on cpu to cuda:0",
+        "float32 (2,) on cuda:0 to cpu",
+    ]
+
+
+def test_an_index_out_of_range_is_raised_at_its_op():
+    """In a process of its own: the assert ends the CUDA context."""
+    program = (
+        "import torch, safeops\n"
+        "x = torch.arange(3.0, device='cuda')\n"
+        "i = torch.tensor([0, 7], device='cuda')\n"
+        "with safeops.debug.locate_errors():\n"
+        "    y = x + 1\n"
+        "    z = y.gather(0, i)  # HERE\n"
+        "    print(z.sum() + 1)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1 and "LocatedError" in run.stderr, run.stderr
+    assert "by gather" in run.stderr and "<string>:6" in run.stderr, run.stderr
