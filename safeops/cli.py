@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import signal
 import sys
 
 import torch
@@ -20,6 +21,16 @@ ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 
 def main(argv=None):
     """Run the command; return its exit code (argparse exits 2 by itself on an unknown command or option)."""
+    try:
+        code = _run(argv)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # `| head` has seen enough; what Python would still write at its exit goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+
+
+def _run(argv):
     parser = _parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:

@@ -129,6 +129,13 @@ def test_demo_refuses_a_device_that_is_not_there(tmp_path, capsys):
     assert "device 'xpu:7' cannot be used" in capsys.readouterr().err
 
 
+def test_a_reader_that_stops_early_is_no_error():
+    command = f"{sys.executable} -c 'import sys; from safeops.cli import main; sys.exit(main())' doctor"
+    # the pipe is closed before the first line is written
+    run = subprocess.run(["bash", "-c", f"(sleep 0.1; {command}) | true"], capture_output=True, text=True)
+    assert run.stderr == ""
+
+
 def test_the_examples_of_the_readme_run():
     readme = pathlib.Path(__file__).parents[1] / "README.md"
     examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)

@@ -158,6 +158,7 @@ def _quoted(path):
 def diff(outcome):
     lines = []
     for path, old, new in outcome.changed:
+        path = str(path).lstrip("/")
         lines += difflib.unified_diff(
             old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}", lineterm="\n"
         )

@@ -272,7 +272,8 @@ class Walk(Expressions):
             self._values[id(target)] = self._subscript_value(target)
             if isinstance(statement, (cst.Assign, cst.AnnAssign)):
                 self._event("store", (target, statement))
-            if isinstance(target.value, cst.Name):  # b[b == 0] = 1 is a guard
+            zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
+            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
                 old = self.scope.get(target.value.value)
                 if old.tensor:
                     self.scope.names[target.value.value] = dataclasses.replace(old, positive=True)

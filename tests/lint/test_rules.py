@@ -33,6 +33,7 @@ FOUND = [
     ("SO103", "x, y", "x[y == 0] = 0\nreturn x"),
     ("SO103", "x, y", "x[torch.isnan(x)] = 0.0\nreturn x"),
     ("SO103", "x", "x = x.exp()\nx[x > 10] = 10\nreturn x"),
+    ("SO204", "x, y", "x[y > 0] = 0\nreturn torch.log(x).sum()"),
     ("SO104", "x, y", "i = torch.nonzero(y)\nreturn x[i]"),
     ("SO104", "x, y", "return x[(y > 0).nonzero(as_tuple=True)]"),
     ("SO104", "x, y", "return x[torch.where(y > 0)]"),
