@@ -169,12 +169,15 @@ class Recorder(TorchDispatchMode):
         # What nobody has written yet has no values: garbage in it is nobody's fault.
         op.outputs = () if known.valueless else self._rows(fresh)
         op.arguments, op.keywords = (), {}
-        if known.pointwise or known.constant or known.scaler:
-            op.arguments, op.keywords, operands = self._template(op, args, kwargs, written)
-            if known.pointwise and len(op.outputs) == 1 and 0 < len(operands) <= PICKS:
-                block, row = op.pick = self.places[op.outputs[0]]
-                if not block.finite(row) and all(x.device == block.device for x in operands):
+        if (known.pointwise or known.constant) and len(op.outputs) == 1:
+            block, row = self.places[op.outputs[0]]
+            if not block.finite(row):
+                op.arguments, op.keywords, operands = self._template(op, args, kwargs, written)
+                if 0 < len(operands) <= PICKS and all(x.device == block.device for x in operands):
+                    op.pick = (block, row)
                     _scan.pick(block.picks, row, block.counts, row, operands, fresh[0].shape)
+        elif known.scaler:
+            op.arguments, op.keywords, _ = self._template(op, args, kwargs, written)
         op.index = len(self.ops)
         if op.inputs or op.outputs:
             self.ops.append(op)
