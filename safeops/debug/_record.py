@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from safeops.debug import _scan
-from safeops.debug._facts import facts, is_plain, tensors_in
+from safeops.debug._facts import facts, is_plain, run, tensors_in
 from safeops.debug._memory import Memory
 from safeops.debug._source import called_by, user_frames
 
@@ -117,7 +117,7 @@ class Recorder(TorchDispatchMode):
             return result
         with self.lock:
             op = self._before(func, known, args, kwargs)
-        result = func(*args, **kwargs)
+        result = run(func, args, kwargs)
         with self.lock:
             self._behind(op, args, kwargs, result)
         self.after(op)
@@ -245,6 +245,6 @@ class Recorder(TorchDispatchMode):
                 self.memory.of(x).rows.setdefault(key, row)
 
 
-# Under torch.compile, Dynamo would compile the recorder itself, tensor by tensor. Skipped by its code, not by a wrapper.
+# Under torch.compile, Dynamo would compile the recorder too, tensor by tensor: skipped by its code, not by a wrapper.
 _SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
 _dynamo.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, _SKIP)

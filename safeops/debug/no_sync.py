@@ -6,7 +6,7 @@ import functools
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from safeops.debug._facts import facts, tensors_in
+from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._source import called_by, line, user_frames
 
 # Reads that the host waits for, and what to write instead.
@@ -85,7 +85,7 @@ class no_sync(TorchDispatchMode):
             raise SynchronizationError(what, instead, user_frames(2)[0])
         try:
             with self._scalers_read():
-                return func(*args, **kwargs)
+                return run(func, args, kwargs)
         except RuntimeError as error:
             if "synchronizing" not in str(error):
                 raise

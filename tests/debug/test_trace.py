@@ -381,6 +381,18 @@ def test_the_optimizer_is_watched():
     assert report.op.startswith(("addcdiv", "_foreach_addcdiv", "div", "_foreach_div")) and parameter.isnan().all()
 
 
+@pytest.mark.parametrize("watch", [lambda: trace(), lambda: safeops.debug.no_sync(cpu=True)])
+def test_a_tool_does_not_hide_that_an_optimizer_wrote(watch):
+    weight = leaf(1.0, 2.0)
+    optimizer = torch.optim.SGD([weight], lr=0.1, foreach=True)
+    with watch():
+        loss = weight.square().sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 # ---- ways of running
 
 
