@@ -12,6 +12,8 @@ from safeops.debug._source import line
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
 _SINGULAR_AT_ZERO = frozenset("div reciprocal rsqrt pow".split())
 
+_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # NaN is none of their making
+
 
 class Step:
     """The ops of one step and the counts of what they read and wrote."""
@@ -150,6 +152,11 @@ class Step:
         counts = self.counts(output)
         if _on_purpose(op):
             return "came in", f"{name} wrote {counts.kinds()}, and nothing hid it", _advice.CAME_IN
+        if self.written_in_between(op, counts, values):
+            why = (
+                f"{name} makes no {counts.kinds()} of operands that were finite: they were written in between, by what"
+            )
+            return "came in", f"{why} torch does not show (another rank's collective, say)", _advice.CAME_IN
         wide = _in_double(op, values) if op.pick else None
         if wide is not None and not math.isfinite(wide):
             return "undefined", f"{_call(op, values)} is {wide:g}: there is no finite value for it", instead
@@ -169,6 +176,14 @@ class Step:
             forward = self.recorder.by_sequence.get(op.sequence, op)
             return "scaled overflow", why, _advice.SCALED_LOSS if forward.scaled else _advice.SCALED
         return "overflow", why, _advice.OVERFLOW if name.startswith("mul") else instead or _advice.OVERFLOW
+
+    def written_in_between(self, op, counts, values):
+        """The operands had been counted as finite, and were not any more when the op read them."""
+        if values:
+            return not all(math.isfinite(values[slot.pick]) for slot in _slots(op) if slot.pick is not None)
+        top = max((self.counts(row).largest for row in op.inputs.values()), default=0)
+        plain = op.facts.name.removeprefix("_foreach_").rstrip("_") in _LINEAR
+        return bool(op.inputs) and plain and not self.may_overflow(op, counts, top)
 
     def singular(self, op):
         """Without the operand's value (it was overwritten): functions that overflow nowhere, or have met a zero."""

@@ -14,6 +14,7 @@ _READS = {
     "_local_scalar_dense": ("item(), float(), int(), bool() or print of a tensor", "keep the value on the device"),
     "is_nonzero": ("bool() of a tensor", "torch.where, or keep the value on the device"),
     "equal": ("torch.equal", "(a == b).all(), kept on the device"),
+    "allclose": ("torch.allclose", "torch.isclose(a, b).all(), kept on the device"),
     "nonzero": ("nonzero(): its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "_masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),

@@ -535,6 +535,20 @@ def test_memory_written_behind_torchs_back_is_read_again():
     assert traced(step).report is None
 
 
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: torch.empty(4).copy_(x), lambda x: torch.ones(4).add_(x)])
+def test_what_a_collective_brings_is_not_blamed_on_who_copies_it(copy):
+    bucket, received = torch.ones(4), leaf(1.0, 1.0, 1.0, 1.0)
+    shared = bucket.numpy()  # stands for another rank, whose gradient arrives between two ops
+
+    def step():
+        bucket.mul_(2)
+        shared[0] = float("nan")
+        (received * copy(bucket)).sum().backward()
+
+    report = traced(step).report
+    assert report.kind == "came in" and "another rank" in report.why, str(report)
+
+
 def test_a_second_thread_of_memory_reuse():
     """Freed memory that another tensor takes over is not mistaken for the old one."""
 
