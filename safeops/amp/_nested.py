@@ -2,7 +2,7 @@
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
@@ -42,6 +42,8 @@ def _mapping(function, old):
         return old
     if type(old) is dict:
         return new
+    if not isinstance(old, MutableMapping):
+        return type(old)(new)
     clone = copy.copy(old)  # keeps a default factory, an order, attributes
     for key, x in new.items():
         clone[key] = x

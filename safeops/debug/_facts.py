@@ -25,6 +25,7 @@ class Facts:
         "name",
         "namespace",
         "writes",
+        "foreach_writes",
         "returns_alias",
         "valueless",
         "constant",
@@ -41,6 +42,7 @@ class Facts:
             for i, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         )
+        self.foreach_writes = bool(self.writes) and self.name.startswith("_foreach_")
         overwrites = self.name in _OVERWRITES
         self.unread = frozenset(
             (i, argument.name)
@@ -64,6 +66,16 @@ def facts(func):
 _COUNTED = frozenset(
     [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex32, torch.complex64, torch.complex128]
 )
+
+
+def run(func, args, kwargs):
+    """func(...), from within a mode: there torch forgets that a foreach op (an optimizer's) has written its tensors,
+    and a backward that needed them as they were would go wrong in silence."""
+    result = func(*args, **kwargs)
+    if isinstance(func, torch._ops.OpOverload) and facts(func).foreach_writes:
+        lists = (args[i] if i < len(args) else kwargs.get(name) for i, name in facts(func).writes)
+        torch.autograd.graph.increment_version([x for x in tensors_in(lists) if not x.is_inference()])
+    return result
 
 
 def is_plain(x):

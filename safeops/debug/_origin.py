@@ -12,12 +12,15 @@ from safeops.debug._source import line
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
 _SINGULAR_AT_ZERO = frozenset("div reciprocal rsqrt pow".split())
 
+_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # NaN is none of their making
+
 
 class Step:
     """The ops of one step and the counts of what they read and wrote."""
 
-    def __init__(self, recorder, number):
-        self.recorder, self.ops, self.number = recorder, recorder.ops, number
+    def __init__(self, recorder, number, results):
+        self.recorder, self.ops, self.number, self.results = recorder, recorder.ops, number, results
+        self.backward = any(op.root or op.node for op in self.ops)
         self.table = recorder.table()
         bad = self.table[:, _scan.NAN : _scan.NEGATIVE_INF + 1].sum(1).gt(0)
         self.any_bad = bool(bad.any())
@@ -25,7 +28,11 @@ class Step:
             self.bad, self.nan = bad.tolist(), self.table[:, _scan.NAN].gt(0).tolist()
 
     def writer(self, row):
-        return self.recorder.meta[row][3]
+        """Who wrote these values; where they are bad and were written piece by piece, the last bad piece."""
+        last = op = self.recorder.meta[row][3]
+        while self.bad[row] and op is not None and not self.is_bad(op):
+            op = op.before
+        return op or last
 
     def bad_inputs(self, op):
         return [row for row in op.inputs.values() if self.bad[row]]
@@ -42,13 +49,13 @@ class Step:
     # ---- what matters
 
     def sinks(self):
-        """(op, row, what it is): losses, gradients and parameters that are not finite; without a backward pass, every
-        result that nothing went on with."""
+        """(op, row, what it is): losses, gradients and parameters that are not finite; without a backward pass, and if
+        `results`, every result that nothing went on with."""
         # A gradient is final when no other backward op reads it, whatever the scaler and the optimizer do with it.
         readers = [op for op in self.ops if op.outputs]
         consumed = {id(self.writer(row)) for op in readers for row in op.inputs.values()}
         consumed_backward = {id(self.writer(row)) for op in readers if op.node for row in op.inputs.values()}
-        backward = any(op.root or op.node for op in self.ops)
+        rooted = any(op.root for op in self.ops)
         for op in self.ops:
             if op.root:
                 for row in self.bad_inputs(op):
@@ -59,11 +66,13 @@ class Step:
             row = next(row for row in op.outputs if self.bad[row])
             if op.node:
                 yield op, row, "a gradient"
-            elif not backward:
-                yield op, row, "a result"
             elif op.leaf:
                 yield op, row, "a parameter"
-            elif op.differentiable and self.counts(row).numel == 1:
+            elif not self.backward:
+                if self.results:
+                    yield op, row, "a result"
+            # backward(gradient=...) makes no root; where there is one, other scalars are metrics
+            elif op.differentiable and not rooted and self.counts(row).numel == 1:
                 yield op, row, "the loss"
 
     # ---- where it came from
@@ -132,7 +141,7 @@ class Step:
     def explain(self, op, output, came_in, values):
         """(kind, why, what to write instead)."""
         name = op.facts.name
-        instead = _advice.advice(name, op.node)
+        instead = _advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
         if came_in:
             counts = self.counts(came_in[0])
             if self.writer(came_in[0]) is None:
@@ -141,6 +150,13 @@ class Step:
             why = f"its input held {counts.kinds()}, {self.source(came_in[0])}; {name} made NaN of it"
             return "undefined", why, instead or _advice.CAME_IN
         counts = self.counts(output)
+        if _on_purpose(op):
+            return "came in", f"{name} wrote {counts.kinds()}, and nothing hid it", _advice.CAME_IN
+        if self.written_in_between(op, counts, values):
+            why = (
+                f"{name} makes no {counts.kinds()} of operands that were finite: they were written in between, by what"
+            )
+            return "came in", f"{why} torch does not show (another rank's collective, say)", _advice.CAME_IN
         wide = _in_double(op, values) if op.pick else None
         if wide is not None and not math.isfinite(wide):
             return "undefined", f"{_call(op, values)} is {wide:g}: there is no finite value for it", instead
@@ -160,6 +176,14 @@ class Step:
             forward = self.recorder.by_sequence.get(op.sequence, op)
             return "scaled overflow", why, _advice.SCALED_LOSS if forward.scaled else _advice.SCALED
         return "overflow", why, _advice.OVERFLOW if name.startswith("mul") else instead or _advice.OVERFLOW
+
+    def written_in_between(self, op, counts, values):
+        """The operands had been counted as finite, and were not any more when the op read them."""
+        if values:
+            return not all(math.isfinite(values[slot.pick]) for slot in _slots(op) if slot.pick is not None)
+        top = max((self.counts(row).largest for row in op.inputs.values()), default=0)
+        plain = op.facts.name.removeprefix("_foreach_").rstrip("_") in _LINEAR
+        return bool(op.inputs) and plain and not self.may_overflow(op, counts, top)
 
     def singular(self, op):
         """Without the operand's value (it was overwritten): functions that overflow nowhere, or have met a zero."""

@@ -45,7 +45,10 @@ PATTERNS = {
     ),
 }
 HALF = (torch.float16, torch.bfloat16)
-_READS = frozenset("item tolist numpy __bool__ __float__ __int__ __index__ __repr__ __format__ nonzero unique".split())
+_READS = frozenset(
+    "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __repr__ __format__ is_nonzero "
+    "equal allclose nonzero argwhere masked_select unique unique_consecutive bincount".split()
+)
 _DIVISIONS = frozenset("div divide true_divide __truediv__ __div__ div_ divide_ __itruediv__ __idiv__".split())
 _ADDITIONS = frozenset("add add_ __add__ __radd__ __iadd__ clamp clamp_ clamp_min clamp_min_ clip maximum".split())
 _LOGS = frozenset("log log_ log2 log10 xlogy".split())
@@ -60,7 +63,7 @@ def before(name, args, kwargs):
         x = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)), None)
         if x is None:
             return
-    if name in _READS:
+    if name in _READS or name == "where" and len(args) + len(kwargs) == 1:  # where(mask) is nonzero
         yield "sync-read", f"{name} of {_of(x)}"
     if name in ("__getitem__", "__setitem__") and _mask_in(args[1]):
         if name == "__getitem__":

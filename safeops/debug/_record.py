@@ -5,10 +5,12 @@ import ctypes
 import threading
 
 import torch
+from torch._C._dynamo import eval_frame as _dynamo
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from safeops.debug import _scan
-from safeops.debug._facts import facts, is_plain, tensors_in
+from safeops.debug._facts import facts, is_plain, run, tensors_in
 from safeops.debug._memory import Memory
 from safeops.debug._source import called_by, user_frames
 
@@ -31,7 +33,7 @@ class Op:
 
     __slots__ = (
         "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
-        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf",
+        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf", "before",
     )  # fmt: skip
 
 
@@ -102,7 +104,9 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if types and not _PLAIN.issuperset(types):
-            return NotImplemented  # a subclass unwraps itself first; its inner ops come here
+            if not any(issubclass(kind, UninitializedTensorMixin) for kind in types):  # LazyLinear's: nothing to count
+                return NotImplemented  # a subclass unwraps itself first; its inner ops come here
+            return func(*args, **kwargs)
         if not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
         known = facts(func)
@@ -113,7 +117,7 @@ class Recorder(TorchDispatchMode):
             return result
         with self.lock:
             op = self._before(func, known, args, kwargs)
-        result = func(*args, **kwargs)
+        result = run(func, args, kwargs)
         with self.lock:
             self._behind(op, args, kwargs, result)
         self.after(op)
@@ -156,7 +160,7 @@ class Recorder(TorchDispatchMode):
     def _behind(self, op, args, kwargs, result):
         known = op.facts
         fresh = [x for x in tensors_in((result,)) if is_plain(x)]
-        written, op.leaf = (), False
+        written, op.leaf, op.before = (), False, None
         if known.writes:
             written = [args[i] if i < len(args) else kwargs.get(name) for i, name in known.writes]
             written = {id(x): x for x in tensors_in(written) if is_plain(x)}
@@ -165,6 +169,8 @@ class Recorder(TorchDispatchMode):
             storage = self.memory.of(x)
             op.leaf = op.leaf or storage.leaf
             storage.rows.clear()
+            if written and x.nbytes < x.untyped_storage().nbytes():  # the rest of it is still another op's
+                op.before = storage.writer
             storage.writer = None if known.valueless else op
         # What nobody has written yet has no values: garbage in it is nobody's fault.
         op.outputs = () if known.valueless else self._rows(fresh)
@@ -240,3 +246,8 @@ class Recorder(TorchDispatchMode):
             if x.numel() == base.numel() and x.dtype == base.dtype:
                 key = (x.storage_offset(), x.shape, x.stride(), x.dtype)
                 self.memory.of(x).rows.setdefault(key, row)
+
+
+# Under torch.compile, Dynamo would compile the recorder too, tensor by tensor: skipped by its code, not by a wrapper.
+_SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
+_dynamo.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, _SKIP)

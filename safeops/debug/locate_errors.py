@@ -4,11 +4,12 @@ import dataclasses
 import re
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from safeops.debug._bisect import Bisection
-from safeops.debug._facts import facts, tensors_in
+from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._memory import Memory
 from safeops.debug._modules import ModuleStack
 from safeops.debug._source import Line, line, traceback_lines, user_frames
@@ -88,7 +89,7 @@ class locate_errors(TorchDispatchMode):
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"locate_errors: model must be a torch.nn.Module or None, got {type(model).__name__}")
         super().__init__()
-        self.modules, self.memory = ModuleStack(model), Memory()
+        self.modules, self.memory, self.earlier = ModuleStack(model), Memory(), Memory()
         self.names = {id(x): name for name, x in _tensors_of(model)}
         self.bisection = Bisection(state) if bisect else None
         self.failed = None  # (the exception, where)
@@ -110,23 +111,26 @@ class locate_errors(TorchDispatchMode):
                 self.step()
         finally:
             self.memory.clear()
+            self.earlier.clear()
 
     def step(self):
         """End a step here (`optimizer.step()` does so by itself): ops are counted from its begin."""
         if self.bisection and self.since:
             self._wait(self.since[-1][1])
         self.ordinal, self.since = 0, []
-        self.memory.clear()
+        # The step before is kept: what an optimizer has just written, the next backward may need as it was.
+        self.earlier.clear()
+        self.memory, self.earlier = self.earlier, self.memory
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, torch._ops.OpOverload) or any(issubclass(x, UninitializedTensorMixin) for x in types):
             return func(*args, **kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
         site = self._site(func, tensors)
         before = self._note_reads(func, site, tensors, args, kwargs)
         try:
-            result = func(*args, **kwargs)
+            result = run(func, args, kwargs)
         except RuntimeError as error:
             self.failed = (error, site, tensors)
             raise
@@ -208,12 +212,14 @@ class locate_errors(TorchDispatchMode):
         type_name, shape, _, maker, _, expected = found.groups()
         shape = tuple(int(size) for size in shape.split(",") if size.strip())
         writes = []
-        for storage in self.memory.storages.values():
-            for version, written, dtype, site in storage.writes:
-                exact = version == int(expected) and written == shape
-                if version >= int(expected) and dtype is _TYPES.get(type_name.rpartition(".")[2], dtype):
-                    made = storage.writer is not None and bool(maker) and _same(storage.writer.op, maker)
-                    writes.append(((exact, made, site.ordinal), site, storage))
+        for memory in (self.earlier, self.memory):
+            for storage in memory.storages.values():
+                for version, written, dtype, site in storage.writes:
+                    exact = version == int(expected) and written == shape
+                    if version >= int(expected) and dtype is _TYPES.get(type_name.rpartition(".")[2], dtype):
+                        made = storage.writer is not None and bool(maker) and _same(storage.writer.op, maker)
+                        rank = (site.node is None, exact, made, memory is self.memory, site.ordinal)
+                        writes.append((rank, site, storage))
         if not writes:
             return f"locate_errors: {found.string}\n  by a line that ran outside this context", None, [], _first(lines)
         _, site, storage = max(writes, key=lambda write: write[0])

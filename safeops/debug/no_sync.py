@@ -6,7 +6,7 @@ import functools
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from safeops.debug._facts import facts, tensors_in
+from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._source import called_by, line, user_frames
 
 # Reads that the host waits for, and what to write instead.
@@ -14,6 +14,7 @@ _READS = {
     "_local_scalar_dense": ("item(), float(), int(), bool() or print of a tensor", "keep the value on the device"),
     "is_nonzero": ("bool() of a tensor", "torch.where, or keep the value on the device"),
     "equal": ("torch.equal", "(a == b).all(), kept on the device"),
+    "allclose": ("torch.allclose", "torch.isclose(a, b).all(), kept on the device"),
     "nonzero": ("nonzero(): its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "_masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
@@ -85,7 +86,7 @@ class no_sync(TorchDispatchMode):
             raise SynchronizationError(what, instead, user_frames(2)[0])
         try:
             with self._scalers_read():
-                return func(*args, **kwargs)
+                return run(func, args, kwargs)
         except RuntimeError as error:
             if "synchronizing" not in str(error):
                 raise

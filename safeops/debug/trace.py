@@ -64,7 +64,9 @@ class trace:
         self.action, self.last = action, last
         self.reports, self.overflows, self.steps = [], [], 0
         self._modules = ModuleStack(model)
-        self._recorder, self._watching, self._scaled = Recorder(self._modules, self._after), False, False
+        self._recorder = Recorder(self._modules, self._after)
+        self._watching = self._scaled = False
+        self._trained = False  # a backward pass was seen: results beside it are metrics, unless check() asks for them
 
     @property
     def report(self):
@@ -93,8 +95,8 @@ class trace:
         self._modules.__exit__()
         try:
             if kind is None:
-                self._act(self._look())
-            elif not isinstance(error, NonFiniteError) and (found := self._look()):
+                self._act(self._look(not self._trained))
+            elif not isinstance(error, NonFiniteError) and (found := self._look(not self._trained)):
                 # What raised may well follow from it: say both, raise what was raised.
                 warnings.warn(f"safeops.debug.trace, before the exception: {found}", stacklevel=2)
         finally:
@@ -104,7 +106,7 @@ class trace:
         """End the step here: return its Report or None, and act on it as `action` says."""
         if not self._watching:
             raise RuntimeError("trace: check() outside the context")
-        return self._act(self._look())
+        return self._act(self._look(True))
 
     def _act(self, found):
         if found is not None and found.bug:
@@ -114,14 +116,16 @@ class trace:
                 warnings.warn(f"safeops.debug.trace, {found}", stacklevel=2)
         return found
 
-    def _look(self):
+    def _look(self, results):
         recorder = self._recorder
         if not recorder.ops:
             return None
         self.steps += 1
         with recorder.lock, _disable_current_modes(), torch.no_grad():
-            found = Step(recorder, self.steps).report()
+            step = Step(recorder, self.steps, results)
+            found = step.report()
             recorder.clear()
+        self._trained = self._trained or step.backward
         if found is not None:
             found.last = self.last
             (self.reports if found.bug else self.overflows).append(found)
@@ -133,10 +137,13 @@ class trace:
             self._scaled = True
         elif op.facts.name == "_amp_update_scale_":
             self._scaled = False
-            self.check()
+            self._end_of_step()
         elif len(self._recorder.ops) >= MOST_OPS:
-            self.check()
+            self._end_of_step()
 
     def _stepped(self, optimizer, args, kwargs):
         if not self._scaled:
-            self.check()
+            self._end_of_step()
+
+    def _end_of_step(self):
+        self._act(self._look(not self._trained))

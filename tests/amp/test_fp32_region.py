@@ -128,7 +128,7 @@ def test_every_nesting_is_upcast_and_the_rest_left_alone():
         half, double, index, word, None, 7, "name",
         [half, (half, {"deep": [half, double]})], Pair(half, index), Frozen(half), Open([Frozen(half)]),
         collections.OrderedDict(b=half, a=index), default, attributed, Numbers([half]), packed,
-        types.SimpleNamespace(x=half), key=half, torch_size=half.shape,
+        types.SimpleNamespace(x=half), types.MappingProxyType({"a": half}), key=half, torch_size=half.shape,
     )  # fmt: skip
     args, kwargs = seen[0]
     single = lambda x: x.dtype == torch.float32 and torch.equal(x, torch.ones(2))  # noqa: E731
@@ -145,6 +145,7 @@ def test_every_nesting_is_upcast_and_the_rest_left_alone():
     assert type(args[14]) is Numbers and single(args[14][0])
     assert args[15].data.dtype == torch.float32 and args[15].batch_sizes is packed.batch_sizes
     assert args[16].x is half  # nothing is known of other objects
+    assert type(args[17]) is types.MappingProxyType and single(args[17]["a"])  # which cannot be written
     assert single(kwargs["key"]) and kwargs["torch_size"] == half.shape
     # the caller's own are as they were
     assert default["a"] is half and attributed["a"] is half and packed.data.dtype == torch.float16

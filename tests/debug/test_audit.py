@@ -165,6 +165,23 @@ def test_in_place_on_what_nobody_saved_is_no_finding():
     assert audited(step, select=["saved-write"]) == []
 
 
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: torch.where(x > 0),
+        lambda x: torch.argwhere(x),
+        lambda x: x.masked_select(x > 0),
+        lambda x: torch.equal(x, x) and torch.allclose(x, x),
+        lambda x: 1.0 in x,
+        lambda x: torch.is_nonzero(x[0]),
+        lambda x: x.long().bincount(),
+    ],
+)
+def test_reads_by_another_name(read):
+    assert {finding.code for finding in audited(lambda: read(torch.ones(3)))} == {"sync-read"}
+    assert audited(lambda: torch.where(torch.ones(3) > 0, 1.0, 2.0)) == []
+
+
 def test_counts_by_line():
     def step():
         for i in range(5):

@@ -56,6 +56,35 @@ def test_a_parameter_stepped_between_two_backwards():
     assert "modified by an inplace operation" in str(caught.value.__cause__)
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_an_optimizer_that_steps_between_two_backwards(foreach):
+    generator, critic = torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=0.1, foreach=foreach)
+    with pytest.raises(LocatedError) as caught, locate_errors():
+        for _ in range(2):
+            score = critic(generator(torch.ones(1, 2))).sum()
+            score.backward(retain_graph=True)
+            optimizer.step()  # WRITTEN
+            score.neg().backward()
+    assert caught.value.line.text.rstrip().endswith("# WRITTEN"), str(caught.value)
+
+
+def test_slices_written():
+    x = torch.ones(3, 3, requires_grad=True)
+    with pytest.raises(LocatedError) as caught, locate_errors():
+        y = x.tanh()
+        y[0] = 0  # WRITTEN
+        y[1] = 0  # WRITTEN
+        y.sum().backward()
+    assert caught.value.line.text.rstrip().endswith("# WRITTEN"), str(caught.value)
+
+
+def test_parameters_that_have_no_shape_yet():
+    model = torch.nn.LazyLinear(2)
+    with locate_errors():
+        assert model(torch.ones(1, 3)).shape == (1, 2)
+
+
 def test_operands_on_two_devices():
     model = torch.nn.Linear(3, 3).to("meta")
     with pytest.raises(LocatedError) as caught, locate_errors(model):

@@ -78,6 +78,17 @@ def all_ignored(x):
     return F.cross_entropy(x[None], torch.tensor([-100]))  # HERE
 
 
+def row_by_row(x):
+    rows = torch.zeros(3, 2)
+    for t in range(3):
+        rows[t] = (x + 1) / (1 - t)  # HERE
+    return (rows * 2).sum()
+
+
+def a_nan_of_ones_own(x):
+    return (x * torch.full((2,), float("nan"))).sum()  # HERE
+
+
 CASES = [
     (log_of_zero, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
     (where_after_division, "reciprocal", "forward", "undefined", "reciprocal(0) is inf", "safe_reciprocal"),
@@ -92,6 +103,8 @@ CASES = [
     (in_place, "log_", "forward", "undefined", "log_ has no finite value for these operands", "safe_log"),
     (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value for these operands", ""),
     (of_a_slice, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
+    (row_by_row, "div", "forward", "undefined", "div(1, 0) is inf", "safe_div"),
+    (a_nan_of_ones_own, "full", "forward", "came in", "full wrote 2 NaN of 2 elements", "mask"),
 ]
 
 
@@ -130,6 +143,26 @@ def test_what_reaches_nothing_is_no_finding():
         return print_me
 
     assert traced(step).report is None
+
+
+def test_what_is_logged_around_a_step_is_no_finding():
+    w = leaf(1.0, 2.0)
+    optimizer = torch.optim.SGD([w], lr=0.1)
+
+    def steps():
+        for _ in range(2):
+            loss = w.square().sum()
+            perplexity = (loss * 1000).exp()  # inf, attached to the graph, and nothing is trained on it
+            loss.backward()
+            optimizer.step()
+            accuracy = torch.zeros(()) / torch.zeros(())  # of no element; behind the last step no backward follows
+        return perplexity, accuracy
+
+    assert traced(steps).reports == []
+    with trace(action="record") as tracer:
+        steps()
+        w.detach().sub(w.detach()).log()
+        assert tracer.check().reached == "a result"  # asked for
 
 
 def test_without_a_backward_pass_every_last_result_counts():
@@ -348,6 +381,18 @@ def test_the_optimizer_is_watched():
     assert report.op.startswith(("addcdiv", "_foreach_addcdiv", "div", "_foreach_div")) and parameter.isnan().all()
 
 
+@pytest.mark.parametrize("watch", [lambda: trace(), lambda: safeops.debug.no_sync(cpu=True)])
+def test_a_tool_does_not_hide_that_an_optimizer_wrote(watch):
+    weight = leaf(1.0, 2.0)
+    optimizer = torch.optim.SGD([weight], lr=0.1, foreach=True)
+    with watch():
+        loss = weight.square().sum()
+        loss.backward(retain_graph=True)
+        optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
 # ---- ways of running
 
 
@@ -399,6 +444,13 @@ def test_a_custom_backward_has_a_line_of_its_own():
     assert report.op == "div" and report.line.function == "backward" and report.line.text.endswith("# HERE")
 
 
+def test_an_op_of_a_hook_is_advised_on_by_itself():
+    x = leaf(1.0, 2.0)
+    x.register_hook(lambda grad: grad / (grad - grad))  # HERE
+    report = traced(lambda: (x * 2).sum().backward()).report
+    assert report.line.text.endswith("# HERE") and "safe_div" in report.instead
+
+
 def test_second_derivatives():
     def step():
         x = leaf(0.0, 1.0)
@@ -424,8 +476,16 @@ def test_distributed_data_parallel(tmp_path):
 def test_what_a_compiled_region_makes_came_in():
     f = torch.compile(lambda x: torch.log(x) * 2, backend="aot_eager")
     f(torch.ones(4))
-    report = traced(lambda: f(torch.zeros(4)) + 1).report
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Dynamo's, of trying to compile the recorder too
+        report = traced(lambda: f(torch.zeros(4)) + 1).report
     assert report is not None and report.kind in ("came in", "undefined")
+
+
+def test_parameters_that_have_no_shape_yet():
+    model = torch.nn.Sequential(torch.nn.LazyLinear(2), Inner())
+    report = traced(lambda: model(torch.ones(1, 3)).sum().backward(), model).report
+    assert report.module == "1 (Inner)" and model[0].weight.shape == (2, 3)
 
 
 def test_complex_sparse_and_integer_tensors():
@@ -473,6 +533,20 @@ def test_memory_written_behind_torchs_back_is_read_again():
         return (x[1:] * 2).sum() + y.sum()
 
     assert traced(step).report is None
+
+
+@pytest.mark.parametrize("copy", [torch.clone, lambda x: torch.empty(4).copy_(x), lambda x: torch.ones(4).add_(x)])
+def test_what_a_collective_brings_is_not_blamed_on_who_copies_it(copy):
+    bucket, received = torch.ones(4), leaf(1.0, 1.0, 1.0, 1.0)
+    shared = bucket.numpy()  # stands for another rank, whose gradient arrives between two ops
+
+    def step():
+        bucket.mul_(2)
+        shared[0] = float("nan")
+        (received * copy(bucket)).sum().backward()
+
+    report = traced(step).report
+    assert report.kind == "came in" and "another rank" in report.why, str(report)
 
 
 def test_a_second_thread_of_memory_reuse():
