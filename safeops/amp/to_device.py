@@ -35,7 +35,8 @@ def to_device(batch, device, *, stream=None, host_reused=True):
 
     Raises:
         TypeError: `device` names no device, `stream` is no stream of a GPU, `host_reused` is not True or False.
-        ValueError: `stream` is given for a device that is no GPU, or is one of another GPU.
+        ValueError: `device` is a GPU, and torch sees none; `stream` is given for a device that is no GPU, or is one of
+            another GPU.
 
     Example:
         >>> batch = {"image": torch.zeros(2, 3), "name": ["left", "right"]}
@@ -64,6 +65,8 @@ def _device(device):
         target = torch.device(device)
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"to_device: device must name a device, got {device!r}") from error
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"to_device: device is {target}, and torch sees no CUDA device here")
     if target.type == "cuda" and target.index is None:
         return torch.device("cuda", torch.cuda.current_device())
     return target

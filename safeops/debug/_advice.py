@@ -18,8 +18,8 @@ FORWARD = {
     "std": "safeops.masked_std(x, correction=...): fp32, and empty= says what too few elements give",
     "linalg_vector_norm": "safeops.safe_norm(x): no overflow of the squares, gradient 0 at 0",
     "norm": "safeops.safe_norm(x): no overflow of the squares, gradient 0 at 0",
-    "_softmax": "safeops.masked_softmax(scores, mask): a row that is hidden whole gives zeros",
-    "_log_softmax": "safeops.masked_log_softmax(scores, mask): a row that is hidden whole disturbs nothing",
+    "_softmax": "safeops.masked_softmax(scores, ~hidden) in place of the fill and the softmax: True = keep",
+    "_log_softmax": "safeops.masked_log_softmax(scores, ~hidden) in place of the fill and the softmax: True = keep",
     "logsumexp": "safeops.masked_logsumexp(x, mask)",
     "mse_loss": "safeops.mse_loss(input, target, mask=...)",
     "smooth_l1_loss": "safeops.smooth_l1_loss(input, target, mask=...)",
@@ -52,6 +52,7 @@ SCALED_LOSS = (
 )
 SCALED = "nothing: GradScaler skips such a step and halves its scale. A smaller init_scale saves the first skips"
 CAME_IN = "mask it before any arithmetic (mask= of the losses and reductions, safeops.masked_fill), or mend its source"
+STALE = "optimizer.zero_grad() before backward: this gradient was left by an earlier one"
 OVERFLOW = "compute this in fp32 (safeops losses and reductions do), or scale the values down before"
 
 

@@ -80,7 +80,7 @@ class Step:
     def origin(self, sinks):
         """(op, row, what it reached): the earliest op behind a sink that read finite values and wrote others."""
         reached, outside = {}, []
-        queue = sorted(sinks, key=lambda sink: sink[2] == "the loss")
+        queue = list(sinks)
         while queue:
             op, row, what = queue.pop()
             if op is None:
@@ -108,7 +108,9 @@ class Step:
         """The first thing that went wrong, or None."""
         if not self.any_bad:
             return None
-        found = self.origin(self.sinks())
+        sinks = list(self.sinks())
+        # A loss that is not finite came before any gradient, which may have gone wrong for a reason of its own.
+        found = self.origin([sink for sink in sinks if sink[2] == "the loss"] or sinks)
         if found is None:
             return None
         op, row, reached = found
@@ -142,6 +144,8 @@ class Step:
         """(kind, why, what to write instead)."""
         name = op.facts.name
         instead = _advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
+        if came_in and op.node and op.node.endswith("AccumulateGrad"):
+            return "came in", "the parameter's .grad held it before this step", _advice.STALE
         if came_in:
             counts = self.counts(came_in[0])
             if self.writer(came_in[0]) is None:
@@ -171,7 +175,8 @@ class Step:
                 return "undefined", "there are not more elements than correction=", instead
             if self.singular(op) or not self.may_overflow(op, counts, top):
                 return "undefined", f"{name} has no finite value for these operands (of at most {top:g})", instead
-        if self.handled(op, counts):
+        size = top if wide is None else abs(wide)
+        if self.handled(op, counts) and size / self.scale() <= torch.finfo(counts.dtype).max:
             why += f"; the scale was {self.scale():g}"
             forward = self.recorder.by_sequence.get(op.sequence, op)
             return "scaled overflow", why, _advice.SCALED_LOSS if forward.scaled else _advice.SCALED

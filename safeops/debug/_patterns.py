@@ -20,7 +20,10 @@ PATTERNS = {
         "divides by less than the smallest normal number",
         "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt",
     ),
-    "domain": ("a logarithm or root where it has no value or no gradient", "safeops.safe_log, safe_sqrt, safe_rsqrt"),
+    "domain": (
+        "a logarithm, root or arc function where it has no value or no gradient",
+        "safeops.safe_log, safe_sqrt, safe_pow, safe_acos, safe_asin",
+    ),
     "eps-is-zero": (
         "an eps that is 0 in the dtype of its operand",
         "eps= of safe_div, safe_log, normalize: kept in fp32",
@@ -51,8 +54,10 @@ _READS = frozenset(
 )
 _DIVISIONS = frozenset("div divide true_divide __truediv__ __div__ div_ divide_ __itruediv__ __idiv__".split())
 _ADDITIONS = frozenset("add add_ __add__ __radd__ __iadd__ clamp clamp_ clamp_min clamp_min_ clip maximum".split())
-_LOGS = frozenset("log log_ log2 log10 xlogy".split())
+_LOGS = frozenset("log log_ log2 log10 log1p xlogy".split())
 _ROOTS = frozenset("sqrt sqrt_".split())
+_POWERS = frozenset("pow pow_ __pow__ __ipow__".split())
+_ARCS = frozenset("acos acos_ asin asin_ arccos arcsin".split())
 _COPIES = frozenset("to cpu cuda copy_ type".split())
 
 
@@ -74,14 +79,8 @@ def before(name, args, kwargs):
         yield from _divisor(args[1], args[0])
     elif name in ("__rtruediv__", "__rdiv__", "reciprocal", "rsqrt"):
         yield from _divisor(x, x)
-    elif name in _LOGS:
-        low = _count(args[-1] if name == "xlogy" else x, lambda v: v <= 0)
-        if low:
-            yield "domain", f"{name} of {_of(x)}, {low} at or below 0"
-    elif name in _ROOTS and x.dtype.is_floating_point:
-        low = _count(x, (lambda v: v <= 0) if x.requires_grad else (lambda v: v < 0))
-        if low:
-            yield "domain", f"{name} of {_of(x)}, {low} {'at or ' if x.requires_grad else ''}below 0"
+    elif x.dtype.is_floating_point:
+        yield from _domain(name, x, args)
     if name in _ADDITIONS:
         for number in (*args[1:], *(v for k, v in kwargs.items() if k in ("min", "other"))):
             yield from _eps(number, x, "adds" if "add" in name else "floor")
@@ -99,7 +98,7 @@ def behind(name, args, kwargs, result):
         source = args[1] if name == "copy_" else args[0]
         if isinstance(source, torch.Tensor) and source.device != result.device:
             yield "device-copy", f"{_of(source)} to {result.device}"
-    if not isinstance(result, torch.Tensor) or not _readable(result) or name in ("to", "half", "type"):
+    if not isinstance(result, torch.Tensor) or not _readable(result):
         return
     operands = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and _readable(a)]
     if not operands or name.endswith("_") or name.startswith(("empty", "new_empty")) or result.isfinite().all():
@@ -127,6 +126,28 @@ def _divisor(divisor, x):
             yield "small-divisor", f"{_of(divisor)}: {small} below {tiny:g}, the smallest {lowest:g}"
     elif isinstance(divisor, (int, float)) and divisor == 0 and isinstance(x, torch.Tensor):
         yield "small-divisor", f"{_of(x)} by the number 0"
+
+
+def _domain(name, x, args):
+    learns = x.requires_grad
+    if name in _POWERS and len(args) > 1 and isinstance(args[1], (int, float)) and 0 < args[1] < 1:
+        name, condition, where = f"power {args[1]:g}", (lambda v: v <= 0) if learns else (lambda v: v < 0), "below 0"
+    elif name in _LOGS:
+        edge = -1 if name == "log1p" else 0
+        x, condition, where = args[-1] if name == "xlogy" else x, lambda v: v <= edge, f"at or below {edge}"
+        if isinstance(x, torch.Tensor) and x.dtype is torch.float16 and learns and name == "log":
+            # The gradient 1/x fits half from here on.
+            condition, where = lambda v: v < 1 / 65504, "below 1.5e-05, where the gradient does not fit half"
+    elif name in _ROOTS:
+        condition, where = (lambda v: v <= 0) if learns else (lambda v: v < 0), "below 0"
+    elif name in _ARCS:
+        condition, where = (lambda v: v.abs() >= 1) if learns else (lambda v: v.abs() > 1), "beyond 1"
+    else:
+        return
+    count = _count(x, condition)
+    if count:
+        at = "at or " if learns and where in ("below 0", "beyond 1") else ""
+        yield "domain", f"{name} of {_of(x)}, {count} {at}{where}"
 
 
 def _eps(number, x, how):

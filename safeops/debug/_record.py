@@ -5,7 +5,6 @@ import ctypes
 import threading
 
 import torch
-from torch._C._dynamo import eval_frame as _dynamo
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -96,10 +95,6 @@ class Recorder(TorchDispatchMode):
         """The values of op's operands at the first element of its result that is not finite."""
         block, row = op.pick
         return block.picks[row].tolist()
-
-    @classmethod
-    def _should_skip_dynamo(cls):
-        return False  # torch would wrap __torch_dispatch__ in two calls, which cost as much as a small op
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -246,8 +241,3 @@ class Recorder(TorchDispatchMode):
             if x.numel() == base.numel() and x.dtype == base.dtype:
                 key = (x.storage_offset(), x.shape, x.stride(), x.dtype)
                 self.memory.of(x).rows.setdefault(key, row)
-
-
-# Under torch.compile, Dynamo would compile the recorder too, tensor by tensor: skipped by its code, not by a wrapper.
-_SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.SKIP)
-_dynamo.set_code_exec_strategy(Recorder.__torch_dispatch__.__code__, _SKIP)

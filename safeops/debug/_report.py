@@ -106,7 +106,7 @@ class Report:
         if self.output is not None:
             first = f", the first at {list(self.output.first)}" if self.output.first else ""
             parts.append(f"  output   {self.output}: {self.output.kinds()}{first}")
-        if len(self.frames) > 1:
+        if self.last and len(self.frames) > 1:
             parts += ["", "  what ran before:", *(f"  {row}" for row in self._table())]
         return "\n".join(parts)
 

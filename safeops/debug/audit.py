@@ -7,12 +7,15 @@ import sys
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from safeops.debug import _patterns
 from safeops.debug._saved import SavedTensors
 from safeops.debug._source import Line, line, user_frames
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
+# Reads that a user cannot avoid: the scaler's flag, a sampler's seed.
+_READERS = (torch.amp.grad_scaler.__file__, os.path.join(os.path.dirname(torch.utils.data.__file__), ""))
 
 
 @dataclasses.dataclass
@@ -52,7 +55,7 @@ class audit(TorchFunctionMode):
     wait on a GPU.
 
     Args:
-        select: the codes to look for; all by default (`safeops.debug.audit.CODES`).
+        select: a list of the codes to look for; all by default (`safeops.debug.audit.CODES`).
 
     Attributes:
         findings: list of `Finding` (code, line, detail, count, what, instead), in the order of their first appearance.
@@ -72,6 +75,8 @@ class audit(TorchFunctionMode):
 
     def __init__(self, select=None):
         super().__init__()
+        if isinstance(select, str):
+            raise TypeError(f"audit: select must be a list of codes, got the str {select!r}")
         unknown = sorted(set(select or ()) - set(self.CODES))
         if unknown:
             raise ValueError(f"audit: unknown code {unknown[0]!r} in select=; the codes are {', '.join(self.CODES)}")
@@ -105,15 +110,19 @@ class audit(TorchFunctionMode):
             or _OPTIMIZERS in sys._getframe(1).f_code.co_filename
         ):
             return func(*args, **kwargs)
-        with torch.no_grad():
+        with torch.no_grad(), _disable_current_modes():  # no_sync, say, which our own reads are no business of
             seen = list(_patterns.before(name, args, kwargs))
-            self._note(seen)
+        caller = sys._getframe(1).f_code
+        if caller.co_filename.startswith(_READERS) and caller.co_name != "get_scale":
+            seen = [(code, detail) for code, detail in seen if code != "sync-read"]
+        self._note(seen)
         if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
             self._note(self.saved.written(args[0]))
         result = func(*args, **kwargs)
-        with torch.no_grad():
-            explained = any(code in ("domain", "small-divisor") for code, _ in seen)
-            self._note(() if explained else _patterns.behind(name, args, kwargs, result))
+        explained = any(code in ("domain", "small-divisor") for code, _ in seen)
+        with torch.no_grad(), _disable_current_modes():
+            found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
+        self._note(found)
         self.saved.note(result)
         return result
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import warnings
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,18 +16,18 @@ _READS = {
     "is_nonzero": ("bool() of a tensor", "torch.where, or keep the value on the device"),
     "equal": ("torch.equal", "(a == b).all(), kept on the device"),
     "allclose": ("torch.allclose", "torch.isclose(a, b).all(), kept on the device"),
-    "nonzero": ("nonzero(): its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
-    "masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
-    "_masked_select": ("masked_select: its size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
+    "nonzero": ("nonzero(), whose size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
+    "masked_select": ("masked_select, whose size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
+    "_masked_select": ("masked_select, whose size depends on values", "safeops.masked_compact(x, mask, capacity=n)"),
     "_unique2": (
-        "unique: its size depends on values",
+        "unique, whose size depends on values",
         "a fixed number of classes (torch.nn.functional.one_hot with it)",
     ),
-    "unique_dim": ("unique: its size depends on values", "a fixed number of classes"),
-    "unique_consecutive": ("unique: its size depends on values", "a fixed number of classes"),
-    "bincount": ("bincount: its size depends on values", "torch.zeros(n).scatter_add_"),
+    "unique_dim": ("unique, whose size depends on values", "a fixed number of classes"),
+    "unique_consecutive": ("unique, whose size depends on values", "a fixed number of classes"),
+    "bincount": ("bincount, whose size depends on values", "torch.zeros(n).scatter_add_"),
 }
-_INDEX = "a boolean index: its size depends on values"
+_INDEX = "a boolean index, whose size depends on values"
 
 
 class SynchronizationError(RuntimeError):
@@ -36,7 +37,7 @@ class SynchronizationError(RuntimeError):
         self.what, self.line = what, line(frames[0]) if frames else None
         where = f"\n  {self.line}".replace("\n", "\n  ") if self.line else ""
         super().__init__(
-            f"no_sync: {what} waits for the device{where}" + (f"\n  instead: {instead}" if instead else "")
+            f"no_sync: the host waits for the device: {what}{where}" + (f"\n  instead: {instead}" if instead else "")
         )
 
 
@@ -59,7 +60,7 @@ class no_sync(TorchDispatchMode):
         ...     y = x[x > 0].mean()
         Traceback (most recent call last):
         ...
-        safeops.debug.no_sync.SynchronizationError: no_sync: a boolean index: its size depends on values waits ...
+        safeops.debug.no_sync.SynchronizationError: no_sync: the host waits for the device: a boolean index, ...
     """
 
     def __init__(self, *, cpu=False, allow_scaler=True):
@@ -67,6 +68,9 @@ class no_sync(TorchDispatchMode):
         self.cpu, self.allow_scaler = cpu, allow_scaler
 
     def __enter__(self):
+        if not self.cpu and not torch.accelerator.is_available():
+            text = "there is no device here but the CPU, so nothing is checked; cpu=True lets the CPU stand for one"
+            warnings.warn(f"no_sync: {text}", stacklevel=2)
         self.stack = contextlib.ExitStack()
         for owner, name in (*_WAITS, *(_CPU_READS if self.cpu else ())):
             self._forbid(owner, name)
@@ -106,7 +110,7 @@ class no_sync(TorchDispatchMode):
             if indices and (name == "index" or args[2].numel() != 1 or len(args[1]) > 1):
                 return _INDEX, "mask= of the losses and reductions, or safeops.masked_compact(x, mask, capacity=n)"
         if name == "repeat_interleave" and kwargs.get("output_size") is None and not isinstance(args[-1], int):
-            return "repeat_interleave: its size depends on values", "output_size="
+            return "repeat_interleave, whose size depends on values", "output_size="
         if name in ("_to_copy", "copy_"):
             return self._copy(name, args, kwargs)
         return None, None

@@ -16,9 +16,10 @@ from safeops.debug.audit import audit
 from safeops.debug.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
+_HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _CODES = (
-    "Exit code: 0 nothing found, 1 something found, 2 the script could not be run (no such file, it does not parse), "
-    "3 the script ended with an exception of its own; else the script's own."
+    "Exit code: 0 nothing found, 1 something found (whatever else happened), 2 the script could not be run (no such "
+    "file, it does not parse), 3 the script ended with an exception of its own; else the script's own."
 )
 
 
@@ -43,8 +44,10 @@ def run(arguments):
     try:
         if tool == "trace":
             watcher = trace(last=arguments.last)
+            watcher._announces = False  # the report is printed here
         else:
-            watcher = audit(arguments.select and [code.strip() for code in arguments.select.split(",")])
+            chosen = arguments.select
+            watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
     except ValueError as error:
         print(f"safeops {error}", file=sys.stderr)
         return CANNOT_RUN
@@ -67,7 +70,8 @@ def run(arguments):
         except BaseException as error:
             crashed = True
             _print_traceback(error)
-            print(f"safeops {tool}: {script} ended with the exception above", file=sys.stderr)
+            hint = "; safeops.debug.locate_errors() tells more of it" if isinstance(error, RuntimeError) else ""
+            print(f"safeops {tool}: {script} ended with the exception above{hint}", file=sys.stderr)
     found = (_print_trace if tool == "trace" else _print_audit)(watcher, crashed)
     sys.stdout.flush()
     return FOUND if found else CRASHED if crashed else code
@@ -113,32 +117,36 @@ def _exit_code(end):
 
 
 def _print_traceback(error):
-    """The script's own traceback: without the frames that ran it."""
-    frames = error.__traceback__
-    while frames is not None and _ran_it(frames.tb_frame.f_code.co_filename):
-        frames = frames.tb_next
-    traceback.print_exception(type(error), error, frames or error.__traceback__)
+    """As Python prints it, without the frames of what ran and watched the script."""
+    report = traceback.TracebackException.from_exception(error)
+    shown = report
+    while shown is not None:
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_ours(f.filename)])
+        shown = shown.__cause__ or shown.__context__
+    print("".join(report.format()), end="", file=sys.stderr)
 
 
-def _ran_it(name):
-    return name.startswith("<frozen runpy") or os.path.basename(name) in ("runpy.py", os.path.basename(__file__))
+def _is_ours(name):
+    return name.startswith((_HERE, "<frozen runpy")) or name.endswith(f"{os.sep}runpy.py")
 
 
 def _print_trace(tracer, crashed):
     for report in tracer.reports:
         print(f"safeops trace: {report}")
+    stuck = len(tracer.overflows) == tracer.steps > 2  # GradScaler halves its scale each time: it has not sufficed
     if tracer.overflows:
         steps = ", ".join(str(report.step) for report in tracer.overflows[:8])
         more = ", ..." if len(tracer.overflows) > 8 else ""
         print(
             f"safeops trace: in {len(tracer.overflows)} of {tracer.steps} steps ({steps}{more}) a scaled gradient "
-            f"overflowed and GradScaler skipped the step: no bug while it stays rare. The first:\n"
-            f"{tracer.overflows[0]}"
+            f"overflowed and GradScaler skipped the step: "
+            + ("no weight has moved in this run" if stuck else "no bug while it stays rare")
+            + f". The first:\n{tracer.overflows[0]}"
         )
-    if not tracer.reports and not crashed:
+    if not (tracer.reports or crashed or stuck):
         steps = f"{tracer.steps} step{'s' * (tracer.steps != 1)}"
         print(f"safeops trace: no NaN or inf reached a loss or a gradient in {steps}")
-    return bool(tracer.reports)
+    return bool(tracer.reports) or stuck
 
 
 def _print_audit(auditor, crashed):

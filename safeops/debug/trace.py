@@ -15,6 +15,7 @@ from safeops.debug._modules import ModuleStack
 from safeops.debug._origin import Step
 from safeops.debug._record import Recorder
 from safeops.debug._report import NonFiniteError
+from safeops.debug._source import user_lines
 
 MOST_OPS = 200_000  # of a step without an end: it is checked then
 ACTIONS = ("raise", "warn", "record")
@@ -39,7 +40,7 @@ class trace:
 
     Attributes:
         report: the first finding (`Report`), or None.
-        reports, overflows: all of them, one a step at most.
+        reports, overflows: lists of all findings, and of the overflows that GradScaler handled; one a step at most.
         steps: how many steps were checked.
 
     Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
@@ -66,6 +67,7 @@ class trace:
         self._modules = ModuleStack(model)
         self._recorder = Recorder(self._modules, self._after)
         self._watching = self._scaled = False
+        self._announces = True  # at an exception that is not its own, by a warning
         self._trained = False  # a backward pass was seen: results beside it are metrics, unless check() asks for them
 
     @property
@@ -94,11 +96,12 @@ class trace:
         self._optimizers.remove()
         self._modules.__exit__()
         try:
+            found = None if isinstance(error, NonFiniteError) else self._look(not self._trained)
             if kind is None:
-                self._act(self._look(not self._trained))
-            elif not isinstance(error, NonFiniteError) and (found := self._look(not self._trained)):
+                self._act(found)
+            elif found is not None and found.bug and self._announces and issubclass(kind, Exception):
                 # What raised may well follow from it: say both, raise what was raised.
-                warnings.warn(f"safeops.debug.trace, before the exception: {found}", stacklevel=2)
+                _warn(f"safeops.debug.trace, before the exception: {found}")
         finally:
             self._recorder.clear()
 
@@ -113,18 +116,19 @@ class trace:
             if self.action == "raise":
                 raise NonFiniteError(found)
             if self.action == "warn":
-                warnings.warn(f"safeops.debug.trace, {found}", stacklevel=2)
+                _warn(f"safeops.debug.trace, {found}")
         return found
 
     def _look(self, results):
         recorder = self._recorder
         if not recorder.ops:
             return None
-        self.steps += 1
         with recorder.lock, _disable_current_modes(), torch.no_grad():
-            step = Step(recorder, self.steps, results)
+            step = Step(recorder, self.steps + 1, results)
             found = step.report()
             recorder.clear()
+        # What runs behind the last update of a training loop is no step of it.
+        self.steps += results or step.backward or found is not None
         self._trained = self._trained or step.backward
         if found is not None:
             found.last = self.last
@@ -147,3 +151,9 @@ class trace:
 
     def _end_of_step(self):
         self._act(self._look(not self._trained))
+
+
+def _warn(text):
+    """At the user's line, however deep in torch's hooks it was found."""
+    lines = user_lines(2, most=1)
+    warnings.warn_explicit(text, UserWarning, lines[0].file if lines else __file__, lines[0].number if lines else 1)

@@ -43,6 +43,7 @@ class LateCopies(TorchFunctionMode):
         super().__init__()
         self.queue, self.pinned, self.current = [], {}, Stream("current")
         cuda = types.SimpleNamespace(
+            is_available=lambda: True,
             Stream=Stream,
             current_device=lambda: 0,
             current_stream=lambda device=None: self.current,

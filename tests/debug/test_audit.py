@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops.debug import audit
+from safeops.debug import audit, no_sync
 
 H = torch.float16
 
@@ -46,6 +46,26 @@ def log_of_zero():
 
 def root_without_a_gradient():
     torch.zeros(2, requires_grad=True).sqrt()  # HERE
+
+
+def cast_overflow():
+    torch.tensor([1e6]).half()  # HERE
+
+
+def gradient_beyond_half():
+    half(1e-6).requires_grad_().log()  # HERE
+
+
+def root_by_a_power():
+    torch.zeros(2, requires_grad=True) ** 0.5  # HERE
+
+
+def log1p_of_minus_one():
+    torch.log1p(torch.tensor([-1.0]))  # HERE
+
+
+def arc_at_one():
+    torch.ones(1, requires_grad=True).acos()  # HERE
 
 
 def eps_added():
@@ -107,6 +127,11 @@ CASES = {
     divisor_of_reciprocal: ("small-divisor", "1 below 1.17549e-38, the smallest 0"),
     log_of_zero: ("domain", "1 at or below 0"),
     root_without_a_gradient: ("domain", "2 at or below 0"),
+    cast_overflow: ("half-overflow", "half of float32 (1,) on cpu, largest 1e+06"),
+    gradient_beyond_half: ("domain", "where the gradient does not fit half"),
+    root_by_a_power: ("domain", "power 0.5 of float32 (2,) on cpu, 2 at or below 0"),
+    log1p_of_minus_one: ("domain", "1 at or below -1"),
+    arc_at_one: ("domain", "1 at or beyond 1"),
     eps_added: ("eps-is-zero", "adds 1e-08 to float16 (2,)"),
     eps_clamped: ("eps-is-zero", "floor 1e-08"),
     eps_given: ("eps-is-zero", "1e-12"),
@@ -214,6 +239,28 @@ def test_select():
     assert audited(eps_added, select=["half-overflow"]) == []
     with pytest.raises(ValueError, match="audit: unknown code 'eps' in select=; the codes are half-overflow, "):
         audit(select=["eps"])
+    with pytest.raises(TypeError, match="audit: select must be a list of codes, got the str 'domain'"):
+        audit(select="domain")
+
+
+def test_the_scalers_own_read_is_no_finding():
+    model, scaler = torch.nn.Linear(3, 1), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        scaler.scale(model(torch.ones(2, 3)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    step()
+    assert [str(finding) for finding in audited(step)] == []
+    assert [finding.code for finding in audited(lambda: scaler.get_scale())] == ["sync-read"]
+
+
+def test_beside_no_sync():
+    with no_sync(cpu=True), audit() as found:
+        torch.ones(2) / torch.tensor([0.0, 1.0])
+    assert [finding.code for finding in found.findings] == ["small-divisor"]
 
 
 def test_transforms_pass_unseen_and_code_still_compiles_whole():

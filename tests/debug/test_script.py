@@ -122,4 +122,36 @@ def test_the_command_itself(tmp_path):
     run = subprocess.run([sys.executable, "-m", "safeops", "trace", script], capture_output=True, text=True)
     assert run.returncode == 1 and "safe_sqrt" in run.stdout
     help = subprocess.run([sys.executable, "-m", "safeops", "trace", "--help"], capture_output=True, text=True).stdout
-    assert "Exit code: 0 nothing found, 1 something found, 2 the script could not be run" in " ".join(help.split())
+    assert "Exit code: 0 nothing found, 1 something found (whatever else happened), 2 the script could" in " ".join(
+        help.split()
+    )
+
+
+def test_a_run_in_which_no_weight_moved_is_a_finding(run):
+    """Each overflow alone is the scaler's business; ten of ten are not."""
+    step = """
+        import torch
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+        for _ in range({steps}):
+            optimizer.zero_grad()
+            with torch.amp.autocast("cpu", dtype=torch.float16):
+                loss = model(torch.ones(8, 4)).float().square().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        print(model.weight.isfinite().all())
+        """
+    code, out, _ = run("trace", step.format(steps=5))
+    assert code == 1 and "in 5 of 5 steps" in out and "no weight has moved in this run" in out
+    code, out, _ = run("trace", step.format(steps=25))
+    assert code == 0 and "of 25 steps" in out and "no bug while it stays rare" in out
+
+
+def test_the_report_is_printed_once(run):
+    code, out, err = run("trace", NAN + "raise ValueError('mine')\n")
+    assert code == 1 and out.count("safe_sqrt") == 1 and "safe_sqrt" not in err and "ValueError: mine" in err
+    code, out, err = run("trace", NAN + "raise SystemExit(7)\n")
+    assert code == 1 and out.count("safe_sqrt") == 1 and "Warning" not in err

@@ -349,6 +349,54 @@ def test_an_overflow_of_the_scaled_gradient_is_the_scalers():
     assert overflow.phase == "backward" and "GradScaler skips" in str(overflow)
 
 
+def test_a_loss_that_was_nan_before_the_gradient_overflowed():
+    data = torch.ones(16, 1)
+    data[3] = float("nan")
+    tracer, _ = amp(lambda y: (y.float() * 1e5 * data).square().sum())
+    assert tracer.report.reached == "the loss" and tracer.report.kind == "came in" and tracer.report.op == "mul"
+
+
+def test_an_overflow_beyond_what_the_scale_explains():
+    x = torch.tensor([1e-7], dtype=torch.float16, requires_grad=True)  # the gradient is 1e7, whatever the scale
+
+    def step():
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+        optimizer.param_groups[0]["params"][0].grad = torch.ones(1)
+        scaler.scale(torch.log(x).float().sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    report = traced(step).report
+    assert report is not None and (report.kind, report.phase) == ("overflow", "backward")
+
+
+def test_a_gradient_left_by_an_earlier_step():
+    x = leaf(1.0, 2.0)
+    x.grad = torch.tensor([float("inf"), 0.0])
+    report = traced(lambda: (x * 2).sum().backward()).report
+    assert report.kind == "came in" and "zero_grad" in report.instead
+
+
+def test_what_runs_behind_the_last_step_is_none():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def run():
+        for _ in range(3):
+            (parameter * 2).sum().backward()
+            optimizer.step()
+        return parameter.detach().mean() + 1
+
+    assert traced(run).steps == 3
+
+
+def test_no_frames_are_shown_where_none_are_wanted():
+    with trace(action="record", last=0) as tracer:
+        torch.log(torch.ones(2) * 0)
+    assert "what ran before" not in str(tracer.report)
+
+
 def test_a_half_loss_is_told_what_to_do():
     tracer, _ = amp(lambda y: y.half().square().mean())
     assert tracer.report is None and "keep the loss in fp32" in tracer.overflows[0].instead
