@@ -58,9 +58,12 @@ class Expressions:
         value = self.evaluate(node.expression)
         if isinstance(node.operator, cst.Not):
             return FOREIGN
+        inverted = isinstance(node.operator, cst.BitInvert)
         if not value.tensor:
+            if inverted and self.scope.loss and not value.foreign:  # what else would a loss invert?
+                return Value(tensor=True, mask="likely", node=node)
             return dataclasses.replace(value, node=node) if value.foreign else value
-        if isinstance(node.operator, cst.BitInvert):
+        if inverted:
             op = Op("bitwise_not", node, node.expression, [], {}, "operator")
             return of_op(op, [value], self.imports)
         return dataclasses.replace(
@@ -145,7 +148,16 @@ class Expressions:
         advanced = index is not None and self.value(index).tensor
         if advanced:
             op = Op("index", node, node.value, [index], {}, "operator")
-        return dataclasses.replace(base, node=node, op=op, owned=advanced, positive=base.positive)
+        positive = base.positive or advanced and self._asks(self.value(index).node, node.value)
+        return dataclasses.replace(base, node=node, op=op, owned=advanced, positive=positive)
+
+    @staticmethod
+    def _asks(mask, base):
+        """Whether the mask is a comparison of what it selects from: `x[x > 0]`, also by way of a name."""
+        if not isinstance(mask, cst.Comparison):
+            return False
+        sides = (mask.left, *(part.comparator for part in mask.comparisons))
+        return any(side.deep_equals(base) for side in sides)
 
     def _Call(self, node):
         op = operation(node, self.imports)

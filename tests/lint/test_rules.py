@@ -34,6 +34,8 @@ FOUND = [
     ("SO103", "x, y", "x[torch.isnan(x)] = 0.0\nreturn x"),
     ("SO103", "x", "x = x.exp()\nx[x > 10] = 10\nreturn x"),
     ("SO204", "x, y", "x[y > 0] = 0\nreturn torch.log(x).sum()"),
+    ("SO204", "x, y", "valid = y > 0\nreturn torch.log(x[valid]).sum()"),
+    ("SO105", "x, pad", "x = F.relu(x)\nreturn (x * ~pad).sum()"),
     ("SO104", "x, y", "i = torch.nonzero(y)\nreturn x[i]"),
     ("SO104", "x, y", "return x[(y > 0).nonzero(as_tuple=True)]"),
     ("SO104", "x, y", "return x[torch.where(y > 0)]"),
@@ -236,3 +238,10 @@ def test_the_seven_losses_of_the_demo():
         name = max((n for n in starts if starts[n] <= f.line), key=starts.get)
         found[name].add(f.code)
     assert found == DEMO
+
+
+@pytest.mark.parametrize(
+    "body", ["valid = x > 0\nreturn torch.log(x[valid]).sum()", "return torch.log(x[0 < x]).sum()"]
+)
+def test_a_mask_that_asks_for_the_domain_is_a_guard(body):
+    assert {f.code for f in lint_source(program("x", body), rules=EVERY)} == {"SO101"}
