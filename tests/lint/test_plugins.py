@@ -27,8 +27,7 @@ def test_entry_point():
 def test_flake8_runs_it(tmp_path):
     (tmp_path / "a.py").write_text(BAD)
     (tmp_path / "clean.py").write_text("import numpy\n\n\ndef loss(x):\n    return numpy.log(x)\n")
-    config = "[flake8]\nselect = SO\n[flake8:local-plugins]\nextension =\n    SO = safeops.lint.flake8:Plugin\n"
-    (tmp_path / ".flake8").write_text(config)
+    (tmp_path / ".flake8").write_text("[flake8]\nselect = SO\n")  # the entry point is all it takes
     done = subprocess.run(
         [sys.executable, "-m", "flake8", "-j1", "."], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )

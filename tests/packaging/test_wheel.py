@@ -1,5 +1,6 @@
 """The wheel itself: its tag, its contents, and that its binaries need nothing but LibTorch's stable C interface."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -15,6 +16,11 @@ pytestmark = pytest.mark.xdist_group("packaging")
 needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("c++") or shutil.which("clang++")), reason="no C++ compiler"
 )
+
+
+def test_these_tests_share_one_worker(request):
+    """Two that build in the same folder would undo each other; xdist knows a group by the end of the test's name."""
+    assert "PYTEST_XDIST_WORKER" not in os.environ or request.node.nodeid.endswith("@packaging")
 
 
 def modules(contents):
