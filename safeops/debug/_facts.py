@@ -23,7 +23,6 @@ class Facts:
 
     __slots__ = (
         "name",
-        "namespace",
         "writes",
         "foreach_writes",
         "returns_alias",
@@ -36,7 +35,7 @@ class Facts:
 
     def __init__(self, func):
         schema = func._schema
-        self.namespace, _, self.name = schema.name.partition("::")
+        self.name = schema.name.partition("::")[2]
         self.writes = tuple(
             (i, argument.name)
             for i, argument in enumerate(schema.arguments)

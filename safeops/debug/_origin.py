@@ -158,9 +158,9 @@ class Step:
             return "came in", f"{name} wrote {counts.kinds()}, and nothing hid it", _advice.CAME_IN
         if self.written_in_between(op, counts, values):
             why = (
-                f"{name} makes no {counts.kinds()} of operands that were finite: they were written in between, by what"
+                f"{name} makes no {counts.kinds()} of operands that were counted as finite: something that no op shows"
             )
-            return "came in", f"{why} torch does not show (another rank's collective, say)", _advice.CAME_IN
+            return "came in", f"{why} wrote them in between (another rank's collective, say)", _advice.CAME_IN
         wide = _in_double(op, values) if op.pick else None
         if wide is not None and not math.isfinite(wide):
             return "undefined", f"{_call(op, values)} is {wide:g}: there is no finite value for it", instead
