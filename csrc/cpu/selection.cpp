@@ -31,9 +31,26 @@ inline T chosen(bool ok, T x, T other) {
   }
 }
 
+// Whether all n indices are: then a loop over them needs no look at each.
+template <class I>
+bool all_in_range(const I* index, int64_t n, int64_t size) {
+  uint64_t outside = 0;  // its sign: some index is below 0, or not below size
+#pragma omp simd reduction(| : outside)
+  for (int64_t j = 0; j < n; ++j) {
+    const uint64_t at = static_cast<uint64_t>(as_signed(index[j]));
+    outside |= at | (static_cast<uint64_t>(size - 1) - at);
+  }
+  return static_cast<int64_t>(outside) >= 0;
+}
+
 // n elements of one run: input[j * step + index[j] * jump]
 template <class T, class I>
 void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
+  if (step == 0 && jump == sizeof(T) && all_in_range(index, n, size)) {
+    const T* row = reinterpret_cast<const T*>(from);
+    for (int64_t j = 0; j < n; ++j) out[j] = row[as_signed(index[j])];
+    return;
+  }
   for (int64_t j = 0; j < n; ++j, from += step) {
     const bool ok = in_range(index[j], size);
     const int64_t at = ok ? as_signed(index[j]) : 0;  // read something: there is no branch to guess wrong
@@ -42,6 +59,8 @@ void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, cons
     out[j] = chosen(ok, value, fill);
   }
 }
+
+constexpr int64_t kRowBytes = 16384;  // a row to read and the next one stay in the L1 cache
 
 }  // namespace
 
@@ -53,13 +72,16 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
   Steps steps;  // where an element lies in the input, but for its index
   for (int d = 0; d < index.ndim; ++d) steps.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
   const int64_t run = steps.ndim ? steps.size[steps.ndim - 1] : 1, step = steps.ndim ? steps.stride[steps.ndim - 1] : 0;
+  // Rows that lie together, and are read nearly whole.
+  const bool together = step == 0 && jump == input.width && run >= size / 2 && size * jump <= kRowBytes;
+  const int64_t row = together ? size * jump : 0;
   by_any_width(input.width, [&](auto t) {
     using T = decltype(t);
     by_index(narrow, [&](auto i) {
       using I = decltype(i);
       Source<I> indices;
       indices.bind(index.view(), shape, Order::contiguous(shape));
-      const auto gather = &gather_run<T, I>;
+      const auto gather = pick<&gather_run<T, I>>();
       T* to = reinterpret_cast<T*>(out);
       parallel((numel + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
         alignas(64) I buffer[kBuffer];
@@ -69,8 +91,14 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
           const I* numbers = indices.fetch(at, n, at + kAhead, buffer);
           for (int64_t done = 0; done < n;) {
             const int64_t length = std::min(n - done, run - (at + done) % run);
-            gather(input.data + steps.offset(at + done), step, jump, size, numbers + done, length, pattern<T>(fill),
-                   to + at + done);
+            const char* from = input.data + steps.offset(at + done);
+            // The share of the next row that this piece stands for: a row is read in any order, which nobody foresees.
+            if (row > 0 && at + done + run < numel) {
+              const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;
+              const char* next = input.data + steps.offset(at + done + run);
+              for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(next + byte);
+            }
+            gather(from, step, jump, size, numbers + done, length, pattern<T>(fill), to + at + done);
             done += length;
           }
         }
@@ -94,8 +122,9 @@ struct Sums {
   C dummy[kDummies];
 
   // g[j] at index[j], all of one row: T columns from `column` on, or with one column any number of indices.
+  // (Not inlined: the loops around it leave gcc too few registers for its own, which then takes 1.3 times as long.)
   template <class I>
-  void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
+  __attribute__((noinline)) void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
     const int64_t columns = tile;
     for (int64_t j = 0; j < n; ++j) {
       const uint64_t wanted = static_cast<uint64_t>(as_signed(index[j]));
@@ -205,6 +234,38 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
   });
 }
 
+// One pick of each line, as a loss picks its class: nothing is added up, and nearly all of dx is 0.
+template <class T, class I>
+void place_with(const Scatter& s, const View& grad, const View& index) {
+  const Order order = Order::contiguous(s.sizes);
+  Source<T> g;
+  Source<I> indices;
+  g.bind(grad, s.sizes, order);
+  indices.bind(index, s.sizes, order);
+  const int64_t span = s.length * s.stride;  // of dx, for one row of columns
+  const int64_t rows = std::max<int64_t>(1, std::min(kChunk / s.columns, kWide / span));
+  parallel((s.outer + rows - 1) / rows, rows * span, [&](int64_t begin, int64_t end) {
+    alignas(64) T values[kBuffer];
+    alignas(64) I numbers[kBuffer];
+    g.prime(values);
+    indices.prime(numbers);
+    for (int64_t row = begin * rows, stop = std::min(end * rows, s.outer); row < stop; row += rows) {
+      const int64_t some = std::min(rows, stop - row), last = (row + some) * s.columns;
+      T* to = reinterpret_cast<T*>(s.out) + row * span;
+      std::memset(to, 0, some * span * sizeof(T));
+      for (int64_t at = row * s.columns, column = 0; at < last; at += kChunk) {
+        const int64_t n = std::min(kChunk, last - at);
+        const I* i = indices.fetch(at, n, at + kAhead, numbers);
+        const T* v = g.fetch(at, n, at + kAhead, values);
+        for (int64_t j = 0; j < n; ++j) {
+          if (in_range(i[j], s.length)) to[as_signed(i[j]) * s.stride + column] = v[j];
+          if (++column == s.columns) column = 0, to += span;
+        }
+      }
+    }
+  });
+}
+
 }  // namespace
 
 void scatter_add(const View& grad, int dim, const Bits& index, bool narrow, const Shape& size, const View& dx) {
@@ -221,6 +282,14 @@ void scatter_add(const View& grad, int dim, const Bits& index, bool narrow, cons
   const int64_t numel = size.numel();
   if (!s.exact || index.numel() == 0) fill_all(dx.data, numel, size_of(dx.dtype), 0);
   if (numel == 0 || index.numel() == 0) return;
+  if (s.picks == 1 && s.exact && grad.dtype == dx.dtype) {
+    const int64_t width = size_of(dx.dtype);
+    View bits = grad;
+    bits.dtype = bits_of(width);
+    return by_width(width, [&](auto t) {
+      by_index(narrow, [&](auto i) { place_with<decltype(t), decltype(i)>(s, bits, index.view()); });
+    });
+  }
   // Sums in double wherever they fit the cache; else in the compute dtype, several threads each with a range of dx.
   const int64_t most = kWide / s.length;
   const bool wide = most >= std::min<int64_t>(8, s.columns) && most > 0;
