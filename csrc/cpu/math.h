@@ -270,8 +270,8 @@ SAFEOPS_INLINE Twice sum(double a, double b) {
   return {hi, b - (hi - a)};
 }
 
-// log(x) to about 2^-68 of itself, for x > 0 (inf and NaN give the finite logarithm of something).
-SAFEOPS_INLINE Twice log_twice(double x) {
+// log(x) for pow, to about 2^-68 of itself, for x > 0 (inf and NaN give the finite logarithm of something).
+SAFEOPS_INLINE Twice log_wide(double x) {
   // x = m 2^e, m in [sqrt(3)/2, sqrt(3)); c is 1 or 3/2, whichever is near m; s = (m - c)/(m + c)
   const Parts<double> part = parts(x, 0x3FEBB67AE8584CAAu);
   const double m = part.f + 1;
@@ -303,81 +303,110 @@ SAFEOPS_INLINE double exp_twice(double x, double lo) {
   return exp_sum(at_least(at_most(x, 800.0), -800.0), kept_or_zero(inside, lo));
 }
 
+// Of a float: double is wide enough for all of it.
+SAFEOPS_INLINE Twice log_wide(float x_) {
+  const double x = x_;
+  const uint64_t root = 0x3FE6A09E667F3BCDu, bits = bit_cast<uint64_t>(x) - root;
+  const double f = bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) + root) - 1;
+  const double e = bit_cast<double>(((bits + 0x3FF0000000000000u) >> 52) | 0x4330000000000000u) - (0x1p+52 + 1023);
+  const double s = f / (2 + f), z = s * s;
+  return {e * 0x1.62e42fefa39efp-1 +
+              (2 * s + s * z * polynomial(z, 0x1.555555561e46bp-1, 0x1.999996a94403bp-2, 0x1.249411f04dd4bp-2,
+                                          0x1.c62b141275514p-3, 0x1.911595b80e2c2p-3)),
+          0};
+}
+
 // |x|^y, |x|^(y - 1) and log|x|, for 0 < |x| < inf.
 struct Magnitude { double power, below, log; };
 
-SAFEOPS_INLINE Magnitude magnitude(double x, double y) {
-  const Twice log = log_twice(x);
+SAFEOPS_INLINE Magnitude magnitude(double, double y, Twice log) {
   y = at_least(at_most(y, 0x1p+65), -0x1p+65);  // beyond, every power but that of 1 is 0 or inf
   const double t = y * log.hi, t2 = product_error(y, log.hi, t) + y * log.lo;
   const double d = t - log.hi, part = d - t, d2 = (t - (d - part)) - (log.hi + part) + (t2 - log.lo);
   return {exp_twice(t, t2), exp_twice(d, d2), log.hi};
 }
 
-// Of a float: double is wide enough for all of it.
-SAFEOPS_INLINE Magnitude magnitude(float x_, float y_) {
-  const double x = x_, y = at_least(at_most<double>(y_, 0x1p+200), -0x1p+200);
-  const uint64_t root = 0x3FE6A09E667F3BCDu, bits = bit_cast<uint64_t>(x) - root;
-  const double f = bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) + root) - 1;
-  const double e = bit_cast<double>(((bits + 0x3FF0000000000000u) >> 52) | 0x4330000000000000u) - (0x1p+52 + 1023);
-  const double s = f / (2 + f), z = s * s;
-  const double log = e * 0x1.62e42fefa39efp-1 +
-                     (2 * s + s * z * polynomial(z, 0x1.555555561e46bp-1, 0x1.999996a94403bp-2, 0x1.249411f04dd4bp-2,
-                                                 0x1.c62b141275514p-3, 0x1.911595b80e2c2p-3));
-  const double t = at_least(at_most(y * log, 700.0), -700.0);
+SAFEOPS_INLINE Magnitude magnitude(float x, float y_, Twice log) {
+  using Limits = std::numeric_limits<float>;
+  const double y = at_least(at_most(y_, Limits::max()), Limits::lowest());
+  const double t = at_least(at_most(y * log.hi, 700.0), -700.0);
   const double n = (t * 0x1.71547652b82fep+0 + Traits<double>::kRound) - Traits<double>::kRound;
   const double r = t - n * 0x1.62e42fefa39efp-1;
   const double tail = polynomial(r, 0x1.0000003a2006ap-1, 0x1.555554437243fp-3, 0x1.55548dc9c9e59p-5,
                                  0x1.1112704155fedp-7, 0x1.6d8d037a8c5ecp-10, 0x1.9f0949f4e0a2cp-13);
   const double power = kept_or_zero(!(t < -300), (1 + (r + r * r * tail)) * power_of_two(n));
-  return {power, power / x, log};
+  return {power, power / x, log.hi};
 }
 
-SAFEOPS_INLINE bool is_integer(double y) {
-  const double a = std::fabs(y);
-  return (a >= 0x1p+52) | ((a + 0x1p+52) - 0x1p+52 == a);
+template <class C>
+SAFEOPS_INLINE bool is_integer(C y) {
+  constexpr C kWhole = sizeof(C) == 4 ? C(0x1p+23) : C(0x1p+52);  // from here on all numbers are
+  const C a = std::fabs(y);
+  return (a >= kWhole) | ((a + kWhole) - kWhole == a);
 }
 
-// x^y as C's pow has it, x^(y - 1) and log|x|, in double: what pow and its derivatives are made of.
+// x^y as C's pow has it, and the parts of its derivatives, which of a float do not fit a float. What is decided about x
+// and y is decided in their own type: of floats, twice as many at once.
+template <class C>
 struct Power {
+  C x, y, a;  // a = |x|
   bool real;  // there is such a number: not a finite negative base with an exponent that is no integer
-  double value, below, log;
+  C value;
 
-  template <class C>
-  SAFEOPS_INLINE Power(C x_, C y_) {
-    const C size = std::fabs(x_);
-    const Magnitude inner = magnitude(size, y_);
-    const double x = x_, y = y_, a = size;
-    const bool edge = (a == 0) | (a == kInf), integer = is_integer(y);
-    const bool odd = integer & !is_integer(y * 0.5);
+  // log is log_wide(|x|)
+  SAFEOPS_INLINE Power(C x_, C y_, Twice log) : x(x_), y(y_), a(std::fabs(x_)), inner(magnitude(a, y_, log)) {
+    const bool integer = is_integer(y);
+    odd = integer & !is_integer(y * C(0.5));
+    edge = (a == 0) | (a == kInf);
     real = (x >= 0) | (a == kInf) | integer | (x != x) | (y != y);
-    log = select(a < kInf, inner.log, a);
-    value = select(edge, at_edge(a, y), inner.power);
+    value = select(edge, at_edge(a, y), static_cast<C>(inner.power));
     value = select(x == x, value, x);
-    value = select((y == 0) | (x == 1), 1.0, value);
-    below = select(edge, at_edge(a, y - 1), inner.below);
-    below = select(x == x, below, x);
-    below = select(y == 1, 1.0, below);
-    const uint64_t sign = bit_cast<uint64_t>(x) & 0x8000000000000000u;
-    value = flip(value, kept_or_zero(odd, bit_cast<double>(sign)));
-    below = flip(below, kept_or_zero(!odd, bit_cast<double>(sign)));
+    value = flip(select((y == 0) | (x == 1), C(1), value), odd);
   }
+
+  // g y x^(y - 1); where the power is 0, so is this, whatever g
+  SAFEOPS_INLINE C base_slope(C g_) const {
+    const double g = g_;
+    double inside = kept_or_zero(inner.below != 0, g * y * inner.below);
+    if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow where g times it does not
+      inside = select(std::fabs(inner.below) == kInf, g * y * inner.power / a, inside);
+    C below = select(edge, at_edge(a, y - 1), static_cast<C>(inner.below));
+    below = select(x == x, below, select(y == 1, C(1), x));
+    const bool endless = !(std::fabs(y) < kInf);
+    const C outside = kept_or_zero((below != 0) | endless, g_ * y * below);
+    return flip(select(edge | endless | (x != x), outside, static_cast<C>(inside)), !odd);
+  }
+
+  // g log(x) x^y, for x > 0
+  SAFEOPS_INLINE C exponent_slope(C g) const {
+    const bool endless = !(a < kInf) | (y != y);
+    const C outside = g * select(a < kInf, static_cast<C>(inner.log), a) * value;
+    return select(endless, outside, static_cast<C>(double(g) * inner.log * inner.power));
+  }
+
+ private:
+  Magnitude inner;
+  bool edge, odd;
 
   // a^y for a = 0 and a = inf
-  static SAFEOPS_INLINE double at_edge(double a, double y) {
-    const double limit = kept_or_zero((a > 1) == (y > 0), static_cast<double>(kInf));
-    return select(y == 0, 1.0, select(y == y, limit, y));
+  static SAFEOPS_INLINE C at_edge(C a, C y) {
+    const C limit = kept_or_zero((a > 1) == (y > 0), C(kInf));
+    return select(y == 0, C(1), select(y == y, limit, y));
   }
 
-  static SAFEOPS_INLINE double flip(double x, double sign) {
-    return bit_cast<double>(bit_cast<uint64_t>(x) ^ bit_cast<uint64_t>(sign));
+  // -magnitude for a negative x
+  SAFEOPS_INLINE C flip(C magnitude, bool wanted) const {
+    using Bits = BitsOf<C>;
+    constexpr Bits kSign = Bits{1} << (8 * sizeof(C) - 1);
+    return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(magnitude) ^
+                                         bit_cast<Bits>(kept_or_zero(wanted, bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(x) & kSign))))));
   }
 };
 
 template <class C>
 SAFEOPS_INLINE C pow(C x, C y) {
-  const Power power(x, y);
-  return static_cast<C>(select(power.real, power.value, std::numeric_limits<double>::quiet_NaN()));
+  const Power<C> power(x, y, log_wide(std::fabs(x)));
+  return select(power.real, power.value, std::numeric_limits<C>::quiet_NaN());
 }
 
 }  // namespace safeops::cpu::math

@@ -12,14 +12,22 @@ struct SafeAtan2 {
   C value(C a, C b) const { return kept_or_zero((a != 0) | (b != 0), math::atan2(a, b)); }
 
   Slopes<C> slopes(C g_, C a_, C b_) const {
-    const double g = g_, a = a_, b = b_;  // squares of floats neither overflow nor vanish in double
-    const double longer = math::at_least(std::fabs(a), std::fabs(b));
-    const bool number = (a == a) & (b == b), flat = number & ((longer == 0) | (longer == math::kInf));
-    double scale = 1;
-    if constexpr (sizeof(C) == 8) scale = math::scale_of(longer);
-    const double y = a * scale, x = b * scale, square = x * x + y * y;
-    const double da = g * (x / square) * scale, db = g * (0 - y / square) * scale;
-    return {static_cast<C>(kept_or_zero(!flat, da)), static_cast<C>(kept_or_zero(!flat, db))};
+    constexpr C kInf = std::numeric_limits<C>::infinity();
+    const bool flat = ((a_ == 0) & (b_ == 0)) | ((std::fabs(a_) == kInf) & (b_ == b_)) |
+                      ((std::fabs(b_) == kInf) & (a_ == a_));
+    const double g = g_, a = a_, b = b_;
+    double da, db;
+    if constexpr (sizeof(C) == 4) {  // squares of floats neither overflow nor vanish in double
+      const double over = g / (a * a + b * b);
+      da = over * b;
+      db = over * (0 - a);
+    } else {
+      const double scale = math::scale_of(math::at_least(std::fabs(a), std::fabs(b)));
+      const double y = a * scale, x = b * scale, square = x * x + y * y;
+      da = g * (x / square) * scale;
+      db = g * (0 - y / square) * scale;
+    }
+    return {kept_or_zero(!flat, static_cast<C>(da)), kept_or_zero(!flat, static_cast<C>(db))};
   }
 };
 
