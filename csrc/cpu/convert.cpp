@@ -80,26 +80,49 @@ SAFEOPS_AVX2 void store_half_avx2(const void* src, void* dst, int64_t n) {
   for (; n > 0; --n) *d++ = _cvtss_sh(*s++, _MM_FROUND_TO_NEAREST_INT);
 }
 
-// (As above: gcc takes more shuffles from 32 bits to 16. Bitwise the generic form, for every float.)
+// (Two loads of half the width: gcc loads once and extracts, which takes a fifth longer beside the other loops.)
+SAFEOPS_AVX2 void load_bfloat16_avx2(const void* src, void* dst, int64_t n) {
+  const BFloat16* s = static_cast<const BFloat16*>(src);
+  float* d = static_cast<float*>(dst);
+  const auto eight = [&](int64_t i) __attribute__((always_inline, target("avx2"))) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(s + i));
+    _mm256_storeu_ps(d + i, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16)));
+  };
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) eight(i), eight(i + 8);
+  for (; i < n; ++i) d[i] = widen(s[i]);
+}
+
+// (As above: gcc takes more shuffles from 32 bits to 16. Bitwise the generic form, for every float.) A NaN is rare: the
+// loop looks for one, and what it finds goes through the generic form.
 SAFEOPS_AVX2 inline __m256i bfloat16_bits(__m256 x) {
-  const __m256i bits = _mm256_castps_si256(x), high = _mm256_srli_epi32(bits, 16);
-  const __m256i half = _mm256_add_epi32(_mm256_and_si256(high, _mm256_set1_epi32(1)), _mm256_set1_epi32(0x7FFF));
-  const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
-  const __m256i nan = _mm256_or_si256(high, _mm256_set1_epi32(0x40));
-  return _mm256_blendv_epi8(rounded, nan, _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)));
+  const __m256i bits = _mm256_castps_si256(x);
+  const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+  return _mm256_srli_epi32(_mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7FFF)), odd), 16);
 }
 
 SAFEOPS_AVX2 void store_bfloat16_avx2(const void* src, void* dst, int64_t n) {
   const float* s = static_cast<const float*>(src);
   BFloat16* d = static_cast<BFloat16*>(dst);
-  for (; n >= 16; n -= 16, s += 16, d += 16) {
-    const __m256i both = _mm256_packus_epi32(bfloat16_bits(_mm256_loadu_ps(s)), bfloat16_bits(_mm256_loadu_ps(s + 8)));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(d), _mm256_permute4x64_epi64(both, 0xD8));
+  __m256 nan = _mm256_setzero_ps();
+  int64_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const __m256 a = _mm256_loadu_ps(s + i), b = _mm256_loadu_ps(s + i + 8);
+    nan = _mm256_or_ps(nan, _mm256_cmp_ps(a, b, _CMP_UNORD_Q));
+    const __m256i both = _mm256_packus_epi32(bfloat16_bits(a), bfloat16_bits(b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(d + i), _mm256_permute4x64_epi64(both, 0xD8));
   }
-  for (; n > 0; --n) *d++ = Narrow<BFloat16>::from(*s++);
+  for (i = _mm256_movemask_ps(nan) ? 0 : i; i < n; ++i) d[i] = Narrow<BFloat16>::from(s[i]);
 }
 
 #endif
+
+Convert bfloat16_to_float() {
+#ifdef SAFEOPS_X86
+  if (isa() == Isa::kAvx2) return load_bfloat16_avx2;
+#endif
+  return pick<&load_loop<BFloat16, float>>();
+}
 
 Convert float_to_bfloat16() {
 #ifdef SAFEOPS_X86
@@ -141,7 +164,7 @@ template <>
 Convert find_load<float>(DType from) {
   switch (from) {
     case DType::kHalf: return half_to_float();
-    case DType::kBFloat16: return pick<&load_loop<BFloat16, float>>();
+    case DType::kBFloat16: return bfloat16_to_float();
     case DType::kFloat: return nullptr;
     case DType::kDouble: return pick<&store_loop<double, float>>();
     default: STD_TORCH_CHECK(false, "safeops: expected a floating tensor");

@@ -397,9 +397,8 @@ struct Power {
   // -magnitude for a negative x
   SAFEOPS_INLINE C flip(C magnitude, bool wanted) const {
     using Bits = BitsOf<C>;
-    constexpr Bits kSign = Bits{1} << (8 * sizeof(C) - 1);
-    return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(magnitude) ^
-                                         bit_cast<Bits>(kept_or_zero(wanted, bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(x) & kSign))))));
+    const Bits sign = static_cast<Bits>(bit_cast<Bits>(x) & bit_cast<Bits>(C(-0.0)));
+    return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(magnitude) ^ (sign & static_cast<Bits>(-Bits{wanted}))));
   }
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTile = 32768;    // values of rows that are kept for a second look
 constexpr int64_t kWidth = 256;     // rows side by side at most
-constexpr int64_t kPiece = 4096;    // values in a piece of lanes
+constexpr int64_t kPiece = 4096;    // values in a piece of lanes, or of whole rows: more spread its fixed costs
 constexpr int64_t kMostLines = 64;  // additions to a lane before it becomes double
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortest);
 constexpr int64_t kTurned = 32;     // rows shorter than this are turned
@@ -180,7 +180,9 @@ struct Rowwise<C>::Job {
       tiles = (r.inner_ + width - 1) / width;
       lines = std::min(kPiece / width, kMostLines);
     } else {
-      width = std::max<int64_t>(1, kChunk / length);
+      bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // of which a buffer holds kChunk
+      for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
+      width = std::max<int64_t>(1, (constant ? kChunk : kPiece) / length);
       tiles = (r.outer_ + width - 1) / width;
       lines = 0;
     }

@@ -54,7 +54,7 @@ void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I
                  int64_t width, char* out) {
   const int64_t total = outer * picks, step = std::max<int64_t>(1, std::min(kChunk, kGrain * 4 / (rows.bytes + 1)));
   const bool together = rows.inner.ndim == 0 && rows.bytes >= 32 && rows.bytes <= kRowBytes;
-  const int64_t stride = rows.lead.ndim ? rows.lead.stride[rows.lead.ndim - 1] : 0;  // of the indexed dim, if it has one
+  const int64_t stride = rows.lead.ndim ? rows.lead.stride[rows.lead.ndim - 1] : 0;  // of the indexed dim
   const auto copy = pick<&copy_rows<I>>();
   parallel((total + step - 1) / step, step * (rows.bytes / 4 + 1), [&](int64_t begin, int64_t end) {
     alignas(64) I buffer[kBuffer];
@@ -166,7 +166,8 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
       for (int64_t row = begin; row < end; ++row) {
         const int64_t o = row / length, i = row % length;
         // The picks of the destinations to come are rows of grad in any order.
-        for (int64_t k = sorted.first[i] + kPicksAhead, last = sorted.first[i + 1] + kPicksAhead; k < last && k < count; ++k)
+        const int64_t soon = std::min(count, sorted.first[i + 1] + kPicksAhead);
+        for (int64_t k = sorted.first[i] + kPicksAhead; k < soon; ++k)
           for (int64_t at = 0; at < line; at += kLine)
             __builtin_prefetch(bits.data + (o * picks + sorted.pick[k]) * line + at);
         const int64_t *k = &sorted.pick[0] + sorted.first[i], *last = &sorted.pick[0] + sorted.first[i + 1];
