@@ -182,7 +182,7 @@ struct Rowwise<C>::Job {
     } else {
       bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // of which a buffer holds kChunk
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
-      width = std::max<int64_t>(1, (constant ? kChunk : kPiece) / length);
+      width = length > kChunk ? 1 : (constant ? kChunk : kPiece) / length;  // several only of whole rows
       tiles = (r.outer_ + width - 1) / width;
       lines = 0;
     }
