@@ -43,6 +43,7 @@ def softmax(name, ours, function, suffix):
             eager={f"{function.__name__}(x.masked_fill(~m, -inf))": pattern},
             compiled=pattern,
             variant=bool(suffix),
+            bare=lambda x: function(x, dim),
         )
 
     return build

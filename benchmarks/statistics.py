@@ -87,6 +87,7 @@ def _case(op, rows):
             eager=eager,
             compiled=lambda x: plain(x, mask, dim),
             variant=rows,
+            bare=(lambda x: x.logsumexp(_over(dim))) if op == "masked_logsumexp" else None,
         )
 
     return build

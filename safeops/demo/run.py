@@ -11,7 +11,7 @@ import time
 EXTRAS = {"numpy": "numpy", "skimage": "scikit-image", "matplotlib": "matplotlib", "rich": "rich"}
 
 
-def main(*, steps=80, seed=0, device=None, out="safeops-demo.png"):
+def main(*, steps=60, seed=0, device=None, out="safeops-demo.png"):
     missing = [package for module, package in EXTRAS.items() if importlib.util.find_spec(module) is None]
     if missing:
         return _refuse(f'needs {", ".join(missing)}: pip install "safeops[demo]"')
