@@ -15,11 +15,12 @@ SHELL  := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
 .PHONY: setup demo test lint bench wheel gpu-check clean
 
+# (--no-compile: of a hundred packages few modules are ever imported)
 $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 	@echo "== environment: $(VENV) (pinned in requirements-dev.txt)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install -r requirements-dev.txt
-	@$(PIP) install --no-deps -r requirements-sources.txt
+	@$(PIP) install --no-compile -r requirements-dev.txt
+	@$(PIP) install --no-compile --no-deps -r requirements-sources.txt
 	@touch $@
 
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
