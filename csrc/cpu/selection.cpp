@@ -293,7 +293,8 @@ void scatter_add(const View& grad, int dim, const Bits& index, bool narrow, cons
   // Sums in double wherever they fit the cache; else in the compute dtype, several threads each with a range of dx.
   const int64_t most = kWide / s.length;
   const bool wide = most >= std::min<int64_t>(8, s.columns) && most > 0;
-  const int64_t tile = wide ? std::min(s.columns, most) : s.columns;
+  // (A tile of fewer than all columns is read at once: no more than a buffer holds.)
+  const int64_t tile = !wide || most >= s.columns ? s.columns : std::min(most, kChunk);
   const int64_t all = s.length * s.columns;
   const int64_t block = wide && tile == s.columns ? std::min(s.outer, std::max<int64_t>(1, kWide / 8 / all)) : 1;
   const int64_t threads = torch::stable::get_num_threads();

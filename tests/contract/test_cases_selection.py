@@ -169,6 +169,22 @@ def test_pytorch_88096_55516_duplicates_are_deterministic(dtype, rows):
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(20, 3000), (7, 257, 100), (3, 5, 6000), (1, 40, 1025)])
+def test_gradients_beside_many_columns(dtype, shape):
+    """Their sums do not fit the cache at once; what must be converted, or is strided, passes through a buffer."""
+    dim = len(shape) - 2
+    generator = torch.Generator().manual_seed(0)
+    index = torch.randint(shape[dim], (9, *shape[1:]) if dim == 0 else shape, generator=generator)
+    x = torch.zeros(shape, dtype=dtype, device=DEVICE, requires_grad=True)
+    for laid in (index, index[..., :1].expand_as(index)):
+        grad = torch.randint(-3, 4, (2, *index.shape), generator=generator).to(dtype)
+        for g in (grad[0], torch.stack([grad[1], grad[0]], -1)[..., 1]):
+            (got,) = torch.autograd.grad(safeops.safe_gather(x, dim, laid.to(DEVICE)), x, g.to(DEVICE))
+            want = torch.zeros(shape, dtype=torch.float64).scatter_add(dim, laid, g.double())
+            assert equal(got.double(), want.tolist())
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_gradients_of_duplicates_add_up_in_fp32(dtype):
     """4096 gradients of 1 for one row: a half sum stops where adding 1 no longer changes it."""
