@@ -43,7 +43,6 @@ CXX_FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-tra
 NVCC_FLAGS = "-std=c++17 -O3 --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden -DUSE_CUDA".split()
 # torch 2.11, Python 3.10
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
-SMALL, TOGETHER = 60, 2  # lines of a small .cu file, and the units that all of them make
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
 
 
@@ -119,7 +118,7 @@ class BuildExt(build_ext):
 
     def build_extension(self, ext):
         with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", 2))) as pool:
-            objects = list(pool.map(lambda source: self.compile_one(ext, source), self.units(ext)))
+            objects = list(pool.map(lambda source: self.compile_one(ext, source), ext.sources))
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         # Nothing but the init function is visible, whatever a source forgot to hide.
@@ -135,24 +134,6 @@ class BuildExt(build_ext):
         self.call([*link, "-o", str(fresh)], f"link {target.name}")
         os.replace(fresh, target)
 
-    @staticmethod
-    def units(ext) -> list[str]:
-        """What is compiled: each source by itself, but the small .cu files a few together. Most of their time goes to
-        torch's headers, which are read once for each architecture."""
-        sizes = {source: len((ROOT / source).read_text().splitlines()) for source in ext.sources}
-        small = [source for source in ext.sources if source.endswith(".cu") and sizes[source] <= SMALL]
-        units = [source for source in ext.sources if source not in small]
-        for k in range(TOGETHER):
-            members = small[k::TOGETHER]
-            text = "".join(f'#include "{source}"\n' for source in members)
-            unit = OBJECTS / ext.name / f"together{k}.cu"
-            if members and not (unit.exists() and unit.read_text() == text):
-                unit.parent.mkdir(parents=True, exist_ok=True)
-                unit.write_text(text)
-            if members:
-                units.insert(0, str(unit.relative_to(ROOT)))  # the longest first
-        return units
-
     def compile_one(self, ext, source: str) -> Path:
         if source.endswith(".cu"):
             nvcc = self.cuda / "bin" / "nvcc"
@@ -167,8 +148,7 @@ class BuildExt(build_ext):
         # The object's name carries the command, so that builds with other flags do not undo each other. torch's
         # headers are system headers, absent from the dependency file: its version stands for them.
         signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()[:12]
-        folder = OBJECTS / ext.name
-        target = folder / f"{source.removeprefix(f'{folder.relative_to(ROOT)}/')}.{signature}.o"
+        target = OBJECTS / ext.name / f"{source}.{signature}.o"
         depfile = target.with_suffix(".d")
         if not self.is_fresh(target, depfile):
             target.parent.mkdir(parents=True, exist_ok=True)
