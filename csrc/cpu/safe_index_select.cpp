@@ -16,46 +16,10 @@ Bits spread(const Bits& index, int dim, const Bits& like) {
   return all;
 }
 
-// A row out of range: the fill value.
-void fill_row(char* to, int64_t bytes, int64_t width, uint64_t fill) {
-  if (fill == 0)
-    std::memset(to, 0, bytes);
-  else
-    by_any_width(width, [&](auto t) {
-      using T = decltype(t);
-      std::fill_n(reinterpret_cast<T*>(to), bytes / width, pattern<T>(fill));
-    });
-}
-
-constexpr int64_t kLine = 64;         // of the cache
-constexpr int64_t kRowBytes = 1024;  // longer rows are the hardware's to foresee, and memcpy's to copy
-
-// Rows that lie together, each of 32 bytes or a few more: moved without a call. `to` has room for n rows.
-template <class I>
-void copy_rows(const char* from, int64_t stride, int64_t bytes, int64_t width, int64_t length, const I* index,
-               int64_t n, uint64_t fill, char* to) {
-  for (int64_t i = 0; i < n; ++i, to += bytes) {
-    if (i + kRowsAhead < n && in_range(index[i + kRowsAhead], length)) {
-      const char* next = from + as_signed(index[i + kRowsAhead]) * stride;
-      for (int64_t at = 0; at < bytes; at += kLine) __builtin_prefetch(next + at);
-    }
-    if (!in_range(index[i], length)) {
-      fill_row(to, bytes, width, fill);
-      continue;
-    }
-    const char* row = from + as_signed(index[i]) * stride;
-    for (int64_t at = 0; at + 32 < bytes; at += 32) std::memcpy(to + at, row + at, 32);
-    std::memcpy(to + bytes - 32, row + bytes - 32, 32);
-  }
-}
-
 template <class I>
 void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I>& index, int64_t picks, uint64_t fill,
                  int64_t width, char* out) {
   const int64_t total = outer * picks, step = std::max<int64_t>(1, std::min(kChunk, kGrain * 4 / (rows.bytes + 1)));
-  const bool together = rows.inner.ndim == 0 && rows.bytes >= 32 && rows.bytes <= kRowBytes;
-  const int64_t stride = rows.lead.ndim ? rows.lead.stride[rows.lead.ndim - 1] : 0;  // of the indexed dim
-  const auto copy = pick<&copy_rows<I>>();
   parallel((total + step - 1) / step, step * (rows.bytes / 4 + 1), [&](int64_t begin, int64_t end) {
     alignas(64) I buffer[kBuffer];
     index.prime(buffer);
@@ -63,14 +27,18 @@ void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I
       const int64_t o = at / picks, k = at % picks, n = std::min({step, stop - at, picks - k});
       const I* numbers = index.fetch(k, n, INT64_MAX, buffer);
       char* to = out + at * rows.bytes;
-      if (together && length > 1) {
-        copy(rows.at(o * length), stride, rows.bytes, width, length, numbers, n, fill, to);
-      } else {
-        for (int64_t i = 0; i < n; ++i, to += rows.bytes)
-          if (in_range(numbers[i], length))
-            rows.copy(rows.at(o * length + as_signed(numbers[i])), to);
-          else
-            fill_row(to, rows.bytes, width, fill);
+      for (int64_t i = 0; i < n; ++i, to += rows.bytes) {
+        if (i + kRowsAhead < n && in_range(numbers[i + kRowsAhead], length))
+          rows.ask(o * length + as_signed(numbers[i + kRowsAhead]));
+        if (in_range(numbers[i], length))
+          rows.copy(rows.at(o * length + as_signed(numbers[i])), to);
+        else if (fill == 0)
+          std::memset(to, 0, rows.bytes);
+        else
+          by_any_width(width, [&](auto t) {
+            using T = decltype(t);
+            std::fill_n(reinterpret_cast<T*>(to), rows.bytes / width, pattern<T>(fill));
+          });
       }
       at += n;
     }
@@ -152,7 +120,7 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
   const Convert store = find_store<double>(dx.dtype);
   const auto add = pick<&add_loop>();
   const int64_t count = sorted.first[length];  // picks that are in range
-  const bool prefetched = grad.contiguous() && inner * width <= kRowBytes;
+  const int64_t line = grad.contiguous() && inner * width <= kShortRun ? inner * width : 0;  // bytes to ask for
   by_width(width, [&](auto t) {
     using T = decltype(t);
     Source<T> alone;  // a row taken once is copied
@@ -162,13 +130,12 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
       alignas(64) T plain[kBuffer];
       g.prime(values);
       alone.prime(plain);
-      const int64_t line = prefetched ? inner * width : 0;
       for (int64_t row = begin; row < end; ++row) {
         const int64_t o = row / length, i = row % length;
         // The picks of the destinations to come are rows of grad in any order.
         const int64_t soon = std::min(count, sorted.first[i + 1] + kPicksAhead);
         for (int64_t k = sorted.first[i] + kPicksAhead; k < soon; ++k)
-          for (int64_t at = 0; at < line; at += kLine)
+          for (int64_t at = 0; at < line; at += 64)
             __builtin_prefetch(bits.data + (o * picks + sorted.pick[k]) * line + at);
         const int64_t *k = &sorted.pick[0] + sorted.first[i], *last = &sorted.pick[0] + sorted.first[i + 1];
         char* out = dx.data + row * inner * width;
