@@ -178,3 +178,19 @@ def test_every_half_result_is_rounded_as_torch_rounds(dtype):
         got, want = safeops.safe_div(x.to(DEVICE), torch.ones((), device=DEVICE), dtype=dtype).cpu(), x.to(dtype)
         assert torch.equal(got.isnan(), want.isnan())
         assert torch.equal(got.view(torch.int16)[~want.isnan()], want.view(torch.int16)[~want.isnan()])
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001, 0x7FC00000])
+def test_any_nan_stays_one_in_bf16(bits):
+    """Rounding adds to the bits: of a NaN it could make 0 or inf."""
+    x = torch.ones(40, device=DEVICE)
+    x[::3] = torch.tensor(bits, dtype=torch.int32, device=DEVICE).view(torch.float32)
+    assert safeops.safe_sqrt(x, dtype=torch.bfloat16).isnan().equal(x.isnan())
+
+
+def test_one_pick_of_each_line_has_its_own_gradient():
+    x = torch.zeros(3, 5, 4, device=DEVICE, requires_grad=True)
+    index = torch.tensor([[[0, 4, 2, 1]]] * 3, device=DEVICE)
+    g = torch.arange(1.0, 13, device=DEVICE).view(3, 1, 4)
+    (dx,) = torch.autograd.grad(safeops.safe_gather(x, 1, index), x, g)
+    assert dx.equal(torch.zeros(3, 5, 4, device=DEVICE).scatter(1, index, g))
