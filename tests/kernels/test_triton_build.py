@@ -99,6 +99,37 @@ def cases():
     return found
 
 
+def nvidia(tool, *arguments):
+    return subprocess.run([BIN / tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def resources(cubin, folder):
+    """Registers, and bytes of stack (spills included)."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    row = re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", nvidia("cuobjdump", "--dump-resource-usage", file))
+    registers, stack, local = map(int, row.groups())
+    return {"registers": registers, "stack": stack + local}
+
+
+def machine_accesses(cubin, folder):
+    """[(load or store, bytes)] of global memory, in the machine code. A process of a second: see `ptx_accesses`."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(cubin)
+    found = []
+    for kind, modifiers in re.findall(r"\b(LD|ST)G\.E(\S*)", nvidia("nvdisasm", "-c", file)):
+        width = re.search(r"\.(256|128|64|U?S?16|U?S?8)\b", modifiers)
+        bits = int(re.sub(r"\D", "", width.group(1))) if width else 32
+        found.append(({"LD": "load", "ST": "store"}[kind], bits // 8))
+    return found
+
+
+def ptx_accesses(text):
+    """The same from the PTX, whose accesses the assembler keeps as wide as they are."""
+    found = re.findall(r"\b(ld|st)\.\S*?global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
+    return [({"ld": "load", "st": "store"}[kind], int(many or 1) * int(bits) // 8) for kind, many, bits in found]
+
+
 def report(plan, target, folder):
     """{registers, stack (bytes, spills included), load and store: {access width in bytes: count}}"""
     compiled = plan.compile(target)
@@ -115,21 +146,8 @@ def report(plan, target, folder):
         accesses = re.findall(r"(?:global|buffer)_(load|store)_(\w+)", text)
         widths = [(kind, suffix.get(width, 0)) for kind, width in accesses]
     else:
-        cubin = folder / "kernel.cubin"
-        cubin.write_bytes(compiled.asm["cubin"])
-
-        def run(*command):
-            return subprocess.run([*command, cubin], capture_output=True, text=True, check=True).stdout
-
-        usage = run(BIN / "cuobjdump", "--dump-resource-usage")
-        registers, stack, local = map(int, re.search(r"REG:(\d+) STACK:(\d+) .*LOCAL:(\d+)", usage).groups())
-        found = {"registers": registers, "stack": stack + local}
-        accesses = re.findall(r"\b(LD|ST)G\.E(\S*)", run(BIN / "nvdisasm", "-c"))
-        widths = []
-        for kind, modifiers in accesses:
-            width = re.search(r"\.(256|128|64|U?S?16|U?S?8)\b", modifiers)
-            bits = int(re.sub(r"\D", "", width.group(1))) if width else 32
-            widths.append((kind.replace("LD", "load").replace("ST", "store"), bits // 8))
+        found = resources(compiled.asm["cubin"], folder)
+        widths = ptx_accesses(compiled.asm["ptx"])
     for kind in ("load", "store"):
         found[kind] = {w: widths.count((kind, w)) for w in sorted({w for k, w in widths if k == kind})}
     return found
@@ -201,6 +219,15 @@ def test_resources(target, batch, tmp_path):
         check(name, plan, found)
         if target == "sm_90" and re.match("aligned (odd )?(mse|mean|l1|smooth|huber)", name) and "backward" not in name:
             assert in_flight(plan, found["registers"]) >= 48, name
+
+
+@pytest.mark.parametrize("target", [name for name in TARGETS if name.startswith("sm_")])
+def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
+    """One plan of each kernel. (How often, differs: what is unrolled, what both sides of a branch share.)"""
+    for plan in {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target)}.values():
+        compiled = plan.compile(TARGETS[target])
+        told, done = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
+        assert told and set(done) == set(told), (plan.kernel.fn.__name__, sorted(set(told)), sorted(set(done)))
 
 
 def test_every_kernel_is_covered():

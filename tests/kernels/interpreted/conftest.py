@@ -3,6 +3,7 @@
 import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,27 @@ def patched_once():
     with pytest.MonkeyPatch.context() as patch:
         interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
         patch.setattr(interpreter, "_patch_lang", lambda fn: SimpleNamespace(restore=lambda: None))
+        yield
+
+
+EXACTLY = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def integers_fit():
+    """Arithmetic of narrow integers must not overflow. The interpreter's own check takes half of its time, being made
+    of interpreted steps, and ends in an assertion that is switched off."""
+    from triton.language.semantic import TritonSemantic
+
+    def check(self, lhs, rhs, operation):
+        kind = lhs.type.scalar
+        if kind.int_bitwidth < 64:
+            exact = EXACTLY[operation.__name__](*(np.asarray(t.handle.data, np.int64) for t in (lhs, rhs)))
+            fits = kind.get_int_min_value() <= exact.min() and exact.max() <= kind.get_int_max_value()
+            assert fits, f"{operation.__name__} overflows {kind}"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TritonSemantic, "binary_op_sanitize_overflow_impl", check)
         yield
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 import triton.runtime.interpreter as interpreter
 from safeops.kernels import indexing, launch, reduce
 
@@ -101,3 +103,17 @@ def test_unsafe_operands_are_refused():
         kernels.masked_sum.masked_sum(x.to(torch.complex64), None, None, None, False, False, F32)
     with pytest.raises(ValueError, match="meta"):
         kernels.masked_sum.masked_sum(x, torch.ones(5, dtype=torch.bool, device="meta"), None, None, False, False, F32)
+
+
+def test_an_integer_that_overflows_is_noticed():
+    """Seen by the fixture `integers_fit`."""
+
+    @triton.jit
+    def area(out, rows, columns):
+        tl.store(out, rows * columns)
+
+    out = torch.zeros((), dtype=torch.int64)
+    area[(1,)](out, 1 << 15, 1 << 15)
+    assert out == 1 << 30
+    with pytest.raises(Exception, match="mul overflows int32"):
+        area[(1,)](out, 1 << 16, 1 << 16)
