@@ -123,21 +123,22 @@ _OPCHECKS = ("test_schema", "test_faketensor", "test_autograd_registration", "te
 
 @check("torch.library.opcheck on the dispatcher's op and on every raw op that a forward and backward calls")
 def check_opcheck(subject: Subject, sample: Sample) -> None:
-    calls = list(subject.raw_ops)
-    for cast in each_dtype(sample, (torch.float32, torch.float16)):
+    calls, in_half = list(subject.raw_ops), []
+    for cast, kept in zip(each_dtype(sample, (torch.float32, torch.float16)), (calls, in_half)):
         with _Recorder(subject.namespace) as recorder:
             run(subject.op, cast)
-        calls += recorder.calls
+        kept += recorder.calls
     if subject.direct is not None:
         live, _ = attach(sample.cast(torch.float32).clone())
         calls.append((_overload(subject.direct, live), live.args, dict(live.kwargs)))
     if not calls:
         raise NotApplicable(f"no op of {subject.namespace} is called, none is given as `direct` or `raw_ops`")
-    for function, args, kwargs in calls:
+    # The compiled tests are the slow ones: on few samples, in one dtype. Schema and fake kernel are tested on all.
+    thorough = sample.slow or not any(s.slow for s in subject.samples)
+    for i, (function, args, kwargs) in enumerate(calls + in_half):
         if function.name().split("::")[1].startswith("_"):  # raw ops have no autograd of their own
             args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
-        # The compiled tests are the slow ones: on few samples. Schema and fake kernel are tested on all.
-        tests = _OPCHECKS if sample.slow or not any(s.slow for s in subject.samples) else _OPCHECKS[:2]
+        tests = _OPCHECKS if thorough and i < len(calls) else _OPCHECKS[:2]
         try:
             torch.library.opcheck(function, args, kwargs, test_utils=tests)
         except Exception as error:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from safeops._library import registry
 from tests.contract.subjects import DEVICE
@@ -20,6 +21,8 @@ KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())
 @pytest.mark.skipif(not KERNELS or platform.machine() not in ("x86_64", "AMD64"), reason="one instruction set here")
 @pytest.mark.parametrize("isa", ["default", "avx2"])
 def test_numbers_hold(isa):
+    if isa.upper() == torch.backends.cpu.get_cpu_capability():
+        pytest.skip("this machine's best: every other test runs it")
     folder = Path(__file__).parent
     files = sorted(path.name for name in ("test_properties*", "test_stand_ins*") for path in folder.glob(f"{name}.py"))
     # of the contract what is long enough for several threads

@@ -8,7 +8,10 @@ kernel.
 import os
 import re
 import shutil
+import struct
 import subprocess
+import tempfile
+from bisect import bisect
 from pathlib import Path
 
 import pytest
@@ -42,9 +45,9 @@ def find(tool):
     return found or next((str(f / tool) for f in folders if (f / tool).exists()), None)
 
 
-NVCC, CUOBJDUMP = find("nvcc"), find("cuobjdump")
-needs_nvcc = pytest.mark.skipif(not (NVCC and CUOBJDUMP), reason="no nvcc or cuobjdump: nothing to compile or read")
-needs_library = pytest.mark.skipif(not (LIBRARY and CUOBJDUMP), reason="built without nvcc, or no cuobjdump to read it")
+NVCC, CUOBJDUMP, NVDISASM = find("nvcc"), find("cuobjdump"), find("nvdisasm")
+needs_nvcc = pytest.mark.skipif(not (NVCC and CUOBJDUMP and NVDISASM), reason="no nvcc, cuobjdump or nvdisasm: nothing to compile or read")
+needs_library = pytest.mark.skipif(not (LIBRARY and CUOBJDUMP and NVDISASM), reason="built without nvcc, or nothing to read it with")
 
 
 def compile_cubin(source, target):
@@ -66,17 +69,39 @@ def resources(cubin):
     return {name: {"registers": int(reg), "stack": int(stack) + int(local)} for name, reg, stack, local in found}
 
 
-def accesses(cubin):
-    """{kernel: {instruction: count}} of the memory instructions in the machine code, e.g. LDG.128, STG.U16, LDL.32."""
-    table, kernel = {}, None
-    for line in cuobjdump("-sass", cubin).splitlines():
-        if match := re.search(r"Function : (\S+)", line):
-            kernel = table.setdefault(match.group(1), {})
-        elif match := re.search(r"\b(LDG|STG|LDL|STL|LD|ST)(\.\S+)?\s", line):
-            width = re.search(r"\.(128|64|U16|S16|U8|S8)\b", match.group(2) or "")
-            name = f"{match.group(1)}.{width.group(1) if width else 32}"
-            kernel[name] = kernel.get(name, 0) + 1
-    return table
+def texts(cubin):
+    """[(kernel, its machine code)] of an ELF file: the sections .text.<kernel>."""
+    data = cubin.read_bytes()
+    (table,) = struct.unpack_from("<Q", data, 0x28)
+    size, count, names = struct.unpack_from("<HHH", data, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", data, table + i * size) for i in range(count)]
+    for name, _, _, _, offset, length in headers:
+        at = headers[names][4] + name
+        section = data[at : data.index(b"\0", at)].decode()
+        if section.startswith(".text."):
+            yield section.removeprefix(".text."), data[offset : offset + length]
+
+
+def accesses(arch, cubins):
+    """{cubin: {kernel: {instruction: count}}} of the memory instructions in the machine code, e.g. LDG.128, STG.U16,
+    LDL.32. All of an architecture is taken apart together: the disassembler's start takes longest."""
+    found, begins, rows, raw = {}, [], [], b""
+    for cubin in cubins:
+        for kernel, code in texts(cubin):
+            begins.append(len(raw))
+            rows.append(found.setdefault(cubin, {}).setdefault(kernel, {}))
+            raw += code
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(raw)
+        file.flush()
+        command = [NVDISASM, "--binary", f"SM{arch}", "--no-dataflow", file.name]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    memory = re.compile(r"/\*([0-9a-f]{4,})\*/.*?\b(LDG|STG|LDL|STL|LD|ST)(\.\S+)?\s")
+    for offset, name, modifiers in memory.findall(listing):
+        width = re.search(r"\.(128|64|U16|S16|U8|S8)\b", modifiers)
+        row, key = rows[bisect(begins, int(offset, 16)) - 1], f"{name}.{width.group(1) if width else 32}"
+        row[key] = row.get(key, 0) + 1
+    return found
 
 
 def not_resident(table):
@@ -86,18 +111,17 @@ def not_resident(table):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """{(name of the source, architecture): (cubin, its resources)} of the library. An unnamed namespace carries the
-    name of its source into the names of the kernels; those of CUB have none."""
+    """{(name of the source, architecture): (accesses, resources)} of the library. An unnamed namespace carries the name
+    of its source into the names of the kernels; those of CUB have none."""
     folder = tmp_path_factory.mktemp("cubin")
     cuobjdump("-xelf", "all", LIBRARY.resolve(), cwd=folder)
     found = {}
-    for cubin in folder.glob("*.cubin"):
+    done = {cubin: row for arch in ARCHS for cubin, row in accesses(arch, folder.glob(f"*.sm_{arch}.cubin")).items()}
+    for cubin in done:
         table = resources(cubin)
         names = {name for kernel in table for name in re.findall(r"_GLOBAL__N__\w{8}_\d+_(\w+?)_cu_", kernel)}
-        if not table:
-            continue  # a source without kernels of its own
         (source,) = names or {SORTED.stem}
-        found[source, re.search(r"sm_(\d+)", cubin.name).group(1)] = cubin, table
+        found[source, re.search(r"sm_(\d+)", cubin.name).group(1)] = done[cubin], table
     return found
 
 
@@ -128,7 +152,7 @@ def test_selection_compiles_without_spills_or_stack(built, source, arch):
 @pytest.mark.parametrize("source", SELECTION, ids=lambda s: s.stem)
 def test_selection_reads_masks_by_16_bytes(built, source, arch):
     """Each kernel that ranks has the mask's four packets under way, and every access is known to be global."""
-    table = demangled(accesses(built[source.stem, arch][0]))
+    table = demangled(built[source.stem, arch][0])
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     ranking = [row for name, row in table.items() if re.search("(number|merge|part|count|pack)_kernel", name)]
@@ -153,8 +177,8 @@ def test_indexed_compiles_without_spills_or_stack(built, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_indexed_moves_packets(built, arch):
     """Rows are read and written by 16 bytes, every access known to be global."""
-    cubin, report = built[INDEXED.stem, arch]
-    table, report = demangled(accesses(cubin)), demangled(report)
+    table, report = built[INDEXED.stem, arch]
+    table, report = demangled(table), demangled(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     (row,) = [row for name, row in table.items() if "look_up_kernel<uint4>" in name]
@@ -173,9 +197,9 @@ def test_indexed_moves_packets(built, arch):
 @pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
 def test_scans_move_packets_without_spills(built, source, arch):
     """Of each of four dtypes four packets under way, then one: csrc/cuda/multi_tensor.cuh."""
-    cubin, report = built[source.stem, arch]
+    table, report = built[source.stem, arch]
     assert not not_resident(report)
-    table, report = demangled(accesses(cubin)), demangled(report)
+    table, report = demangled(table), demangled(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     dense = {name: row for name, row in table.items() if re.search("scan_kernel<.*, true>", name)}
@@ -235,8 +259,8 @@ def demangled(table):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda s: s.stem)
 def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
-    cubin, report = built[source.stem, arch]
-    table, report = demangled(accesses(cubin)), demangled(report)
+    table, report = built[source.stem, arch]
+    table, report = demangled(table), demangled(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"
     flat = {name: row for name, row in table.items() if "flat_kernel" in name}
@@ -284,7 +308,7 @@ def test_a_spilling_kernel_is_caught(tmp_path):
     cubin = compile_cubin(source, tmp_path / "planted.cubin")
     (row,) = not_resident(resources(cubin)).values()
     assert row["stack"] > 0
-    (row,) = accesses(cubin).values()
+    (row,) = accesses("90", [cubin])[cubin].values()
     assert any(name.startswith(("LDL", "STL")) for name in row), row
 
 
@@ -292,7 +316,8 @@ def test_a_spilling_kernel_is_caught(tmp_path):
 def test_a_scalar_kernel_is_caught(tmp_path):
     source = tmp_path / "planted.cu"
     source.write_text(SCALAR)
-    (row,) = accesses(compile_cubin(source, tmp_path / "planted.cubin")).values()
+    cubin = compile_cubin(source, tmp_path / "planted.cubin")
+    (row,) = accesses("90", [cubin])[cubin].values()
     assert "LDG.128" not in row and "STG.128" not in row and row["LDG.U16"] == 8
 
 
