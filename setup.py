@@ -74,17 +74,18 @@ def find_cuda() -> Path | None:
     return None
 
 
-def gencode(nvcc: Path) -> str:
-    """-gencode flag: machine code for each architecture asked for that this nvcc knows, and PTX for those to come, all
-    from one run of the front end: nothing here is written for one architecture alone."""
+def gencode(nvcc: Path, tuned: bool) -> list[str]:
+    """-gencode flags: machine code for each architecture asked for that this nvcc knows, and PTX for those to come. One
+    run of the front end serves all; code that is tuned for each architecture needs a run for each."""
     names = re.split(r"[ ,;]+", os.environ.get("SAFEOPS_CUDA_ARCH", " ".join(CUDA_ARCHS)).strip())
     wanted = sorted((name.replace(".", "").removeprefix("sm_") for name in names), key=int)
     known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True).split()
     archs = [arch for arch in wanted if f"compute_{arch}" in known]
     if not archs:
         raise SystemExit(f"safeops: {nvcc} knows none of the architectures {wanted} (it knows {known})")
-    lowest = f"compute_{archs[0]}"
-    return f"-gencode=arch={lowest},code=[{','.join(f'sm_{arch}' for arch in archs)},{lowest}]"
+    virtual = archs if tuned else [archs[0]] * len(archs)
+    flags = [f"-gencode=arch=compute_{front},code=sm_{arch}" for front, arch in zip(virtual, archs)]
+    return [*flags, f"-gencode=arch=compute_{virtual[-1]},code=compute_{virtual[-1]}"]
 
 
 def torch_folder() -> Path:
@@ -140,7 +141,8 @@ class BuildExt(build_ext):
             nvcc = self.cuda / "bin" / "nvcc"
             host = ["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []
             prefixes = [f"-Xcompiler={flag}" for flag in self.prefixes]
-            command = [str(nvcc), *host, *NVCC_FLAGS, *prefixes, gencode(nvcc)]
+            command = [str(nvcc), *host, *NVCC_FLAGS, *prefixes]
+            command += gencode(nvcc, tuned="#include <cub/" in (ROOT / source).read_text())
         else:
             command = [*self.cxx, *CXX_FLAGS, *self.prefixes]
             if self.is_cuda(ext):
