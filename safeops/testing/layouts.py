@@ -90,10 +90,13 @@ def check_layouts(subject: Subject, sample: Sample) -> None:
     if not sample.shape().numel() or not sample.shape():
         raise NotApplicable("no layout to vary")
     keys = list(sample.operands())
-    for sized in (sample, sample.grown(300)) if sample.shape()[0] > 1 else (sample,):
-        for cast in each_dtype(sized, (torch.float32, torch.float16)):
+    sizes = (sample, sample.grown(300)) if sample.shape()[0] > 1 else (sample,)
+    for sized in sizes:
+        # One operand laid out unlike the others: the first dtype at the smaller size, the second at the larger.
+        casts = each_dtype(sized, (torch.float32, torch.float16))
+        for cast, alone in zip(casts, (sized is sample, sized is sizes[-1])):
             for name, layout in LAYOUTS.items():
-                for chosen in [keys] + ([[k] for k in keys] if len(keys) > 1 else []):
+                for chosen in [keys] + ([[k] for k in keys] if len(keys) > 1 and alone else []):
                     laid = _relaid(cast, layout, chosen)
                     if laid is not None:
                         _right(subject, laid, f"with {name} operands {chosen}")

@@ -11,7 +11,7 @@ from .compare import assert_nonfinite_alike, assert_outcomes_equal, assert_right
 from .derivatives import functional
 from .registry import check
 from .sample import NotApplicable, Sample
-from .subject import Subject, accepts, attach, make_upstream, outputs, run
+from .subject import DTYPES, Subject, accepts, attach, make_upstream, outputs, run
 from .values import each_dtype
 
 GARBAGE = ("nan", "inf", "-inf", "max")
@@ -171,15 +171,23 @@ def check_kept_nonfinite(subject: Subject, sample: Sample) -> None:
                 continue
             # The last kept element: the tail of a vector loop, where a wrong neutral element hides it.
             for place in (alive.flatten().nonzero()[0], alive.flatten().nonzero()[-1]):
-                for value in (float("nan"), float("inf"), -float("inf")):
+                for value, dtypes in _NONFINITE.items():
                     found = True
-                    _show(subject, sized, key, int(place), value)
+                    _show(subject, sized, key, int(place), value, dtypes)
     if not found:
         raise NotApplicable("nothing is kept")
 
 
-def _show(subject, sample, key, place, value):
-    for cast in each_dtype(sample):
+# The signs in different dtypes: both are computed alike once they are read.
+_NONFINITE = {
+    float("nan"): DTYPES,
+    float("inf"): (torch.float16, torch.float32),
+    -float("inf"): (torch.bfloat16, torch.float64),
+}
+
+
+def _show(subject, sample, key, place, value, dtypes):
+    for cast in each_dtype(sample, dtypes):
         tensor = cast.get(key).clone(memory_format=torch.contiguous_format)
         tensor.view(-1)[place] = value
         changed = cast.replace({key: tensor})

@@ -46,8 +46,12 @@ def find(tool):
 
 
 NVCC, CUOBJDUMP, NVDISASM = find("nvcc"), find("cuobjdump"), find("nvdisasm")
-needs_nvcc = pytest.mark.skipif(not (NVCC and CUOBJDUMP and NVDISASM), reason="no nvcc, cuobjdump or nvdisasm: nothing to compile or read")
-needs_library = pytest.mark.skipif(not (LIBRARY and CUOBJDUMP and NVDISASM), reason="built without nvcc, or nothing to read it with")
+needs_nvcc = pytest.mark.skipif(
+    not (NVCC and CUOBJDUMP and NVDISASM), reason="no nvcc, cuobjdump or nvdisasm: nothing to compile or read"
+)
+needs_library = pytest.mark.skipif(
+    not (LIBRARY and CUOBJDUMP and NVDISASM), reason="built without nvcc, or nothing to read it with"
+)
 
 
 def compile_cubin(source, target):
