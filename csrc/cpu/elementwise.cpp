@@ -12,7 +12,7 @@ template <class C>
 void Elementwise<C>::run(Loop<C> loop, const void* op) const {
   const int64_t numel = shape.numel();
   if (numel == 0) return;
-  const int64_t step = inputs.step(outputs);
+  const int64_t step = direct() ? kFine : kChunk / 2;
   const auto body = [&](int64_t begin, int64_t end) {
     typename Inputs<C>::Buffers buffers;
     alignas(64) C results[kMaxOutputs][kBuffer];

@@ -36,8 +36,18 @@ struct Inputs {
     masked = true;
   }
 
-  // Elements a loop should take at once: more spread its fixed costs, while its operands' buffers fit the L1 cache.
-  int64_t step(int outputs) const { return count + outputs <= 2 && sizeof(C) <= 4 ? kChunk : kChunk / 2; }
+  // Elements a reduction takes at once: more spread its fixed costs, while its operands' buffers fit the L1 cache.
+  int64_t step() const {
+    if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
+    return sizeof(C) <= 4 ? kChunk : kChunk / 2;
+  }
+
+  // Nothing goes through a buffer.
+  bool direct() const {
+    bool all = !masked || mask.direct();
+    for (int i = 0; i < count; ++i) all &= source[i].direct();
+    return all;
+  }
 
   // One thread's buffers.
   struct Buffers {
@@ -82,6 +92,13 @@ struct Elementwise {
   }
 
   void run(Loop<C> loop, const void* op) const;
+
+ private:
+  bool direct() const {
+    bool all = inputs.direct();
+    for (int i = 0; i < outputs; ++i) all &= !wanted[i] || sink[i].direct();
+    return all;
+  }
 };
 
 // New outputs: with the strides of empty_like(t), or contiguous on the device of `like`. Large ones ask for huge pages:

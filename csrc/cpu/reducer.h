@@ -128,7 +128,7 @@ struct Reducer {
  private:
   // Whole outputs fit in a chunk: a unit is a chunk of as many outer indices as it holds.
   void run_short() const {
-    const int64_t each = r.reduced * r.inner, groups = std::max<int64_t>(1, r.inputs.step(0) / each);
+    const int64_t each = r.reduced * r.inner, groups = std::max<int64_t>(1, r.inputs.step() / each);
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Worker s(fold, r.inputs);
       const States states(fold, std::min(kTotals, r.outer * r.inner));
@@ -191,7 +191,7 @@ struct Reducer {
       row(s, base + first, base + last);
       return s.finish_row(totals);
     }
-    if (n == r.inner && n <= r.inputs.step(0))
+    if (n == r.inner && n <= r.inputs.step())
       narrow(s, n, base + first * n, base + last * n);
     else
       wide(s, n, base + first * r.inner, base + last * r.inner);
@@ -200,7 +200,7 @@ struct Reducer {
 
   // One row, a chunk at a time.
   void row(Worker& s, int64_t begin, int64_t end) const {
-    const int64_t step = r.inputs.step(0);
+    const int64_t step = r.inputs.step();
     s.start_row();
     for (int64_t at = begin; at < end; at += step) {
       const int64_t m = std::min(step, end - at);
@@ -212,7 +212,7 @@ struct Reducer {
 
   // Rows of n without a gap, a chunk at a time.
   void narrow(Worker& s, int64_t n, int64_t begin, int64_t end) const {
-    const int64_t step = r.inputs.step(0), period = lanes_for(n, step), rows = step / period, most = rows * period;
+    const int64_t step = r.inputs.step(), period = lanes_for(n, step), rows = step / period, most = rows * period;
     s.start(period);
     for (int64_t at = begin; at < end; at += most) {
       const int64_t m = std::min(most, end - at);
@@ -225,7 +225,7 @@ struct Reducer {
 
   // Rows of n columns, chunk by chunk, each row r.inner from the last.
   void wide(Worker& s, int64_t n, int64_t begin, int64_t end) const {
-    const int64_t step = r.inputs.step(0);
+    const int64_t step = r.inputs.step();
     s.start(n);
     for (int64_t row = begin; row < end; row += r.inner) {
       s.room(1);
