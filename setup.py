@@ -1,7 +1,7 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
-    safeops._C      csrc/cpu/*.cpp, csrc/module.cpp       wherever there is a C++ compiler
-    safeops._cuda   csrc/cuda/*.cu, csrc/cuda/module.cpp  where nvcc is found too, also beside a CPU-only torch
+    safeops._C      csrc/cpu/*.cpp, csrc/module.cpp  wherever there is a C++ compiler
+    safeops._cuda   csrc/cuda/*.cu, *.cpp            where nvcc is found too, also beside a CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. Environment:
 
@@ -43,6 +43,7 @@ CXX_FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-tra
 NVCC_FLAGS = "-std=c++17 -O3 --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden -DUSE_CUDA".split()
 # torch 2.11, Python 3.10
 DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
+TORCH_HEADERS = [f"torch/csrc/{name}.h" for name in ("inductor/aoti_torch/c/shim", "stable/library", "stable/tensor")]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
 
 
@@ -115,8 +116,23 @@ class BuildExt(build_ext):
         self.torch_libs = f"-L{torch / 'lib'} -Wl,--no-as-needed -ltorch -ltorch_cpu".split()
         self.cxx = find_cxx()
         self.cuda = find_cuda()
+        self.precompiled = self.precompile()
         for extension in self.extensions:
             self.build_extension(extension)
+
+    def precompile(self) -> str:
+        """torch's headers, read once for all C++ sources: half of the time that a short source takes."""
+        command = [*self.cxx, *CXX_FLAGS, *self.prefixes, *DEFINES, *self.includes, "-x", "c++-header"]
+        signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()[:12]
+        header = OBJECTS / f"torch.{signature}.h"
+        compiled = header.with_suffix(".h.gch")
+        if not compiled.exists():
+            OBJECTS.mkdir(parents=True, exist_ok=True)
+            header.write_text("".join(f"#include <{name}>\n" for name in TORCH_HEADERS))
+            partial = header.with_suffix(f".{os.getpid()}.part.gch")
+            self.call([*command, str(header), "-o", str(partial)], "compile torch's headers")
+            os.replace(partial, compiled)
+        return str(header)
 
     def build_extension(self, ext):
         with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", 2))) as pool:
@@ -143,11 +159,14 @@ class BuildExt(build_ext):
             prefixes = [f"-Xcompiler={flag}" for flag in self.prefixes]
             command = [str(nvcc), *host, *NVCC_FLAGS, *prefixes]
             command += gencode(nvcc, tuned="#include <cub/" in (ROOT / source).read_text())
+            command += [*DEFINES, *self.includes]
         else:
-            command = [*self.cxx, *CXX_FLAGS, *self.prefixes]
+            command = [*self.cxx, *CXX_FLAGS, *self.prefixes, *DEFINES, *self.includes]
             if self.is_cuda(ext):
                 command += ["-DUSE_CUDA", "-isystem", str(self.cuda / "include")]
-        command += [*DEFINES, *self.includes, f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-c", source]
+            else:
+                command += ["-include", self.precompiled]
+        command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-c", source]
         # The object's name carries the command, so that builds with other flags do not undo each other. torch's
         # headers are system headers, absent from the dependency file: its version stands for them.
         signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()[:12]

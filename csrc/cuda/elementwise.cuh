@@ -27,6 +27,7 @@
 #include <cuda_runtime.h>
 
 #include "plan.h"
+#include "types.cuh"
 
 namespace safeops::cuda {
 

@@ -52,12 +52,6 @@ inline double overflow_limit(Type out, bool wide) {
   }
 }
 
-// eps in the compute type. A floor nobody named: its smallest normal number.
-inline double floor_of(bool named, double eps, bool wide) {
-  if (!named) return wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
-  return wide ? eps : double(float(eps));
-}
-
 template <class C>
 Range<C> make_range(double eps, Type out, double stand_in, bool need_input = true, bool need_other = true) {
   return {C(eps), C(overflow_limit(out, sizeof(C) == 8)), C(kLargest[out]), C(saturate(stand_in, kLargest[out])),

@@ -1,4 +1,4 @@
-// safeops._cuda: importing it registers the CUDA kernels (static initialisers of the .cu files). It has no contents.
+// safeops._cuda: importing it registers the CUDA kernels (static initialisers of the sources). It has no contents.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "../common/shape.h"
-#include "types.cuh"
+#include "type.h"
 
 namespace safeops::cuda {
 

@@ -4,17 +4,11 @@
 // conversions are PTX, so that no CUDA half header is parsed once per architecture.
 #pragma once
 
-#include <cstdint>
+#include "type.h"
 
 namespace safeops::cuda {
 
 using uint64 = unsigned long long;  // uint64_t, as the load and store intrinsics know it
-
-enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };
-
-__host__ __device__ constexpr int size_of(Type type) {
-  return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
-}
 
 #ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline float f16_to_float(uint16_t bits) {

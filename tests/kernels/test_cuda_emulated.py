@@ -28,6 +28,7 @@ SOURCES = [
 ]
 UNARY = [path.stem for path in SOURCES if "SAFEOPS_UNARY(" in path.read_text()]
 BINARY = [path.stem for path in SOURCES if "SAFEOPS_BINARY(" in path.read_text()]
+HOST = [ROOT / "csrc/cuda/unary.cpp", ROOT / "csrc/cuda/binary.cpp"]
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
@@ -63,7 +64,7 @@ def counter(target):
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory):
     """(ops, counts): the raw ops, and what counter() gives."""
-    target = compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated.so")
+    target = compiled([*SOURCES, *HOST], tmp_path_factory.mktemp("emulated") / "cuda_emulated.so")
     library = torch.library.Library("safeops_emulated", "FRAGMENT")
     library.define("_masked_fill(Tensor input, Tensor fill_mask, float number=0.0, Tensor? value=None) -> Tensor")
     for name in UNARY:

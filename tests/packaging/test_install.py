@@ -127,5 +127,5 @@ def test_source_distribution_is_complete(tmp_path):
 def test_a_failing_compiler_fails_the_build(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path]
     result = run(command, cwd=ROOT, check=False, CXX="false", SAFEOPS_NO_CUDA="1")
-    assert result.returncode != 0 and "safeops: failed (1): compile csrc/" in result.stderr
+    assert result.returncode != 0 and "safeops: failed (1): compile " in result.stderr
     assert not list(tmp_path.rglob("*.so"))
