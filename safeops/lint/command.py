@@ -45,7 +45,7 @@ def run(arguments):
     except ValueError:  # None in sys.modules
         missing = True
     if missing:
-        print('safeops lint needs libcst: pip install "safeops[lint]"', file=sys.stderr)
+        print("safeops lint needs libcst: pip install libcst", file=sys.stderr)
         return EXIT_TROUBLE
     from safeops.lint import output
     from safeops.lint.config import BadConfig

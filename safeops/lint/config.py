@@ -125,5 +125,5 @@ def _toml():
         try:
             import tomli as tomllib
         except ModuleNotFoundError:
-            raise BadConfig('pyproject.toml needs tomli on Python 3.10: pip install "safeops[lint]"') from None
+            raise BadConfig("pyproject.toml needs tomli on Python 3.10: pip install tomli") from None
     return tomllib

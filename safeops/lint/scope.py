@@ -24,7 +24,7 @@ LOSS = re.compile(
 )
 LOSS_CLASS = re.compile(r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er)(\d|[A-Z]|$)")
 NOT_A_LOSS = re.compile(
-    r"^(plot|log|print|get|set|make|build|create|test|save|load|register|update|parse)_|lossless", re.I
+    r"^(plot|log(?!_loss$)|print|get|set|make|build|create|test|save|load|register|update|parse)_|lossless", re.I
 )
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 

@@ -77,7 +77,11 @@ KEEPS_POSITIVE |= {"log1p", "rsqrt", "reciprocal", "logsumexp", "type", "type_as
 WIDENING = {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
-INTEGER = set("argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize".split())
+INTEGER = set(
+    "argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot".split()
+)
+# What comes out of these is a weight between 0 and 1, whatever its name.
+SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 KEEPS_INTEGER = (
     set("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()) | SHAPING
 )
@@ -96,6 +100,7 @@ class Value:
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
     constant: bool = False  # made here from numbers alone
     integer: bool = False  # surely no floating tensor: no NaN, no gradient
+    soft: bool = False  # surely no mask: a probability, an attention
     owned: bool = False  # memory that only this name reaches
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
@@ -162,6 +167,7 @@ def of_op(op, operands, imports):
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
     value.mask = _mask(op, operands, dtype)
+    value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
     exact = op.name in KEEPS_INTEGER and bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     value.integer = op.name in INTEGER or (exact and not value.mask and not value.wide)
     value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
@@ -195,7 +201,8 @@ def _positive(op, operands):
         return True
     if op.name in ("clamp", "clamp_min"):
         bound = op.arg(0, "min")
-        return bound is not None and any(v.positive for v in rest)
+        at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
+        return bound is not None and at is not None and rest[at].positive
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
     if op.name == "add":

@@ -63,6 +63,11 @@ class Walk(Expressions):
         """The source of an expression, with its own parentheses."""
         return self.module.code_for_node(node)
 
+    def argument(self, node):
+        """The source of an expression as the argument of a call: without parentheses around the whole of it."""
+        plain = getattr(node, "lpar", ()) and not comments(node) and "\n" not in self.text(node)
+        return self.text(node.with_changes(lpar=(), rpar=())) if plain else self.text(node)
+
     def report(self, rule, node, message, fix=None, *, imports=True, covers=(), last=None):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
@@ -247,7 +252,7 @@ class Walk(Expressions):
             if isinstance(expression, cst.Name):  # two names for one memory
                 self._disown(expression)
                 value = dataclasses.replace(value, owned=False)
-            elif value.tensor and value.mask is None and named_mask(target.value):
+            elif value.tensor and value.mask is None and named_mask(target.value) and not value.soft:
                 value = dataclasses.replace(value, mask="likely")
             if value is NOTHING and named_eps(target.value):
                 value = Value(positive=True)

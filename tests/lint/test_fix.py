@@ -13,6 +13,7 @@ HEADER = "import torch\nimport torch.nn.functional as F\n"
 EXPRESSIONS = [
     ("SO101", "x", "x[x > 0.5].mean()", "safeops.masked_mean(x, x > 0.5, dtype=x.dtype)"),
     ("SO105", "x, y", "(x * (y > 0.5)).sum()", "(safeops.masked_fill(x, ~(y > 0.5), 0)).sum()"),
+    ("SO105", "x, y", "((x - y) * ~(y > 0.5)).sum()", "(safeops.masked_fill(x - y, y > 0.5, 0)).sum()"),
     ("SO105", "x, y", "(y.isfinite() * x).sum()", "(safeops.masked_fill(x, ~y.isfinite(), 0)).sum()"),
     ("SO201", "x, y", "((x - y) ** 2).mean()", "safeops.mse_loss(x, y)"),
     ("SO201", "x, y", "torch.mean((x - y).pow(2))", "safeops.mse_loss(x, y)"),
@@ -20,6 +21,10 @@ EXPRESSIONS = [
     ("SO201", "x", "x.square().sum()", "safeops.masked_sum_of_squares(x)"),
     ("SO202", "x, y", "x / y.sum(dim=-1, keepdim=True)", "safeops.safe_div(x, y.sum(dim=-1, keepdim=True))"),
     ("SO202", "x", "1.0 / x.norm()", "safeops.safe_reciprocal(x.norm())"),
+    ("SO202", "x, y", "(x - y) / x.norm()", "safeops.safe_div(x - y, x.norm())"),
+    ("SO202", "x", "x / x.norm(dim=-1, keepdim=True)", "safeops.normalize(x, dim=-1)"),
+    ("SO202", "x", "x / torch.linalg.vector_norm(x, 2, 0, True)", "safeops.normalize(x, dim=0)"),
+    ("SO202", "x", "x / x.norm(p=1, dim=1, keepdim=True)", "safeops.safe_div(x, x.norm(p=1, dim=1, keepdim=True))"),
     ("SO203", "x, y", "torch.div(x, y)", "safeops.safe_div(x, y)"),
     ("SO204", "x", "torch.log(x)", "safeops.safe_log(x)"),
     ("SO204", "x", "x.sqrt()", "safeops.safe_sqrt(x)"),
@@ -31,6 +36,8 @@ EXPRESSIONS = [
     ("SO206", "x", "torch.log(x + 1e-8)", "safeops.safe_log(x, eps=1e-8)"),
     ("SO206", "x", "x.clamp(min=1e-8).log()", "safeops.safe_log(x, eps=1e-8)"),
     ("SO206", "x, y", "x / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8)"),
+    ("SO206", "x, y", "(x + 1e-8) / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8, fill_value=1)"),
+    ("SO206", "x", "x / (x.norm(dim=1, keepdim=True) + 1e-8)", "safeops.normalize(x, dim=1, eps=1e-8)"),
     ("SO206", "x", "(x + 1e-12).sqrt()", "safeops.safe_sqrt(x, eps=1e-12)"),
     ("SO207", "x, y", "x.masked_fill(y > 0.5, -1e9).sum()", "safeops.masked_fill(x, y > 0.5, -1e9).sum()"),
     (
@@ -119,6 +126,11 @@ KEEP = [
     "def loss(x):\n    y = x + 1\n    for i in range(3):\n        y[y > i] = 0\n    return y\n",
     "def loss(x):\n    return torch.log(x, out=x)\n",
     "def loss(x):\n    return x.mul_(x > 0)\n",
+    # mse_loss takes no integers; where both are 0 another number than 1 is meant
+    "def loss(x, y):\n    return ((x - F.one_hot(y, 3)) ** 2).mean()\n",
+    "def loss(x, y):\n    return ((x - y.long()) ** 2).mean() + ((x - (x > 0)) ** 2).mean()\n",
+    "def loss(x, y):\n    return (x + 1e-9) / (y + 1e-8)\n",
+    "def loss(x, y):\n    z = x + 1e-8\n    return z / (y + 1e-8)\n",
     "@torch.jit.script\ndef loss(x):\n    return torch.log(x)\n",
     "def loss(x, *a):\n    return torch.log(*a) + torch.sum(x**2, **a[0])\n",
 ]
@@ -132,6 +144,16 @@ def test_what_a_rewrite_could_change_is_left_alone(body):
         assert "# natural" in new and "# kept" in new
     else:
         assert (new, count) == (source, 0)
+
+
+def test_a_smoothed_ratio_of_nothing_stays_one():
+    source = in_loss("x, y", "return 1 - (2 * (x * y).sum() + 1e-8) / (x.sum() + y.sum() + 1e-8)")
+    zero = torch.zeros(3)
+    for code in (source, fix_source(source)[0]):
+        scope = {}
+        exec(compile(code, "<dice>", "exec"), scope)
+        assert scope["loss"](zero, zero) == 0, code
+    assert torch.isfinite(scope["loss"](zero.half(), zero.half()))
 
 
 IMPORTS = [

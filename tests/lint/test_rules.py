@@ -55,6 +55,7 @@ FOUND = [
     ("SO202", "x", "n = torch.linalg.norm(x)\nx = x / n\nreturn x"),
     ("SO203", "x, y", "return (x / y).mean()"),
     ("SO204", "x", "return -x.log().mean()"),
+    ("SO204", "x", "return -x.clamp(0, 1).log().mean()"),
     ("SO204", "x", "p = torch.softmax(x, -1)\nreturn -torch.log(p).mean()"),
     ("SO204", "x", "return torch.sigmoid(x).log()"),
     ("SO204", "x, y", "return torch.sqrt(x - y)"),
@@ -114,6 +115,8 @@ FOUND = [
 ]
 # (arguments, body): nothing at all is found, by any rule but those named
 SILENT = [
+    ("x, y", "mask = torch.sigmoid(y)\nreturn x * mask"),  # a weight, whatever it is called
+    ("x, y", "mask = torch.softmax(y, 1).unsqueeze(0)\nreturn (x * mask).sum()"),
     # no tensors, or other people's
     ("", "a = np.ones(3)\nreturn np.log(a[a > 0]) / a.sum()"),
     ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),
@@ -212,6 +215,7 @@ def test_a_loss_is_told_by_what_it_is():
     for head in (
         "class DiceLoss(nn.Module):\n    def forward(self, x):\n",
         "class Helper:\n    def kl_loss(self, x):\n",
+        "class Helper:\n    def log_loss(self, x):\n",
     ):
         assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204"], head
     step = "def train(model, x):\n    p = model(x)\n    loss = torch.log(p).mean()\n"
@@ -238,6 +242,12 @@ def test_the_seven_losses_of_the_demo():
         name = max((n for n in starts if starts[n] <= f.line), key=starts.get)
         found[name].add(f.code)
     assert found == DEMO
+
+
+def test_a_clamp_below_one_is_not_called_none():
+    source = program("x", "p = x.clamp(1e-6, 1 - 1e-6)\nreturn (torch.log(p) + torch.log(1 - p)).sum()")
+    (finding,) = [f for f in lint_source(source) if f.code == "SO204"]
+    assert finding.message.startswith("the clamp keeps the argument of log from 0 in fp32 alone")
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,21 @@ def tiny(node, walk):
     return None
 
 
+def normalized(x, norm, walk):
+    """The source of `dim` where `norm` is x's own norm along one dim, kept: x / norm is safeops.normalize(x, dim)."""
+    op = walk.op(norm)
+    if op is None or op.node is not norm or op.name != "norm" or len(op.args) > 3:
+        return None
+    if set(op.kwargs) - {"p", "ord", "dim", "keepdim"}:
+        return None
+    order, dim, keepdim = op.arg(0, "p", "ord"), op.arg(1, "dim"), op.arg(2, "keepdim")
+    plain = isinstance(dim, (cst.Integer, cst.Name, cst.UnaryOperation))
+    two = order is None or number(order) == 2
+    if not (two and plain and keepdim is not None and walk.text(keepdim) == "True"):
+        return None
+    return walk.text(dim) if walk.argument(x) == walk.argument(op.input) else None
+
+
 def wide(op, walk):
     return bool(walk.scope.wide or walk.value(op.node).wide)
 
@@ -76,13 +91,16 @@ class SquareSum(Rule):
             return None
         if op.name == "sum":
             rest = dims(op, walk)
-            return rest and [(op.node, f"safeops.masked_sum_of_squares({walk.text(base)}{rest[0]})")]
+            if walk.value(base).integer or walk.value(base).mask == "bool":
+                return None
+            return rest and [(op.node, f"safeops.masked_sum_of_squares({walk.argument(base)}{rest[0]})")]
         difference = base if isinstance(base, cst.BinaryOperation) and isinstance(base.operator, cst.Subtract) else None
         if difference is None or op.args or op.kwargs:
             return None
-        if not (walk.value(difference.left).tensor and walk.value(difference.right).tensor):
+        sides = [walk.value(n) for n in (difference.left, difference.right)]
+        if not all(v.tensor and not v.integer and v.mask != "bool" for v in sides):  # mse_loss takes floating tensors
             return None
-        return [(op.node, f"safeops.mse_loss({walk.text(difference.left)}, {walk.text(difference.right)})")]
+        return [(op.node, f"safeops.mse_loss({walk.argument(difference.left)}, {walk.argument(difference.right)})")]
 
 
 def dims(op, walk):
@@ -104,7 +122,8 @@ class TinyEps(Rule):
     outcome = "the loss is inf in fp16"
     rewrites = """
     `log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` and `a / (b + eps)` to `safe_log`, `safe_sqrt` and
-    `safe_div` with `eps=`: equal to rounding where p and b are far above eps
+    `safe_div` with `eps=`: equal to rounding where p and b are far above eps. `(a + eps) / (b + eps)`, a smoothed
+    ratio, gets `fill_value=1`: where both are 0 it stays 1. `a / (a.norm(...) + eps)` becomes `normalize`
     """
     bad = """
     def entropy_loss(p):
@@ -158,18 +177,33 @@ class TinyEps(Rule):
             return
         if set(guard.kwargs) - {"min"} or (guard.name == "add" and guard.kwargs):
             return
-        eps, x = walk.text(eps), walk.text(guard.input)
+        x, covers = walk.argument(guard.input), [("SO206", inner)]
         if op.name != "div":
-            text = f"safeops.safe_{op.name}({x}, eps={eps})"
+            text = f"safeops.safe_{op.name}({x}, eps={walk.text(eps)})"
         elif number(op.input) == 1:
-            text = f"safeops.safe_reciprocal({x}, eps={eps})"
-        elif walk.value(op.input).tensor and len(op.args) == 1:
-            text = f"safeops.safe_div({walk.text(op.input)}, {x}, eps={eps})"
-        else:
+            text = f"safeops.safe_reciprocal({x}, eps={walk.text(eps)})"
+        elif not walk.value(op.input).tensor or len(op.args) != 1:
             return
-        name = text[: text.index("(")]
-        message = f"{eps} is 0 in fp16; use {name} with eps=, which is resolved in fp32"
-        walk.report(self, op.node, message, [(op.node, text)], covers=[("SO206", inner)])
+        elif (dim := normalized(op.input, guard.input, walk)) is not None:
+            text = f"safeops.normalize({walk.argument(op.input)}, dim={dim}, eps={walk.text(eps)})"
+        else:
+            text = self._quotient(op.input, x, eps, walk)
+            covers += [("SO206", op.input)]
+        if text is not None:
+            name = text[: text.index("(")]
+            message = f"{walk.text(eps)} is 0 in fp16; use {name} with eps=, which is resolved in fp32"
+            walk.report(self, op.node, message, [(op.node, text)], covers=covers)
+
+    def _quotient(self, numerator, x, eps, walk):
+        """a / (x + eps). In (a + e) / (x + eps) what comes out where a and x are 0 is meant: e / eps."""
+        added = walk.op(numerator)
+        if added is None or added.name != "add" or len(added.args) != 1 or tiny(added.args[0], walk) is None:
+            if added is not None and added.name == "add" and tiny(added.input, walk) is not None:
+                return None
+            return f"safeops.safe_div({walk.argument(numerator)}, {x}, eps={walk.text(eps)})"
+        if added.node is not numerator or added.kwargs or walk.text(added.args[0]) != walk.text(eps):
+            return None
+        return f"safeops.safe_div({walk.argument(added.input)}, {x}, eps={walk.text(eps)}, fill_value=1)"
 
 
 class LargeFill(Rule):

@@ -3,8 +3,14 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
+from safeops.lint.rules.arithmetic import normalized
 from safeops.lint.syntax import number
 from safeops.lint.values import REDUCTIONS
+
+USE = {  # what made the divisor -> what to use
+    **dict.fromkeys(("norm",), "safeops.normalize or safeops.safe_div"),
+    **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "count_nonzero"), "safeops.masked_mean or safeops.safe_div"),
+}
 
 
 class _Division(Rule):
@@ -19,23 +25,26 @@ class _Division(Rule):
         made = by.op.name if by.op is not None else ""
         if (made in REDUCTIONS) != self.of_reductions:
             return
-        walk.report(self, op.node, self.message, self._fix(op, walk))
+        walk.report(self, op.node, self.message.format(use=USE.get(made, "safeops.safe_div")), self._fix(op, walk))
 
     def _fix(self, op, walk):
         if op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):
             return None
-        by = walk.text(op.args[0])
+        by = walk.argument(op.args[0])
         if number(op.input) == 1:
             return [(op.node, f"safeops.safe_reciprocal({by})")]
-        if walk.value(op.input).tensor:
-            return [(op.node, f"safeops.safe_div({walk.text(op.input)}, {by})")]
-        return None
+        if not walk.value(op.input).tensor:
+            return None
+        dim = normalized(op.input, op.args[0], walk)
+        if dim is not None:
+            return [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={dim})")]
+        return [(op.node, f"safeops.safe_div({walk.argument(op.input)}, {by})")]
 
 
 class DivisionByReduction(_Division):
     code, name = "SO202", "division-by-count-or-norm"
     of_reductions = True
-    message = "nothing keeps this count, norm or spread away from 0; use safeops.safe_div or safeops.masked_mean"
+    message = "nothing keeps this count, norm or spread away from 0; use {use}"
     what = """
     A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every weight's
     gradient.
@@ -50,7 +59,8 @@ class DivisionByReduction(_Division):
     """
     outcome = "the loss and its gradient are NaN when nothing is valid"
     rewrites = """
-    `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`; where b is 0 the result is 0
+    `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d, keepdim=True)`
+    to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0
     """
     bad = """
     def count_loss(error, mask):

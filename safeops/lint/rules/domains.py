@@ -78,7 +78,15 @@ class UnguardedDomain(Rule):
             if len(op.args) == (op.name == "pow"):
                 rest = "".join(f", {walk.text(n)}" for n in op.args)
                 fix = [(op.node, f"safeops.{name}({walk.text(op.input)}{rest})")]
-        walk.report(self, op.node, f"nothing keeps the argument of {op.name} inside its domain; {hint}", fix)
+        problem = f"nothing keeps the argument of {op.name} inside its domain"
+        if inner is not None and inner.name == "sub" and any(_clamped(n, walk) for n in inner.args):
+            problem = f"the clamp keeps the argument of {op.name} from 0 in fp32 alone: 1 - 1e-6 is 1 in half"
+        walk.report(self, op.node, f"{problem}; {hint}", fix)
+
+
+def _clamped(node, walk):
+    op = walk.op(node)
+    return op is not None and op.name == "clamp"
 
 
 class SpelledNorm(Rule):

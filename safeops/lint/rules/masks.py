@@ -268,9 +268,7 @@ class TimesMask(Rule):
                 continue
             fix = None
             if mask.mask == "bool" and not op.inplace and isinstance(op.node, (cst.BinaryOperation, cst.Call)):
-                text = walk.text(mask_node)
-                text = f"~{text}" if _tight(mask_node) else f"~({text})"
-                fix = [(op.node, f"safeops.masked_fill({walk.text(x_node)}, {text}, 0)")]
+                fix = [(op.node, f"safeops.masked_fill({walk.argument(x_node)}, {_inverted(mask_node, walk)}, 0)")]
             walk.report(
                 self, op.node, "multiplying by a mask keeps NaN and inf (NaN * 0 is NaN); use safeops.masked_fill", fix
             )
@@ -280,6 +278,13 @@ class TimesMask(Rule):
 def _selected(value):
     """NaN was replaced already."""
     return value.op is not None and value.op.name in ("masked_fill", "where", "nan_to_num", "index")
+
+
+def _inverted(mask, walk):
+    """The source of ~mask."""
+    if isinstance(mask, cst.UnaryOperation) and isinstance(mask.operator, cst.BitInvert):
+        return walk.argument(mask.expression)
+    return f"~{walk.text(mask)}" if _tight(mask) else f"~({walk.text(mask)})"
 
 
 def _tight(node):
