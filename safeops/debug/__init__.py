@@ -10,6 +10,9 @@ from safeops.debug.locate_errors import LocatedError, locate_errors
 from safeops.debug.no_sync import SynchronizationError, no_sync
 from safeops.debug.trace import trace
 
+for _error in (LocatedError, NonFiniteError, SynchronizationError):
+    _error.__module__ = __name__  # where users catch it
+
 __all__ = [
     "Finding",
     "LocatedError",

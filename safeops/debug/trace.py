@@ -8,7 +8,7 @@ import gc
 import warnings
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _disable_current_modes
 
 from safeops.debug._modules import ModuleStack
@@ -28,10 +28,10 @@ class trace:
         for batch in loader:
             train_step(model, batch)  # NonFiniteError at the end of the first step that went wrong
 
-    A step ends at `optimizer.step()`, at `scaler.update()`, at `tracer.check()`, and with the context. Within a step,
-    the ops behind a loss or gradient that is not finite are searched for the earliest that read finite values and wrote
-    others; a NaN or inf that reaches neither (a metric, a mask of -inf) is no finding. An overflow of a scaled gradient
-    that GradScaler handles is kept in `tracer.overflows` and raises nothing.
+    A step ends at `optimizer.step()`, before it writes the weights, at `scaler.update()`, at `tracer.check()`, and with
+    the context. Within a step, the ops behind a loss or gradient that is not finite are searched for the earliest that
+    read finite values and wrote others; a NaN or inf that reaches neither (a metric, a mask of -inf) is no finding. An
+    overflow of a scaled gradient that GradScaler handles is kept in `tracer.overflows` and raises nothing.
 
     Args:
         model: for module paths ("decoder.layers.3"); without it, modules are named by their classes.
@@ -46,6 +46,11 @@ class trace:
     Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
     checkpointing and DistributedDataParallel. What a compiled region computes inside is one unseen op: its results are
     "came in". Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
+
+    Raises:
+        NonFiniteError: a step went wrong and `action` is "raise"; its `report` is the finding.
+        TypeError: `model` is no module.
+        ValueError: `action` is none of the three, `last` is negative.
 
     Example:
         >>> x = torch.tensor([0.0, 2.0], requires_grad=True)
@@ -78,7 +83,9 @@ class trace:
         if self._watching:
             raise RuntimeError("trace: this tracer is at work already; make another")
         self._modules.__enter__()
-        self._optimizers = register_optimizer_step_post_hook(self._stepped)
+        # Before the update, which would write what went wrong into the weights; behind it for one with a closure.
+        register = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
+        self._optimizers = [hook(self._stepped) for hook in register]
         # Thousands of records a step set off full garbage collections, each through all that torch has loaded: what
         # is there now is left out of them, unless the user has arranged that already.
         self._froze = gc.get_freeze_count() == 0
@@ -93,7 +100,8 @@ class trace:
         self._watching = False
         if self._froze:
             gc.unfreeze()
-        self._optimizers.remove()
+        for hook in self._optimizers:
+            hook.remove()
         self._modules.__exit__()
         try:
             found = None if isinstance(error, NonFiniteError) else self._look(not self._trained)

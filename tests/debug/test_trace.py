@@ -229,6 +229,8 @@ def test_it_raises_at_the_end_of_the_step_and_names_the_step():
             (parameter * torch.log(torch.tensor(value))).sum().backward()
             optimizer.step()
     assert steps == 3 and tracer.steps == 3 and caught.value.report is tracer.report
+    assert parameter.isfinite().all(), "the update came first"
+    assert NonFiniteError.__module__ == "safeops.debug"
 
 
 def test_it_warns_or_only_records():
