@@ -34,13 +34,14 @@ def draw(path, pair, usual, by_hand, ours):
 
 def _images(figure, pair, worst, ours):
     title, verdict, run = worst
+    state = verdict if any(step.moved for step in run.steps) else f"{verdict}, no weight moved"
     grid = figure.subplots(2, 2)
     truth = safeops.masked_fill(pair.truth - DOFFS, ~pair.known, math.nan)[0, 0].cpu().numpy()
     unknown = 100 * (~pair.known).float().mean().item()
     panels = [
         ("Left image of the pair", "Middlebury 2014, Motorcycle", pair.left[0].permute(1, 2, 0).cpu().numpy()),
         ("Measured disparity", f"black: unknown, {unknown:.0f} % of the pixels", truth),
-        (f"Usual loss, {title}", f"{verdict};  EPE {run.epe:.1f} px, bad-2.0 {run.bad2:.0f} %", _pixels(run)),
+        (f"Usual loss, {title}", f"{state};  EPE {run.epe:.1f} px, bad-2.0 {run.bad2:.0f} %", _pixels(run)),
         ("safeops", f"{len(ours.steps)} steps;  EPE {ours.epe:.1f} px, bad-2.0 {ours.bad2:.0f} %", _pixels(ours)),
     ]
     for axes, (heading, note, pixels) in zip(grid.flat, panels):
@@ -65,7 +66,7 @@ def _curves(axes, by_hand, ours):
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("step")
-    axes.set_title("Loss", fontsize=12, fontweight="bold", loc="left")
+    axes.set_title("Loss (logarithmic)", fontsize=12, fontweight="bold", loc="left")
     axes.legend(frameon=False, fontsize=10.5)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -189,7 +189,7 @@ class PointwiseLoss:
                     return kernel.apply(input, target, mask, *options)
                 return kernel.raw(input, target, mask, *options)[0]
         except Exception:
-            self._validate(input, target, mask, weight, reduction, denominator, empty)
+            _check.explain(self._validate, input, target, mask, weight, reduction, denominator, empty)
             raise
         self._attend(input, target, mask, weight, reduction, denominator, empty)
         return self.definition(input, target, mask, *options)

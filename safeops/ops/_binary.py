@@ -123,7 +123,7 @@ class Binary:
                     return kernel.apply(*arguments)
                 return kernel.raw(*arguments)
         except Exception:
-            self._validate(input, other, eps, fill_value, dtype)
+            _check.explain(self._validate, input, other, eps, fill_value, dtype)
             raise
         self._validate(input, other, eps, fill_value, dtype)
         if dtype is None:

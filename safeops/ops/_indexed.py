@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops import _route
+from safeops import _check, _route
 from safeops._library import Op
 from safeops.ops._selection import MOVABLE, as_double
 
@@ -55,7 +55,7 @@ class Indexed:
                     return kernel.apply(*arguments)
                 return kernel.raw(*arguments)
         except Exception:
-            self.validate(input, dim, index, fill_value)
+            _check.explain(self.validate, input, dim, index, fill_value)
             raise
         self.validate(input, dim, index, fill_value)
         return self.definition(input, dim, index, fill_value)

@@ -183,7 +183,7 @@ class Reduction:
                     return kernel.apply(input, mask, *options)
                 return kernel.raw(input, mask, *options)[0]
         except Exception:
-            self._validate(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
+            _check.explain(self._validate, input, mask, weight, dim, keepdim, dtype, empty, *parameter)
             raise
         self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
         return self.definition(input, mask, *options)

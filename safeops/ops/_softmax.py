@@ -150,7 +150,7 @@ class MaskedSoftmax:
                     return kernel.apply(input, mask, dim)
                 return kernel.raw(input, mask, dim, self.log)[0]
         except Exception:
-            self._validate(input, mask, dim)
+            _check.explain(self._validate, input, mask, dim)
             raise
         self._validate(input, mask, dim)
         return define(self.log, input, mask, operator.index(dim))

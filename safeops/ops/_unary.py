@@ -122,7 +122,7 @@ class Unary:
                     return kernel.apply(*arguments)
                 return kernel.raw(*arguments)
         except Exception:
-            self._validate(input, eps, fill_value, dtype)
+            _check.explain(self._validate, input, eps, fill_value, dtype)
             raise
         self._validate(input, eps, fill_value, dtype)
         if dtype is None:

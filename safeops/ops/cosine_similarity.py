@@ -143,7 +143,7 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
                 return kernel.apply(x1, x2, dim, eps)
             return kernel.raw(x1, x2, dim, eps)[0]
     except Exception:
-        _validate(x1, x2, dim, eps)
+        _check.explain(_validate, x1, x2, dim, eps)
         raise
     _validate(x1, x2, dim, eps)
     return definition(x1, x2, operator.index(dim), eps)

@@ -100,7 +100,9 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
 
     Slot `k < count` holds the k-th kept element in the order of `input[mask]`; the slots behind hold `fill_value`. What
     does not fit is dropped, and `count > capacity` tells so. The gradient reaches the elements in the slots, and is
-    exactly 0 for all others. Two runs give the same bits.
+    exactly 0 for all others. Two runs give the same bits. Back to their places: `safeops.masked_scatter(x, mask,
+    values)`, for rows with the mask unsqueezed to x's dims. Rows of another tensor: `safeops.safe_index_select(y, 0,
+    index)`, for which the -1 of an unused slot is out of range (to torch's indexing it is the last row).
 
     Args:
         input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
@@ -139,7 +141,7 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
                 return kernel.apply(*arguments)
             return kernel.raw(*arguments)
     except Exception:
-        _validate(input, mask, capacity, fill_value)
+        _check.explain(_validate, input, mask, capacity, fill_value)
         raise
     _validate(input, mask, capacity, fill_value)
     return definition(input, mask.expand(input.shape[: mask.dim()]), capacity, fill_value)

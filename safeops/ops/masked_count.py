@@ -80,7 +80,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
             count = kernel.raw(input, mask, weight, dim, keepdim)
             return count if plain else _finish(count, input, dim, dtype, empty)
     except Exception:
-        _validate(input, mask, weight, dim, keepdim, dtype, empty)
+        _check.explain(_validate, input, mask, weight, dim, keepdim, dtype, empty)
         raise
     _validate(input, mask, weight, dim, keepdim, dtype, empty)
     return _finish(definition(input, mask, weight, dim, keepdim), input, dim, dtype, empty)

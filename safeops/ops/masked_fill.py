@@ -154,7 +154,7 @@ def masked_fill(input, fill_mask, value):
                 return kernel.apply(*arguments)
             return kernel.raw(*arguments)
     except Exception:
-        _validate(input, fill_mask, value)
+        _check.explain(_validate, input, fill_mask, value)
         raise
     _validate(input, fill_mask, value)
     return definition(input, fill_mask, value)

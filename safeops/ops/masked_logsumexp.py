@@ -25,7 +25,8 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
 
     The replacement of `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where
     nothing is kept. No exponential overflows: they are taken of the distance to the largest kept element. Where every
-    kept element is -inf the result is -inf, with gradient 0.
+    kept element is -inf the result is -inf, with gradient 0. Where nothing is kept it is what `empty` says: by default
+    0, not -inf, and a mean over the rows stays finite. Beside other terms, mask those rows out of the loss too.
 
     Args:
         {arguments}

@@ -110,7 +110,7 @@ def masked_scatter(input, mask, source):
                 return kernel.apply(input, mask, source)
             return kernel.raw(input, mask, source)
     except Exception:
-        _validate(input, mask, source)
+        _check.explain(_validate, input, mask, source)
         raise
     _validate(input, mask, source)
     return definition(input, mask, source)

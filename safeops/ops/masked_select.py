@@ -100,7 +100,7 @@ def masked_select(input, mask):
                 return kernel.apply(input, mask)
             return kernel.raw(input, mask)
     except Exception:
-        _validate(input, mask)
+        _check.explain(_validate, input, mask)
         raise
     _validate(input, mask)
     return definition(input, mask)

@@ -149,7 +149,7 @@ def normalize(input, dim=-1, *, eps=None):
                 return kernel.apply(input, dim, eps)
             return kernel.raw(input, dim, eps)[0]
     except Exception:
-        _validate(input, dim, eps)
+        _check.explain(_validate, input, dim, eps)
         raise
     _validate(input, dim, eps)
     return definition(input, operator.index(dim), eps)

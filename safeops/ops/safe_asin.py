@@ -25,7 +25,7 @@ def safe_asin(input):
         input: floating (or integer) tensor.
 
     Returns:
-        A tensor of `input`'s shape.
+        A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
 
     Raises:
         TypeError: `input` is no (real) tensor.

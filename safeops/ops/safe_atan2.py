@@ -40,7 +40,8 @@ def safe_atan2(input, other):
         other: tensor broadcastable with `input`: x.
 
     Returns:
-        A tensor of the broadcast shape of `input` and `other`.
+        A tensor of the broadcast shape of `input` and `other`, in radians; of their promoted dtype (of integers: the
+        default dtype), at least fp32 under autocast.
 
     Raises:
         TypeError: an operand is no (real) tensor.

@@ -22,7 +22,7 @@ def safe_exp(input, *, dtype=None):
 
     Args:
         input: floating (or integer) tensor.
-        dtype: output dtype. None: `input`'s, at least fp32 under autocast.
+        dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.

@@ -26,7 +26,7 @@ def safe_log(input, *, eps=None, dtype=None):
         input: floating (or integer) tensor.
         eps: where the result stops to fall, greater than 0; a floor, never added. None: the smallest normal number of
             the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
-        dtype: output dtype. None: `input`'s, at least fp32 under autocast.
+        dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.

@@ -65,7 +65,8 @@ def safe_pow(input, exponent, *, dtype=None):
     Args:
         input: floating (or integer) tensor: the base.
         exponent: tensor broadcastable with `input`, or a number.
-        dtype: output dtype. None: the promoted input dtype, at least fp32 under autocast.
+        dtype: output dtype. None: the promoted input dtype (of integers: the default dtype), at least fp32 under
+            autocast.
 
     Returns:
         A tensor of the broadcast shape of `input` and `exponent`.

@@ -28,7 +28,7 @@ def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
         eps: smallest magnitude that counts, at least 0; a floor, never added. None: the smallest normal number of
             the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
         fill_value: the stand-in; a finite one saturates to the dtype.
-        dtype: output dtype. None: `input`'s, at least fp32 under autocast.
+        dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.

@@ -23,9 +23,10 @@ def safe_sqrt(input, *, eps=None, dtype=None):
 
     Args:
         input: floating (or integer) tensor.
-        eps: from where on there is a gradient, at least 0; a floor, never added. None: the smallest normal number of
-            the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64). There is none at 0 itself.
-        dtype: output dtype. None: `input`'s, at least fp32 under autocast.
+        eps: from where on there is a gradient, at least 0; the value does not depend on it. None: the smallest normal
+            number of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64). There is none at 0
+            itself.
+        dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
         A tensor of `input`'s shape.

@@ -22,11 +22,12 @@ _xlogy = Binary("xlogy", _define, safe=False)
 
 
 def xlogy(input, other):
-    """`input * log(other)`, and 0 where `input` is 0, as `torch.xlogy`; both gradients are exactly 0 there.
+    """`input * log(other)`, and 0 where `input` is 0, with both gradients exactly 0 there: `torch.xlogy` for losses.
 
-    Where `input` is 0 the position counts as masked out, also over a NaN. Elsewhere it is the plain product: -inf
-    or NaN where `other` is 0 or negative (`input * safe_log(other)` has a floor). Half operands are read wide and
-    rounded once. The dtype is the promoted one, also under autocast.
+    Where `input` is 0 the position counts as masked out, also over a NaN (torch: NaN) and over a 0 (torch: a gradient
+    that is NaN). Elsewhere it is the plain product: -inf or NaN where `other` is 0 or negative (`input *
+    safe_log(other)` has a floor). Half operands are read wide and rounded once. The dtype is the promoted one (of
+    integers: the default dtype), also under autocast.
 
     Args:
         input: floating (or integer) tensor.
