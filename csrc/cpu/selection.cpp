@@ -43,6 +43,15 @@ bool all_in_range(const I* index, int64_t n, int64_t size) {
   return static_cast<int64_t>(outside) >= 0;
 }
 
+template <class T, class I>
+inline T gather_one(const char* from, int64_t jump, int64_t size, I index, T fill) {
+  const bool ok = in_range(index, size);
+  const int64_t at = ok ? as_signed(index) : 0;  // read something: there is no branch to guess wrong
+  T value;
+  std::memcpy(&value, from + at * jump, sizeof(T));
+  return chosen(ok, value, fill);
+}
+
 // n elements of one run: input[j * step + index[j] * jump]
 template <class T, class I>
 void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
@@ -51,15 +60,18 @@ void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, cons
     for (int64_t j = 0; j < n; ++j) out[j] = row[as_signed(index[j])];
     return;
   }
-  for (int64_t j = 0; j < n; ++j, from += step) {
-    const bool ok = in_range(index[j], size);
-    const int64_t at = ok ? as_signed(index[j]) : 0;  // read something: there is no branch to guess wrong
-    T value;
-    std::memcpy(&value, from + at * jump, sizeof(T));
-    out[j] = chosen(ok, value, fill);
-  }
+  for (int64_t j = 0; j < n; ++j, from += step) out[j] = gather_one(from, jump, size, index[j], fill);
 }
 
+// The same for whole runs, `lead` bytes apart: of a few elements each, finding where one begins would take longer.
+template <class T, class I>
+void gather_short_runs(const char* from, int64_t lead, int64_t step, int64_t jump, int64_t size, const I* index,
+                       int64_t runs, int64_t run, T fill, T* out) {
+  for (; runs > 0; --runs, from += lead, index += run, out += run)
+    for (int64_t j = 0; j < run; ++j) out[j] = gather_one(from + j * step, jump, size, index[j], fill);
+}
+
+constexpr int64_t kFew = 32;  // elements of a short run
 constexpr int64_t kRowBytes = 16384;  // a row to read and the next one stay in the L1 cache
 
 }  // namespace
@@ -82,6 +94,7 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
       Source<I> indices;
       indices.bind(index.view(), shape, Order::contiguous(shape));
       const auto gather = pick<&gather_run<T, I>>();
+      const auto gather_short = pick<&gather_short_runs<T, I>>();
       T* to = reinterpret_cast<T*>(out);
       parallel((numel + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
         alignas(64) I buffer[kBuffer];
@@ -92,6 +105,12 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
           for (int64_t done = 0; done < n;) {
             const int64_t length = std::min(n - done, run - (at + done) % run);
             const char* from = input.data + steps.offset(at + done);
+            if (const int64_t runs = (n - done) / run; steps.ndim == 2 && length == run && run < kFew && runs > 1) {
+              gather_short(from, steps.stride[0], step, jump, size, numbers + done, runs, run, pattern<T>(fill),
+                           to + at + done);
+              done += runs * run;
+              continue;
+            }
             // The share of the next row that this piece stands for: a row is read in any order, which nobody foresees.
             if (row > 0 && at + done + run < numel) {
               const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;

@@ -224,8 +224,9 @@ struct Rows {
   Steps lead, inner;  // the strides of `inner` leave out the run
   int64_t run;        // bytes that lie together
   int64_t bytes;      // of a whole row, packed
+  int64_t width;      // of an element
 
-  Rows(const Bits& x, int lead_dims) : data(x.data), run(x.width), bytes(x.width) {
+  Rows(const Bits& x, int lead_dims) : data(x.data), run(x.width), bytes(x.width), width(x.width) {
     for (int d = 0; d < lead_dims; ++d) lead.push(x.size[d], x.stride[d] * x.width);
     for (int d = lead_dims; d < x.ndim; ++d) {
       inner.push(x.size[d], x.stride[d] * x.width);
@@ -250,6 +251,7 @@ struct Rows {
 
  private:
   char* copy_dim(int d, const char* from, char* to) const {
+    if (d + 1 == inner.ndim && run == width) return copy_elements(from, inner.stride[d], inner.size[d], to);
     for (int64_t i = 0; i < inner.size[d]; ++i, from += inner.stride[d]) {
       if (d + 1 < inner.ndim) {
         to = copy_dim(d + 1, from, to);
@@ -259,6 +261,19 @@ struct Rows {
       }
     }
     return to;
+  }
+
+  // n elements that do not lie together.
+  char* copy_elements(const char* from, int64_t step, int64_t n, char* to) const {
+    by_any_width(width, [&](auto t) {
+      using T = decltype(t);
+      T* out = reinterpret_cast<T*>(to);
+      const char* x = from;  // (its own, and the count: a store of bytes may be to anything that is captured)
+      const int64_t count = n, next = step;
+      if (next == 0) return void(std::fill_n(out, count, *reinterpret_cast<const T*>(x)));
+      for (int64_t i = 0; i < count; ++i, x += next) out[i] = *reinterpret_cast<const T*>(x);
+    });
+    return to + n * width;
   }
 };
 
