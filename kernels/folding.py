@@ -101,6 +101,8 @@ def fold_tile(
         if w.dtype != tl.float64:
             w = w.to(tl.float32)
         keep &= w != 0  # weight 0 means masked out; NaN is kept
+        if MODE == MOMENTS:
+            w = tl.where(w < 0, float("nan"), w)  # no frequency
         w = tl.reshape(tl.where(keep, w.to(C), 0.0), (DOWN, MIDDLE, ACROSS))
     if MODE != COUNTING:
         v = tl.broadcast_to(fetch(x, space, m, n, keep, X, EDGE).to(C), (BM, BN))

@@ -37,12 +37,15 @@ void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
   sums[1] = second;
 }
 
+// A weight, NaN where it is negative: of such frequencies no part has a mean to take deviations from.
+inline double frequency(double w) { return select(w < 0, std::numeric_limits<double>::quiet_NaN(), w); }
+
 // A correction may be subtracted from it, and leave little: in double.
 template <class C>
 double weight_row(const C* w, int64_t n) {
   double sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(w[i]);
+  for (int64_t i = 0; i < n; ++i) sum += frequency(static_cast<double>(w[i]));
   return sum;
 }
 
@@ -114,7 +117,7 @@ void join_lanes(const Elements<C>& e, int64_t n, int64_t period, double* weight,
     SAFEOPS_SIMD
     for (int64_t p = 0; p < m; ++p) {
       double more = 1;
-      if constexpr (kWeight) more = static_cast<double>(w[p]);
+      if constexpr (kWeight) more = frequency(static_cast<double>(w[p]));
       if constexpr (kKeep) more = kept_or_zero(keep[p] != 0, more);
       const double old = weight[p], all = old + more;
       const double shift = kept_or_zero(more != 0, static_cast<double>(x[p]) - mean[p]);

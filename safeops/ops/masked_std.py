@@ -21,7 +21,7 @@ def masked_std(
     """sqrt(sum(weight * (input - mean)^2) / (sum(weight) - correction)) over the kept elements.
 
     The root of `masked_var`, whose squares neither overflow nor underflow. Where all kept elements are equal the
-    deviation is 0, and so is the gradient (that of `x.var().sqrt()` is NaN there).
+    deviation is 0, and so is the gradient (that of `x.var().sqrt()` is NaN there). A negative weight makes it NaN.
 
     Args:
         correction: number taken from the divisor: 1 for the deviation of a sample, 0 for that of a population. Where

@@ -9,6 +9,8 @@ from safeops.ops._statistic import LINEAR, Kept, Statistic
 def deviations(k, x, correction):
     """(sum of the squared deviations from the mean, mean, divisor, exists) of x, two passes; the divisor is 1 where
     there is no variance: nothing kept, or too little for the correction."""
+    if k.weight is not None:
+        k.weight = torch.where(k.weight < 0, float("nan"), k.weight)  # no frequency
     total = k.sum(k.weighted(x))
     weight = k.total_weight(total)
     mean = total / torch.where(k.count > 0, weight, 1)
@@ -43,7 +45,8 @@ def masked_var(
     """sum(weight * (input - mean)^2) / (sum(weight) - correction) over the kept elements.
 
     The replacement of `x[mask].var()` and `torch.masked.var`. Half is computed in fp32, around the mean: the digits
-    that `E[x^2] - E[x]^2` loses where the mean is large are kept. Weights count as frequencies.
+    that `E[x^2] - E[x]^2` loses where the mean is large are kept. Weights count as frequencies;
+    a negative one makes the result NaN.
 
     Args:
         correction: number taken from the divisor: 1 for the variance of a sample, 0 for that of a population. Where

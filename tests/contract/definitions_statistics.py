@@ -43,6 +43,8 @@ def _root(square):
 def masked_var(
     input, mask=None, dim=None, *, correction=1, keepdim=False, weight=None, empty="zero", root=False
 ):  # fmt: skip
+    if weight is not None:
+        weight = torch.where(weight < 0, float("nan"), weight)
     m = _Masked(input, mask, weight, dim, keepdim)
     mean = m.sum(m.w * m.x) / torch.where(m.count > 0, m.total, 1)
     if input.numel():  # equal elements deviate by nothing, however the mean is rounded

@@ -212,6 +212,19 @@ def test_a_kept_nan_shows_where_there_is_too_little_for_the_correction(route):
 
 
 @each_route
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [0, 1])
+def test_a_negative_frequency_shows(route, dtype, dim):
+    x, w = torch.randn(5, 700, device=DEVICE).to(dtype), torch.rand(5, 700, device=DEVICE).to(dtype) + 0.1
+    at, mask = (2, 350), torch.ones(5, 700, dtype=torch.bool, device=DEVICE)
+    w[at], mask[at] = -1, False
+    for name in ("masked_var", "masked_std"):
+        bad = on(route, name)(x, weight=w, dim=dim).isnan()
+        assert bad.sum() == 1 and bad[at[1 - dim]]
+        assert on(route, name)(x, mask, weight=w, dim=dim).isfinite().all()
+
+
+@each_route
 @pytest.mark.parametrize("weight", [1e30, 1e-30])
 def test_weights_out_of_the_ordinary(route, weight):
     x, w = tensor([3.0, 4.0, 5.0] * 11), tensor([1.0, 2.0, 3.0] * 11) * weight
