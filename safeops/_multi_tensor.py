@@ -124,9 +124,13 @@ def norm(inputs, ord):
 
 
 def scale_definition(tensors, factor):
+    tiny = (factor != 0) & (factor.abs() < torch.finfo(torch.float32).tiny)  # fp32 would lose digits of it, or all
     for x in tensors:
         wide = compute_dtype(x.dtype)
-        x.copy_(x.to(wide) * factor.to(wide))
+        product = x.to(wide) * factor.to(wide)
+        if wide == torch.float32 and factor.dtype == torch.float64:
+            product = torch.where(tiny, (x.double() * factor).float(), product)
+        x.copy_(product)
 
 
 _scale_ = declare_raw(
@@ -139,7 +143,8 @@ SCALE = Op("clip_grad_norm_", ("_scale_",), "C++/CUDA", _scale_)
 
 
 def scale_(tensors, factor):
-    """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64): one rounding; by 1: left as it is."""
+    """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64, and for a factor below fp32's normal
+    numbers): one rounding; by 1: left as it is."""
     if tensors:
         (_scale_ if _has_kernel(SCALE, factor) else scale_definition)(tensors, factor)
 

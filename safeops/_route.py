@@ -23,10 +23,16 @@ def kernel(op, input, *others):
         if other is not None and (type(other) not in _PLAIN or not (other.is_cpu if on_cpu else other.is_cuda)):
             return None
     if is_compiling():
-        return op.traced if _compiles_to_kernel(op, input) else None
+        return op.traced if _compiles_to_kernel(op, input) and not _repeat((input, *others)) else None
     if on_cpu:
         return op.eager if op.cpu else None
     return op.eager if input.is_cuda and op.cuda else None
+
+
+def _repeat(operands):
+    """Whether a tensor is two of the operands: Dynamo takes no autograd.Function of it."""
+    operands = [x for x in operands if x is not None]
+    return any(x is y for i, x in enumerate(operands) for y in operands[:i])
 
 
 def _compiles_to_kernel(op, input):

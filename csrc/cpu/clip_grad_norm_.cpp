@@ -1,5 +1,5 @@
-// Every tensor of a list times one factor, in place, in fp32 or for fp64 in fp64: one rounding. A factor of exactly 1
-// writes nothing, not even memory that is the same afterwards.
+// Every tensor of a list times one factor, in place, in fp32, or in fp64 for fp64 and for a factor that is no normal
+// number of fp32: one rounding. A factor of exactly 1 writes nothing, not even memory that is the same afterwards.
 // I/O: read and write each tensor once.
 #include "multi_tensor.h"
 
@@ -33,8 +33,9 @@ void scale(const std::vector<Tensor>& tensors, const Tensor& factor) {
       STD_TORCH_CHECK(member.numel == 0 || member.shape.size[d] == 1 || member.view.strides[d] != 0,
                       "_scale_: a tensor whose elements share memory cannot be written");
   if (by == 1) return;
+  const bool tiny = by != 0 && std::fabs(by) < std::numeric_limits<float>::min();
   list.each_piece([&](const Member& member, int64_t, int64_t start, int64_t stop) {
-    if (member.view.dtype == DType::kDouble)
+    if (tiny || member.view.dtype == DType::kDouble)
       scale_piece<double>(member, start, stop, by);
     else
       scale_piece<float>(member, start, stop, by);

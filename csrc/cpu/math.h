@@ -381,7 +381,10 @@ struct Power {
   SAFEOPS_INLINE C exponent_slope(C g) const {
     const bool endless = !(a < kInf) | (y != y);
     const C outside = g * select(a < kInf, static_cast<C>(inner.log), a) * value;
-    return select(endless, outside, static_cast<C>(double(g) * inner.log * inner.power));
+    double slope = double(g) * inner.log * inner.power;
+    if constexpr (sizeof(C) == 8)  // a gradient whose product with a logarithm may overflow meets the power first
+      slope = select(std::fabs(g) > 0x1p1000, g * inner.power * inner.log, slope);
+    return select(endless, outside, static_cast<C>(slope));
   }
 
  private:

@@ -82,7 +82,7 @@ C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   return rare;
 }
 
-// db is -g (q/b) where g/b over- or underflows and the product may not.
+// db is -g (q/b) where g/b over- or underflows and the product may not, unless q/b overflows.
 template <class C, bool kInput, bool kOther>
 void backward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
@@ -95,9 +95,10 @@ void backward_loop(const void* op, const Chunk<C>& chunk) {
     const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
     if constexpr (kInput) da[i] = kept_or_zero(live, slope);
     if constexpr (kOther) {
-      const bool lost =
-          (size > std::numeric_limits<C>::max()) | ((size < std::numeric_limits<C>::min()) & (g[i] != 0));
-      db[i] = kept_or_zero(live, -select(lost, g[i] * (q / b[i]), slope * q));
+      constexpr C least = std::numeric_limits<C>::min(), most = std::numeric_limits<C>::max();
+      const C other = q / b[i];
+      const bool lost = (size > most) | ((size < least) & (g[i] != 0) & (std::fabs(other) <= most));
+      db[i] = kept_or_zero(live, -select(lost, g[i] * other, slope * q));
     }
   }
 }

@@ -1,5 +1,5 @@
-// Every tensor of a list times one factor, in place, in fp32 or for fp64 in fp64: one rounding. The factor is read on
-// the device; one of exactly 1 writes nothing.
+// Every tensor of a list times one factor, in place, in fp32, or in fp64 for fp64 and for a factor that is no normal
+// number of fp32: one rounding (of halves then two). The factor is read on the device; one of exactly 1 writes nothing.
 // I/O: read and write each tensor once.
 #include "multi_tensor.cuh"
 
@@ -11,17 +11,21 @@ struct Scale {
   const char* factor;
   Type type;
   double by;
+  bool tiny;
 
   template <class Codec>
   struct State {};
 
   __device__ bool begin() {
     by = Dynamic<double>::decode(load_raw<uint64>(factor, type), type);
+    tiny = by != 0 && fabs(by) < std::numeric_limits<float>::min();
     return by != 1;
   }
   template <class Codec>
   __device__ typename Codec::Raw write(typename Codec::Raw raw) const {
-    return Codec::encode(Codec::decode(raw) * typename Codec::Value(by));
+    using Value = typename Codec::Value;
+    const Value x = Codec::decode(raw);
+    return Codec::encode(tiny ? Value(double(x) * by) : x * Value(by));
   }
 };
 
@@ -39,7 +43,7 @@ void scale(const std::vector<Tensor>& tensors, const Tensor& factor) {
   }
   const Launches launches(tensors, kOp, false);
   const torch::stable::accelerator::DeviceGuard guard(factor.get_device_index());
-  launches.run(Scale{static_cast<const char*>(factor.data_ptr()), type, 1}, current_stream(factor));
+  launches.run(Scale{static_cast<const char*>(factor.data_ptr()), type, 1, false}, current_stream(factor));
   check_launch(kOp);
 }
 

@@ -10,10 +10,11 @@ __device__ inline bool divides(const Range<C>& range, C b) {
   return !(fabs(b) < range.eps || b == C(0));  // a NaN divisor is kept, and shows
 }
 
-// -g q / b, with q = a / b and slope = g / b: where g / b over- or underflows the product may not
+// -g q / b, with q = a / b and slope = g / b: where g / b over- or underflows the product may not, nor q / b
 template <class C>
 __device__ inline C slope_of_divisor(C g, C b, C q, C slope) {
-  return -(lost(slope, g) ? g * (q / b) : slope * q);
+  const C other = q / b;
+  return -(lost(slope, g) && !(finite(slope) && !finite(other)) ? g * other : slope * q);
 }
 
 }  // namespace safeops::cuda

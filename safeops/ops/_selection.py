@@ -73,6 +73,8 @@ def check_movable(function, name, x):
 
 
 def check_fill(function, fill_value, dtype):
+    if dtype == torch.bool and isinstance(fill_value, bool):
+        return
     _check.number(function, "fill_value", fill_value)
     if fill_value != fill_value and not (dtype.is_floating_point or dtype.is_complex):
         raise ValueError(f"{function}: fill_value {fill_value} does not exist in {dtype}")

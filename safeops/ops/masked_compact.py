@@ -160,7 +160,7 @@ def _validate(input, mask, capacity, fill_value):
         raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
     if capacity < 0:
         raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
-    if capacity >= 2**59:
+    if isinstance(capacity, int) and capacity >= 2**59:  # (a size that is no number yet must not get a bound by this)
         raise ValueError(f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many")
     check_fill("masked_compact", fill_value, input.dtype)
 

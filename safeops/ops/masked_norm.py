@@ -61,6 +61,11 @@ def _any_order(k, a, ord, safe):
 
 
 class Norm(Statistic):
+    def _validate(self, *arguments):
+        super()._validate(*arguments)
+        if arguments[-1] != arguments[-1]:
+            raise ValueError(f"{self.name}: ord must be a number, got nan")
+
     def _kernel(self, parameter, *operands):
         return super()._kernel(parameter, *operands) if parameter[0] in (1, 2, INF, -INF) else None
 

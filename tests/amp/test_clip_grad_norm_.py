@@ -71,6 +71,12 @@ def test_clip_of_fp32_gradients_whose_norm_is_beyond_fp32():
     assert torch.allclose(mine[0].grad, torch.full((10_000,), 0.01), rtol=1e-3)  # a subnormal factor
 
 
+def test_a_factor_below_fp32s_numbers_keeps_its_digits():
+    mine = parameters([torch.tensor([3e38, 1e20, 1.0])])
+    safeops.clip_grad_norm_(mine, 1e-10)
+    assert torch.allclose(mine[0].grad, torch.tensor([1e-10, 1e-10 / 3e18, 0]), rtol=1e-6, atol=0)
+
+
 def test_clip_of_mixed_dtypes_uses_one_factor():
     gradients = mixed()
     mine = parameters(clones(gradients))

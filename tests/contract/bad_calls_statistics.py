@@ -16,6 +16,8 @@ def _parameter(name, keyword):
     yield Bad((X,), {keyword: None}, TypeError, (name, keyword, "NoneType"))
     yield Bad((X,), {keyword: torch.ones(())}, TypeError, (name, keyword, "Tensor"))
     yield Bad((X,), {keyword: True}, TypeError, (name, keyword, "bool"))
+    if keyword == "ord":
+        yield Bad((X,), {keyword: float("nan")}, ValueError, (name, keyword, "nan"))
 
 
 BAD_CALLS = {name: list(_reduction(name)) for name in STATISTICS}

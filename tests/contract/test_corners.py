@@ -45,10 +45,17 @@ def test_division_gradients_whose_factors_overflow():
 
     assert both(1.0, 1e-20, 0.0) == [0, 0]  # a / b^2 overflows
     assert both(0.0, 1e-34, 65536.0) == [0, 0]  # g / b overflows
-    for a, b, g in ((1.0, 1e-20, 1e-10), (2e-38, 2e-38, 0.5), (1e-30, 1e30, 1e30), (1e30, 1e10, 1e-30)):
+    for a, b, g in (
+        (1.0, 1e-20, 1e-10),
+        (2e-38, 2e-38, 0.5),
+        (1e-30, 1e30, 1e30),
+        (1e30, 1e10, 1e-30),
+        (1.7e37, 0.19873, -6.7e-41),
+    ):
         a64, b64, g64 = (torch.tensor(v, dtype=torch.float32).double() for v in (a, b, g))
         expected = -(g64 * a64 / b64 / b64).float().item()
-        assert both(a, b, g) == pytest.approx([expected, expected], rel=1e-6)
+        rel = 1e-6 if abs(g) > 1e-38 else 1e-4  # g / b is subnormal
+        assert both(a, b, g) == pytest.approx([expected, expected], rel=rel)
 
 
 def test_second_derivatives_of_batched_gradients_of_masked_fill():
@@ -194,3 +201,76 @@ def test_one_pick_of_each_line_has_its_own_gradient():
     g = torch.arange(1.0, 13, device=DEVICE).view(3, 1, 4)
     (dx,) = torch.autograd.grad(safeops.safe_gather(x, 1, index), x, g)
     assert dx.equal(torch.zeros(3, 5, 4, device=DEVICE).scatter(1, index, g))
+
+
+def test_a_power_of_0_has_no_slope_however_large_the_gradient():
+    a, b = t(1.48773e-38, dtype=torch.float64), t(1.19e120, dtype=torch.float64, grad=True)
+    (db,) = torch.autograd.grad(safeops.safe_pow(a, b), b, t(-5.6e307, dtype=torch.float64))
+    assert db == 0
+
+
+TWICE = {
+    "xlogy": lambda p: safeops.xlogy(p, p),
+    "safe_div": lambda p: safeops.safe_div(p, p),
+    "cosine_similarity": lambda p: safeops.cosine_similarity(p, p),
+    "mse_loss": lambda p: safeops.mse_loss(p, p.sin(), weight=p),
+    "masked_mean": lambda p: safeops.masked_mean(p, p > 0.5, weight=p),
+    "masked_scatter": lambda p: safeops.masked_scatter(p, p > 0.5, p),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_one_tensor_as_two_operands_compiles(name):
+    p = torch.rand(4, 8, device=DEVICE, requires_grad=True)
+    torch._dynamo.reset()
+    got = torch.compile(TWICE[name], backend="aot_eager", fullgraph=True)(p)
+    want = TWICE[name](p)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), p), torch.autograd.grad(want.sum(), p))
+
+
+def test_a_capacity_that_is_a_size_exports_without_a_bound():
+    class Positive(torch.nn.Module):
+        def forward(self, x):
+            return safeops.masked_compact(x, x > 0, capacity=x.shape[0])
+
+    shapes = ({0: torch.export.Dim("n")},)
+    program = torch.export.export(Positive(), (torch.randn(8, device=DEVICE),), dynamic_shapes=shapes)
+    x = torch.randn(100, device=DEVICE)
+    for got, want in zip(program.module()(x), Positive()(x)):
+        assert got.equal(want)
+
+
+@pytest.mark.parametrize("name", ["safe_gather", "safe_index_select", "masked_compact"])
+def test_bools_are_filled_with_bools(name):
+    x, outside = t(False, dtype=torch.bool), t(5, dtype=torch.int64)
+    if name == "masked_compact":
+        assert safeops.masked_compact(x, x, capacity=2, fill_value=True)[0].all()
+    else:
+        assert getattr(safeops, name)(x, 0, outside, fill_value=True).all()
+
+
+WIDTHS = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128]
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+@pytest.mark.parametrize("columns", [2, 3, 8, 31, 32])
+def test_many_short_lines(dtype, columns):
+    """Of several lines in one loop; what a chunk ends in, and a line out of range, come by themselves."""
+    x = torch.arange(1500 * columns, device=DEVICE).reshape(1500, columns).to(dtype)
+    index = torch.randint(-1, columns + 1, (1500, columns), device=DEVICE)
+    inside = (index >= 0) & (index < columns)
+    for source in (x, x.t().contiguous().t()):
+        for i in (index, index[:, 1:], index.int()):
+            ok = inside[:, -i.shape[1] :]
+            want = torch.where(ok, x.gather(1, torch.where(ok, i, 0).long()), 7)
+            assert safeops.safe_gather(source, 1, i, fill_value=7).equal(want)
+
+
+@pytest.mark.parametrize("dtype", WIDTHS, ids=str)
+def test_rows_whose_elements_lie_apart(dtype):
+    x, rows = torch.arange(40 * 70, device=DEVICE).reshape(40, 70).to(dtype), t(3, 39, 40, 0, 3, dtype=torch.int64)
+    for source in (x[:, ::2], x[:, ::3], x.t(), x[:, :1].expand(40, 70)):
+        want = torch.cat([source, torch.full_like(source[:1], 9)])[rows.clamp(max=source.shape[0])]
+        inside = torch.where(rows < source.shape[0], rows, source.shape[0])
+        assert safeops.safe_index_select(source, 0, inside, fill_value=9).equal(want)

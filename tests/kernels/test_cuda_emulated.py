@@ -185,8 +185,9 @@ def slope_of_divisor(g, a, b):
     """g a / b^2 as the kernel orders it."""
     q, slope = a / b, g / b
     limits = torch.finfo(q.dtype)
-    lost = (slope.abs() > limits.max) | ((slope.abs() < limits.tiny) & (g != 0))
-    return torch.where(lost, g * (q / b), slope * q)
+    other = q / b
+    lost = (slope.abs() > limits.max) | ((slope.abs() < limits.tiny) & (g != 0) & (other.abs() <= limits.max))
+    return torch.where(lost, g * other, slope * q)
 
 
 def reference(a, b, eps, fill, dtype):

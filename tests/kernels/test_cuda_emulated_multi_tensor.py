@@ -125,7 +125,12 @@ def test_norm_at_the_ends_of_the_range(ops):
 @each_dtype
 def test_scale(ops, dtype):
     for inputs in (layouts(dtype), many(dtype), [values(20_000, dtype=dtype)]):
-        for factor in (torch.tensor(0.3), torch.tensor(1e-3, dtype=torch.float64), torch.tensor(torch.nan)):
+        for factor in (
+            torch.tensor(0.3),
+            torch.tensor(1e-41, dtype=torch.float64),
+            torch.tensor(1e-3, dtype=torch.float64),
+            torch.tensor(torch.nan),
+        ):
             got, want = writable(inputs), writable(inputs)
             ops._scale_(got, factor)
             scans.scale_definition(want, factor)
