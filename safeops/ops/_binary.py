@@ -104,20 +104,20 @@ class Binary:
 
     def call(self, input, other, eps=None, fill_value=0.0, dtype=None):
         try:
-            floating = input.dtype in FLOATING
+            own = input.dtype  # (read once: a small call is a few dozen such reads)
+            floating = own in FLOATING
             if floating and self.number and isinstance(other, (float, int)):
-                dtype = dtype or self._output_dtype(input, input.dtype)
+                dtype = dtype or self._output_dtype(input, own)
                 other, eps = _number(other, input, dtype, eps)
-            kernel = _route.kernel(self.op, input, other) if floating and other.dtype in FLOATING else None
+            others = other.dtype if floating else None
+            kernel = _route.kernel(self.op, input, other) if others in FLOATING else None
             if kernel is not None:
                 if eps is not None or fill_value.__class__ is not float or kernel is self.op.traced:
                     self._validate(input, other, eps, fill_value, dtype)
                 if dtype is None:
-                    dtype = self._output_dtype(
-                        input, input.dtype if input.dtype == other.dtype else promoted(input, other)
-                    )
+                    dtype = self._output_dtype(input, own if own == others else promoted(input, other))
                 arguments = (input, other)
-                if eps is not None or fill_value != 0 or dtype != input.dtype or dtype != other.dtype:
+                if eps is not None or fill_value != 0 or dtype != own or dtype != others:
                     arguments = (input, other, eps, fill_value, dtype)
                 if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
                     return kernel.apply(*arguments)

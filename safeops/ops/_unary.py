@@ -82,8 +82,10 @@ def _function(raw, raw_backward, definition):
 
 
 def output_dtype(input, promoted):
+    if promoted not in HALF:
+        return promoted
     device = input.device.type
-    if promoted in HALF and torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.float32  # as torch's own autocast does for log, exp and pow
     return promoted
 
@@ -109,14 +111,15 @@ class Unary:
 
     def call(self, input, eps=None, fill_value=0.0, dtype=None):
         try:
-            kernel = _route.kernel(self.op, input) if input.dtype in FLOATING else None
+            own = input.dtype  # (read once: a small call is a few dozen such reads)
+            kernel = _route.kernel(self.op, input) if own in FLOATING else None
             if kernel is not None:
                 if eps is not None or fill_value.__class__ is not float or kernel is self.op.traced:
                     self._validate(input, eps, fill_value, dtype)
                 if dtype is None:
-                    dtype = output_dtype(input, input.dtype)
+                    dtype = output_dtype(input, own)
                 arguments = (input,)
-                if eps is not None or fill_value != 0 or dtype != input.dtype:
+                if eps is not None or fill_value != 0 or dtype != own:
                     arguments = (input, eps, fill_value, dtype)
                 if input.requires_grad and torch.is_grad_enabled():
                     return kernel.apply(*arguments)
