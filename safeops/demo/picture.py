@@ -34,20 +34,21 @@ def draw(path, pair, usual, by_hand, ours):
 
 def _images(figure, pair, worst, ours):
     title, verdict, run = worst
-    state = verdict if any(step.moved for step in run.steps) else f"{verdict}, no weight moved"
+    heading = f"Usual loss, {title}" + ("" if any(step.moved for step in run.steps) else ": untrained")
     grid = figure.subplots(2, 2)
     truth = safeops.masked_fill(pair.truth - DOFFS, ~pair.known, math.nan)[0, 0].cpu().numpy()
     unknown = 100 * (~pair.known).float().mean().item()
     panels = [
         ("Left image of the pair", "Middlebury 2014, Motorcycle", pair.left[0].permute(1, 2, 0).cpu().numpy()),
         ("Measured disparity", f"black: unknown, {unknown:.0f} % of the pixels", truth),
-        (f"Usual loss, {title}", f"{state};  EPE {run.epe:.1f} px, bad-2.0 {run.bad2:.0f} %", _pixels(run)),
+        (heading, f"{verdict};  EPE {run.epe:.1f} px, bad-2.0 {run.bad2:.0f} %", _pixels(run)),
         ("safeops", f"{len(ours.steps)} steps;  EPE {ours.epe:.1f} px, bad-2.0 {ours.bad2:.0f} %", _pixels(ours)),
     ]
     for axes, (heading, note, pixels) in zip(grid.flat, panels):
         drawn = axes.imshow(pixels, cmap=COLORS, norm=RANGE)
         axes.set_title(heading, fontsize=12, fontweight="bold", loc="left", pad=22)
-        axes.text(0, 1.025, note, transform=axes.transAxes, fontsize=10.5, color="#444444")
+        note = axes.text(0, 1.025, note, transform=axes.transAxes, fontsize=10.5, color="#444444")
+        note.set_in_layout(False)  # a long one must not shrink the picture
         axes.set_xticks([])
         axes.set_yticks([])
     bar = figure.colorbar(drawn, ax=grid, orientation="horizontal", shrink=0.5, aspect=45, pad=0.02)
