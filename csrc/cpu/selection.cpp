@@ -153,6 +153,16 @@ struct Sums {
       *place += g[j];
     }
   }
+
+  // The same for whole lines of a few picks each, in one column.
+  template <class I>
+  __attribute__((noinline)) void add_lines(C* row, const I* index, const C* g, int64_t lines, int64_t picks) {
+    for (; lines > 0; --lines, row += size, index += picks, g += picks)
+      for (int64_t j = 0; j < picks; ++j) {
+        const uint64_t at = static_cast<uint64_t>(as_signed(index[j])) - static_cast<uint64_t>(first);
+        *(at < static_cast<uint64_t>(size) ? row + at : dummy + j) += g[j];
+      }
+  }
 };
 
 struct Scatter {
@@ -243,7 +253,12 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
           const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
           // to the end of the columns, or with one column of the row
           const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
-          const int64_t m = std::min(n - done, left);
+          const int64_t m = std::min(n - done, left), lines = (n - done) / s.picks;
+          if (s.columns == 1 && m == s.picks && m <= kDummies && lines > 1) {
+            sums.add_lines(sums.to + r * sums.size, i + done, v + done, lines, m);
+            done += lines * m;
+            continue;
+          }
           sums.add(sums.to + r * sums.size * sums.tile, i + done, v + done, m, t);
           done += m;
         }

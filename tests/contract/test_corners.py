@@ -265,6 +265,13 @@ def test_many_short_lines(dtype, columns):
             ok = inside[:, -i.shape[1] :]
             want = torch.where(ok, x.gather(1, torch.where(ok, i, 0).long()), 7)
             assert safeops.safe_gather(source, 1, i, fill_value=7).equal(want)
+            if dtype == torch.float32:
+                leaf = source.detach().requires_grad_()
+                g = torch.randn(i.shape, device=DEVICE)
+                (dx,) = torch.autograd.grad(safeops.safe_gather(leaf, 1, i), leaf, g)
+                zeros = torch.zeros(x.shape, dtype=torch.float64, device=DEVICE)
+                summed = zeros.scatter_add(1, torch.where(ok, i, 0).long(), torch.where(ok, g, 0).double())
+                assert dx.equal(summed.float())
 
 
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
