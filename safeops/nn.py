@@ -31,7 +31,12 @@ class _Loss(torch.nn.Module):
 
 
 class MSELoss(_Loss):
-    """Module of `safeops.mse_loss`.
+    """Module of `safeops.mse_loss`, which describes the arguments, shapes, dtypes and errors.
+
+    Args:
+        reduction, empty: the options, keyword-only.
+
+    Called with (input, target, *, mask=None, weight=None, denominator=None).
 
     Example:
         >>> loss = safeops.nn.MSELoss()
@@ -43,7 +48,12 @@ class MSELoss(_Loss):
 
 
 class L1Loss(_Loss):
-    """Module of `safeops.l1_loss`.
+    """Module of `safeops.l1_loss`, which describes the arguments, shapes, dtypes and errors.
+
+    Args:
+        reduction, empty: the options, keyword-only.
+
+    Called with (input, target, *, mask=None, weight=None, denominator=None).
 
     Example:
         >>> safeops.nn.L1Loss(reduction="sum")(torch.tensor([1.0, -5.0]), torch.zeros(2))
@@ -54,7 +64,12 @@ class L1Loss(_Loss):
 
 
 class SmoothL1Loss(_Loss):
-    """Module of `safeops.smooth_l1_loss`.
+    """Module of `safeops.smooth_l1_loss`, which describes the arguments, shapes, dtypes and errors.
+
+    Args:
+        reduction, empty, beta: the options, keyword-only.
+
+    Called with (input, target, *, mask=None, weight=None, denominator=None).
 
     Example:
         >>> safeops.nn.SmoothL1Loss(beta=2.0)(torch.tensor([1.0]), torch.zeros(1))
@@ -71,7 +86,12 @@ class SmoothL1Loss(_Loss):
 
 
 class HuberLoss(_Loss):
-    """Module of `safeops.huber_loss`.
+    """Module of `safeops.huber_loss`, which describes the arguments, shapes, dtypes and errors.
+
+    Args:
+        reduction, empty, delta: the options, keyword-only.
+
+    Called with (input, target, *, mask=None, weight=None, denominator=None).
 
     Example:
         >>> safeops.nn.HuberLoss(delta=2.0)(torch.tensor([4.0]), torch.zeros(1))
