@@ -29,6 +29,7 @@ class Facts:
         "valueless",
         "constant",
         "pointwise",
+        "fused",
         "scaler",
         "unread",
     )
@@ -54,6 +55,7 @@ class Facts:
         self.valueless = self.name in _VALUELESS
         self.constant = self.name in _CONSTANTS
         self.scaler = self.name == "_amp_foreach_non_finite_check_and_unscale_"
+        self.fused = self.name.startswith("_fused_")  # an optimizer
         self.pointwise = torch.Tag.pointwise in func.tags or self.name in ("masked_fill", "masked_fill_")
 
 

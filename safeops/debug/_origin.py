@@ -63,6 +63,8 @@ class Step:
             last = id(op) not in (consumed_backward if op.node else consumed)
             if not op.outputs or not last or not self.is_bad(op) or op.facts.scaler:
                 continue
+            if op.facts.fused and self.bad_inputs(op) and self.scale() is not None:
+                continue  # a fused optimizer that the scaler told to update nothing
             row = next(row for row in op.outputs if self.bad[row])
             if op.node:
                 yield op, row, "a gradient"
@@ -215,6 +217,8 @@ class Step:
             if op.facts.scaler and op.arguments and isinstance(op.arguments[-1], Slot):
                 row = op.arguments[-1].row
                 inverse = self.counts(row).largest if row is not None else 0
+                if inverse == 1:  # also of a check alone, before a fused optimizer that unscales itself
+                    return next((self.counts([*op.inputs.values()][-1]).largest for op in self.ops if op.scaled), 1)
                 return 1 / inverse if inverse else None
         return None
 

@@ -331,11 +331,11 @@ def amp_step(model, x, loss, scaler, optimizer):
     scaler.update()
 
 
-def amp(loss, init_scale=65536.0, steps=1):
+def amp(loss, init_scale=65536.0, steps=1, optimizer=torch.optim.SGD, **options):
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = optimizer(model.parameters(), lr=1e-3, **options)
     x = torch.randn(16, 4)
     with trace(model, action="record") as tracer:
         for _ in range(steps):
@@ -343,8 +343,10 @@ def amp(loss, init_scale=65536.0, steps=1):
     return tracer, scaler
 
 
-def test_an_overflow_of_the_scaled_gradient_is_the_scalers():
-    tracer, scaler = amp(lambda y: (y.float() * 100).square().sum(), steps=2)
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_overflow_of_the_scaled_gradient_is_the_scalers(fused):
+    """A fused optimizer is called all the same, with the scaled gradients and the word that they overflowed."""
+    tracer, scaler = amp(lambda y: (y.float() * 100).square().sum(), steps=2, optimizer=torch.optim.AdamW, fused=fused)
     assert scaler.get_scale() < 65536 and tracer.report is None
     overflow = tracer.overflows[0]
     assert overflow.kind == "scaled overflow" and not overflow.bug and overflow.scale == 65536
