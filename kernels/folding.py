@@ -70,6 +70,18 @@ def heaviness(w):
 
 
 @triton.jit
+def frequency(w):
+    """w, and NaN where it is negative: by its sign bit, since a comparison takes registers that some kernels lack."""
+    if w.dtype == tl.float64:
+        bits = w.to(tl.int64, bitcast=True)
+        found = (bits | ((bits >> 63) & 0x7FF8000000000000)).to(tl.float64, bitcast=True)
+    else:
+        bits = w.to(tl.int32, bitcast=True)
+        found = (bits | ((bits >> 31) & 0x7FC00000)).to(tl.float32, bitcast=True)
+    return found
+
+
+@triton.jit
 def about(total, shift, w, top, away, by):
     """The total about another pivot q, in the unit 1 / by; away: p - q.
 
@@ -102,7 +114,7 @@ def fold_tile(
             w = w.to(tl.float32)
         keep &= w != 0  # weight 0 means masked out; NaN is kept
         if MODE == MOMENTS:
-            w = tl.where(w < 0, float("nan"), w)  # no frequency
+            w = frequency(w)
         w = tl.reshape(tl.where(keep, w.to(C), 0.0), (DOWN, MIDDLE, ACROSS))
     if MODE != COUNTING:
         v = tl.broadcast_to(fetch(x, space, m, n, keep, X, EDGE).to(C), (BM, BN))

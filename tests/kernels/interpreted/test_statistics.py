@@ -97,11 +97,10 @@ def test_dtypes(name, dtype, w_dtype):
         assert run(name, x, mask, weight, [2], dtype=F16)[0].dtype == F16
 
 
-@pytest.mark.parametrize("name", ["var", "norm"])
-def test_weights_of_both_signs(name):
+def test_weights_of_both_signs():
     x, _, mask, weight = build("odd")
     weight = torch.where(weight < 0, weight / 8, weight)  # as long as their sums are positive
-    check(name, x, mask, weight, [], scale=20.0)
+    check("norm", x, mask, weight, [], scale=20.0)
 
 
 @pytest.mark.parametrize("name, shape, dims", [
@@ -141,6 +140,16 @@ def test_weights_beyond_fp32():
     x, weight = fill((64,), F32, 1), torch.full((64,), 1e35)
     close(run("rms", x, None, weight)[0], x.double().square().mean().sqrt())
     close(run("norm", x * 1e-20, None, weight)[0], (x.double().square().sum() * weight[0].double()).sqrt() * 1e-20)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16, F32, F64])
+def test_a_negative_frequency_shows(dtype):
+    x, weight = fill((3, 40), dtype, 1), torch.ones((3, 40), dtype=dtype)
+    weight[0, 5], weight[1, 5] = -0.0, -1.0
+    for name in ("var", "std"):
+        value = run(name, x, None, weight, [1])[0]
+        assert value.isnan().tolist() == [False, True, False]
+        assert run(name, x, weight == 1, weight, [1])[0].isfinite().all()
 
 
 def test_variance_does_not_lose_its_digits_to_the_mean():
