@@ -124,13 +124,11 @@ def norm(inputs, ord):
 
 
 def scale_definition(tensors, factor):
-    tiny = (factor != 0) & (factor.abs() < torch.finfo(torch.float32).tiny)  # fp32 would lose digits of it, or all
+    # A factor of which fp32 would lose digits, or all, is lifted into its range by a power of two: no copy in fp64.
+    lift = torch.where(factor.abs() < torch.finfo(torch.float32).tiny, 2.0**100, 1.0)
     for x in tensors:
         wide = compute_dtype(x.dtype)
-        product = x.to(wide) * factor.to(wide)
-        if wide == torch.float32 and factor.dtype == torch.float64:
-            product = torch.where(tiny, (x.double() * factor).float(), product)
-        x.copy_(product)
+        x.copy_(x.to(wide) * (factor * lift).to(wide) * lift.reciprocal().to(wide))
 
 
 _scale_ = declare_raw(
@@ -143,8 +141,8 @@ SCALE = Op("clip_grad_norm_", ("_scale_",), "C++/CUDA", _scale_)
 
 
 def scale_(tensors, factor):
-    """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64, and for a factor below fp32's normal
-    numbers): one rounding; by 1: left as it is."""
+    """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64): one rounding, whatever the size of the
+    factor; by 1: left as it is."""
     if tensors:
         (_scale_ if _has_kernel(SCALE, factor) else scale_definition)(tensors, factor)
 

@@ -1,5 +1,5 @@
-// Every tensor of a list times one factor, in place, in fp32, or in fp64 for fp64 and for a factor that is no normal
-// number of fp32: one rounding (of halves then two). The factor is read on the device; one of exactly 1 writes nothing.
+// Every tensor of a list times one factor, in place, in fp32 or for fp64 in fp64: one rounding. A factor of which fp32
+// would lose digits is lifted by a power of two. It is read on the device; one of exactly 1 writes nothing.
 // I/O: read and write each tensor once.
 #include "multi_tensor.cuh"
 
@@ -10,22 +10,20 @@ struct Scale {
   static constexpr bool kWrites = true;
   const char* factor;
   Type type;
-  double by;
-  bool tiny;
+  double by, lift;
 
   template <class Codec>
   struct State {};
 
   __device__ bool begin() {
     by = Dynamic<double>::decode(load_raw<uint64>(factor, type), type);
-    tiny = by != 0 && fabs(by) < std::numeric_limits<float>::min();
+    lift = fabs(by) < std::numeric_limits<float>::min() ? 0x1p100 : 1;
     return by != 1;
   }
   template <class Codec>
   __device__ typename Codec::Raw write(typename Codec::Raw raw) const {
     using Value = typename Codec::Value;
-    const Value x = Codec::decode(raw);
-    return Codec::encode(tiny ? Value(double(x) * by) : x * Value(by));
+    return Codec::encode(Codec::decode(raw) * Value(by * lift) * Value(1 / lift));
   }
 };
 
@@ -43,7 +41,7 @@ void scale(const std::vector<Tensor>& tensors, const Tensor& factor) {
   }
   const Launches launches(tensors, kOp, false);
   const torch::stable::accelerator::DeviceGuard guard(factor.get_device_index());
-  launches.run(Scale{static_cast<const char*>(factor.data_ptr()), type, 1, false}, current_stream(factor));
+  launches.run(Scale{static_cast<const char*>(factor.data_ptr()), type, 1, 1}, current_stream(factor));
   check_launch(kOp);
 }
 
