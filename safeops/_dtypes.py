@@ -13,6 +13,18 @@ def compute_dtype(*dtypes):
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def wide_on_cpu(x):
+    """x in fp64 on the CPU, where a definition runs to be differentiated again: what the derivatives of 1e-40 are made of
+    does not fit fp32, and times an upstream gradient of 0 it must be 0."""
+    return x.double() if x.device.type == "cpu" else x
+
+
+def to_one(x):
+    """The power of two that brings a finite x, which is not 0, to [1, 2): as far as it is a normal number."""
+    tiny = torch.finfo(x.dtype).tiny
+    return (2 * torch.frexp(x)[0] / x).clamp(tiny, 1 / tiny)
+
+
 def readable(scalar):
     """A 0-dim tensor as the kernels read it: floating. An int64 count becomes fp64, which holds it exactly to 2^53."""
     integer = not (scalar.is_floating_point() or scalar.is_complex() or scalar.dtype == torch.bool)

@@ -168,6 +168,53 @@ def test_a_gradient_whose_factors_leave_the_range_and_whose_value_does_not(route
 
 
 @each_route
+@pytest.mark.parametrize("upstream", [1.0, 1e300, 1e-300])
+@pytest.mark.parametrize("size", [1e-309, 1e-318, 1e-200, 4e307])
+def test_norms_at_the_ends_of_fp64(route, upstream, size):
+    """1 / norm fits no double, or the norm itself does not; the gradient is of size 1."""
+    if route == "composite" and not 1e-309 <= upstream * size <= 1e308:
+        return  # there the chain rule multiplies by the norm on the way
+    x = tensor([3 * size, 4 * size], torch.float64).requires_grad_()
+    unit = x.detach() / size
+    norm = unit.norm()
+    wanted = {
+        "safe_norm": unit / norm,
+        "masked_norm": unit / norm,
+        "masked_rms": unit / norm / math.sqrt(2),
+        "masked_std": (unit - unit.mean()) / (unit[1] - unit[0]) * math.sqrt(2),
+    }
+    for name, dx in wanted.items():
+        got = grad_of(on(route, name)(x) * upstream, x)
+        if name == "safe_norm" and norm * size > torch.finfo(x.dtype).max:
+            dx = 0 * dx  # saturated
+        torch.testing.assert_close(got, dx * upstream, rtol=1e-13, atol=0)
+
+
+@each_route
+@pytest.mark.parametrize("name, ord", [("masked_amax", None), ("masked_amin", None), ("masked_norm", INF),
+                                       ("masked_norm", -INF), ("safe_norm", INF)])  # fmt: skip
+def test_a_gradient_that_is_not_finite_stays_with_the_extreme(route, name, ord):
+    for dtype in DTYPES:
+        x = tensor([[1.0, 3.0, -2.0], [3.0, 1.0, 3.0], [-4.0, 2.0, 5.0]] * 30, dtype).requires_grad_()
+        value = on(route, name)(x, dim=1, **({} if ord is None else {"ord": ord}))
+        grad = tensor([NAN, INF, 1.0] * 30, value.dtype)
+        (dx,) = torch.autograd.grad(value, x, grad)
+        extreme = (x.abs() if ord else x) == value.to(dtype)[:, None]
+        assert torch.equal(dx != 0, extreme) and torch.equal(~dx.isfinite(), extreme & ~grad.isfinite()[:, None])
+
+
+@each_route
+@pytest.mark.parametrize("ord", [INF, -INF, 1, 2, -1])
+def test_a_norm_that_does_not_fit_half_saturates_beside_an_infinity_too(route, ord):
+    """The norm of finite elements; of order -inf or -1 an infinite one does not decide."""
+    half = torch.float16
+    x = tensor([[1e5, 2e5], [-INF, 2e5], [-INF, INF]], torch.float32)
+    value = on(route, "safe_norm")(x, dim=1, ord=ord, dtype=half)
+    finite = [torch.linalg.vector_norm(row, ord).isfinite() for row in x.cpu()]
+    assert value.tolist() == [65504.0 if fits else INF for fits in finite]
+
+
+@each_route
 def test_what_does_not_fit_is_infinite(route):
     x = tensor([3e38, 3e38])
     assert on(route, "masked_norm")(x) == INF and on(route, "masked_sum_of_squares")(x) == INF

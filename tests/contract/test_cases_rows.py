@@ -148,6 +148,27 @@ def test_double_norms_neither_overflow_nor_vanish(route):
 
 
 @each_route
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("copies", [1, 30, 5000])
+def test_norms_beyond_the_largest_double(route, dim, copies):
+    most = torch.finfo(torch.float64).max
+    unit = torch.tensor([1.0, 2.0**-1023, 1.0, -0.75] * copies, dtype=torch.float64, device=DEVICE)
+    other = torch.tensor([1.0, 2.0, -3.0, 0.5] * copies, dtype=torch.float64, device=DEVICE)
+    x, y = (torch.stack([v, v.flip(0)], 1 - dim) for v in (unit * most, other))
+    wide = torch.stack([unit, unit.flip(0)], 1 - dim).requires_grad_()
+    for name, rest in (("normalize", ()), ("cosine_similarity", (y,))):
+        leaf = x.clone().requires_grad_()
+        value = ROUTES[route](name)(leaf, *rest, dim)
+        truth = F.normalize(wide, dim=dim) if name == "normalize" else F.cosine_similarity(wide, y, dim)
+        torch.testing.assert_close(value, truth, rtol=1e-13, atol=1e-15)
+        up = torch.randn_like(value)
+        scale = 2.0**1000  # so that the gradient, of size 1 / most, is no subnormal number
+        (dx,) = torch.autograd.grad(value, leaf, up * scale)
+        (want,) = torch.autograd.grad(truth, wide, up * (scale / most))
+        torch.testing.assert_close(dx, want, rtol=1e-12, atol=1e-14 * float(want.abs().max()))
+
+
+@each_route
 def test_cosines_stay_within_one(route):
     torch.manual_seed(0)
     x = torch.randn(2000, 37, device=DEVICE)
