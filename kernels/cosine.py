@@ -210,7 +210,8 @@ def cosine_backward_kernel(
     norm1 = fetch((first, first_outer, first_inner), space, m, n, nowhere, FIRST, True)
     norm2 = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True)
     by1, by2 = inverse(norm1, eps), inverse(norm2, eps)
-    c1, c2 = tl.where(at_most(norm1, eps), 0.0, c), tl.where(at_most(norm2, eps), 0.0, c)  # where the divisor is eps, a constant
+    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
+    c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = (m < M)[:, None] & (n < N)[None, :]
     u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
     v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)

@@ -50,7 +50,7 @@ def scaled(
     F: tl.constexpr, X: tl.constexpr, ORIGIN: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr,
     SCALE: tl.constexpr, COMPARES: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """(grad * scale) * w * f(x, origin); in fp64 the gradient last: of a small norm, grad * scale may overflow alone."""
+    """(grad * scale) * w * f(x, origin); in fp64 grad comes last: of a small norm, grad * scale may overflow alone."""
     v = fetch(x, space, m, n, keep, X, EDGE).to(C)
     if ORIGIN:
         o = fetch(origin, space, m, n, keep, ORIGIN, EDGE).to(tl.float64)

@@ -226,7 +226,7 @@ def _finite_alike(subject, sample, upstream, label):
         if wrong.any():
             i = int(wrong.flatten().nonzero()[0])
             got, want = grad.flatten()[i].item(), truth[key].flatten()[i].item()
-            raise AssertionError(f"gradient of operand {key!r} ({grad.dtype}), {label}: {got}, want {want}, element {i}")
+            raise AssertionError(f"gradient of operand {key!r}, {label}: {got}, want {want}, at {i} ({grad.dtype})")
 
 
 @check("nothing kept: empty='zero' is 0 with a graph and zero gradients, 'nan' is NaN, 'raise' raises")
