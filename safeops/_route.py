@@ -4,6 +4,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from safeops._torch import is_exporting
+
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _transforms_active = torch._C._are_functorch_transforms_active
@@ -37,7 +39,7 @@ def _repeat(operands):
 
 def _compiles_to_kernel(op, input):
     """Inductor fuses a composite with its neighbours, which wins on CUDA; our CPU kernels win, in half above all."""
-    return op.cpu and input.device.type == "cpu" and not torch.compiler.is_exporting()
+    return op.cpu and input.device.type == "cpu" and not is_exporting()
 
 
 def requires_grad(*tensors):
