@@ -1,4 +1,4 @@
-"""torch's private names (safeops/_torch.py): that each still exists in this torch, and means what safeops takes it for."""
+"""Private names of torch (safeops/_torch.py): each still exists in this torch, and means what safeops takes it for."""
 
 import re
 from pathlib import Path
