@@ -21,6 +21,14 @@ def is_exporting():
     return torch.compiler._is_exporting_flag
 
 
+def is_autocast_available(device_type):
+    """torch.amp.is_autocast_available(), which the Dynamo of torch 2.11 cannot trace."""
+    return torch._C._is_autocast_available(device_type)
+
+
+is_autocast_available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and keeps the answer
+
+
 # ---- ops
 
 dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key

@@ -85,6 +85,17 @@ def test_is_exporting():
         assert torch.export.export(module, (x,), strict=strict).module()(x) == 1
 
 
+def test_is_autocast_available():
+    expected = {"cpu": True, "cuda": True, "meta": False}
+
+    def answers(x):
+        return x, {device: _torch.is_autocast_available(device) for device in expected}
+
+    torch.compiler.reset()
+    traced = torch.compile(answers, backend="eager", fullgraph=True)
+    assert answers(torch.ones(1))[1] == traced(torch.ones(1))[1] == expected
+
+
 # ---- ops
 
 
