@@ -1,10 +1,10 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
-# make test    every test that needs no GPU
+# make test    every test that needs no GPU; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
 # Both first do all the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc
 # for the CUDA kernels). Nothing is done twice: the stamps in .venv remember.
 
 PYTHON ?= python3
-VENV   := .venv
+VENV   := .venv$(TORCH:%=-torch-%)
 BIN    := $(VENV)/bin
 # -qq: what went wrong is still printed, and nothing else
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -qq
@@ -15,20 +15,27 @@ SHELL  := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
 .PHONY: setup demo test lint bench wheel gpu-check clean
 
+# Another torch brings its own Triton, and may refuse the setuptools that is pinned here.
+PINNED := requirements-dev.txt
+ifdef TORCH
+PINNED := <(grep -vE '^(setuptools|torch|triton)=' requirements-dev.txt) "setuptools>=77" torch==$(TORCH)
+endif
+
 # (--no-compile: of a hundred packages few modules are ever imported)
 $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 	@echo "== environment: $(VENV) (pinned in requirements-dev.txt)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) install --no-compile -r requirements-dev.txt
+	@$(PIP) install --no-compile -r $(PINNED)
 	@$(PIP) install --no-compile --no-deps -r requirements-sources.txt
 	@touch $@
 
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
+# One binary serves every torch: an environment of another takes the one that .venv has built.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
 	@echo "== build: safeops (development install; minutes, the first time)"
-	@rm -f safeops/*.so
-	@$(PIP) install --no-build-isolation --no-deps --editable .
+	@$(if $(TORCH),$(MAKE) TORCH= setup,rm -f safeops/*.so)
+	@$(if $(TORCH),SAFEOPS_NO_EXT=1) $(PIP) install --no-build-isolation --no-deps --editable .
 	@$(BIN)/python -c "import sysconfig; open(sysconfig.get_path('purelib') + '/safeops-checkout.pth', 'w').write('$(CURDIR)\n')"
 	@ls safeops/*.so 2>/dev/null || echo "no C++ compiler found: pure Python, every op runs its composite"
 	@touch $@
@@ -62,4 +69,4 @@ gpu-check: wheel
 	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(ARGS)
 
 clean:
-	rm -rf build dist *.egg-info safeops/*.so .pytest_cache .ruff_cache $(VENV)/built
+	rm -rf build dist *.egg-info safeops/*.so .pytest_cache .ruff_cache .venv*/built

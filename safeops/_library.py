@@ -12,7 +12,7 @@ import os
 
 import torch
 
-from safeops import _verified
+from safeops import _torch, _verified
 
 lib = torch.library.Library("safeops", "DEF")
 
@@ -52,10 +52,10 @@ class Op:
 
     def __post_init__(self):
         # The same two calls twice: as Dynamo traces them, and without their Python layers (a quarter of a small call).
-        # Function.apply only adds what functorch needs, and _route.kernel has sent functorch to the composite.
+        # _route.kernel has sent functorch, which those are for, to the composite.
         function = self.function
         self.traced = Calls(self.forward, function and function.apply)
-        self.eager = Calls(self.forward._op, function and super(torch.autograd.Function, function).apply)
+        self.eager = Calls(_torch.direct(self.forward), function and _torch.direct_apply(function))
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
         self.verified = _verified.record(self.name)
         # A kernel that no GPU has run is not the default.
@@ -68,7 +68,7 @@ registry: dict[str, Op] = {}
 
 
 def has_kernel(name, key):
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", key)
+    return _torch.dispatcher_has(f"safeops::{name}", key)
 
 
 def declare_raw(name, schema, *, fake, composite=None, triton=None):

@@ -9,6 +9,7 @@ import torch
 
 from safeops._dtypes import compute_dtype
 from safeops._library import Op, declare_raw
+from safeops._torch import foreach_norm
 
 # ---- health: what the values of a tensor are like
 
@@ -101,7 +102,7 @@ def norm_definition(inputs, ord):
         largest = torch.stack([x.abs().amax().double() for x in inputs]).amax()
         scale = torch.where((largest > 0) & largest.isfinite(), largest, 1)
         inputs = [x.double() / scale for x in inputs]
-    norms = torch._foreach_norm(inputs, ord, dtype=torch.float64)
+    norms = foreach_norm(inputs, ord, dtype=torch.float64)
     return torch.linalg.vector_norm(torch.stack(norms), ord) * scale
 
 

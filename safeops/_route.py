@@ -1,12 +1,12 @@
 """Which of the three routes a call takes: kernel, composite or compile. The one place where that is decided."""
 
 import torch
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
+
+from safeops._torch import forward_ad, is_exporting, transforms_active
 
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
-_transforms_active = torch._C._are_functorch_transforms_active
 
 
 def kernel(op, input, *others):
@@ -15,7 +15,7 @@ def kernel(op, input, *others):
     The kernel runs for eager plain tensors on a device that has it. functorch transforms and forward-mode AD run the
     composite: a custom op would give them wrong or zero tangents.
     """
-    if type(input) not in _PLAIN or _transforms_active() or forward_ad._current_level >= 0:
+    if type(input) not in _PLAIN or transforms_active() or forward_ad._current_level >= 0:
         return None
     on_cpu = input.is_cpu
     for other in others:
@@ -37,7 +37,7 @@ def _repeat(operands):
 
 def _compiles_to_kernel(op, input):
     """Inductor fuses a composite with its neighbours, which wins on CUDA; our CPU kernels win, in half above all."""
-    return op.cpu and input.device.type == "cpu" and not torch.compiler.is_exporting()
+    return op.cpu and input.device.type == "cpu" and not is_exporting()
 
 
 def requires_grad(*tensors):
@@ -50,7 +50,7 @@ def by_composite(grad):
     return (
         torch.is_grad_enabled()
         or type(grad) is not torch.Tensor
-        or _transforms_active()
+        or transforms_active()
         or forward_ad._current_level >= 0
     )
 

@@ -10,23 +10,37 @@ from torch.nn.utils.rnn import PackedSequence
 
 def map_tensors(function, value):
     """`value` with `function(tensor)` in the place of each tensor; a container in which nothing changed is itself."""
+    changed = _changed(function, value)
+    return value if changed is None else changed
+
+
+def _changed(function, value):
+    """None where nothing changed (told by it, for the Dynamo of torch 2.11 cannot say whether two lists are one)."""
     if isinstance(value, torch.Tensor):
-        return function(value)
+        new = function(value)
+        return None if new is value else new
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _dataclass(function, value)
     if isinstance(value, Mapping):
         return _mapping(function, value)
     if isinstance(value, (list, tuple)):
         return _sequence(function, value)
-    return value
+    return None
+
+
+def _changes(function, items):
+    """What of a mapping has changed."""
+    changed = {key: _changed(function, x) for key, x in items.items()}
+    return {key: x for key, x in changed.items() if x is not None}
 
 
 def _sequence(function, old):
-    new = [map_tensors(function, x) for x in old]
+    changed = [_changed(function, x) for x in old]
     if isinstance(old, PackedSequence):
-        new[1] = old.batch_sizes  # lives on the CPU, wherever the data is
-    if all(a is b for a, b in zip(old, new)):
-        return old
+        changed[1] = None  # batch_sizes lives on the CPU, wherever the data is
+    if all(x is None for x in changed):
+        return None
+    new = [x if y is None else y for x, y in zip(old, changed)]
     if type(old) is list:
         return new
     if isinstance(old, list):
@@ -37,24 +51,22 @@ def _sequence(function, old):
 
 
 def _mapping(function, old):
-    new = {key: map_tensors(function, x) for key, x in old.items()}
-    if all(old[key] is x for key, x in new.items()):
-        return old
-    if type(old) is dict:
-        return new
-    if not isinstance(old, MutableMapping):
-        return type(old)(new)
+    changed = _changes(function, old)
+    if not changed:
+        return None
+    if type(old) is dict or not isinstance(old, MutableMapping):
+        return type(old)({**old, **changed})
     clone = copy.copy(old)  # keeps a default factory, an order, attributes
-    for key, x in new.items():
+    for key, x in changed.items():
         clone[key] = x
     return clone
 
 
 def _dataclass(function, old):
-    new = {f.name: map_tensors(function, getattr(old, f.name)) for f in dataclasses.fields(old) if hasattr(old, f.name)}
-    changed = {name: x for name, x in new.items() if x is not getattr(old, name)}
+    fields = [f.name for f in dataclasses.fields(old) if hasattr(old, f.name)]
+    changed = _changes(function, {name: getattr(old, name) for name in fields})
     if not changed:
-        return old
+        return None
     clone = copy.copy(old)  # not replace(): __init__ may compute, and fields may not be its arguments
     put = object.__setattr__ if old.__dataclass_params__.frozen else setattr
     for name, x in changed.items():

@@ -4,6 +4,8 @@ import functools
 
 import torch
 
+from safeops import _torch
+
 # Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
 _VALUELESS = frozenset(
     "empty empty_like empty_strided empty_permuted new_empty new_empty_strided ones ones_like zeros zeros_like "
@@ -35,7 +37,7 @@ class Facts:
     )
 
     def __init__(self, func):
-        schema = func._schema
+        schema = _torch.schema(func)
         self.name = schema.name.partition("::")[2]
         self.writes = tuple(
             (i, argument.name)
@@ -73,7 +75,7 @@ def run(func, args, kwargs):
     """func(...), from within a mode: there torch forgets that a foreach op (an optimizer's) has written its tensors,
     and a backward that needed them as they were would go wrong in silence."""
     result = func(*args, **kwargs)
-    if isinstance(func, torch._ops.OpOverload) and facts(func).foreach_writes:
+    if isinstance(func, _torch.OpOverload) and facts(func).foreach_writes:
         lists = (args[i] if i < len(args) else kwargs.get(name) for i, name in facts(func).writes)
         torch.autograd.graph.increment_version([x for x in tensors_in(lists) if not x.is_inference()])
     return result

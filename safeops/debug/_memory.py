@@ -1,6 +1,6 @@
 """Pieces of memory, told apart for as long as they are remembered."""
 
-import torch
+from safeops import _torch
 
 
 class Storage:
@@ -21,16 +21,16 @@ class Memory:
 
     def of(self, x):
         untyped = x.untyped_storage()
-        address = untyped._cdata
+        address = _torch.identity(untyped)
         storage = self.storages.get(address)
         if storage is None:
-            storage = self.storages[address] = Storage(untyped._weak_ref())
+            storage = self.storages[address] = Storage(_torch.weak_reference(untyped))
         return storage
 
     def clear(self):
         storages, self.storages = self.storages, {}
         for storage in storages.values():
-            torch.UntypedStorage._free_weak_ref(storage.weak)
+            _torch.free_weak_reference(storage.weak)
 
     def __del__(self):
         self.clear()

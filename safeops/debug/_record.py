@@ -6,8 +6,8 @@ import threading
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from safeops import _torch
 from safeops.debug import _scan
 from safeops.debug._facts import facts, is_plain, run, tensors_in
 from safeops.debug._memory import Memory
@@ -53,7 +53,7 @@ class Block:
         return self.seen is not None and self.seen[row * _scan.COLUMNS + _scan.FIRST] == 0
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(_torch.TorchDispatchMode):
     """Watches all ops of this thread and of the autograd engine's threads. `after(op)` is called behind each."""
 
     def __init__(self, modules, after):
@@ -75,10 +75,10 @@ class Recorder(TorchDispatchMode):
                 block.picks[: block.used].zero_()
             block.used = 0
         self.blocks = list(self.open.values())
-        self.peek = torch._C._autograd._get_sequence_nr()
+        self.peek = _torch.next_sequence()
 
     def __enter__(self):
-        self.peek = torch._C._autograd._get_sequence_nr()
+        self.peek = _torch.next_sequence()
         return super().__enter__()
 
     def table(self):
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
             if not any(issubclass(kind, UninitializedTensorMixin) for kind in types):  # LazyLinear's: nothing to count
                 return NotImplemented  # a subclass unwraps itself first; its inner ops come here
             return func(*args, **kwargs)
-        if not isinstance(func, torch._ops.OpOverload):
+        if not isinstance(func, _torch.OpOverload):
             return func(*args, **kwargs)
         known = facts(func)
         if known.returns_alias:
@@ -123,16 +123,16 @@ class Recorder(TorchDispatchMode):
     def _before(self, func, known, args, kwargs):
         op = Op()
         op.func, op.facts, op.pick = func, known, None
-        node = torch._C._current_autograd_node()
+        node = _torch.current_node()
         op.node = op.sequence = None
         if node is not None:
-            op.node, op.sequence = node.name(), node._sequence_nr()
+            op.node, op.sequence = node.name(), _torch.sequence(node)
         op.frames, op.in_engine = user_frames(3)
         op.module = self.modules.path()
-        op.root = known.name == "ones_like" and called_by("_make_grads", 3)
+        op.root = known.name == "ones_like" and called_by(_torch.MAKES_GRADIENTS, 3)
         op.scaled = known.name == "mul" and called_by("scale", 3, "grad_scaler.py")
         # The node of a differentiable op exists by now: the numbers since the last op are its own.
-        peek = torch._C._autograd._get_sequence_nr()
+        peek = _torch.next_sequence()
         op.differentiable = peek > self.peek
         for number in range(self.peek, peek):
             self.by_sequence[number] = op

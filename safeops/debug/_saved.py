@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from safeops import _torch
 from safeops.debug._memory import Memory
 from safeops.debug._source import line, user_frames
 
@@ -29,7 +30,7 @@ class SavedTensors:
             self.nodes[id(node)] = node  # kept: another node must not get its id
             frames = frames or user_frames(3)[0]
             for x in _saved(node):
-                self.memory.of(x).reads.append((_version(x), node, frames[0] if frames else None))
+                self.memory.of(x).reads.append((_torch.version(x), node, frames[0] if frames else None))
             new += [earlier for earlier, _ in node.next_functions]
 
     def written(self, x):
@@ -37,7 +38,7 @@ class SavedTensors:
         if x.layout is not torch.strided or x.is_meta:
             return
         for version, node, place in self.memory.of(x).reads:
-            if version == _version(x) and any(True for _ in _saved(node)):  # which backward has not freed yet
+            if version == _torch.version(x) and any(True for _ in _saved(node)):  # which backward has not freed yet
                 where = f" (made at {line(place).short})" if place else ""
                 yield "saved-write", f"{node.name()}{where} has saved it"
                 return
@@ -57,9 +58,5 @@ def _saved(node):
 @functools.cache
 def _attributes(kind):
     """What a node of this class shows of its saved tensors (a Python function's: saved_tensors)."""
-    names = [name for name in dir(kind) if name.startswith("_saved_")]
+    names = [name for name in dir(kind) if name.startswith(_torch.SAVED)]
     return names or [name for name in ("saved_tensors",) if hasattr(kind, name)]
-
-
-def _version(x):
-    return 0 if x.is_inference() else x._version

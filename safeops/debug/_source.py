@@ -9,6 +9,8 @@ import sysconfig
 
 import torch
 
+from safeops import _torch
+
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _OWN = (os.path.join(_HERE, ""), os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""))
 _EXAMPLES = os.path.join(_HERE, "demo", "")  # part of the package, but a user of it like any other
@@ -57,7 +59,7 @@ def user_frames(depth=1, most=4):
             frames.append((code, frame.f_lasti))
             if len(frames) == most:
                 break
-        elif frames and code.co_name == "_engine_run_backward":
+        elif frames and code.co_name == _torch.RUNS_ENGINE:
             within = True
         elif frames and code.co_name == "_run_code" and "runpy" in name:
             break  # a script that was started by another: the rest is the starter's

@@ -7,8 +7,8 @@ import sys
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _disable_current_modes
 
+from safeops import _torch
 from safeops.debug import _patterns
 from safeops.debug._saved import SavedTensors
 from safeops.debug._source import Line, line, user_frames
@@ -104,13 +104,9 @@ class audit(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         # An attribute (.grad, .shape, .data); or what an optimizer does with parameters, which is torch's own business.
         # Under functorch tensors have no values to read.
-        if (
-            name == "__get__"
-            or torch._C._are_functorch_transforms_active()
-            or _OPTIMIZERS in sys._getframe(1).f_code.co_filename
-        ):
+        if name == "__get__" or _torch.transforms_active() or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
             return func(*args, **kwargs)
-        with torch.no_grad(), _disable_current_modes():  # no_sync, say, which our own reads are no business of
+        with torch.no_grad(), _torch.disable_modes():  # no_sync, say, which our own reads are no business of
             seen = list(_patterns.before(name, args, kwargs))
         caller = sys._getframe(1).f_code
         if caller.co_filename.startswith(_READERS) and caller.co_name != "get_scale":
@@ -120,7 +116,7 @@ class audit(TorchFunctionMode):
             self._note(self.saved.written(args[0]))
         result = func(*args, **kwargs)
         explained = any(code in ("domain", "small-divisor") for code, _ in seen)
-        with torch.no_grad(), _disable_current_modes():
+        with torch.no_grad(), _torch.disable_modes():
             found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
         self._note(found)
         self.saved.note(result)

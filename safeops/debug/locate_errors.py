@@ -6,8 +6,8 @@ import re
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from safeops import _torch
 from safeops.debug._bisect import Bisection
 from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._memory import Memory
@@ -56,7 +56,7 @@ class LocatedError(RuntimeError):
         self.line: Line | None = line or (site.line if site else None)
 
 
-class locate_errors(TorchDispatchMode):
+class locate_errors(_torch.TorchDispatchMode):
     """Raise errors of a step at the op that caused them, as LocatedError with op, operands, module and source line.
 
     An error on a device (an index out of range, an illegal memory access) is reported by whatever op happens to look
@@ -124,7 +124,7 @@ class locate_errors(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not isinstance(func, torch._ops.OpOverload) or any(issubclass(x, UninitializedTensorMixin) for x in types):
+        if not isinstance(func, _torch.OpOverload) or any(issubclass(x, UninitializedTensorMixin) for x in types):
             return func(*args, **kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
         site = self._site(func, tensors)
@@ -163,7 +163,7 @@ class locate_errors(TorchDispatchMode):
     # ---- what every op leaves behind
 
     def _site(self, func, tensors):
-        node = torch._C._current_autograd_node()
+        node = _torch.current_node()
         frames, in_engine = user_frames(3)
         self.ordinal += 1
         operands = [_describe(x) for x in tensors]
@@ -177,11 +177,11 @@ class locate_errors(TorchDispatchMode):
         before = []
         for x in () if facts(func).returns_alias else tensors:
             if _has_storage(x):
-                self.memory.of(x).reads.append((_version(x), tuple(x.shape), site))
+                self.memory.of(x).reads.append((_torch.version(x), tuple(x.shape), site))
         for i, name in facts(func).writes:
             for x in tensors_in((args[i] if i < len(args) else kwargs.get(name),)):
                 if _has_storage(x):
-                    before.append((x, _version(x)))
+                    before.append((x, _torch.version(x)))
         return before
 
     def _note_writes(self, func, site, outputs, before):
@@ -234,7 +234,7 @@ class locate_errors(TorchDispatchMode):
         return text + f"\n  instead: {_out_of_place(site.op)}", site, [site]
 
     def _provenance(self, i, x):
-        name = self.names.get(id(x)) or self.names.get(id(x._base))
+        name = self.names.get(id(x)) or self.names.get(id(_torch.base(x)))
         if name:
             return f"operand {i}, on {x.device}, is {name}"
         writer = self.memory.of(x).writer if _has_storage(x) else None
@@ -267,10 +267,6 @@ def _stride(x):
 
 def _has_storage(x):
     return x.layout is torch.strided and x.device.type != "meta"
-
-
-def _version(x):
-    return 0 if x.is_inference() else x._version
 
 
 def _same(op, maker):

@@ -5,8 +5,8 @@ import functools
 import warnings
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from safeops._torch import STEPS_OPTIMIZER, OpOverload, TorchDispatchMode
 from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._source import called_by, line, user_frames
 
@@ -86,7 +86,7 @@ class no_sync(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         what, instead = self._waiting(func, args, kwargs)
-        if what and not (self.allow_scaler and called_by("_maybe_opt_step", 2, "grad_scaler.py")):
+        if what and not (self.allow_scaler and called_by(STEPS_OPTIMIZER, 2, "grad_scaler.py")):
             raise SynchronizationError(what, instead, user_frames(2)[0])
         try:
             with self._scalers_read():
@@ -99,7 +99,7 @@ class no_sync(TorchDispatchMode):
     def _waiting(self, func, args, kwargs):
         """(what, instead) if this op makes the host wait, else (None, None)."""
         tensors = list(tensors_in((*args, *kwargs.values())))
-        if not any(self._on_device(x) for x in tensors) or not isinstance(func, torch._ops.OpOverload):
+        if not any(self._on_device(x) for x in tensors) or not isinstance(func, OpOverload):
             return None, None
         name = facts(func).name
         if name in _READS:
@@ -133,7 +133,7 @@ class no_sync(TorchDispatchMode):
     @contextlib.contextmanager
     def _scalers_read(self):
         """GradScaler's own read, let through torch's sync debug mode."""
-        allowed = self.allow_scaler and torch.cuda.is_available() and called_by("_maybe_opt_step", 3, "grad_scaler.py")
+        allowed = self.allow_scaler and torch.cuda.is_available() and called_by(STEPS_OPTIMIZER, 3, "grad_scaler.py")
         if allowed:
             torch.cuda.set_sync_debug_mode("default")
         try:

@@ -9,8 +9,8 @@ import warnings
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _disable_current_modes
 
+from safeops import _torch
 from safeops.debug._modules import ModuleStack
 from safeops.debug._origin import Step
 from safeops.debug._record import Recorder
@@ -131,7 +131,7 @@ class trace:
         recorder = self._recorder
         if not recorder.ops:
             return None
-        with recorder.lock, _disable_current_modes(), torch.no_grad():
+        with recorder.lock, _torch.disable_modes(), torch.no_grad():
             step = Step(recorder, self.steps + 1, results)
             found = step.report()
             recorder.clear()

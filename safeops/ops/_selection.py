@@ -8,9 +8,20 @@ from safeops._dtypes import FLOATING, fill_of
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 INDEX = (torch.int32, torch.int64)
 
 # ---- definitions
+
+
+def signed(x):
+    """uint16, uint32 and uint64, for which torch has few kernels, as the signed dtype of the same bits."""
+    return x.to(_SIGNED.get(x.dtype, x.dtype))
+
+
+def where(condition, x, other):
+    """torch.where for two tensors of any one dtype (in torch 2.11 it does not know those above)."""
+    return torch.where(condition, signed(x), signed(other)).to(x.dtype)
 
 
 def full(x, shape, fill_value):
@@ -36,7 +47,7 @@ def select_rows(rows, index, fill_value):
     # advanced indexing: its backward adds duplicates in a fixed order, on CUDA too
     taken = summed_wide(rows)[torch.where(valid, index, 0).long()].to(rows.dtype)
     fill = rows.new_full((), fill_of(fill_value, rows.dtype))
-    return torch.where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
+    return where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
 
 
 def as_double(fill_value):

@@ -17,7 +17,6 @@ from safeops._library import Op, declare_raw
 from safeops.ops._reduction import Reduction, accumulate, count_kept, kept, output_shape
 
 LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
-_EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
 # ---- definition
 
@@ -62,9 +61,10 @@ class Kept:
         with torch.no_grad():
             largest = self.largest(self.x.abs())
             usual = (largest > 0) & largest.isfinite()
-            # The exponent's bits alone (frexp's exponent is int32: Inductor's CPU code for float64 does not compile)
-            bits, exponent = _EXPONENT[largest.dtype]
-            binade = (torch.where(usual, largest, 1).view(bits) & exponent).view(largest.dtype)
+            # Not by frexp's exponent, an int32 (Inductor's CPU code for float64 does not compile), nor by the bits (in
+            # torch 2.11 view(dtype) has no batching rule). The quotient is a power of two, and so exact.
+            largest = torch.where(usual, largest, 1)
+            binade = largest / (2 * torch.frexp(largest).mantissa)
             return binade.clamp(min=torch.finfo(largest.dtype).tiny)
 
 

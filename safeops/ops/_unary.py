@@ -9,6 +9,7 @@ import torch
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, HALF, LARGEST, compute_dtype, largest_like, saturate_tensor, to_one, wide_on_cpu
 from safeops._library import Op, declare_raw, like
+from safeops._torch import is_autocast_available
 
 # ---- definition
 
@@ -93,7 +94,7 @@ def output_dtype(input, promoted):
     if promoted not in HALF:
         return promoted
     device = input.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.float32  # as torch's own autocast does for log, exp and pow
     return promoted
 

@@ -5,6 +5,7 @@ import torch
 from safeops import _check, _route
 from safeops._dtypes import FLOATING, as_integer, compute_dtype, fill_of, readable, saturate, saturate_tensor
 from safeops._library import Op, declare_public, declare_raw, like
+from safeops.ops._selection import where
 from safeops.ops.masked_sum import masked_sum, reduce_to
 
 # ---- definition
@@ -20,7 +21,7 @@ def definition(input, fill_mask, value):
         fill = as_integer(value, input.dtype)
     else:
         fill = input.new_full((), fill_of(value, input.dtype))
-    return torch.where(fill_mask, fill, input)
+    return where(fill_mask, fill, input)
 
 
 # ---- op

@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw, like
-from safeops.ops._selection import MOVABLE, check_movable, select_rows
+from safeops.ops._selection import MOVABLE, check_movable, select_rows, where
 from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
@@ -16,7 +16,7 @@ def definition(input, mask, source):
     rank = flat.cumsum(0) - 1  # among the True ones, in the order of the elements
     taken = flat & (rank < source.numel())
     fresh = select_rows(source.reshape(-1), torch.where(taken, rank, -1), 0)
-    return torch.where(taken.reshape(shape), fresh.reshape(shape), input)
+    return where(taken.reshape(shape), fresh.reshape(shape), input)
 
 
 # ---- op

@@ -5,7 +5,7 @@ from torch.compiler import is_compiling
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOVABLE, check_movable
+from safeops.ops._selection import MOVABLE, check_movable, signed
 from safeops.ops.masked_compact import _masked_compact
 from safeops.ops.masked_scatter import _masked_scatter
 from safeops.ops.masked_scatter import definition as scattered
@@ -13,13 +13,9 @@ from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
 
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
-
 
 def definition(input, mask):
-    if input.dtype in _SIGNED:  # torch selects from these by their bits only
-        return torch.masked_select(input.view(_SIGNED[input.dtype]), mask).view(input.dtype)
-    return torch.masked_select(input, mask)
+    return torch.masked_select(signed(input), mask).to(input.dtype)
 
 
 # ---- op

@@ -13,6 +13,7 @@ from safeops.ops._selection import (
     check_movable,
     full,
     summed_wide,
+    where,
 )
 
 # ---- definition
@@ -33,7 +34,7 @@ def definition(input, dim, index, fill_value=0.0):
         place.append(torch.arange(n, device=index.device).reshape(along))
     place[dim] = torch.where(valid, index, 0).long()
     taken = summed_wide(input)[tuple(place)].to(input.dtype)
-    return torch.where(valid, taken, input.new_full((), fill_of(fill_value, input.dtype)))
+    return where(valid, taken, input.new_full((), fill_of(fill_value, input.dtype)))
 
 
 # ---- op

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from safeops import _torch
+
 from .compare import assert_outcomes_close, assert_right
 from .registry import check
 from .sample import NotApplicable, Sample
@@ -12,10 +14,8 @@ from .subject import Subject, run
 
 def _compiled(subject, samples, backend, dynamic, plain=False):
     """Compile once, run on each sample; the number of graphs it took."""
-    from torch._dynamo.testing import CompileCounterWithBackend
-
-    torch._dynamo.reset()
-    counter = CompileCounterWithBackend(backend)
+    torch.compiler.reset()
+    counter = _torch.counting_backend(backend)
     compiled = torch.compile(subject.op, fullgraph=True, dynamic=dynamic, backend=counter)
     for sample in samples:
         eager = run(subject.op, sample)
@@ -26,7 +26,7 @@ def _compiled(subject, samples, backend, dynamic, plain=False):
         if plain:  # without gradients it is a graph of its own
             values = run(compiled, sample, grad=False, keys=())
             assert_right(sample, values, subject.truth(sample), f"{label}, without gradients")
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return counter.frame_count
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
+
+from safeops import _torch
 
 from .compare import assert_outcomes_close, assert_outcomes_equal, assert_right
 from .memory import _state, _unchanged
@@ -105,7 +105,7 @@ def check_no_sync(subject: Subject, sample: Sample) -> None:
         raise AssertionError(f"without gradients: {error}") from error
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(_torch.TorchDispatchMode):
     """Keeps the calls to the ops of one namespace, with their arguments."""
 
     def __init__(self, namespace):
@@ -137,7 +137,7 @@ def check_opcheck(subject: Subject, sample: Sample) -> None:
     thorough = sample.slow or not any(s.slow for s in subject.samples)
     for i, (function, args, kwargs) in enumerate(calls + in_half):
         if function.name().split("::")[1].startswith("_"):  # raw ops have no autograd of their own
-            args, kwargs = tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
+            args, kwargs = _torch.tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
         tests = _OPCHECKS if thorough and i < len(calls) else _OPCHECKS[:2]
         try:
             torch.library.opcheck(function, args, kwargs, test_utils=tests)
@@ -147,7 +147,7 @@ def check_opcheck(subject: Subject, sample: Sample) -> None:
 
 def _overload(packet, sample):
     """The overload that takes this call."""
-    if not isinstance(packet, torch._ops.OpOverloadPacket):
+    if not isinstance(packet, _torch.OpOverloadPacket):
         return packet
     for overload in (getattr(packet, name) for name in packet.overloads()):
         with contextlib.suppress(TypeError, RuntimeError):
@@ -230,7 +230,7 @@ def _assert_refused(subject, bad, stray):
     def place(t):
         return torch.zeros(t.shape, dtype=t.dtype, device=stray) if t.is_meta else t.to(subject.device)
 
-    args, kwargs = tree_map_only(torch.Tensor, place, (bad.args, dict(bad.kwargs)))
+    args, kwargs = _torch.tree_map_only(torch.Tensor, place, (bad.args, dict(bad.kwargs)))
     words = tuple(stray if w == "meta" else w for w in bad.words)
     shown = f"the bad call {words}"
     tensors = [t for t in outputs((args, kwargs)) if not t.is_meta]

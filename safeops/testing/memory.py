@@ -9,6 +9,8 @@ import sys
 import torch
 from torch import Tensor
 
+from safeops._torch import version
+
 from .compare import assert_outcomes_equal, bits
 from .registry import check
 from .sample import NotApplicable, Sample
@@ -20,7 +22,7 @@ def _state(t: Tensor):
     storage = t.untyped_storage()
     return {
         "data": bits(t).clone(),
-        "_version": t._version,
+        "_version": version(t),
         "strides": t.stride(),
         "shape": t.shape,
         "storage_offset": t.storage_offset(),

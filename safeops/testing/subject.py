@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
+
+from safeops._torch import tree_leaves
 
 from .sample import NotApplicable, Sample
 

@@ -1,0 +1,80 @@
+"""Every private name of torch that safeops uses, and what for: tests/test_private_torch.py shows that each still holds.
+
+Functions are bound here, at import: a small call must not pay for looking them up.
+"""
+
+import operator
+
+import torch
+
+# Of it, `_current_level`: the depth of forward-mode AD, -1 outside. Read where it is needed, for a call costs 50 ns.
+from torch.autograd import forward_ad as forward_ad
+from torch.utils import _python_dispatch, _pytree
+
+# ---- routes
+
+transforms_active = torch._C._are_functorch_transforms_active  # True inside torch.func and vmap
+
+
+def is_exporting():
+    """torch.compiler.is_exporting(), which the Dynamo of torch 2.11 takes for True in every trace."""
+    return torch.compiler._is_exporting_flag
+
+
+def is_autocast_available(device_type):
+    """torch.amp.is_autocast_available(), which the Dynamo of torch 2.11 cannot trace."""
+    return torch._C._is_autocast_available(device_type)
+
+
+is_autocast_available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and keeps the answer
+
+
+# ---- ops
+
+dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket  # torch.ops.aten.add.Tensor and .add
+direct = operator.attrgetter("_op")  # an overload without its Python layer
+schema = operator.attrgetter("_schema")  # of an overload: what it reads, writes and returns
+foreach_norm = torch._foreach_norm  # the norms of a list of tensors
+
+
+def direct_apply(function):
+    """The `apply` of an autograd.Function without its Python layer, which only adds what functorch needs."""
+    return super(torch.autograd.Function, function).apply
+
+
+# ---- debugging: ops as they run
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode  # all ops of a context come to its __torch_dispatch__
+disable_modes = _python_dispatch._disable_current_modes  # a context whose ops come to no mode
+current_node = torch._C._current_autograd_node  # the node whose backward is running in this thread, or None
+next_sequence = torch._C._autograd._get_sequence_nr  # the number that this thread's next node will get
+sequence = operator.methodcaller("_sequence_nr")  # the number of a node
+MAKES_GRADIENTS = "_make_grads"  # torch's functions, known by name in a stack: makes the 1 that backward begins with
+RUNS_ENGINE = "_engine_run_backward"  # calls the autograd engine
+STEPS_OPTIMIZER = "_maybe_opt_step"  # GradScaler's, reads whether the step is to be skipped
+
+# ---- debugging: memory
+
+base = operator.attrgetter("_base")  # the tensor that a view is of, or None
+identity = operator.attrgetter("_cdata")  # of an untyped storage: its address, no other's while a weak reference lives
+weak_reference = torch.UntypedStorage._weak_ref  # keeps the identity of a storage, not its bytes
+free_weak_reference = torch.UntypedStorage._free_weak_ref
+SAVED = "_saved_"  # how the attributes of a node begin that show what it has saved for backward
+
+
+def version(x):
+    """How many times a tensor, or a view of its memory, was written in place; inference tensors do not count."""
+    return 0 if x.is_inference() else x._version
+
+
+# ---- testing
+
+tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only  # of nested lists, tuples and dicts
+
+
+def counting_backend(name):
+    """A torch.compile backend with a `frame_count` of the graphs it was given."""
+    from torch._dynamo.testing import CompileCounterWithBackend  # (Dynamo takes seconds to import)
+
+    return CompileCounterWithBackend(name)

@@ -1,0 +1,230 @@
+"""Private names of torch (safeops/_torch.py): each still exists in this torch, and means what safeops takes it for."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import safeops
+from safeops import _torch
+
+PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|(from|import) torch[\w.]*\._|\b\w+\._(version|base|cdata|schema)\b")
+
+
+def test_they_are_all_in_one_module():
+    found = []
+    for path in Path(safeops.__file__).parent.rglob("*.py"):
+        if path.name != "_torch.py":
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                found += [f"{path}:{number}: {line}" for match in PRIVATE.finditer(line)]
+    assert not found, "\n".join(found)
+
+
+def test_the_rule_finds_them():
+    for line in (
+        "torch._C._f()",
+        "torch.compiler._flag",
+        "from torch._C import f",
+        "import torch._dynamo",
+        "x._version",
+    ):
+        assert PRIVATE.search(line), line
+    assert not PRIVATE.search("from torch import nn; torch.nn.Module.__init__; import torchvision; self._run()")
+
+
+# ---- routes
+
+
+def test_transforms_active():
+    seen = []
+    note = lambda x: (seen.append(_torch.transforms_active()), x.sum())[1]  # noqa: E731
+    x = torch.ones(3)
+    note(x)
+    torch.func.grad(note)(x)
+    torch.vmap(note)(x)
+    torch.func.jvp(note, (x,), (x,))
+    note(x)
+    assert seen == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
+def test_depth_of_forward_mode(traced):
+    def deep(x):
+        return x + 1 if _torch.forward_ad._current_level >= 0 else x - 1
+
+    if traced:  # the depth is a guard of the graph
+        torch.compiler.reset()
+        deep = torch.compile(deep, backend="eager", fullgraph=True)
+    x = torch.zeros(())
+    assert deep(x) == -1
+    with forward_ad.dual_level():
+        assert deep(x) == 1
+    assert deep(x) == -1
+
+
+def test_transforms_are_known_to_a_trace():
+    def value(x):
+        return x * 10 if _torch.transforms_active() else -x
+
+    torch.compiler.reset()
+    traced = torch.compile(lambda x: (value(x), torch.vmap(value)(x)), backend="eager", fullgraph=True)
+    assert [y.tolist() for y in traced(torch.ones(2))] == [[-1, -1], [10, 10]]
+
+
+def test_is_exporting():
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            return x + 1 if _torch.is_exporting() else x - 1
+
+    x, module = torch.zeros(()), Module()
+    torch.compiler.reset()
+    assert torch.compile(module, backend="eager", fullgraph=True)(x) == module(x) == -1
+    for strict in (True, False):
+        assert torch.export.export(module, (x,), strict=strict).module()(x) == 1
+
+
+def test_is_autocast_available():
+    expected = {"cpu": True, "cuda": True, "meta": False}
+
+    def answers(x):
+        return x, {device: _torch.is_autocast_available(device) for device in expected}
+
+    torch.compiler.reset()
+    traced = torch.compile(answers, backend="eager", fullgraph=True)
+    assert answers(torch.ones(1))[1] == traced(torch.ones(1))[1] == expected
+
+
+# ---- ops
+
+
+def test_kernels_that_the_dispatcher_has():
+    assert _torch.dispatcher_has("aten::add.Tensor", "CompositeExplicitAutograd") is False
+    assert _torch.dispatcher_has("aten::add.out", "CPU") is True
+    assert _torch.dispatcher_has("aten::relu6", "CPU") is False
+    assert _torch.dispatcher_has("aten::relu6", "CompositeImplicitAutograd") is True
+
+
+def test_overloads():
+    overload = torch.ops.aten.add_.Tensor
+    assert type(overload) is _torch.OpOverload and type(torch.ops.aten.add_) is _torch.OpOverloadPacket
+    x = torch.ones(2)
+    assert _torch.direct(overload)(x, 2).tolist() == [3, 3] == x.tolist()
+    schema = _torch.schema(overload)
+    assert schema.name == "aten::add_" and [a.name for a in schema.arguments] == ["self", "other", "alpha"]
+    assert [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments] == [True, False, False]
+    assert schema.returns[0].alias_info.is_write and not schema.arguments[0].is_out
+    assert _torch.schema(torch.ops.aten.add.out).arguments[-1].is_out
+
+
+def test_apply_without_its_python_layer():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, times=2):
+            ctx.times = times
+            return x * times
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.times, None
+
+    x = torch.ones(2, requires_grad=True)
+    y = _torch.direct_apply(Twice)(x)
+    assert y.tolist() == [2, 2] and type(y.grad_fn).__name__ == "TwiceBackward"
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [2, 2]
+
+
+def test_foreach_norm():
+    lists = [torch.tensor([3.0, 4.0]).half(), torch.full((2, 2), 2.0)]
+    norms = _torch.foreach_norm(lists, 2, dtype=torch.float64)
+    assert [n.tolist() for n in norms] == [5, 4] and norms[0].dtype == torch.float64
+
+
+# ---- debugging: ops as they run
+
+
+class Ops(_torch.TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert type(func) is _torch.OpOverload
+        node = _torch.current_node()
+        self.seen.append((_torch.schema(func).name, node and (node.name(), _torch.sequence(node))))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_nodes_and_their_numbers():
+    x = torch.ones(2, requires_grad=True)
+    with Ops() as mode:
+        first = _torch.next_sequence()
+        y = x.exp()
+        second = _torch.next_sequence()
+        with _torch.disable_modes():
+            y.detach().sin()
+        y.backward(torch.ones(2))
+    assert first == _torch.sequence(y.grad_fn) < second
+    assert mode.seen[0] == ("aten::exp", None) and ("aten::mul", ("ExpBackward0", first)) in mode.seen
+    assert "aten::sin" not in [name for name, _ in mode.seen]
+    assert _torch.current_node() is None
+
+
+def test_torchs_functions_in_a_stack():
+    assert callable(getattr(torch.autograd, _torch.MAKES_GRADIENTS))
+    assert callable(getattr(torch.autograd.graph, _torch.RUNS_ENGINE))
+    assert callable(getattr(torch.amp.GradScaler, _torch.STEPS_OPTIMIZER))
+
+
+# ---- debugging: memory
+
+
+def test_versions_and_bases():
+    x = torch.zeros(4)
+    view = x[1:]
+    assert _torch.base(view) is x and _torch.base(x) is None
+    before = _torch.version(x)
+    view.add_(1)
+    assert _torch.version(x) == _torch.version(view) == before + 1
+    with torch.inference_mode():
+        assert _torch.version(torch.zeros(2).add_(1)) == 0
+
+
+def test_identity_of_memory():
+    x = torch.zeros(4)
+    address, weak = _torch.identity(x.untyped_storage()), _torch.weak_reference(x.untyped_storage())
+    assert _torch.identity(x[1:].untyped_storage()) == address
+    del x
+    others = [torch.zeros(4) for _ in range(64)]  # would have its address again
+    assert address not in [_torch.identity(y.untyped_storage()) for y in others]
+    _torch.free_weak_reference(weak)
+
+
+def test_what_a_node_has_saved():
+    x = torch.ones(2, requires_grad=True)
+    y = x.exp()
+    saved = [name for name in dir(type(y.grad_fn)) if name.startswith(_torch.SAVED)]
+    assert saved == ["_saved_result"] and y.grad_fn._saved_result.data_ptr() == y.data_ptr()
+    y.sum().backward()
+    with pytest.raises(RuntimeError):
+        y.grad_fn._saved_result  # noqa: B018
+
+
+# ---- testing
+
+
+def test_trees():
+    tree = [torch.ones(1), {"a": (torch.zeros(1), 3)}]
+    assert [type(leaf) for leaf in _torch.tree_leaves(tree)] == [torch.Tensor, torch.Tensor, int]
+    mapped = _torch.tree_map_only(torch.Tensor, lambda t: t.item(), tree)
+    assert mapped == [1.0, {"a": (0.0, 3)}]
+
+
+def test_graphs_are_counted():
+    torch.compiler.reset()
+    counter = _torch.counting_backend("eager")
+    compiled = torch.compile(lambda x: x + 1, backend=counter, dynamic=False)
+    for n in (2, 2, 3):
+        compiled(torch.ones(n))
+    assert counter.frame_count == 2
