@@ -118,7 +118,7 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
         lambda: torch.where(x.isnan(), x, x.sign()),
         lambda: torch.where((x.abs() == origin) | (x.isnan() & origin.isnan()), torch.where(x.isnan(), x, x.sign()), 0),
     )[kind]()
-    dx = grad.double() * scale * shape
+    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
     if weight is not None and kind not in (EQUAL, EXTREME):
         dx = dx * weight
     dx = dx if keep is None else torch.where(keep, dx, 0)
