@@ -47,8 +47,8 @@ def integers_fit():
 
 @pytest.fixture(autouse=True, scope="session")
 def unread_is_garbage():
-    """Lanes that a load masks out, and gives no `other`, hold anything on a GPU, and zeros in the interpreter: here NaN,
-    True and the largest integer."""
+    """Lanes that a load masks out, without `other`, hold anything on a GPU and zeros in the interpreter: here NaN, True
+    and the largest integer."""
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.InterpreterBuilder
