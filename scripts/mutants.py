@@ -19,10 +19,17 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"
+import hypothesis  # noqa: E402, F401
+import pytest  # noqa: E402
+import torch._dynamo  # noqa: E402, F401  (by the parent, so that the tests of a mutant need not)
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mutations import mutations  # noqa: E402
@@ -122,10 +129,12 @@ class Tree:
         self.passing, self.failing = set(), set()  # tests, without a mutant
         listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
         wanted = {name for name in listed.splitlines() if (ROOT / name).is_file()}
+        if self.clean.exists():
+            self.link(self.clean, self.folder)  # a run that was cut off left objects of a mutant
         for source, target in ((ROOT / name, self.folder / name) for name in wanted):
-            if not target.exists() or target.read_bytes() != source.read_bytes():  # else an object may be fresh
+            if not target.exists() or source.stat().st_mtime != target.stat().st_mtime:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(source, target)
+                shutil.copy2(source, target)
         for path in (path for part in PARTS for path in (self.folder / part).rglob("*.*")):
             if path.suffix in SOURCES and path.relative_to(self.folder).as_posix() not in wanted:
                 path.unlink()
@@ -134,8 +143,16 @@ class Tree:
         if not self.build():
             raise SystemExit("mutants: the checkout does not build")
         shutil.rmtree(self.clean, ignore_errors=True)
-        for part in ("build", "safeops"):  # hard links: a build puts new files in the old one's place
-            shutil.copytree(self.folder / part, self.clean / part, copy_function=os.link, symlinks=True)
+        (self.clean / "safeops").mkdir(parents=True)
+        self.link(self.folder, self.clean)
+
+    def link(self, source, target):
+        """Objects and libraries, by hard links: a build puts new files in the old one's place."""
+        shutil.rmtree(target / "build", ignore_errors=True)
+        shutil.copytree(source / "build", target / "build", copy_function=os.link)
+        for library in (source / "safeops").glob("*.so"):
+            (target / "safeops" / library.name).unlink(missing_ok=True)
+            os.link(library, target / "safeops" / library.name)
 
     def build(self):
         environment = os.environ | {"SAFEOPS_NO_CUDA": "1", "MAX_JOBS": "1"}
@@ -147,47 +164,65 @@ class Tree:
         path = self.folder / mutant["path"]
         text = path.read_text()
         path.write_text(text[: mutant["start"]] + mutant["text"] + text[mutant["stop"] :])
-        if path.suffix == ".py":
-            return subprocess.run([sys.executable, "-B", "-m", "py_compile", path]).returncode == 0
+        if path.suffix == ".py":  # the syntax tree's own changes compile
+            return True
         return "csrc/cuda/" in mutant["path"] or self.build()
 
-    def mend(self, mutant, stat):
-        shutil.copyfile(ROOT / mutant["path"], self.folder / mutant["path"])
-        os.utime(self.folder / mutant["path"], ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    def mend(self, mutant):
+        shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])
         if mutant["path"].startswith("csrc/"):
-            shutil.rmtree(self.folder / "build")
-            shutil.copytree(self.clean / "build", self.folder / "build", copy_function=os.link)
-            for library in (self.clean / "safeops").glob("*.so"):
-                (self.folder / "safeops" / library.name).unlink()
-                os.link(library, self.folder / "safeops" / library.name)
+            self.link(self.clean, self.folder)
 
     def test(self, arguments):
         """None where all pass, else the test that failed, or how they ended."""
-        environment = os.environ | {"PYTHONPATH": str(self.folder), "OMP_NUM_THREADS": "1"}
-        if any("interpreted" in argument for argument in arguments):
-            environment["TRITON_INTERPRET"] = "1"
-        command = [sys.executable, "-B", "-m", "pytest", "-qx", "--tb=line", "-pno:cacheprovider", "-pno:xdist"]
-        command += [*(f"--deselect={test}" for test in self.failing), *arguments]
-        options = dict(cwd=self.folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
-        try:
-            done = subprocess.run(command, **options)
-        except subprocess.TimeoutExpired:
-            return "does not end"
-        if done.returncode in (0, 5):  # 5: none was selected
+        arguments = ["-qx", "--tb=line", "-pno:cacheprovider", "-pno:xdist", *arguments]
+        arguments += [f"--deselect={test}" for test in self.failing]
+        with tempfile.TemporaryFile("w+") as output:
+            child = os.fork()
+            if child == 0:
+                self.run(arguments, output.fileno())
+            until = time.time() + SECONDS
+            while (status := os.waitpid(child, os.WNOHANG))[0] == 0:
+                if time.time() > until:
+                    os.killpg(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    return "does not end"
+                time.sleep(0.1)
+            output.seek(0)
+            said = output.read()
+        code = os.waitstatus_to_exitcode(status[1])
+        if code in (0, 5):  # 5: none was selected
             return None
-        failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", done.stdout, re.MULTILINE)
-        return failed[1] if failed else f"crash ({done.returncode})"
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", said, re.MULTILINE)
+        return failed[1] if failed else f"crash ({code})"
+
+    def run(self, arguments, output):
+        """In a child of its own, which ends here."""
+        code = 70
+        try:
+            os.setpgid(0, 0)
+            os.chdir(self.folder)
+            os.dup2(output, 1), os.dup2(output, 2)
+            os.environ["PYTHONPATH"] = str(self.folder)
+            sys.path.insert(0, str(self.folder))
+            if any("/interpreted/" in argument for argument in arguments):  # Triton asks when it is imported
+                os.environ["TRITON_INTERPRET"] = "1"
+                os.execv(sys.executable, [sys.executable, "-B", "-m", "pytest", *arguments])
+            code = int(pytest.main(arguments))
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
 
     def judge(self, mutant):
         """The mutant with the test that killed it, or None; invalid where it does not compile."""
-        begun, killer, stat = time.time(), None, os.stat(self.folder / mutant["path"])
+        begun, killer = time.time(), None
         try:
             valid = self.spoil(mutant)
             for arguments in stages(mutant["path"]) if valid else ():
                 if killer := self.test(arguments):
                     break
         finally:
-            self.mend(mutant, stat)
+            self.mend(mutant)
         if killer and killer.startswith("tests/") and killer not in self.passing:
             if self.test([killer]):
                 print(f"{killer} fails without a mutant too, and is left out from here on", flush=True)
@@ -232,6 +267,7 @@ def main():
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="of the copy, log and table")
     options = parser.parse_args()
     os.nice(10)
+    sys.dont_write_bytecode = True
     tree, log = Tree(options.folder.resolve()), options.folder / "log.jsonl"
     earlier = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     known = {(r["path"], r["start"], r["old"], r["text"]): r for r in earlier}

@@ -124,7 +124,7 @@ def test_the_cause_is_named(case):
     (lambda x: (x - 1).sqrt(), "1 NaN", ("1", "")),
     (lambda x: x.reciprocal(), "1 inf", ("", "1")),
     (lambda x: x.log(), "1 -inf", ("", "1")),
-])  # fmt: skip
+], ids=["NaN", "inf", "-inf"])  # fmt: skip
 def test_a_value_that_is_alone_of_its_kind(make, kinds, cells, dtype):
     report = traced(lambda: make(leaf(2.0, 0.0, 3.0, dtype=dtype)).sum().backward()).report
     assert report.output.kinds() == f"{kinds} of 3 elements" and report.output.first == (1,)
