@@ -129,8 +129,7 @@ class Tree:
         self.passing, self.failing = set(), set()  # tests, without a mutant
         listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
         wanted = {name for name in listed.splitlines() if (ROOT / name).is_file()}
-        if self.clean.exists():
-            self.link(self.clean, self.folder)  # a run that was cut off left objects of a mutant
+        self.built = False
         for source, target in ((ROOT / name, self.folder / name) for name in wanted):
             if not target.exists() or source.stat().st_mtime != target.stat().st_mtime:
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,13 +137,21 @@ class Tree:
         for path in (path for part in PARTS for path in (self.folder / part).rglob("*.*")):
             if path.suffix in SOURCES and path.relative_to(self.folder).as_posix() not in wanted:
                 path.unlink()
+        for library in (ROOT / "safeops").glob("*.so"):  # until one is built here
+            shutil.copy2(library, self.folder / "safeops")
         link = self.folder / "safeops" / "kernels"  # a development install would give the checkout's
         link.is_symlink() or link.symlink_to("../kernels")
+
+    def build_first(self):
+        if (self.clean / "done").exists():
+            self.link(self.clean, self.folder)  # a run that was cut off left objects of a mutant
         if not self.build():
             raise SystemExit("mutants: the checkout does not build")
         shutil.rmtree(self.clean, ignore_errors=True)
         (self.clean / "safeops").mkdir(parents=True)
         self.link(self.folder, self.clean)
+        (self.clean / "done").touch()
+        self.built = True
 
     def link(self, source, target):
         """Objects and libraries, by hard links: a build puts new files in the old one's place."""
@@ -161,16 +168,16 @@ class Tree:
 
     def spoil(self, mutant):
         """False where it does not compile."""
-        path = self.folder / mutant["path"]
+        path, compiled = self.folder / mutant["path"], mutant["path"].startswith(("csrc/cpu/", "csrc/common/"))
+        if compiled and not self.built:
+            self.build_first()
         text = path.read_text()
         path.write_text(text[: mutant["start"]] + mutant["text"] + text[mutant["stop"] :])
-        if path.suffix == ".py":  # the syntax tree's own changes compile
-            return True
-        return "csrc/cuda/" in mutant["path"] or self.build()
+        return not compiled or self.build()  # Python always does; the emulation's tests compile CUDA
 
     def mend(self, mutant):
         shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])
-        if mutant["path"].startswith("csrc/"):
+        if self.built:
             self.link(self.clean, self.folder)
 
     def test(self, arguments):
