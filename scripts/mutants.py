@@ -26,11 +26,6 @@ import tempfile
 import time
 from pathlib import Path
 
-os.environ["OMP_NUM_THREADS"] = "1"
-import hypothesis  # noqa: E402, F401
-import pytest  # noqa: E402
-import torch._dynamo  # noqa: E402, F401  (by the parent, so that the tests of a mutant need not)
-
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from mutations import mutations  # noqa: E402
 
@@ -182,7 +177,7 @@ class Tree:
 
     def test(self, arguments):
         """None where all pass, else the test that failed, or how they ended."""
-        arguments = ["-qx", "--tb=line", "-pno:cacheprovider", "-pno:xdist", *arguments]
+        arguments = ["-qx", "--tb=line", "-pno:cacheprovider", *arguments]
         arguments += [f"--deselect={test}" for test in self.failing]
         with tempfile.TemporaryFile("w+") as output:
             child = os.fork()
@@ -215,6 +210,8 @@ class Tree:
             if any("/interpreted/" in argument for argument in arguments):  # Triton asks when it is imported
                 os.environ["TRITON_INTERPRET"] = "1"
                 os.execv(sys.executable, [sys.executable, "-B", "-m", "pytest", *arguments])
+            import pytest
+
             code = int(pytest.main(arguments))
             sys.stdout.flush()
         finally:
@@ -232,6 +229,8 @@ class Tree:
             self.mend(mutant)
         if killer and killer.startswith("tests/") and killer not in self.passing:
             if self.test([killer]):
+                if "::" not in killer:
+                    raise SystemExit(f"mutants: {killer} cannot run")
                 print(f"{killer} fails without a mutant too, and is left out from here on", flush=True)
                 self.failing.add(killer)
                 return self.judge(mutant)
@@ -275,6 +274,9 @@ def main():
     options = parser.parse_args()
     os.nice(10)
     sys.dont_write_bytecode = True
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import hypothesis  # noqa: E401, F401  (once, here: the tests of a mutant are forked)
+
     tree, log = Tree(options.folder.resolve()), options.folder / "log.jsonl"
     earlier = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     known = {(r["path"], r["start"], r["old"], r["text"]): r for r in earlier}
