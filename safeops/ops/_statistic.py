@@ -118,7 +118,7 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
         lambda: torch.where(x.isnan(), x, x.sign()),
         lambda: torch.where(x.isnan(), x, x.sign()),
     )[kind]()
-    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape
+    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
     if kind in (EQUAL, EXTREME):  # selected: a NaN from upstream stays with the extreme
         extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())
         keep = extreme if keep is None else keep & extreme

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import safeops
+from safeops.ops._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define_backward
 from safeops.testing import DTYPES
 from tests.contract.subjects import DEVICE, composite
 
@@ -115,6 +116,24 @@ def test_equal_elements_have_a_deviation_of_exactly_zero(route, weighted, value)
             value = on(route, name)(x, dim=dim, weight=weight)
             assert (value == 0).all(), (name, dim)
             assert (grad_of(value.sum(), x) == 0).all(), (name, dim)
+
+
+@each_route
+@pytest.mark.parametrize("by", ["mask", "weight", "both"])
+@pytest.mark.parametrize("length", [100, 1000, 4000])
+def test_equal_elements_among_others_that_are_masked_out(route, length, by):
+    """A second pass over the elements, from another pivot, selects as the first did."""
+    torch.manual_seed(0)
+    keep = torch.rand(3, length, device=DEVICE) < 0.5
+    keep[:, 0], keep[:, 1] = False, True
+    x = torch.where(keep, 0.1, torch.randn(3, length, device=DEVICE)).requires_grad_()
+    weight = None if by == "mask" else torch.where(keep, 0.7, 0) if by == "weight" else torch.full_like(x, 0.7)
+    mask = None if by == "weight" else keep
+    for name in ("masked_var", "masked_std"):
+        for row in (x, x.double()):
+            value = on(route, name)(row, mask, 1, weight=weight)
+            assert (value == 0).all(), name
+            assert (grad_of(value.sum(), x) == 0).all(), name
 
 
 # Range ---------------------------------------------------------------------------------------------------------------
@@ -433,6 +452,52 @@ def test_too_little_for_the_correction_follows_the_policy(route, name, empty, wa
     assert on(route, name)(x[0], ~x[0].isnan(), weight=light, correction=0) > 0
     with pytest.raises(ValueError, match="nothing is kept for 2 of 3 results"):
         on(route, name)(x, ~x.isnan(), 1, empty="raise")
+
+
+@each_route
+@pytest.mark.parametrize("name", ["masked_var", "masked_std"])
+@pytest.mark.parametrize("upstream", [NAN, INF])
+def test_no_upstream_gradient_reaches_what_has_no_slope(route, name, upstream):
+    """A row of one kept element, of none, and, for a root, of equal ones; as rows and as columns."""
+    masks = [[True, False, False, False], [False] * 4] + [[True] * 4] * (name == "masked_std")
+    for mask in (tensor([m], torch.bool) for m in masks):
+        for rows in (1, 3, 300):
+            x = torch.full((rows, 4), 0.3, device=DEVICE, requires_grad=True)
+            for laid, dim, keep in ((x, 1, mask), (x.t(), 0, mask.t())):
+                for create_graph in (False, True):
+                    value = on(route, name)(laid, keep, dim)
+                    (dx,) = torch.autograd.grad(value, x, torch.full_like(value, upstream), create_graph=create_graph)
+                    assert (dx == 0).all(), (rows, dim)
+
+
+@pytest.mark.parametrize("kind", [LINEAR, EQUAL, EXP, SIGN, EXTREME])
+@pytest.mark.parametrize("upstream", [NAN, INF])
+def test_a_scale_of_zero_is_selected(kind, upstream):
+    """By the kernel, and by the definition that runs where there is none."""
+    x, origin, scale = tensor([[0.5, -2.0], [0.5, 1.0]]), tensor([0.5, 1.0]).double(), tensor([0.0, 0.5]).double()
+    arguments = tensor([upstream, 2.0]), x, origin, scale, None, None, kind, [1]
+    ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)
+    assert (ours[0] == 0).all() and ours[1].isfinite().all()
+    torch.testing.assert_close(ours, plain)
+
+
+@each_route
+@pytest.mark.parametrize("columns", [1, 3, 8, 16, 64, 300, 1100])
+@pytest.mark.parametrize("rows", [255, 256, 500, 1021, 5000])
+def test_counters_of_a_byte_are_emptied_in_time(route, rows, columns):
+    """Ones, all kept: what a counter loses makes a mean of less or more."""
+    if rows * columns > 2**20:
+        pytest.skip("more of the same")
+    x = torch.ones(rows, columns, device=DEVICE)
+    keep = x > 0
+    for dim, laid, mask in ((0, x, keep), (1, x.t(), keep.t()), (1, x.t().contiguous(), keep.t().contiguous())):
+        assert (on(route, "masked_count")(laid, mask, dim) == rows).all()
+        for name, want in (("masked_sum", rows), ("masked_mean", 1), ("masked_rms", 1), ("masked_var", 0)):
+            assert (on(route, name)(laid, mask, dim) == want).all(), (name, dim)
+            assert (on(route, name)(laid, dim=dim, weight=x[0, 0]) == want).all(), (name, dim, "weighted")
+        leaf = laid.detach().requires_grad_()
+        ties = grad_of(on(route, "masked_amax")(leaf, mask, dim).sum(), leaf)
+        assert (ties == torch.tensor(1 / rows)).all(), dim
 
 
 @each_route

@@ -210,6 +210,26 @@ def test_a_row_without_values():
 
 
 @each_route
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
+    """There x / eps and x / |x| have the same value, and other slopes: the one that does not turn with x is taken."""
+    x = torch.tensor([3.0, 4.0], dtype=dtype, device=DEVICE).repeat(17, 1).requires_grad_()
+    upstream = torch.tensor([1.0, 2.0], dtype=dtype, device=DEVICE).expand(17, 2)
+    for laid, dim in ((x, 1), (x.t(), 0)):
+        g = upstream if dim else upstream.t()
+        (dx,) = torch.autograd.grad(ROUTES[route]("normalize")(laid, dim, eps=5.0), x, g, create_graph=create_graph)
+        torch.testing.assert_close(dx, upstream / 5)
+        (dx,) = torch.autograd.grad(ROUTES[route]("normalize")(laid, dim, eps=4.99), x, g, create_graph=create_graph)
+        want = torch.tensor([[8.0, -6.0]], dtype=dtype, device=DEVICE).expand(17, 2) / 125 * -1
+        torch.testing.assert_close(dx, want)
+        unit = torch.full_like(laid, 1.0)
+        value = ROUTES[route]("cosine_similarity")(laid, unit, dim, eps=5.0)
+        (dx,) = torch.autograd.grad(value.sum(), x, create_graph=create_graph)
+        torch.testing.assert_close(dx, torch.full_like(dx, 0.04))
+
+
+@each_route
 @pytest.mark.parametrize(
     "dtype, size, eps",
     [

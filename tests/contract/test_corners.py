@@ -1,5 +1,7 @@
 """Corners that the harness's samples do not reach: each was wrong once."""
 
+import math
+
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -7,6 +9,7 @@ import torch.autograd.forward_ad as fwAD
 import safeops
 from tests.contract.subjects import DEVICE, composite
 
+INF, NAN = math.inf, math.nan
 MASK = torch.tensor([True, False, True], device=DEVICE)
 OPS = {
     "masked_fill": lambda x: safeops.masked_fill(x**2, MASK, 0.5).sum(),
@@ -121,6 +124,20 @@ def test_among_integers_there_is_no_nan(dtype):
     with pytest.raises(ValueError, match=f"masked_fill: value nan does not exist in {dtype}"):
         safeops.masked_fill(x, mask, float("nan"))
     assert safeops.masked_fill(x, mask, torch.tensor(float("nan"), device=DEVICE)).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+@pytest.mark.parametrize("value, slope", [(INF, 3), (-INF, 3), (NAN, 3), (65504.0, 3), (65519.0, 3), (65520.0, 0),
+                                          (-65520.0, 0), (1e30, 0)])  # fmt: skip
+def test_only_a_finite_fill_value_saturates(route, value, slope):
+    op = safeops.masked_fill if route == "kernel" else composite(safeops.masked_fill, "masked_fill")
+    x, fill = t(1.0, 2.0, 3.0, 4.0, dtype=torch.float16), t(True, False, True, True, dtype=torch.bool)
+    for create_graph in (False, True):
+        v = torch.tensor(value, device=DEVICE, requires_grad=True)
+        y = op(x, fill, v)
+        (dv,) = torch.autograd.grad(y, v, torch.ones_like(y), create_graph=create_graph)
+        assert dv == slope
+        assert y[1] == 2 and (y[0].isfinite() or not math.isfinite(value))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="needs a real and a meta tensor")
