@@ -15,10 +15,12 @@ SHELL  := /bin/bash -o pipefail
 .DELETE_ON_ERROR:
 .PHONY: setup demo test mutants lint bench wheel gpu-check clean
 
-# Another torch brings its own Triton, and may refuse the setuptools that is pinned here.
 PINNED := requirements-dev.txt
+BUILD  := rm -f safeops/*.so;
 ifdef TORCH
+# It brings its own Triton, and may refuse the setuptools that is pinned here; the binary is .venv's: one serves all.
 PINNED := <(grep -vE '^(setuptools|torch|triton)=' requirements-dev.txt) "setuptools>=77" torch==$(TORCH)
+BUILD  := $(MAKE) -s TORCH= setup && SAFEOPS_NO_EXT=1
 endif
 
 # (--no-compile: of a hundred packages few modules are ever imported)
@@ -31,11 +33,9 @@ $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
-# One binary serves every torch: an environment of another takes the one that .venv has built.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
 	@echo "== build: safeops (development install; minutes, the first time)"
-	@$(if $(TORCH),$(MAKE) TORCH= setup,rm -f safeops/*.so)
-	@$(if $(TORCH),SAFEOPS_NO_EXT=1) $(PIP) install --no-build-isolation --no-deps --editable .
+	@$(BUILD) $(PIP) install --no-build-isolation --no-deps --editable .
 	@$(BIN)/python -c "import sysconfig; open(sysconfig.get_path('purelib') + '/safeops-checkout.pth', 'w').write('$(CURDIR)\n')"
 	@ls safeops/*.so 2>/dev/null || echo "no C++ compiler found: pure Python, every op runs its composite"
 	@touch $@

@@ -22,6 +22,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 CLAIM = re.compile(r"#> (.*\n)")
 # what a claim of an outcome can hinge on; each is changed in turn by the planted edits
 TOKEN = re.compile(r"(?<![\w.])(nan|inf|True|False|\w+Error|-?[\d.]+\d|\d+)(?![\w.])")
+# of what is claimed for the pinned torch, the trials that end otherwise in a later one: since when, and why
+LATER = {"12. In-place clamp before log": ("2.14", "clamp's gradient compares with 1e-8, not with 1e-8 in fp16")}
 
 
 class Block(NamedTuple):
@@ -65,6 +67,9 @@ BLOCKS = blocks(TEXT)
 @pytest.mark.parametrize("number", range(len(BLOCKS)), ids=[f"{b.section}-{i % 2}" for i, b in enumerate(BLOCKS)])
 def test_the_claimed_outcome_is_the_outcome(number):
     block = BLOCKS[number]
+    since, why = LATER.get(block.section, ("99", ""))
+    if torch.__version__ >= since and "safeops" not in block.code:
+        pytest.skip(f"torch {torch.__version__}: from {since} on, {why}")
     happened = outcome(block)
     assert agrees(block.claimed, happened), (
         f"{block.section}: on torch {torch.__version__}\n{block.code}prints\n{happened}"

@@ -51,10 +51,10 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     """A new environment with torch linked in (it is too large to copy) and the wheel installed; its interpreter."""
     run([sys.executable, "-m", "venv", "--without-pip", folder], cwd=folder.parent)
     (site,) = folder.glob("lib/python3*/site-packages")
-    for distribution in closure("torch", {}).values():
-        tops = {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}
-        for top in tops:
-            (site / top).symlink_to(distribution.locate_file(top))
+    files = ((distribution, file) for distribution in closure("torch", {}).values() for file in distribution.files)
+    tops = {owner.locate_file(file.parts[0]) for owner, file in files if file.parts[0] not in ("..", "__pycache__")}
+    for top in tops:  # (the parts of CUDA share one)
+        (site / top.name).symlink_to(top)
     python = folder / "bin" / "python"
     # No index and no --no-deps: pip itself finds that torch alone satisfies what the wheel requires.
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
