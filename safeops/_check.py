@@ -9,8 +9,10 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops._dtypes import FLOATING
+from safeops._symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
+NUMBER = (int, float, *SYMBOLIC)
 
 
 def explain(validate, *arguments):
@@ -109,11 +111,15 @@ def boolean_flag(function, name, value):
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
 
 
+def is_number(value):
+    return isinstance(value, NUMBER) and not isinstance(value, bool)
+
+
 def number(function, name, value, *, minimum=None, above=None, maximum=None):
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     double(function, name, value)
-    if maximum is not None and not value <= maximum:
+    if maximum is not None and not isinstance(value, SYMBOLIC) and not value <= maximum:
         raise ValueError(f"{function}: {name} must be at most {maximum:.3g}, got {value}")
     if minimum is not None and not value >= minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")

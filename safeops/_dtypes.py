@@ -20,11 +20,20 @@ def readable(scalar):
 
 
 def saturate(value, dtype):
-    """A finite Python number brought into the range of a floating `dtype`; inf and nan pass."""
+    """A finite number, or 0-dim tensor, brought into the range of a floating `dtype`; inf and nan pass."""
+    if isinstance(value, torch.Tensor):
+        return saturate_tensor(value, dtype)
     largest = torch.finfo(dtype).max
     if largest < abs(value) < float("inf"):  # first: an integer may be too large for any float
         return largest if value > 0 else -largest
     return float(value)
+
+
+def filled(x, shape, value):
+    """A tensor of x's dtype that holds a number, or a 0-dim tensor, everywhere."""
+    if isinstance(value, torch.Tensor):
+        return value.to(x.dtype).expand(shape)
+    return x.new_full(shape, value)
 
 
 def saturate_tensor(wide, dtype):

@@ -39,8 +39,8 @@ def _function(raw, raw_backward, definition):
 class Indexed:
     def __init__(self, name, raw, raw_backward, definition, validate):
         function = _function(raw, raw_backward, definition)
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function)
-        self.definition, self.validate = definition, validate
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function, definition)
+        self.validate = validate
 
     def call(self, input, dim, index, fill_value):
         try:
@@ -58,4 +58,4 @@ class Indexed:
             _check.explain(self.validate, input, dim, index, fill_value)
             raise
         self.validate(input, dim, index, fill_value)
-        return self.definition(input, dim, index, fill_value)
+        return self.op.composite(input, dim, index, fill_value)

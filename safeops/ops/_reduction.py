@@ -157,8 +157,8 @@ def raise_if_empty(name, nothing, input, dim):
 class Reduction:
     """The call path of a masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
-    def __init__(self, name, op, definition, keyword=None):
-        self.name, self.op, self.definition, self.keyword = name, op, definition, keyword
+    def __init__(self, name, op, keyword=None):
+        self.name, self.op, self.keyword = name, op, keyword
 
     def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         if dim is not None:
@@ -186,7 +186,7 @@ class Reduction:
             _check.explain(self._validate, input, mask, weight, dim, keepdim, dtype, empty, *parameter)
             raise
         self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
-        return self.definition(input, mask, *options)
+        return self.op.composite(input, mask, *options)
 
     def _kernel(self, parameter, *operands):
         # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
@@ -233,8 +233,8 @@ class MaskedReduction(Reduction):
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         function = _function(mean, raw, definition)
-        op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
-        super().__init__(name, op, definition)
+        op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function, definition)
+        super().__init__(name, op)
 
 
 # What the docstring of every reduction says of its arguments, in place of {arguments}.

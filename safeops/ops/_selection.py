@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, saturate
+from safeops._dtypes import FLOATING, filled, saturate
 
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -15,21 +15,21 @@ INDEX = (torch.int32, torch.int64)
 
 def full(x, shape, fill_value):
     """`fill_value` everywhere, in x's dtype; attached to x, which has no elements to be read."""
-    filled = x.new_full(shape, fill_of(fill_value, x.dtype))
-    return filled + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else filled
+    result = filled(x, shape, fill_of(fill_value, x.dtype))
+    return result + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else result
 
 
 def fill_of(value, dtype):
-    """A number as `dtype` holds it: saturated."""
+    """A number, or a 0-dim tensor, as `dtype` holds it: saturated."""
     if dtype in FLOATING:
         return saturate(value, dtype)
     if dtype.is_complex:
-        return complex(saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32))
+        return saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32)
     if dtype == torch.bool:
-        return bool(value)
-    if dtype.is_floating_point:
-        return float(value)
+        return value != 0
     info = torch.iinfo(dtype)
+    if isinstance(value, torch.Tensor):  # of fp64, whose largest int64 is 2^63 - 1024
+        return value.clamp(info.min, min(info.max, 2**63 - 1024)).to(dtype)
     if value in (float("inf"), -float("inf")):
         return info.max if value > 0 else info.min
     return max(info.min, min(info.max, int(value)))
@@ -51,7 +51,7 @@ def select_rows(rows, index, fill_value):
     valid = (index >= 0) & (index < rows.shape[0])
     # advanced indexing: its backward adds duplicates in a fixed order, on CUDA too
     taken = summed_wide(rows)[torch.where(valid, index, 0).long()].to(rows.dtype)
-    fill = rows.new_full((), fill_of(fill_value, rows.dtype))
+    fill = filled(rows, (), fill_of(fill_value, rows.dtype))
     return torch.where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
 
 

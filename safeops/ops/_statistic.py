@@ -205,5 +205,5 @@ class Statistic(Reduction):
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         function = _function(raw, definition, kind)
-        op = Op(name, (f"_{name}", "_statistic_backward"), "Triton", raw, function)
-        super().__init__(name, op, definition, keyword)
+        op = Op(name, (f"_{name}", "_statistic_backward"), "Triton", raw, function, definition)
+        super().__init__(name, op, keyword)

@@ -4,6 +4,7 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import FLOATING, saturate
+from safeops._symbolic import scalar, symbolic
 
 
 def apply_where(condition, args, f1, f2=None, *, fill_value=None):
@@ -44,7 +45,8 @@ def apply_where(condition, args, f1, f2=None, *, fill_value=None):
     elif isinstance(fill_value, torch.Tensor):
         other = fill_value
     else:
-        other = saturate(fill_value, kept.dtype) if kept.dtype in FLOATING else fill_value
+        other = scalar(fill_value, torch.float64, kept.device) if symbolic(fill_value) else fill_value
+        other = saturate(other, kept.dtype) if kept.dtype in FLOATING else other
     return torch.where(condition, kept, other)
 
 
@@ -79,7 +81,7 @@ def _validate(condition, args, f1, f2, fill_value):
     if isinstance(fill_value, torch.Tensor):
         operands["fill_value"] = fill_value
         _check.broadcasts_to("apply_where", "fill_value", fill_value, "condition and args", shape)
-    elif f2 is None and not isinstance(fill_value, (bool, int, float, complex)):
+    elif f2 is None and not isinstance(fill_value, (*_check.NUMBER, complex)):
         raise TypeError(f"apply_where: fill_value must be a number or a tensor, got {type(fill_value).__name__}")
     _check.same_device("apply_where", "condition", condition, **operands)
     return shape

@@ -85,7 +85,14 @@ class _MaskedCompact(torch.autograd.Function):
         return expand_rows(grad, index, ctx.shape), *nothing
 
 
-OP = Op("masked_compact", ("_masked_compact", "_masked_compact_backward"), "C++/CUDA", _masked_compact, _MaskedCompact)
+OP = Op(
+    "masked_compact",
+    ("_masked_compact", "_masked_compact_backward"),
+    "C++/CUDA",
+    _masked_compact,
+    _MaskedCompact,
+    definition,
+)
 
 # ---- public function
 
@@ -144,7 +151,7 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         _check.explain(_validate, input, mask, capacity, fill_value)
         raise
     _validate(input, mask, capacity, fill_value)
-    return definition(input, mask.expand(input.shape[: mask.dim()]), capacity, fill_value)
+    return OP.composite(input, mask.expand(input.shape[: mask.dim()]), capacity, fill_value)
 
 
 def _validate(input, mask, capacity, fill_value):

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check, _route, _symbolic
 from safeops._dtypes import FLOATING, compute_dtype, readable, saturate, saturate_tensor
 from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops.masked_sum import masked_sum, reduce_to
@@ -108,7 +108,7 @@ class _MaskedFill(torch.autograd.Function):
         return (grad_input, None, None, grad_value)[: len(ctx.needs_input_grad)]
 
 
-OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA", _masked_fill, _MaskedFill)
+OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA", _masked_fill, _MaskedFill, definition)
 
 # ---- public function
 
@@ -149,6 +149,8 @@ def masked_fill(input, fill_mask, value):
         if kernel is not None:
             if kernel is OP.traced:
                 _validate(input, fill_mask, value)
+                if scalar is None and _symbolic.symbolic(number):
+                    number, scalar = 0.0, _symbolic.scalar(number, torch.float64, input.device)
             arguments = (input, fill_mask, number) if scalar is None else (input, fill_mask, number, scalar)
             if torch.is_grad_enabled() and (input.requires_grad or (scalar is not None and scalar.requires_grad)):
                 return kernel.apply(*arguments)
@@ -157,7 +159,7 @@ def masked_fill(input, fill_mask, value):
         _check.explain(_validate, input, fill_mask, value)
         raise
     _validate(input, fill_mask, value)
-    return definition(input, fill_mask, value)
+    return OP.composite(input, fill_mask, value)
 
 
 def _validate(input, fill_mask, value):
@@ -169,7 +171,7 @@ def _validate(input, fill_mask, value):
         if value.dim() != 0:
             raise ValueError(f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}")
         _check.real("masked_fill", "value", value)
-    elif not isinstance(value, (bool, int, float)):
+    elif not isinstance(value, _check.NUMBER):
         raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
     _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
 

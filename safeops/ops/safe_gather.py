@@ -3,6 +3,7 @@
 import torch
 
 from safeops import _check
+from safeops._dtypes import filled
 from safeops._library import declare_public, declare_raw
 from safeops.ops._indexed import Indexed
 from safeops.ops._selection import (
@@ -33,7 +34,7 @@ def definition(input, dim, index, fill_value=0.0):
         place.append(torch.arange(n, device=index.device).reshape(along))
     place[dim] = torch.where(valid, index, 0).long()
     taken = summed_wide(input)[tuple(place)].to(input.dtype)
-    return torch.where(valid, taken, input.new_full((), fill_of(fill_value, input.dtype)))
+    return torch.where(valid, taken, filled(input, (), fill_of(fill_value, input.dtype)))
 
 
 # ---- op

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops._dtypes import filled
 from safeops._library import declare_public
 from safeops.ops._unary import Unary
 
@@ -9,7 +10,7 @@ _safe_log = Unary(
     "safe_log",
     torch.log,
     absent=lambda x, eps: x < eps,
-    stand_in=lambda x, eps, fill_value: torch.full_like(x, eps).log(),
+    stand_in=lambda x, eps, fill_value: filled(x, (), eps).log(),
     positive=True,
 )
 
