@@ -26,12 +26,29 @@ def explain(validate, *arguments):
 def tensor(function, name, x):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
+    if kind := undense(x):
+        raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
+    if x.is_floating_point() and x.dtype not in FLOATING:
+        raise TypeError(f"{function}: {name} must be of at least 16 bits where floating, got {x.dtype}")
+    dimensions(function, name, x.dim())
+
+
+def dimensions(function, name, ndim, most=64):
+    if ndim > most:
+        raise ValueError(f"{function}: {name} must have at most {most} dimensions, got {ndim}")
+
+
+def undense(x):
+    """What kind of tensor x is, where it is none with one number for each element, all of which count."""
     if is_compiling():  # a trace has no such tensors, and may not ask
-        return
-    if x.layout != torch.strided:
-        raise TypeError(f"{function}: {name} must be a dense tensor, got layout {x.layout}")
+        return None
+    if isinstance(x, torch.masked.MaskedTensor):
+        return "a MaskedTensor (pass its data, and its mask beside it)"
     if x.is_nested:
-        raise TypeError(f"{function}: {name} must be a dense tensor, got a nested one")
+        return "a nested one"
+    if x.layout != torch.strided:
+        return f"layout {x.layout}"
+    return "a quantized one" if x.is_quantized else None
 
 
 def floating(function, name, x):
@@ -43,14 +60,39 @@ def floating(function, name, x):
 def real(function, name, x):
     """A tensor of integers, bools, or one of the four floating dtypes."""
     tensor(function, name, x)
-    if x.is_complex() or x.is_quantized or (x.is_floating_point() and x.dtype not in FLOATING):
-        raise TypeError(f"{function}: {name} must be real, of at least 16 bits where floating, got {x.dtype}")
+    if x.is_complex():
+        raise TypeError(f"{function}: {name} must be real, got {x.dtype}")
+
+
+def real_scalar(function, name, x):
+    real(function, name, x)
+    if x.dim() != 0:
+        raise ValueError(f"{function}: {name} must be a number or a 0-dim tensor, got shape {tuple(x.shape)}")
 
 
 def same_device(function, reference_name, reference, **others):
+    """On one device, and as DTensors on one mesh; torch takes a 0-dim tensor for one that every rank has."""
     for name, x in others.items():
-        if isinstance(x, torch.Tensor) and x.device != reference.device:
+        if not isinstance(x, torch.Tensor):
+            continue
+        if x.device != reference.device:
             raise ValueError(f"{function}: {name} is on {x.device}, {reference_name} on {reference.device}")
+        if x.dim() and reference.dim() and mesh(x) != mesh(reference):
+            raise TypeError(
+                f"{function}: {name} and {reference_name} must be DTensors of one mesh, or neither of them one; got "
+                f"{mesh(x)} and {mesh(reference)}"
+            )
+
+
+def mesh(x):
+    """The device mesh of a DTensor; None for every other tensor. (Its class would be a slow import.)"""
+    return getattr(x, "device_mesh", None)
+
+
+def no_dtensor(function, **operands):
+    for name, x in operands.items():
+        if mesh(x) is not None:
+            raise TypeError(f"{function}: {name} must be no DTensor: pass what this rank holds (to_local, full_tensor)")
 
 
 def broadcast(function, **operands):
@@ -136,12 +178,7 @@ def dims(function, dim, ndim):
     """dim as a sorted tuple of non-negative dims; None and () mean all of them."""
     if dim is None:
         return tuple(range(ndim))
-    try:
-        if bool in map(type, dim if isinstance(dim, (tuple, list)) else (dim,)):
-            raise TypeError
-        given = (operator.index(dim),) if not isinstance(dim, (tuple, list)) else tuple(map(operator.index, dim))
-    except TypeError:
-        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
+    given = integers(function, dim)
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     for d in given:
         if not -rank <= d < rank:
@@ -152,15 +189,23 @@ def dims(function, dim, ndim):
     return tuple(resolved)[:ndim] or tuple(range(ndim))
 
 
+def integers(function, dim):
+    """An int, or a tuple or list of them, as a tuple. A bool and a tensor, which the host would read, are none."""
+    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    try:
+        if any(isinstance(d, (bool, torch.Tensor)) for d in given):
+            raise TypeError
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
+
+
 def one_dim(function, dim, ndim):
     """dim counted from 0, where a function takes exactly one."""
-    try:
-        d = operator.index(dim)
-    except TypeError:
-        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
-    rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
-    if isinstance(dim, bool):
+    if isinstance(dim, (tuple, list)):
         raise TypeError(f"{function}: dim must be an int, got {dim!r}")
+    (d,) = integers(function, dim)
+    rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     if not -rank <= d < rank:
         raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")
     return d % rank

@@ -11,10 +11,10 @@ import importlib.util
 import os
 
 import torch
-from torch.compiler import is_compiling
 
 from safeops import _verified
-from safeops._symbolic import symbolic, without_symbols
+from safeops._check import undense
+from safeops._symbolic import as_operand, symbolic
 
 lib = torch.library.Library("safeops", "DEF")
 
@@ -70,9 +70,8 @@ class Op:
         registry[self.name] = self
 
     def composite(self, *arguments):
-        if is_compiling():
-            arguments = without_symbols(arguments, self.numbers)
-        return self.definition(*arguments)
+        operands = [as_operand(x, arguments[0]) if i in self.numbers else x for i, x in enumerate(arguments)]
+        return self.definition(*operands)
 
     # A raw op makes a constant of each number: where one is symbolic, Dynamo traces the definition.
 
@@ -144,12 +143,12 @@ def _one_device(name, fake):
 
 
 def _dense_only(name, composite):
-    """CompositeExplicitAutograd also catches sparse tensors, which no definition here is meant for."""
+    """CompositeExplicitAutograd also catches sparse and quantized tensors, which no definition here is meant for."""
 
     def dense(*args):
         for x in _tensors(args):
-            if x.layout != torch.strided:
-                raise TypeError(f"{name}: needs dense tensors, got layout {x.layout}")
+            if kind := undense(x):
+                raise TypeError(f"{name}: needs dense tensors, got {kind}")
         return composite(*args)
 
     return dense

@@ -7,6 +7,8 @@ an exported program takes. So the definitions get a 0-dim tensor in its place.
 import torch
 from torch.compiler import is_compiling
 
+from safeops._dtypes import saturate
+
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
@@ -26,7 +28,8 @@ def scalar(x, dtype, device):
     return torch.full((), x, dtype=dtype, device=device)
 
 
-def without_symbols(arguments, places):
-    """The arguments of a definition, with tensors for the symbolic numbers among those at `places`."""
-    device = arguments[0].device
-    return [scalar(x, torch.float64, device) if i in places and symbolic(x) else x for i, x in enumerate(arguments)]
+def as_operand(x, input):
+    """A number as torch's operations take it beside `input`: a tensor if symbolic, and no integer beyond 64 bits."""
+    if symbolic(x):
+        return scalar(x, torch.float64, input.device)
+    return saturate(x, torch.float64) if isinstance(x, int) and input.is_floating_point() else x

@@ -227,11 +227,10 @@ class PointwiseLoss:
                 raise ValueError(f'{self.name}: denominator needs reduction="mean", got {reduction!r}')
             if not isinstance(denominator, torch.Tensor):
                 _check.number(self.name, "denominator", denominator)
-            elif denominator.dim() != 0:
-                shape = tuple(denominator.shape)
-                raise ValueError(f"{self.name}: denominator must be a number or a 0-dim tensor, got shape {shape}")
-            elif denominator.dtype.is_complex or denominator.dtype == torch.bool:
-                raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
+            else:
+                _check.real_scalar(self.name, "denominator", denominator)
+                if denominator.dtype == torch.bool:
+                    raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
         _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
 

@@ -17,7 +17,7 @@ def value(x, y, beta, p1):
     # At a power of two that brings beta to its root: a^2 does not leave the range, nor does g / beta on the way back.
     beta_ = filled(a, (), beta)
     root = beta_.sqrt()
-    scale = 2 * torch.frexp(root)[0] / root
+    scale = torch.frexp(root)[0] / root
     inner, beta_ = inner * scale, beta_ * scale * scale
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 

@@ -109,7 +109,7 @@ class Binary:
             own = input.dtype  # (read once: a small call is a few dozen such reads)
             floating = own in FLOATING
             if floating and self.number and isinstance(other, NUMBER):
-                dtype = dtype or self._output_dtype(input, own)
+                dtype = self._output_dtype(input, own) if dtype is None else dtype
                 other, eps = _number(other, input, dtype, eps)
             others = other.dtype if floating else None
             kernel = _route.kernel(self.op, input, other) if others in FLOATING else None
@@ -118,6 +118,8 @@ class Binary:
                     self._validate(input, other, eps, fill_value, dtype)
                 if dtype is None:
                     dtype = self._output_dtype(input, own if own == others else promoted(input, other))
+                elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
+                    self._validate(input, other, eps, fill_value, dtype)
                 arguments = (input, other)
                 if eps is not None or fill_value != 0 or dtype != own or dtype != others:
                     arguments = (input, other, eps, fill_value, dtype)
@@ -160,9 +162,11 @@ def _number(number, input, dtype, eps):
     One that fp32 would make another number of, and not a less precise one, is read as the double it is.
     """
     compute = compute_dtype(input.dtype, dtype)
-    if not symbolic(number) and compute == torch.float32 and not _fits_single(float(number)):
-        compute = torch.float64
-        eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
+    if not symbolic(number):
+        number = float(number)
+        if compute == torch.float32 and not _fits_single(number):
+            compute = torch.float64
+            eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
     return scalar(number, compute, input.device), eps
 
 

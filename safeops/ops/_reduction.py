@@ -11,6 +11,7 @@ from safeops._dtypes import compute_dtype
 from safeops._library import Op, declare_public, declare_raw, document
 
 EMPTY = ("zero", "nan", "raise")
+INTS = frozenset((int,))
 
 # ---- definition
 
@@ -57,7 +58,7 @@ def _sum_over(x, input, dim, keepdim):
 def accumulate(x, dim, keepdim=False):
     """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
     wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
-    return x.sum(dim, keepdim=keepdim, dtype=wide)
+    return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
 
 
 def magnitude(d):
@@ -164,8 +165,8 @@ class Reduction:
         if dim is not None:
             if not isinstance(dim, (tuple, list)):
                 dim = (dim,)
-            if bool in map(type, dim):  # the dispatcher would take it for a number
-                _check.dims(self.name, dim, len(dim))
+            if not INTS.issuperset(map(type, dim)):  # the dispatcher would take a bool or a tensor for a number
+                dim = _check.integers(self.name, dim)
         try:
             kernel = None
             if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
@@ -174,7 +175,8 @@ class Reduction:
                 kernel = self._kernel(parameter, input, mask)
             else:
                 options = (weight, dim, keepdim, empty == "nan", dtype, *parameter)
-                if empty in EMPTY and isinstance(keepdim, bool) and not _route.requires_grad(weight):
+                plain = isinstance(keepdim, bool) and (dtype is None or dtype.__class__ is torch.dtype)
+                if empty in EMPTY and plain and not _route.requires_grad(weight):
                     kernel = self._kernel(parameter, input, mask, weight)
             if kernel is not None:
                 if empty == "raise" or kernel is self.op.traced:

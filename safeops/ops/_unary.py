@@ -120,6 +120,8 @@ class Unary:
                     self._validate(input, eps, fill_value, dtype)
                 if dtype is None:
                     dtype = output_dtype(input, own)
+                elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
+                    self._validate(input, eps, fill_value, dtype)
                 arguments = (input,)
                 if eps is not None or fill_value != 0 or dtype != own:
                     arguments = (input, eps, fill_value, dtype)

@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
+from safeops.ops._selection import MOVABLE, ZEROS, as_double, check_fill, check_movable, select_rows
 
 # ---- definition
 
@@ -137,7 +137,8 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         kernel = _route.kernel(OP, input, mask) if input.dtype in MOVABLE else None
         fill = 0.0
         if kernel is not None:
-            if capacity.__class__ is not int or fill_value != 0 or kernel is OP.traced:
+            zero = fill_value.__class__ in ZEROS and fill_value == 0  # (no complex or tensor)
+            if capacity.__class__ is not int or not zero or kernel is OP.traced:
                 _validate(input, mask, capacity, fill_value)
                 fill = as_double(fill_value)
         if kernel is not None and fill is not None:
@@ -157,6 +158,7 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
 def _validate(input, mask, capacity, fill_value):
     check_movable("masked_compact", "input", input)
     _check.boolean("masked_compact", "mask", mask, "True = keep")
+    _check.no_dtensor("masked_compact", input=input, mask=mask)
     if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
         raise ValueError(
             f"masked_compact: mask {tuple(mask.shape)} does not broadcast to the first {mask.dim()} dims of input "

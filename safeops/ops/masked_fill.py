@@ -168,9 +168,7 @@ def _validate(input, fill_mask, value):
     _check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
     _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
     if isinstance(value, torch.Tensor):
-        if value.dim() != 0:
-            raise ValueError(f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}")
-        _check.real("masked_fill", "value", value)
+        _check.real_scalar("masked_fill", "value", value)
     elif not isinstance(value, _check.NUMBER):
         raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
     _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)

@@ -35,7 +35,7 @@ def _any_order(k, a, ord, safe):
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
     # Beyond, all powers but those of the extreme element have long vanished.
-    ord = torch.sym_max(-1e20, torch.sym_min(1e20, ord))
+    ord = torch.sym_max(-1e20, torch.sym_min(1e20, ord * 1.0))
     # In units of the element that decides, the largest or the smallest, no power overflows.
     fixed = a.detach()
     top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))

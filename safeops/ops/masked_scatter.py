@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw, like
-from safeops.ops._selection import MOVABLE, check_movable, select_rows
+from safeops.ops._selection import MOVABLE, check_movable, check_rank, select_rows
 from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
@@ -122,7 +122,8 @@ def _validate(input, mask, source):
     _check.tensor("masked_scatter", "source", source)
     if source.dtype != input.dtype:
         raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
-    _check.broadcast("masked_scatter", mask=mask, input=input)
+    shape = _check.broadcast("masked_scatter", mask=mask, input=input)
+    check_rank("masked_scatter", "mask", len(shape))
     _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
 
 

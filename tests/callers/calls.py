@@ -10,11 +10,11 @@ OTHERS = {"clip_grad_norm_", "debug", "fp32_region", "grad_norm", "nn", "to_devi
 
 def data(seed=0):
     g = torch.Generator().manual_seed(seed)
-    return torch.rand(4, 6, generator=g) * 1.5 + 0.25
+    return torch.rand(5, 6, generator=g) * 1.5 + 0.25
 
 
 def mask():
-    return torch.arange(24).reshape(4, 6) % 5 != 2
+    return torch.arange(30).reshape(5, 6) % 5 != 2
 
 
 def _unary(**options):
@@ -71,7 +71,7 @@ CALLS = {
     "safe_gather": {
         "input": data(),
         "dim": 1,
-        "index": torch.tensor([[0, 9], [5, -1], [2, 2], [1, 0]]),
+        "index": torch.tensor([[0, 9], [5, -1], [2, 2], [1, 0], [4, 5]]),
         "fill_value": 2.0,
     },
     "safe_index_select": {"input": data(), "dim": 1, "index": torch.tensor([0, 9, 5, -1]), "fill_value": 2.0},
