@@ -89,6 +89,11 @@ def mesh(x):
     return getattr(x, "device_mesh", None)
 
 
+def whole(x):
+    """What the host may read, on every rank the same."""
+    return x if mesh(x) is None else x.full_tensor()
+
+
 def no_dtensor(function, **operands):
     for name, x in operands.items():
         if mesh(x) is not None:

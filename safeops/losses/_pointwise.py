@@ -208,7 +208,7 @@ class PointwiseLoss:
             # One synchronisation: the documented price of empty="raise".
             keep = kept(mask, weight)
             size = torch.broadcast_shapes(input.shape, target.shape)
-            if size.numel() == 0 or (keep is not None and not bool(keep.any())):
+            if size.numel() == 0 or (keep is not None and not bool(_check.whole(keep.any()))):
                 raise ValueError(
                     f'{self.name}: empty="raise": nothing is kept '
                     f"(input {tuple(input.shape)}, target {tuple(target.shape)})"

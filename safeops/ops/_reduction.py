@@ -47,7 +47,7 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
 
 def count_kept(keep, input, dim, keepdim):
     """How many elements each result is made of: int64, exact."""
-    keep = torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep
+    keep = input.new_ones((), dtype=torch.bool) if keep is None else keep
     return _sum_over(keep, input, dim, keepdim)
 
 
@@ -147,7 +147,7 @@ def validate(name, input, mask, weight, dim, keepdim):
 
 def raise_if_empty(name, nothing, input, dim):
     """nothing: which of the results have nothing to be made of. Synchronises."""
-    empty = int(nothing.sum())
+    empty = int(_check.whole(nothing).sum())
     if empty:
         raise ValueError(
             f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '

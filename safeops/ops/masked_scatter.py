@@ -122,6 +122,7 @@ def _validate(input, mask, source):
     _check.tensor("masked_scatter", "source", source)
     if source.dtype != input.dtype:
         raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
+    _check.no_dtensor("masked_scatter", input=input, mask=mask, source=source)
     shape = _check.broadcast("masked_scatter", mask=mask, input=input)
     check_rank("masked_scatter", "mask", len(shape))
     _check.same_device("masked_scatter", "input", input, mask=mask, source=source)

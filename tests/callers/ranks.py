@@ -55,7 +55,7 @@ def outcome(name, changes, placement, mesh, keep=None):
         want = error
     try:
         got = call(name, **{**changes, **shared})
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         return "right" if str(error) == str(want) else f"{type(error).__name__}: {error}"
     if isinstance(want, ValueError):
         return f"{want} is not raised"

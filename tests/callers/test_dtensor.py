@@ -16,7 +16,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 
 from tests.callers import ranks  # noqa: E402
 
-REFUSED = ("masked_compact", "masked_select", "safe_gather")
+REFUSED = ("masked_compact", "masked_scatter", "masked_select", "safe_gather")
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
