@@ -33,7 +33,7 @@ def gradients(function, parameters):
                 )
         elif id(grad) not in seen:
             # DTensor's shards are not the whole gradient, and a sparse tensor may have an element in several parts
-            if type(grad) is not torch.Tensor or grad.layout != torch.strided or grad.is_nested:
+            if type(grad) is not torch.Tensor or grad.layout != torch.strided:
                 kind = grad.layout if type(grad) is torch.Tensor else f"of type {type(grad).__name__}"
                 raise TypeError(
                     f"{function}: the gradient of {named(key)} must be a plain dense tensor, got one {kind}"
