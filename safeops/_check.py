@@ -13,6 +13,7 @@ from safeops._symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
 NUMBER = (int, float, *SYMBOLIC)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (asked first: it is the fastest question)
 
 
 def explain(validate, *arguments):
@@ -28,27 +29,27 @@ def tensor(function, name, x):
         raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
     if kind := undense(x):
         raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
-    if x.is_floating_point() and x.dtype not in FLOATING:
+    if x.dtype not in FLOATING and x.is_floating_point():
         raise TypeError(f"{function}: {name} must be of at least 16 bits where floating, got {x.dtype}")
-    dimensions(function, name, x.dim())
+    dimensions(function, name, x)
 
 
-def dimensions(function, name, ndim, most=64):
-    if ndim > most:
-        raise ValueError(f"{function}: {name} must have at most {most} dimensions, got {ndim}")
+def dimensions(function, name, x, most=64):
+    if x.dim() > most:
+        raise ValueError(f"{function}: {name} must have at most {most} dimensions, got {x.dim()}")
 
 
 def undense(x):
     """What kind of tensor x is, where it is none with one number for each element, all of which count."""
     if is_compiling():  # a trace has no such tensors, and may not ask
         return None
-    if isinstance(x, torch.masked.MaskedTensor):
+    if x.__class__ not in PLAIN and isinstance(x, torch.masked.MaskedTensor):
         return "a MaskedTensor (pass its data, and its mask beside it)"
     if x.is_nested:
         return "a nested one"
     if x.layout != torch.strided:
         return f"layout {x.layout}"
-    return "a quantized one" if x.is_quantized else None
+    return "a quantized one" if x.dtype not in FLOATING and x.is_quantized else None
 
 
 def floating(function, name, x):
@@ -77,6 +78,8 @@ def same_device(function, reference_name, reference, **others):
             continue
         if x.device != reference.device:
             raise ValueError(f"{function}: {name} is on {x.device}, {reference_name} on {reference.device}")
+        if x.__class__ in PLAIN and reference.__class__ in PLAIN:
+            continue
         if x.dim() and reference.dim() and mesh(x) != mesh(reference):
             raise TypeError(
                 f"{function}: {name} and {reference_name} must be DTensors of one mesh, or neither of them one; got "
@@ -86,7 +89,7 @@ def same_device(function, reference_name, reference, **others):
 
 def mesh(x):
     """The device mesh of a DTensor; None for every other tensor. (Its class would be a slow import.)"""
-    return getattr(x, "device_mesh", None)
+    return None if x.__class__ in PLAIN else getattr(x, "device_mesh", None)
 
 
 def whole(x):
@@ -94,10 +97,9 @@ def whole(x):
     return x if mesh(x) is None else x.full_tensor()
 
 
-def no_dtensor(function, **operands):
-    for name, x in operands.items():
-        if mesh(x) is not None:
-            raise TypeError(f"{function}: {name} must be no DTensor: pass what this rank holds (to_local, full_tensor)")
+def no_dtensor(function, name, x):
+    if mesh(x) is not None:
+        raise TypeError(f"{function}: {name} must be no DTensor: pass what this rank holds (to_local, full_tensor)")
 
 
 def broadcast(function, **operands):
@@ -209,7 +211,7 @@ def one_dim(function, dim, ndim):
     """dim counted from 0, where a function takes exactly one."""
     if isinstance(dim, (tuple, list)):
         raise TypeError(f"{function}: dim must be an int, got {dim!r}")
-    (d,) = integers(function, dim)
+    d = dim if dim.__class__ is int else integers(function, dim)[0]
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     if not -rank <= d < rank:
         raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")

@@ -162,12 +162,13 @@ def _number(number, input, dtype, eps):
     One that fp32 would make another number of, and not a less precise one, is read as the double it is.
     """
     compute = compute_dtype(input.dtype, dtype)
-    if not symbolic(number):
-        number = float(number)
-        if compute == torch.float32 and not _fits_single(number):
-            compute = torch.float64
-            eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
-    return scalar(number, compute, input.device), eps
+    if symbolic(number):
+        return scalar(number, compute, input.device), eps
+    number = float(number)
+    if compute == torch.float32 and not _fits_single(number):
+        compute = torch.float64
+        eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
+    return torch.full((), number, dtype=compute, device=input.device), eps
 
 
 def _fits_single(number):

@@ -8,6 +8,7 @@ from safeops._dtypes import FLOATING, filled, saturate
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
+MOST_DIMS = 63  # the kernels see elements of 16 bytes as a dim of two halves
 INDEX = (torch.int32, torch.int64)
 ZEROS = frozenset((int, float, bool))  # of which classes a 0 is one for every dtype
 
@@ -67,15 +68,11 @@ def as_double(fill_value):
 
 def check_movable(function, name, x):
     _check.tensor(function, name, x)
-    check_rank(function, name, x.dim())
+    _check.dimensions(function, name, x, MOST_DIMS)
     if x.dtype not in MOVABLE:
         raise TypeError(
             f"{function}: {name} must be bool, integer, floating or complex of 16 bits at least, got {x.dtype}"
         )
-
-
-def check_rank(function, name, ndim):
-    _check.dimensions(function, name, ndim, 63)  # the kernels see elements of 16 bytes as a dim of two halves
 
 
 def check_fill(function, fill_value, dtype):

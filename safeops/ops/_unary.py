@@ -137,7 +137,6 @@ class Unary:
         return self.op.composite(input, eps, fill_value, dtype)
 
     def _validate(self, input, eps, fill_value, dtype):
-        _check.tensor(self.name, "input", input)
         _check.real(self.name, "input", input)
         if eps is not None:
             limits = {"above": 0, "maximum": LARGEST} if self.positive else {"minimum": 0}

@@ -158,13 +158,13 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
 def _validate(input, mask, capacity, fill_value):
     check_movable("masked_compact", "input", input)
     _check.boolean("masked_compact", "mask", mask, "True = keep")
-    _check.no_dtensor("masked_compact", input=input, mask=mask)
     if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
         raise ValueError(
             f"masked_compact: mask {tuple(mask.shape)} does not broadcast to the first {mask.dim()} dims of input "
             f"{tuple(input.shape)}"
         )
     _check.same_device("masked_compact", "input", input, mask=mask)
+    _check.no_dtensor("masked_compact", "input", input)
     if isinstance(capacity, bool) or not isinstance(capacity, (int, torch.SymInt)):
         raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
     if capacity < 0:

@@ -163,7 +163,6 @@ def masked_fill(input, fill_mask, value):
 
 
 def _validate(input, fill_mask, value):
-    _check.tensor("masked_fill", "input", input)
     _check.real("masked_fill", "input", input)
     _check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
     _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)

@@ -66,7 +66,6 @@ _safe_gather_backward = declare_raw(
 def _validate(input, dim, index, fill_value):
     check_movable("safe_gather", "input", input)
     check_index("safe_gather", index)
-    _check.no_dtensor("safe_gather", input=input, index=index)
     d = check_dim("safe_gather", dim, input.dim())
     fits = input.dim() == index.dim() and all(
         i == d or n <= m for i, (n, m) in enumerate(zip(index.shape, input.shape))
@@ -77,6 +76,7 @@ def _validate(input, dim, index, fill_value):
             f"{d} larger"
         )
     _check.same_device("safe_gather", "input", input, index=index)
+    _check.no_dtensor("safe_gather", "input", input)
     check_fill("safe_gather", fill_value, input.dtype)
 
 
