@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op
-from safeops.ops._selection import MOVABLE, ZEROS, as_double
+from safeops.ops._selection import MOVABLE, as_double
 
 # ---- autograd
 
@@ -46,7 +46,7 @@ class Indexed:
         try:
             kernel = _route.kernel(self.op, input, index) if input.dtype in MOVABLE else None
             fill = 0.0
-            zero = fill_value.__class__ in ZEROS and fill_value == 0  # (no complex or tensor)
+            zero = isinstance(fill_value, (int, float)) and fill_value == 0  # (no complex or tensor)
             if kernel is not None and (not zero or dim.__class__ is not int or kernel is self.op.traced):
                 self.validate(input, dim, index, fill_value)
                 fill = as_double(fill_value)

@@ -10,7 +10,6 @@ _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat1
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
 MOST_DIMS = 63  # the kernels see elements of 16 bytes as a dim of two halves
 INDEX = (torch.int32, torch.int64)
-ZEROS = frozenset((int, float, bool))  # of which classes a 0 is one for every dtype
 
 # ---- definitions
 

@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOVABLE, ZEROS, as_double, check_fill, check_movable, select_rows
+from safeops.ops._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
 
 # ---- definition
 
@@ -137,7 +137,7 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         kernel = _route.kernel(OP, input, mask) if input.dtype in MOVABLE else None
         fill = 0.0
         if kernel is not None:
-            zero = fill_value.__class__ in ZEROS and fill_value == 0  # (no complex or tensor)
+            zero = isinstance(fill_value, (int, float)) and fill_value == 0  # (no complex or tensor)
             if capacity.__class__ is not int or not zero or kernel is OP.traced:
                 _validate(input, mask, capacity, fill_value)
                 fill = as_double(fill_value)
