@@ -13,7 +13,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test lint bench wheel gpu-check clean
+.PHONY: setup demo test mutants lint bench wheel gpu-check clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -63,6 +63,10 @@ wheel: setup
 	@rm -rf dist
 	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
+
+# How many broken kernels the tests notice: minutes for each, in a copy under build/mutants (ARGS="--count 100 --seed 13").
+mutants: setup
+	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 # On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
 gpu-check: wheel

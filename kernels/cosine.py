@@ -8,8 +8,8 @@ import triton.language as tl
 from .elementwise import store
 from .indexing import fetch, spread
 from .reduction import INNER
-from .rows import declare, inverse, one_a_row, scaled_squares, tile_at, times
-from .scaling import power_below, reciprocal
+from .rows import at_most, declare, inverse, one_a_row, scaled_squares, tile_at, times
+from .scaling import power_below, product_beyond, reciprocal
 
 
 @triton.jit
@@ -98,7 +98,7 @@ def finish(
     OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
-    norm1, norm2 = tl.sqrt(squares1) * unit1, tl.sqrt(squares2) * unit2
+    norm1, norm2 = product_beyond(tl.sqrt(squares1), unit1), product_beyond(tl.sqrt(squares2), unit2)
     value = products * (unit1 * inverse(norm1, eps)) * (unit2 * inverse(norm2, eps))
     value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
@@ -210,7 +210,8 @@ def cosine_backward_kernel(
     norm1 = fetch((first, first_outer, first_inner), space, m, n, nowhere, FIRST, True)
     norm2 = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True)
     by1, by2 = inverse(norm1, eps), inverse(norm2, eps)
-    c1, c2 = tl.where(norm1 <= eps, 0.0, c), tl.where(norm2 <= eps, 0.0, c)  # where the divisor is eps, a constant
+    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
+    c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = (m < M)[:, None] & (n < N)[None, :]
     u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
     v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)

@@ -24,9 +24,9 @@ from .indexing import (
     tile_shape,
 )
 from .launch import COMPUTE, Config, Kernel, Plan, arch_of, cached_plan, check_operands, trait
-from .scaling import apart
+from .scaling import BEYOND, apart
 
-# SCALED: not at all; with weights that only mask; with weights that multiply
+# SCALED: not at all; by a functor that compares, where weights only mask; by one that weights multiply
 PLAIN, UNWEIGHTED, BY_WEIGHT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 PER_OUTPUT = (1, 4, 5)  # origin, grad and scale in their places among the operands
 
@@ -48,9 +48,9 @@ def store(operand, space, m, n, value, inside, KIND: tl.constexpr, EDGE: tl.cons
 def scaled(
     space, x, origin, grad, scale, w, keep, m, n,
     F: tl.constexpr, X: tl.constexpr, ORIGIN: tl.constexpr, WEIGHT: tl.constexpr, GRAD: tl.constexpr,
-    SCALE: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+    SCALE: tl.constexpr, COMPARES: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
-    """(grad * scale) * w * f(x, origin)."""
+    """(grad * scale) * w * f(x, origin); in fp64 grad comes last: of a small norm, grad * scale may overflow alone."""
     v = fetch(x, space, m, n, keep, X, EDGE).to(C)
     if ORIGIN:
         o = fetch(origin, space, m, n, keep, ORIGIN, EDGE).to(tl.float64)
@@ -58,17 +58,20 @@ def scaled(
         o = tl.zeros([1, 1], tl.float64)
     c = fetch(grad, space, m, n, keep, GRAD, EDGE).to(tl.float64)
     by = fetch(scale, space, m, n, keep, SCALE, EDGE).to(tl.float64)
-    c = tl.where(by == 0, 0.0, c * by)  # there is no statistic, or it is constant: 0 whatever the gradient
+    c = tl.where(by == 0, 0.0, c)  # there is no statistic, or it is constant: 0 whatever the gradient
     if C == tl.float64:
-        value = F(v, o, tl.zeros([1, 1], C))
-        if WEIGHT:
-            c = c * w
-        value = value * c
+        if COMPARES:
+            value = F(v, o, tl.zeros([1, 1], C), c * by)
+        else:
+            value = F(v, o, tl.zeros([1, 1], C), tl.abs(by))
+            if WEIGHT:
+                value = value * w
+            value = value * tl.where(by < 0, BEYOND, 1.0) * c
     else:
         high = o.to(tl.float32)  # (x - high) - low: to all digits, without fp64 per element
         low = tl.where(tl.abs(o) < float("inf"), o - high.to(tl.float64), 0.0).to(tl.float32)
-        c, power = apart(c)
-        value = F(v, high, low) * c
+        c, power = apart(c * by)
+        value = F(v, high, low, c)
         if WEIGHT:
             value = value * w  # not c * w: c may be as large as 2^126
         value = value * power
@@ -98,7 +101,7 @@ def map_tile(
         WEIGHED: tl.constexpr = WEIGHT and SCALED == BY_WEIGHT
         value *= scaled(
             space, x, y, grad, denominator, w.to(C) if WEIGHED else value, keep, m, n,
-            F, X, Y, WEIGHED, GRAD, DENOMINATOR, C, EDGE,
+            F, X, Y, WEIGHED, GRAD, DENOMINATOR, SCALED == UNWEIGHTED, C, EDGE,
         )  # fmt: skip
     elif X:
         d = fetch(x, space, m, n, keep, X, EDGE).to(C) - fetch(y, space, m, n, keep, Y, EDGE).to(C)

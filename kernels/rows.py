@@ -18,7 +18,7 @@ from .indexing import fetch, spread
 from .launch import Config, Kernel
 from .reduction import FLUSH, INNER
 from .reduction import gather as gather_sums
-from .scaling import apart, power_below, reciprocal
+from .scaling import BEYOND, apart, power_below, product_beyond, reciprocal
 from .tickets import await_folds, draw, folded, written
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
@@ -68,10 +68,17 @@ def times(x, c, C: tl.constexpr):
 
 
 @triton.jit
+def at_most(norm, eps):
+    """Whether eps is the divisor. A norm that is marked by a minus is beyond fp64."""
+    return (norm >= 0) & (norm <= eps)
+
+
+@triton.jit
 def inverse(norm, eps):
     """1 / max(norm, eps), 0 for a vector of zeros."""
-    floor = tl.where(norm < eps, eps, norm)  # NaN stays
-    return tl.where(norm == 0, 0.0, 1 / tl.where(floor == 0, 1.0, floor))
+    floor = tl.where(at_most(norm, eps), eps, tl.abs(norm))  # NaN stays
+    by = 1 / tl.where(floor == 0, 1.0, floor)
+    return tl.where(norm == 0, 0.0, tl.where(norm < 0, by / BEYOND, by))
 
 
 @triton.jit
@@ -105,7 +112,7 @@ def write_rows(
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
     inside = one_a_row(space, m, n, AXIS) & (split == 0)
     if OP == NORMALIZE:
-        norm = tl.sqrt(total) * top
+        norm = product_beyond(tl.sqrt(total), top)
         by = inverse(norm, eps)
         store(first, space, m, n, norm, inside, FIRST, True)
     else:
@@ -164,7 +171,7 @@ def rows_kernel(
         v = fetch(xs, space, m, n, keep, X, True).to(C)
         if OP == NORMALIZE:
             unit, scaled, squares = scaled_squares(tl.where(keep, v, 0.0), ACROSS)
-            norm = tl.sqrt(squares.to(tl.float64)) * unit.to(tl.float64)
+            norm = product_beyond(tl.sqrt(squares.to(tl.float64)), unit.to(tl.float64))
             value = times(v, inverse(norm, eps), C)
             store(firsts, space, m, n, norm, inside, FIRST, True)
         else:
@@ -312,7 +319,7 @@ def rows_backward_kernel(
     if OP == NORMALIZE:
         by = inverse(a, eps)
         b = a
-        counts = ~(a <= eps)  # otherwise the divisor is eps, a constant
+        counts = ~at_most(a, eps)  # otherwise the divisor is eps, a constant
     else:
         b = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True).to(C)
         a = a.to(C)

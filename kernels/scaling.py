@@ -6,6 +6,8 @@ A power is read from, and written to, the exponent bits: exp2 is an approximatio
 import triton
 import triton.language as tl
 
+# Numbers of which none is negative may be too large for fp64. Such a one is kept divided by this, with a minus.
+BEYOND = tl.constexpr(2.0**64)
 HALF_RANGE = tl.constexpr(252)  # exponents that two fp32 powers of two reach together
 
 
@@ -31,6 +33,21 @@ def reciprocal(power):
     else:
         bits = 0x7F000000 - power.to(tl.int32, bitcast=True)
     return bits.to(power.dtype, bitcast=True)
+
+
+@triton.jit
+def product_beyond(root, unit):
+    """root * unit, for a power of two, in units of BEYOND where it is too large."""
+    product = root * unit
+    return tl.where((product == float("inf")) & (root < float("inf")), -(root * (unit / BEYOND)), product)
+
+
+@triton.jit
+def inverse_beyond(root, unit):
+    """1 / (root * unit) for a result of power_below, in units of BEYOND where it is too large; 0 where root is 0."""
+    root = tl.where(root == 0, float("inf"), root)
+    inverse = reciprocal(unit) / root
+    return tl.where(inverse == float("inf"), -(reciprocal(unit) / BEYOND / root), inverse)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from .folding import MOMENTS, SQUARES, fold_range, gather, leave, square
 from .indexing import spread
 from .launch import Config, Kernel
 from .reduction import INNER, OUTER
-from .scaling import reciprocal
+from .scaling import inverse_beyond, reciprocal
 
 # RESULT: what is made of a state
 COUNT, ABSOLUTE_SUM, SQUARE_SUM, NORM, RMS, LOGSUMEXP, LARGEST, VAR, STD = map(tl.constexpr, range(9))
@@ -49,11 +49,11 @@ def finish(
             value = total
             factor = count * 0 + 1.0
         elif RESULT == NORM:
-            value = tl.sqrt(total) * top
-            factor = 1 / tl.where(value == 0, float("inf"), value)
+            root = tl.sqrt(total)
+            value, factor = root * top, inverse_beyond(root, top)
         elif RESULT == RMS:
-            value = tl.sqrt(total / by) * top
-            factor = 1 / tl.where(value == 0, float("inf"), value * by)
+            root = tl.sqrt(total / by)
+            value, factor = root * top, inverse_beyond(root * by, top)
         elif RESULT == LOGSUMEXP:
             total = tl.where(total < 0, float("nan"), total)  # has no logarithm, and no slope
             value = top + tl.log(total)
@@ -73,8 +73,8 @@ def finish(
                 value = spread_out / by * top * top
                 factor = tl.where(value != value, value, 2 / by)  # a kept inf: the whole gradient is NaN
             else:
-                value = tl.sqrt(spread_out / by) * top
-                factor = 1 / tl.where(value == 0, float("inf"), value * by)
+                root = tl.sqrt(spread_out / by)
+                value, factor = root * top, inverse_beyond(root * by, top)
         if SATURATE:
             most = largest_of(out.dtype.element_ty)
             over = (value > most) & ((value if RESULT == LARGEST else total) < float("inf"))  # of finite elements

@@ -1,6 +1,7 @@
 """The backward of every statistic: dx = keep ? (grad * scale) * w * shape(x, origin) : 0.
 
-A shape takes x, and the origin as the sum of two numbers: in fp64 the second is 0.
+A functor gives c * shape. It takes x, the origin as the sum of two numbers (in fp64 the second is 0), and c. Those that
+compare select c and do not multiply it by 0: a NaN or inf from upstream stays with the extreme.
 """
 
 import torch
@@ -12,29 +13,28 @@ from .reduce import reduced_dims
 
 
 @triton.jit
-def linear(x, origin, rest):
-    return (x - origin) - rest
+def linear(x, origin, rest, c):
+    return ((x - origin) - rest) * c
 
 
 @triton.jit
-def equal(x, origin, rest):
-    return tl.where((x == origin) | ((x != x) & (origin != origin)), 1.0, 0.0)
+def equal(x, origin, rest, c):
+    return tl.where((x == origin) | ((x != x) & (origin != origin)), c, 0.0)
 
 
 @triton.jit
-def exponential(x, origin, rest):
-    return tl.exp((x - origin) - rest)
+def exponential(x, origin, rest, c):
+    return tl.exp((x - origin) - rest) * c
 
 
 @triton.jit
-def sign(x, origin, rest):
-    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x))  # 0 at 0, NaN at NaN
+def sign(x, origin, rest, c):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, x)) * c  # 0 at 0, NaN at NaN
 
 
 @triton.jit
-def sign_of_equal(x, origin, rest):
-    a = tl.abs(x)
-    return tl.where((a == origin) | ((x != x) & (origin != origin)), sign(x, origin, rest), 0.0)
+def sign_of_equal(x, origin, rest, c):
+    return equal(tl.abs(x), origin, rest, sign(x, origin, rest, c))
 
 
 KINDS = (linear, equal, exponential, sign, sign_of_equal)

@@ -121,6 +121,12 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
         raise ValueError(f"{function}: {name} must be greater than {above}, got {value}")
 
 
+def exists(function, name, value, dtype):
+    """Among integers there is no NaN."""
+    if value != value and not (dtype.is_floating_point or dtype.is_complex):
+        raise ValueError(f"{function}: {name} {value} does not exist in {dtype}")
+
+
 def output_dtype(function, dtype):
     if dtype is not None and dtype not in FLOATING:
         raise TypeError(f"{function}: dtype must be a floating point dtype, got {dtype}")

@@ -13,6 +13,18 @@ def compute_dtype(*dtypes):
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def wide_on_cpu(x):
+    """x in fp64 on the CPU, where a definition runs to be differentiated again: what the derivatives of 1e-40 are made
+    of does not fit fp32, and times an upstream gradient of 0 it must be 0."""
+    return x.double() if x.device.type == "cpu" else x
+
+
+def to_one(x):
+    """The power of two that brings a finite x, which is not 0, to [1, 2): as far as it is a normal number."""
+    tiny = torch.finfo(x.dtype).tiny
+    return (2 * torch.frexp(x)[0] / x).clamp(tiny, 1 / tiny)
+
+
 def readable(scalar):
     """A 0-dim tensor as the kernels read it: floating. An int64 count becomes fp64, which holds it exactly to 2^53."""
     integer = not (scalar.is_floating_point() or scalar.is_complex() or scalar.dtype == torch.bool)
@@ -25,6 +37,40 @@ def saturate(value, dtype):
     if largest < abs(value) < float("inf"):  # first: an integer may be too large for any float
         return largest if value > 0 else -largest
     return float(value)
+
+
+def fill_of(value, dtype):
+    """A number as `dtype` holds it: saturated."""
+    if dtype in FLOATING:
+        return saturate(value, dtype)
+    if dtype.is_complex:
+        return complex(saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32))
+    if dtype == torch.bool:
+        return bool(value)
+    if dtype.is_floating_point:
+        return float(value)
+    info = torch.iinfo(dtype)
+    if value in (float("inf"), -float("inf")):
+        return info.max if value > 0 else info.min
+    return max(info.min, min(info.max, int(value)))
+
+
+def as_integer(scalar, dtype):
+    """A real 0-dim tensor as an integer dtype or bool holds it: saturated, and 0 for a NaN, which nobody waits for."""
+    if dtype == torch.bool or scalar.dtype == dtype:
+        return scalar.to(dtype)
+    info = torch.iinfo(dtype)
+    low, high = info.min, min(info.max, 2**63 - 1)
+    if scalar.is_floating_point():
+        wide = scalar.double().nan_to_num(0)
+        # 2^63 - 1 and 2^64 - 1 are no doubles. int64 holds what is beyond it as the same bits less 2^64.
+        over, upper = wide >= float(info.max), (wide >= 2.0**63) & (info.max > high)
+        whole = torch.where(over, 0, torch.where(upper, wide - 2.0**64, wide.clamp(min=low))).long()
+        return torch.where(over, info.max if info.max == high else -1, whole).to(dtype)
+    whole = scalar.long()
+    if scalar.dtype == torch.uint64:
+        whole = torch.where(whole < 0, high, whole)
+    return whole.clamp(low, high).to(dtype)
 
 
 def saturate_tensor(wide, dtype):

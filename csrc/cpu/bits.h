@@ -18,6 +18,9 @@ inline To bit_cast(From from) {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
+// Numbers of which none is negative may be too large for a double. Such a one is kept divided by kBeyond, with a minus.
+constexpr double kBeyond = 0x1p+64;
+
 // keep ? x : other, by bit pattern. Written with ?: it would become a masked load, which the prefetcher does not see:
 // three times slower from memory.
 template <class T>

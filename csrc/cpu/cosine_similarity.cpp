@@ -110,8 +110,8 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
   for (int64_t r = 0; r < rows; ++r) {
     const double power1 = states[kPower1][r], power2 = states[kPower2][r];
     const double root1 = std::sqrt(states[kSquares1][r]), root2 = std::sqrt(states[kSquares2][r]);
-    results[1][r] = root1 / power1;
-    results[2][r] = root2 / power2;
+    results[1][r] = saved_norm(root1, power1);
+    results[2][r] = saved_norm(root2, power2);
     // At the scales, where nothing overflows.
     const double floor1 = eps * power1, floor2 = eps * power2;
     const double divisor1 = root1 <= floor1 ? floor1 : root1, divisor2 = root2 <= floor2 ? floor2 : root2;
@@ -132,16 +132,15 @@ void prepare(const void* op, int64_t rows, const double* const* given, C* const*
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
     const double g = given[0][r], c = given[1][r], norm1 = given[2][r], norm2 = given[3][r];
-    const bool under1 = norm1 <= eps, under2 = norm2 <= eps;
     C scale, ratio;
-    split_divisor(under1 ? eps : norm1, scale, ratio);
+    split_norm(norm1, eps, scale, ratio);
     parameters[kScale1][r] = scale;
     parameters[kRatio1][r] = ratio;
-    parameters[kCosine1][r] = static_cast<C>(under1 ? 0.0 : c);
-    split_divisor(under2 ? eps : norm2, scale, ratio);
+    parameters[kCosine1][r] = static_cast<C>(at_most(norm1, eps) ? 0.0 : c);
+    split_norm(norm2, eps, scale, ratio);
     parameters[kScale2][r] = scale;
     parameters[kRatio2][r] = ratio;
-    parameters[kCosine2][r] = static_cast<C>(under2 ? 0.0 : c);
+    parameters[kCosine2][r] = static_cast<C>(at_most(norm2, eps) ? 0.0 : c);
     parameters[kUpstream][r] = static_cast<C>(g);
     // Beside a zero vector a NaN still shows.
     parameters[kLive1][r] = (norm1 == 0) | ((norm2 == 0) & (norm1 <= most)) ? C(0) : C(1);

@@ -364,16 +364,16 @@ struct Power {
     value = flip(select((y == 0) | (x == 1), C(1), value), odd);
   }
 
-  // g y x^(y - 1); where the power is 0, so is this, whatever g
+  // g y x^(y - 1). Over a power of 0 the product g y, which may overflow alone, is not taken.
   SAFEOPS_INLINE C base_slope(C g_) const {
     const double g = g_;
-    double inside = kept_or_zero(inner.below != 0, g * y * inner.below);
+    double inside = g * select(inner.below == 0, 1.0, double(y)) * inner.below;
     if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow where g times it does not
       inside = select(std::fabs(inner.below) == kInf, g * y * inner.power / a, inside);
     C below = select(edge, at_edge(a, y - 1), static_cast<C>(inner.below));
     below = select(x == x, below, select(y == 1, C(1), x));
     const bool endless = !(std::fabs(y) < kInf);
-    const C outside = kept_or_zero((below != 0) | endless, g_ * y * below);
+    const C outside = g_ * select((below == 0) & !endless, C(1), y) * below;
     return flip(select(edge | endless | (x != x), outside, static_cast<C>(inside)), !odd);
   }
 

@@ -82,13 +82,11 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
   const double eps = static_cast<const Floor*>(op)->eps;
   for (int64_t r = 0; r < rows; ++r) {
     const double power = states[kPower][r], root = std::sqrt(states[kSquares][r]);
-    results[0][r] = root / power;
-    // At the scale: a norm that leaves double's range still divides.
-    const double floor = eps * power, divisor = root <= floor ? floor : root;
+    const double norm = results[0][r] = saved_norm(root, power);
     C scale, ratio;
-    split_divisor(divisor / power, scale, ratio);
+    split_norm(norm, eps, scale, ratio);
     parameters[kScale][r] = scale;
-    parameters[kRatio][r] = divisor == 0 ? C(0) : ratio;
+    parameters[kRatio][r] = norm == 0 ? C(0) : ratio;
   }
 }
 
@@ -121,12 +119,11 @@ void prepare(const void* op, int64_t rows, const double* const* given, C* const*
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
     const double norm = given[0][r];
-    const bool under = norm <= eps;
     C scale, ratio;
-    split_divisor(under ? eps : norm, scale, ratio);
+    split_norm(norm, eps, scale, ratio);
     parameters[kScale][r] = scale;
     parameters[kRatio][r] = ratio;
-    parameters[kUnder][r] = under ? C(1) : C(0);
+    parameters[kUnder][r] = at_most(norm, eps) ? C(1) : C(0);
     parameters[kLive][r] = norm == 0 ? C(0) : C(1);
   }
 }

@@ -49,6 +49,21 @@ inline double rescaled(double sum, double to, double from) {
   return sum == 0 ? sum : sum * ratio * ratio;
 }
 
+// A norm as it is saved for the backward: root / scale, in units of kBeyond where it is too large for a double.
+inline double saved_norm(double root, double scale) {
+  const double norm = root / scale;
+  return std::isinf(norm) && !std::isinf(root) ? -(root / (scale * kBeyond)) : norm;
+}
+
+inline bool at_most(double saved_norm, double eps) { return saved_norm >= 0 && saved_norm <= eps; }
+
+// split_divisor of max(norm, eps).
+template <class C>
+inline void split_norm(double saved, double eps, C& scale, C& ratio) {
+  split_divisor(at_most(saved, eps) ? eps : std::fabs(saved), scale, ratio);
+  if (saved < 0) ratio /= static_cast<C>(kBeyond);
+}
+
 // A divisor's floor nobody named: the smallest normal number of the compute type.
 inline double floor_of(const std::optional<double>& eps, bool in_double) {
   if (eps) return *eps;

@@ -188,10 +188,11 @@ void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, con
     double value = totals.value[i], scale = f.slope;
     if (f.lost && !none && may_be_lost(value)) *f.lost = true;
     const bool finite = std::isfinite(value);
+    const double by = unscale ? unscale[i] : 1;
     if (f.mean) value /= divisor;
     if (f.root) value = std::sqrt(value);
-    if (unscale) value /= unscale[i];
-    if (f.root) scale = value == 0 ? 0.0 : 1 / value / divisor;
+    if (f.root) scale = inverse_of(value * divisor, by);
+    value /= by;
     if (finite && value > f.most) value = f.most, scale = 0;
     results[0][i] = none ? f.nothing : value;
     results[1][i] = 0;

@@ -76,6 +76,13 @@ struct StatisticFinish {
   std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflown
 };
 
+// unscale / root: 1 / norm, the scale of a backward, in units of kBeyond where it is too large for a double.
+inline double inverse_of(double root, double unscale) {
+  if (root == 0) return 0;
+  const double scale = unscale / root;
+  return scale <= std::numeric_limits<double>::max() || scale != scale ? scale : -(unscale / kBeyond / root);
+}
+
 inline double nothing_kept(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }
 
 // What is maximised: x, -x, |x| or -|x|.

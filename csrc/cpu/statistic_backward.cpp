@@ -1,4 +1,4 @@
-// The gradient of every statistic: dx = keep ? c w shape(x, origin) : 0, c = grad scale.
+// The gradient of every statistic: dx = keep ? grad scale w shape(x, origin) : 0.
 // I/O: read x, mask, weight, write dx; what belongs to the outputs is the smaller side.
 #include "exp.h"
 #include "statistic.h"
@@ -18,51 +18,86 @@ inline C sign(C x) {
   return select(x > 0, C(1), select(x < 0, C(-1), x));
 }
 
+// c times the shape. `rest`: what the origin lost in float. Where a kind compares, c is selected, not multiplied by 0:
+// a NaN or inf from upstream stays with the extreme.
 template <class C, int kKind>
-inline C shape_of(C x, C origin) {
-  if constexpr (kKind == kLinear) return x - origin;
-  if constexpr (kKind == kExp) return exp_(x - origin);
-  if constexpr (kKind == kSign) return sign(x);
+inline C shaped(C c, C x, C origin, C rest) {
+  if constexpr (kKind == kLinear) return c * ((x - origin) - rest);
+  if constexpr (kKind == kExp) return c * exp_(x - origin);
+  if constexpr (kKind == kSign) return c * sign(x);
   const bool nan = (x != x) & (origin != origin);
-  if constexpr (kKind == kEqual) return kept_or_zero((x == origin) | nan, C(1));
-  if constexpr (kKind == kEqualMagnitude) return kept_or_zero((std::fabs(x) == origin) | nan, sign(x));
+  if constexpr (kKind == kEqual) return kept_or_zero((x == origin) | nan, c);
+  if constexpr (kKind == kEqualMagnitude) return kept_or_zero((std::fabs(x) == origin) | nan, c * sign(x));
 }
 
-// in: c, [weight], x, origin, [what the origin lost in float];  out: dx
-template <class C, int kKind, bool kMask, bool kWeight, bool kRest>
-void statistic_loop(const void*, const Chunk<C>& chunk) {
-  const C *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight];
-  const C *origin = chunk.in[2 + kWeight], *rest = chunk.in[3 + kWeight];
+// in: c = grad scale, [weight], x, origin, [rest];  out: dx
+template <int kKind, bool kMask, bool kWeight, bool kRest>
+void float_loop(const void*, const Chunk<float>& chunk) {
+  const float *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight];
+  const float *origin = chunk.in[2 + kWeight], *rest = chunk.in[3 + kWeight];
   const uint8_t* mask = chunk.mask;
-  C* dx = chunk.out[0];
+  float* dx = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    C shape = shape_of<C, kKind>(x[i], origin[i]);
-    if constexpr (kRest) shape -= rest[i];
-    C scale = c[i];
+    float scale = c[i];
     if constexpr (kWeight && !compares(kKind)) scale *= w[i];
-    dx[i] = kept_or_zero(kept<C, kMask, kWeight>(mask, w, i), scale * shape);
+    const float slope = shaped<float, kKind>(scale, x[i], origin[i], kRest ? rest[i] : 0.0f);
+    dx[i] = kept_or_zero(kept<float, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
-template <class C, int kKind, bool kRest>
-Loop<C> pick_masked(bool mask, bool weight) {
-  if (mask)
-    return weight ? pick<&statistic_loop<C, kKind, true, true, kRest>>()
-                  : pick<&statistic_loop<C, kKind, true, false, kRest>>();
-  return weight ? pick<&statistic_loop<C, kKind, false, true, kRest>>()
-                : pick<&statistic_loop<C, kKind, false, false, kRest>>();
+// in: grad, scale, [weight], x, origin;  out: dx. Where scale is 0, grad does not count.
+template <int kKind, bool kMask, bool kWeight>
+void double_loop(const void*, const Chunk<double>& chunk) {
+  const double *grad = chunk.in[0], *scale = chunk.in[1], *w = chunk.in[2];
+  const double *x = chunk.in[2 + kWeight], *origin = chunk.in[3 + kWeight];
+  const uint8_t* mask = chunk.mask;
+  double* dx = chunk.out[0];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    const double by = std::fabs(scale[i]), g = kept_or_zero(by != 0, grad[i]);
+    double slope;
+    if constexpr (compares(kKind)) {
+      slope = shaped<double, kKind>(g * by, x[i], origin[i], 0);
+    } else {  // the gradient last: of a small norm, its product with the scale may overflow where dx does not
+      slope = shaped<double, kKind>(by, x[i], origin[i], 0);
+      if constexpr (kWeight) slope *= w[i];
+      slope = slope * select(scale[i] < 0, kBeyond, 1.0) * g;
+    }
+    dx[i] = kept_or_zero(kept<double, kMask, kWeight>(mask, w, i), slope);
+  }
 }
 
-template <class C>
-Loop<C> pick_loop(int64_t kind, bool rest, bool mask, bool weight) {
+template <int kKind, bool kRest>
+Loop<float> pick_float(bool mask, bool weight) {
+  if (mask)
+    return weight ? pick<&float_loop<kKind, true, true, kRest>>() : pick<&float_loop<kKind, true, false, kRest>>();
+  return weight ? pick<&float_loop<kKind, false, true, kRest>>() : pick<&float_loop<kKind, false, false, kRest>>();
+}
+
+template <int kKind>
+Loop<double> pick_double(bool mask, bool weight) {
+  if (mask) return weight ? pick<&double_loop<kKind, true, true>>() : pick<&double_loop<kKind, true, false>>();
+  return weight ? pick<&double_loop<kKind, false, true>>() : pick<&double_loop<kKind, false, false>>();
+}
+
+Loop<float> float_loop_of(int64_t kind, bool rest, bool mask, bool weight) {
   switch (kind) {
-    case kLinear:
-      return rest ? pick_masked<C, kLinear, true>(mask, weight) : pick_masked<C, kLinear, false>(mask, weight);
-    case kEqual: return pick_masked<C, kEqual, false>(mask, weight);
-    case kExp: return pick_masked<C, kExp, false>(mask, weight);
-    case kSign: return pick_masked<C, kSign, false>(mask, weight);
-    default: return pick_masked<C, kEqualMagnitude, false>(mask, weight);
+    case kLinear: return rest ? pick_float<kLinear, true>(mask, weight) : pick_float<kLinear, false>(mask, weight);
+    case kEqual: return pick_float<kEqual, false>(mask, weight);
+    case kExp: return pick_float<kExp, false>(mask, weight);
+    case kSign: return pick_float<kSign, false>(mask, weight);
+    default: return pick_float<kEqualMagnitude, false>(mask, weight);
+  }
+}
+
+Loop<double> double_loop_of(int64_t kind, bool mask, bool weight) {
+  switch (kind) {
+    case kLinear: return pick_double<kLinear>(mask, weight);
+    case kEqual: return pick_double<kEqual>(mask, weight);
+    case kExp: return pick_double<kExp>(mask, weight);
+    case kSign: return pick_double<kSign>(mask, weight);
+    default: return pick_double<kEqualMagnitude>(mask, weight);
   }
 }
 
@@ -143,6 +178,46 @@ struct PerOutput {
   }
 };
 
+// False, and nothing is done, where the products of grad and scale do not fit float.
+bool run_in_float(const PerOutput& outputs, int64_t kind, const View& grad, const View& scale, const Tensor& origin,
+                  const View& o, const View& x, const OptionalTensor& mask, const OptionalTensor& weight,
+                  const View& out) {
+  const Tensor c = empty(outputs.full, DType::kDouble, origin);
+  Elementwise<double> prepare(outputs.full, View(c));
+  prepare.input(grad);
+  prepare.input(scale);
+  prepare.output(View(c));
+  prepare.run(pick<&slope_loop_of_outputs>(), nullptr);
+
+  const int64_t n = outputs.full.numel();
+  double* slopes = reinterpret_cast<double*>(View(c).data);
+  if (!fit_float(slopes, n)) return false;
+  std::optional<Tensor> rest;
+  if (kind == kExp || (kind == kLinear && x.dtype == DType::kFloat)) {
+    const View given(origin);
+    STD_TORCH_CHECK(given.dtype == DType::kDouble && given.contiguous() && given.shape().numel() == n,
+                    "_statistic_backward: origin must be contiguous float64 of the statistic's shape");
+    rest.emplace(empty(outputs.full, DType::kDouble, origin));
+    double* lost = reinterpret_cast<double*>(View(*rest).data);
+    if (!pick<&rest_loop>()(reinterpret_cast<const double*>(given.data), n, lost)) {
+      rest.reset();
+    } else if (kind == kExp) {
+      pick<&scale_by_rest_loop>()(slopes, lost, n);
+      rest.reset();
+    }
+  }
+  Elementwise<float> work(x.shape(), out);
+  work.input(View(c));
+  if (weight) work.input(View(*weight));
+  work.input(x);
+  work.input(o);
+  if (rest) work.input(View(*rest));
+  if (mask) work.mask(View(*mask));
+  work.output(out);
+  work.run(float_loop_of(kind, rest.has_value(), mask.has_value(), weight.has_value()), nullptr);
+  return true;
+}
+
 Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor& origin, const Tensor& scale,
                           const OptionalTensor& mask, const OptionalTensor& weight, int64_t kind, const Dims& dim,
                           bool keepdim) {
@@ -155,46 +230,20 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
   const Tensor dx = output_like(shape, x.dtype, input, x);
   if (shape.numel() == 0) return dx;
 
-  const Tensor c = empty(outputs.full, DType::kDouble, input);
   int64_t of_grad[kMaxDims], of_scale[kMaxDims], of_origin[kMaxDims];
+  const View g = outputs.seen(grad, keepdim, dims, of_grad), by = outputs.seen(scale, keepdim, dims, of_scale);
   const View o = outputs.seen(origin, keepdim, dims, of_origin), out(dx);
-  Elementwise<double> prepare(outputs.full, View(c));
-  prepare.input(outputs.seen(grad, keepdim, dims, of_grad));
-  prepare.input(outputs.seen(scale, keepdim, dims, of_scale));
-  prepare.output(View(c));
-  prepare.run(pick<&slope_loop_of_outputs>(), nullptr);
-
-  const int64_t n = outputs.full.numel();
-  double* slopes = reinterpret_cast<double*>(View(c).data);
-  const auto run = [&](auto type, const std::optional<Tensor>& rest) {
-    using C = decltype(type);
-    Elementwise<C> work(shape, out);
-    work.input(View(c));
-    if (weight) work.input(View(*weight));
-    work.input(x);
-    work.input(o);
-    if (rest) work.input(View(*rest));
-    if (mask) work.mask(View(*mask));
-    work.output(out);
-    work.run(pick_loop<C>(kind, rest.has_value(), mask.has_value(), weight.has_value()), nullptr);
-  };
-  const bool fits = x.dtype != DType::kDouble && dtype_of(grad) != DType::kDouble && !in_double(weight) &&
-                    fit_float(slopes, n);
-  std::optional<Tensor> rest;
-  if (fits && (kind == kExp || (kind == kLinear && x.dtype == DType::kFloat))) {
-    const View given(origin);
-    STD_TORCH_CHECK(given.dtype == DType::kDouble && given.contiguous() && given.shape().numel() == n,
-                    "_statistic_backward: origin must be contiguous float64 of the statistic's shape");
-    rest.emplace(empty(outputs.full, DType::kDouble, input));
-    double* lost = reinterpret_cast<double*>(View(*rest).data);
-    if (!pick<&rest_loop>()(reinterpret_cast<const double*>(given.data), n, lost)) {
-      rest.reset();
-    } else if (kind == kExp) {
-      pick<&scale_by_rest_loop>()(slopes, lost, n);
-      rest.reset();
-    }
-  }
-  fits ? run(float{}, rest) : run(double{}, rest);
+  const bool may_fit = x.dtype != DType::kDouble && g.dtype != DType::kDouble && !in_double(weight);
+  if (may_fit && run_in_float(outputs, kind, g, by, origin, o, x, mask, weight, out)) return dx;
+  Elementwise<double> work(shape, out);
+  work.input(g);
+  work.input(by);
+  if (weight) work.input(View(*weight));
+  work.input(x);
+  work.input(o);
+  if (mask) work.mask(View(*mask));
+  work.output(out);
+  work.run(double_loop_of(kind, mask.has_value(), weight.has_value()), nullptr);
   return dx;
 }
 

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// a log b, 0 where a is 0 whatever b is.  da = g log b,  db = g a/b
+// a log b, 0 where a is 0 whatever b is.  da = g log b,  db = g a/b, and 0 where a is 0 and log b no finite number
 template <class C>
 struct Xlogy {
   explicit Xlogy(const Arguments&) {}
@@ -11,7 +11,8 @@ struct Xlogy {
   C value(C a, C b) const { return kept_or_zero(a != 0, a * math::log(b)); }
 
   Slopes<C> slopes(C g, C a, C b) const {
-    return {kept_or_zero(a != 0, g * math::log(b)), kept_or_zero(a != 0, share(g, a, b))};
+    const bool kept = (a != 0) | ((b > 0) & (b < math::kInf));
+    return {kept_or_zero(kept, g * math::log(b)), kept_or_zero(kept, share(g, a, b))};
   }
 
   // g a/b, where g a may overflow or vanish and the whole does not.

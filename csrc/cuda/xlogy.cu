@@ -11,9 +11,9 @@ struct Xlogy {
   static __device__ C value(const Range<C>&, C a, C b) {
     return a == C(0) ? C(0) : a * log(b);
   }
-  template <class C>  // da = g log(b), db = g a / b
+  template <class C>  // da = g log(b), db = g a / b, and 0 where a is 0 and log(b) no finite number
   static __device__ void slopes(const Range<C>&, C g, C a, C b, C& da, C& db) {
-    const bool live = a != C(0);  // a NaN is
+    const bool live = a != C(0) || (b > C(0) && finite(b));  // a NaN is
     const C slope = g / b, quotient = a / b;
     // the order of the factors whose first product is a normal number
     const C product = !lost(slope, g) ? slope * a : !lost(quotient, a) || b == C(0) || !finite(b)

@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, saturate
+from safeops._dtypes import FLOATING, fill_of
 
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -28,22 +28,6 @@ def full(x, shape, fill_value):
     """`fill_value` everywhere, in x's dtype; attached to x, which has no elements to be read."""
     filled = x.new_full(shape, fill_of(fill_value, x.dtype))
     return filled + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else filled
-
-
-def fill_of(value, dtype):
-    """A number as `dtype` holds it: saturated."""
-    if dtype in FLOATING:
-        return saturate(value, dtype)
-    if dtype.is_complex:
-        return complex(saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32))
-    if dtype == torch.bool:
-        return bool(value)
-    if dtype.is_floating_point:
-        return float(value)
-    info = torch.iinfo(dtype)
-    if value in (float("inf"), -float("inf")):
-        return info.max if value > 0 else info.min
-    return max(info.min, min(info.max, int(value)))
 
 
 def summed_wide(x):
@@ -87,8 +71,7 @@ def check_fill(function, fill_value, dtype):
     if dtype == torch.bool and isinstance(fill_value, bool):
         return
     _check.number(function, "fill_value", fill_value)
-    if fill_value != fill_value and not (dtype.is_floating_point or dtype.is_complex):
-        raise ValueError(f"{function}: fill_value {fill_value} does not exist in {dtype}")
+    _check.exists(function, "fill_value", fill_value, dtype)
 
 
 def check_index(function, index):

@@ -113,13 +113,16 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
     x = input.double()
     shape = (
         lambda: x - origin,
-        lambda: ((x == origin) | (x.isnan() & origin.isnan())).double(),
+        lambda: torch.ones_like(x),
         lambda: (x - origin).exp(),
         lambda: torch.where(x.isnan(), x, x.sign()),
-        lambda: torch.where((x.abs() == origin) | (x.isnan() & origin.isnan()), torch.where(x.isnan(), x, x.sign()), 0),
+        lambda: torch.where(x.isnan(), x, x.sign()),
     )[kind]()
-    dx = grad.double() * scale * shape
-    if weight is not None and kind not in (EQUAL, EXTREME):
+    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
+    if kind in (EQUAL, EXTREME):  # selected: a NaN from upstream stays with the extreme
+        extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())
+        keep = extreme if keep is None else keep & extreme
+    elif weight is not None:
         dx = dx * weight
     dx = dx if keep is None else torch.where(keep, dx, 0)
     return torch.empty_like(input).copy_(dx)

@@ -7,7 +7,7 @@ what stands there. Saturation, dtypes, selection and the gradient that is exactl
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, HALF, LARGEST, compute_dtype, largest_like, saturate_tensor
+from safeops._dtypes import FLOATING, HALF, LARGEST, compute_dtype, largest_like, saturate_tensor, to_one, wide_on_cpu
 from safeops._library import Op, declare_raw, like
 from safeops._torch import is_autocast_available
 
@@ -25,13 +25,21 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
     x = input.to(compute)
     fixed = x.detach()
     none = absent(fixed, eps)
-    y = function(torch.where(none, BENIGN, fixed))
+    y = function(wide_on_cpu(torch.where(none, BENIGN, fixed)))
     over = y.to(dtype).isinf() & fixed.isfinite() & ~none
     instead = torch.where(over, largest_like(y, dtype), saturate_tensor(stand_in(fixed, eps, fill_value), dtype))
     true = ~(none | over)
     # Select before the function: a slope that does not exist or does not fit must not meet the gradient 0.
-    y = function(torch.where(true, x, BENIGN))
+    y = function(wide_on_cpu(torch.where(true, x, BENIGN)))
     return torch.where(true, y.to(dtype), instead.to(dtype))
+
+
+def lift(x):
+    """(x s, s): a power of two brings a tiny x to [1, 2), where no derivative overflows. The chain rule multiplies by s
+    last, so that a gradient of 0 meets no infinity, in second derivatives too."""
+    fixed = x.detach()
+    s = torch.where((fixed > 0) & (fixed < 2.0**-20), to_one(fixed), 1)
+    return x * s, s
 
 
 def floor(eps, compute):

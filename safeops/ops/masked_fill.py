@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, compute_dtype, readable, saturate, saturate_tensor
+from safeops._dtypes import FLOATING, as_integer, compute_dtype, fill_of, readable, saturate, saturate_tensor
 from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops._selection import where
 from safeops.ops.masked_sum import masked_sum, reduce_to
@@ -17,32 +17,11 @@ def definition(input, fill_mask, value):
         wide = value.to(compute_dtype(value.dtype, input.dtype))
         fill = saturate_tensor(wide, input.dtype)
         return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
-    elif isinstance(value, torch.Tensor):
-        fill = _saturate_integers(value, input.dtype)
-    elif input.is_floating_point():
-        fill = input.new_full((), saturate(value, input.dtype))
+    if isinstance(value, torch.Tensor):
+        fill = as_integer(value, input.dtype)
     else:
-        fill = input.new_full((), _saturate_integer(value, input.dtype))
+        fill = input.new_full((), fill_of(value, input.dtype))
     return where(fill_mask, fill, input)
-
-
-def _saturate_integer(value, dtype):
-    if dtype == torch.bool:
-        return bool(value)
-    if value != value or value in (float("inf"), -float("inf")):
-        raise ValueError(f"masked_fill: value {value} does not exist in {dtype}")
-    info = torch.iinfo(dtype)
-    return max(info.min, min(info.max, int(value)))
-
-
-def _saturate_integers(value, dtype):
-    if dtype == torch.bool:
-        return value != 0
-    info = torch.iinfo(dtype)
-    # fp64 has no 2^63 - 1: the largest number below it
-    highest = min(info.max, 2**63 - 1024) if value.is_floating_point() else info.max
-    wide = value.double() if value.is_floating_point() else value.long()
-    return wide.clamp(info.min, highest).to(dtype)
 
 
 # ---- op
@@ -124,14 +103,15 @@ def masked_fill(input, fill_mask, value):
     Args:
         input: tensor of any shape. Keeps its dtype, also under autocast. fp16, bf16, fp32 and fp64 take the kernel.
         fill_mask: bool tensor, broadcastable with `input`; True = fill.
-        value: number or 0-dim tensor (differentiable). inf and nan are written as they are.
+        value: number or 0-dim tensor (differentiable). inf and nan are written as they are. Among integers inf
+            saturates, and a tensor that is nan writes 0: to refuse it, as a number is, would be to wait for it.
 
     Returns:
         A new tensor of `input`'s dtype, of the broadcast shape of `input` and `fill_mask`.
 
     Raises:
         TypeError: `input` or `fill_mask` is no tensor, `fill_mask` is not bool, `value` is neither number nor tensor.
-        ValueError: shapes do not broadcast, devices differ, `value` has dimensions.
+        ValueError: shapes do not broadcast, devices differ, `value` has dimensions, or is nan for integers.
 
     Example:
         >>> scores = torch.zeros(3, dtype=torch.float16)
@@ -172,6 +152,8 @@ def _validate(input, fill_mask, value):
         _check.real("masked_fill", "value", value)
     elif not isinstance(value, (bool, int, float)):
         raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
+    else:
+        _check.exists("masked_fill", "value", value, input.dtype)
     _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
 
 

@@ -5,7 +5,7 @@ import operator
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import compute_dtype, to_one
 from safeops._library import Op, declare_public, declare_raw
 
 # ---- definition
@@ -35,8 +35,7 @@ def unit_vectors(x, dim, eps):
 
 def _to_one(size):
     """The power of two that brings a positive size near 1."""
-    tiny = torch.finfo(size.dtype).tiny
-    return torch.where(size.isfinite(), (2 * torch.frexp(size)[0] / size).clamp(min=tiny), 1)
+    return torch.where(size.isfinite(), to_one(size), 1)
 
 
 def thin_shape(shape, dim):

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import largest_like, saturate
+from safeops._dtypes import largest_like, saturate, to_one
 from safeops._library import declare_public
 from safeops.ops._binary import Binary
 
@@ -29,7 +29,7 @@ def quotient(a, b):
     # A power of two that brings b to [1, 2): the backward divides by b twice; a / b^2 may overflow where g a / b^2
     # does not, or where g is 0. Where it does fit, b stays as it is: g a / b may be what does not.
     fits = ~b_.isfinite() | ((b_.abs() >= 1) & ((q / b_).abs() >= info.tiny))
-    scale = torch.where(fits, 1, (2 * torch.frexp(b_)[0] / b_).clamp(info.tiny, 1 / info.tiny))
+    scale = torch.where(fits, 1, to_one(b_))
     room = torch.where(q.abs() > info.max / 4, 4, 1)  # for a * scale, up to 2 q
     return (a * (scale / room)) / (b * scale) * room
 

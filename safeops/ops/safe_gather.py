@@ -3,6 +3,7 @@
 import torch
 
 from safeops import _check
+from safeops._dtypes import fill_of
 from safeops._library import declare_public, declare_raw
 from safeops.ops._indexed import Indexed
 from safeops.ops._selection import (
@@ -10,7 +11,6 @@ from safeops.ops._selection import (
     check_fill,
     check_index,
     check_movable,
-    fill_of,
     full,
     summed_wide,
     where,

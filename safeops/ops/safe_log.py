@@ -3,11 +3,18 @@
 import torch
 
 from safeops._library import declare_public
-from safeops.ops._unary import Unary
+from safeops.ops._unary import Unary, lift
+
+
+def log(x):
+    """log(x s) - log(s)"""
+    lifted, s = lift(x)
+    return lifted.log() - s.log()
+
 
 _safe_log = Unary(
     "safe_log",
-    torch.log,
+    log,
     absent=lambda x, eps: x < eps,
     stand_in=lambda x, eps, fill_value: torch.full_like(x, eps).log(),
     positive=True,

@@ -9,7 +9,7 @@ from safeops.ops.masked_norm import KINDS, Norm, norm
 def _define(k, ord):
     value, origin, scale = norm(k, ord, safe=True)
     most = torch.finfo(k.dtype).max
-    overflows = (value > most) & k.largest(k.x.abs()).isfinite()
+    overflows = (value > most) & (value.isfinite() | k.largest(k.x.abs()).isfinite())
     return torch.where(overflows, most, value), origin, torch.where(overflows, 0, scale)
 
 

@@ -2,38 +2,45 @@
 
 import torch
 
-from safeops._dtypes import largest_like
+from safeops._dtypes import largest_like, wide_on_cpu
 from safeops._library import declare_public
 from safeops.ops._binary import Binary
+from safeops.ops.safe_log import log
 
 # ---- definition
 
 
 def _define(a, b, eps, fill_value, dtype):
+    a, b = wide_on_cpu(a), wide_on_cpu(b)
     base, exponent = a.detach(), b.detach()
     finite = base.isfinite() & exponent.isfinite()
     whole = exponent == exponent.trunc()
     none = finite & ~whole & (base < 0)
     value = torch.where(none, 1, base).pow(exponent)
     over = finite & ~none & value.to(dtype).isinf()
-    flat = (base == 0) & ((exponent < 1) | (finite & ~whole))  # the first slope that is not 0 is infinite
+    flat = (base == 0) & ((exponent < 1) | (finite & ~whole))  # the first derivative that is not 0 is infinite
+    level = flat & (exponent > 1)  # but the slope is one of 0, which hides no NaN from upstream
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
+    instead = torch.where(level, 0 * torch.where(level, a, 0), instead)
     true = ~(none | over | flat)
     rising = true & ~(base <= 0)  # elsewhere the power has no derivative by its exponent
     # (-a)^b is a^b or its opposite: whether b is even, b - 1 would no longer tell beyond the integers of the dtype.
     negative = (base < 0) & ~exponent.isnan()
     sign = torch.where(negative & (exponent.fmod(2).abs() == 1), -1, 1)
     a, base = torch.where(negative, -a, a), torch.where(negative, -base, base)
-    # A slope that overflows alone must not meet a gradient of 0. There a^b is its value times 1, written as e^(d - d).
+    # A slope, or the slope of one, that overflows alone must not meet a gradient of 0. There a^b is its value times 1,
+    # written as e^(d - d).
     kept = torch.where(true, base, 1)
-    steep = true & finite & (exponent * kept.pow(exponent - 1)).isinf()
+    below = kept.pow(exponent - 1)
+    bent = (below / kept).isinf() & (value.abs() >= torch.finfo(value.dtype).tiny)
+    steep = true & finite & ((exponent * below).isinf() | bent)
     tall = rising & finite & ~steep & (value * kept.log()).isinf()
 
     def operands(where):
         return torch.where(where, a, 1), torch.where(where & rising, b, torch.where(where, exponent, 1))
 
     x, y = operands(steep)
-    logarithm = y * x.log()
+    logarithm = y * log(x)
     result = torch.where(steep, sign * value, 1) * (logarithm - logarithm.detach()).exp()
     # By the exponent alone: d/da is not steep. (Its share of the mixed second derivative is 1 beside b log a > 80.)
     x, y = operands(tall)

@@ -3,12 +3,18 @@
 import torch
 
 from safeops._library import declare_public
-from safeops.ops._unary import Unary
-from safeops.ops.safe_div import quotient
+from safeops.ops._unary import Unary, lift
+
+
+def rsqrt(x):
+    """rsqrt(x s) sqrt(s)"""
+    lifted, s = lift(x)
+    return lifted.rsqrt() * s.sqrt()
+
 
 _safe_rsqrt = Unary(
     "safe_rsqrt",
-    lambda x: quotient(1, x.sqrt()),  # the derivative of torch.rsqrt takes its cube, which may overflow over gradient 0
+    rsqrt,
     absent=lambda x, eps: x < eps,
     stand_in=lambda x, eps, fill_value: torch.full_like(x, eps).rsqrt(),
     positive=True,

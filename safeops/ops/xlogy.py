@@ -2,16 +2,18 @@
 
 import torch
 
+from safeops._dtypes import wide_on_cpu
 from safeops._library import declare_public
 from safeops.ops._binary import Binary
+from safeops.ops.safe_log import log
 
 # ---- definition
 
 
 def _define(x, y, eps, fill_value, dtype):
-    zero = x == 0  # masked out, whatever `other` is there
-    product = torch.where(zero, 0, x) * torch.where(zero, 1, y).log()
-    return torch.where(zero, 0, product).to(dtype)
+    none = (x == 0) & ~((y > 0) & y.isfinite())  # no finite logarithm to multiply: masked out
+    product = wide_on_cpu(torch.where(none, 0, x)) * log(wide_on_cpu(torch.where(none, 1, y)))
+    return torch.where(none, 0, product + 0.0).to(dtype)  # + 0: not -0
 
 
 # ---- op
@@ -22,10 +24,11 @@ _xlogy = Binary("xlogy", _define, safe=False)
 
 
 def xlogy(input, other):
-    """`input * log(other)`, and 0 where `input` is 0, with both gradients exactly 0 there: `torch.xlogy` for losses.
+    """`input * log(other)`, and 0 where `input` is 0: `torch.xlogy` for losses.
 
-    Where `input` is 0 the position counts as masked out, also over a NaN (torch: NaN) and over a 0 (torch: a gradient
-    that is NaN). Elsewhere it is the plain product: -inf or NaN where `other` is 0 or negative (`input *
+    Where `input` is 0 and `other` has no finite logarithm, the position counts as masked out, with both gradients
+    exactly 0: over a NaN (torch: NaN) and over a 0 (torch: a gradient that is NaN). Elsewhere it is the plain product,
+    whose gradient to an `input` of 0 is log(other): -inf or NaN where `other` is 0 or negative (`input *
     safe_log(other)` has a floor). Half operands are read wide and rounded once. The dtype is the promoted one (of
     integers: the default dtype), also under autocast.
 

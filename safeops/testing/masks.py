@@ -198,6 +198,37 @@ def _show(subject, sample, key, place, value, dtypes):
             assert_nonfinite_alike(label, result, truth[what].to(result.dtype))
 
 
+@check("a NaN or inf in the upstream gradient makes every gradient non-finite that the definition says, and no other")
+def check_kept_upstream(subject: Subject, sample: Sample) -> None:
+    found = False
+    for sized in _small_and_large(sample):
+        for cast in each_dtype(sized):
+            clean = run(subject.op, cast)
+            for which, upstream in enumerate(clean.upstream):
+                if not upstream.numel():
+                    continue
+                for name, place in (("first", 0), ("last", -1), ("every", slice(None))):
+                    for value in (float("nan"), float("inf")):
+                        found = True
+                        dirty = upstream.clone(memory_format=torch.contiguous_format)
+                        dirty.view(-1)[place] = value
+                        changed = [dirty if i == which else u for i, u in enumerate(clean.upstream)]
+                        _finite_alike(subject, cast, changed, f"{value} for the {name} upstream gradient")
+    if not found:
+        raise NotApplicable("nothing is differentiable")
+
+
+def _finite_alike(subject, sample, upstream, label):
+    """0 times inf may be NaN, and inf less inf may be either, by the order of the arithmetic: both tell GradScaler."""
+    truth = subject.truth(sample, upstream).grads
+    for key, grad in run(subject.op, sample, upstream).grads.items():
+        wrong = grad.isfinite() != truth[key].to(grad.dtype).isfinite()
+        if wrong.any():
+            i = int(wrong.flatten().nonzero()[0])
+            got, want = grad.flatten()[i].item(), truth[key].flatten()[i].item()
+            raise AssertionError(f"gradient of operand {key!r}, {label}: {got}, want {want}, at {i} ({grad.dtype})")
+
+
 @check("nothing kept: empty='zero' is 0 with a graph and zero gradients, 'nan' is NaN, 'raise' raises")
 def check_nothing_kept(subject: Subject, sample: Sample) -> None:
     mask = sample.get(sample.mask)

@@ -115,5 +115,5 @@ def safe_atan2(input, other, *, out_dtype=torch.float64):
 def xlogy(input, other):
     if not isinstance(other, torch.Tensor):
         other = torch.tensor(other, dtype=input.dtype, device=input.device)
-    zero = input == 0
-    return torch.where(zero, 0.0, torch.xlogy(torch.where(zero, 1.0, input), torch.where(zero, 1.0, other)))
+    none = (input == 0) & ~((other > 0) & other.isfinite())
+    return torch.where(none, 0.0, torch.where(none, 1.0, input) * torch.where(none, 1.0, other).log())

@@ -179,8 +179,8 @@ def reductions():
 
 NUMERICS = (
     "value gradient dtypes mixed_dtypes accumulation finite gradient_overflow partial_gradients masked_garbage "
-    "masked_upstream weight_zero kept_nonfinite nothing_kept layouts upstream_layouts sizes inputs_unchanged "
-    "uninitialized repeatable no_sync autocast"
+    "masked_upstream weight_zero kept_nonfinite kept_upstream nothing_kept layouts upstream_layouts sizes "
+    "inputs_unchanged uninitialized repeatable no_sync autocast"
 ).split()
 
 

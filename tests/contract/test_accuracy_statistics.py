@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import safeops
+from safeops.ops._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define_backward
 from safeops.testing import DTYPES
 from tests.contract.subjects import DEVICE, composite
 
@@ -117,6 +118,24 @@ def test_equal_elements_have_a_deviation_of_exactly_zero(route, weighted, value)
             assert (grad_of(value.sum(), x) == 0).all(), (name, dim)
 
 
+@each_route
+@pytest.mark.parametrize("by", ["mask", "weight", "both"])
+@pytest.mark.parametrize("length", [100, 1000, 4000])
+def test_equal_elements_among_others_that_are_masked_out(route, length, by):
+    """A second pass over the elements, from another pivot, selects as the first did."""
+    torch.manual_seed(0)
+    keep = torch.rand(3, length, device=DEVICE) < 0.5
+    keep[:, 0], keep[:, 1] = False, True
+    x = torch.where(keep, 0.1, torch.randn(3, length, device=DEVICE)).requires_grad_()
+    weight = None if by == "mask" else torch.where(keep, 0.7, 0) if by == "weight" else torch.full_like(x, 0.7)
+    mask = None if by == "weight" else keep
+    for name in ("masked_var", "masked_std"):
+        for row in (x, x.double()):
+            value = on(route, name)(row, mask, 1, weight=weight)
+            assert (value == 0).all(), name
+            assert (grad_of(value.sum(), x) == 0).all(), name
+
+
 # Range ---------------------------------------------------------------------------------------------------------------
 @each_route
 @pytest.mark.parametrize("dtype, size", [
@@ -165,6 +184,53 @@ def test_a_gradient_whose_factors_leave_the_range_and_whose_value_does_not(route
         (dx,) = torch.autograd.grad(on(route, "masked_norm")(x), x, tensor(upstream, dtype))
         want = torch.tensor([0.6, 0.8] * 20, dtype=torch.float64) / math.sqrt(20) * upstream
         torch.testing.assert_close(dx.cpu().double(), want, rtol=1e-5, atol=0)
+
+
+@each_route
+@pytest.mark.parametrize("upstream", [1.0, 1e300, 1e-300])
+@pytest.mark.parametrize("size", [1e-309, 1e-318, 1e-200, 4e307])
+def test_norms_at_the_ends_of_fp64(route, upstream, size):
+    """1 / norm fits no double, or the norm itself does not; the gradient is of size 1."""
+    if route == "composite" and not 1e-309 <= upstream * size <= 1e308:
+        return  # there the chain rule multiplies by the norm on the way
+    x = tensor([3 * size, 4 * size], torch.float64).requires_grad_()
+    unit = x.detach() / size
+    norm = unit.norm()
+    wanted = {
+        "safe_norm": unit / norm,
+        "masked_norm": unit / norm,
+        "masked_rms": unit / norm / math.sqrt(2),
+        "masked_std": (unit - unit.mean()) / (unit[1] - unit[0]) * math.sqrt(2),
+    }
+    for name, dx in wanted.items():
+        got = grad_of(on(route, name)(x) * upstream, x)
+        if name == "safe_norm" and norm * size > torch.finfo(x.dtype).max:
+            dx = 0 * dx  # saturated
+        torch.testing.assert_close(got, dx * upstream, rtol=1e-13, atol=0)
+
+
+@each_route
+@pytest.mark.parametrize("name, ord", [("masked_amax", None), ("masked_amin", None), ("masked_norm", INF),
+                                       ("masked_norm", -INF), ("safe_norm", INF)])  # fmt: skip
+def test_a_gradient_that_is_not_finite_stays_with_the_extreme(route, name, ord):
+    for dtype in DTYPES:
+        x = tensor([[1.0, 3.0, -2.0], [3.0, 1.0, 3.0], [-4.0, 2.0, 5.0]] * 30, dtype).requires_grad_()
+        value = on(route, name)(x, dim=1, **({} if ord is None else {"ord": ord}))
+        grad = tensor([NAN, INF, 1.0] * 30, value.dtype)
+        (dx,) = torch.autograd.grad(value, x, grad)
+        extreme = (x.abs() if ord else x) == value.to(dtype)[:, None]
+        assert torch.equal(dx != 0, extreme) and torch.equal(~dx.isfinite(), extreme & ~grad.isfinite()[:, None])
+
+
+@each_route
+@pytest.mark.parametrize("ord", [INF, -INF, 1, 2, -1])
+def test_a_norm_that_does_not_fit_half_saturates_beside_an_infinity_too(route, ord):
+    """The norm of finite elements; of order -inf or -1 an infinite one does not decide."""
+    half = torch.float16
+    x = tensor([[1e5, 2e5], [-INF, 2e5], [-INF, INF]], torch.float32)
+    value = on(route, "safe_norm")(x, dim=1, ord=ord, dtype=half)
+    finite = [torch.linalg.vector_norm(row, ord).isfinite() for row in x.cpu()]
+    assert value.tolist() == [65504.0 if fits else INF for fits in finite]
 
 
 @each_route
@@ -386,6 +452,52 @@ def test_too_little_for_the_correction_follows_the_policy(route, name, empty, wa
     assert on(route, name)(x[0], ~x[0].isnan(), weight=light, correction=0) > 0
     with pytest.raises(ValueError, match="nothing is kept for 2 of 3 results"):
         on(route, name)(x, ~x.isnan(), 1, empty="raise")
+
+
+@each_route
+@pytest.mark.parametrize("name", ["masked_var", "masked_std"])
+@pytest.mark.parametrize("upstream", [NAN, INF])
+def test_no_upstream_gradient_reaches_what_has_no_slope(route, name, upstream):
+    """A row of one kept element, of none, and, for a root, of equal ones; as rows and as columns."""
+    masks = [[True, False, False, False], [False] * 4] + [[True] * 4] * (name == "masked_std")
+    for mask in (tensor([m], torch.bool) for m in masks):
+        for rows in (1, 3, 300):
+            x = torch.full((rows, 4), 0.3, device=DEVICE, requires_grad=True)
+            for laid, dim, keep in ((x, 1, mask), (x.t(), 0, mask.t())):
+                for create_graph in (False, True):
+                    value = on(route, name)(laid, keep, dim)
+                    (dx,) = torch.autograd.grad(value, x, torch.full_like(value, upstream), create_graph=create_graph)
+                    assert (dx == 0).all(), (rows, dim)
+
+
+@pytest.mark.parametrize("kind", [LINEAR, EQUAL, EXP, SIGN, EXTREME])
+@pytest.mark.parametrize("upstream", [NAN, INF])
+def test_a_scale_of_zero_is_selected(kind, upstream):
+    """By the kernel, and by the definition that runs where there is none."""
+    x, origin, scale = tensor([[0.5, -2.0], [0.5, 1.0]]), tensor([0.5, 1.0]).double(), tensor([0.0, 0.5]).double()
+    arguments = tensor([upstream, 2.0]), x, origin, scale, None, None, kind, [1]
+    ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)
+    assert (ours[0] == 0).all() and ours[1].isfinite().all()
+    torch.testing.assert_close(ours, plain)
+
+
+@each_route
+@pytest.mark.parametrize("columns", [1, 3, 8, 16, 64, 300, 1100])
+@pytest.mark.parametrize("rows", [255, 256, 500, 1021, 5000])
+def test_counters_of_a_byte_are_emptied_in_time(route, rows, columns):
+    """Ones, all kept: what a counter loses makes a mean of less or more."""
+    if rows * columns > 2**20:
+        pytest.skip("more of the same")
+    x = torch.ones(rows, columns, device=DEVICE)
+    keep = x > 0
+    for dim, laid, mask in ((0, x, keep), (1, x.t(), keep.t()), (1, x.t().contiguous(), keep.t().contiguous())):
+        assert (on(route, "masked_count")(laid, mask, dim) == rows).all()
+        for name, want in (("masked_sum", rows), ("masked_mean", 1), ("masked_rms", 1), ("masked_var", 0)):
+            assert (on(route, name)(laid, mask, dim) == want).all(), (name, dim)
+            assert (on(route, name)(laid, dim=dim, weight=x[0, 0]) == want).all(), (name, dim, "weighted")
+        leaf = laid.detach().requires_grad_()
+        ties = grad_of(on(route, "masked_amax")(leaf, mask, dim).sum(), leaf)
+        assert (ties == torch.tensor(1 / rows)).all(), dim
 
 
 @each_route

@@ -148,6 +148,27 @@ def test_double_norms_neither_overflow_nor_vanish(route):
 
 
 @each_route
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("copies", [1, 30, 5000])
+def test_norms_beyond_the_largest_double(route, dim, copies):
+    most = torch.finfo(torch.float64).max
+    unit = torch.tensor([1.0, 2.0**-1023, 1.0, -0.75] * copies, dtype=torch.float64, device=DEVICE)
+    other = torch.tensor([1.0, 2.0, -3.0, 0.5] * copies, dtype=torch.float64, device=DEVICE)
+    x, y = (torch.stack([v, v.flip(0)], 1 - dim) for v in (unit * most, other))
+    wide = torch.stack([unit, unit.flip(0)], 1 - dim).requires_grad_()
+    for name, rest in (("normalize", ()), ("cosine_similarity", (y,))):
+        leaf = x.clone().requires_grad_()
+        value = ROUTES[route](name)(leaf, *rest, dim)
+        truth = F.normalize(wide, dim=dim) if name == "normalize" else F.cosine_similarity(wide, y, dim)
+        torch.testing.assert_close(value, truth, rtol=1e-13, atol=1e-15)
+        up = torch.randn_like(value)
+        scale = 2.0**1000  # so that the gradient, of size 1 / most, is no subnormal number
+        (dx,) = torch.autograd.grad(value, leaf, up * scale)
+        (want,) = torch.autograd.grad(truth, wide, up * (scale / most))
+        torch.testing.assert_close(dx, want, rtol=1e-12, atol=1e-14 * float(want.abs().max()))
+
+
+@each_route
 def test_cosines_stay_within_one(route):
     torch.manual_seed(0)
     x = torch.randn(2000, 37, device=DEVICE)
@@ -186,6 +207,26 @@ def test_a_row_without_values():
         assert y.shape == (3, 0) and torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
     y = safeops.cosine_similarity(x, x.detach())
     assert equal(y, [0, 0, 0]) and torch.autograd.grad(y.sum(), x)[0].shape == (3, 0)
+
+
+@each_route
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_a_norm_of_exactly_eps_is_divided_by_eps(route, dtype, create_graph):
+    """There x / eps and x / |x| have the same value, and other slopes: the one that does not turn with x is taken."""
+    x = torch.tensor([3.0, 4.0], dtype=dtype, device=DEVICE).repeat(17, 1).requires_grad_()
+    upstream = torch.tensor([1.0, 2.0], dtype=dtype, device=DEVICE).expand(17, 2)
+    for laid, dim in ((x, 1), (x.t(), 0)):
+        g = upstream if dim else upstream.t()
+        (dx,) = torch.autograd.grad(ROUTES[route]("normalize")(laid, dim, eps=5.0), x, g, create_graph=create_graph)
+        torch.testing.assert_close(dx, upstream / 5)
+        (dx,) = torch.autograd.grad(ROUTES[route]("normalize")(laid, dim, eps=4.99), x, g, create_graph=create_graph)
+        want = torch.tensor([[8.0, -6.0]], dtype=dtype, device=DEVICE).expand(17, 2) / 125 * -1
+        torch.testing.assert_close(dx, want)
+        unit = torch.full_like(laid, 1.0)
+        value = ROUTES[route]("cosine_similarity")(laid, unit, dim, eps=5.0)
+        (dx,) = torch.autograd.grad(value.sum(), x, create_graph=create_graph)
+        torch.testing.assert_close(dx, torch.full_like(dx, 0.04))
 
 
 @each_route

@@ -181,6 +181,12 @@ def test_entropy_of_a_zero():
     assert equal(ours, [0, math.log(2)]) and equal(gradient(ours, other), [0, 0.5])
 
 
+def test_pytorch_80770_xlogy_at_zero():
+    x, y = leaf([0.0]), leaf([2.0])
+    assert equal(gradient(torch.xlogy(x, y), x), [math.log(2)])  # as torch gives today
+    assert equal(gradient(safeops.xlogy(x, y), x), [math.log(2)]) and equal(gradient(safeops.xlogy(x, y), y), [0])
+
+
 def test_exp_overflows_half():
     x = leaf([12.0, 1.0], torch.float16)
     plain = torch.exp(x)

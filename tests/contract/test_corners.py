@@ -1,5 +1,7 @@
 """Corners that the harness's samples do not reach: each was wrong once."""
 
+import math
+
 import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
@@ -7,6 +9,7 @@ import torch.autograd.forward_ad as fwAD
 import safeops
 from tests.contract.subjects import DEVICE, composite
 
+INF, NAN = math.inf, math.nan
 MASK = torch.tensor([True, False, True], device=DEVICE)
 OPS = {
     "masked_fill": lambda x: safeops.masked_fill(x**2, MASK, 0.5).sum(),
@@ -92,18 +95,49 @@ def test_numbers_as_divisors():
     assert safeops.safe_div(torch.ones(2, dtype=torch.float16, device="meta"), 2.0).dtype == torch.float16
 
 
-def test_integers_saturate_whatever_the_value_is():
+INTEGERS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64]
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_integers_saturate_whatever_the_value_is(dtype):
+    """As a number and as a tensor of any dtype that holds it."""
     mask = torch.tensor([True, False], device=DEVICE)
-    for dtype in (torch.int8, torch.uint8, torch.int32):
-        x, info = torch.tensor([1, 2], dtype=dtype, device=DEVICE), torch.iinfo(dtype)
-        for number in (1 << 40, 1e30):
-            for value in (number, torch.tensor(number, device=DEVICE)):
-                assert safeops.masked_fill(x, mask, value).tolist() == [info.max, 2]
-                assert safeops.masked_fill(x, mask, -value).tolist() == [info.min, 2]
-    long = safeops.masked_fill(
-        torch.zeros(2, dtype=torch.int64, device=DEVICE), mask, torch.tensor(1e30, device=DEVICE)
-    )
-    assert long[0] > 9.2e18
+    x, info = torch.tensor([1, 2], device=DEVICE).to(dtype), torch.iinfo(dtype)
+    numbers = [0, 1, -1, 127, 128, -129, 65536, 2**31, -(2**31) - 1, 2**53, 2**62, 2**63 - 1024, 2**63, 2**64 - 2048]
+    numbers += [float(n) for n in numbers] + [2.75, -2.75, 1e30, -1e30, float("inf"), -float("inf")]
+    for number in numbers:
+        want = info.max if number >= info.max else info.min if number <= info.min else int(number)
+        assert safeops.masked_fill(x, mask, number).tolist() == [want, 2], number
+        for held in (torch.float64, *INTEGERS) if isinstance(number, int) else (torch.float64,):
+            value = torch.tensor(float(number) if held.is_floating_point else 0, dtype=held, device=DEVICE)
+            if not held.is_floating_point:
+                if not torch.iinfo(held).min <= number <= torch.iinfo(held).max:
+                    continue
+                value = value.new_full((), number)
+            assert safeops.masked_fill(x, mask, value).tolist() == [want, 2], (number, held)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+def test_among_integers_there_is_no_nan(dtype):
+    """A number is refused. To refuse a tensor would be to wait for it: it writes 0."""
+    mask, x = torch.tensor([True, False], device=DEVICE), torch.tensor([1, 2], device=DEVICE).to(dtype)
+    with pytest.raises(ValueError, match=f"masked_fill: value nan does not exist in {dtype}"):
+        safeops.masked_fill(x, mask, float("nan"))
+    assert safeops.masked_fill(x, mask, torch.tensor(float("nan"), device=DEVICE)).tolist() == [0, 2]
+
+
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+@pytest.mark.parametrize("value, slope", [(INF, 3), (-INF, 3), (NAN, 3), (65504.0, 3), (65519.0, 3), (65520.0, 0),
+                                          (-65520.0, 0), (1e30, 0)])  # fmt: skip
+def test_only_a_finite_fill_value_saturates(route, value, slope):
+    op = safeops.masked_fill if route == "kernel" else composite(safeops.masked_fill, "masked_fill")
+    x, fill = t(1.0, 2.0, 3.0, 4.0, dtype=torch.float16), t(True, False, True, True, dtype=torch.bool)
+    for create_graph in (False, True):
+        v = torch.tensor(value, device=DEVICE, requires_grad=True)
+        y = op(x, fill, v)
+        (dv,) = torch.autograd.grad(y, v, torch.ones_like(y), create_graph=create_graph)
+        assert dv == slope
+        assert y[1] == 2 and (y[0].isfinite() or not math.isfinite(value))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="needs a real and a meta tensor")

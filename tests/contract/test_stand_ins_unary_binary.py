@@ -47,7 +47,8 @@ def above(x, dtype):
 
 
 def call(route, name, operands, upstream=1.0, **options):
-    """The value and the gradients, in Python numbers, once checked that each of the nine copies is the same."""
+    """The value and the gradients, in Python numbers, once checked that each of the nine copies is the same: of a
+    kernel to the bit, of torch's own functions, which have a vector loop and another for its tail, to rounding."""
     leaves = [x.clone().requires_grad_() for x in operands]
     out = ROUTES[route](name)(*leaves, **options)
     upstream = torch.full_like(out, upstream)
@@ -55,7 +56,8 @@ def call(route, name, operands, upstream=1.0, **options):
     results = []
     for t in (out.detach(), *grads):
         copies = t.cpu().double().reshape(9, -1)
-        assert torch.equal(copies.nan_to_num(123.0), copies[:1].expand(9, -1).nan_to_num(123.0))
+        rtol, atol = (0, 0) if route == "kernel" else TOLERANCES[t.dtype]
+        torch.testing.assert_close(copies, copies[:1].expand(9, -1), rtol=rtol, atol=atol, equal_nan=True)
         results.append(copies[0].tolist())
     return results
 
@@ -287,6 +289,10 @@ def test_powers_that_are_no_number_or_do_not_fit(route, dtype):
         stand_in = [x < 0 and y != int(y) or abs(v) == largest or (x == 0 and y < 1) for x, y, v in zip(a, b, value)]
         for grad in grads:
             assert all(g == 0 for g, none in zip(grad, stand_in) if none)
+        # a slope of 0 is no stand-in: what GradScaler looks for shows, except where the exponent is 0
+        shown = [not none and y != 0 for none, y in zip(stand_in, b)]
+        assert [not math.isfinite(g) for g in grads[0]] == shown
+        assert [not math.isfinite(g) for g in grads[1]] == [not none and x > 0 for none, x in zip(stand_in, a)]
 
 
 @each_route
@@ -410,11 +416,18 @@ def test_angle_gradients_neither_overflow_nor_vanish(route, dtype, size):
 @each_route
 @each_dtype
 def test_a_zero_masks_its_logarithm_out(route, dtype):
-    zero = [0.0, -0.0] * 4
-    other = [NAN, INF, -INF, 0.0, -0.0, -1.0, 1.0, 2.0]
+    zero = [0.0, -0.0] * 3
+    other = [NAN, INF, -INF, 0.0, -0.0, -1.0]
     for upstream in (1.0, NAN, INF):
         value, dx, dy = call(route, "xlogy", [tensor(zero, dtype), tensor(other, dtype)], upstream)
-        assert value == [0] * 8 and dx == [0] * 8 and dy == [0] * 8
+        assert value == [0] * 6 and dx == [0] * 6 and dy == [0] * 6
+    # pytorch#80770: where there is a logarithm, it is the gradient
+    for upstream in (1.0, 0.0):
+        value, dx, dy = call(route, "xlogy", [tensor([0.0, -0.0], dtype), tensor([0.5, 3.0], dtype)], upstream)
+        assert value == [0, 0] and dy == [0, 0] and math.copysign(1, value[0]) == 1
+        assert_equal(dx, [upstream * math.log(0.5), upstream * math.log(3)], dtype)
+    _, dx, dy = call(route, "xlogy", [tensor([0.0], dtype), tensor([2.0], dtype)], NAN)
+    assert math.isnan(dx[0]) and math.isnan(dy[0])
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # next to 0, and not masked
     value, _, dy = call(route, "xlogy", [tensor([smallest, -smallest], dtype), tensor([0.0, 0.0], dtype)])
     assert value == [-INF, INF] and dy == [INF, -INF]
@@ -443,7 +456,7 @@ def test_second_derivatives_and_tangents_are_zero_over_a_stand_in(route, name):
     [
         ("safe_pow", [-2.0, 0.0, 0.0, 0.0, 1e300], [0.5, 0.5, -1.0, 1.5, 2.0]),
         ("safe_atan2", [0.0, -0.0], [0.0, -0.0]),
-        ("xlogy", [0.0, -0.0, 0.0], [0.0, NAN, -1.0]),
+        ("xlogy", [0.0, -0.0, 0.0, 0.0], [0.0, NAN, -1.0, INF]),
     ],
 )
 def test_second_derivatives_and_tangents_of_two_operands(route, name, a, b):
@@ -456,4 +469,45 @@ def test_second_derivatives_and_tangents_of_two_operands(route, name, a, b):
     assert all(g is None or not g.any() for g in second)
     nan = torch.full_like(a, NAN).detach()
     tangent = torch.func.jvp(op, (a.detach(), b.detach()), (nan, nan))[1]
-    assert not tangent.any()
+    slope = (b == 1.5) if name == "safe_pow" else torch.zeros_like(a, dtype=torch.bool)  # 0^1.5 has one, of 0
+    assert tangent[slope].isnan().all() and not tangent[~slope].any()
+
+
+SMALL = {torch.float32: [1e-30, 1e-38, 1e-40], torch.float64: [1e-160, 1e-300]}
+
+
+@each_route
+@pytest.mark.parametrize("name", ["safe_log", "safe_sqrt", "safe_rsqrt", "safe_reciprocal", "safe_pow", "safe_atan2"])
+@pytest.mark.parametrize("upstream, cotangent", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+def test_second_derivatives_of_small_numbers_times_zero_are_zero(route, name, upstream, cotangent):
+    """They do not fit: 1 / x^2 of 1e-30 is 1e60."""
+    op = ROUTES[route](name)
+    for dtype, sizes in SMALL.items():
+        if dtype == torch.float64 and upstream == 0:
+            continue  # there is nothing wider to take the product in
+        sizes = [x for x in sizes if name in ("safe_pow", "safe_atan2") or x >= torch.finfo(dtype).tiny]
+        x = torch.tensor(sizes, dtype=dtype, device=DEVICE, requires_grad=True)
+        rest = [torch.full_like(x, v).requires_grad_() for v in (0.5, 0.0, 1.5, 2.0)] if name == "safe_pow" else [None]
+        rest = [x.detach().flip(0).requires_grad_()] if name == "safe_atan2" else rest
+        for other in rest:
+            leaves = [x] if other is None else [x, other]
+            out = op(*leaves)
+            first = torch.autograd.grad(out, leaves, torch.full_like(out, upstream), create_graph=True)
+            second = torch.autograd.grad(first, leaves, [torch.full_like(g, cotangent) for g in first])
+            assert all((g == 0).all() for g in second), (dtype, sizes, second)
+
+
+@each_route
+@pytest.mark.parametrize("name, first, second", [
+    ("safe_log", lambda x: 1 / x, lambda x: -1 / x / x),
+    ("safe_rsqrt", lambda x: -0.5 * x**-1.5, lambda x: 0.75 * x**-2.5),
+])  # fmt: skip
+def test_second_derivatives_of_any_size(route, name, first, second):
+    sizes = [1e-12, 1e-3, 0.7, 1.0, 3.0, 1e6, 1e12]
+    for dtype in (torch.float32, torch.float64):
+        x = torch.tensor(sizes, dtype=dtype, device=DEVICE, requires_grad=True)
+        (g,) = torch.autograd.grad(ROUTES[route](name)(x).sum(), x, create_graph=True)
+        (h,) = torch.autograd.grad(g.sum(), x)
+        rtol = 8 * TOLERANCES[dtype][0]
+        for got, want in ((g.detach(), first), (h, second)):
+            torch.testing.assert_close(got.cpu().double(), want(x.detach().cpu().double()), rtol=rtol, atol=0)

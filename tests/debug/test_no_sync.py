@@ -6,7 +6,7 @@ import torch
 import safeops
 from safeops.debug import SynchronizationError, no_sync
 
-X = torch.tensor([1.0, -1.0, 2.0])
+X, I = torch.tensor([1.0, -1.0, 2.0]), torch.tensor([1])
 
 WAITS = {
     "item": lambda: X.sum().item(),
@@ -19,6 +19,11 @@ WAITS = {
     "masked_select": lambda: X.masked_select(X > 0),
     "read": lambda: X[X > 0],
     "write": lambda: X.clone().__setitem__(X > 0, torch.ones(2)),
+    "write at a mask and an index": lambda: X.expand(2, 3).clone().__setitem__((X[:2] > 0, I), 0),
+    "write at an index and a mask": lambda: X.expand(2, 3).clone().__setitem__((0, X > 0), torch.ones(2)),
+    "write at two masks": lambda: X.expand(2, 3).clone().__setitem__((X[:2] > 0, X > 1), 0),
+    "write at a mask of bytes": lambda: X.clone().index_put_(((X > 0).byte(),), torch.ones(2)),
+    "read at a mask and an index": lambda: X.expand(2, 3)[X[:2] > 0, I],
     "index_put": lambda: X.clone().index_put_((X > 0,), torch.ones(2)),
     "unique": lambda: X.unique(),
     "bincount": lambda: torch.arange(3).bincount(),

@@ -119,6 +119,19 @@ def test_the_cause_is_named(case):
     assert report.line.function == loss.__name__ and report.lines[1].function == "<lambda>"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("make, kinds, cells", [
+    (lambda x: (x - 1).sqrt(), "1 NaN", ("1", "")),
+    (lambda x: x.reciprocal(), "1 inf", ("", "1")),
+    (lambda x: x.log(), "1 -inf", ("", "1")),
+], ids=["NaN", "inf", "-inf"])  # fmt: skip
+def test_a_value_that_is_alone_of_its_kind(make, kinds, cells, dtype):
+    report = traced(lambda: make(leaf(2.0, 0.0, 3.0, dtype=dtype)).sum().backward()).report
+    assert report.output.kinds() == f"{kinds} of 3 elements" and report.output.first == (1,)
+    assert report.output.nonfinite == 1 and report.frames[-1].cells()[6:8] == cells
+    assert report.kind == "undefined" and report.reached == "the loss"
+
+
 def test_a_clean_step_has_no_report():
     x = leaf(1.0, 2.0)
     tracer = traced(lambda: (x * x.log()).sum().backward())

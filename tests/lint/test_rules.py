@@ -244,6 +244,24 @@ def test_the_seven_losses_of_the_demo():
     assert found == DEMO
 
 
+@pytest.mark.parametrize("code, total, use", [
+    ("SO202", "mask.sum()", "x.sum() / total"),
+    ("SO203", "y", "(x / total).mean()"),
+    ("SO204", "x.var()", "torch.log(total)"),
+    ("SO204", "(x * y).sum()", "torch.acos(total)"),
+    ("SO205", "x.square().sum()", "total.sqrt()"),
+])  # fmt: skip
+@pytest.mark.parametrize("guard", ["if total > 0:\n    x = x + {use}", "x = {use} if total != 0 else x",
+                                   "if not total > 0:\n    return x\nx = x + {use}"])  # fmt: skip
+def test_what_a_condition_asked_about_is_guarded(code, total, use, guard):
+    def codes(body):
+        source = program("x, y, mask", f"total = {total}\n{body}\nreturn x.mean()")
+        return {f.code for f in lint_source(source, rules=EVERY)}
+
+    assert code in codes(f"x = x + {use}") and code not in codes(guard.format(use=use))
+    assert code in codes(f"if y > 0:\n    x = x + {use}" if total != "y" else f"if x > 0:\n    x = x + {use}")
+
+
 def test_a_clamp_below_one_is_not_called_none():
     source = program("x", "p = x.clamp(1e-6, 1 - 1e-6)\nreturn (torch.log(p) + torch.log(1 - p)).sum()")
     (finding,) = [f for f in lint_source(source) if f.code == "SO204"]

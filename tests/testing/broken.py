@@ -231,6 +231,13 @@ def swallows_nan(x, mask, **options):
     return definition(torch.fmax(x, torch.full_like(x, -torch.finfo(x.dtype).max)), mask, **options)
 
 
+@plant("kept_upstream", "nan for the first upstream gradient", "want nan")
+def swallows_a_nan_gradient(x, mask, **options):
+    return function(lambda ctx, g: g.nan_to_num(0) * torch.where(ctx.saved_tensors[1], ctx.saved_tensors[0], 0))(
+        x, mask, **options
+    )
+
+
 @plant("nothing_kept", "detached")
 def fresh_zero_when_nothing_is_kept(x, mask, **options):
     return definition(x, mask, **options) if mask.any() else torch.zeros((), dtype=wide(x))

@@ -45,6 +45,33 @@ def integers_fit():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def unread_is_garbage():
+    """Lanes that a load masks out, without `other`, hold anything on a GPU and zeros in the interpreter: here NaN, True
+    and the largest integer."""
+    import triton.runtime.interpreter as interpreter
+
+    builder = interpreter.InterpreterBuilder
+    load = builder.create_masked_load
+
+    def create_masked_load(self, ptrs, mask, other, *options):
+        if other is None:
+            kind = ptrs.get_element_ty()
+            dtype = interpreter._get_np_dtype(kind)
+            if kind.is_bf16():  # held as its bits
+                garbage = 0x7FC0
+            elif np.issubdtype(dtype, np.integer):
+                garbage = np.iinfo(dtype).max
+            else:
+                garbage = np.nan  # of bool: True
+            other = interpreter.TensorHandle(np.full_like(ptrs.data, garbage, dtype=dtype), kind)
+        return load(self, ptrs, mask, other, *options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(builder, "create_masked_load", create_masked_load)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def unwritten_is_nan():
     """torch.empty gives NaN: an element that a kernel forgets shows."""

@@ -10,6 +10,8 @@ from safeops.kernels import indexing, launch, reduce
 from safeops import kernels
 from tests.kernels.interpreted.truth import F16, F32, build, close, fill, launchers, total
 
+NAN = float("nan")
+
 
 def run():
     x, y, mask, weight = build("odd")
@@ -117,3 +119,19 @@ def test_an_integer_that_overflows_is_noticed():
     assert out == 1 << 30
     with pytest.raises(Exception, match="mul overflows int32"):
         area[(1,)](out, 1 << 16, 1 << 16)
+
+
+@triton.jit
+def halves(x, out):
+    at = tl.arange(0, 4)
+    tl.store(out + at, tl.load(x + at, mask=at < 2))
+
+
+@pytest.mark.parametrize("dtype, garbage", [
+    (torch.float16, NAN), (torch.bfloat16, NAN), (torch.float32, NAN), (torch.float64, NAN), (torch.bool, True),
+    (torch.int32, 2**31 - 1),
+])  # fmt: skip
+def test_masked_lanes_without_other_are_garbage_here(dtype, garbage):
+    x, out = torch.zeros(4, dtype=dtype), torch.zeros(4, dtype=dtype)
+    halves[(1,)](x, out)
+    torch.testing.assert_close(out, torch.tensor([0, 0, garbage, garbage], dtype=dtype), equal_nan=True)

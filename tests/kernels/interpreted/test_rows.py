@@ -187,6 +187,23 @@ def test_squares_leave_the_range_where_the_result_does_not(op, dtype, size, n):
     close(dx, gradient, gradient.abs().max() * 2, dtype)
 
 
+@pytest.mark.parametrize("op", OPS[2:])
+@pytest.mark.parametrize("n", [4, 300])
+def test_norms_beyond_the_largest_double(op, n):
+    most = torch.finfo(F64).max
+    unit, y = (fill((2, n), F64, 1) / 3).requires_grad_(), fill((2, n), F64, 2)
+    with torch.no_grad():
+        unit[:, :2] = 1
+    x = unit.detach() * most
+    value, saved = run(op, x, y)
+    expected = define(op, unit, y)
+    close(value, expected.detach(), torch.ones_like(expected).detach(), F64)
+    grad = fill(expected.shape, F64, 3)
+    dx = backward(op, grad * 2.0**1000, saved, x, y)[0]
+    (gradient,) = torch.autograd.grad(expected, unit, grad)
+    close(dx, gradient * (2.0**1000 / most), gradient.abs().max() * (2.0**1000 / most), F64)
+
+
 @pytest.mark.parametrize("n", [3, 300])
 def test_logits_of_any_size(n):
     x = torch.zeros(3, n)

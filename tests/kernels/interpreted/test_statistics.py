@@ -302,6 +302,30 @@ def test_ties_share_the_gradient(name, x):
     assert (dx[x.isnan()].isnan() if name == "norm inf" else dx[x.isnan()] == 3 / 40).all() and not dx[~x.isnan()].any()
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("name", [name for name, (*_, kind) in STATISTICS.items() if kind in (1, 4)])
+def test_a_gradient_that_is_not_finite_stays_with_the_extreme(name, dtype):
+    x = fill((3, 70), dtype, 5) + 0.01
+    value, origin, scale = run(name, x, dim=[1])
+    grad = torch.tensor([NAN, INF, 1.0], dtype=dtype)
+    dx = backward(name, grad, x, origin, scale, dim=[1])
+    extreme = (x if name in ("amax", "amin") else x.abs()) == value[:, None]
+    assert torch.equal(dx != 0, extreme) and torch.equal(~dx.isfinite(), extreme & ~grad.isfinite()[:, None])
+
+
+@pytest.mark.parametrize("name", ["norm", "rms", "std"])
+@pytest.mark.parametrize("size", [1e-309, 1e-318, 1e-200, 4e307])
+def test_norms_at_the_ends_of_fp64(name, size):
+    """1 / norm fits no double, or the norm itself does not; the gradient is of size 1."""
+    x = torch.tensor([3.0, 4.0], dtype=F64) * size
+    unit = (x / size).requires_grad_()
+    _, origin, scale = run(name, x)
+    (gradient,) = torch.autograd.grad(define(name, unit), unit)
+    for upstream in (1.0, 1e300, 1e-300):
+        dx = backward(name, torch.tensor(upstream, dtype=F64), x, origin, scale)
+        close(dx, gradient * upstream, dtype=F64)
+
+
 def test_every_kept_element_is_minus_infinite():
     x = torch.full((70,), -INF)
     value, origin, scale = run("logsumexp", x)

@@ -1,0 +1,302 @@
+"""Break the library on purpose, one small change at a time, and see which test notices.
+
+    make mutants ARGS="--count 100 --seed 13"
+    make mutants ARGS="--count 100 --seed 13 --again"    those that survived once more, after tests were added
+    make mutants ARGS="--only csrc/cpu/moments.cpp"      in paths that contain this
+
+A mutant is a comparison, sign, constant or operator changed, a mask dropped, a guard removed: in a kernel, a
+definition or a tool. It lives in a copy of the checkout under build/mutants, never in the checkout. There what changed
+is built, and the tests of that place run until one fails; a test kills only if it passes without the mutant. CUDA
+sources are run by their emulation, Triton's by its interpreter. What does not compile does not count.
+
+Each result is a line of build/mutants/log.jsonl, by which a run that was cut off goes on; the table goes to
+build/mutants/table.md. A mutant takes half a minute of a core where a test kills it, and some minutes where none does.
+"""
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from mutations import mutations  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+SECONDS = 1200  # for the tests of one stage: much more than any takes
+PARTS, SOURCES = ("csrc", "kernels", "safeops", "tests"), (".py", ".h", ".cpp", ".cu", ".cuh")
+
+# How many mutants of a hundred, and where.
+SHARES = {
+    "csrc/cpu": 32,
+    "csrc/common": 4,
+    "csrc/cuda": 14,
+    "kernels": 18,
+    "safeops/ops": 14,
+    "safeops/losses": 3,
+    "safeops/amp": 3,
+    "safeops/debug": 5,
+    "safeops/lint": 5,
+    "safeops": 2,  # what lies in no folder: the routes, the checks
+}
+# A family of sources, by their stems; what matches none is what everything is made of.
+FAMILIES = {
+    "statistics": r"moments|kept|powers|extreme|statistic|squares|fold|safe_norm"
+    r"|masked_(var|std|amax|amin|norm|rms|logsumexp|count|sum_of)",
+    "rows": r"^_?rows?|normalize|cosine|softmax|norms|turn|^exp$",
+    "pointwise_losses": r"loss|pointwise",
+    "selection": r"selec|compact|scatter|gather|pack|index|sorted",
+    "unary_binary": r"safe_(?!div)|xlogy|unary|binary|math|apply_where|real|quotient",
+    "reductions": r"reduc|lanes|lines|masked_(sum|mean)|terms|tickets|scaling|launch",
+    "lists": r"multi_tensor|grad|health|clip|tensor_table",
+    "elementwise": r"",
+}
+INTERPRETED = {  # a family of Triton sources: its files of tests/kernels/interpreted
+    "statistics": ["statistics"],
+    "rows": ["rows"],
+    "pointwise_losses": ["pointwise_losses"],
+    "selection": ["pointwise_losses", "reductions", "statistics", "rows"],  # indexing.py
+    "elementwise": ["pointwise_losses", "reductions", "statistics", "execution"],
+    "reductions": ["reductions", "pointwise_losses", "statistics", "rows", "execution"],
+}
+EMULATED = {  # a family of CUDA sources: its files tests/kernels/test_cuda_emulated*.py
+    "selection": ["_indexed", "_selection"],
+    "lists": ["_multi_tensor"],
+    "unary_binary": [""],
+    "elementwise": ["", "_selection"],
+}
+TOOLS = {
+    "safeops/debug": ["tests/debug", "tests/docs/test_finding_it.py"],
+    "safeops/lint": ["tests/lint"],
+    "safeops/amp": ["tests/amp", "tests/contract/test_multi_tensor.py"],
+    "safeops/nn": ["tests/contract/test_modules.py"],
+    "safeops/(cli|__)": ["tests/test_cli.py"],
+    "safeops/_(rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_elementwise.py"],
+    "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("errors", "corners", "cases", "rows")],
+}
+SOME = " or ".join("masked_fill safe_div masked_mean mse_loss masked_softmax safe_log masked_compact".split())
+
+
+def contract(family, path):
+    """The tests of the contract: quick ones first; not those that only compile again."""
+    folder, op = "tests/contract/", Path(path).stem.removeprefix("_")
+    if family == "lists":
+        return [["tests/amp", folder + "test_multi_tensor.py", "tests/debug/test_trace.py"]]
+    suffix = "" if family in ("reductions", "pointwise_losses", "elementwise") else "_" + family
+    quick = [f"{folder}test_{part}{suffix}.py" for part in ("accuracy", "stand_ins", "cases")]
+    one = any((ROOT / "safeops" / kind / f"{op}.py").exists() for kind in ("ops", "losses"))
+    choice = f"({op if one else SOME if family == 'elementwise' else 'test'}) and not inductor"
+    drivers = [family, *("reductions rows unary_binary selection".split() if family == "elementwise" else ())]
+    last = ["test_instruction_sets.py"] if path.startswith("csrc") else []
+    return [
+        [file for file in quick if (ROOT / file).exists()],
+        ["-k", choice + " and not composite" * path.startswith("csrc"), *(f"{folder}test_{d}.py" for d in drivers)],
+        [folder + file for file in (f"test_properties{suffix}.py", "test_corners.py", *last)],
+    ]
+
+
+def stages(path):
+    """What to run for a mutant in this file, likely killers first: pytest's arguments."""
+    for pattern, tests in TOOLS.items():
+        if re.match(pattern, path):
+            return [tests]
+    family = next(name for name, stems in FAMILIES.items() if re.search(stems, Path(path).stem))
+    if path.startswith("kernels/"):
+        return [[f"tests/kernels/interpreted/test_{part}.py" for part in INTERPRETED[family]]]
+    emulated = [[f"tests/kernels/test_cuda_emulated{part}.py"] for part in EMULATED.get(family, [""])]
+    if path.startswith("csrc/cuda/"):
+        return emulated
+    return contract(family, path) + (emulated if path.startswith("csrc/common/") else [])
+
+
+class Tree:
+    """The copy: built once, broken and mended again and again."""
+
+    def __init__(self, folder):
+        self.folder, self.clean = folder / "tree", folder / "clean"
+        self.passing, self.failing = set(), set()  # tests, without a mutant
+        listed = subprocess.check_output(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, text=True)
+        wanted = {name for name in listed.splitlines() if (ROOT / name).is_file()}
+        self.built = False
+        for source, target in ((ROOT / name, self.folder / name) for name in wanted):
+            if not target.exists() or source.stat().st_mtime != target.stat().st_mtime:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+        for path in (path for part in PARTS for path in (self.folder / part).rglob("*.*")):
+            if path.suffix in SOURCES and path.relative_to(self.folder).as_posix() not in wanted:
+                path.unlink()
+        for library in (ROOT / "safeops").glob("*.so"):  # until one is built here
+            shutil.copy2(library, self.folder / "safeops")
+        link = self.folder / "safeops" / "kernels"  # a development install would give the checkout's
+        link.is_symlink() or link.symlink_to("../kernels")
+
+    def build_first(self):
+        if (self.clean / "done").exists():
+            self.link(self.clean, self.folder)  # a run that was cut off left objects of a mutant
+        if not self.build():
+            raise SystemExit("mutants: the checkout does not build")
+        shutil.rmtree(self.clean, ignore_errors=True)
+        (self.clean / "safeops").mkdir(parents=True)
+        self.link(self.folder, self.clean)
+        (self.clean / "done").touch()
+        self.built = True
+
+    def link(self, source, target):
+        """Objects and libraries, by hard links: a build puts new files in the old one's place."""
+        shutil.rmtree(target / "build", ignore_errors=True)
+        shutil.copytree(source / "build", target / "build", copy_function=os.link)
+        for library in (source / "safeops").glob("*.so"):
+            (target / "safeops" / library.name).unlink(missing_ok=True)
+            os.link(library, target / "safeops" / library.name)
+
+    def build(self):
+        environment = os.environ | {"SAFEOPS_NO_CUDA": "1", "MAX_JOBS": "1"}
+        command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+        return subprocess.run(command, cwd=self.folder, env=environment, capture_output=True).returncode == 0
+
+    def spoil(self, mutant):
+        """False where it does not compile."""
+        path, compiled = self.folder / mutant["path"], mutant["path"].startswith(("csrc/cpu/", "csrc/common/"))
+        if compiled and not self.built:
+            self.build_first()
+        text = path.read_text()
+        path.write_text(text[: mutant["start"]] + mutant["text"] + text[mutant["stop"] :])
+        return not compiled or self.build()  # Python always does; the emulation's tests compile CUDA
+
+    def mend(self, mutant):
+        shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])
+        if self.built:
+            self.link(self.clean, self.folder)
+
+    def test(self, arguments):
+        """None where all pass, else the test that failed, or how they ended."""
+        arguments = ["-qx", "--tb=line", "-pno:cacheprovider", *arguments]
+        arguments += [f"--deselect={test}" for test in self.failing]
+        with tempfile.TemporaryFile("w+") as output:
+            child = os.fork()
+            if child == 0:
+                self.run(arguments, output.fileno())
+            until = time.time() + SECONDS
+            while (status := os.waitpid(child, os.WNOHANG))[0] == 0:
+                if time.time() > until:
+                    os.killpg(child, signal.SIGKILL)
+                    os.waitpid(child, 0)
+                    return "does not end"
+                time.sleep(0.1)
+            output.seek(0)
+            said = output.read()
+        code = os.waitstatus_to_exitcode(status[1])
+        if code in (0, 5):  # 5: none was selected
+            return None
+        failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - |$)", said, re.MULTILINE)
+        return failed[1] if failed else f"crash ({code})"
+
+    def run(self, arguments, output):
+        """In a child of its own, which ends here."""
+        code = 70
+        try:
+            os.setpgid(0, 0)
+            os.chdir(self.folder)
+            os.dup2(output, 1), os.dup2(output, 2)
+            os.environ["PYTHONPATH"] = str(self.folder)
+            sys.path.insert(0, str(self.folder))
+            if any("/interpreted/" in argument for argument in arguments):  # Triton asks when it is imported
+                os.environ["TRITON_INTERPRET"] = "1"
+                os.execv(sys.executable, [sys.executable, "-B", "-m", "pytest", *arguments])
+            import pytest
+
+            code = int(pytest.main(arguments))
+            sys.stdout.flush()
+        finally:
+            os._exit(code)
+
+    def judge(self, mutant):
+        """The mutant with the test that killed it, or None; invalid where it does not compile."""
+        begun, killer = time.time(), None
+        try:
+            valid = self.spoil(mutant)
+            for arguments in stages(mutant["path"]) if valid else ():
+                if killer := self.test(arguments):
+                    break
+        finally:
+            self.mend(mutant)
+        if killer and killer.startswith("tests/") and killer not in self.passing:
+            if self.test([killer]):
+                if "::" not in killer:
+                    raise SystemExit(f"mutants: {killer} cannot run")
+                print(f"{killer} fails without a mutant too, and is left out from here on", flush=True)
+                self.failing.add(killer)
+                return self.judge(mutant)
+            self.passing.add(killer)
+        return {**mutant, "killed": killer, "valid": valid, "seconds": round(time.time() - begun)}
+
+
+def drawn(seed, only):
+    """Mutants in the order of the seed: a place by its share, then any of its lines."""
+    random_, places, lines = random.Random(seed), {}, set()
+    for place in SHARES:
+        paths = (p for p in (ROOT / place).glob("*" if place == "safeops" else "**/*") if p.suffix in SOURCES)
+        names = sorted(p.relative_to(ROOT).as_posix() for p in paths)
+        places[place] = [mutant for name in names if only in name for mutant in mutations(ROOT / name, name)]
+        random_.shuffle(places[place])
+    while any(places.values()):
+        (place,) = random_.choices([p for p in places if places[p]], [SHARES[p] for p in places if places[p]])
+        mutant = places[place].pop()
+        if (line := (mutant["path"], mutant["line"])) not in lines:  # one a line
+            lines.add(line)
+            yield mutant
+
+
+def table(results):
+    killed = sum(r["killed"] is not None for r in results)
+    rows = [f"{len(results)} mutants, {killed} killed ({killed / max(1, len(results)):.2f})", ""]
+    rows += ["| place | mutation | killed by |", "|---|---|---|"]
+    for r in results:
+        old, new = (re.sub(r"\s+", " ", r[key]).replace("|", "\\|") or " " for key in ("old", "text"))
+        rows.append(f"| {r['path']}:{r['line']} | {r['what']}: `{old}` → `{new}` | {r['killed'] or '**survived**'} |")
+    return "\n".join(rows) + "\n"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", metavar="PATH")
+    parser.add_argument("--again", action="store_true", help="run those that survived once more")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants", help="of the copy, log and table")
+    options = parser.parse_args()
+    os.nice(10)
+    sys.dont_write_bytecode = True
+    os.environ["OMP_NUM_THREADS"] = "1"
+    import hypothesis  # noqa: E401, F401  (once, here: the tests of a mutant are forked)
+
+    tree, log = Tree(options.folder.resolve()), options.folder / "log.jsonl"
+    earlier = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    known = {(r["path"], r["start"], r["old"], r["text"]): r for r in earlier}
+    results = []
+    for mutant in drawn(options.seed, options.only):
+        if len(results) == options.count:
+            break
+        result = known.get(tuple(mutant[key] for key in ("path", "start", "old", "text")))
+        if result is None or (options.again and result["valid"] and result["killed"] is None):
+            result = tree.judge(mutant)
+            with log.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+        if not result["valid"]:
+            continue
+        results.append(result)
+        (options.folder / "table.md").write_text(table(results))
+        change = f"{result['path']}:{result['line']} {result['what']} {result['old']!r} → {result['text']!r}"
+        print(f"{len(results)} {change}: {result['killed'] or 'SURVIVED'} ({result['seconds']} s)", flush=True)
+    print(table(results).splitlines()[0])
+
+
+if __name__ == "__main__":
+    main()
