@@ -21,7 +21,7 @@ def signed(x):
 
 
 def where(condition, x, other):
-    """torch.where for two tensors of any one dtype (in torch 2.11 it does not know those above)."""
+    """torch.where for two tensors of any one dtype (before torch 2.13 it does not know those above)."""
     return torch.where(condition, signed(x), signed(other)).to(x.dtype)
 
 

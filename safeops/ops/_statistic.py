@@ -61,8 +61,8 @@ class Kept:
         with torch.no_grad():
             largest = self.largest(self.x.abs())
             usual = (largest > 0) & largest.isfinite()
-            # Not by frexp's exponent, an int32 (Inductor's CPU code for float64 does not compile), nor by the bits (in
-            # torch 2.11 view(dtype) has no batching rule). The quotient is a power of two, and so exact.
+            # Not by frexp's exponent, an int32 (Inductor's CPU code for float64 does not compile), nor by the bits
+            # (view(dtype) has no batching rule before torch 2.13). The quotient is a power of two, and so exact.
             largest = torch.where(usual, largest, 1)
             binade = largest / (2 * torch.frexp(largest).mantissa)
             return binade.clamp(min=torch.finfo(largest.dtype).tiny)
