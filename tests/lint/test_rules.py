@@ -131,6 +131,7 @@ SILENT = [
     ("x, index", "return x[index].mean() + x[0] + x[:, 1:] + x[..., None] + x[x.argmax()]"),
     ("x", "order = x.argsort()\nreturn x[order]"),
     ("x", "x = x.clone()\nx[0] = 1\nx[:, 2] = 0\nreturn x"),
+    ("x, y, index", "x = x.clone()\nx[0] = y\nx[:, 2] = y + 1\nx[index] = y * 2\nx[y > 0] = 1\nreturn x"),
     ("x", "out = torch.zeros(3)\nout[out > 1] = 2\nreturn x + out"),
     ("x, y", "out = torch.zeros_like(x)\nout[y == 0] = x.min().abs() + 10\nreturn x + out"),
     # masks that are no factors of NaN
