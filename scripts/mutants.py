@@ -73,8 +73,8 @@ EMULATED = {  # a family of CUDA sources: its files tests/kernels/test_cuda_emul
     "elementwise": ["", "_selection"],
 }
 TOOLS = {
-    "safeops/debug": ["tests/debug", "tests/docs/test_finding_it.py"],
-    "safeops/lint": ["tests/lint"],
+    "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
+    "safeops/lint": [*(f"tests/lint/test_{name}.py" for name in ("rules", "fix", "examples", "sources")), "tests/lint"],
     "safeops/amp": ["tests/amp", "tests/contract/test_multi_tensor.py"],
     "safeops/nn": ["tests/contract/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
@@ -82,6 +82,8 @@ TOOLS = {
     "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("errors", "corners", "cases", "rows")],
 }
 SOME = " or ".join("masked_fill safe_div masked_mean mse_loss masked_softmax safe_log masked_compact".split())
+
+ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # where no kernel of the CPU runs
 
 
 def contract(family, path):
@@ -93,11 +95,13 @@ def contract(family, path):
     quick = [f"{folder}test_{part}{suffix}.py" for part in ("accuracy", "stand_ins", "cases")]
     one = any((ROOT / "safeops" / kind / f"{op}.py").exists() for kind in ("ops", "losses"))
     choice = f"({op if one else SOME if family == 'elementwise' else 'test'}) and not inductor"
+    if path.startswith("csrc"):
+        choice += "".join(f" and not {other}" for other in ELSEWHERE)
     drivers = [family, *("reductions rows unary_binary selection".split() if family == "elementwise" else ())]
     last = ["test_instruction_sets.py"] if path.startswith("csrc") else []
     return [
         [file for file in quick if (ROOT / file).exists()],
-        ["-k", choice + " and not composite" * path.startswith("csrc"), *(f"{folder}test_{d}.py" for d in drivers)],
+        ["-k", choice, *(f"{folder}test_{driver}.py" for driver in drivers)],
         [folder + file for file in (f"test_properties{suffix}.py", "test_corners.py", *last)],
     ]
 
