@@ -374,3 +374,22 @@ def test_rows_whose_elements_lie_apart(dtype):
         want = torch.cat([source, torch.full_like(source[:1], 9)])[rows.clamp(max=source.shape[0])]
         inside = torch.where(rows < source.shape[0], rows, source.shape[0])
         assert safeops.safe_index_select(source, 0, inside, fill_value=9).equal(want)
+
+
+SELECTIONS = {
+    "safe_gather": lambda x: safeops.safe_gather(x, 0, x.long()),
+    "safe_index_select": lambda x: safeops.safe_index_select(x, 0, t(1, dtype=torch.int64)),
+    "masked_select": lambda x: safeops.masked_select(x, x > 0),
+    "masked_compact": lambda x: safeops.masked_compact(x, x > 0, capacity=1)[0],
+    "masked_scatter": lambda x: safeops.masked_scatter(x, x > 0, t(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_as_many_dims_as_there_is_room_for(name):
+    """A kernel may need a dim more than its operands have."""
+    assert SELECTIONS[name](torch.ones([1] * 63, device=DEVICE)).numel() == 1
+    try:
+        assert SELECTIONS[name](torch.ones([1] * 64, device=DEVICE)).numel() == 1
+    except (RuntimeError, ValueError) as error:
+        assert "dim" in str(error)
