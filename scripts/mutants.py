@@ -206,9 +206,9 @@ class Tree:
         """In a child of its own, which ends here."""
         code = 70
         try:
-            os.setpgid(0, 0)
+            os.setsid()
             os.chdir(self.folder)
-            os.dup2(output, 1), os.dup2(output, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0), os.dup2(output, 1), os.dup2(output, 2)
             os.environ["PYTHONPATH"] = str(self.folder)
             sys.path.insert(0, str(self.folder))
             if any("/interpreted/" in argument for argument in arguments):  # Triton asks when it is imported
