@@ -170,6 +170,8 @@ def test_masked_fill(emulated, dtype):
                     wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
                     expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
                     identical(ops._masked_fill(x, mask, 0.0, value), expected)
+                    host = value.to("cpu:0")  # stands for the host's memory, "cpu" for the device's
+                    identical(ops._masked_fill(x, mask, 0.0, host), expected)
 
 
 def test_a_mask_that_is_aligned_at_its_first_row_alone(emulated):
