@@ -283,7 +283,7 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t, const Arguments&... arg
 }
 }  // namespace safeops::cuda
 
-// CPU tensors in the place of CUDA ones (of the device "cpu:0": in the place of the host's), and a namespace of their own.
+// CPU tensors in the place of CUDA ones (those of "cpu:0": in the place of the host's own), and a namespace of theirs.
 namespace torch::stable::accelerator {
 struct EmulatedGuard {
   explicit EmulatedGuard(DeviceIndex) {}
