@@ -7,6 +7,7 @@ an exported program takes. So the definitions get a 0-dim tensor in its place.
 import torch
 from torch.compiler import is_compiling
 
+from safeops import _torch
 from safeops._dtypes import saturate
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
@@ -16,9 +17,7 @@ def symbolic(x):
     """Whether x is such a number. (Dynamo shows them as plain ones.)"""
     if not is_compiling():
         return isinstance(x, SYMBOLIC)
-    from torch.fx.experimental.symbolic_shapes import has_static_value  # imports sympy
-
-    return isinstance(x, (int, float, *SYMBOLIC)) and not has_static_value(x)
+    return isinstance(x, (int, float, *SYMBOLIC)) and not _torch.has_static_value(x)
 
 
 def scalar(x, dtype, device):

@@ -29,6 +29,13 @@ def is_autocast_available(device_type):
 is_autocast_available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and keeps the answer
 
 
+def has_static_value(x):
+    """Whether a trace takes the number x for a constant; otherwise it knows it by a symbol."""
+    from torch.fx.experimental import symbolic_shapes  # imports sympy
+
+    return symbolic_shapes.has_static_value(x)
+
+
 # ---- ops
 
 dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key

@@ -96,6 +96,19 @@ def test_is_autocast_available():
     assert answers(torch.ones(1))[1] == traced(torch.ones(1))[1] == expected
 
 
+def test_has_static_value():
+    seen = []
+
+    def double(x, n):
+        seen.append(_torch.has_static_value(n))
+        return x * 2 if _torch.has_static_value(n) else x + n
+
+    assert double(torch.ones(2), 3).tolist() == [2, 2]
+    torch.compiler.reset()
+    compiled = torch.compile(double, backend="eager", fullgraph=True, dynamic=True)
+    assert [compiled(torch.ones(2), n).tolist() for n in (3, 5.5, 7.25)] == [[4, 4], [6.5, 6.5], [8.25, 8.25]]
+
+
 # ---- ops
 
 
