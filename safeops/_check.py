@@ -9,8 +9,11 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops._dtypes import FLOATING
+from safeops._symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
+NUMBER = (int, float, *SYMBOLIC)
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (asked first: it is the fastest question)
 
 
 def explain(validate, *arguments):
@@ -24,12 +27,29 @@ def explain(validate, *arguments):
 def tensor(function, name, x):
     if not isinstance(x, torch.Tensor):
         raise TypeError(f"{function}: {name} must be a tensor, got {type(x).__name__}")
+    if kind := undense(x):
+        raise TypeError(f"{function}: {name} must be a dense tensor, got {kind}")
+    if x.dtype not in FLOATING and x.is_floating_point():
+        raise TypeError(f"{function}: {name} must be of at least 16 bits where floating, got {x.dtype}")
+    dimensions(function, name, x)
+
+
+def dimensions(function, name, x, most=64):
+    if x.dim() > most:
+        raise ValueError(f"{function}: {name} must have at most {most} dimensions, got {x.dim()}")
+
+
+def undense(x):
+    """What kind of tensor x is, where it is none with one number for each element, all of which count."""
     if is_compiling():  # a trace has no such tensors, and may not ask
-        return
-    if x.layout != torch.strided:
-        raise TypeError(f"{function}: {name} must be a dense tensor, got layout {x.layout}")
+        return None
+    if x.__class__ not in PLAIN and isinstance(x, torch.masked.MaskedTensor):
+        return "a MaskedTensor (pass its data, and its mask beside it)"
     if x.is_nested:
-        raise TypeError(f"{function}: {name} must be a dense tensor, got a nested one")
+        return "a nested one"
+    if x.layout != torch.strided:
+        return f"layout {x.layout}"
+    return "a quantized one" if x.dtype not in FLOATING and x.is_quantized else None
 
 
 def floating(function, name, x):
@@ -41,14 +61,45 @@ def floating(function, name, x):
 def real(function, name, x):
     """A tensor of integers, bools, or one of the four floating dtypes."""
     tensor(function, name, x)
-    if x.is_complex() or x.is_quantized or (x.is_floating_point() and x.dtype not in FLOATING):
-        raise TypeError(f"{function}: {name} must be real, of at least 16 bits where floating, got {x.dtype}")
+    if x.is_complex():
+        raise TypeError(f"{function}: {name} must be real, got {x.dtype}")
+
+
+def real_scalar(function, name, x):
+    real(function, name, x)
+    if x.dim() != 0:
+        raise ValueError(f"{function}: {name} must be a number or a 0-dim tensor, got shape {tuple(x.shape)}")
 
 
 def same_device(function, reference_name, reference, **others):
+    """On one device, and as DTensors on one mesh; torch takes a 0-dim tensor for one that every rank has."""
     for name, x in others.items():
-        if isinstance(x, torch.Tensor) and x.device != reference.device:
+        if not isinstance(x, torch.Tensor):
+            continue
+        if x.device != reference.device:
             raise ValueError(f"{function}: {name} is on {x.device}, {reference_name} on {reference.device}")
+        if x.__class__ in PLAIN and reference.__class__ in PLAIN:
+            continue
+        if x.dim() and reference.dim() and mesh(x) != mesh(reference):
+            raise TypeError(
+                f"{function}: {name} and {reference_name} must be DTensors of one mesh, or neither of them one; got "
+                f"{mesh(x)} and {mesh(reference)}"
+            )
+
+
+def mesh(x):
+    """The device mesh of a DTensor; None for every other tensor. (Its class would be a slow import.)"""
+    return None if x.__class__ in PLAIN else getattr(x, "device_mesh", None)
+
+
+def whole(x):
+    """What the host may read, on every rank the same."""
+    return x if mesh(x) is None else x.full_tensor()
+
+
+def no_dtensor(function, name, x):
+    if mesh(x) is not None:
+        raise TypeError(f"{function}: {name} must be no DTensor: pass what this rank holds (to_local, full_tensor)")
 
 
 def broadcast(function, **operands):
@@ -109,11 +160,15 @@ def boolean_flag(function, name, value):
         raise TypeError(f"{function}: {name} must be True or False, got {value!r}")
 
 
+def is_number(value):
+    return isinstance(value, NUMBER) and not isinstance(value, bool)
+
+
 def number(function, name, value, *, minimum=None, above=None, maximum=None):
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if not is_number(value):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     double(function, name, value)
-    if maximum is not None and not value <= maximum:
+    if maximum is not None and not isinstance(value, SYMBOLIC) and not value <= maximum:
         raise ValueError(f"{function}: {name} must be at most {maximum:.3g}, got {value}")
     if minimum is not None and not value >= minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
@@ -123,7 +178,7 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
 
 def exists(function, name, value, dtype):
     """Among integers there is no NaN."""
-    if value != value and not (dtype.is_floating_point or dtype.is_complex):
+    if not (dtype.is_floating_point or dtype.is_complex) and value != value:
         raise ValueError(f"{function}: {name} {value} does not exist in {dtype}")
 
 
@@ -136,12 +191,7 @@ def dims(function, dim, ndim):
     """dim as a sorted tuple of non-negative dims; None and () mean all of them."""
     if dim is None:
         return tuple(range(ndim))
-    try:
-        if bool in map(type, dim if isinstance(dim, (tuple, list)) else (dim,)):
-            raise TypeError
-        given = (operator.index(dim),) if not isinstance(dim, (tuple, list)) else tuple(map(operator.index, dim))
-    except TypeError:
-        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
+    given = integers(function, dim)
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     for d in given:
         if not -rank <= d < rank:
@@ -152,15 +202,23 @@ def dims(function, dim, ndim):
     return tuple(resolved)[:ndim] or tuple(range(ndim))
 
 
+def integers(function, dim):
+    """An int, or a tuple or list of them, as a tuple. A bool and a tensor, which the host would read, are none."""
+    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    try:
+        if any(isinstance(d, (bool, torch.Tensor)) for d in given):
+            raise TypeError
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise TypeError(f"{function}: dim must be an int, a tuple of ints or None, got {dim!r}") from None
+
+
 def one_dim(function, dim, ndim):
     """dim counted from 0, where a function takes exactly one."""
-    try:
-        d = operator.index(dim)
-    except TypeError:
-        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
-    rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
-    if isinstance(dim, bool):
+    if isinstance(dim, (tuple, list)):
         raise TypeError(f"{function}: dim must be an int, got {dim!r}")
+    d = dim if dim.__class__ is int else integers(function, dim)[0]
+    rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     if not -rank <= d < rank:
         raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")
     return d % rank

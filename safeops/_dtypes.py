@@ -32,33 +32,42 @@ def readable(scalar):
 
 
 def saturate(value, dtype):
-    """A finite Python number brought into the range of a floating `dtype`; inf and nan pass."""
+    """A finite number, or 0-dim tensor, brought into the range of a floating `dtype`; inf and nan pass."""
+    if isinstance(value, torch.Tensor):
+        return saturate_tensor(value, dtype)
     largest = torch.finfo(dtype).max
     if largest < abs(value) < float("inf"):  # first: an integer may be too large for any float
         return largest if value > 0 else -largest
     return float(value)
 
 
+def filled(x, shape, value):
+    """A tensor of x's dtype that holds a number, or a 0-dim tensor, everywhere."""
+    if isinstance(value, torch.Tensor):
+        return value.to(x.dtype).expand(shape)
+    return x.new_full(shape, value)
+
+
 def fill_of(value, dtype):
-    """A number as `dtype` holds it: saturated."""
+    """A number, or a 0-dim tensor, as `dtype` holds it: saturated."""
     if dtype in FLOATING:
         return saturate(value, dtype)
     if dtype.is_complex:
-        return complex(saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32))
+        return saturate(value, torch.float64 if dtype == torch.complex128 else torch.float32)
     if dtype == torch.bool:
-        return bool(value)
-    if dtype.is_floating_point:
-        return float(value)
+        return value != 0
+    if isinstance(value, torch.Tensor):
+        return _integer(value, dtype)
     info = torch.iinfo(dtype)
     if value in (float("inf"), -float("inf")):
         return info.max if value > 0 else info.min
     return max(info.min, min(info.max, int(value)))
 
 
-def as_integer(scalar, dtype):
-    """A real 0-dim tensor as an integer dtype or bool holds it: saturated, and 0 for a NaN, which nobody waits for."""
-    if dtype == torch.bool or scalar.dtype == dtype:
-        return scalar.to(dtype)
+def _integer(scalar, dtype):
+    """Of a real 0-dim tensor. A NaN is 0: to refuse it would be to wait for it."""
+    if scalar.dtype == dtype:
+        return scalar
     info = torch.iinfo(dtype)
     low, high = info.min, min(info.max, 2**63 - 1)
     if scalar.is_floating_point():

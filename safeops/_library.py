@@ -13,6 +13,8 @@ import os
 import torch
 
 from safeops import _torch, _verified
+from safeops._check import undense
+from safeops._symbolic import as_operand, symbolic
 
 lib = torch.library.Library("safeops", "DEF")
 
@@ -46,6 +48,7 @@ class Op:
     cuda_owner: str  # "C++/CUDA" or "Triton"
     forward: object = None  # the raw forward's overload
     function: type = None  # the autograd.Function around it; None where nothing is differentiable
+    definition: object = None  # the composite, of the raw forward's arguments
     cpu: bool = False  # eager CPU tensors take the kernel
     cuda: bool = False  # eager CUDA tensors take the kernel
     verified: dict | None = None  # GPU, torch, date of the last passing GPU run
@@ -54,14 +57,35 @@ class Op:
         # The same two calls twice: as Dynamo traces them, and without their Python layers (a quarter of a small call).
         # _route.kernel has sent functorch, which those are for, to the composite.
         function = self.function
-        self.traced = Calls(self.forward, function and function.apply)
+        self.traced = Calls(self._raw, self._apply)
         self.eager = Calls(_torch.direct(self.forward), function and _torch.direct_apply(function))
+        schema = _torch.schema(self.forward)
+        self.numbers = [i for i, x in enumerate(schema.arguments) if "float" in str(x.type)]  # at which places
+        self.several = len(schema.returns) > 1
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
         self.verified = _verified.record(self.name)
         # A kernel that no GPU has run is not the default.
         trusted = self.verified is not None or os.environ.get("SAFEOPS_UNVERIFIED") == "1"
         self.cuda = trusted and all(has_kernel(name, "CUDA") for name in self.raw)
         registry[self.name] = self
+
+    def composite(self, *arguments):
+        operands = [as_operand(x, arguments[0]) if i in self.numbers else x for i, x in enumerate(arguments)]
+        return self.definition(*operands)
+
+    # A raw op makes a constant of each number: where one is symbolic, Dynamo traces the definition.
+
+    def _raw(self, *arguments):
+        if not self._symbolic(arguments):
+            return self.forward(*arguments)
+        result = self.composite(*arguments)
+        return (result,) if self.several and isinstance(result, torch.Tensor) else result
+
+    def _apply(self, *arguments):
+        return (self.composite if self._symbolic(arguments) else self.function.apply)(*arguments)
+
+    def _symbolic(self, arguments):
+        return any(i < len(arguments) and symbolic(arguments[i]) for i in self.numbers)
 
 
 registry: dict[str, Op] = {}
@@ -119,12 +143,12 @@ def _one_device(name, fake):
 
 
 def _dense_only(name, composite):
-    """CompositeExplicitAutograd also catches sparse tensors, which no definition here is meant for."""
+    """CompositeExplicitAutograd also catches sparse and quantized tensors, which no definition here is meant for."""
 
     def dense(*args):
         for x in _tensors(args):
-            if x.layout != torch.strided:
-                raise TypeError(f"{name}: needs dense tensors, got layout {x.layout}")
+            if kind := undense(x):
+                raise TypeError(f"{name}: needs dense tensors, got {kind}")
         return composite(*args)
 
     return dense

@@ -26,6 +26,12 @@ class _Loss(torch.nn.Module):
         options = {name: getattr(self, name) for name in self.options}
         return type(self).function(input, target, mask=mask, weight=weight, denominator=denominator, **options)
 
+    def __prepare_scriptable__(self):
+        raise TypeError(
+            f"{type(self).__name__}: torch.jit.script does not take it; use torch.compile or torch.export, or call "
+            f"torch.ops.safeops.{type(self).function.__name__}(input, target, ...) in the script"
+        )
+
     def extra_repr(self):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.options)
 

@@ -27,6 +27,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from mutant_tests import stages  # noqa: E402
 from mutations import mutations  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,74 +47,6 @@ SHARES = {
     "safeops/lint": 5,
     "safeops": 2,  # what lies in no folder: the routes, the checks
 }
-# A family of sources, by their stems; what matches none is what everything is made of.
-FAMILIES = {
-    "statistics": r"moments|kept|powers|extreme|statistic|squares|fold|safe_norm"
-    r"|masked_(var|std|amax|amin|norm|rms|logsumexp|count|sum_of)",
-    "rows": r"^_?rows?|normalize|cosine|softmax|norms|turn|^exp$",
-    "pointwise_losses": r"loss|pointwise",
-    "selection": r"selec|compact|scatter|gather|pack|index|sorted",
-    "unary_binary": r"safe_(?!div)|xlogy|unary|binary|math|apply_where|real|quotient",
-    "reductions": r"reduc|lanes|lines|masked_(sum|mean)|terms|tickets|scaling|launch",
-    "lists": r"multi_tensor|grad|health|clip|tensor_table",
-    "elementwise": r"",
-}
-INTERPRETED = {  # a family of Triton sources: its files of tests/kernels/interpreted
-    "statistics": ["statistics"],
-    "rows": ["rows"],
-    "pointwise_losses": ["pointwise_losses"],
-    "selection": ["pointwise_losses", "reductions", "statistics", "rows"],  # indexing.py
-    "elementwise": ["pointwise_losses", "reductions", "statistics", "execution"],
-    "reductions": ["reductions", "pointwise_losses", "statistics", "rows", "execution"],
-}
-EMULATED = {  # a family of CUDA sources: its files tests/kernels/test_cuda_emulated*.py
-    "selection": ["_indexed", "_selection"],
-    "lists": ["_multi_tensor"],
-    "unary_binary": [""],
-    "elementwise": ["", "_selection"],
-}
-TOOLS = {
-    "safeops/debug": ["tests/debug", "tests/docs/test_finding_it.py"],
-    "safeops/lint": ["tests/lint"],
-    "safeops/amp": ["tests/amp", "tests/contract/test_multi_tensor.py"],
-    "safeops/nn": ["tests/contract/test_modules.py"],
-    "safeops/(cli|__)": ["tests/test_cli.py"],
-    "safeops/_(rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_elementwise.py"],
-    "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("errors", "corners", "cases", "rows")],
-}
-SOME = " or ".join("masked_fill safe_div masked_mean mse_loss masked_softmax safe_log masked_compact".split())
-
-
-def contract(family, path):
-    """The tests of the contract: quick ones first; not those that only compile again."""
-    folder, op = "tests/contract/", Path(path).stem.removeprefix("_")
-    if family == "lists":
-        return [["tests/amp", folder + "test_multi_tensor.py", "tests/debug/test_trace.py"]]
-    suffix = "" if family in ("reductions", "pointwise_losses", "elementwise") else "_" + family
-    quick = [f"{folder}test_{part}{suffix}.py" for part in ("accuracy", "stand_ins", "cases")]
-    one = any((ROOT / "safeops" / kind / f"{op}.py").exists() for kind in ("ops", "losses"))
-    choice = f"({op if one else SOME if family == 'elementwise' else 'test'}) and not inductor"
-    drivers = [family, *("reductions rows unary_binary selection".split() if family == "elementwise" else ())]
-    last = ["test_instruction_sets.py"] if path.startswith("csrc") else []
-    return [
-        [file for file in quick if (ROOT / file).exists()],
-        ["-k", choice + " and not composite" * path.startswith("csrc"), *(f"{folder}test_{d}.py" for d in drivers)],
-        [folder + file for file in (f"test_properties{suffix}.py", "test_corners.py", *last)],
-    ]
-
-
-def stages(path):
-    """What to run for a mutant in this file, likely killers first: pytest's arguments."""
-    for pattern, tests in TOOLS.items():
-        if re.match(pattern, path):
-            return [tests]
-    family = next(name for name, stems in FAMILIES.items() if re.search(stems, Path(path).stem))
-    if path.startswith("kernels/"):
-        return [[f"tests/kernels/interpreted/test_{part}.py" for part in INTERPRETED[family]]]
-    emulated = [[f"tests/kernels/test_cuda_emulated{part}.py"] for part in EMULATED.get(family, [""])]
-    if path.startswith("csrc/cuda/"):
-        return emulated
-    return contract(family, path) + (emulated if path.startswith("csrc/common/") else [])
 
 
 class Tree:
@@ -202,9 +135,9 @@ class Tree:
         """In a child of its own, which ends here."""
         code = 70
         try:
-            os.setpgid(0, 0)
+            os.setsid()
             os.chdir(self.folder)
-            os.dup2(output, 1), os.dup2(output, 2)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0), os.dup2(output, 1), os.dup2(output, 2)
             os.environ["PYTHONPATH"] = str(self.folder)
             sys.path.insert(0, str(self.folder))
             if any("/interpreted/" in argument for argument in arguments):  # Triton asks when it is imported

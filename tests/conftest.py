@@ -1,9 +1,14 @@
 """Shared by all tests: the same numbers every run, and no fight over the cores."""
 
 import os
+import tempfile
 
 import pytest
 import torch
+
+if capability := os.environ.get("ATEN_CPU_CAPABILITY"):
+    # Inductor's cache would give this one the code of another vector length, which then does not compile.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{capability}")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # the workers fill the cores; a test about threads sets its own number

@@ -11,6 +11,7 @@ from torch.compiler import is_compiling
 from safeops import _check, _route
 from safeops._dtypes import compute_dtype, readable
 from safeops._library import Op, declare_public, declare_raw, document, like
+from safeops._symbolic import scalar, symbolic
 from safeops.ops._reduction import EMPTY, accumulate, kept
 from safeops.ops.masked_sum import reduce_to
 
@@ -160,8 +161,7 @@ class PointwiseLoss:
             f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward, triton=f"{name}.{name}_backward"
         )
         function = _function(raw, backward, definition)
-        self.definition = definition
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton", raw, function)
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton", raw, function, definition)
 
     def call(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
         try:
@@ -172,10 +172,11 @@ class PointwiseLoss:
                     options = (None, code, p0, p1)
                 kernel = _route.kernel(self.op, input, target, mask)
             else:
-                divisor = denominator
+                tensor, divisor = None, denominator
                 if isinstance(denominator, torch.Tensor):
-                    denominator, divisor = readable(denominator), None
-                tensor = denominator if divisor is None else None
+                    tensor, divisor = readable(denominator), None
+                elif symbolic(denominator):
+                    tensor, divisor = scalar(denominator, torch.float64, input.device), None
                 options = (weight, code, p0, p1, empty == "nan", tensor, divisor)
                 kernel = None
                 special = denominator is not None and code != 1 or isinstance(divisor, bool)
@@ -192,7 +193,7 @@ class PointwiseLoss:
             _check.explain(self._validate, input, target, mask, weight, reduction, denominator, empty)
             raise
         self._attend(input, target, mask, weight, reduction, denominator, empty)
-        return self.definition(input, target, mask, *options)
+        return self.op.composite(input, target, mask, *options)
 
     def _attend(self, input, target, mask, weight, reduction, denominator, empty):
         """What a caller must hear before any work: bad arguments, shapes that differ, nothing kept."""
@@ -207,7 +208,7 @@ class PointwiseLoss:
             # One synchronisation: the documented price of empty="raise".
             keep = kept(mask, weight)
             size = torch.broadcast_shapes(input.shape, target.shape)
-            if size.numel() == 0 or (keep is not None and not bool(keep.any())):
+            if size.numel() == 0 or (keep is not None and not bool(_check.whole(keep.any()))):
                 raise ValueError(
                     f'{self.name}: empty="raise": nothing is kept '
                     f"(input {tuple(input.shape)}, target {tuple(target.shape)})"
@@ -226,11 +227,10 @@ class PointwiseLoss:
                 raise ValueError(f'{self.name}: denominator needs reduction="mean", got {reduction!r}')
             if not isinstance(denominator, torch.Tensor):
                 _check.number(self.name, "denominator", denominator)
-            elif denominator.dim() != 0:
-                shape = tuple(denominator.shape)
-                raise ValueError(f"{self.name}: denominator must be a number or a 0-dim tensor, got shape {shape}")
-            elif denominator.dtype.is_complex or denominator.dtype == torch.bool:
-                raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
+            else:
+                _check.real_scalar(self.name, "denominator", denominator)
+                if denominator.dtype == torch.bool:
+                    raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
         _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
 

@@ -1,25 +1,24 @@
 """smooth_l1_loss: quadratic below beta, linear above."""
 
-import math
-
 import torch
 
 from safeops import _check
-from safeops._dtypes import LARGEST, SMALLEST
+from safeops._dtypes import LARGEST, SMALLEST, filled
 from safeops.losses._pointwise import PointwiseLoss, declare_loss
 from safeops.ops._reduction import magnitude
 
 
 def value(x, y, beta, p1):
     a = magnitude(x - y)
-    if beta == 0:
+    if not isinstance(beta, torch.Tensor) and beta == 0:
         return a
     # select before arithmetic: neither side may overflow in the other's place
     inner, outer = torch.where(a < beta, a, 0), torch.where(a < beta, 0, a)
     # At a power of two that brings beta to its root: a^2 does not leave the range, nor does g / beta on the way back.
-    mantissa, exponent = math.frexp(beta)
-    half = (exponent + 1) // 2
-    inner, beta_ = inner * 2.0**-half, mantissa * 2.0 ** (exponent - 2 * half)
+    beta_ = filled(a, (), beta)
+    root = beta_.sqrt()
+    scale = torch.frexp(root)[0] / root
+    inner, beta_ = inner * scale, beta_ * scale * scale
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 

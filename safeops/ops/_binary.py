@@ -7,8 +7,10 @@ operands of the compute dtype. Dtypes, numbers as second operand and the sums ov
 import torch
 
 from safeops import _check, _route
+from safeops._check import NUMBER
 from safeops._dtypes import FLOATING, LARGEST, SMALLEST, compute_dtype
 from safeops._library import Op, declare_raw, like
+from safeops._symbolic import scalar, symbolic
 from safeops.ops._unary import output_dtype
 from safeops.ops.masked_sum import reduce_to
 
@@ -99,15 +101,15 @@ class Binary:
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
         raw_backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
-        self.definition = definition
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, _function(raw, raw_backward, definition))
+        function = _function(raw, raw_backward, definition)
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function, definition)
 
     def call(self, input, other, eps=None, fill_value=0.0, dtype=None):
         try:
             own = input.dtype  # (read once: a small call is a few dozen such reads)
             floating = own in FLOATING
-            if floating and self.number and isinstance(other, (float, int)):
-                dtype = dtype or self._output_dtype(input, own)
+            if floating and self.number and isinstance(other, NUMBER):
+                dtype = self._output_dtype(input, own) if dtype is None else dtype
                 other, eps = _number(other, input, dtype, eps)
             others = other.dtype if floating else None
             kernel = _route.kernel(self.op, input, other) if others in FLOATING else None
@@ -116,6 +118,8 @@ class Binary:
                     self._validate(input, other, eps, fill_value, dtype)
                 if dtype is None:
                     dtype = self._output_dtype(input, own if own == others else promoted(input, other))
+                elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
+                    self._validate(input, other, eps, fill_value, dtype)
                 arguments = (input, other)
                 if eps is not None or fill_value != 0 or dtype != own or dtype != others:
                     arguments = (input, other, eps, fill_value, dtype)
@@ -130,14 +134,14 @@ class Binary:
             dtype = self._output_dtype(input, promoted(input, other))
         if not isinstance(other, torch.Tensor):
             other, eps = _number(other, input, dtype, eps)
-        return self.definition(input, other, eps, fill_value, dtype)
+        return self.op.composite(input, other, eps, fill_value, dtype)
 
     def _output_dtype(self, input, promoted):
         return output_dtype(input, promoted) if self.safe else promoted
 
     def _validate(self, input, other, eps, fill_value, dtype):
         _check.tensor(self.name, "input", input)
-        if not (self.number and isinstance(other, (int, float))):
+        if not (self.number and isinstance(other, NUMBER)):
             _check.tensor(self.name, self.other, other)
             _check.broadcast(self.name, **{"input": input, self.other: other})
             _check.same_device(self.name, "input", input, **{self.other: other})
@@ -157,8 +161,10 @@ def _number(number, input, dtype, eps):
 
     One that fp32 would make another number of, and not a less precise one, is read as the double it is.
     """
-    number = float(number)
     compute = compute_dtype(input.dtype, dtype)
+    if symbolic(number):
+        return scalar(number, compute, input.device), eps
+    number = float(number)
     if compute == torch.float32 and not _fits_single(number):
         compute = torch.float64
         eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype

@@ -39,14 +39,15 @@ def _function(raw, raw_backward, definition):
 class Indexed:
     def __init__(self, name, raw, raw_backward, definition, validate):
         function = _function(raw, raw_backward, definition)
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function)
-        self.definition, self.validate = definition, validate
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function, definition)
+        self.validate = validate
 
     def call(self, input, dim, index, fill_value):
         try:
             kernel = _route.kernel(self.op, input, index) if input.dtype in MOVABLE else None
             fill = 0.0
-            if kernel is not None and (fill_value != 0 or dim.__class__ is not int or kernel is self.op.traced):
+            zero = isinstance(fill_value, (int, float)) and fill_value == 0  # (no complex or tensor)
+            if kernel is not None and (not zero or dim.__class__ is not int or kernel is self.op.traced):
                 self.validate(input, dim, index, fill_value)
                 fill = as_double(fill_value)
             if kernel is not None and fill is not None:
@@ -58,4 +59,4 @@ class Indexed:
             _check.explain(self.validate, input, dim, index, fill_value)
             raise
         self.validate(input, dim, index, fill_value)
-        return self.definition(input, dim, index, fill_value)
+        return self.op.composite(input, dim, index, fill_value)

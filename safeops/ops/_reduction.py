@@ -11,6 +11,7 @@ from safeops._dtypes import compute_dtype
 from safeops._library import Op, declare_public, declare_raw, document
 
 EMPTY = ("zero", "nan", "raise")
+INTS = frozenset((int,))
 
 # ---- definition
 
@@ -46,7 +47,7 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
 
 def count_kept(keep, input, dim, keepdim):
     """How many elements each result is made of: int64, exact."""
-    keep = torch.ones((), dtype=torch.bool, device=input.device) if keep is None else keep
+    keep = input.new_ones((), dtype=torch.bool) if keep is None else keep
     return _sum_over(keep, input, dim, keepdim)
 
 
@@ -57,7 +58,7 @@ def _sum_over(x, input, dim, keepdim):
 def accumulate(x, dim, keepdim=False):
     """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
     wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
-    return x.sum(dim, keepdim=keepdim, dtype=wide)
+    return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
 
 
 def magnitude(d):
@@ -146,7 +147,7 @@ def validate(name, input, mask, weight, dim, keepdim):
 
 def raise_if_empty(name, nothing, input, dim):
     """nothing: which of the results have nothing to be made of. Synchronises."""
-    empty = int(nothing.sum())
+    empty = int(_check.whole(nothing).sum())
     if empty:
         raise ValueError(
             f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '
@@ -157,15 +158,15 @@ def raise_if_empty(name, nothing, input, dim):
 class Reduction:
     """The call path of a masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
-    def __init__(self, name, op, definition, keyword=None):
-        self.name, self.op, self.definition, self.keyword = name, op, definition, keyword
+    def __init__(self, name, op, keyword=None):
+        self.name, self.op, self.keyword = name, op, keyword
 
     def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         if dim is not None:
             if not isinstance(dim, (tuple, list)):
                 dim = (dim,)
-            if bool in map(type, dim):  # the dispatcher would take it for a number
-                _check.dims(self.name, dim, len(dim))
+            if not INTS.issuperset(map(type, dim)):  # the dispatcher would take a bool or a tensor for a number
+                dim = _check.integers(self.name, dim)
         try:
             kernel = None
             if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
@@ -174,7 +175,8 @@ class Reduction:
                 kernel = self._kernel(parameter, input, mask)
             else:
                 options = (weight, dim, keepdim, empty == "nan", dtype, *parameter)
-                if empty in EMPTY and isinstance(keepdim, bool) and not _route.requires_grad(weight):
+                plain = isinstance(keepdim, bool) and (dtype is None or dtype.__class__ is torch.dtype)
+                if empty in EMPTY and plain and not _route.requires_grad(weight):
                     kernel = self._kernel(parameter, input, mask, weight)
             if kernel is not None:
                 if empty == "raise" or kernel is self.op.traced:
@@ -186,7 +188,7 @@ class Reduction:
             _check.explain(self._validate, input, mask, weight, dim, keepdim, dtype, empty, *parameter)
             raise
         self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
-        return self.definition(input, mask, *options)
+        return self.op.composite(input, mask, *options)
 
     def _kernel(self, parameter, *operands):
         # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
@@ -233,8 +235,8 @@ class MaskedReduction(Reduction):
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         function = _function(mean, raw, definition)
-        op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function)
-        super().__init__(name, op, definition)
+        op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function, definition)
+        super().__init__(name, op)
 
 
 # What the docstring of every reduction says of its arguments, in place of {arguments}.

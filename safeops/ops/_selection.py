@@ -3,12 +3,13 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, fill_of
+from safeops._dtypes import FLOATING, fill_of, filled
 
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+MOST_DIMS = 63  # the kernels see elements of 16 bytes as a dim of two halves
 INDEX = (torch.int32, torch.int64)
 
 # ---- definitions
@@ -26,8 +27,8 @@ def where(condition, x, other):
 
 def full(x, shape, fill_value):
     """`fill_value` everywhere, in x's dtype; attached to x, which has no elements to be read."""
-    filled = x.new_full(shape, fill_of(fill_value, x.dtype))
-    return filled + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else filled
+    result = filled(x, shape, fill_of(fill_value, x.dtype))
+    return result + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else result
 
 
 def summed_wide(x):
@@ -46,7 +47,7 @@ def select_rows(rows, index, fill_value):
     valid = (index >= 0) & (index < rows.shape[0])
     # advanced indexing: its backward adds duplicates in a fixed order, on CUDA too
     taken = summed_wide(rows)[torch.where(valid, index, 0).long()].to(rows.dtype)
-    fill = rows.new_full((), fill_of(fill_value, rows.dtype))
+    fill = filled(rows, (), fill_of(fill_value, rows.dtype))
     return where(valid.reshape(*index.shape, *(1,) * (rows.dim() - 1)), taken, fill)
 
 
@@ -61,6 +62,7 @@ def as_double(fill_value):
 
 def check_movable(function, name, x):
     _check.tensor(function, name, x)
+    _check.dimensions(function, name, x, MOST_DIMS)
     if x.dtype not in MOVABLE:
         raise TypeError(
             f"{function}: {name} must be bool, integer, floating or complex of 16 bits at least, got {x.dtype}"

@@ -96,7 +96,11 @@ def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, para
     k = Kept(input, mask, weight, dims, compute, dtype)
     value, origin, scale, *exists = statistic(k, parameter)
     exists = exists[0] if exists else k.count > 0
-    value = torch.where(exists, value, float("nan") if empty_nan else 0.0).to(dtype)
+    nothing = float("nan") if empty_nan else 0.0
+    if weight is not None and weight.requires_grad:
+        # The largest has a weight's gradient of 0, not none: the sum is part of the graph, and is never taken.
+        nothing = torch.where(torch.zeros_like(exists), weight.sum(), nothing)
+    value = torch.where(exists, value, nothing).to(dtype)
     scale = torch.where(exists, scale, 0.0)
     if not keepdim:
         value, origin, scale = (t.squeeze(dims) for t in (value, origin, scale))
@@ -208,5 +212,5 @@ class Statistic(Reduction):
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
         function = _function(raw, definition, kind)
-        op = Op(name, (f"_{name}", "_statistic_backward"), "Triton", raw, function)
-        super().__init__(name, op, definition, keyword)
+        op = Op(name, (f"_{name}", "_statistic_backward"), "Triton", raw, function, definition)
+        super().__init__(name, op, keyword)

@@ -45,6 +45,8 @@ def lift(x):
 def floor(eps, compute):
     """eps in the compute dtype: at least its smallest positive number, so that x == 0 is always below it."""
     info = torch.finfo(compute)
+    if isinstance(eps, torch.Tensor):
+        return eps.to(compute).clamp(min=info.tiny * info.eps)
     return info.tiny if eps is None else max(float(eps), info.tiny * info.eps)
 
 
@@ -115,8 +117,8 @@ class Unary:
 
         raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
         raw_backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
-        self.definition = definition
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, _function(raw, raw_backward, definition))
+        autograd = _function(raw, raw_backward, definition)
+        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, autograd, definition)
 
     def call(self, input, eps=None, fill_value=0.0, dtype=None):
         try:
@@ -127,6 +129,8 @@ class Unary:
                     self._validate(input, eps, fill_value, dtype)
                 if dtype is None:
                     dtype = output_dtype(input, own)
+                elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
+                    self._validate(input, eps, fill_value, dtype)
                 arguments = (input,)
                 if eps is not None or fill_value != 0 or dtype != own:
                     arguments = (input, eps, fill_value, dtype)
@@ -139,10 +143,9 @@ class Unary:
         self._validate(input, eps, fill_value, dtype)
         if dtype is None:
             dtype = output_dtype(input, input.dtype if input.is_floating_point() else torch.get_default_dtype())
-        return self.definition(input, eps, fill_value, dtype)
+        return self.op.composite(input, eps, fill_value, dtype)
 
     def _validate(self, input, eps, fill_value, dtype):
-        _check.tensor(self.name, "input", input)
         _check.real(self.name, "input", input)
         if eps is not None:
             limits = {"above": 0, "maximum": LARGEST} if self.positive else {"minimum": 0}

@@ -4,6 +4,7 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import FLOATING, saturate
+from safeops._symbolic import scalar, symbolic
 
 
 def apply_where(condition, args, f1, f2=None, *, fill_value=None):
@@ -12,7 +13,8 @@ def apply_where(condition, args, f1, f2=None, *, fill_value=None):
     `torch.where(condition, f1(x), f2(x))` runs both functions on every element, and the NaN or inf slope of the branch
     that was not taken reaches the gradient of `x`. Here `f1` sees 1 in place of what the condition drops, and `f2` in
     place of what it keeps: nothing leaks, to second order and under transforms too. Name and arguments are those of
-    array-api-extra's `apply_where`. Plain torch code, for any dtype.
+    array-api-extra's `apply_where`. Plain torch code, for any dtype but
+    floats of 8 bits.
 
     Args:
         condition: bool tensor; True = `f1`.
@@ -39,12 +41,15 @@ def apply_where(condition, args, f1, f2=None, *, fill_value=None):
     shape = _validate(condition, args, f1, f2, fill_value)
     args = [x.expand(shape) for x in args]  # a function that ignores one of them still returns the whole shape
     kept = _call("f1", f1, [torch.where(condition, x, _one(x)) for x in args])
+    if isinstance(fill_value, complex) and not kept.is_complex():
+        raise TypeError(f"apply_where: fill_value must be real where f1 returns {kept.dtype}, got {fill_value}")
     if f2 is not None:
         other = _call("f2", f2, [torch.where(condition, _one(x), x) for x in args])
     elif isinstance(fill_value, torch.Tensor):
         other = fill_value
     else:
-        other = saturate(fill_value, kept.dtype) if kept.dtype in FLOATING else fill_value
+        other = scalar(fill_value, torch.float64, kept.device) if symbolic(fill_value) else fill_value
+        other = saturate(other, kept.dtype) if kept.dtype in FLOATING else other
     return torch.where(condition, kept, other)
 
 
@@ -78,8 +83,9 @@ def _validate(condition, args, f1, f2, fill_value):
     shape = _check.broadcast("apply_where", **operands)
     if isinstance(fill_value, torch.Tensor):
         operands["fill_value"] = fill_value
+        _check.tensor("apply_where", "fill_value", fill_value)
         _check.broadcasts_to("apply_where", "fill_value", fill_value, "condition and args", shape)
-    elif f2 is None and not isinstance(fill_value, (bool, int, float, complex)):
+    elif f2 is None and not isinstance(fill_value, (*_check.NUMBER, complex)):
         raise TypeError(f"apply_where: fill_value must be a number or a tensor, got {type(fill_value).__name__}")
     _check.same_device("apply_where", "condition", condition, **operands)
     return shape

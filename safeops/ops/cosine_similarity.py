@@ -101,6 +101,7 @@ OP = Op(
     "Triton",
     _cosine_similarity,
     _CosineSimilarity,
+    definition,
 )
 
 # ---- public function
@@ -146,7 +147,7 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
         _check.explain(_validate, x1, x2, dim, eps)
         raise
     _validate(x1, x2, dim, eps)
-    return definition(x1, x2, operator.index(dim), eps)
+    return OP.composite(x1, x2, operator.index(dim), eps)
 
 
 def _validate(x1, x2, dim, eps):

@@ -85,7 +85,14 @@ class _MaskedCompact(torch.autograd.Function):
         return expand_rows(grad, index, ctx.shape), *nothing
 
 
-OP = Op("masked_compact", ("_masked_compact", "_masked_compact_backward"), "C++/CUDA", _masked_compact, _MaskedCompact)
+OP = Op(
+    "masked_compact",
+    ("_masked_compact", "_masked_compact_backward"),
+    "C++/CUDA",
+    _masked_compact,
+    _MaskedCompact,
+    definition,
+)
 
 # ---- public function
 
@@ -130,7 +137,8 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         kernel = _route.kernel(OP, input, mask) if input.dtype in MOVABLE else None
         fill = 0.0
         if kernel is not None:
-            if capacity.__class__ is not int or fill_value != 0 or kernel is OP.traced:
+            zero = isinstance(fill_value, (int, float)) and fill_value == 0  # (no complex or tensor)
+            if capacity.__class__ is not int or not zero or kernel is OP.traced:
                 _validate(input, mask, capacity, fill_value)
                 fill = as_double(fill_value)
         if kernel is not None and fill is not None:
@@ -144,7 +152,7 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         _check.explain(_validate, input, mask, capacity, fill_value)
         raise
     _validate(input, mask, capacity, fill_value)
-    return definition(input, mask.expand(input.shape[: mask.dim()]), capacity, fill_value)
+    return OP.composite(input, mask.expand(input.shape[: mask.dim()]), capacity, fill_value)
 
 
 def _validate(input, mask, capacity, fill_value):
@@ -156,6 +164,7 @@ def _validate(input, mask, capacity, fill_value):
             f"{tuple(input.shape)}"
         )
     _check.same_device("masked_compact", "input", input, mask=mask)
+    _check.no_dtensor("masked_compact", "input", input)
     if isinstance(capacity, bool) or not isinstance(capacity, (int, torch.SymInt)):
         raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
     if capacity < 0:

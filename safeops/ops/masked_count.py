@@ -5,7 +5,7 @@ import torch
 from safeops import _check, _route
 from safeops._dtypes import FLOATING
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._reduction import EMPTY, count_kept, kept, output_shape, raise_if_empty, validate
+from safeops.ops._reduction import EMPTY, INTS, count_kept, kept, output_shape, raise_if_empty, validate
 
 # ---- definition
 
@@ -43,7 +43,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     `x[mask].numel()`.
 
     Args:
-        input: tensor of any shape and dtype. Only its shape is read: a NaN counts as any other element.
+        input: tensor of any shape and dtype (but floats of 8 bits). Only its shape is read: a NaN counts as well.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
         keepdim: keep the reduced dims with size 1.
@@ -69,8 +69,8 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     if dim is not None:
         if not isinstance(dim, (tuple, list)):
             dim = (dim,)
-        if bool in map(type, dim):  # the dispatcher would take it for a number
-            _check.dims("masked_count", dim, len(dim))
+        if not INTS.issuperset(map(type, dim)):  # the dispatcher would take a bool or a tensor for a number
+            dim = _check.integers("masked_count", dim)
     plain = dtype is None and empty == "zero"
     try:
         kernel = _route.kernel(OP, input, mask, weight) if input.dtype in FLOATING else None

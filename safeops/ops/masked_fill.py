@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops import _check, _route
-from safeops._dtypes import FLOATING, as_integer, compute_dtype, fill_of, readable, saturate, saturate_tensor
+from safeops import _check, _route, _symbolic
+from safeops._dtypes import FLOATING, compute_dtype, fill_of, filled, readable, saturate, saturate_tensor
 from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops._selection import where
 from safeops.ops.masked_sum import masked_sum, reduce_to
@@ -17,11 +17,7 @@ def definition(input, fill_mask, value):
         wide = value.to(compute_dtype(value.dtype, input.dtype))
         fill = saturate_tensor(wide, input.dtype)
         return torch.where(fill_mask, fill, input.to(wide.dtype)).to(input.dtype)
-    if isinstance(value, torch.Tensor):
-        fill = as_integer(value, input.dtype)
-    else:
-        fill = input.new_full((), fill_of(value, input.dtype))
-    return where(fill_mask, fill, input)
+    return where(fill_mask, filled(input, (), fill_of(value, input.dtype)), input)
 
 
 # ---- op
@@ -88,7 +84,7 @@ class _MaskedFill(torch.autograd.Function):
         return (grad_input, None, None, grad_value)[: len(ctx.needs_input_grad)]
 
 
-OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA", _masked_fill, _MaskedFill)
+OP = Op("masked_fill", ("_masked_fill",), "C++/CUDA", _masked_fill, _MaskedFill, definition)
 
 # ---- public function
 
@@ -130,6 +126,8 @@ def masked_fill(input, fill_mask, value):
         if kernel is not None:
             if kernel is OP.traced:
                 _validate(input, fill_mask, value)
+                if scalar is None and _symbolic.symbolic(number):
+                    number, scalar = 0.0, _symbolic.scalar(number, torch.float64, input.device)
             arguments = (input, fill_mask, number) if scalar is None else (input, fill_mask, number, scalar)
             if torch.is_grad_enabled() and (input.requires_grad or (scalar is not None and scalar.requires_grad)):
                 return kernel.apply(*arguments)
@@ -138,19 +136,16 @@ def masked_fill(input, fill_mask, value):
         _check.explain(_validate, input, fill_mask, value)
         raise
     _validate(input, fill_mask, value)
-    return definition(input, fill_mask, value)
+    return OP.composite(input, fill_mask, value)
 
 
 def _validate(input, fill_mask, value):
-    _check.tensor("masked_fill", "input", input)
     _check.real("masked_fill", "input", input)
     _check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
     _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
     if isinstance(value, torch.Tensor):
-        if value.dim() != 0:
-            raise ValueError(f"masked_fill: value must be a number or a 0-dim tensor, got shape {tuple(value.shape)}")
-        _check.real("masked_fill", "value", value)
-    elif not isinstance(value, (bool, int, float)):
+        _check.real_scalar("masked_fill", "value", value)
+    elif not isinstance(value, _check.NUMBER):
         raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
     else:
         _check.exists("masked_fill", "value", value, input.dtype)

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops._symbolic import SYMBOLIC, scalar
 from safeops.ops._reduction import declare_reduction, magnitude
 from safeops.ops._statistic import EXTREME, LINEAR, SIGN, Statistic, pick, reciprocal, root
 
@@ -11,16 +12,17 @@ KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that hav
 
 def norm(k, ord, safe=False):
     """safe: no gradient, not even an infinite one, where the norm of finite elements does not fit."""
-    if ord == 2:
+    known = None if isinstance(ord, SYMBOLIC) else ord  # a size: any order that is neither 1 nor 2
+    if known == 2:
         binade = k.binade()
         x = k.x / binade
         value = binade * root(k.sum(x * k.weighted(x)))
         return value, torch.zeros_like(value), reciprocal(value)
     a = magnitude(k.x)
-    if ord == 1:
+    if known == 1:
         value = k.sum(k.weighted(a))
         return value, torch.zeros_like(value), torch.ones_like(value)
-    if ord in (INF, -INF):
+    if known in (INF, -INF):
         value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
         return value, value, 1 / ties
     value = _any_order(k, a, ord, safe)
@@ -32,13 +34,14 @@ def _any_order(k, a, ord, safe):
     zero = a == 0
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
-    ord = max(-1e20, min(1e20, ord))  # beyond, all powers but those of the extreme element have long vanished
+    # Beyond, all powers but those of the extreme element have long vanished.
+    ord = torch.sym_max(-1e20, torch.sym_min(1e20, ord * 1.0))
     # In units of the element that decides, the largest or the smallest, no power overflows.
     fixed = a.detach()
     top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
     top = torch.where((top > 0) & top.isfinite(), top, 1)
-    # The exponents as tensors: pow with a number that is symbolic (dynamic shapes) cannot be differentiated.
-    power, inverse = (torch.full((), e, dtype=a.dtype, device=a.device) for e in (ord, 1 / ord))
+    # As tensors: pow with a number that is symbolic cannot be differentiated.
+    power, inverse = (scalar(e, a.dtype, a.device) for e in (ord, 1 / ord))
     terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)
     total = k.sum(k.weighted(k.select(terms, 0)))
     vanishes, infinite = total == 0, total.isinf()
@@ -61,13 +64,18 @@ def _any_order(k, a, ord, safe):
 
 
 class Norm(Statistic):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.op.numbers = ()  # the order decides which formula it is: a trace is of one
+
     def _validate(self, *arguments):
         super()._validate(*arguments)
         if arguments[-1] != arguments[-1]:
             raise ValueError(f"{self.name}: ord must be a number, got nan")
 
     def _kernel(self, parameter, *operands):
-        return super()._kernel(parameter, *operands) if parameter[0] in (1, 2, INF, -INF) else None
+        kernel = super()._kernel(parameter, *operands)
+        return kernel if kernel is not None and parameter[0] in (1, 2, INF, -INF) else None
 
 
 _masked_norm = Norm("masked_norm", norm, KINDS.get, "ord")

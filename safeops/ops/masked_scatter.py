@@ -4,7 +4,7 @@ import torch
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw, like
-from safeops.ops._selection import MOVABLE, check_movable, select_rows, where
+from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, select_rows, where
 from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
@@ -122,8 +122,10 @@ def _validate(input, mask, source):
     _check.tensor("masked_scatter", "source", source)
     if source.dtype != input.dtype:
         raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
+    _check.dimensions("masked_scatter", "mask", mask, MOST_DIMS)
     _check.broadcast("masked_scatter", mask=mask, input=input)
     _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
+    _check.no_dtensor("masked_scatter", "input", input)
 
 
 declare_public(masked_scatter, "masked_scatter(Tensor input, Tensor mask, Tensor source) -> Tensor")

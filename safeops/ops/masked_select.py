@@ -5,7 +5,7 @@ from torch.compiler import is_compiling
 
 from safeops import _check, _route
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOVABLE, check_movable, signed
+from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, signed
 from safeops.ops.masked_compact import _masked_compact
 from safeops.ops.masked_scatter import _masked_scatter
 from safeops.ops.masked_scatter import definition as scattered
@@ -105,8 +105,10 @@ def masked_select(input, mask):
 def _validate(input, mask):
     check_movable("masked_select", "input", input)
     _check.boolean("masked_select", "mask", mask, "True = keep")
+    _check.dimensions("masked_select", "mask", mask, MOST_DIMS)
     _check.broadcast("masked_select", mask=mask, input=input)
     _check.same_device("masked_select", "input", input, mask=mask)
+    _check.no_dtensor("masked_select", "input", input)
 
 
 declare_public(masked_select, "masked_select(Tensor input, Tensor mask) -> Tensor")

@@ -5,7 +5,7 @@ import operator
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import compute_dtype, to_one
+from safeops._dtypes import compute_dtype, filled, to_one
 from safeops._library import Op, declare_public, declare_raw
 
 # ---- definition
@@ -14,14 +14,13 @@ from safeops._library import Op, declare_public, declare_raw
 def unit_vectors(x, dim, eps):
     """(x / max(|x|, eps), |x|) along dim, in x's dtype; a zero vector is 0 with gradient 0."""
     info = torch.finfo(x.dtype)
-    eps = min(eps, info.max)
     fixed = x.detach()  # no_grad would leave the tangents
     empty = x.dim() > 0 and x.shape[dim] == 0
     largest = x.new_zeros(thin_shape(x.shape, dim)) if empty else fixed.abs().amax(dim, keepdim=True)
     zero = (fixed == 0).all(dim, keepdim=True)
     # x^2 neither overflows nor vanishes. (Not for zeros: the scale's square, in a second derivative, is infinite.)
     scale = torch.where(zero, 1, _to_one(largest.clamp(min=info.tiny)))
-    floor_scale = _to_one(x.new_zeros(()).clamp(min=max(eps, info.tiny)))
+    floor_scale = _to_one(filled(x, (), eps).clamp(min=info.tiny))
     scaled = x * scale
     # The root has no derivative at 0: select before taking it.
     squares = torch.where(zero, 1, scaled.square().sum(dim, keepdim=True))
@@ -44,7 +43,11 @@ def thin_shape(shape, dim):
 
 
 def resolve_eps(eps, compute):
-    return torch.finfo(compute).tiny if eps is None else eps
+    """eps as a 0-dim tensor or a number of the compute dtype."""
+    info = torch.finfo(compute)
+    if isinstance(eps, torch.Tensor):
+        return eps.to(compute).clamp(max=info.max)
+    return info.tiny if eps is None else min(eps, info.max)
 
 
 def _composite(input, dim=-1, eps=None):
@@ -107,7 +110,7 @@ class _Normalize(torch.autograd.Function):
         return dx, *nothing
 
 
-OP = Op("normalize", ("_normalize", "_normalize_backward"), "Triton", _normalize, _Normalize)
+OP = Op("normalize", ("_normalize", "_normalize_backward"), "Triton", _normalize, _Normalize, definition)
 
 # ---- public function
 
@@ -151,7 +154,7 @@ def normalize(input, dim=-1, *, eps=None):
         _check.explain(_validate, input, dim, eps)
         raise
     _validate(input, dim, eps)
-    return definition(input, operator.index(dim), eps)
+    return OP.composite(input, operator.index(dim), eps)
 
 
 def _validate(input, dim, eps):

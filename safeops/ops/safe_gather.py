@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import fill_of
+from safeops._dtypes import fill_of, filled
 from safeops._library import declare_public, declare_raw
 from safeops.ops._indexed import Indexed
 from safeops.ops._selection import (
@@ -34,7 +34,7 @@ def definition(input, dim, index, fill_value=0.0):
         place.append(torch.arange(n, device=index.device).reshape(along))
     place[dim] = torch.where(valid, index, 0).long()
     taken = summed_wide(input)[tuple(place)].to(input.dtype)
-    return where(valid, taken, input.new_full((), fill_of(fill_value, input.dtype)))
+    return where(valid, taken, filled(input, (), fill_of(fill_value, input.dtype)))
 
 
 # ---- op
@@ -76,6 +76,7 @@ def _validate(input, dim, index, fill_value):
             f"{d} larger"
         )
     _check.same_device("safe_gather", "input", input, index=index)
+    _check.no_dtensor("safe_gather", "input", input)
     check_fill("safe_gather", fill_value, input.dtype)
 
 

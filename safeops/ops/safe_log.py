@@ -1,7 +1,6 @@
 """safe_log: log(max(x, eps))."""
 
-import torch
-
+from safeops._dtypes import filled
 from safeops._library import declare_public
 from safeops.ops._unary import Unary, lift
 
@@ -16,7 +15,7 @@ _safe_log = Unary(
     "safe_log",
     log,
     absent=lambda x, eps: x < eps,
-    stand_in=lambda x, eps, fill_value: torch.full_like(x, eps).log(),
+    stand_in=lambda x, eps, fill_value: filled(x, (), eps).log(),
     positive=True,
 )
 

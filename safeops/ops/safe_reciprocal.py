@@ -1,8 +1,6 @@
 """safe_reciprocal: 1 / x, as safe_div has it."""
 
-import torch
-
-from safeops._dtypes import saturate
+from safeops._dtypes import filled, saturate
 from safeops._library import declare_public
 from safeops.ops._unary import Unary
 from safeops.ops.safe_div import quotient
@@ -11,7 +9,7 @@ _safe_reciprocal = Unary(
     "safe_reciprocal",
     lambda x: quotient(1, x),
     absent=lambda x, eps: x.abs() < eps,
-    stand_in=lambda x, eps, fill_value: torch.full_like(x, saturate(fill_value, x.dtype)),
+    stand_in=lambda x, eps, fill_value: filled(x, (), saturate(fill_value, x.dtype)),
 )
 
 # ---- public function

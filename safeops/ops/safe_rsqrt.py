@@ -1,7 +1,6 @@
 """safe_rsqrt: 1 / sqrt(max(x, eps))."""
 
-import torch
-
+from safeops._dtypes import filled
 from safeops._library import declare_public
 from safeops.ops._unary import Unary, lift
 
@@ -16,7 +15,7 @@ _safe_rsqrt = Unary(
     "safe_rsqrt",
     rsqrt,
     absent=lambda x, eps: x < eps,
-    stand_in=lambda x, eps, fill_value: torch.full_like(x, eps).rsqrt(),
+    stand_in=lambda x, eps, fill_value: filled(x, (), eps).rsqrt(),
     positive=True,
 )
 

@@ -166,8 +166,8 @@ def counts():
         data=(0,),
         skip=SKIP
         | dict.fromkeys(
-            ("gradient", "gradient_overflow", "upstream_layouts", "saved_bytes", "gradcheck", "gradgradcheck",
-             "forward_ad", "torch_func", "batched_gradients", "masked_garbage_transforms"), no_gradient
+            ("gradient", "gradient_overflow", "kept_upstream", "upstream_layouts", "saved_bytes", "gradcheck",
+             "gradgradcheck", "forward_ad", "torch_func", "batched_gradients", "masked_garbage_transforms"), no_gradient
         )
         | {
             "accumulation": "counts are exact",

@@ -7,6 +7,7 @@ import torch
 import torch.autograd.forward_ad as fwAD
 
 import safeops
+from safeops.ops._selection import summed_wide
 from tests.contract.subjects import DEVICE, composite
 
 INF, NAN = math.inf, math.nan
@@ -187,6 +188,7 @@ def test_shapes_are_named_inside_a_trace_too():
         (1e30, 1e25, 1.0),
         (3e38, 1e38, 65536.0),
         (3.4e38, 3.3e38, 1.0),
+        (2.0**-126, 2.0**-126, 1.0),  # the smallest that is no 0
         (1e-30, 5e-31, 1.0),
         (1e-36, 0.0, 65536.0),
         (1.3e-38, 1e-38, 1.0),
@@ -284,6 +286,80 @@ def test_bools_are_filled_with_bools(name):
         assert getattr(safeops, name)(x, 0, outside, fill_value=True).all()
 
 
+class Cut(torch.autograd.Function):
+    """Its input has no gradient: what made it is called without one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+UPSTREAM = {
+    "masked_fill": lambda x: safeops.masked_fill(x, MASK, x[0]),
+    "safe_div": lambda x: safeops.safe_div(x, x),
+    "safe_log": lambda x: safeops.safe_log(x),
+    "xlogy": lambda x: safeops.xlogy(x, x),
+    "masked_sum": lambda x: safeops.masked_sum(x, MASK),
+    "masked_mean": lambda x: safeops.masked_mean(x, MASK),
+    "masked_var": lambda x: safeops.masked_var(x, MASK),
+    "masked_softmax": lambda x: safeops.masked_softmax(x, MASK),
+    "normalize": lambda x: safeops.normalize(x),
+    "cosine_similarity": lambda x: safeops.cosine_similarity(x, x),
+    "mse_loss": lambda x: safeops.mse_loss(x, x, mask=MASK),
+    "masked_compact": lambda x: safeops.masked_compact(x, MASK, capacity=2)[0],
+    "masked_select": lambda x: safeops.masked_select(x, MASK),
+    "masked_scatter": lambda x: safeops.masked_scatter(x, MASK, x),
+    "safe_gather": lambda x: safeops.safe_gather(x, 0, MASK.long()),
+    "safe_index_select": lambda x: safeops.safe_index_select(x, 0, MASK.long()),
+}
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_without_an_upstream_gradient_there_is_none(name):
+    x = t(1.0, 2.0, 3.0, grad=True)
+    (dx,) = torch.autograd.grad(Cut.apply(UPSTREAM[name](x)).sum(), x, allow_unused=True)
+    assert dx is None
+    (dx,) = torch.autograd.grad(Cut.apply(UPSTREAM[name](x)).sum() + x.sum(), x)
+    assert dx.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.int64])
+def test_sums_of_duplicates_are_wide_on_every_device(dtype):
+    widest = {torch.int64: torch.int64, torch.float64: torch.float64}.get(dtype, torch.float32)
+    assert summed_wide(torch.ones(2, dtype=dtype, device="meta")).dtype == widest
+    assert summed_wide(torch.ones(2, dtype=dtype)).dtype == (dtype if dtype == torch.int64 else torch.float64)
+
+
+@pytest.mark.parametrize("length", [70_000, 20_000, 5_000])
+def test_rows_longer_than_a_block(length):
+    """Where a thread takes less than a row; and with rows in several threads' parts."""
+    x = torch.randn(7, length, device=DEVICE)
+    rows = t(True, False, True, True, False, True, False, dtype=torch.bool)
+    at, g = rows.nonzero().squeeze(1), torch.randn(4, length, device=DEVICE)
+    zeros = torch.zeros_like(x)
+    for call, want, slope in (
+        (lambda x: safeops.masked_compact(x, rows, capacity=4)[0], x[rows], zeros.index_copy(0, at, g)),
+        (lambda x: safeops.masked_compact(x, rows, capacity=3)[0], x[rows][:3], zeros.index_copy(0, at[:3], g[:3])),
+        (lambda x: safeops.masked_select(x, rows[:, None]), x[rows].flatten(), zeros.index_copy(0, at, g)),
+        (lambda x: safeops.safe_index_select(x, 0, at), x[rows], zeros.index_copy(0, at, g)),
+        (lambda x: safeops.safe_gather(x, 0, at[:, None].expand(4, length)), x[rows], zeros.index_copy(0, at, g)),
+    ):
+        for threads in (1, 3):
+            was = torch.get_num_threads()
+            torch.set_num_threads(threads)
+            try:
+                leaf = x.clone().requires_grad_()
+                y = call(leaf)
+                (dx,) = torch.autograd.grad(y, leaf, g[: len(want)].view(y.shape) if y.dim() > 1 else g.flatten())
+            finally:
+                torch.set_num_threads(was)
+            assert y.equal(want) and dx.equal(slope)
+
+
 WIDTHS = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128]
 
 
@@ -315,3 +391,22 @@ def test_rows_whose_elements_lie_apart(dtype):
         want = torch.cat([source, torch.full_like(source[:1], 9)])[rows.clamp(max=source.shape[0])]
         inside = torch.where(rows < source.shape[0], rows, source.shape[0])
         assert safeops.safe_index_select(source, 0, inside, fill_value=9).equal(want)
+
+
+SELECTIONS = {
+    "safe_gather": lambda x: safeops.safe_gather(x, 0, x.long()),
+    "safe_index_select": lambda x: safeops.safe_index_select(x, 0, t(1, dtype=torch.int64)),
+    "masked_select": lambda x: safeops.masked_select(x, x > 0),
+    "masked_compact": lambda x: safeops.masked_compact(x, x > 0, capacity=1)[0],
+    "masked_scatter": lambda x: safeops.masked_scatter(x, x > 0, t(1.0)),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_as_many_dims_as_there_is_room_for(name):
+    """A kernel may need a dim more than its operands have."""
+    assert SELECTIONS[name](torch.ones([1] * 63, device=DEVICE)).numel() == 1
+    try:
+        assert SELECTIONS[name](torch.ones([1] * 64, device=DEVICE)).numel() == 1
+    except (RuntimeError, ValueError) as error:
+        assert "dim" in str(error)

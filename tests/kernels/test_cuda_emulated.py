@@ -129,7 +129,6 @@ def layouts(dtype, make, values=garbage):
     yield "stride 0", x(1, 1).expand(20, 64), make((1, 1), 1).expand(20, 64), "rows"
     yield "odd rows", x(5, 33), make((5, 1), 1), "general"
     yield "aligned at its first row alone", x(9, 65)[:, :64], make((9, 64), 1), "general"
-    yield "second aligned at its first row alone", x(9, 64), make((9, 65), 1)[:, :64], "general"
     yield "rows of an aligned pitch", x(9, 80)[:, :64], make((9, 80), 1)[:, :64], "rows"
     yield "shifted", x(4097)[1:], make((4097,), 1)[1:], "general"
     yield "transposed", x(37, 129).t(), make((129, 37), 1), "general"
@@ -171,6 +170,18 @@ def test_masked_fill(emulated, dtype):
                     wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
                     expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
                     identical(ops._masked_fill(x, mask, 0.0, value), expected)
+                    host = value.to("cpu:0")  # stands for the host's memory, "cpu" for the device's
+                    identical(ops._masked_fill(x, mask, 0.0, host), expected)
+
+
+def test_a_mask_that_is_aligned_at_its_first_row_alone(emulated):
+    ops, counts = emulated
+    for dtype in FLOATS:
+        for mask in ((torch.rand(9, 65) < 0.4)[:, :64], (torch.rand(9, 72) < 0.4)[:, 1:65]):
+            x = garbage((9, 64), dtype)
+            counts()
+            identical(ops._masked_fill(x, mask, 2.0), torch.where(mask, torch.tensor(2.0, dtype=dtype), x))
+            check_variant(counts, "general", True)
 
 
 def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):

@@ -132,6 +132,12 @@ KEEP = [
     "def loss(x, y):\n    return (x + 1e-9) / (y + 1e-8)\n",
     "def loss(x, y):\n    z = x + 1e-8\n    return z / (y + 1e-8)\n",
     "@torch.jit.script\ndef loss(x):\n    return torch.log(x)\n",
+    # what is written in place, elsewhere, or rounded
+    "def loss(x, y):\n    x /= y\n    return x.mean()\n",
+    "def loss(x, y):\n    x = x / 1\n    x /= y.sum()\n    x /= y + 1e-8\n    return x.mean()\n",
+    "def loss(x, y):\n    return x.div_(y).mean() + x.log_().mean() + x.sqrt_().mean()\n",
+    "def loss(x, y):\n    return torch.div(x, y, rounding_mode='floor').mean() + torch.div(x, y.sum(), out=x).mean()\n",
+    "def loss(x, y):\n    return torch.sqrt((x - y) * 2, out=y).sum() + torch.mean((x - y) ** 2, out=y)\n",
     "def loss(x, *a):\n    return torch.log(*a) + torch.sum(x**2, **a[0])\n",
 ]
 

@@ -90,6 +90,7 @@ FOUND = [
     ("SO302", "x", "print('loss is', x.mean())\nreturn x.mean()"),
     ("SO302", "x", "text = f'{x.mean()}'\nreturn x"),
     ("SO303", "x", "if torch.isnan(x).any():\n    return x * 0\nreturn x"),
+    ("SO303", "x, weight", "if weight > 0 or weight == None:\n    x = x * 2\nreturn x.mean()"),
     ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
     ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
     ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
@@ -125,12 +126,15 @@ SILENT = [
     ("x", "b, c = x.shape\nreturn x.sum() / (b * c) + x.sum() / x.shape[0] + x.sum() / x.numel()"),
     ("x, weight=None", "if weight is not None:\n    x = x * weight\nreturn x.mean()"),
     ("x", "if x.dim() == 2 and x.size(0) > 1 and x.requires_grad:\n    x = x[0]\nreturn x"),
+    ("x, weight", "if weight == 'none' or weight == None or weight in ('a', 'b'):\n    return x * 2\nreturn x.mean()"),
+    ("x, weight", "if weight == True or not weight != 'size':\n    return x * 2\nreturn x.mean()"),
     ("x", "if isinstance(x, float):\n    if x < 0:\n        raise ValueError\nreturn x"),
     ("x", "if x.isnan().any:\n    pass\nreturn x.mean()"),
     # indices that are no masks
     ("x, index", "return x[index].mean() + x[0] + x[:, 1:] + x[..., None] + x[x.argmax()]"),
     ("x", "order = x.argsort()\nreturn x[order]"),
     ("x", "x = x.clone()\nx[0] = 1\nx[:, 2] = 0\nreturn x"),
+    ("x, y, index", "x = x.clone()\nx[0] = y\nx[:, 2] = y + 1\nx[index] = y * 2\nx[y > 0] = 1\nreturn x"),
     ("x", "out = torch.zeros(3)\nout[out > 1] = 2\nreturn x + out"),
     ("x, y", "out = torch.zeros_like(x)\nout[y == 0] = x.min().abs() + 10\nreturn x + out"),
     # masks that are no factors of NaN

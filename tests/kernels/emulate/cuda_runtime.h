@@ -283,7 +283,7 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t, const Arguments&... arg
 }
 }  // namespace safeops::cuda
 
-// CPU tensors in the place of CUDA ones, and a namespace of their own.
+// CPU tensors in the place of CUDA ones (those of "cpu:0": in the place of the host's own), and a namespace of theirs.
 namespace torch::stable::accelerator {
 struct EmulatedGuard {
   explicit EmulatedGuard(DeviceIndex) {}
@@ -295,7 +295,7 @@ inline AOTITorchError emulated_stream(int32_t, void** stream) {
 }
 #define DeviceGuard EmulatedGuard
 #define is_cuda() get_device_index() == -1
-#define is_cpu() get_device_index() == -2
+#define is_cpu() get_device_index() == 0
 #define aoti_torch_empty_strided emulated_empty_strided
 #define aoti_torch_get_current_cuda_stream emulated_stream
 #undef STABLE_TORCH_LIBRARY_IMPL

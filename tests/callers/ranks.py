@@ -1,0 +1,92 @@
+"""Every public function on DTensors of two processes, beside the same call on plain tensors: run as a script.
+
+    python tests/callers/ranks.py OUTCOMES.json
+
+The outcomes of each rank: {case: "right", what is wrong, or the error}.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
+
+from tests.callers.calls import CALLS, call, tensors
+
+PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}  # 5 rows: unevenly
+PLAIN_LOSS = {"mask": None, "weight": None, "denominator": None}
+REDUCTIONS = [name for name, arguments in CALLS.items() if "keepdim" in arguments]
+LOSSES = [name for name, arguments in CALLS.items() if "denominator" in arguments]
+CASES = {
+    **{name: (name, {}) for name in CALLS},
+    **{f"{name}, plain": (name, PLAIN_LOSS) for name in LOSSES},
+    **{f"{name}, {how}": (name, {**PLAIN_LOSS, "reduction": how}) for name in LOSSES for how in ("sum", "none")},
+    **{f"{name}, by weight": (name, {"denominator": None}) for name in LOSSES},
+    **{f"{name}, dim {dim}": (name, {"dim": dim}) for name in (*REDUCTIONS, "safe_norm") for dim in (0, None, (0, 1))},
+    **{f"{name}, dim 0": (name, {"dim": 0}) for name in ("masked_softmax", "normalize", "cosine_similarity")},
+    **{f"{name}, plain": (name, {"mask": None, "weight": None, "dim": None}) for name in REDUCTIONS},
+    **{f"{name}, nothing kept": (name, {"empty": "raise"}) for name in ("masked_mean", "masked_var", "mse_loss")},
+    "safe_div, number": ("safe_div", {"other": 3.0}),
+    "masked_fill, number": ("masked_fill", {"value": -1e9}),
+    "safe_norm, inf": ("safe_norm", {"ord": float("inf"), "dim": 0}),
+    "safe_index_select, rows": ("safe_index_select", {"dim": 0, "index": torch.tensor([4, 9, 0, -1, 4])}),
+}
+
+
+def outcome(name, changes, placement, mesh, keep=None):
+    """keep: the argument that stays a plain tensor."""
+    plain = {key: x.clone() for key, x in {**tensors(name), **changes}.items() if isinstance(x, torch.Tensor)}
+    if changes.get("empty") == "raise":
+        plain["mask"][3] = False  # of the second rank alone
+
+    def distributed(x):
+        fits = isinstance(placement, Shard) and x.dim() > placement.dim
+        return distribute_tensor(x, mesh, [placement if fits and x.dim() == 2 else Replicate()])
+
+    shared = {key: x.clone() if key == keep else distributed(x) for key, x in plain.items()}
+    pairs = [(x.requires_grad_(), shared[key].requires_grad_()) for key, x in plain.items() if x.is_floating_point()]
+    try:
+        want = call(name, **{**changes, **plain})
+    except ValueError as error:
+        want = error
+    try:
+        got = call(name, **{**changes, **shared})
+    except Exception as error:
+        return "right" if str(error) == str(want) else f"{type(error).__name__}: {error}"
+    if isinstance(want, ValueError):
+        return f"{want} is not raised"
+    wants, gots = [want], [got]
+    if want.requires_grad:
+        wants += torch.autograd.grad(want.sum(), [x for x, _ in pairs])
+        gots += torch.autograd.grad(got.sum(), [x for _, x in pairs])
+    for w, g in zip(wants, gots):
+        if not isinstance(g, DTensor) or not torch.allclose(g.full_tensor(), w):
+            return f"{g}, not {w}"
+    return "right"
+
+
+def main(rank, folder, outcomes):
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    mesh, found = init_device_mesh("cpu", (2,)), {}
+    for how, placement in PLACEMENTS.items():
+        for case, (name, changes) in CASES.items():
+            found[f"{how}: {case}"] = outcome(name, changes, placement, mesh)
+    for name in CALLS:
+        for key, x in list(tensors(name).items())[1:]:
+            if x.dim():
+                found[f"mixed: {name}, {key}"] = outcome(name, {}, PLACEMENTS["rows"], mesh, keep=key)
+    with open(f"{outcomes}.{rank}", "w") as file:
+        json.dump(found, file)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(main, (folder, sys.argv[1]), nprocs=2)

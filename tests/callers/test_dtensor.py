@@ -1,0 +1,52 @@
+"""DTensors, sharded and replicated, on two processes: right, with the gradients, or refused by name."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.callers.calls import CALLS, tensors
+
+dist = pytest.importorskip("torch.distributed")
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("needs gloo", allow_module_level=True)
+
+from tests.callers import ranks  # noqa: E402
+
+REFUSED = ("masked_compact", "masked_scatter", "masked_select", "safe_gather")
+pytestmark = pytest.mark.xdist_group("ranks")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ranks") / "outcomes"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["."] + sys.path)}
+    subprocess.run([sys.executable, ranks.__file__, str(path)], env=environment, check=True, timeout=300)
+    return [json.loads((path.parent / f"outcomes.{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", ranks.CASES)
+@pytest.mark.parametrize("how", ranks.PLACEMENTS)
+def test_right_or_refused_by_name(outcomes, how, case):
+    name = ranks.CASES[case][0]
+    for rank in outcomes:
+        got = rank[f"{how}: {case}"]
+        assert got == "right" or (name in REFUSED and got.startswith(f"TypeError: {name}: input must be no DTensor"))
+
+
+MIXED = [(name, key) for name in CALLS for key, x in list(tensors(name).items())[1:] if x.dim()]
+
+
+@pytest.mark.parametrize("name, key", MIXED)
+def test_a_plain_tensor_beside_a_dtensor_is_refused_by_name(outcomes, name, key):
+    for rank in outcomes:
+        got = rank[f"mixed: {name}, {key}"]
+        assert got.startswith(f"TypeError: {name}: ") and "DTensor" in got and (key in got or name in REFUSED)
+
+
+def test_every_function_was_called():
+    assert {name for name, _ in ranks.CASES.values()} == set(CALLS)
+    assert torch.distributed.is_gloo_available()

@@ -1,0 +1,149 @@
+"""Arguments that mean nothing: refused by name, on the kernel's route and the composite's alike."""
+
+import numpy as np
+import pytest
+import torch
+
+import safeops
+from safeops._library import registry
+from tests.callers.calls import CALLS, OTHERS, call, tensors
+
+NUMBERS = "beta correction delta denominator eps exponent fill_value ord other value".split()
+TENSORS_TOO = ("denominator", "exponent", "other", "value")
+NO_NUMBER = [1j, 0j, "1", [1], object(), torch.tensor(0.0), torch.tensor([1.0, 2.0])]
+NONSENSE = {
+    "dtype": [5, 0, True, "float32", torch.complex64, torch.float8_e4m3fn, torch.tensor(1)],
+    "dim": [torch.tensor(1.9), torch.tensor(1), 1.0, True, "1", (torch.tensor(1),), [1.0]],
+    "keepdim": [1, 0, None, torch.tensor(True)],
+    "empty": [None, True, "", 5],
+    "capacity": [1.0, True, None, "4", torch.tensor(4), -1, 2**60],
+    **{key: [x for x in NO_NUMBER if not (key in TENSORS_TOO and isinstance(x, torch.Tensor))] for key in NUMBERS},
+}
+KEYS = {name: arguments.keys() | ({"empty"} if "weight" in arguments else set()) for name, arguments in CALLS.items()}
+CASES = [
+    pytest.param(name, key, value, id=f"{name}-{key}-{str(value)[:20]}")
+    for key, values in NONSENSE.items()
+    for name in CALLS
+    if key in KEYS[name] and name not in ("apply_where", "safe_atan2")
+    for value in values
+]
+
+
+@pytest.fixture(params=["kernel", "composite"])
+def route(request, monkeypatch):
+    if request.param == "composite":
+        for op in registry.values():
+            monkeypatch.setattr(op, "cpu", False)
+
+
+def test_the_table_has_every_function():
+    assert set(CALLS) == set(safeops.__all__) - OTHERS
+
+
+@pytest.mark.parametrize("name, key, value", CASES)
+def test_refused_by_name(route, name, key, value):
+    with pytest.raises((TypeError, ValueError), match=rf"^{name}: {key} must be "):
+        call(name, **{key: value})
+
+
+@pytest.mark.parametrize("value", [1j, "1", [1], object()], ids=str)
+def test_fill_value_of_apply_where(value):
+    with pytest.raises(TypeError, match="^apply_where: fill_value must be "):
+        call("apply_where", fill_value=value)
+
+
+def test_a_complex_fill_value_stands_in_for_complex_numbers():
+    got = call("apply_where", f1=lambda x: x.to(torch.complex64), fill_value=2j)
+    assert got.dtype == torch.complex64 and (got[~CALLS["apply_where"]["condition"]] == 2j).all()
+
+
+BOUNDED = [(name, key) for name in CALLS for key in NUMBERS if key in CALLS[name] and name != "safe_atan2"]
+
+
+@pytest.mark.parametrize("size", [2**64, -(2**64), 2**63, 10**400], ids=["2^64", "-2^64", "2^63", "10^400"])
+@pytest.mark.parametrize("name, key", BOUNDED)
+def test_an_integer_of_more_than_64_bits_is_the_float_or_refused_by_name(route, name, key, size):
+    try:
+        got = call(name, **{key: size})
+    except ValueError as error:
+        assert str(error).startswith(f"{name}: {key} must be ")
+        return
+    huge = float(size) if abs(size) < 1e300 else 1.7e308
+    for g, w in zip(*(x if isinstance(x, tuple) else (x,) for x in (got, call(name, **{key: huge})))):
+        torch.testing.assert_close(g, w, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "dim" in CALLS[name]])
+def test_an_integer_of_numpy_is_a_dim(route, name):
+    assert torch.equal(call(name, dim=np.int64(1)), call(name, dim=1))
+
+
+def of_dimensions(name, ndim):
+    return {key: x.reshape(*x.shape, *[1] * (ndim - x.dim())) for key, x in tensors(name).items() if x.dim() > 1}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_more_than_64_dimensions(route, name):
+    """63 where elements are moved: the kernels see those of 16 bytes as a dim of two halves."""
+    moves = name.startswith(("masked_compact", "masked_s")) and name.endswith(("compact", "select", "scatter"))
+    most = 63 if moves or name in ("safe_gather", "safe_index_select") else 64
+    first = next(iter(tensors(name)))
+    call(name, **of_dimensions(name, most))
+    for ndim in (most + 1, 65, 66):
+        limit = most if ndim == most + 1 else 64
+        with pytest.raises(ValueError, match=rf"^{name}: {first} must have at most {limit} dimensions, got {ndim}$"):
+            call(name, **of_dimensions(name, ndim))
+
+
+@pytest.mark.parametrize("name", ["masked_scatter", "masked_select"])
+def test_a_mask_of_64_dimensions(route, name):
+    with pytest.raises(ValueError, match=f"^{name}: mask must have at most 63 dimensions, got 64$"):
+        call(name, input=torch.ones(6), **{"mask": of_dimensions(name, 64)["mask"].reshape(*[1] * 62, 5, 6)})
+
+
+ORDERS = [{"ord": ord} for ord in (0, 1, 2, 3, float("inf"), -float("inf"))]
+FLOATING = [
+    pytest.param(name, key, options, id="-".join((name, key, *map(str, options.values()))))
+    for name in CALLS
+    for key, x in tensors(name).items()
+    if x.is_floating_point() and name != "masked_count"
+    for options in (ORDERS if "ord" in CALLS[name] else [{}])
+]
+
+
+@pytest.mark.parametrize("name, key, options", FLOATING)
+def test_no_operand_is_cut_from_the_graph(route, name, key, options):
+    x = tensors(name)[key].clone().requires_grad_()
+    result = call(name, **{key: x}, **options)
+    (dx,) = torch.autograd.grad((result[0] if isinstance(result, tuple) else result).sum(), x, create_graph=True)
+    assert dx.isfinite().all()
+    if key == "weight" and (name in ("masked_amax", "masked_amin") or abs(options.get("ord", 0)) == float("inf")):
+        assert (dx == 0).all()
+
+
+@pytest.mark.parametrize("name", ["masked_amax", "masked_amin"])
+@pytest.mark.parametrize("empty, nothing", [("zero", 0.0), ("nan", float("nan"))])
+def test_a_weight_of_no_influence_hides_nothing(name, empty, nothing):
+    weight = torch.tensor([[float("nan"), 1.0], [0.0, 0.0]], requires_grad=True)
+    x = torch.tensor([[0.0, 0.0], [3.0, 4.0]])
+    got = getattr(safeops, name)(x, dim=1, weight=weight, empty=empty)
+    torch.testing.assert_close(got, torch.tensor([0.0, nothing]), equal_nan=True)
+    assert (torch.autograd.grad(got.sum(), weight)[0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["MSELoss", "L1Loss", "SmoothL1Loss", "HuberLoss"])
+def test_scripting_says_what_to_use(name):
+    module = getattr(safeops.nn, name)()
+    for model in (module, torch.nn.Sequential(module)):
+        with pytest.raises(TypeError, match=f"^{name}: torch.jit.script does not take it; use torch.compile"):
+            torch.jit.script(model)
+
+
+def test_what_scripting_is_told_to_use_works():
+    @torch.jit.script
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.ops.safeops.mse_loss(x, y)
+
+    x, y = torch.ones(3, requires_grad=True), torch.zeros(3)
+    loss(x, y).backward()
+    assert torch.equal(x.grad, torch.full((3,), 2 / 3))

@@ -1,0 +1,66 @@
+"""Numbers that a trace knows by a symbol: sizes in an exported program, options that differ from call to call."""
+
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from safeops._library import registry
+from tests.callers.calls import CALLS, call, tensors
+
+NAMES = "beta capacity correction delta denominator eps exponent fill_value ord other value".split()
+NUMBERS = [(name, key) for name in CALLS for key in NAMES if key in CALLS[name] and name != "safe_atan2"]
+VALUES = (0.25, 0.5, 1.5, 2.5, 3.25)
+each_number = pytest.mark.parametrize("name, key", NUMBERS)
+
+
+def outcome(function, name, key, value):
+    """All that comes out of a call: values, and the gradients of its floating operands."""
+    operands = {k: x.clone() for k, x in tensors(name).items() if k != key}
+    leaves = [x.requires_grad_() for x in operands.values() if x.is_floating_point()]
+    results = function(value, operands)
+    results = results if isinstance(results, tuple) else (results,)
+    return [*results, *torch.autograd.grad(results[0].sum(), leaves, allow_unused=True)]
+
+
+def assert_same(got, want):
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w, equal_nan=True)
+
+
+# what a number of this name may be: a multiple of a size
+FACTORS = {"capacity": [1], "eps": [1, 0.25], "delta": [1, 0.25], "beta": [1, 0.25]}
+SIZES = [(name, key, factor) for name, key in NUMBERS for factor in FACTORS.get(key, [1, 0.25, -0.5])]
+
+
+@pytest.mark.parametrize("name, key, factor", SIZES)
+def test_a_size_as_number_exports(name, key, factor):
+    class Call(torch.nn.Module):
+        def forward(self, sized, operands):
+            return call(name, **{**operands, key: factor * sized.shape[0]})
+
+    def run(module):
+        return lambda size, operands: module(torch.zeros(size), operands)
+
+    operands = {k: x for k, x in tensors(name).items() if k != key}
+    shapes = ({0: torch.export.Dim("n")}, dict.fromkeys(operands))
+    program = torch.export.export(Call(), (torch.zeros(6), operands), dynamic_shapes=shapes, strict=False)
+    for size in (6, 3, 17):
+        assert_same(outcome(run(program.module()), name, key, size), outcome(run(Call()), name, key, size))
+
+
+@each_number
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+def test_a_number_that_changes_is_compiled_once(name, key, route, monkeypatch):
+    """By aot_eager: the tracer alone takes any number, and it is the layer below that makes constants of them."""
+    if name in registry and route == "composite":
+        monkeypatch.setattr(registry[name], "cpu", False)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+
+    def plain(value, operands):
+        return call(name, **{**operands, key: value})
+
+    compiled = torch.compile(plain, backend=counter, dynamic=True, fullgraph=True)
+    for value in (20, 12, 31, 17) if key == "capacity" else VALUES:
+        assert_same(outcome(compiled, name, key, value), outcome(plain, name, key, value))
+    assert counter.frame_count <= 2
