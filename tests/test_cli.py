@@ -95,6 +95,16 @@ def torch_only(*argv):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.parametrize("route, kernel, told", [("composite", "Triton", True), ("kernel", "Triton", False),
+                                                 ("composite", None, False)])  # fmt: skip
+def test_doctor_says_how_to_use_a_kernel_that_waits_for_a_gpu(route, kernel, told, capsys):
+    exit_code("doctor", "--json")
+    report = json.loads(capsys.readouterr().out)
+    for op in report["ops"]:
+        op |= {"cuda": route, "cuda_kernel": kernel, "verified": None}
+    assert ("SAFEOPS_UNVERIFIED=1" in cli._text(report)) == told
+
+
 def test_doctor_needs_torch_alone():
     done = torch_only("doctor", "--json")
     assert done.returncode == 0, done.stderr

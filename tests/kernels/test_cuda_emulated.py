@@ -51,13 +51,14 @@ def compiled(sources, target):
 
 def counter(target):
     """A function giving (16-byte loads, shuffles) since its last call."""
-    read = ctypes.CDLL(str(target)).emulated_counts
+    library = ctypes.CDLL(str(target))
 
     def counts():
         wide, shuffles = ctypes.c_int64(), ctypes.c_int64()
-        read(ctypes.byref(wide), ctypes.byref(shuffles))
+        library.emulated_counts(ctypes.byref(wide), ctypes.byref(shuffles))
         return wide.value, shuffles.value
 
+    counts.in_host = library.emulated_in_host  # the tensor of this data is a CPU's beside the others, which are CUDA's
     return counts
 
 
@@ -170,8 +171,9 @@ def test_masked_fill(emulated, dtype):
                     wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
                     expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
                     identical(ops._masked_fill(x, mask, 0.0, value), expected)
-                    host = value.to("cpu:0")  # stands for the host's memory, "cpu" for the device's
-                    identical(ops._masked_fill(x, mask, 0.0, host), expected)
+                    counts.in_host(ctypes.c_void_p(value.data_ptr()))
+                    identical(ops._masked_fill(x, mask, 0.0, value), expected)
+                    counts.in_host(None)
 
 
 def test_a_mask_that_is_aligned_at_its_first_row_alone(emulated):

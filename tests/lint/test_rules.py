@@ -127,6 +127,10 @@ SILENT = [
     ("x, weight=None", "if weight is not None:\n    x = x * weight\nreturn x.mean()"),
     ("x", "if x.dim() == 2 and x.size(0) > 1 and x.requires_grad:\n    x = x[0]\nreturn x"),
     ("x, weight", "if weight == 'none' or weight == None or weight in ('a', 'b'):\n    return x * 2\nreturn x.mean()"),
+    (
+        "x",
+        "y = x * 2\nif y == (1, 2) or y == 'a' or y == [] or y == None:\n    return x\nreturn x.mean()",
+    ),
     ("x, weight", "if weight == True or not weight != 'size':\n    return x * 2\nreturn x.mean()"),
     ("x", "if isinstance(x, float):\n    if x < 0:\n        raise ValueError\nreturn x"),
     ("x", "if x.isnan().any:\n    pass\nreturn x.mean()"),

@@ -65,6 +65,10 @@ extern "C" __attribute__((visibility("default"), used)) inline void emulated_cou
   *shuffles = emulated_shuffles;
   emulated_wide_loads = emulated_shuffles = 0;
 }
+inline const void* emulated_host = nullptr;
+extern "C" __attribute__((visibility("default"), used)) inline void emulated_in_host(const void* data) {
+  emulated_host = data;
+}
 
 template <class T>
 T __ldg(const T* p) {
@@ -283,7 +287,7 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t, const Arguments&... arg
 }
 }  // namespace safeops::cuda
 
-// CPU tensors in the place of CUDA ones (those of "cpu:0": in the place of the host's own), and a namespace of theirs.
+// CPU tensors in the place of CUDA ones, but for one that the tests put in the host's memory; a namespace of their own.
 namespace torch::stable::accelerator {
 struct EmulatedGuard {
   explicit EmulatedGuard(DeviceIndex) {}
@@ -295,7 +299,7 @@ inline AOTITorchError emulated_stream(int32_t, void** stream) {
 }
 #define DeviceGuard EmulatedGuard
 #define is_cuda() get_device_index() == -1
-#define is_cpu() get_device_index() == 0
+#define is_cpu() data_ptr() == emulated_host
 #define aoti_torch_empty_strided emulated_empty_strided
 #define aoti_torch_get_current_cuda_stream emulated_stream
 #undef STABLE_TORCH_LIBRARY_IMPL
