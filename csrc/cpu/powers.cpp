@@ -192,7 +192,7 @@ void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, con
     if (f.mean) value /= divisor;
     if (f.root) value = std::sqrt(value);
     if (f.root) scale = inverse_of(value * divisor, by);
-    value /= by;
+    if (unscale) value /= by;
     if (finite && value > f.most) value = f.most, scale = 0;
     results[0][i] = none ? f.nothing : value;
     results[1][i] = 0;

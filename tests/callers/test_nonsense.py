@@ -46,7 +46,7 @@ def test_refused_by_name(route, name, key, value):
         call(name, **{key: value})
 
 
-@pytest.mark.parametrize("value", [1j, "1", [1], object()], ids=str)
+@pytest.mark.parametrize("value", [1j, "1", [1], object()], ids=lambda v: type(v).__name__)
 def test_fill_value_of_apply_where(value):
     with pytest.raises(TypeError, match="^apply_where: fill_value must be "):
         call("apply_where", fill_value=value)
