@@ -24,7 +24,7 @@ from .indexing import (
     tile_shape,
 )
 from .launch import COMPUTE, Config, Kernel, Plan, arch_of, cached_plan, check_operands, trait
-from .scaling import BEYOND, apart
+from .scaling import BEYOND, MARKED, apart
 
 # SCALED: not at all; by a functor that compares, where weights only mask; by one that weights multiply
 PLAIN, UNWEIGHTED, BY_WEIGHT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -63,10 +63,10 @@ def scaled(
         if COMPARES:
             value = F(v, o, tl.zeros([1, 1], C), c * by)
         else:
-            value = F(v, o, tl.zeros([1, 1], C), tl.abs(by))
+            value = F(v, o, tl.zeros([1, 1], C), tl.where(by <= MARKED, -by, by))
             if WEIGHT:
                 value = value * w
-            value = value * tl.where(by < 0, BEYOND, 1.0) * c
+            value = value * tl.where(by <= MARKED, BEYOND, 1.0) * c
     else:
         high = o.to(tl.float32)  # (x - high) - low: to all digits, without fp64 per element
         low = tl.where(tl.abs(o) < float("inf"), o - high.to(tl.float64), 0.0).to(tl.float32)

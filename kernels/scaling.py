@@ -6,8 +6,10 @@ A power is read from, and written to, the exponent bits: exp2 is an approximatio
 import triton
 import triton.language as tl
 
-# Numbers of which none is negative may be too large for fp64. Such a one is kept divided by this, with a minus.
+# A positive number that is too large for fp64 is kept divided by BEYOND, with a minus. What is negative itself is never
+# that large.
 BEYOND = tl.constexpr(2.0**64)
+MARKED = tl.constexpr(-(2.0**959))  # from here down
 HALF_RANGE = tl.constexpr(252)  # exponents that two fp32 powers of two reach together
 
 

@@ -18,8 +18,11 @@ inline To bit_cast(From from) {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// Numbers of which none is negative may be too large for a double. Such a one is kept divided by kBeyond, with a minus.
+// A positive number that is too large for a double is kept divided by kBeyond, with a minus. What is negative itself is
+// never that large.
 constexpr double kBeyond = 0x1p+64;
+
+inline bool is_beyond(double x) { return x <= -0x1p+959; }
 
 // keep ? x : other, by bit pattern. Written with ?: it would become a masked load, which the prefetcher does not see:
 // three times slower from memory.

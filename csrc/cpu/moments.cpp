@@ -321,15 +321,15 @@ void finish_moments(const void* op, int64_t, const Totals& totals, int64_t n, co
     const bool none = totals.count[i] == 0 || (divisor <= 0 && m2 == m2);
     if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
     // an infinity kept makes them all NaN, and so the gradient
-    const double by = unscale ? unscale[i] : 1, mean = totals.value[i] / by;
-    double value = m2 / divisor, scale = m2 != m2 ? m2 : 2 / divisor;
+    const double by = unscale ? unscale[i] : 1;
+    double value = m2 / divisor, mean = totals.value[i], scale = m2 != m2 ? m2 : 2 / divisor;
     if (f.root) {
       value = std::sqrt(value);
       scale = inverse_of(value * divisor, by);
+    } else if (unscale) {
       value /= by;
-    } else {
-      value = value / by / by;
     }
+    if (unscale) value /= by, mean /= by;
     results[0][i] = none ? f.nothing : value;
     results[1][i] = mean;
     results[2][i] = none ? 0.0 : scale;

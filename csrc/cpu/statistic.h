@@ -80,7 +80,7 @@ struct StatisticFinish {
 inline double inverse_of(double root, double unscale) {
   if (root == 0) return 0;
   const double scale = unscale / root;
-  return scale <= std::numeric_limits<double>::max() || scale != scale ? scale : -(unscale / kBeyond / root);
+  return scale > std::numeric_limits<double>::max() ? -(unscale / kBeyond / root) : scale;
 }
 
 inline double nothing_kept(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }

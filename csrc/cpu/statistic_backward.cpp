@@ -39,9 +39,8 @@ void float_loop(const void*, const Chunk<float>& chunk) {
   float* dx = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    float scale = c[i];
-    if constexpr (kWeight && !compares(kKind)) scale *= w[i];
-    const float slope = shaped<float, kKind>(scale, x[i], origin[i], kRest ? rest[i] : 0.0f);
+    float slope = shaped<float, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : 0.0f);
+    if constexpr (kWeight && !compares(kKind)) slope *= w[i];  // not c w: that may leave the range where dx does not
     dx[i] = kept_or_zero(kept<float, kMask, kWeight>(mask, w, i), slope);
   }
 }
@@ -55,14 +54,15 @@ void double_loop(const void*, const Chunk<double>& chunk) {
   double* dx = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const double by = std::fabs(scale[i]), g = kept_or_zero(by != 0, grad[i]);
+    const bool beyond = is_beyond(scale[i]);
+    const double by = select(beyond, -scale[i], scale[i]), g = kept_or_zero(by != 0, grad[i]);
     double slope;
     if constexpr (compares(kKind)) {
       slope = shaped<double, kKind>(g * by, x[i], origin[i], 0);
     } else {  // the gradient last: of a small norm, its product with the scale may overflow where dx does not
       slope = shaped<double, kKind>(by, x[i], origin[i], 0);
       if constexpr (kWeight) slope *= w[i];
-      slope = slope * select(scale[i] < 0, kBeyond, 1.0) * g;
+      slope = slope * select(beyond, kBeyond, 1.0) * g;
     }
     dx[i] = kept_or_zero(kept<double, kMask, kWeight>(mask, w, i), slope);
   }

@@ -21,7 +21,8 @@ struct Xlogy {
   }
   static double share(double g, double a, double b) {
     const double product = g * a, size = std::fabs(product);
-    const double usual = product / b, instead = g * (a / b);
+    const double quotient = a / b, usual = product / b;
+    const double instead = select(std::fabs(quotient) > std::numeric_limits<double>::max(), g / b * a, g * quotient);
     const double checked = select(size > std::numeric_limits<double>::max(), instead, usual);
     return select(size < std::numeric_limits<double>::min(), instead, checked);
   }

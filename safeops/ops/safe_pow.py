@@ -33,8 +33,9 @@ def _define(a, b, eps, fill_value, dtype):
     kept = torch.where(true, base, 1)
     below = kept.pow(exponent - 1)
     bent = (below / kept).isinf() & (value.abs() >= torch.finfo(value.dtype).tiny)
-    steep = true & finite & ((exponent * below).isinf() | bent)
-    tall = rising & finite & ~steep & (value * kept.log()).isinf()
+    still = true & finite & (exponent == 0)  # no slope by the base, whose own slope would be 0 times an infinity
+    steep = true & finite & ~still & ((exponent * below).isinf() | bent)
+    tall = rising & finite & ~steep & ~still & (value * kept.log()).isinf()
 
     def operands(where):
         return torch.where(where, a, 1), torch.where(where & rising, b, torch.where(where, exponent, 1))
@@ -45,10 +46,12 @@ def _define(a, b, eps, fill_value, dtype):
     # By the exponent alone: d/da is not steep. (Its share of the mixed second derivative is 1 beside b log a > 80.)
     x, y = operands(tall)
     result = torch.where(tall, x.pow(y.detach()) * ((y - y.detach()) * x.detach().log()).exp(), result)
-    plain = rising & ~steep & ~tall
+    x, y = operands(still)
+    result = torch.where(still, ((y - y.detach()) * x.detach().log()).exp(), result)
+    plain = rising & ~steep & ~tall & ~still
     x, y = operands(plain)
     result = torch.where(plain, x.pow(y), result)
-    others = true & ~rising & ~steep
+    others = true & ~rising & ~steep & ~still
     x, y = operands(others)
     result = torch.where(others, x.pow(y.detach()), result)
     return torch.where(true, (sign * result).to(dtype), instead.to(dtype))

@@ -210,6 +210,31 @@ def test_norms_at_the_ends_of_fp64(route, upstream, size):
 
 
 @each_route
+@pytest.mark.parametrize("weight", [[-1.0, -1.0], [1.0, -3.0]])
+@pytest.mark.parametrize("size", [1.0, 1e-200, 1e200])
+def test_a_root_of_a_mean_with_weights_whose_sum_is_negative(route, weight, size):
+    x, w = tensor([1.0, 2.0], torch.float64), tensor(weight, torch.float64)
+    total = w.sum()
+    root = ((w * x * x).sum() / total).sqrt()
+    leaf = (x * size).requires_grad_()
+    value = on(route, "masked_rms")(leaf, weight=w)
+    torch.testing.assert_close(value / size, root, rtol=1e-13, atol=0)
+    torch.testing.assert_close(grad_of(value, leaf), w * x / (root * total), rtol=1e-13, atol=0)
+
+
+@each_route
+@pytest.mark.parametrize("name, values, weight, upstream, want", [
+    ("masked_norm", [3e-38, 4e-38], [1000.0, 1.0], 1.0, [31.5947, 0.0421263]),
+    ("masked_sum_of_squares", [3e15, 4e15], [1e-20, 1.0], 1e-30, [6e-35, 8e-15]),
+    ("masked_norm", [3e30, 4e30], [1e-12, 1e-12], 1e-6, [6e-13, 8e-13]),
+])  # fmt: skip
+def test_a_weight_meets_what_its_gradient_is_the_product_of_last(route, name, values, weight, upstream, want):
+    x = tensor(values).requires_grad_()
+    (dx,) = torch.autograd.grad(on(route, name)(x, weight=tensor(weight)), x, tensor(upstream))
+    torch.testing.assert_close(dx, tensor(want), rtol=2e-5, atol=0)
+
+
+@each_route
 @pytest.mark.parametrize("name, ord", [("masked_amax", None), ("masked_amin", None), ("masked_norm", INF),
                                        ("masked_norm", -INF), ("safe_norm", INF)])  # fmt: skip
 def test_a_gradient_that_is_not_finite_stays_with_the_extreme(route, name, ord):

@@ -511,3 +511,26 @@ def test_second_derivatives_of_any_size(route, name, first, second):
         rtol = 8 * TOLERANCES[dtype][0]
         for got, want in ((g.detach(), first), (h, second)):
             torch.testing.assert_close(got.cpu().double(), want(x.detach().cpu().double()), rtol=rtol, atol=0)
+
+
+@pytest.mark.parametrize("base", [1e-310, 1e-160, 1e-40, 2.0])
+def test_an_exponent_of_0_has_no_slope_by_the_base(base):
+    a, b = (torch.tensor(v, dtype=torch.float64, device=DEVICE, requires_grad=True) for v in (base, 0.0))
+    for upstream in (1.0, INF, NAN):
+        first = torch.autograd.grad(safeops.safe_pow(a, b), (a, b), torch.full_like(a, upstream), create_graph=True)
+        assert first[0] == 0
+    assert torch.autograd.grad(safeops.safe_pow(a, b), b, create_graph=True)[0].item() == pytest.approx(math.log(base))
+    hessian = torch.func.hessian(safeops.safe_pow, (0, 1))(a.detach(), b.detach())
+    assert hessian[0][0] == 0 and hessian[1][1].item() == pytest.approx(math.log(base) ** 2)
+    tangent = torch.func.jvp(safeops.safe_pow, (a.detach(), b.detach()), (torch.ones_like(a), torch.zeros_like(b)))[1]
+    assert tangent == 0
+
+
+@each_route
+def test_the_slope_of_xlogy_by_a_tiny_operand(route):
+    """g a / b where g a vanishes, or is 0, and a / b overflows."""
+    a, b = tensor([1e10, 1.0, 1e200, 1e10], torch.float64), tensor([1e-300, 5e-324, 1e-200, 1e-300], torch.float64)
+    assert call(route, "xlogy", [a, b], 0.0)[2] == [0] * 4
+    if route == "kernel":
+        small = call(route, "xlogy", [a, b], 2.0**-1063)[2]
+        assert small[0] == small[3] == pytest.approx(2.0**-1063 * 1e300 * 1e10, rel=1e-15)

@@ -326,6 +326,15 @@ def test_norms_at_the_ends_of_fp64(name, size):
         close(dx, gradient * upstream, dtype=F64)
 
 
+@pytest.mark.parametrize("weight", [[-1.0, -1.0], [1.0, -3.0]])
+def test_a_root_of_a_mean_with_weights_whose_sum_is_negative(weight):
+    x, w = torch.tensor([1.0, 2.0], dtype=F64), torch.tensor(weight, dtype=F64)
+    value, origin, scale = run("rms", x, None, w)
+    root = ((w * x * x).sum() / w.sum()).sqrt()
+    close(value, root, dtype=F64)
+    close(backward("rms", torch.ones((), dtype=F64), x, origin, scale, None, w), w * x / (root * w.sum()), dtype=F64)
+
+
 def test_every_kept_element_is_minus_infinite():
     x = torch.full((70,), -INF)
     value, origin, scale = run("logsumexp", x)
