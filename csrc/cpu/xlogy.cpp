@@ -20,11 +20,11 @@ struct Xlogy {
     return static_cast<float>(static_cast<double>(g) * static_cast<double>(a) / static_cast<double>(b));
   }
   static double share(double g, double a, double b) {
-    const double product = g * a, size = std::fabs(product);
-    const double quotient = a / b, usual = product / b;
-    const double instead = select(std::fabs(quotient) > std::numeric_limits<double>::max(), g / b * a, g * quotient);
-    const double checked = select(size > std::numeric_limits<double>::max(), instead, usual);
-    return select(size < std::numeric_limits<double>::min(), instead, checked);
+    const double size = std::fabs(g * a);
+    double scale = select(size < std::numeric_limits<double>::min(), 0x1p+600, 1.0);
+    scale = select(size > std::numeric_limits<double>::max(), 0x1p-600, scale);
+    scale = select((g == 0) | (a == 0), 1.0, scale);
+    return g * scale * a / b * (1 / scale);
   }
 };
 
