@@ -5,6 +5,8 @@ import torch
 HALF = (torch.float16, torch.bfloat16)
 FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
 SMALLEST, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
@@ -29,6 +31,16 @@ def readable(scalar):
     """A 0-dim tensor as the kernels read it: floating. An int64 count becomes fp64, which holds it exactly to 2^53."""
     integer = not (scalar.is_floating_point() or scalar.is_complex() or scalar.dtype == torch.bool)
     return scalar.double() if integer else scalar
+
+
+def signed(x):
+    """uint16, uint32 and uint64, for which torch has few kernels, as the signed dtype of the same bits."""
+    return x.to(_SIGNED.get(x.dtype, x.dtype))
+
+
+def where(condition, x, other):
+    """torch.where for two tensors of any one dtype (before torch 2.13 it does not know those above)."""
+    return torch.where(condition, signed(x), signed(other)).to(x.dtype)
 
 
 def saturate(value, dtype):

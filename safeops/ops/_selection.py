@@ -3,26 +3,15 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, fill_of, filled
+from safeops._dtypes import FLOATING, fill_of, filled, where
 
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
-_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 MOST_DIMS = 63  # the kernels see elements of 16 bytes as a dim of two halves
 INDEX = (torch.int32, torch.int64)
 
 # ---- definitions
-
-
-def signed(x):
-    """uint16, uint32 and uint64, for which torch has few kernels, as the signed dtype of the same bits."""
-    return x.to(_SIGNED.get(x.dtype, x.dtype))
-
-
-def where(condition, x, other):
-    """torch.where for two tensors of any one dtype (before torch 2.13 it does not know those above)."""
-    return torch.where(condition, signed(x), signed(other)).to(x.dtype)
 
 
 def full(x, shape, fill_value):

@@ -115,13 +115,8 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
             grad, origin, scale = (t.unsqueeze(d) for t in (grad, origin, scale))
     keep = kept(mask, weight)
     x = input.double()
-    shape = (
-        lambda: x - origin,
-        lambda: torch.ones_like(x),
-        lambda: (x - origin).exp(),
-        lambda: torch.where(x.isnan(), x, x.sign()),
-        lambda: torch.where(x.isnan(), x, x.sign()),
-    )[kind]()
+    sign = torch.where(x.isnan(), x, x.sign())
+    shape = (x - origin, torch.ones_like(x), (x - origin).exp(), sign, sign)[kind]
     dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
     if kind in (EQUAL, EXTREME):  # selected: a NaN from upstream stays with the extreme
         extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())

@@ -35,8 +35,8 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
 
 
 def lift(x):
-    """(x s, s): a power of two brings a tiny x to [1, 2), where no derivative overflows. The chain rule multiplies by s
-    last, so that a gradient of 0 meets no infinity, in second derivatives too."""
+    """(x s, s), where the power of two s brings a tiny x to [1, 2). There no derivative overflows, and the chain rule
+    multiplies by s last: a gradient of 0 meets no infinity, in second derivatives either."""
     fixed = x.detach()
     s = torch.where((fixed > 0) & (fixed < 2.0**-20), to_one(fixed), 1)
     return x * s, s

@@ -13,8 +13,8 @@ def apply_where(condition, args, f1, f2=None, *, fill_value=None):
     `torch.where(condition, f1(x), f2(x))` runs both functions on every element, and the NaN or inf slope of the branch
     that was not taken reaches the gradient of `x`. Here `f1` sees 1 in place of what the condition drops, and `f2` in
     place of what it keeps: nothing leaks, to second order and under transforms too. Name and arguments are those of
-    array-api-extra's `apply_where`. Plain torch code, for any dtype but
-    floats of 8 bits.
+    array-api-extra's `apply_where`. Plain torch code, for any dtype but 8-bit
+    floats.
 
     Args:
         condition: bool tensor; True = `f1`.

@@ -3,9 +3,8 @@
 import torch
 
 from safeops import _check, _route, _symbolic
-from safeops._dtypes import FLOATING, compute_dtype, fill_of, filled, readable, saturate, saturate_tensor
+from safeops._dtypes import FLOATING, compute_dtype, fill_of, filled, readable, saturate, saturate_tensor, where
 from safeops._library import Op, declare_public, declare_raw, like
-from safeops.ops._selection import where
 from safeops.ops.masked_sum import masked_sum, reduce_to
 
 # ---- definition

@@ -3,8 +3,9 @@
 import torch
 
 from safeops import _check, _route
+from safeops._dtypes import where
 from safeops._library import Op, declare_public, declare_raw, like
-from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, select_rows, where
+from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, select_rows
 from safeops.ops.masked_sum import reduce_to
 
 # ---- definition

@@ -4,8 +4,9 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _check, _route
+from safeops._dtypes import signed
 from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, signed
+from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable
 from safeops.ops.masked_compact import _masked_compact
 from safeops.ops.masked_scatter import _masked_scatter
 from safeops.ops.masked_scatter import definition as scattered

@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import fill_of, filled
+from safeops._dtypes import fill_of, filled, where
 from safeops._library import declare_public, declare_raw
 from safeops.ops._indexed import Indexed
 from safeops.ops._selection import (
@@ -13,7 +13,6 @@ from safeops.ops._selection import (
     check_movable,
     full,
     summed_wide,
-    where,
 )
 
 # ---- definition
