@@ -8,6 +8,7 @@ import operator
 import torch
 from torch.compiler import is_compiling
 
+from safeops import _torch
 from safeops._dtypes import FLOATING
 from safeops._symbolic import SYMBOLIC
 
@@ -168,7 +169,11 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
     if not is_number(value):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     double(function, name, value)
-    if maximum is not None and not isinstance(value, SYMBOLIC) and not value <= maximum:
+    if isinstance(value, SYMBOLIC):  # to compare it would bind the sizes that an exported program takes
+        value = _torch.value_at_trace(value)
+        if value is None:
+            return
+    if maximum is not None and not value <= maximum:
         raise ValueError(f"{function}: {name} must be at most {maximum:.3g}, got {value}")
     if minimum is not None and not value >= minimum:
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")

@@ -36,6 +36,11 @@ def has_static_value(x):
     return symbolic_shapes.has_static_value(x)
 
 
+def value_at_trace(x):
+    """The value of a SymInt or SymFloat while a program is exported, read without binding the program to it."""
+    return x.node.hint if x.node.has_hint() else None
+
+
 # ---- ops
 
 dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key

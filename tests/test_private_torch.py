@@ -109,6 +109,19 @@ def test_has_static_value():
     assert [compiled(torch.ones(2), n).tolist() for n in (3, 5.5, 7.25)] == [[4, 4], [6.5, 6.5], [8.25, 8.25]]
 
 
+def test_value_at_trace():
+    seen = []
+
+    class Module(torch.nn.Module):
+        def forward(self, x):
+            seen.extend(map(_torch.value_at_trace, (x.shape[0], x.shape[0] / 4)))
+            return x * x.shape[0]
+
+    shapes = ({0: torch.export.Dim("n")},)
+    program = torch.export.export(Module(), (torch.ones(6),), dynamic_shapes=shapes, strict=False)
+    assert seen[:2] == [6, 1.5] and program.module()(torch.ones(2)).tolist() == [2, 2]
+
+
 # ---- ops
 
 

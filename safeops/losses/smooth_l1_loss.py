@@ -4,6 +4,7 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import LARGEST, SMALLEST, filled
+from safeops._symbolic import symbolic
 from safeops.losses._pointwise import PointwiseLoss, declare_loss
 from safeops.ops._reduction import magnitude
 
@@ -47,9 +48,9 @@ def smooth_l1_loss(
     """
     if type(beta) is not float or not 0.0 <= beta <= LARGEST:
         _check.number("smooth_l1_loss", "beta", beta, minimum=0, maximum=LARGEST)
-    return _smooth_l1_loss.call(
-        input, target, mask, weight, reduction, denominator, empty, beta if beta >= SMALLEST else 0.0
-    )
+    if not symbolic(beta) and beta < SMALLEST:
+        beta = 0.0
+    return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, beta)
 
 
 declare_loss(smooth_l1_loss, ", float beta=1.0")

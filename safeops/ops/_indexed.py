@@ -45,13 +45,14 @@ class Indexed:
     def call(self, input, dim, index, fill_value):
         try:
             kernel = _route.kernel(self.op, input, index) if input.dtype in MOVABLE else None
-            fill = 0.0
-            zero = isinstance(fill_value, (int, float)) and fill_value == 0  # (no complex or tensor)
-            if kernel is not None and (not zero or dim.__class__ is not int or kernel is self.op.traced):
-                self.validate(input, dim, index, fill_value)
-                fill = as_double(fill_value)
+            fill = ()
+            if kernel is not None:
+                short = kernel is self.op.eager and dim.__class__ is int
+                if not (short and fill_value.__class__ is int and fill_value == 0):  # (a trace keeps what it compares)
+                    self.validate(input, dim, index, fill_value)
+                    fill = as_double(fill_value)
             if kernel is not None and fill is not None:
-                arguments = (input, dim, index) if fill == 0 else (input, dim, index, fill)
+                arguments = (input, dim, index, *fill)
                 if torch.is_grad_enabled() and input.requires_grad:
                     return kernel.apply(*arguments)
                 return kernel.raw(*arguments)

@@ -135,16 +135,16 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
     """
     try:
         kernel = _route.kernel(OP, input, mask) if input.dtype in MOVABLE else None
-        fill = 0.0
+        fill = ()
         if kernel is not None:
-            zero = isinstance(fill_value, (int, float)) and fill_value == 0  # (no complex or tensor)
-            if capacity.__class__ is not int or not zero or kernel is OP.traced:
+            short = kernel is OP.eager and capacity.__class__ is int
+            if not (short and fill_value.__class__ is int and fill_value == 0):  # (a trace keeps what it compares)
                 _validate(input, mask, capacity, fill_value)
                 fill = as_double(fill_value)
         if kernel is not None and fill is not None:
             if mask.shape != input.shape:
                 mask = mask.expand(input.shape[: mask.dim()])
-            arguments = (input, mask, capacity) if fill == 0 else (input, mask, capacity, fill)
+            arguments = (input, mask, capacity, *fill)
             if torch.is_grad_enabled() and input.requires_grad:
                 return kernel.apply(*arguments)
             return kernel.raw(*arguments)

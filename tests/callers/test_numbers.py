@@ -27,16 +27,19 @@ def assert_same(got, want):
         torch.testing.assert_close(g, w, equal_nan=True)
 
 
-# what a number of this name may be: a multiple of a size
-FACTORS = {"capacity": [1], "eps": [1, 0.25], "delta": [1, 0.25], "beta": [1, 0.25]}
-SIZES = [(name, key, factor) for name, key in NUMBERS for factor in FACTORS.get(key, [1, 0.25, -0.5])]
+# what is made of a size n, and what a number of a name may be
+OF_SIZE = {"n": lambda n: n, "n/4": lambda n: 0.25 * n, "1/n": lambda n: 1 / n, "-n/2": lambda n: -0.5 * n}
+POSITIVE = ["n", "n/4", "1/n"]
+# (of an order the sign decides the formula, and that of 1/n torch cannot prove)
+KINDS = {"capacity": ["n"], "eps": POSITIVE, "delta": POSITIVE, "beta": POSITIVE, "ord": ["n", "n/4", "-n/2"]}
+SIZES = [(name, key, kind) for name, key in NUMBERS for kind in KINDS.get(key, OF_SIZE)]
 
 
-@pytest.mark.parametrize("name, key, factor", SIZES)
-def test_a_size_as_number_exports(name, key, factor):
+@pytest.mark.parametrize("name, key, kind", SIZES)
+def test_a_size_as_number_exports(name, key, kind):
     class Call(torch.nn.Module):
         def forward(self, sized, operands):
-            return call(name, **{**operands, key: factor * sized.shape[0]})
+            return call(name, **{**operands, key: OF_SIZE[kind](sized.shape[0])})
 
     def run(module):
         return lambda size, operands: module(torch.zeros(size), operands)
@@ -61,6 +64,7 @@ def test_a_number_that_changes_is_compiled_once(name, key, route, monkeypatch):
         return call(name, **{**operands, key: value})
 
     compiled = torch.compile(plain, backend=counter, dynamic=True, fullgraph=True)
-    for value in (20, 12, 31, 17) if key == "capacity" else VALUES:
+    values = {"capacity": (20, 12, 31, 17), "fill_value": (*VALUES, 0.0), "value": (*VALUES, 0.0)}
+    for value in values.get(key, VALUES):
         assert_same(outcome(compiled, name, key, value), outcome(plain, name, key, value))
     assert counter.frame_count <= 2

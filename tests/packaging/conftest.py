@@ -35,15 +35,15 @@ def build_wheel(folder: Path, **variables) -> Path:
     return wheel
 
 
-def closure(name: str, seen: dict) -> dict:
-    """The distributions that `name` needs, itself included."""
-    key = re.sub(r"[-_.]+", "-", name).lower()
+def closure(name: str, extras=(), seen=None) -> dict:
+    """The distributions that `name[extras]` needs, itself included."""
+    seen = {} if seen is None else seen
+    key = (re.sub(r"[-_.]+", "-", name).lower(), *sorted(extras))
     if key not in seen:
         seen[key] = metadata.distribution(name)
-        for line in seen[key].requires or ():
-            requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                closure(requirement.name, seen)
+        for need in map(Requirement, seen[key].requires or ()):
+            if need.marker is None or any(need.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
+                closure(need.name, need.extras, seen)
     return seen
 
 
@@ -51,14 +51,15 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     """A new environment with torch linked in (it is too large to copy) and the wheel installed; its interpreter."""
     run([sys.executable, "-m", "venv", "--without-pip", folder], cwd=folder.parent)
     (site,) = folder.glob("lib/python3*/site-packages")
-    files = ((distribution, file) for distribution in closure("torch", {}).values() for file in distribution.files)
+    files = ((distribution, file) for distribution in closure("torch").values() for file in distribution.files)
     tops = {owner.locate_file(file.parts[0]) for owner, file in files if file.parts[0] not in ("..", "__pycache__")}
     for top in tops:  # (the parts of CUDA share one)
         (site / top.name).symlink_to(top)
     python = folder / "bin" / "python"
     # No index and no --no-deps: pip itself finds that torch alone satisfies what the wheel requires.
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
-    run([*pip, "install", "-qq", "--no-index", wheel], cwd=folder)
+    # (Without what the machine's settings add: a torch found there would be written over the linked one.)
+    pip = [sys.executable, "-m", "pip", "--isolated", "--disable-pip-version-check", "--python", python]
+    run([*pip, "install", "-qq", "--no-index", wheel], cwd=folder, PIP_CONFIG_FILE=os.devnull)
     return python
 
 

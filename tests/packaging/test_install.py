@@ -38,7 +38,7 @@ def test_pure_python_install_gives_the_same_values(pure_python, tmp_path):
 def test_the_environment_holds_torch_alone(python, tmp_path):
     """Else the two tests above would not show that safeops needs nothing more."""
     probe = "import importlib.util as u; print([n for n in ('numpy', 'rich', 'triton', 'pytest') if u.find_spec(n)])"
-    brought = ["triton"] if "triton" in closure("torch", {}) else []  # by a CUDA torch
+    brought = ["triton"] if ("triton",) in closure("torch") else []  # by a CUDA torch
     assert run([python, "-c", probe], cwd=tmp_path).stdout.strip() == str(brought)
 
 
