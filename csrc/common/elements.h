@@ -16,7 +16,7 @@ namespace safeops {
 
 inline int32_t dtype_code(const Tensor& t) {
   int32_t code;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
   return code;
 }
 
@@ -29,9 +29,9 @@ inline Tensor new_like(const Shape& shape, const Tensor& t) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
   int32_t index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype_code(t),
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype_code(t),
                                                          device_type_of(t), index, &handle));
   return Tensor(handle);
 }
@@ -49,7 +49,7 @@ inline Tensor laid_like(const Shape& shape, const Tensor& t) {
   using torch::stable::detail::from;
   StableIValue stack[6] = {from(t),           from(std::nullopt), from(std::nullopt),
                            from(std::nullopt), from(std::nullopt), from(std::nullopt)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 

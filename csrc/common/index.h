@@ -8,7 +8,7 @@ namespace safeops {
 // An index is int32 (true) or int64.
 inline bool is_narrow_index(const Tensor& t) {
   int32_t code;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
   const bool narrow = code == aoti_torch_dtype_int32();
   STD_TORCH_CHECK(narrow || code == aoti_torch_dtype_int64(), "safeops: an index must be int32 or int64");
   return narrow;

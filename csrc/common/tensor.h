@@ -30,7 +30,7 @@ inline const DTypeCodes& dtype_codes() {
 
 inline DType dtype_of(const Tensor& t) {
   int32_t code;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));
   const DTypeCodes& codes = dtype_codes();
   for (int i = 0; i < 6; ++i)
     if (codes.code[i] == code) return static_cast<DType>(i);
@@ -72,10 +72,10 @@ struct View {
     int64_t dims;
     int64_t *sizes_ptr, *strides_ptr;
     void* ptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(t.get(), &dims));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t.get(), &sizes_ptr));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &strides_ptr));
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(t.get(), &ptr));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(t.get(), &dims));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t.get(), &sizes_ptr));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t.get(), &strides_ptr));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(t.get(), &ptr));
     data = static_cast<char*>(ptr);
     sizes = sizes_ptr;
     strides = strides_ptr;
@@ -110,7 +110,7 @@ struct View {
 
 inline int32_t device_type_of(const Tensor& t) {
   int32_t type;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
   return type;
 }
 
@@ -119,9 +119,9 @@ inline Tensor empty(const Shape& shape, DType dtype, const Tensor& like) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
   int32_t index;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
   AtenTensorHandle handle;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides,
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides,
                                                          dtype_codes().code[static_cast<int>(dtype)],
                                                          device_type_of(like), index, &handle));
   return Tensor(handle);
@@ -149,7 +149,7 @@ inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const
                            from(std::nullopt),
                            from(std::nullopt),
                            from(std::nullopt)};
-  STABLE_TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
