@@ -220,9 +220,10 @@ def integers(function, dim):
 
 def one_dim(function, dim, ndim):
     """dim counted from 0, where a function takes exactly one."""
-    if isinstance(dim, (tuple, list)):
-        raise TypeError(f"{function}: dim must be an int, got {dim!r}")
-    d = dim if dim.__class__ is int else integers(function, dim)[0]
+    try:
+        (d,) = (dim,) if dim.__class__ is int else integers(function, (dim,))
+    except TypeError:
+        raise TypeError(f"{function}: dim must be an int, got {dim!r}") from None
     rank = max(ndim, 1)  # a 0-dim tensor accepts 0 and -1, as torch does
     if not -rank <= d < rank:
         raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")

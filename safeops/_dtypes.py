@@ -96,7 +96,8 @@ def _integer(scalar, dtype):
 
 def saturate_tensor(wide, dtype):
     """`wide` with finite values that would be inf in `dtype` at its largest finite one, with gradient 0; still wide."""
-    over = wide.to(dtype).isinf() & wide.isfinite()
+    # (Inductor before torch 2.12 takes no & of these, where `wide` comes from a size.)
+    over = torch.logical_and(wide.to(dtype).isinf(), wide.isfinite())
     return torch.where(over, largest_like(wide, dtype), wide)
 
 

@@ -24,7 +24,7 @@ def scalar(x, dtype, device):
     """A number as a 0-dim tensor."""
     if symbolic(x):  # added, because a sum is one of the few ops that keep a symbol; torch.full is none
         return torch.zeros((), dtype=dtype, device=device) + x
-    return torch.full((), x, dtype=dtype, device=device)
+    return torch.full((), float(x), dtype=dtype, device=device)
 
 
 def as_operand(x, input):

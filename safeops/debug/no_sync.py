@@ -49,7 +49,8 @@ class no_sync(TorchDispatchMode):
     sync debug mode is switched on as well, which also sees what ops do inside.
 
     Args:
-        cpu: treat CPU tensors as if they were on a device, to test a step on a machine without one.
+        cpu: treat CPU tensors as if they were on a device, to test a step on a machine without one. (`x.cpu()` of a
+            CPU tensor is x itself: nothing runs that could be seen.)
         allow_scaler: GradScaler.step reads one flag a step; nothing but leaving the scaler avoids that.
 
     Example:

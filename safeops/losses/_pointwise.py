@@ -167,8 +167,9 @@ class PointwiseLoss:
         try:
             code = REDUCTION[reduction]
             if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
-                options = (None, code, p0) if code != 1 or p0 else ()
-                if p1:
+                # (Truth would bind the sizes that an exported p0 comes from.)
+                options = (None, code, p0) if code != 1 or p0.__class__ is not float or p0 else ()
+                if p1.__class__ is not float or p1:
                     options = (None, code, p0, p1)
                 kernel = _route.kernel(self.op, input, target, mask)
             else:
@@ -244,8 +245,8 @@ ARGUMENTS = """\
         reduction: "mean" divides the sum by the count of kept elements (by the sum of weights, with weights), "sum",
             or "none". Weights that cancel leave a mean of inf or NaN: nothing is hidden.
         denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
-            count over all micro-batches; DDP, which averages gradients over the ranks, with the count over all ranks
-            divided by their number.
+            count (with weights: their sum) over all micro-batches; DDP, which averages gradients over the ranks, with
+            that over all ranks divided by their number.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
             "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole).
 

@@ -142,6 +142,9 @@ class Binary:
     def _validate(self, input, other, eps, fill_value, dtype):
         _check.tensor(self.name, "input", input)
         if not (self.number and isinstance(other, NUMBER)):
+            if self.number and not isinstance(other, torch.Tensor):
+                kind = type(other).__name__
+                raise TypeError(f"{self.name}: {self.other} must be a tensor or a number, got {kind}")
             _check.tensor(self.name, self.other, other)
             _check.broadcast(self.name, **{"input": input, self.other: other})
             _check.same_device(self.name, "input", input, **{self.other: other})

@@ -103,7 +103,8 @@ def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, para
     value = torch.where(exists, value, nothing).to(dtype)
     scale = torch.where(exists, scale, 0.0)
     if not keepdim:
-        value, origin, scale = (t.squeeze(dims) for t in (value, origin, scale))
+        for d in reversed(dims):  # one by one: DTensors take squeeze(dims) from torch 2.12 on
+            value, origin, scale = (t.squeeze(d) for t in (value, origin, scale))
     return value, origin, scale
 
 
@@ -179,7 +180,7 @@ def _function(raw, definition, kind):
             if _route.by_composite(grad):
                 dx = _route.differentiable_backward(definition, (input, mask, weight, *ctx.arguments), grad)[0]
             else:
-                shape = kind(parameter) if callable(kind) else kind
+                shape = kind[parameter] if isinstance(kind, dict) else kind
                 dx = _statistic_backward(grad, input, origin, scale, mask, weight, shape, dim, keepdim)
             return dx, *nothing
 
@@ -190,7 +191,7 @@ def _function(raw, definition, kind):
 
 
 class Statistic(Reduction):
-    """A statistic: declares the raw op. `kind` may be a function of the parameter, which users know as `keyword`."""
+    """A statistic: declares the raw op. `kind` may be a table by the parameter, which users know as `keyword`."""
 
     def __init__(self, name, define_statistic, kind, keyword=None):
         def composite(

@@ -34,14 +34,14 @@ def _any_order(k, a, ord, safe):
     zero = a == 0
     if ord == 0:
         return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
-    # Beyond, all powers but those of the extreme element have long vanished.
-    ord = torch.sym_max(-1e20, torch.sym_min(1e20, ord * 1.0))
     # In units of the element that decides, the largest or the smallest, no power overflows.
     fixed = a.detach()
     top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
     top = torch.where((top > 0) & top.isfinite(), top, 1)
-    # As tensors: pow with a number that is symbolic cannot be differentiated.
-    power, inverse = (scalar(e, a.dtype, a.device) for e in (ord, 1 / ord))
+    # As tensors: pow with a number that is symbolic cannot be differentiated. Beyond 1e20 all powers but those of the
+    # extreme element have long vanished.
+    power = scalar(ord, torch.float64, a.device).clamp(-1e20, 1e20)
+    power, inverse = power.to(a.dtype), (1 / power).to(a.dtype)
     terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)
     total = k.sum(k.weighted(k.select(terms, 0)))
     vanishes, infinite = total == 0, total.isinf()
@@ -78,7 +78,7 @@ class Norm(Statistic):
         return kernel if kernel is not None and parameter[0] in (1, 2, INF, -INF) else None
 
 
-_masked_norm = Norm("masked_norm", norm, KINDS.get, "ord")
+_masked_norm = Norm("masked_norm", norm, KINDS, "ord")
 
 
 def masked_norm(

@@ -13,7 +13,7 @@ def _define(k, ord):
     return torch.where(overflows, most, value), origin, torch.where(overflows, 0, scale)
 
 
-_safe_norm = Norm("safe_norm", _define, KINDS.get, "ord")
+_safe_norm = Norm("safe_norm", _define, KINDS, "ord")
 
 
 def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):

