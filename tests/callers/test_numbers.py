@@ -41,6 +41,7 @@ PLAIN = [(*size, True) for size in SIZES if size[1] in ("beta", "delta")]
 @pytest.mark.parametrize("name, key, kind, plain", [*((*size, False) for size in SIZES), *PLAIN])
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
     """plain: with no argument but those, which is a way of its own to a loss's kernel."""
+
     class Call(torch.nn.Module):
         def forward(self, sized, operands):
             return call(name, **{**operands, key: OF_SIZE[kind](sized.shape[0])})
