@@ -96,7 +96,7 @@ def _integer(scalar, dtype):
 
 def saturate_tensor(wide, dtype):
     """`wide` with finite values that would be inf in `dtype` at its largest finite one, with gradient 0; still wide."""
-    # (Inductor before torch 2.12 takes no & of these, where `wide` comes from a size.)
+    # (Inductor takes no & of these where `wide` comes from a number that a trace knows by a symbol.)
     over = torch.logical_and(wide.to(dtype).isinf(), wide.isfinite())
     return torch.where(over, largest_like(wide, dtype), wide)
 
