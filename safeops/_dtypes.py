@@ -97,8 +97,17 @@ def _integer(scalar, dtype):
 def saturate_tensor(wide, dtype):
     """`wide` with finite values that would be inf in `dtype` at its largest finite one, with gradient 0; still wide."""
     # (Inductor takes no & of these where `wide` comes from a number that a trace knows by a symbol.)
-    over = torch.logical_and(wide.to(dtype).isinf(), wide.isfinite())
+    over = torch.logical_and(beyond(wide, dtype), wide.isfinite())
     return torch.where(over, largest_like(wide, dtype), wide)
+
+
+def beyond(wide, dtype):
+    """Where `wide` is infinite in `dtype`. Compared, not cast: Inductor keeps half in fp32, where nothing overflows."""
+    if dtype not in HALF:
+        return wide.to(dtype).isinf()
+    info = torch.finfo(dtype)
+    middle = info.max / (2 - info.eps) * (2 - info.eps / 2)  # of the largest number and the next power of two
+    return wide.float().abs() >= middle  # (torch rounds fp64 to half by way of fp32)
 
 
 def largest_like(wide, dtype):

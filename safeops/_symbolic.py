@@ -23,7 +23,7 @@ def symbolic(x):
 def scalar(x, dtype, device):
     """A number as a 0-dim tensor."""
     if symbolic(x):  # added, because a sum is one of the few ops that keep a symbol; torch.full is none
-        return torch.zeros((), dtype=dtype, device=device) + x
+        return torch.full((), -0.0, dtype=dtype, device=device) + x  # (of -0.0, 0.0 would make 0.0)
     return torch.full((), float(x), dtype=dtype, device=device)
 
 

@@ -165,8 +165,9 @@ def _number(number, input, dtype, eps):
     One that fp32 would make another number of, and not a less precise one, is read as the double it is.
     """
     compute = compute_dtype(input.dtype, dtype)
-    if symbolic(number):
-        return scalar(number, compute, input.device), eps
+    if symbolic(number):  # whether fp32 would do is not to be asked
+        eps = SMALLEST if eps is None and compute == torch.float32 else eps  # the floor of the input's compute dtype
+        return scalar(number, torch.float64, input.device), eps
     number = float(number)
     if compute == torch.float32 and not _fits_single(number):
         compute = torch.float64

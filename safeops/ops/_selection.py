@@ -17,7 +17,7 @@ INDEX = (torch.int32, torch.int64)
 def full(x, shape, fill_value):
     """`fill_value` everywhere, in x's dtype; attached to x, which has no elements to be read."""
     result = filled(x, shape, fill_of(fill_value, x.dtype))
-    return result + x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else result
+    return result - x.sum().to(x.dtype) if x.is_floating_point() or x.is_complex() else result
 
 
 def summed_wide(x):

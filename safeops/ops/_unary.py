@@ -7,7 +7,17 @@ what stands there. Saturation, dtypes, selection and the gradient that is exactl
 import torch
 
 from safeops import _check, _route
-from safeops._dtypes import FLOATING, HALF, LARGEST, compute_dtype, largest_like, saturate_tensor, to_one, wide_on_cpu
+from safeops._dtypes import (
+    FLOATING,
+    HALF,
+    LARGEST,
+    beyond,
+    compute_dtype,
+    largest_like,
+    saturate_tensor,
+    to_one,
+    wide_on_cpu,
+)
 from safeops._library import Op, declare_raw, like
 from safeops._torch import is_autocast_available
 
@@ -26,7 +36,7 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
     fixed = x.detach()
     none = absent(fixed, eps)
     y = function(wide_on_cpu(torch.where(none, BENIGN, fixed)))
-    over = y.to(dtype).isinf() & fixed.isfinite() & ~none
+    over = beyond(y, dtype) & fixed.isfinite() & ~none
     instead = torch.where(over, largest_like(y, dtype), saturate_tensor(stand_in(fixed, eps, fill_value), dtype))
     true = ~(none | over)
     # Select before the function: a slope that does not exist or does not fit must not meet the gradient 0.

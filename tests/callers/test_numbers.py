@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
+import safeops
 from safeops._library import registry
 from tests.callers.calls import CALLS, call, tensors
 
@@ -25,6 +26,25 @@ def outcome(function, name, key, value):
 def assert_same(got, want):
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w, equal_nan=True)
+
+
+def test_numbers_that_fp32_would_change_stay_double():
+    """As an eager call reads them: 2^24 + 1 is odd, 1e39 and 1e-46 are neither infinite nor 0."""
+    x = torch.tensor([-1.0, 2.0])
+    for f, values in (
+        (safeops.safe_pow, (3.0, 16777217.0, 1e300)),
+        (safeops.xlogy, (3.0, 1e39, 1e-46)),
+        (lambda x, n: safeops.safe_div(x * 1e30, n, eps=0.0), (3.0, 1e39, 1e-46)),
+    ):
+        compiled = torch.compile(f, dynamic=True, backend="aot_eager", fullgraph=True)
+        for value in values:
+            torch.testing.assert_close(compiled(x, value), f(x, value))
+
+
+def test_a_changing_number_keeps_its_sign_of_zero():
+    x, mask = torch.ones(3), torch.tensor([True, False, True])
+    compiled = torch.compile(lambda x, n: safeops.masked_fill(x, mask, n), dynamic=True, backend="aot_eager")
+    assert [compiled(x, n).signbit().tolist() for n in (0.5, -0.0)] == [[False] * 3, [True, False, True]]
 
 
 # what is made of a size n, and what a number of a name may be

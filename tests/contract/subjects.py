@@ -52,13 +52,16 @@ def composite(op, name):
     return call
 
 
+COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang")))  # for Inductor
+
+
 def subject(name, samples, *, definitions=definitions, bad_calls=BAD_CALLS, skip=None, suffix="", **describe):
     op = getattr(safeops, name)
     kernel = registry[name].cpu if DEVICE == "cpu" else registry[name].cuda
     skip = dict(skip or {})
     if not kernel:
         skip.update(saved_bytes=COMPOSITE, peak_memory=COMPOSITE)
-    if not any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang"))):
+    if not COMPILER:
         skip["inductor"] = "there is no compiler here, and Inductor needs one"
     describe.setdefault("direct", getattr(torch.ops.safeops, name))
     return Subject(

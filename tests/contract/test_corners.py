@@ -7,8 +7,10 @@ import torch
 import torch.autograd.forward_ad as fwAD
 
 import safeops
+from safeops._dtypes import beyond
+from safeops._library import registry
 from safeops.ops._selection import summed_wide
-from tests.contract.subjects import DEVICE, composite
+from tests.contract.subjects import COMPILER, DEVICE, composite
 
 INF, NAN = math.inf, math.nan
 MASK = torch.tensor([True, False, True], device=DEVICE)
@@ -410,3 +412,47 @@ def test_as_many_dims_as_there_is_room_for(name):
         assert SELECTIONS[name](torch.ones([1] * 64, device=DEVICE)).numel() == 1
     except (RuntimeError, ValueError) as error:
         assert "dim" in str(error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_inductor_saturates_half(dtype, monkeypatch):
+    """It keeps half in fp32, where nothing becomes infinite that half cannot hold."""
+    if not COMPILER:
+        pytest.skip("there is no compiler here, and Inductor needs one")
+    for op in registry.values():
+        monkeypatch.setattr(op, "cpu", False)
+    large = torch.finfo(dtype).max / 2
+    fill = torch.tensor(3e38 if dtype == torch.float16 else 1e300, dtype=torch.float64, device=DEVICE)
+    x, quarter = t(large, -large, 2.0, dtype=dtype, grad=True), t(0.25, 0.25, 0.25, dtype=dtype)
+
+    def ops(x):
+        return (
+            safeops.safe_pow(x, 3.0),
+            safeops.safe_div(x, quarter),
+            safeops.safe_exp(x),
+            safeops.masked_fill(x, MASK, fill),
+        )
+
+    def outcome(f):
+        results = f(x)
+        return *results, *(torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for y in results)
+
+    torch._dynamo.reset()
+    for got, want in zip(outcome(torch.compile(ops)), outcome(ops), strict=True):
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+def test_numbers_around_the_largest_one_of_half():
+    """What rounds to the largest number is no overflow; in fp64 the way leads through fp32."""
+    for dtype, middle in ((torch.float16, 65520.0), (torch.bfloat16, 2.0**128 - 2.0**119)):
+        for wide in (torch.float32, torch.float64):
+            x = t(middle, math.nextafter(middle, 0), middle * (1 - 2.0**-24), middle * (1 - 2.0**-20), NAN, dtype=wide)
+            assert torch.equal(beyond(x, dtype), x.to(dtype).isinf()) and beyond(-x, dtype)[0]
+
+
+def test_an_empty_source_keeps_the_fills_sign_of_zero():
+    out = safeops.safe_index_select(torch.zeros(2, 0), 1, torch.tensor([0, 7]), fill_value=-0.0)
+    wanted = composite(safeops.safe_index_select, "safe_index_select")(
+        torch.zeros(2, 0), 1, torch.tensor([0, 7]), fill_value=-0.0
+    )
+    assert out.signbit().all() and wanted.signbit().all()
