@@ -207,6 +207,10 @@ def test_reads_by_another_name(read):
     assert audited(lambda: torch.where(torch.ones(3) > 0, 1.0, 2.0)) == []
 
 
+def test_a_nan_that_one_of_two_operands_brought_is_not_born_there():
+    assert audited(lambda: torch.tensor([torch.nan, 1.0]) + torch.ones(2), select=["nan-born"]) == []
+
+
 def test_counts_by_line():
     def step():
         for i in range(5):
