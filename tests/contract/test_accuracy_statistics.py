@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import safeops
-from safeops.ops._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define_backward
+from safeops.ops._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define, define_backward
+from safeops.ops.masked_norm import norm
 from safeops.testing import DTYPES
 from tests.contract.subjects import DEVICE, composite
 
@@ -504,6 +505,14 @@ def test_a_scale_of_zero_is_selected(kind, upstream):
     ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)
     assert (ours[0] == 0).all() and ours[1].isfinite().all()
     torch.testing.assert_close(ours, plain)
+
+
+def test_a_norm_of_zero_has_no_slope_where_there_is_no_kernel():
+    x = tensor([[0.0, 0.0], [3.0, 4.0]])
+    value, origin, scale = define(norm, x, None, None, (1,), False, False, torch.float32, 2.0)
+    assert value.tolist() == [0, 5] and scale.tolist() == pytest.approx([0, 0.2])
+    dx = define_backward(tensor([NAN, 1.0]), x, origin, scale, None, None, LINEAR, [1])
+    assert dx.tolist() == [[0, 0], pytest.approx([0.6, 0.8])]
 
 
 @each_route
