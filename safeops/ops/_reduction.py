@@ -163,10 +163,9 @@ class Reduction:
 
     def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         if dim is not None:
-            if not isinstance(dim, (tuple, list)):
-                dim = (dim,)
-            if not INTS.issuperset(map(type, dim)):  # the dispatcher would take a bool or a tensor for a number
-                dim = _check.integers(self.name, dim)
+            dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+            # (the dispatcher would take a bool or a tensor for a number)
+            dim = dims if INTS.issuperset(map(type, dims)) else _check.integers(self.name, dim)
         try:
             kernel = None
             if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:

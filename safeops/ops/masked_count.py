@@ -67,10 +67,9 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
         tensor([2, 2])
     """
     if dim is not None:
-        if not isinstance(dim, (tuple, list)):
-            dim = (dim,)
-        if not INTS.issuperset(map(type, dim)):  # the dispatcher would take a bool or a tensor for a number
-            dim = _check.integers("masked_count", dim)
+        dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+        # (the dispatcher would take a bool or a tensor for a number)
+        dim = dims if INTS.issuperset(map(type, dims)) else _check.integers("masked_count", dim)
     plain = dtype is None and empty == "zero"
     try:
         kernel = _route.kernel(OP, input, mask, weight) if input.dtype in FLOATING else None
