@@ -97,11 +97,11 @@ def _integer(scalar, dtype):
 def saturate_tensor(wide, dtype):
     """`wide` with finite values that would be inf in `dtype` at its largest finite one, with gradient 0; still wide."""
     # (Inductor takes no & of these where `wide` comes from a number that a trace knows by a symbol.)
-    over = torch.logical_and(beyond(wide, dtype), wide.isfinite())
+    over = torch.logical_and(overflows(wide, dtype), wide.isfinite())
     return torch.where(over, largest_like(wide, dtype), wide)
 
 
-def beyond(wide, dtype):
+def overflows(wide, dtype):
     """Where `wide` is infinite in `dtype`. Compared, not cast: Inductor keeps half in fp32, where nothing overflows."""
     if dtype not in HALF:
         return wide.to(dtype).isinf()

@@ -32,7 +32,7 @@ inline Tensor new_like(const Shape& shape, const Tensor& t) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
   AtenTensorHandle handle;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype_code(t),
-                                                         device_type_of(t), index, &handle));
+                                                  device_type_of(t), index, &handle));
   return Tensor(handle);
 }
 

@@ -122,8 +122,8 @@ inline Tensor empty(const Shape& shape, DType dtype, const Tensor& like) {
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
   AtenTensorHandle handle;
   TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides,
-                                                         dtype_codes().code[static_cast<int>(dtype)],
-                                                         device_type_of(like), index, &handle));
+                                                  dtype_codes().code[static_cast<int>(dtype)],
+                                                  device_type_of(like), index, &handle));
   return Tensor(handle);
 }
 

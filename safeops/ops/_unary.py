@@ -11,9 +11,9 @@ from safeops._dtypes import (
     FLOATING,
     HALF,
     LARGEST,
-    beyond,
     compute_dtype,
     largest_like,
+    overflows,
     saturate_tensor,
     to_one,
     wide_on_cpu,
@@ -36,7 +36,7 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
     fixed = x.detach()
     none = absent(fixed, eps)
     y = function(wide_on_cpu(torch.where(none, BENIGN, fixed)))
-    over = beyond(y, dtype) & fixed.isfinite() & ~none
+    over = overflows(y, dtype) & fixed.isfinite() & ~none
     instead = torch.where(over, largest_like(y, dtype), saturate_tensor(stand_in(fixed, eps, fill_value), dtype))
     true = ~(none | over)
     # Select before the function: a slope that does not exist or does not fit must not meet the gradient 0.

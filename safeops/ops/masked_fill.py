@@ -3,7 +3,17 @@
 import torch
 
 from safeops import _check, _route, _symbolic
-from safeops._dtypes import FLOATING, beyond, compute_dtype, fill_of, filled, readable, saturate, saturate_tensor, where
+from safeops._dtypes import (
+    FLOATING,
+    compute_dtype,
+    fill_of,
+    filled,
+    overflows,
+    readable,
+    saturate,
+    saturate_tensor,
+    where,
+)
 from safeops._library import Op, declare_public, declare_raw, like
 from safeops.ops.masked_sum import masked_sum, reduce_to
 
@@ -78,7 +88,7 @@ class _MaskedFill(torch.autograd.Function):
             grad_value = grad_value.to(dtype).reshape(shape)
             if ctx.value_limit is not None:
                 value = ctx.saved_tensors[1]
-                over = beyond(value, ctx.value_limit) & value.isfinite()
+                over = overflows(value, ctx.value_limit) & value.isfinite()
                 grad_value = torch.where(over, 0, grad_value)
         return (grad_input, None, None, grad_value)[: len(ctx.needs_input_grad)]
 

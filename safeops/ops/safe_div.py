@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import beyond, largest_like, saturate, to_one
+from safeops._dtypes import largest_like, overflows, saturate, to_one
 from safeops._library import declare_public
 from safeops.ops._binary import Binary
 
@@ -13,7 +13,7 @@ def _define(a, b, eps, fill_value, dtype):
     keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
     with torch.no_grad():
         q = torch.where(keep, a, 0) / torch.where(keep, b, 1)
-        over = beyond(q, dtype) & a.isfinite()
+        over = overflows(q, dtype) & a.isfinite()
         stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
     true = keep & ~over
     # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.

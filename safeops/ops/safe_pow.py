@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import beyond, largest_like, wide_on_cpu
+from safeops._dtypes import largest_like, overflows, wide_on_cpu
 from safeops._library import declare_public
 from safeops.ops._binary import Binary
 from safeops.ops.safe_log import log
@@ -17,7 +17,7 @@ def _define(a, b, eps, fill_value, dtype):
     whole = exponent == exponent.trunc()
     none = finite & ~whole & (base < 0)
     value = torch.where(none, 1, base).pow(exponent)
-    over = finite & ~none & beyond(value, dtype)
+    over = finite & ~none & overflows(value, dtype)
     flat = (base == 0) & ((exponent < 1) | (finite & ~whole))  # the first derivative that is not 0 is infinite
     level = flat & (exponent > 1)  # but the slope is one of 0, which hides no NaN from upstream
     instead = torch.where(none, 0, torch.where(over, largest_like(value, dtype), value))
