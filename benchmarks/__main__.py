@@ -95,7 +95,7 @@ def collect(options) -> dict:
 
 def routes(device: str) -> dict:
     """op -> kernel or composite: what it was that has been measured."""
-    from safeops._library import registry
+    from safeops._op import registry
 
     return {name: "kernel" if getattr(op, device) else "composite" for name, op in registry.items()}
 

@@ -25,10 +25,9 @@ def common_shape(input, target):
 def pointwise_loss(name, value, derivative):
     """(forward, backward) launchers with the signatures of _<loss> and _<loss>_backward."""
 
-    def forward(
-        input, target, mask=None, weight=None, reduction=1, p0=0.0, p1=0.0, empty_nan=False, denominator=None,
-        divisor=None,
-    ):  # fmt: skip
+    def forward(input, target, mask, weight, denominator, reduction, *options):
+        *parameters, empty_nan, divisor = options
+        p0, p1 = (*parameters, 0.0, 0.0)[:2]
         dtype = torch.float64 if torch.float64 in (input.dtype, target.dtype) else torch.float32
         if reduction == 0:
             out = like(input, common_shape(input, target), dtype)
@@ -41,10 +40,9 @@ def pointwise_loss(name, value, derivative):
             dim, keepdim, mean, p0, p1, empty_nan, dtype,
         )  # fmt: skip
 
-    def backward(
-        grad, denominator, input, target, mask=None, weight=None, p0=0.0, p1=0.0, need_input=True, need_target=False,
-        input_dtype=None, target_dtype=None,
-    ):  # fmt: skip
+    def backward(grad, denominator, input, target, mask, weight, *options):
+        *parameters, need_input, need_target, input_dtype, target_dtype = options
+        p0, p1 = (*parameters, 0.0, 0.0)[:2]
         shape = common_shape(input, target)
         input_dtype, target_dtype = input_dtype or input.dtype, target_dtype or target.dtype
         dx = like(input, shape, input_dtype) if need_input else None

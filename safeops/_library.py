@@ -1,20 +1,17 @@
 """The torch.library namespace: loads the built extensions, declares ops, attaches kernels.
 
-Every op is declared here in three parts: its raw kernel ops (`_<op>`, `_<op>_backward`: no autograd of their own),
-a Python function that picks the route, and `safeops::<op>`, which is that very function (CompositeImplicitAutograd),
-so that calling `torch.ops.safeops.<op>` has the same autograd and autocast behaviour.
+Of every op it has the raw kernel ops (`_<op>`, `_<op>_backward`: no autograd of their own), and
+`safeops::<op>`, which is the public function itself (CompositeImplicitAutograd), so that calling
+`torch.ops.safeops.<op>` has the same autograd and autocast behaviour.
 """
 
-import dataclasses
 import importlib
 import importlib.util
-import os
 
 import torch
 
-from safeops import _torch, _verified
+from safeops import _torch
 from safeops._check import undense
-from safeops._symbolic import as_operand, symbolic
 
 lib = torch.library.Library("safeops", "DEF")
 
@@ -32,65 +29,6 @@ cuda_extension = _load("_cuda")
 has_triton = importlib.util.find_spec("triton") is not None
 
 
-class Calls:
-    """How the kernel route is called: `raw(...)` without grad, `apply(...)` with."""
-
-    def __init__(self, raw, apply):
-        self.raw, self.apply = raw, apply
-
-
-@dataclasses.dataclass
-class Op:
-    """What the routes and `safeops doctor` know of one public op."""
-
-    name: str
-    raw: tuple  # the raw op names, without namespace
-    cuda_owner: str  # "C++/CUDA" or "Triton"
-    forward: object = None  # the raw forward's overload
-    function: type = None  # the autograd.Function around it; None where nothing is differentiable
-    definition: object = None  # the composite, of the raw forward's arguments
-    cpu: bool = False  # eager CPU tensors take the kernel
-    cuda: bool = False  # eager CUDA tensors take the kernel
-    verified: dict | None = None  # GPU, torch, date of the last passing GPU run
-
-    def __post_init__(self):
-        # The same two calls twice: as Dynamo traces them, and without their Python layers (a quarter of a small call).
-        # _route.kernel has sent functorch, which those are for, to the composite.
-        function = self.function
-        self.traced = Calls(self._raw, self._apply)
-        self.eager = Calls(_torch.direct(self.forward), function and _torch.direct_apply(function))
-        schema = _torch.schema(self.forward)
-        self.numbers = [i for i, x in enumerate(schema.arguments) if "float" in str(x.type)]  # at which places
-        self.several = len(schema.returns) > 1
-        self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
-        self.verified = _verified.record(self.name)
-        # A kernel that no GPU has run is not the default.
-        trusted = self.verified is not None or os.environ.get("SAFEOPS_UNVERIFIED") == "1"
-        self.cuda = trusted and all(has_kernel(name, "CUDA") for name in self.raw)
-        registry[self.name] = self
-
-    def composite(self, *arguments):
-        operands = [as_operand(x, arguments[0]) if i in self.numbers else x for i, x in enumerate(arguments)]
-        return self.definition(*operands)
-
-    # A raw op makes a constant of each number: where one is symbolic, Dynamo traces the definition.
-
-    def _raw(self, *arguments):
-        if not self._symbolic(arguments):
-            return self.forward(*arguments)
-        result = self.composite(*arguments)
-        return (result,) if self.several and isinstance(result, torch.Tensor) else result
-
-    def _apply(self, *arguments):
-        return (self.composite if self._symbolic(arguments) else self.function.apply)(*arguments)
-
-    def _symbolic(self, arguments):
-        return any(i < len(arguments) and symbolic(arguments[i]) for i in self.numbers)
-
-
-registry: dict[str, Op] = {}
-
-
 def has_kernel(name, key):
     return _torch.dispatcher_has(f"safeops::{name}", key)
 
@@ -99,15 +37,28 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     """Declare `safeops::<name>` and return its overload, ready to call.
 
     fake: shapes, strides and dtypes of the result. composite: the definition, for devices without a kernel.
-    triton: "module.function" inside safeops.kernels, imported at the first call.
+    triton: "module.function" inside safeops.kernels, imported at the first call. Each of the three is called with all
+    of the schema's arguments, by position: the defaults stand in the schema alone.
     """
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
-    torch.library.register_fake(f"safeops::{name}", _one_device(name, fake), lib=lib)
+    op = getattr(torch.ops.safeops, name).default
+    complete = _completer(op)
+    torch.library.register_fake(f"safeops::{name}", _one_device(name, fake, complete), lib=lib)
     if composite is not None:
-        lib.impl(name, _dense_only(name, composite), "CompositeExplicitAutograd")
+        lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
-        lib.impl(name, _Lazy(*triton.split(".")), "CUDA")
-    return getattr(torch.ops.safeops, name).default
+        lib.impl(name, _Lazy(*triton.rsplit(".", 1), complete), "CUDA")
+    return op
+
+
+def defaults(op):
+    return tuple(x.default_value for x in _torch.schema(op).arguments)
+
+
+def _completer(op):
+    """A function from the arguments that the dispatcher hands over, without trailing defaults, to all of them."""
+    values = defaults(op)
+    return lambda args: (*args, *values[len(args) :])
 
 
 def document(function, arguments):
@@ -130,26 +81,26 @@ def _tensors(arguments):
             yield from (y for y in x if isinstance(y, torch.Tensor))
 
 
-def _one_device(name, fake):
+def _one_device(name, fake, complete):
     """A meta operand beside a real one comes here: its result would be real memory that nobody wrote."""
 
-    def checked(*args, **kwargs):
-        devices = {x.device for x in _tensors((*args, *kwargs.values()))}
+    def checked(*args):
+        devices = {x.device for x in _tensors(args)}
         if len(devices) > 1:
             raise ValueError(f"{name}: operands on {' and '.join(sorted(map(str, devices)))}")
-        return fake(*args, **kwargs)
+        return fake(*complete(args))
 
     return checked
 
 
-def _dense_only(name, composite):
+def _dense_only(name, composite, complete):
     """CompositeExplicitAutograd also catches sparse and quantized tensors, which no definition here is meant for."""
 
     def dense(*args):
         for x in _tensors(args):
             if kind := undense(x):
                 raise TypeError(f"{name}: needs dense tensors, got {kind}")
-        return composite(*args)
+        return composite(*complete(args))
 
     return dense
 
@@ -164,10 +115,10 @@ def declare_public(function, *schemas):
 class _Lazy:
     """A launcher that imports Triton at its first call: `import safeops` must not pay for it."""
 
-    def __init__(self, module, name):
-        self.module, self.name, self.launch = module, name, None
+    def __init__(self, module, name, complete):
+        self.module, self.name, self.complete, self.launch = module, name, complete, None
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args):
         if self.launch is None:
             self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
-        return self.launch(*args, **kwargs)
+        return self.launch(*self.complete(args))

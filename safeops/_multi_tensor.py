@@ -8,8 +8,19 @@ dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
 import torch
 
 from safeops._dtypes import compute_dtype
-from safeops._library import Op, declare_raw
+from safeops._library import declare_raw
+from safeops._op import Op
+from safeops._route import route
 from safeops._torch import foreach_norm
+
+
+class Scan(Op):
+    """Of a list. The route is asked for one tensor of it: they are on one device."""
+
+    owner = "C++/CUDA"
+    differentiable = ()
+    compiled = ("cpu", "cuda")
+
 
 # ---- health: what the values of a tensor are like
 
@@ -68,7 +79,7 @@ _pick_ = declare_raw(
     fake=_nothing,
     composite=pick_definition,
 )
-HEALTH = Op("health", ("_health_", "_pick_"), "C++/CUDA", _health_)
+HEALTH = Scan("health", _health_, also=(_pick_,))
 
 
 def health_(out, row, inputs):
@@ -79,7 +90,7 @@ def health_(out, row, inputs):
     first non-finite element in row-major order (0: all are finite). Sums and maxima, so a row may be counted into
     again: it then says of all what they have together (column 7 means something only for one shape).
     """
-    (_health_ if _has_kernel(HEALTH, out) else health_definition)(out, row, inputs)
+    (_health_ if route(HEALTH, (out,)) else health_definition)(out, row, inputs)
 
 
 def pick_(out, row, health, health_row, inputs, shape):
@@ -88,7 +99,7 @@ def pick_(out, row, health, health_row, inputs, shape):
     Of the first four inputs, real tensors that broadcast to `shape`, whose row of health it is. Where that row has
     found nothing, nothing is written.
     """
-    (_pick_ if _has_kernel(HEALTH, out) else pick_definition)(out, row, health, health_row, inputs, shape)
+    (_pick_ if route(HEALTH, (out,)) else pick_definition)(out, row, health, health_row, inputs, shape)
 
 
 # ---- norm of all elements together
@@ -112,12 +123,12 @@ _grad_norm = declare_raw(
     fake=lambda inputs, ord: inputs[0].new_empty((), dtype=torch.float64),
     composite=norm_definition,
 )
-NORM = Op("grad_norm", ("_grad_norm",), "C++/CUDA", _grad_norm)
+NORM = Scan("grad_norm", _grad_norm)
 
 
 def norm(inputs, ord):
     """The `ord`-norm (above 0, or inf) of all elements of at least one tensor: a 0-dim fp64 tensor."""
-    has_kernel = ord in (1, 2, float("inf")) and _has_kernel(NORM, inputs[0])
+    has_kernel = ord in (1, 2, float("inf")) and route(NORM, inputs[:1])
     return (_grad_norm if has_kernel else norm_definition)(inputs, ord)
 
 
@@ -138,15 +149,11 @@ _scale_ = declare_raw(
     fake=_nothing,
     composite=scale_definition,
 )
-SCALE = Op("clip_grad_norm_", ("_scale_",), "C++/CUDA", _scale_)
+SCALE = Scan("clip_grad_norm_", _scale_)
 
 
 def scale_(tensors, factor):
     """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64): one rounding, whatever the size of the
     factor; by 1: left as it is."""
     if tensors:
-        (_scale_ if _has_kernel(SCALE, factor) else scale_definition)(tensors, factor)
-
-
-def _has_kernel(op, x):
-    return x.is_cpu and op.cpu or x.is_cuda and op.cuda
+        (_scale_ if route(SCALE, (factor,)) else scale_definition)(tensors, factor)

@@ -1,4 +1,4 @@
-"""Which of the three routes a call takes: kernel, composite or compile. The one place where that is decided."""
+"""Which of the three routes a call takes, kernel, composite or compile: the one place where that is decided."""
 
 import torch
 from torch.compiler import is_compiling
@@ -6,43 +6,41 @@ from torch.compiler import is_compiling
 from safeops._torch import forward_ad, is_exporting, transforms_active
 
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
-def kernel(op, input, *others):
-    """The calls of `op`'s raw kernel op where this call should run it, else None: the composite.
+def route(op, operands):
+    """How to run `op`'s kernel on these operands (one of `op.eager` or `op.traced`), or None: the composite.
 
-    The kernel runs for eager plain tensors on a device that has it. functorch transforms and forward-mode AD run the
+    The kernel runs for plain tensors on a device that has it. functorch transforms and forward-mode AD run the
     composite: a custom op would give them wrong or zero tangents.
     """
-    if type(input) not in _PLAIN or transforms_active() or forward_ad._current_level >= 0:
+    if transforms_active() or forward_ad._current_level >= 0:
         return None
-    on_cpu = input.is_cpu
-    for other in others:
-        # One device type: the dispatcher would follow a meta operand to the fake kernel.
-        if other is not None and (type(other) not in _PLAIN or not (other.is_cpu if on_cpu else other.is_cuda)):
+    tensors = operands[: op.tensors]
+    on_cpu, wanted = tensors[0].is_cpu, False
+    for x in tensors:
+        if x is not None:
+            # One device type: the dispatcher would follow a meta operand to the fake kernel.
+            if type(x) not in PLAIN or not (x.is_cpu if on_cpu else x.is_cuda):
+                return None
+            wanted = wanted or x.requires_grad
+    if not (op.cpu if on_cpu else op.cuda):
+        return None
+    if wanted:
+        wanted = torch.is_grad_enabled()
+        if wanted and any(x is not None and x.requires_grad for x in tensors[op.constant]):
             return None
-    if is_compiling():
-        return op.traced if _compiles_to_kernel(op, input) and not _repeat((input, *others)) else None
-    if on_cpu:
-        return op.eager if op.cpu else None
-    return op.eager if input.is_cuda and op.cuda else None
+    if not is_compiling():
+        return op.eager[wanted]
+    kept = tensors[0].device.type in op.compiled and not is_exporting() and not _repeat(tensors)
+    return op.traced[wanted] if kept else None
 
 
-def _repeat(operands):
+def _repeat(tensors):
     """Whether a tensor is two of the operands: Dynamo takes no autograd.Function of it."""
-    operands = [x for x in operands if x is not None]
-    return any(x is y for i, x in enumerate(operands) for y in operands[:i])
-
-
-def _compiles_to_kernel(op, input):
-    """Inductor fuses a composite with its neighbours, which wins on CUDA; our CPU kernels win, in half above all."""
-    return op.cpu and input.device.type == "cpu" and not is_exporting()
-
-
-def requires_grad(*tensors):
-    """True where an operand wants a gradient that only the composite has."""
-    return any(x is not None and x.requires_grad for x in tensors) and torch.is_grad_enabled()
+    tensors = [x for x in tensors if x is not None]
+    return any(x is y for i, x in enumerate(tensors) for y in tensors[:i])
 
 
 def by_composite(grad):

@@ -13,6 +13,7 @@ import torch
 
 import safeops
 from safeops import _library
+from safeops._op import registry
 from safeops.debug import script
 from safeops.lint import command as lint
 
@@ -104,7 +105,7 @@ def examine():
         },
         "devices": ["cpu", *_cuda_devices()],
         "unverified_allowed": os.environ.get("SAFEOPS_UNVERIFIED") == "1",
-        "ops": [_op(op) for _, op in sorted(_library.registry.items())],
+        "ops": [_op(op) for _, op in sorted(registry.items())],
     }
 
 
@@ -133,7 +134,7 @@ def _op(op):
         "name": op.name,
         "cpu": "kernel" if op.cpu else "composite",
         "cuda": "kernel" if op.cuda else "composite",
-        "cuda_kernel": op.cuda_owner if all(_library.has_kernel(name, "CUDA") for name in op.raw) else None,
+        "cuda_kernel": op.owner if all(_library.has_kernel(name, "CUDA") for name in op.raw) else None,
         "verified": op.verified,
     }
 

@@ -317,7 +317,7 @@ def probe():
     import torch
 
     import safeops
-    from safeops._library import registry
+    from safeops._op import registry
 
     spec = importlib.util.find_spec("triton")
     gpu = torch.cuda.is_available()

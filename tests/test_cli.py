@@ -50,13 +50,13 @@ def test_doctor_shows_every_op(capsys):
 
 
 def test_doctor_json_agrees_with_the_routes(capsys):
-    from safeops import _library
+    from safeops import _op
 
     assert exit_code("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert OPS <= {op["name"] for op in report["ops"]}
     for op in report["ops"]:
-        known = _library.registry[op["name"]]
+        known = _op.registry[op["name"]]
         assert op["cpu"] == ("kernel" if known.cpu else "composite")
         assert op["cuda"] == ("kernel" if known.cuda else "composite")
         if op["verified"] is None and not report["unverified_allowed"]:
@@ -66,9 +66,9 @@ def test_doctor_json_agrees_with_the_routes(capsys):
 
 
 def test_doctor_says_which_kernel_was_verified(capsys, monkeypatch):
-    from safeops import _library
+    from safeops import _library, _op
 
-    op = _library.registry["mse_loss"]
+    op = _op.registry["mse_loss"]
     monkeypatch.setattr(op, "verified", {"gpu": "NVIDIA H200", "torch": "2.13.0", "date": "2026-01-01"})
     monkeypatch.setattr(_library, "has_kernel", lambda name, key: True)
     exit_code("doctor")

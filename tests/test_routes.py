@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import safeops
-from safeops._library import registry
+from safeops._op import registry
 
 MASK = torch.tensor([[True, False, True], [True, True, False]])
 TARGET = torch.full((2, 3), 2.0)
@@ -142,10 +142,10 @@ def test_compile_on_the_cpu_keeps_the_kernel_and_export_does_not(name):
 def test_unverified_kernels_need_the_switch():
     """Without a record, and with it, in a process of its own: the switch is read at import."""
     code = (
-        "import safeops._library as l\n"
-        "l.has_kernel = lambda name, key: True\n"
-        "op = l.registry['mse_loss']\n"
-        "print(l.Op('probe', op.raw, 'Triton', op.forward, op.function).cuda)"
+        "import safeops._op as o\n"
+        "o.has_kernel = lambda name, key: True\n"
+        "op = o.registry['mse_loss']\n"
+        "print(o.Op('probe', op.forward, op.backward).cuda)"
     )
     for switch, expected in (("0", "False"), ("1", "True")):
         env = {**os.environ, "SAFEOPS_UNVERIFIED": switch}

@@ -6,7 +6,7 @@ namespace safeops::cpu {
 template <class C>
 struct Huber {
   C delta;
-  Huber(double p0, double) : delta(static_cast<C>(p0)) {}
+  explicit Huber(double delta) : delta(static_cast<C>(delta)) {}
 
   C value(C d) const {
     const C a = std::fabs(d), q = a < delta ? a : delta;
@@ -16,6 +16,6 @@ struct Huber {
   C slope(C d) const { return d > delta ? delta : d < -delta ? -delta : d; }  // NaN stays NaN
 };
 
-SAFEOPS_POINTWISE_LOSS(huber_loss, Huber)
+SAFEOPS_POINTWISE_LOSS(huber_loss, Huber, double)
 
 }  // namespace safeops::cpu

@@ -4,7 +4,6 @@ namespace safeops::cpu {
 
 template <class C>
 struct L1 {
-  L1(double, double) {}
   C value(C d) const { return std::fabs(d); }
   C slope(C d) const { return d > 0 ? C(1) : d < 0 ? C(-1) : d; }  // 0 at 0, NaN at NaN
 };

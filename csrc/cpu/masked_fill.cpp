@@ -25,7 +25,7 @@ void fill(const Shape& shape, const View& out, const View& input, const View& ma
   loop.run(pick<&fill_loop<Bits>>(), &value);
 }
 
-Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, double number, const std::optional<Tensor>& value) {
+Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, const std::optional<Tensor>& value, double number) {
   const View x(input), mask(fill_mask);
   STD_TORCH_CHECK(x.is_floating(), "_masked_fill: input must be floating point");
   const Shape shape = broadcast(x.shape(), mask.shape());

@@ -1,11 +1,12 @@
-// The skeleton of the pointwise losses. A loss is a struct of two one-line functions of the difference d = x - y
+// The skeleton of the pointwise losses. A loss is a struct of two one-line functions of the difference d = x - y, made
+// of the parameters of its schema, whose types follow its name
 //
 //     template <class C> struct Mse {
-//       Mse(double p0, double p1) {}
 //       C value(C d) const { return d * d; }
 //       C slope(C d) const { return 2 * d; }
 //     };
 //     SAFEOPS_POINTWISE_LOSS(mse_loss, Mse)
+//     SAFEOPS_POINTWISE_LOSS(huber_loss, Huber, double)
 //
 // I/O, contiguous: forward reads x, y, mask; backward reads x, y, mask and writes dx.
 #pragma once
@@ -24,17 +25,17 @@ struct OfDifference {
   C slope(C x, C y) const { return loss.slope(x - y); }
 };
 
-template <template <class> class Loss>
+template <template <class> class Loss, class... Parameters>
 struct PointwiseLoss {
   using OptionalTensor = std::optional<Tensor>;
   using Pair = std::tuple<Tensor, Tensor>;
 
   template <class C>
   static Pair compute(const Tensor& input, const View& x, const View& y, const OptionalTensor& mask,
-                      const OptionalTensor& weight, const Finish& finish, int64_t reduction, double p0, double p1,
-                      DType dtype) {
+                      const OptionalTensor& weight, const Finish& finish, int64_t reduction, DType dtype,
+                      Parameters... parameters) {
     using F = OfDifference<Loss, C>;
-    const F f{Loss<C>(p0, p1)};
+    const F f{Loss<C>{parameters...}};
     const Shape shape = broadcast(x.shape(), y.shape());
     const Loop<C> loop = pick_terms<C, F>(mask.has_value(), weight.has_value());
     const auto bind = [&](auto& work) {
@@ -61,8 +62,8 @@ struct PointwiseLoss {
   }
 
   static Pair forward(const Tensor& input, const Tensor& target, const OptionalTensor& mask,
-                      const OptionalTensor& weight, int64_t reduction, double p0, double p1, bool empty_nan,
-                      const OptionalTensor& denominator, const std::optional<double>& divisor) {
+                      const OptionalTensor& weight, const OptionalTensor& denominator, int64_t reduction,
+                      Parameters... parameters, bool empty_nan, const std::optional<double>& divisor) {
     const View x(input), y(target);
     const DType type = wide(x.dtype, y.dtype);
     Finish finish;
@@ -73,16 +74,17 @@ struct PointwiseLoss {
     if (finish.mean && denominator) finish.divisor = read_scalar(View(*denominator));
     if (finish.mean && divisor) finish.divisor = *divisor;
     if (type == DType::kDouble || in_double(weight))
-      return compute<double>(input, x, y, mask, weight, finish, reduction, p0, p1, type);
-    return compute<float>(input, x, y, mask, weight, finish, reduction, p0, p1, type);
+      return compute<double>(input, x, y, mask, weight, finish, reduction, type, parameters...);
+    return compute<float>(input, x, y, mask, weight, finish, reduction, type, parameters...);
   }
 
   template <class C>
   static void compute_backward(const Shape& shape, const Tensor* dx, const Tensor* dy, const Tensor& grad,
                                const OptionalTensor& denominator, const View& x, const View& y,
-                               const OptionalTensor& mask, const OptionalTensor& weight, double p0, double p1) {
+                               const OptionalTensor& mask, const OptionalTensor& weight,
+                               Parameters... parameters) {
     using F = OfDifference<Loss, C>;
-    const Slope<F, C> op{F{Loss<C>(p0, p1)}, static_cast<C>(dx ? 1 : -1)};
+    const Slope<F, C> op{F{Loss<C>{parameters...}}, static_cast<C>(dx ? 1 : -1)};
     const Scale<C> c(grad, denominator);
     const View first(dx ? *dx : *dy);
     Elementwise<C> work(shape, first);
@@ -98,8 +100,9 @@ struct PointwiseLoss {
   }
 
   static Pair backward(const Tensor& grad, const OptionalTensor& denominator, const Tensor& input,
-                       const Tensor& target, const OptionalTensor& mask, const OptionalTensor& weight, double p0,
-                       double p1, bool need_input, bool need_target, const std::optional<ScalarType>& input_dtype,
+                       const Tensor& target, const OptionalTensor& mask, const OptionalTensor& weight,
+                       Parameters... parameters, bool need_input, bool need_target,
+                       const std::optional<ScalarType>& input_dtype,
                        const std::optional<ScalarType>& target_dtype) {
     const View x(input), y(target);
     const Shape shape = broadcast(x.shape(), y.shape());
@@ -112,7 +115,7 @@ struct PointwiseLoss {
     if (need_input || need_target) {
       const Tensor *first = need_input ? &dx : nullptr, *second = need_target ? &dy : nullptr;
       const auto run = wide ? compute_backward<double> : compute_backward<float>;
-      run(shape, first, second, grad, denominator, x, y, mask, weight, p0, p1);
+      run(shape, first, second, grad, denominator, x, y, mask, weight, parameters...);
     }
     return {dx, dy};
   }
@@ -120,8 +123,9 @@ struct PointwiseLoss {
 
 }  // namespace safeops::cpu
 
-#define SAFEOPS_POINTWISE_LOSS(name, Loss)                                    \
-  STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {                                \
-    m.impl("_" #name, TORCH_BOX(&PointwiseLoss<Loss>::forward));              \
-    m.impl("_" #name "_backward", TORCH_BOX(&PointwiseLoss<Loss>::backward)); \
+#define SAFEOPS_POINTWISE_LOSS(name, ...)                    \
+  STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {               \
+    using Op = PointwiseLoss<__VA_ARGS__>;                   \
+    m.impl("_" #name, TORCH_BOX(&Op::forward));              \
+    m.impl("_" #name "_backward", TORCH_BOX(&Op::backward)); \
   }

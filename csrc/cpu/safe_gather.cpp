@@ -6,7 +6,7 @@ namespace safeops::cpu {
 
 namespace {
 
-Tensor safe_gather(const Tensor& input, int64_t dim, const Tensor& index, double fill_value) {
+Tensor safe_gather(const Tensor& input, const Tensor& index, int64_t dim, double fill_value) {
   Bits x(input);
   Index at(index);
   const int d = resolve_dim(dim, x.ndim);
@@ -21,7 +21,7 @@ Tensor safe_gather(const Tensor& input, int64_t dim, const Tensor& index, double
   return out;
 }
 
-Tensor safe_gather_backward(const Tensor& grad, int64_t dim, const Tensor& index, const std::vector<int64_t>& size,
+Tensor safe_gather_backward(const Tensor& grad, const Tensor& index, int64_t dim, const std::vector<int64_t>& size,
                             std::optional<ScalarType> dtype) {
   Bits g(grad);
   const DType own = View(grad).dtype;

@@ -45,7 +45,7 @@ void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I
   });
 }
 
-Tensor safe_index_select(const Tensor& input, int64_t dim, const Tensor& index, double fill_value) {
+Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, double fill_value) {
   Bits x(input);
   Index picked(index);
   STD_TORCH_CHECK(picked.bits.ndim <= 1, "_safe_index_select: index must have one dimension");
@@ -160,7 +160,7 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
   });
 }
 
-Tensor safe_index_select_backward(const Tensor& grad, int64_t dim, const Tensor& index,
+Tensor safe_index_select_backward(const Tensor& grad, const Tensor& index, int64_t dim,
                                   const std::vector<int64_t>& size) {
   const DType dtype = View(grad).dtype;
   STD_TORCH_CHECK(View(grad).is_floating(), "_safe_index_select_backward: grad must be floating point");

@@ -9,7 +9,7 @@ template <class C>
 struct SmoothL1 {
   C beta, inverse, steepness;
 
-  SmoothL1(double p0, double) : beta(static_cast<C>(p0)) {
+  explicit SmoothL1(double given) : beta(static_cast<C>(given)) {
     if (!(beta >= std::numeric_limits<C>::min())) beta = 0;  // 1/beta would overflow, and no d is between 0 and beta
     inverse = beta == 0 ? 0 : 1 / beta;
     steepness = beta == 0 ? std::numeric_limits<C>::infinity() : inverse;
@@ -26,6 +26,6 @@ struct SmoothL1 {
   }
 };
 
-SAFEOPS_POINTWISE_LOSS(smooth_l1_loss, SmoothL1)
+SAFEOPS_POINTWISE_LOSS(smooth_l1_loss, SmoothL1, double)
 
 }  // namespace safeops::cpu

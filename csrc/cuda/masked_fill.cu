@@ -61,7 +61,7 @@ MaskedFill<Bits> make_op(uint64_t fill, const char* value, Type value_type, Type
   return {Bits(fill), value, value_type, type, kLargest[type]};
 }
 
-Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, double number, const std::optional<Tensor>& value) {
+Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, const std::optional<Tensor>& value, double number) {
   constexpr const char* kOp = "safeops::_masked_fill";
   const Type type = float_type(input, kOp, "input");
   STD_TORCH_CHECK(dtype_of(fill_mask) == DType::kBool, kOp, ": fill_mask must be bool");

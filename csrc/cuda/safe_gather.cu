@@ -11,7 +11,7 @@ void check_fits(const Bits& index, const Shape& shape, int dim, const char* op) 
     STD_TORCH_CHECK(d == dim || index.shape.size[d] <= shape.size[d], op, ": index is larger than input beside dim");
 }
 
-Tensor safe_gather(const Tensor& input, int64_t dim, const Tensor& index, double fill_value) {
+Tensor safe_gather(const Tensor& input, const Tensor& index, int64_t dim, double fill_value) {
   constexpr const char* kOp = "safeops::_safe_gather";
   const Bits numbers = index_of(index, input, kOp);
   Bits x(input);
@@ -26,7 +26,7 @@ Tensor safe_gather(const Tensor& input, int64_t dim, const Tensor& index, double
   return out;
 }
 
-Tensor safe_gather_backward(const Tensor& grad, int64_t dim, const Tensor& index, const std::vector<int64_t>& size,
+Tensor safe_gather_backward(const Tensor& grad, const Tensor& index, int64_t dim, const std::vector<int64_t>& size,
                             std::optional<ScalarType> dtype) {
   constexpr const char* kOp = "safeops::_safe_gather_backward";
   const Bits numbers = index_of(index, grad, kOp);

@@ -4,7 +4,7 @@
 namespace safeops::cuda {
 namespace {
 
-Tensor safe_index_select(const Tensor& input, int64_t dim, const Tensor& index, double fill_value) {
+Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, double fill_value) {
   constexpr const char* kOp = "safeops::_safe_index_select";
   const Bits picked = index_of(index, input, kOp);
   STD_TORCH_CHECK(picked.shape.ndim == 1, kOp, ": index must have one dimension");
@@ -23,7 +23,7 @@ Tensor safe_index_select(const Tensor& input, int64_t dim, const Tensor& index, 
   return out;
 }
 
-Tensor safe_index_select_backward(const Tensor& grad, int64_t dim, const Tensor& index,
+Tensor safe_index_select_backward(const Tensor& grad, const Tensor& index, int64_t dim,
                                   const std::vector<int64_t>& size) {
   constexpr const char* kOp = "safeops::_safe_index_select_backward";
   const Bits picked = index_of(index, grad, kOp);

@@ -73,7 +73,7 @@ def pick(table, row, counts, counted, operands, shape):
 
 # The CPU's kernel without its Python layers: it is called for every op.
 _HEALTH = {
-    True: _multi_tensor.HEALTH.eager.raw if _multi_tensor.HEALTH.cpu else _multi_tensor.health_,
+    True: _multi_tensor.HEALTH.eager[False][0] if _multi_tensor.HEALTH.cpu else _multi_tensor.health_,
     False: _multi_tensor.health_,
 }
 

@@ -1,6 +1,7 @@
-"""The skeleton of the pointwise losses: one definition, one pair of raw ops, one Function, one call path.
+"""The pointwise losses: what they have in common.
 
-A loss of the family is `PointwiseLoss(name, value)`, where `value(x, y, p0, p1)` is the loss of one element in torch.
+A loss of the family is `PointwiseLoss(name, value, parameters)`, where `value(x, y, *parameters)` is the loss of one
+element in torch.
 """
 
 import warnings
@@ -8,32 +9,21 @@ import warnings
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import compute_dtype, readable
-from safeops._library import Op, declare_public, declare_raw, document, like
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops._symbolic import scalar, symbolic
 from safeops.ops._reduction import EMPTY, accumulate, kept
-from safeops.ops.masked_sum import reduce_to
 
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 # ---- definition
 
 
-def define(
-    value,
-    input,
-    target,
-    mask=None,
-    weight=None,
-    reduction=1,
-    p0=0.0,
-    p1=0.0,
-    empty_nan=False,
-    denominator=None,
-    divisor=None,
-):
+def define(value, input, target, mask, weight, denominator, reduction, *options):
     """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements."""
+    *parameters, empty_nan, divisor = options
     dtype = compute_dtype(input.dtype, target.dtype)
     # a weight too small or too large for fp32 is read as it is
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
@@ -41,7 +31,7 @@ def define(
     keep = kept(mask, weight)
     if keep is not None:
         x, y = torch.where(keep, x, 0), torch.where(keep, y, 0)  # select before arithmetic
-    loss = value(x, y, p0, p1)
+    loss = value(x, y, *parameters)
     if weight is not None:
         weights = torch.where(keep, weight.to(compute), 0)
         loss = loss * weights
@@ -63,17 +53,17 @@ def define(
 # ---- op
 
 _SCHEMA = (
-    "(Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None, int reduction=1, float p0=0.0, "
-    "float p1=0.0, bool empty_nan=False, Tensor? denominator=None, float? divisor=None) -> (Tensor, Tensor)"
+    "(Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
+    "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor, Tensor)"
 )
 _SCHEMA_BACKWARD = (
-    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None, "
-    "float p0=0.0, float p1=0.0, bool need_input=True, bool need_target=False, ScalarType? input_dtype=None, "
+    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None"
+    "{parameters}, bool need_input=True, bool need_target=False, ScalarType? input_dtype=None, "
     "ScalarType? target_dtype=None) -> (Tensor, Tensor)"
 )
 
 
-def _fake(input, target, mask=None, weight=None, reduction=1, *options):
+def _fake(input, target, mask, weight, denominator, reduction, *options):
     dtype = compute_dtype(input.dtype, target.dtype)
     if reduction:
         return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
@@ -81,11 +71,9 @@ def _fake(input, target, mask=None, weight=None, reduction=1, *options):
     return like(input, shape, dtype), input.new_empty(0, dtype=torch.float64)
 
 
-def _fake_backward(
-    grad, denominator, input, target, mask=None, weight=None, p0=0.0, p1=0.0, need_input=True, need_target=False,
-    input_dtype=None, target_dtype=None,
-):  # fmt: skip
+def _fake_backward(grad, denominator, input, target, mask, weight, *options):
     shape = torch.broadcast_shapes(input.shape, target.shape)
+    need_input, need_target, input_dtype, target_dtype = options[-4:]
     input_dtype, target_dtype = input_dtype or input.dtype, target_dtype or target.dtype
     return (
         like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
@@ -93,117 +81,59 @@ def _fake_backward(
     )
 
 
-# ---- autograd
+# ---- record
 
 
-def _function(raw, raw_backward, definition):
-    class _Loss(torch.autograd.Function):
-        @staticmethod
-        def forward(
-            ctx, input, target, mask=None, weight=None, reduction=1, p0=0.0, p1=0.0, empty_nan=False, denominator=None,
-            divisor=None,
-        ):  # fmt: skip
-            options = (reduction, p0, p1, empty_nan, denominator, divisor)
-            loss, used = raw(input, target, mask, weight, *options)
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(input, target, mask, weight, denominator, used if reduction == 1 else None)
-            ctx.options = (reduction, p0, p1, empty_nan, divisor)
-            return loss
+class PointwiseLoss(Op):
+    """A pointwise loss.
 
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 2)
-            if grad is None:
-                return None, None, *nothing
-            input, target, mask, weight, denominator, used = ctx.saved_tensors
-            reduction, p0, p1, empty_nan, divisor = ctx.options
-            if _route.by_composite(grad):
-                arguments = (input, target, mask, weight, reduction, p0, p1, empty_nan, denominator, divisor)
-                return *_route.differentiable_backward(definition, arguments, grad)[:2], *nothing
-            need_input, need_target = ctx.needs_input_grad[:2]
-            input_dtype = target_dtype = None
-            if input.shape != target.shape:
-                # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
-                shape = torch.broadcast_shapes(input.shape, target.shape)
-                wide = compute_dtype(input.dtype, target.dtype)
-                input_dtype = None if input.shape == shape else wide
-                target_dtype = None if target.shape == shape else wide
-            dx, dy = raw_backward(
-                grad, used, input, target, mask, weight, p0, p1, need_input, need_target, input_dtype, target_dtype
-            )
-            return (
-                reduce_to(dx, input.shape, input.dtype) if need_input else None,
-                reduce_to(dy, target.shape, target.dtype) if need_target else None,
-                *nothing,
-            )
+    value(x, y, *parameters): the loss of one element, in torch. parameters: their part of the schema, ", float delta".
+    """
 
-    return _Loss
+    differentiable = (0, 1)
+    constant = slice(3, 5)  # weight, denominator
 
+    def __init__(self, name, value, parameters=""):
+        def definition(*operands):
+            return define(value, *operands)[0]
 
-# ---- call path
-
-
-class PointwiseLoss:
-    """A pointwise loss: declares the raw ops, and is the call path of the public function."""
-
-    def __init__(self, name, value):
-        self.name = name
-
-        def definition(*arguments):
-            return define(value, *arguments)[0]
-
-        def composite(*arguments):
-            loss, denominator = define(value, *arguments)
+        def composite(*operands):
+            loss, denominator = define(value, *operands)
             return loss, denominator.to(torch.float64)
 
-        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        self.parameters = parameters
+        schema, schema_backward = (x.format(parameters=parameters) for x in (_SCHEMA, _SCHEMA_BACKWARD))
+        forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"{name}.{name}")
         backward = declare_raw(
-            f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward, triton=f"{name}.{name}_backward"
+            f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"{name}.{name}_backward"
         )
-        function = _function(raw, backward, definition)
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "Triton", raw, function, definition)
+        super().__init__(name, forward, backward, definition)
 
-    def call(self, input, target, mask, weight, reduction, denominator, empty, p0=0.0, p1=0.0):
-        try:
-            code = REDUCTION[reduction]
-            if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
-                # (Truth would bind the sizes that an exported p0 comes from.)
-                options = (None, code, p0) if code != 1 or p0.__class__ is not float or p0 else ()
-                if p1.__class__ is not float or p1:
-                    options = (None, code, p0, p1)
-                kernel = _route.kernel(self.op, input, target, mask)
-            else:
-                tensor, divisor = None, denominator
-                if isinstance(denominator, torch.Tensor):
-                    tensor, divisor = readable(denominator), None
-                elif symbolic(denominator):
-                    tensor, divisor = scalar(denominator, torch.float64, input.device), None
-                options = (weight, code, p0, p1, empty == "nan", tensor, divisor)
-                kernel = None
-                special = denominator is not None and code != 1 or isinstance(divisor, bool)
-                special = special or (tensor is not None and (tensor.dim() != 0 or tensor.dtype == torch.bool))
-                if empty in EMPTY and not special and not _route.requires_grad(weight, tensor):
-                    kernel = _route.kernel(self.op, input, target, mask, weight, tensor)
-            if kernel is not None:
-                if input.shape != target.shape or empty == "raise" or kernel is self.op.traced:
-                    self._attend(input, target, mask, weight, reduction, denominator, empty)
-                if (input.requires_grad or target.requires_grad) and torch.is_grad_enabled():
-                    return kernel.apply(input, target, mask, *options)
-                return kernel.raw(input, target, mask, *options)[0]
-        except Exception:
-            _check.explain(self._validate, input, target, mask, weight, reduction, denominator, empty)
-            raise
-        self._attend(input, target, mask, weight, reduction, denominator, empty)
-        return self.op.composite(input, target, mask, *options)
+    def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
+        code = REDUCTION[reduction]
+        if input.shape != target.shape or empty == "raise":
+            self._attend(input, target, mask, weight, reduction, denominator, empty)
+        if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
+            if parameters:
+                return True, (input, target, mask, None, None, code, *parameters)
+            return True, (input, target, mask) if code == 1 else (input, target, mask, None, None, code)
+        tensor, divisor = None, denominator
+        if isinstance(denominator, torch.Tensor):
+            tensor, divisor = readable(denominator), None
+        elif symbolic(denominator):
+            tensor, divisor = scalar(denominator, torch.float64, input.device), None
+        takes = empty in EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
+        takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
+        return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
     def _attend(self, input, target, mask, weight, reduction, denominator, empty):
-        """What a caller must hear before any work: bad arguments, shapes that differ, nothing kept."""
-        self._validate(input, target, mask, weight, reduction, denominator, empty)
+        """What a caller must hear before any work: shapes that differ, nothing kept."""
+        self.validate(input, target, mask, weight, reduction, denominator, empty)
         if input.shape != target.shape and not is_compiling():  # a warning cannot be traced
             warnings.warn(
                 f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
                 "make the shapes equal (expand copies nothing) if that is meant",
-                stacklevel=4,
+                stacklevel=5,
             )
         if empty == "raise" and reduction != "none":
             # One synchronisation: the documented price of empty="raise".
@@ -215,7 +145,7 @@ class PointwiseLoss:
                     f"(input {tuple(input.shape)}, target {tuple(target.shape)})"
                 )
 
-    def _validate(self, input, target, mask, weight, reduction, denominator, empty):
+    def validate(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
         _check.floating(self.name, "input", input)
         _check.floating(self.name, "target", target)
         shape = _check.broadcast(self.name, input=input, target=target)
@@ -233,6 +163,24 @@ class PointwiseLoss:
                 if denominator.dtype == torch.bool:
                     raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
         _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
+
+    def gradients(self, grad, needs, operands, results):
+        input, target, mask, weight, _, reduction, *parameters, _, _ = operands
+        dtypes = None, None
+        if input.shape != target.shape:
+            # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+            shape = torch.broadcast_shapes(input.shape, target.shape)
+            wide = compute_dtype(input.dtype, target.dtype)
+            dtypes = (None if x.shape == shape else wide for x in (input, target))
+        denominator = results[0] if reduction == 1 else None
+        return self.backward(grad, denominator, input, target, mask, weight, *parameters, *needs[:2], *dtypes)
+
+    def public(self):
+        return super().public(
+            "(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
+            f'str reduction="mean", Tensor? denominator=None, str empty="zero"{self.parameters}) -> Tensor',
+            arguments=ARGUMENTS,
+        )
 
 
 # What the docstring of every loss says of its arguments, in place of {arguments}.
@@ -253,13 +201,3 @@ ARGUMENTS = """\
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
 """
-
-
-def declare_loss(function, parameters=""):
-    """Register a public loss as `safeops::<op>`; `parameters` is its own part of the schema."""
-    document(function, ARGUMENTS)
-    declare_public(
-        function,
-        f"{function.__name__}(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
-        f'str reduction="mean", Tensor? denominator=None, str empty="zero"{parameters}) -> Tensor',
-    )

@@ -4,20 +4,21 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import LARGEST
-from safeops.losses._pointwise import PointwiseLoss, declare_loss
+from safeops.losses._pointwise import PointwiseLoss
 from safeops.ops._reduction import magnitude
 
 
-def value(x, y, delta, p1):
+def value(x, y, delta):
     a = magnitude(x - y)
     # select before arithmetic: neither side may overflow in the other's place
     inner, outer = torch.where(a < delta, a, 0), torch.where(a < delta, 0, a)
     return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 
 
-_huber_loss = PointwiseLoss("huber_loss", value)
+_huber_loss = PointwiseLoss("huber_loss", value, ", float delta=1.0")
 
 
+@_huber_loss.public()
 def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", delta=1.0):
     """Huber loss: d^2 / 2 where d = |input - target| < delta, else delta (d - delta / 2); the mean over kept elements.
 
@@ -38,7 +39,4 @@ def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denom
     """
     if type(delta) is not float or not 0.0 < delta <= LARGEST:
         _check.number("huber_loss", "delta", delta, above=0, maximum=LARGEST)
-    return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, delta)
-
-
-declare_loss(huber_loss, ", float delta=1.0")
+    return _huber_loss(input, target, mask, weight, reduction, denominator, empty, delta)

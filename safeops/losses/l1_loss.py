@@ -1,16 +1,17 @@
 """l1_loss: absolute error, |input - target|."""
 
-from safeops.losses._pointwise import PointwiseLoss, declare_loss
+from safeops.losses._pointwise import PointwiseLoss
 from safeops.ops._reduction import magnitude
 
 
-def value(x, y, p0, p1):
+def value(x, y):
     return magnitude(x - y)
 
 
 _l1_loss = PointwiseLoss("l1_loss", value)
 
 
+@_l1_loss.public()
 def l1_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
     """Absolute error: mean of |input - target| over the kept elements. The derivative at 0 is 0.
 
@@ -25,7 +26,4 @@ def l1_loss(input, target, *, mask=None, weight=None, reduction="mean", denomina
         >>> safeops.l1_loss(torch.tensor([1.0, 5.0]), torch.tensor([3.0, torch.nan]), mask=torch.tensor([True, False]))
         tensor(2.)
     """
-    return _l1_loss.call(input, target, mask, weight, reduction, denominator, empty)
-
-
-declare_loss(l1_loss)
+    return _l1_loss(input, target, mask, weight, reduction, denominator, empty)

@@ -1,9 +1,9 @@
 """mse_loss: squared error, (input - target)^2."""
 
-from safeops.losses._pointwise import PointwiseLoss, declare_loss
+from safeops.losses._pointwise import PointwiseLoss
 
 
-def value(x, y, p0, p1):
+def value(x, y):
     d = x - y
     return d * d
 
@@ -11,6 +11,7 @@ def value(x, y, p0, p1):
 _mse_loss = PointwiseLoss("mse_loss", value)
 
 
+@_mse_loss.public()
 def mse_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
     """Squared error: mean of (input - target)^2 over the kept elements.
 
@@ -26,7 +27,4 @@ def mse_loss(input, target, *, mask=None, weight=None, reduction="mean", denomin
         >>> safeops.mse_loss(input, torch.zeros(2), mask=input.isfinite())
         tensor(90000.)
     """
-    return _mse_loss.call(input, target, mask, weight, reduction, denominator, empty)
-
-
-declare_loss(mse_loss)
+    return _mse_loss(input, target, mask, weight, reduction, denominator, empty)

@@ -5,11 +5,11 @@ import torch
 from safeops import _check
 from safeops._dtypes import LARGEST, SMALLEST, filled
 from safeops._symbolic import symbolic
-from safeops.losses._pointwise import PointwiseLoss, declare_loss
+from safeops.losses._pointwise import PointwiseLoss
 from safeops.ops._reduction import magnitude
 
 
-def value(x, y, beta, p1):
+def value(x, y, beta):
     a = magnitude(x - y)
     if not isinstance(beta, torch.Tensor) and beta == 0:
         return a
@@ -23,9 +23,10 @@ def value(x, y, beta, p1):
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 
-_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value)
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value, ", float beta=1.0")
 
 
+@_smooth_l1_loss.public()
 def smooth_l1_loss(
     input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", beta=1.0
 ):
@@ -50,7 +51,4 @@ def smooth_l1_loss(
         _check.number("smooth_l1_loss", "beta", beta, minimum=0, maximum=LARGEST)
     if not symbolic(beta) and beta < SMALLEST:
         beta = 0.0
-    return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, beta)
-
-
-declare_loss(smooth_l1_loss, ", float beta=1.0")
+    return _smooth_l1_loss(input, target, mask, weight, reduction, denominator, empty, beta)

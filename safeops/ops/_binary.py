@@ -1,18 +1,18 @@
-"""The skeleton of the binary functions: one definition, one pair of raw ops, one Function, one call path.
+"""The binary functions: what they have in common.
 
 An op of the family is `Binary(name, define)`: `define(a, b, eps, fill_value, dtype)` gives the result in `dtype` from
-operands of the compute dtype. Dtypes, numbers as second operand and the sums over a broadcast are the skeleton's.
+operands of the compute dtype. Dtypes and numbers as second operand are the family's.
 """
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._check import NUMBER
 from safeops._dtypes import FLOATING, LARGEST, SMALLEST, compute_dtype
-from safeops._library import Op, declare_raw, like
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops._symbolic import scalar, symbolic
 from safeops.ops._unary import output_dtype
-from safeops.ops.masked_sum import reduce_to
 
 # ---- op
 
@@ -36,61 +36,19 @@ def _fake_backward(grad, input, other, eps=None, need_input=True, need_other=Tru
     )
 
 
-# ---- autograd
+# ---- record
 
 
-def _function(raw, raw_backward, definition):
-    class _Binary(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, input, other, eps=None, fill_value=0.0, dtype=None):
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(input, other)
-            ctx.arguments = (eps, fill_value, dtype)
-            return raw(input, other, eps, fill_value, dtype)
-
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 2)
-            if grad is None:
-                return None, None, *nothing
-            input, other = ctx.saved_tensors
-            if _route.by_composite(grad):
-                grads = _route.differentiable_backward(definition, (input, other, *ctx.arguments), grad)
-                return grads[0], grads[1], *nothing
-            need_input, need_other = ctx.needs_input_grad[:2]
-            # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
-            wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
-            da, db = raw_backward(
-                grad,
-                input,
-                other,
-                ctx.arguments[0],
-                need_input,
-                need_other,
-                None if input.shape == grad.shape else wide,
-                None if other.shape == grad.shape else wide,
-            )
-            return (
-                reduce_to(da, input.shape, input.dtype) if need_input else None,
-                reduce_to(db, other.shape, other.dtype) if need_other else None,
-                *nothing,
-            )
-
-    return _Binary
-
-
-# ---- call path
-
-
-class Binary:
-    """A binary function: declares the raw ops, and is the call path of the public function.
+class Binary(Op):
+    """A binary function.
 
     other: what the second operand is called. number: whether it may be a number. safe: at least fp32 under autocast.
     """
 
-    def __init__(self, name, define, *, other="other", number=True, safe=True):
-        self.name, self.other, self.number, self.safe = name, other, number, safe
+    owner = "C++/CUDA"
+    differentiable = (0, 1)
 
+    def __init__(self, name, define, *, other="other", number=True, safe=True):
         def definition(input, other, eps=None, fill_value=0.0, dtype=None):
             if dtype is None:
                 dtype = promoted(input, other)
@@ -99,47 +57,31 @@ class Binary:
                 eps = torch.finfo(compute).tiny
             return define(input.to(compute), other.to(compute), eps, fill_value, dtype)
 
-        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
-        raw_backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
-        function = _function(raw, raw_backward, definition)
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function, definition)
+        self.other, self.number, self.safe = other, number, safe
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
+        backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
+        super().__init__(name, forward, backward, definition)
 
-    def call(self, input, other, eps=None, fill_value=0.0, dtype=None):
-        try:
-            own = input.dtype  # (read once: a small call is a few dozen such reads)
-            floating = own in FLOATING
-            if floating and self.number and isinstance(other, NUMBER):
-                dtype = self._output_dtype(input, own) if dtype is None else dtype
-                other, eps = _number(other, input, dtype, eps)
-            others = other.dtype if floating else None
-            kernel = _route.kernel(self.op, input, other) if others in FLOATING else None
-            if kernel is not None:
-                if eps is not None or fill_value.__class__ is not float or kernel is self.op.traced:
-                    self._validate(input, other, eps, fill_value, dtype)
-                if dtype is None:
-                    dtype = self._output_dtype(input, own if own == others else promoted(input, other))
-                elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
-                    self._validate(input, other, eps, fill_value, dtype)
-                arguments = (input, other)
-                if eps is not None or fill_value != 0 or dtype != own or dtype != others:
-                    arguments = (input, other, eps, fill_value, dtype)
-                if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
-                    return kernel.apply(*arguments)
-                return kernel.raw(*arguments)
-        except Exception:
-            _check.explain(self._validate, input, other, eps, fill_value, dtype)
-            raise
-        self._validate(input, other, eps, fill_value, dtype)
-        if dtype is None:
-            dtype = self._output_dtype(input, promoted(input, other))
-        if not isinstance(other, torch.Tensor):
+    def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
+        own = input.dtype  # (read once: a small call is a few dozen such reads)
+        if (
+            eps is not None
+            or fill_value.__class__ is not float
+            or (dtype is not None and type(dtype) is not torch.dtype)
+        ):
+            self.validate(input, other, eps, fill_value, dtype)
+        if self.number and isinstance(other, NUMBER):
+            dtype = self._output_dtype(input, promoted(input, other)) if dtype is None else dtype
             other, eps = _number(other, input, dtype, eps)
-        return self.op.composite(input, other, eps, fill_value, dtype)
+        others = other.dtype
+        if dtype is None:
+            dtype = self._output_dtype(input, own if own == others and own in FLOATING else promoted(input, other))
+        takes = own in FLOATING and others in FLOATING
+        if eps is None and fill_value.__class__ is float and fill_value == 0 and dtype == own == others:
+            return takes, (input, other)
+        return takes, (input, other, eps, fill_value, dtype)
 
-    def _output_dtype(self, input, promoted):
-        return output_dtype(input, promoted) if self.safe else promoted
-
-    def _validate(self, input, other, eps, fill_value, dtype):
+    def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):
         _check.tensor(self.name, "input", input)
         if not (self.number and isinstance(other, NUMBER)):
             if self.number and not isinstance(other, torch.Tensor):
@@ -157,6 +99,16 @@ class Binary:
             _check.number(self.name, "eps", eps, minimum=0)
         _check.number(self.name, "fill_value", fill_value)
         _check.output_dtype(self.name, dtype)
+
+    def gradients(self, grad, needs, operands, results):
+        input, other, eps, *_ = operands
+        # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+        wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
+        dtypes = (None if x.shape == grad.shape else wide for x in (input, other))
+        return self.backward(grad, input, other, eps, *needs[:2], *dtypes)
+
+    def _output_dtype(self, input, promoted):
+        return output_dtype(input, promoted) if self.safe else promoted
 
 
 def _number(number, input, dtype, eps):

@@ -1,63 +1,37 @@
-"""The skeleton of what an index names: one Function and one call path for safe_gather and safe_index_select."""
+"""What an index names, safe_gather and safe_index_select: what they have in common."""
 
-import torch
-
-from safeops import _check, _route
-from safeops._library import Op
-from safeops.ops._selection import MOVABLE, as_double
-
-# ---- autograd
+from safeops import _check
+from safeops._op import Op
+from safeops.ops._selection import MOVABLE, as_double, check_fill, check_index, check_movable
 
 
-def _function(raw, raw_backward, definition):
-    class _Indexed(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, input, dim, index, fill_value=0.0):
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(index)
-            ctx.arguments = (input.shape, dim)
-            return raw(input, dim, index, fill_value)
+class Indexed(Op):
+    """check(input, dim, index): raises where the dim or the shapes do not fit."""
 
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-            if grad is None:
-                return None, *nothing
-            (index,), (shape, dim) = ctx.saved_tensors, ctx.arguments
-            if grad.is_complex() or _route.by_composite(grad):
-                # Linear in its input, so the derivative may be taken at 0.
-                origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
-                return _route.differentiable_backward(definition, (origin, dim, index), grad)[0], *nothing
-            return raw_backward(grad, dim, index, shape), *nothing
+    owner = "C++/CUDA"
+    linear = (0,)
 
-    return _Indexed
+    def __init__(self, name, forward, backward, definition, check):
+        self.check = check
+        super().__init__(name, forward, backward, definition)
 
-
-# ---- call path
-
-
-class Indexed:
-    def __init__(self, name, raw, raw_backward, definition, validate):
-        function = _function(raw, raw_backward, definition)
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, function, definition)
-        self.validate = validate
-
-    def call(self, input, dim, index, fill_value):
-        try:
-            kernel = _route.kernel(self.op, input, index) if input.dtype in MOVABLE else None
-            fill = ()
-            if kernel is not None:
-                short = kernel is self.op.eager and dim.__class__ is int
-                if not (short and fill_value.__class__ is int and fill_value == 0):  # (a trace keeps what it compares)
-                    self.validate(input, dim, index, fill_value)
-                    fill = as_double(fill_value)
-            if kernel is not None and fill is not None:
-                arguments = (input, dim, index, *fill)
-                if torch.is_grad_enabled() and input.requires_grad:
-                    return kernel.apply(*arguments)
-                return kernel.raw(*arguments)
-        except Exception:
-            _check.explain(self.validate, input, dim, index, fill_value)
-            raise
+    def prepare(self, input, dim, index, fill_value):
+        takes = input.dtype in MOVABLE
+        if dim.__class__ is int and fill_value.__class__ is int and fill_value == 0:
+            return takes, (input, index, dim)
         self.validate(input, dim, index, fill_value)
-        return self.op.composite(input, dim, index, fill_value)
+        double = as_double(fill_value)
+        return takes and double is not None, (input, index, dim, fill_value if double is None else double)
+
+    def validate(self, input, dim, index, fill_value):
+        check_movable(self.name, "input", input)
+        check_index(self.name, index)
+        self.check(input, dim, index)
+        _check.same_device(self.name, "input", input, index=index)
+        check_fill(self.name, fill_value, input.dtype)
+
+    def gradients(self, grad, needs, operands, results):
+        if grad.is_complex():
+            return self.composite_gradients(grad, needs, operands, results)
+        input, index, dim, _ = operands
+        return (self.backward(grad, index, dim, input.shape),)

@@ -1,14 +1,14 @@
-"""The skeleton of the masked reductions: one definition, one pair of raw ops, one Function, one call path.
+"""The masked reductions: what they have in common.
 
-An op of the family is `MaskedReduction(name, mean)`: whether the total is divided by its denominator. The call path is
-`Reduction`, which the statistics (`_statistic.py`) share.
+`MaskedReduction` is the sum and the mean; the statistics (`_statistic.py`) share `Reduction` with them.
 """
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import compute_dtype
-from safeops._library import Op, declare_public, declare_raw, document
+from safeops._library import declare_raw
+from safeops._op import Op
 
 EMPTY = ("zero", "nan", "raise")
 INTS = frozenset((int,))
@@ -101,40 +101,7 @@ _masked_sum_backward = declare_raw(
     triton="masked_sum.masked_sum_backward",
 )
 
-# ---- autograd
-
-
-def _function(mean, raw, definition):
-    class _Masked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-            value, denominator = raw(input, mask, weight, dim, keepdim, empty_nan, dtype)
-            ctx.set_materialize_grads(False)
-            # The gradient of a sum does not depend on its input: nothing of it is kept but its shape.
-            ctx.save_for_backward(denominator if mean else None, mask, weight)
-            ctx.arguments = (input.shape, input.dtype, dim, keepdim, dtype)
-            return value
-
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-            if grad is None:
-                return None, *nothing
-            denominator, mask, weight = ctx.saved_tensors
-            shape, dtype, dim, keepdim, output_dtype = ctx.arguments
-            if _route.by_composite(grad):
-                # Linear in its input, so the derivative may be taken at 0.
-                origin = torch.zeros((), dtype=dtype, device=grad.device).expand(shape).requires_grad_()
-                arguments = (origin, mask, weight, dim, keepdim, False, output_dtype)
-                dx = _route.differentiable_backward(definition, arguments, grad)[0]
-            else:
-                dx = _masked_sum_backward(grad, shape, dtype, denominator, mask, weight, dim, keepdim)
-            return dx, *nothing
-
-    return _Masked
-
-
-# ---- call path
+# ---- record
 
 
 def validate(name, input, mask, weight, dim, keepdim):
@@ -143,6 +110,15 @@ def validate(name, input, mask, weight, dim, keepdim):
     _check.same_device(name, "input", input, mask=mask, weight=weight)
     _check.dims(name, dim, input.dim())
     _check.boolean_flag(name, "keepdim", keepdim)
+
+
+def as_dims(name, dim):
+    """dim as the dispatcher takes it: it would take a bool or a tensor for a number."""
+    if dim is None:
+        return None
+    if not isinstance(dim, (tuple, list)):
+        dim = (dim,)
+    return dim if INTS.issuperset(map(type, dim)) else _check.integers(name, dim)
 
 
 def raise_if_empty(name, nothing, input, dim):
@@ -155,47 +131,31 @@ def raise_if_empty(name, nothing, input, dim):
         )
 
 
-class Reduction:
-    """The call path of a masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
+class Reduction(Op):
+    """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
-    def __init__(self, name, op, keyword=None):
-        self.name, self.op, self.keyword = name, op, keyword
+    constant = slice(2, 3)  # weight
 
-    def call(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
-        if dim is not None:
-            dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-            # (the dispatcher would take a bool or a tensor for a number)
-            dim = dims if INTS.issuperset(map(type, dims)) else _check.integers(self.name, dim)
-        try:
-            kernel = None
-            if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
-                # most calls, and the short way
-                options = (None, None, False, False, None, *parameter) if parameter else ()
-                kernel = self._kernel(parameter, input, mask)
-            else:
-                options = (weight, dim, keepdim, empty == "nan", dtype, *parameter)
-                plain = isinstance(keepdim, bool) and (dtype is None or dtype.__class__ is torch.dtype)
-                if empty in EMPTY and plain and not _route.requires_grad(weight):
-                    kernel = self._kernel(parameter, input, mask, weight)
-            if kernel is not None:
-                if empty == "raise" or kernel is self.op.traced:
-                    self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
-                if input.requires_grad and torch.is_grad_enabled():
-                    return kernel.apply(input, mask, *options)
-                return kernel.raw(input, mask, *options)[0]
-        except Exception:
-            _check.explain(self._validate, input, mask, weight, dim, keepdim, dtype, empty, *parameter)
-            raise
-        self._attend(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
-        return self.op.composite(input, mask, *options)
+    def __init__(self, *record, keyword=None):
+        self.keyword = keyword
+        super().__init__(*record)
 
-    def _kernel(self, parameter, *operands):
+    def prepare(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
+        takes = len(parameter) == 0 or self.has_kernel(*parameter)  # (Dynamo cannot negate a tuple)
+        if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
+            # most calls, and the short way
+            return takes, (input, mask, None, None, False, False, None, *parameter) if parameter else (input, mask)
+        dim = as_dims(self.name, dim)
+        if empty == "raise":
+            self._attend(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
+        plain = empty in EMPTY and isinstance(keepdim, bool) and (dtype is None or dtype.__class__ is torch.dtype)
+        return takes and plain, (input, mask, weight, dim, keepdim, empty == "nan", dtype, *parameter)
+
+    def has_kernel(self, parameter):
         # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
-        if parameter and (isinstance(parameter[0], bool) or not isinstance(parameter[0], (int, float))):
-            return None
-        return _route.kernel(self.op, *operands)
+        return isinstance(parameter, (int, float)) and not isinstance(parameter, bool)
 
-    def _validate(self, input, mask, weight, dim, keepdim, dtype, empty, *parameter):
+    def validate(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         _check.floating(self.name, "input", input)
         validate(self.name, input, mask, weight, dim, keepdim)
         _check.output_dtype(self.name, dtype)
@@ -203,11 +163,9 @@ class Reduction:
         for value in parameter:
             _check.number(self.name, self.keyword, value)
 
-    def _attend(self, input, mask, weight, dim, keepdim, dtype, empty, *parameter):
-        """What a caller must hear before any work: bad arguments, and nothing kept under empty="raise"."""
-        self._validate(input, mask, weight, dim, keepdim, dtype, empty, *parameter)
-        if empty != "raise":
-            return
+    def _attend(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
+        """What a caller must hear before any work under empty="raise": bad arguments, and nothing kept."""
+        self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         # One synchronisation: the documented price of empty="raise".
         dims = _check.dims(self.name, dim, input.dim())
         exists = self._exists(input.detach(), mask, None if weight is None else weight.detach(), dims, *parameter)
@@ -217,9 +175,19 @@ class Reduction:
         """Which of the results have something to be made of."""
         return count_kept(kept(mask, weight), input, dims, False) > 0
 
+    def public(self, *schemas, parameter=""):
+        """`parameter`: the reduction's own part of the family's schema."""
+        schema = (
+            f"(Tensor input, Tensor? mask=None, int[1]? dim=None, *, {parameter}bool keepdim=False, "
+            'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor'
+        )
+        return super().public(*(schemas or (schema,)), arguments=ARGUMENTS)
+
 
 class MaskedReduction(Reduction):
-    """A masked sum or mean: declares its raw op."""
+    """A masked sum or mean. mean: whether the total is divided by its denominator."""
+
+    linear = (0,)
 
     def __init__(self, name, mean):
         def composite(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
@@ -229,13 +197,17 @@ class MaskedReduction(Reduction):
             )
             return value, denominator.to(torch.float64)
 
-        def definition(*arguments):
-            return composite(*arguments)[0]
+        def definition(*operands):
+            return composite(*operands)[0]
 
-        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
-        function = _function(mean, raw, definition)
-        op = Op(name, (f"_{name}", "_masked_sum_backward"), "Triton", raw, function, definition)
-        super().__init__(name, op)
+        self.saved = slice(1, 2) if mean else slice(0)
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        super().__init__(name, forward, _masked_sum_backward, definition)
+
+    def gradients(self, grad, needs, operands, results):
+        input, mask, weight, dim, keepdim, *_ = operands
+        denominator = results[0] if results else None
+        return (self.backward(grad, input.shape, input.dtype, denominator, mask, weight, dim, keepdim),)
 
 
 # What the docstring of every reduction says of its arguments, in place of {arguments}.
@@ -257,13 +229,3 @@ ARGUMENTS = """\
         ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`.
         IndexError: dim out of range.
 """
-
-
-def declare_reduction(function, parameter=""):
-    """Register a public reduction as `safeops::<op>`; `parameter` is its own part of the schema."""
-    document(function, ARGUMENTS)
-    declare_public(
-        function,
-        f"{function.__name__}(Tensor input, Tensor? mask=None, int[1]? dim=None, *, {parameter}bool keepdim=False, "
-        'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor',
-    )

@@ -41,9 +41,9 @@ def select_rows(rows, index, fill_value):
 
 
 def as_double(fill_value):
-    """The number as the kernels take it, in a tuple, or None: an integer beyond 2^53 that a double does not hold."""
+    """The number as the kernels take it, or None: an integer beyond 2^53 that a double does not hold."""
     double = float(fill_value)
-    return (double,) if double == fill_value or fill_value != fill_value else None
+    return double if double == fill_value or fill_value != fill_value else None
 
 
 # ---- checks

@@ -1,21 +1,19 @@
-"""The skeleton of masked_softmax and masked_log_softmax: one definition, its raw ops, one call path.
-
-An op of the family is `MaskedSoftmax(name, log)`.
-"""
+"""masked_softmax and masked_log_softmax: what they have in common."""
 
 import operator
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import compute_dtype
-from safeops._library import Op, declare_public, declare_raw, document
+from safeops._library import declare_raw
+from safeops._op import Op
 from safeops.ops.normalize import thin_shape
 
 # ---- definition
 
 
-def define(log, input, mask, dim):
+def define(input, mask=None, dim=-1, log=False):
     x = input.to(compute_dtype(input.dtype))
     if mask is None:
         y = torch.log_softmax(x, dim) if log else torch.softmax(x, dim)
@@ -53,7 +51,7 @@ def _row_numbers(input, mask, dim):
 
 
 def _composite(input, mask=None, dim=-1, log=False):
-    return define(log, input, mask, dim), *_row_numbers(input, mask, dim)
+    return define(input, mask, dim, log), *_row_numbers(input, mask, dim)
 
 
 # ---- op
@@ -92,74 +90,51 @@ _masked_softmax_slope = declare_raw(
     composite=slope,
 )
 
-# ---- autograd
+# ---- record
 
 
-def _function(log):
-    def definition(input, mask, dim):
-        return define(log, input, mask, dim)
+class MaskedSoftmax(Op):
+    """A masked softmax.
 
-    class _Softmax(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, input, mask=None, dim=-1, log=log):
-            value, top, total = _masked_softmax(input, mask, dim, log)
-            ctx.set_materialize_grads(False)
-            ctx.dim = dim
-            # On the CPU an exponential costs more than the memory's speed. A result that was not rounded is its own
-            # derivative's only input, and is kept in place of ours. Else y is recomputed from two numbers a row.
-            ctx.of_output = not log and input.device.type == "cpu" and value.dtype == compute_dtype(value.dtype)
-            ctx.save_for_backward(*((value, mask) if ctx.of_output else (input, mask, top, total)))
-            return value
-
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-            if grad is None:
-                return None, *nothing
-            if ctx.of_output:
-                by = slope if _route.by_composite(grad) else _masked_softmax_slope
-                return by(grad, *ctx.saved_tensors, ctx.dim), *nothing
-            input, mask, top, total = ctx.saved_tensors
-            if _route.by_composite(grad):
-                dx = _route.differentiable_backward(definition, (input, mask, ctx.dim), grad)[0]
-            else:
-                dx = _masked_softmax_backward(grad, input, top, total, mask, ctx.dim, log)
-            return dx, *nothing
-
-    return _Softmax
-
-
-# ---- call path
-
-
-class MaskedSoftmax:
-    """A masked softmax: its op, and the call path of the public function."""
+    On the CPU an exponential costs more than the memory's speed. A result that was not rounded is its own derivative's
+    only input, and is kept in place of ours (and no row's numbers). Else y is recomputed from two numbers a row.
+    """
 
     def __init__(self, name, log):
-        self.name, self.log = name, log
-        raw = ("_masked_softmax", "_masked_softmax_backward")
-        self.op = Op(name, raw, "Triton", _masked_softmax, _function(log))
+        self.log = log
+        super().__init__(name, _masked_softmax, _masked_softmax_backward, define)
 
-    def call(self, input, mask, dim):
-        try:
-            kernel = _route.kernel(self.op, input, mask)
-            if kernel is not None:
-                if dim.__class__ is not int or kernel is self.op.traced:
-                    self._validate(input, mask, dim)
-                if input.requires_grad and torch.is_grad_enabled():
-                    return kernel.apply(input, mask, dim)
-                return kernel.raw(input, mask, dim, self.log)[0]
-        except Exception:
-            _check.explain(self._validate, input, mask, dim)
-            raise
-        self._validate(input, mask, dim)
-        return define(self.log, input, mask, operator.index(dim))
+    def prepare(self, input, mask, dim):
+        if dim.__class__ is not int:
+            self.validate(input, mask, dim)
+            dim = operator.index(dim)
+        return True, (input, mask, dim, self.log)
 
-    def _validate(self, input, mask, dim):
+    def validate(self, input, mask, dim):
         _check.floating(self.name, "input", input)
         _check.mask(self.name, "mask", mask, "input", input.shape)
         _check.same_device(self.name, "input", input, mask=mask)
         _check.one_dim(self.name, dim, input.dim())
+
+    def keep(self, tensors, results):
+        value = results[0]
+        if not self.log and value.device.type == "cpu" and value.dtype == compute_dtype(value.dtype):
+            return (value, *tensors[1:]), ()
+        return tensors, results[1:]
+
+    def gradients(self, grad, needs, operands, results):
+        x, mask, dim, log = operands
+        if not results:
+            return (_masked_softmax_slope(grad, x, mask, dim),)
+        return (self.backward(grad, x, *results, mask, dim, log),)
+
+    def composite_gradients(self, grad, needs, operands, results):
+        if not results:
+            return (slope(grad, *operands[:3]),)
+        return super().composite_gradients(grad, needs, operands, results)
+
+    def public(self):
+        return super().public("(Tensor input, Tensor? mask=None, int dim=-1) -> Tensor", arguments=ARGUMENTS)
 
 
 # What both docstrings say of their arguments, in place of {arguments}.
@@ -176,9 +151,3 @@ ARGUMENTS = """\
         ValueError: `mask` does not broadcast to `input`, devices differ.
         IndexError: dim out of range.
 """
-
-
-def declare_softmax(function):
-    """Register a public softmax as `safeops::<op>`."""
-    document(function, ARGUMENTS)
-    declare_public(function, f"{function.__name__}(Tensor input, Tensor? mask=None, int dim=-1) -> Tensor")

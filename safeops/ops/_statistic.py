@@ -1,4 +1,4 @@
-"""The skeleton of the statistics: masked reductions that are no plain sum, and share one backward.
+"""The statistics: masked reductions that are no plain sum, and share one backward.
 
 A statistic is `Statistic(name, define, kind)`: `define(k, parameter)` says what it is of the kept elements `k`, and
 `kind` which shape its gradient has. With grad, scale and origin of the result that x went into,
@@ -11,9 +11,9 @@ where shape is x - origin (LINEAR), x == origin (EQUAL), exp(x - origin) (EXP), 
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import compute_dtype
-from safeops._library import Op, declare_raw
+from safeops._library import declare_raw
 from safeops.ops._reduction import Reduction, accumulate, count_kept, kept, output_shape
 
 LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
@@ -155,58 +155,29 @@ _statistic_backward = declare_raw(
     triton="statistic_backward.statistic_backward",
 )
 
-# ---- autograd
-
-
-def _function(raw, definition, kind):
-    class _Statistic(torch.autograd.Function):
-        @staticmethod
-        def forward(
-            ctx, input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
-        ):
-            value, origin, scale = raw(input, mask, weight, dim, keepdim, empty_nan, dtype, parameter)
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(input, origin, scale, mask, weight)
-            ctx.arguments = (dim, keepdim, empty_nan, dtype, parameter)
-            return value
-
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-            if grad is None:
-                return None, *nothing
-            input, origin, scale, mask, weight = ctx.saved_tensors
-            dim, keepdim, _, _, parameter = ctx.arguments
-            if _route.by_composite(grad):
-                dx = _route.differentiable_backward(definition, (input, mask, weight, *ctx.arguments), grad)[0]
-            else:
-                shape = kind[parameter] if isinstance(kind, dict) else kind
-                dx = _statistic_backward(grad, input, origin, scale, mask, weight, shape, dim, keepdim)
-            return dx, *nothing
-
-    return _Statistic
-
-
-# ---- call path
+# ---- record
 
 
 class Statistic(Reduction):
-    """A statistic: declares the raw op. `kind` may be a table by the parameter, which users know as `keyword`."""
+    """A statistic. `kind` may be a table by the parameter, which users know as `keyword`."""
 
-    def __init__(self, name, define_statistic, kind, keyword=None):
+    def __init__(self, name, statistic, kind, keyword=None):
         def composite(
             input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
         ):
             dims = _check.dims(name, dim, input.dim())
             dtype = dtype or compute_dtype(input.dtype)
-            outputs = define(define_statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter)
-            value, origin, scale = outputs
-            return value, origin.to(torch.float64), scale.to(torch.float64)
+            value, *others = define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter)
+            return value, *(x.to(torch.float64) for x in others)
 
-        def definition(*arguments):
-            return composite(*arguments)[0]
+        def definition(*operands):
+            return composite(*operands)[0]
 
-        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
-        function = _function(raw, definition, kind)
-        op = Op(name, (f"_{name}", "_statistic_backward"), "Triton", raw, function, definition)
-        super().__init__(name, op, keyword)
+        self.kind = kind
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        super().__init__(name, forward, _statistic_backward, definition, keyword=keyword)
+
+    def gradients(self, grad, needs, operands, results):
+        input, mask, weight, dim, keepdim, _, _, parameter = operands
+        kind = self.kind[parameter] if isinstance(self.kind, dict) else self.kind
+        return (self.backward(grad, input, *results, mask, weight, kind, dim, keepdim),)

@@ -1,4 +1,4 @@
-"""The skeleton of the unary functions: one definition, one pair of raw ops, one Function, one call path.
+"""The unary functions: what they have in common.
 
 An op of the family is `Unary(name, function, ...)`: the function itself, where it has no value or slope (`absent`), and
 what stands there. Saturation, dtypes, selection and the gradient that is exactly 0 over a stand-in are the skeleton's.
@@ -6,7 +6,7 @@ what stands there. Saturation, dtypes, selection and the gradient that is exactl
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import (
     FLOATING,
     HALF,
@@ -18,7 +18,8 @@ from safeops._dtypes import (
     to_one,
     wide_on_cpu,
 )
-from safeops._library import Op, declare_raw, like
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops._torch import is_autocast_available
 
 # ---- definition
@@ -74,32 +75,7 @@ def _fake_backward(grad, input, eps=None):
     return like(input, input.shape, input.dtype)
 
 
-# ---- autograd
-
-
-def _function(raw, raw_backward, definition):
-    class _Unary(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, input, eps=None, fill_value=0.0, dtype=None):
-            ctx.set_materialize_grads(False)
-            ctx.save_for_backward(input)
-            ctx.arguments = (eps, fill_value, dtype)
-            return raw(input, eps, fill_value, dtype)
-
-        @staticmethod
-        def backward(ctx, grad):
-            nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-            if grad is None:
-                return None, *nothing
-            (input,) = ctx.saved_tensors
-            if _route.by_composite(grad):
-                return _route.differentiable_backward(definition, (input, *ctx.arguments), grad)[0], *nothing
-            return raw_backward(grad, input, ctx.arguments[0]), *nothing
-
-    return _Unary
-
-
-# ---- call path
+# ---- record
 
 
 def output_dtype(input, promoted):
@@ -111,54 +87,45 @@ def output_dtype(input, promoted):
     return promoted
 
 
-class Unary:
-    """A unary function: declares the raw ops, and is the call path of the public function.
+class Unary(Op):
+    """A unary function.
 
     function: differentiable torch code, right to second order wherever `absent` is False and the value fits.
     absent(x, eps): where it is not to be called. stand_in(x, eps, fill_value): the value there.
     positive: eps must be greater than 0, and finite.
     """
 
-    def __init__(self, name, function, absent, stand_in, positive=False):
-        self.name, self.positive = name, positive
+    owner = "C++/CUDA"
 
+    def __init__(self, name, function, absent, stand_in, positive=False):
         def definition(input, eps=None, fill_value=0.0, dtype=None):
             return define(function, absent, stand_in, input, eps, fill_value, dtype)
 
-        raw = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
-        raw_backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
-        autograd = _function(raw, raw_backward, definition)
-        self.op = Op(name, (f"_{name}", f"_{name}_backward"), "C++/CUDA", raw, autograd, definition)
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
+        backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
+        self.positive = positive
+        super().__init__(name, forward, backward, definition)
 
-    def call(self, input, eps=None, fill_value=0.0, dtype=None):
-        try:
-            own = input.dtype  # (read once: a small call is a few dozen such reads)
-            kernel = _route.kernel(self.op, input) if own in FLOATING else None
-            if kernel is not None:
-                if eps is not None or fill_value.__class__ is not float or kernel is self.op.traced:
-                    self._validate(input, eps, fill_value, dtype)
-                if dtype is None:
-                    dtype = output_dtype(input, own)
-                elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
-                    self._validate(input, eps, fill_value, dtype)
-                arguments = (input,)
-                if eps is not None or fill_value != 0 or dtype != own:
-                    arguments = (input, eps, fill_value, dtype)
-                if input.requires_grad and torch.is_grad_enabled():
-                    return kernel.apply(*arguments)
-                return kernel.raw(*arguments)
-        except Exception:
-            _check.explain(self._validate, input, eps, fill_value, dtype)
-            raise
-        self._validate(input, eps, fill_value, dtype)
+    def prepare(self, input, eps=None, fill_value=0.0, dtype=None):
+        own = input.dtype  # (read once: a small call is a few dozen such reads)
+        takes = own in FLOATING
+        if eps is not None or fill_value.__class__ is not float:
+            self.validate(input, eps, fill_value, dtype)
         if dtype is None:
-            dtype = output_dtype(input, input.dtype if input.is_floating_point() else torch.get_default_dtype())
-        return self.op.composite(input, eps, fill_value, dtype)
+            dtype = output_dtype(input, own if takes else torch.get_default_dtype())
+        elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
+            self.validate(input, eps, fill_value, dtype)
+        if eps is None and fill_value.__class__ is float and fill_value == 0 and dtype == own:
+            return takes, (input,)
+        return takes, (input, eps, fill_value, dtype)
 
-    def _validate(self, input, eps, fill_value, dtype):
+    def validate(self, input, eps=None, fill_value=0.0, dtype=None):
         _check.real(self.name, "input", input)
         if eps is not None:
             limits = {"above": 0, "maximum": LARGEST} if self.positive else {"minimum": 0}
             _check.number(self.name, "eps", eps, **limits)
         _check.number(self.name, "fill_value", fill_value)
         _check.output_dtype(self.name, dtype)
+
+    def gradients(self, grad, needs, operands, results):
+        return (self.backward(grad, operands[0], operands[1]),)

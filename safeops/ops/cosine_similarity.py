@@ -4,10 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import compute_dtype
-from safeops._library import Op, declare_public, declare_raw, like
-from safeops.ops.masked_sum import reduce_to
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops.ops.normalize import resolve_eps, thin_shape, unit_vectors
 
 # ---- definition
@@ -50,14 +50,14 @@ def _fake_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=
     )
 
 
-_cosine_similarity = declare_raw(
+_forward = declare_raw(
     "_cosine_similarity",
     "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
     triton="cosine_similarity.cosine_similarity",
 )
-_cosine_similarity_backward = declare_raw(
+_backward = declare_raw(
     "_cosine_similarity_backward",
     "(Tensor grad, Tensor x1, Tensor x2, Tensor value, Tensor norm1, Tensor norm2, int dim=-1, float? eps=None, "
     "bool need_x1=True, bool need_x2=True) -> (Tensor, Tensor)",
@@ -65,48 +65,39 @@ _cosine_similarity_backward = declare_raw(
     triton="cosine_similarity.cosine_similarity_backward",
 )
 
-# ---- autograd
+# ---- record
 
 
-class _CosineSimilarity(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x1, x2, dim=-1, eps=None):
-        value, norm1, norm2 = _cosine_similarity(x1, x2, dim, eps)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x1, x2, value, norm1, norm2)
-        ctx.arguments = (dim, eps)
-        return value
+class CosineSimilarity(Op):
+    differentiable = (0, 1)
+    saved = slice(0, None)
 
-    @staticmethod
-    def backward(ctx, grad):
-        nothing = (None,) * (len(ctx.needs_input_grad) - 2)
-        if grad is None:
-            return None, None, *nothing
-        x1, x2, value, norm1, norm2 = ctx.saved_tensors
-        if _route.by_composite(grad):
-            grads = _route.differentiable_backward(definition, (x1, x2, *ctx.arguments), grad)
-            return grads[0], grads[1], *nothing
-        need_x1, need_x2 = ctx.needs_input_grad[:2]
-        d1, d2 = _cosine_similarity_backward(grad, x1, x2, value, norm1, norm2, *ctx.arguments, need_x1, need_x2)
-        return (
-            reduce_to(d1, x1.shape, x1.dtype) if need_x1 else None,
-            reduce_to(d2, x2.shape, x2.dtype) if need_x2 else None,
-            *nothing,
-        )
+    def prepare(self, x1, x2, dim, eps):
+        if eps is not None or dim.__class__ is not int:
+            self.validate(x1, x2, dim, eps)
+            dim = operator.index(dim)
+        return True, (x1, x2, dim, eps)
+
+    def validate(self, x1, x2, dim, eps):
+        _check.floating("cosine_similarity", "x1", x1)
+        _check.floating("cosine_similarity", "x2", x2)
+        shape = _check.broadcast("cosine_similarity", x1=x1, x2=x2)
+        _check.same_device("cosine_similarity", "x1", x1, x2=x2)
+        _check.one_dim("cosine_similarity", dim, len(shape))
+        if eps is not None:
+            _check.number("cosine_similarity", "eps", eps, minimum=0)
+
+    def gradients(self, grad, needs, operands, results):
+        x1, x2, dim, eps = operands
+        return self.backward(grad, x1, x2, *results, dim, eps, *needs[:2])
 
 
-OP = Op(
-    "cosine_similarity",
-    ("_cosine_similarity", "_cosine_similarity_backward"),
-    "Triton",
-    _cosine_similarity,
-    _CosineSimilarity,
-    definition,
-)
+_cosine_similarity = CosineSimilarity("cosine_similarity", _forward, _backward, definition)
 
 # ---- public function
 
 
+@_cosine_similarity.public("(Tensor x1, Tensor x2, int dim=-1, *, float? eps=None) -> Tensor")
 def cosine_similarity(x1, x2, dim=-1, *, eps=None):
     """<x1, x2> / (max(|x1|, eps) max(|x2|, eps)) along `dim`, within [-1, 1].
 
@@ -135,29 +126,4 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
         >>> safeops.cosine_similarity(x, torch.tensor([4.0, 3.0]))
         tensor([0.9600, 0.0000])
     """
-    try:
-        kernel = _route.kernel(OP, x1, x2)
-        if kernel is not None:
-            if eps is not None or dim.__class__ is not int or kernel is OP.traced:
-                _validate(x1, x2, dim, eps)
-            if torch.is_grad_enabled() and (x1.requires_grad or x2.requires_grad):
-                return kernel.apply(x1, x2, dim, eps)
-            return kernel.raw(x1, x2, dim, eps)[0]
-    except Exception:
-        _check.explain(_validate, x1, x2, dim, eps)
-        raise
-    _validate(x1, x2, dim, eps)
-    return OP.composite(x1, x2, operator.index(dim), eps)
-
-
-def _validate(x1, x2, dim, eps):
-    _check.floating("cosine_similarity", "x1", x1)
-    _check.floating("cosine_similarity", "x2", x2)
-    shape = _check.broadcast("cosine_similarity", x1=x1, x2=x2)
-    _check.same_device("cosine_similarity", "x1", x1, x2=x2)
-    _check.one_dim("cosine_similarity", dim, len(shape))
-    if eps is not None:
-        _check.number("cosine_similarity", "eps", eps, minimum=0)
-
-
-declare_public(cosine_similarity, "cosine_similarity(Tensor x1, Tensor x2, int dim=-1, *, float? eps=None) -> Tensor")
+    return _cosine_similarity(x1, x2, dim, eps)

@@ -1,6 +1,5 @@
 """masked_amax: the largest of the kept elements."""
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import EQUAL, Statistic, pick
 
 
@@ -12,6 +11,7 @@ def _define(k, parameter):
 _masked_amax = Statistic("masked_amax", _define, EQUAL)
 
 
+@_masked_amax.public()
 def masked_amax(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """The largest kept element of `input`. A kept NaN shows.
 
@@ -27,7 +27,4 @@ def masked_amax(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_amax(x, x < 4, dim=1)
         tensor([3., 0.])
     """
-    return _masked_amax.call(input, mask, dim, keepdim, weight, dtype, empty)
-
-
-declare_reduction(masked_amax)
+    return _masked_amax(input, mask, dim, keepdim, weight, dtype, empty)

@@ -1,6 +1,5 @@
 """masked_amin: the smallest of the kept elements."""
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import EQUAL, Statistic, pick
 
 
@@ -12,6 +11,7 @@ def _define(k, parameter):
 _masked_amin = Statistic("masked_amin", _define, EQUAL)
 
 
+@_masked_amin.public()
 def masked_amin(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """The smallest kept element of `input`. A kept NaN shows.
 
@@ -27,7 +27,4 @@ def masked_amin(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_amin(x, x > 3, dim=1)
         tensor([7., 4.])
     """
-    return _masked_amin.call(input, mask, dim, keepdim, weight, dtype, empty)
-
-
-declare_reduction(masked_amin)
+    return _masked_amin(input, mask, dim, keepdim, weight, dtype, empty)

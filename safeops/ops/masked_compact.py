@@ -3,7 +3,8 @@
 import torch
 
 from safeops import _check, _route
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import declare_raw
+from safeops._op import Op
 from safeops.ops._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
 
 # ---- definition
@@ -43,60 +44,82 @@ def _fake_backward(grad, index, size):
     return grad.new_empty(size)
 
 
-_masked_compact = declare_raw(
+_forward = declare_raw(
     "_masked_compact",
     "(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
     composite=definition,
 )
-_masked_compact_backward = declare_raw(
+_backward = declare_raw(
     "_masked_compact_backward", "(Tensor grad, Tensor index, SymInt[] size) -> Tensor", fake=_fake_backward
 )
 
-# ---- autograd
+# ---- record
 
 
-def expand_rows(grad, index, shape):
-    """The gradient of the input: grad[k] at row index[k], 0 elsewhere."""
-    if not _route.by_composite(grad):
-        return _masked_compact_backward(grad, index, shape)
-    # Linear in its input, so the derivative may be taken at 0.
-    origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
-    lead = len(shape) - (grad.dim() - 1)
-    return _route.differentiable_backward(_take, (origin, index, lead), grad)[0]
+class MaskedCompact(Op):
+    owner = "C++/CUDA"
+    linear = (0,)
+    visible = 3
+
+    def prepare(self, input, mask, capacity, fill_value):
+        takes = input.dtype in MOVABLE
+        if not (capacity.__class__ is int and fill_value.__class__ is int and fill_value == 0):
+            self.validate(input, mask, capacity, fill_value)
+            double = as_double(fill_value)
+            takes, fill_value = takes and double is not None, fill_value if double is None else double
+        if mask.shape != input.shape:
+            mask = mask.expand(input.shape[: mask.dim()])
+        if fill_value.__class__ is int and fill_value == 0:
+            return takes, (input, mask, capacity)
+        return takes, (input, mask, capacity, fill_value)
+
+    def validate(self, input, mask, capacity, fill_value):
+        check_movable("masked_compact", "input", input)
+        _check.boolean("masked_compact", "mask", mask, "True = keep")
+        if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
+            raise ValueError(
+                f"masked_compact: mask {tuple(mask.shape)} does not broadcast to the first {mask.dim()} dims of input "
+                f"{tuple(input.shape)}"
+            )
+        _check.same_device("masked_compact", "input", input, mask=mask)
+        _check.no_dtensor("masked_compact", "input", input)
+        if isinstance(capacity, bool) or not isinstance(capacity, (int, torch.SymInt)):
+            raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
+        if capacity < 0:
+            raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
+        # (a size that is no number yet must not get a bound by this)
+        if isinstance(capacity, int) and capacity >= 2**59:
+            raise ValueError(
+                f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many"
+            )
+        check_fill("masked_compact", fill_value, input.dtype)
+
+    # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
+
+    def keep(self, tensors, results):
+        return (None, None), results[1:2]
+
+    def gradients(self, grad, needs, operands, results):
+        return (self.backward(grad, results[0], operands[0].shape),)
+
+    def composite_gradients(self, grad, needs, operands, results):
+        shape = operands[0].shape
+        # Linear in its input, so the derivative may be taken at 0.
+        origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
+        lead = len(shape) - (grad.dim() - 1)
+        return _route.differentiable_backward(_take, (origin, results[0], lead), grad)[:1]
 
 
-class _MaskedCompact(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, mask, capacity, fill_value=0.0):
-        values, index, count = _masked_compact(input, mask, capacity, fill_value)
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(index, count)
-        ctx.save_for_backward(index)
-        ctx.shape = input.shape
-        return values, index, count
-
-    @staticmethod
-    def backward(ctx, grad, _index, _count):
-        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-        if grad is None:
-            return None, *nothing
-        (index,) = ctx.saved_tensors
-        return expand_rows(grad, index, ctx.shape), *nothing
-
-
-OP = Op(
-    "masked_compact",
-    ("_masked_compact", "_masked_compact_backward"),
-    "C++/CUDA",
-    _masked_compact,
-    _MaskedCompact,
-    definition,
-)
+_masked_compact = MaskedCompact("masked_compact", _forward, _backward, definition)
 
 # ---- public function
 
 
+@_masked_compact.public(
+    "(Tensor input, Tensor mask, *, SymInt capacity, Scalar fill_value=0) -> "
+    "(Tensor values, Tensor index, Tensor count)"
+)
 def masked_compact(input, mask, *, capacity, fill_value=0):
     """The kept elements, or rows, packed into `capacity` slots: `input[mask]` without waiting for its size.
 
@@ -133,49 +156,4 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         >>> values, index, int(count)
         (tensor([3., 5., 7., 0.]), tensor([ 0,  2,  3, -1]), 3)
     """
-    try:
-        kernel = _route.kernel(OP, input, mask) if input.dtype in MOVABLE else None
-        fill = ()
-        if kernel is not None:
-            short = kernel is OP.eager and capacity.__class__ is int
-            if not (short and fill_value.__class__ is int and fill_value == 0):  # (a trace keeps what it compares)
-                _validate(input, mask, capacity, fill_value)
-                fill = as_double(fill_value)
-        if kernel is not None and fill is not None:
-            if mask.shape != input.shape:
-                mask = mask.expand(input.shape[: mask.dim()])
-            arguments = (input, mask, capacity, *fill)
-            if torch.is_grad_enabled() and input.requires_grad:
-                return kernel.apply(*arguments)
-            return kernel.raw(*arguments)
-    except Exception:
-        _check.explain(_validate, input, mask, capacity, fill_value)
-        raise
-    _validate(input, mask, capacity, fill_value)
-    return OP.composite(input, mask.expand(input.shape[: mask.dim()]), capacity, fill_value)
-
-
-def _validate(input, mask, capacity, fill_value):
-    check_movable("masked_compact", "input", input)
-    _check.boolean("masked_compact", "mask", mask, "True = keep")
-    if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
-        raise ValueError(
-            f"masked_compact: mask {tuple(mask.shape)} does not broadcast to the first {mask.dim()} dims of input "
-            f"{tuple(input.shape)}"
-        )
-    _check.same_device("masked_compact", "input", input, mask=mask)
-    _check.no_dtensor("masked_compact", "input", input)
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, torch.SymInt)):
-        raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
-    if capacity < 0:
-        raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
-    if isinstance(capacity, int) and capacity >= 2**59:  # (a size that is no number yet must not get a bound by this)
-        raise ValueError(f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many")
-    check_fill("masked_compact", fill_value, input.dtype)
-
-
-declare_public(
-    masked_compact,
-    "masked_compact(Tensor input, Tensor mask, *, SymInt capacity, Scalar fill_value=0) -> "
-    "(Tensor values, Tensor index, Tensor count)",
-)
+    return _masked_compact(input, mask, capacity, fill_value)

@@ -2,10 +2,11 @@
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import FLOATING
-from safeops._library import Op, declare_public, declare_raw
-from safeops.ops._reduction import EMPTY, INTS, count_kept, kept, output_shape, raise_if_empty, validate
+from safeops._library import declare_raw
+from safeops._op import Op
+from safeops.ops._reduction import EMPTY, as_dims, count_kept, kept, output_shape, raise_if_empty, validate
 
 # ---- definition
 
@@ -15,7 +16,7 @@ def definition(input, mask=None, weight=None, dim=None, keepdim=False):
     return count_kept(kept(mask, weight), input, dims, keepdim)
 
 
-# ---- op
+# ---- record
 
 
 def _fake(input, mask=None, weight=None, dim=None, keepdim=False):
@@ -29,13 +30,36 @@ _raw = declare_raw(
     composite=definition,
     triton="masked_count.masked_count",
 )
-OP = Op("masked_count", ("_masked_count",), "Triton", _raw)  # a count has no gradient, and so no Function
+
+
+class MaskedCount(Op):
+    differentiable = ()
+
+    def prepare(self, input, mask, dim, keepdim, weight, dtype, empty):
+        if dtype is not None or empty != "zero" or not isinstance(keepdim, bool):
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)
+        return input.dtype in FLOATING, (input, mask, weight, as_dims("masked_count", dim), keepdim)
+
+    def validate(self, input, mask, dim, keepdim, weight, dtype, empty):
+        _check.tensor("masked_count", "input", input)
+        validate("masked_count", input, mask, weight, dim, keepdim)
+        if dtype is not None and dtype not in _DTYPES:
+            raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
+        _check.choice("masked_count", "empty", empty, EMPTY)
+        if empty == "nan" and dtype not in FLOATING:
+            raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
+
+
+_DTYPES = (torch.int64, torch.int32, *FLOATING)
+_masked_count = MaskedCount("masked_count", _raw, definition=definition)
 
 # ---- public function
 
-_DTYPES = (torch.int64, torch.int32, *FLOATING)
 
-
+@_masked_count.public(
+    "(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, Tensor? weight=None, "
+    'ScalarType? dtype=None, str empty="zero") -> Tensor'
+)
 def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """How many elements of `input` are kept: `mask` True and `weight` not 0. Exact, and never waits for the GPU.
 
@@ -66,45 +90,9 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
         >>> safeops.masked_count(x, torch.tensor([True, False, True]), dim=1)
         tensor([2, 2])
     """
-    if dim is not None:
-        dims = dim if isinstance(dim, (tuple, list)) else (dim,)
-        # (the dispatcher would take a bool or a tensor for a number)
-        dim = dims if INTS.issuperset(map(type, dims)) else _check.integers("masked_count", dim)
-    plain = dtype is None and empty == "zero"
-    try:
-        kernel = _route.kernel(OP, input, mask, weight) if input.dtype in FLOATING else None
-        if kernel is not None:
-            if kernel is OP.traced or not plain or not isinstance(keepdim, bool):
-                _validate(input, mask, weight, dim, keepdim, dtype, empty)
-            count = kernel.raw(input, mask, weight, dim, keepdim)
-            return count if plain else _finish(count, input, dim, dtype, empty)
-    except Exception:
-        _check.explain(_validate, input, mask, weight, dim, keepdim, dtype, empty)
-        raise
-    _validate(input, mask, weight, dim, keepdim, dtype, empty)
-    return _finish(definition(input, mask, weight, dim, keepdim), input, dim, dtype, empty)
-
-
-def _finish(count, input, dim, dtype, empty):
+    count = _masked_count(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
         raise_if_empty("masked_count", count == 0, input, dim)
     if empty == "nan":
         count = torch.where(count == 0, float("nan"), count.double())
     return count if dtype is None else count.to(dtype)
-
-
-def _validate(input, mask, weight, dim, keepdim, dtype, empty):
-    _check.tensor("masked_count", "input", input)
-    validate("masked_count", input, mask, weight, dim, keepdim)
-    if dtype is not None and dtype not in _DTYPES:
-        raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
-    _check.choice("masked_count", "empty", empty, EMPTY)
-    if empty == "nan" and dtype not in FLOATING:
-        raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
-
-
-declare_public(
-    masked_count,
-    "masked_count(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, Tensor? weight=None, "
-    'ScalarType? dtype=None, str empty="zero") -> Tensor',
-)

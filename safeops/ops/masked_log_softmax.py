@@ -1,10 +1,11 @@
 """masked_log_softmax: the logarithm of the softmax of the kept elements of each row."""
 
-from safeops.ops._softmax import MaskedSoftmax, declare_softmax
+from safeops.ops._softmax import MaskedSoftmax
 
 _masked_log_softmax = MaskedSoftmax("masked_log_softmax", log=True)
 
 
+@_masked_log_softmax.public()
 def masked_log_softmax(input, mask=None, dim=-1):
     """x - log sum exp(x) over the kept elements of each row along `dim`; -inf at the masked ones.
 
@@ -21,7 +22,4 @@ def masked_log_softmax(input, mask=None, dim=-1):
         tensor([[-0.6931,    -inf, -0.6931],
                 [   -inf,    -inf,    -inf]])
     """
-    return _masked_log_softmax.call(input, mask, dim)
-
-
-declare_softmax(masked_log_softmax)
+    return _masked_log_softmax(input, mask, dim)

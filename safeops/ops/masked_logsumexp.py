@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import EXP, Statistic
 
 
@@ -20,6 +19,7 @@ def _define(k, parameter):
 _masked_logsumexp = Statistic("masked_logsumexp", _define, EXP)
 
 
+@_masked_logsumexp.public()
 def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """log(sum(weight * exp(input))) over the kept elements.
 
@@ -36,7 +36,4 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
         >>> safeops.masked_logsumexp(x, x.isfinite())
         tensor(200.6931)
     """
-    return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)
-
-
-declare_reduction(masked_logsumexp)
+    return _masked_logsumexp(input, mask, dim, keepdim, weight, dtype, empty)

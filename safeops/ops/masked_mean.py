@@ -1,10 +1,11 @@
 """masked_mean: the mean of the kept elements."""
 
-from safeops.ops._reduction import MaskedReduction, declare_reduction
+from safeops.ops._reduction import MaskedReduction
 
 _masked_mean = MaskedReduction("masked_mean", mean=True)
 
 
+@_masked_mean.public()
 def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """Mean of `input` over the kept elements; with weights, sum(weight * input) / sum(weight).
 
@@ -20,7 +21,4 @@ def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_mean(x, x.isfinite())
         tensor(60000.)
     """
-    return _masked_mean.call(input, mask, dim, keepdim, weight, dtype, empty)
-
-
-declare_reduction(masked_mean)
+    return _masked_mean(input, mask, dim, keepdim, weight, dtype, empty)

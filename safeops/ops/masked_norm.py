@@ -3,7 +3,7 @@
 import torch
 
 from safeops._symbolic import SYMBOLIC, scalar
-from safeops.ops._reduction import declare_reduction, magnitude
+from safeops.ops._reduction import magnitude
 from safeops.ops._statistic import EXTREME, LINEAR, SIGN, Statistic, pick, reciprocal, root
 
 INF = float("inf")
@@ -26,7 +26,7 @@ def norm(k, ord, safe=False):
         value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
         return value, value, 1 / ties
     value = _any_order(k, a, ord, safe)
-    return value, value, value  # no kernel's backward asks
+    return value, value, value  # there is no kernel, and no backward of one
 
 
 def _any_order(k, a, ord, safe):
@@ -66,21 +66,21 @@ def _any_order(k, a, ord, safe):
 class Norm(Statistic):
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.op.numbers = ()  # the order decides which formula it is: a trace is of one
+        self.numbers = ()  # the order decides which formula it is: a trace is of one
 
-    def _validate(self, *arguments):
-        super()._validate(*arguments)
+    def has_kernel(self, ord):
+        return super().has_kernel(ord) and ord in (1, 2, INF, -INF)
+
+    def validate(self, *arguments):
+        super().validate(*arguments)
         if arguments[-1] != arguments[-1]:
             raise ValueError(f"{self.name}: ord must be a number, got nan")
-
-    def _kernel(self, parameter, *operands):
-        kernel = super()._kernel(parameter, *operands)
-        return kernel if kernel is not None and parameter[0] in (1, 2, INF, -INF) else None
 
 
 _masked_norm = Norm("masked_norm", norm, KINDS, "ord")
 
 
+@_masked_norm.public(parameter="Scalar ord=2, ")
 def masked_norm(
     input, mask=None, dim=None, *, ord=2, keepdim=False, weight=None, dtype=None, empty="zero"
 ):  # fmt: skip
@@ -100,7 +100,4 @@ def masked_norm(
         >>> safeops.masked_norm(x, x.isfinite())
         tensor(5.0000e+30)
     """
-    return _masked_norm.call(input, mask, dim, keepdim, weight, dtype, empty, ord)
-
-
-declare_reduction(masked_norm, "Scalar ord=2, ")
+    return _masked_norm(input, mask, dim, keepdim, weight, dtype, empty, ord)

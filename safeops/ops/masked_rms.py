@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import LINEAR, Statistic, reciprocal, root
 
 
@@ -18,6 +17,7 @@ def _define(k, parameter):
 _masked_rms = Statistic("masked_rms", _define, LINEAR)
 
 
+@_masked_rms.public()
 def masked_rms(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """sqrt(sum(weight * input^2) / sum(weight)) over the kept elements.
 
@@ -32,7 +32,4 @@ def masked_rms(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=
         >>> safeops.masked_rms(x, x > 0)
         tensor(3.5355e+30)
     """
-    return _masked_rms.call(input, mask, dim, keepdim, weight, dtype, empty)
-
-
-declare_reduction(masked_rms)
+    return _masked_rms(input, mask, dim, keepdim, weight, dtype, empty)

@@ -2,11 +2,11 @@
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import where
-from safeops._library import Op, declare_public, declare_raw, like
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, select_rows
-from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
 
@@ -31,51 +31,47 @@ def _fake_backward(grad, mask, source_size):
     return grad.new_empty(grad.shape), grad.new_empty(source_size)
 
 
-_masked_scatter = declare_raw(
+_forward = declare_raw(
     "_masked_scatter", "(Tensor input, Tensor mask, Tensor source) -> Tensor", fake=_fake, composite=definition
 )
-_masked_scatter_backward = declare_raw(
+_backward = declare_raw(
     "_masked_scatter_backward",
     "(Tensor grad, Tensor mask, SymInt[] source_size) -> (Tensor, Tensor)",
     fake=_fake_backward,
 )
 
-# ---- autograd
+# ---- record
 
 
-class _MaskedScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, mask, source):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(mask)
-        ctx.shapes = input.shape, source.shape
-        return _masked_scatter(input, mask, source)
+class MaskedScatter(Op):
+    owner = "C++/CUDA"
+    differentiable = (0, 2)
+    linear = (0, 2)
 
-    @staticmethod
-    def backward(ctx, grad):
-        if grad is None:
-            return None, None, None
-        (mask,), (shape, source_shape) = ctx.saved_tensors, ctx.shapes
-        need_input, _, need_source = ctx.needs_input_grad
-        if _route.by_composite(grad):
-            # Linear in its inputs, so the derivative may be taken at 0.
-            zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
-            input = zero.expand(shape).requires_grad_(need_input)
-            source = zero.expand(source_shape).requires_grad_(need_source)
-            return tuple(_route.differentiable_backward(definition, (input, mask, source), grad))
-        d_input, d_source = _masked_scatter_backward(grad, mask, source_shape)
-        return (
-            reduce_to(d_input, shape, grad.dtype) if need_input else None,
-            None,
-            d_source if need_source else None,
-        )
+    def prepare(self, input, mask, source):
+        return input.dtype in MOVABLE and source.dtype == input.dtype, (input, mask, source)
+
+    def validate(self, input, mask, source):
+        check_movable("masked_scatter", "input", input)
+        _check.boolean("masked_scatter", "mask", mask, "True = overwrite")
+        _check.tensor("masked_scatter", "source", source)
+        if source.dtype != input.dtype:
+            raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
+        _check.dimensions("masked_scatter", "mask", mask, MOST_DIMS)
+        _check.broadcast("masked_scatter", mask=mask, input=input)
+        _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
+        _check.no_dtensor("masked_scatter", "input", input)
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, operands[1], operands[2].shape)
 
 
-OP = Op("masked_scatter", ("_masked_scatter", "_masked_scatter_backward"), "C++/CUDA", _masked_scatter, _MaskedScatter)
+_masked_scatter = MaskedScatter("masked_scatter", _forward, _backward, definition)
 
 # ---- public function
 
 
+@_masked_scatter.public("(Tensor input, Tensor mask, Tensor source) -> Tensor")
 def masked_scatter(input, mask, source):
     """`input` with the elements of `source`, one after the other, where `mask` is True.
 
@@ -100,33 +96,4 @@ def masked_scatter(input, mask, source):
         >>> safeops.masked_scatter(torch.zeros(4), mask, torch.tensor([5.0, 6.0]))
         tensor([5., 0., 6., 0.])
     """
-    try:
-        kernel = None
-        if input.dtype in MOVABLE and source.dtype == input.dtype:
-            kernel = _route.kernel(OP, input, mask, source)
-        if kernel is not None:
-            if kernel is OP.traced:
-                _validate(input, mask, source)
-            if torch.is_grad_enabled() and (input.requires_grad or source.requires_grad):
-                return kernel.apply(input, mask, source)
-            return kernel.raw(input, mask, source)
-    except Exception:
-        _check.explain(_validate, input, mask, source)
-        raise
-    _validate(input, mask, source)
-    return definition(input, mask, source)
-
-
-def _validate(input, mask, source):
-    check_movable("masked_scatter", "input", input)
-    _check.boolean("masked_scatter", "mask", mask, "True = overwrite")
-    _check.tensor("masked_scatter", "source", source)
-    if source.dtype != input.dtype:
-        raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
-    _check.dimensions("masked_scatter", "mask", mask, MOST_DIMS)
-    _check.broadcast("masked_scatter", mask=mask, input=input)
-    _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
-    _check.no_dtensor("masked_scatter", "input", input)
-
-
-declare_public(masked_scatter, "masked_scatter(Tensor input, Tensor mask, Tensor source) -> Tensor")
+    return _masked_scatter(input, mask, source)

@@ -1,16 +1,15 @@
 """masked_select: as torch.masked_select, with a backward that is parallel and deterministic."""
 
 import torch
-from torch.compiler import is_compiling
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import signed
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import declare_raw
+from safeops._op import Op
 from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable
 from safeops.ops.masked_compact import _masked_compact
 from safeops.ops.masked_scatter import _masked_scatter
 from safeops.ops.masked_scatter import definition as scattered
-from safeops.ops.masked_sum import reduce_to
 
 # ---- definition
 
@@ -30,42 +29,50 @@ def _composite(input, mask):
     """Where there is no kernel of its own: counted, then compacted to exactly that capacity."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     input, mask = input.expand(shape), mask.expand(shape)
-    return _masked_compact(input, mask, int(mask.sum()))[0]  # the host waits here
+    return _masked_compact.forward(input, mask, int(mask.sum()))[0]  # the host waits here
 
 
-_masked_select = declare_raw(
-    "_masked_select", "(Tensor input, Tensor mask) -> Tensor", fake=_fake, composite=_composite
-)
+_forward = declare_raw("_masked_select", "(Tensor input, Tensor mask) -> Tensor", fake=_fake, composite=_composite)
 
-# ---- autograd
+# ---- record
 
 
-class _MaskedSelect(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, mask):
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(mask)
-        ctx.shape = input.shape
-        return _masked_select(input, mask)
+class MaskedSelect(Op):
+    owner = "C++/CUDA"
+    linear = (0,)
+    compiled = ()  # a trace would need a size that it does not know
 
-    @staticmethod
-    def backward(ctx, grad):
-        if grad is None:
-            return None, None
-        (mask,), shape = ctx.saved_tensors, ctx.shape
-        # The gradient of the input: the next of grad wherever the mask is True, 0 elsewhere.
-        zero = torch.zeros((), dtype=grad.dtype, device=grad.device)
-        full = shape if mask.shape == shape else torch.broadcast_shapes(shape, mask.shape)
-        if _route.by_composite(grad):
-            return scattered(zero.expand(full), mask, grad).sum_to_size(shape), None
-        return reduce_to(_masked_scatter(zero, mask.expand(full), grad), shape, grad.dtype), None
+    def prepare(self, input, mask):
+        return input.dtype in MOVABLE, (input, mask)
+
+    def validate(self, input, mask):
+        check_movable("masked_select", "input", input)
+        _check.boolean("masked_select", "mask", mask, "True = keep")
+        _check.dimensions("masked_select", "mask", mask, MOST_DIMS)
+        _check.broadcast("masked_select", mask=mask, input=input)
+        _check.same_device("masked_select", "input", input, mask=mask)
+        _check.no_dtensor("masked_select", "input", input)
+
+    # The gradient of the input: the next of grad wherever the mask is True, 0 elsewhere.
+
+    def gradients(self, grad, needs, operands, results):
+        return (self.backward(*_scattered(grad, *operands)),)
+
+    def composite_gradients(self, grad, needs, operands, results):
+        return (scattered(*_scattered(grad, *operands)).sum_to_size(operands[0].shape),)
 
 
-OP = Op("masked_select", ("_masked_select", "_masked_scatter"), "C++/CUDA", _masked_select, _MaskedSelect)
+def _scattered(grad, input, mask):
+    full = input.shape if mask.shape == input.shape else torch.broadcast_shapes(input.shape, mask.shape)
+    return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(full), mask.expand(full), grad
+
+
+_masked_select = MaskedSelect("masked_select", _forward, _masked_scatter.forward, definition)
 
 # ---- public function
 
 
+@_masked_select.public("(Tensor input, Tensor mask) -> Tensor")
 def masked_select(input, mask):
     """The kept elements as a vector: as `torch.masked_select`.
 
@@ -88,28 +95,4 @@ def masked_select(input, mask):
         >>> safeops.masked_select(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
         tensor([1., 3.])
     """
-    try:
-        kernel = None
-        if input.dtype in MOVABLE and not is_compiling():
-            kernel = _route.kernel(OP, input, mask)
-        if kernel is not None:
-            if torch.is_grad_enabled() and input.requires_grad:
-                return kernel.apply(input, mask)
-            return kernel.raw(input, mask)
-    except Exception:
-        _check.explain(_validate, input, mask)
-        raise
-    _validate(input, mask)
-    return definition(input, mask)
-
-
-def _validate(input, mask):
-    check_movable("masked_select", "input", input)
-    _check.boolean("masked_select", "mask", mask, "True = keep")
-    _check.dimensions("masked_select", "mask", mask, MOST_DIMS)
-    _check.broadcast("masked_select", mask=mask, input=input)
-    _check.same_device("masked_select", "input", input, mask=mask)
-    _check.no_dtensor("masked_select", "input", input)
-
-
-declare_public(masked_select, "masked_select(Tensor input, Tensor mask) -> Tensor")
+    return _masked_select(input, mask)

@@ -1,10 +1,11 @@
 """masked_softmax: the softmax of the kept elements of each row."""
 
-from safeops.ops._softmax import MaskedSoftmax, declare_softmax
+from safeops.ops._softmax import MaskedSoftmax
 
 _masked_softmax = MaskedSoftmax("masked_softmax", log=False)
 
 
+@_masked_softmax.public()
 def masked_softmax(input, mask=None, dim=-1):
     """exp(x) / sum exp(x) over the kept elements of each row along `dim`; 0 at the masked ones.
 
@@ -23,7 +24,4 @@ def masked_softmax(input, mask=None, dim=-1):
         tensor([[0.5000, 0.0000, 0.5000],
                 [0.0000, 0.0000, 0.0000]])
     """
-    return _masked_softmax.call(input, mask, dim)
-
-
-declare_softmax(masked_softmax)
+    return _masked_softmax(input, mask, dim)

@@ -1,6 +1,5 @@
 """masked_std: the standard deviation of the kept elements."""
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import LINEAR, reciprocal, root
 from safeops.ops.masked_var import Spread, deviations
 
@@ -15,6 +14,7 @@ def _define(k, correction):
 _masked_std = Spread("masked_std", _define, LINEAR, "correction")
 
 
+@_masked_std.public(parameter="Scalar correction=1, ")
 def masked_std(
     input, mask=None, dim=None, *, correction=1, keepdim=False, weight=None, dtype=None, empty="zero"
 ):  # fmt: skip
@@ -33,7 +33,4 @@ def masked_std(
         >>> safeops.masked_std(x, x.isfinite())
         tensor(1.)
     """
-    return _masked_std.call(input, mask, dim, keepdim, weight, dtype, empty, correction)
-
-
-declare_reduction(masked_std, "Scalar correction=1, ")
+    return _masked_std(input, mask, dim, keepdim, weight, dtype, empty, correction)

@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import LINEAR, Statistic
 
 
@@ -15,6 +14,7 @@ def _define(k, parameter):
 _masked_sum_of_squares = Statistic("masked_sum_of_squares", _define, LINEAR)
 
 
+@_masked_sum_of_squares.public()
 def masked_sum_of_squares(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """sum(weight * input^2) over the kept elements.
 
@@ -29,7 +29,4 @@ def masked_sum_of_squares(input, mask=None, dim=None, *, keepdim=False, weight=N
         >>> safeops.masked_sum_of_squares(x, x.isfinite())
         tensor(250000.)
     """
-    return _masked_sum_of_squares.call(input, mask, dim, keepdim, weight, dtype, empty)
-
-
-declare_reduction(masked_sum_of_squares)
+    return _masked_sum_of_squares(input, mask, dim, keepdim, weight, dtype, empty)

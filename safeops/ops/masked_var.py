@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops.ops._reduction import declare_reduction
 from safeops.ops._statistic import LINEAR, Kept, Statistic
 
 
@@ -39,6 +38,7 @@ def _define(k, correction):
 _masked_var = Spread("masked_var", _define, LINEAR, "correction")
 
 
+@_masked_var.public(parameter="Scalar correction=1, ")
 def masked_var(
     input, mask=None, dim=None, *, correction=1, keepdim=False, weight=None, dtype=None, empty="zero"
 ):  # fmt: skip
@@ -60,7 +60,4 @@ def masked_var(
         >>> safeops.masked_var(torch.tensor([5.0]))
         tensor(0.)
     """
-    return _masked_var.call(input, mask, dim, keepdim, weight, dtype, empty, correction)
-
-
-declare_reduction(masked_var, "Scalar correction=1, ")
+    return _masked_var(input, mask, dim, keepdim, weight, dtype, empty, correction)

@@ -4,9 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check, _route
+from safeops import _check
 from safeops._dtypes import compute_dtype, filled, to_one
-from safeops._library import Op, declare_public, declare_raw
+from safeops._library import declare_raw
+from safeops._op import Op
 
 # ---- definition
 
@@ -71,50 +72,47 @@ def _fake_backward(grad, input, norm, dim=-1, eps=None):
     return torch.empty_like(input)
 
 
-_normalize = declare_raw(
+_forward = declare_raw(
     "_normalize",
     "(Tensor input, int dim=-1, float? eps=None) -> (Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
     triton="normalize.normalize",
 )
-_normalize_backward = declare_raw(
+_backward = declare_raw(
     "_normalize_backward",
     "(Tensor grad, Tensor input, Tensor norm, int dim=-1, float? eps=None) -> Tensor",
     fake=_fake_backward,
     triton="normalize.normalize_backward",
 )
 
-# ---- autograd
+# ---- record
 
 
-class _Normalize(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, input, dim=-1, eps=None):
-        value, norm = _normalize(input, dim, eps)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(input, norm)
-        ctx.arguments = (dim, eps)
-        return value
+class Normalize(Op):
+    def prepare(self, input, dim, eps):
+        if eps is not None or dim.__class__ is not int:
+            self.validate(input, dim, eps)
+            dim = operator.index(dim)
+        return True, (input, dim, eps)
 
-    @staticmethod
-    def backward(ctx, grad):
-        nothing = (None,) * (len(ctx.needs_input_grad) - 1)
-        if grad is None:
-            return None, *nothing
-        input, norm = ctx.saved_tensors
-        if _route.by_composite(grad):
-            dx = _route.differentiable_backward(definition, (input, *ctx.arguments), grad)[0]
-        else:
-            dx = _normalize_backward(grad, input, norm, *ctx.arguments)
-        return dx, *nothing
+    def validate(self, input, dim, eps):
+        _check.floating("normalize", "input", input)
+        _check.one_dim("normalize", dim, input.dim())
+        if eps is not None:
+            _check.number("normalize", "eps", eps, minimum=0)
+
+    def gradients(self, grad, needs, operands, results):
+        input, dim, eps = operands
+        return (self.backward(grad, input, *results, dim, eps),)
 
 
-OP = Op("normalize", ("_normalize", "_normalize_backward"), "Triton", _normalize, _Normalize, definition)
+_normalize = Normalize("normalize", _forward, _backward, definition)
 
 # ---- public function
 
 
+@_normalize.public("(Tensor input, int dim=-1, *, float? eps=None) -> Tensor")
 def normalize(input, dim=-1, *, eps=None):
     """`input / max(|input|, eps)` along `dim`: vectors of length 1.
 
@@ -142,26 +140,4 @@ def normalize(input, dim=-1, *, eps=None):
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    try:
-        kernel = _route.kernel(OP, input)
-        if kernel is not None:
-            if eps is not None or dim.__class__ is not int or kernel is OP.traced:
-                _validate(input, dim, eps)
-            if input.requires_grad and torch.is_grad_enabled():
-                return kernel.apply(input, dim, eps)
-            return kernel.raw(input, dim, eps)[0]
-    except Exception:
-        _check.explain(_validate, input, dim, eps)
-        raise
-    _validate(input, dim, eps)
-    return OP.composite(input, operator.index(dim), eps)
-
-
-def _validate(input, dim, eps):
-    _check.floating("normalize", "input", input)
-    _check.one_dim("normalize", dim, input.dim())
-    if eps is not None:
-        _check.number("normalize", "eps", eps, minimum=0)
-
-
-declare_public(normalize, "normalize(Tensor input, int dim=-1, *, float? eps=None) -> Tensor")
+    return _normalize(input, dim, eps)

@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops._library import declare_public
 from safeops.ops._unary import Unary
 
 _safe_acos = Unary(
@@ -16,6 +15,7 @@ _safe_acos = Unary(
 # ---- public function
 
 
+@_safe_acos.public("(Tensor input) -> Tensor")
 def safe_acos(input):
     """The arc cosine of `input` clamped to [-1, 1]; its gradient is exactly 0 at the bounds and beyond.
 
@@ -35,7 +35,4 @@ def safe_acos(input):
         >>> safeops.safe_acos(torch.tensor([1.0000001, 0.0]))
         tensor([0.0000, 1.5708])
     """
-    return _safe_acos.call(input)
-
-
-declare_public(safe_acos, "safe_acos(Tensor input) -> Tensor")
+    return _safe_acos(input)

@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops._library import declare_public
 from safeops.ops._unary import Unary
 
 _safe_asin = Unary(
@@ -16,6 +15,7 @@ _safe_asin = Unary(
 # ---- public function
 
 
+@_safe_asin.public("(Tensor input) -> Tensor")
 def safe_asin(input):
     """The arc sine of `input` clamped to [-1, 1]; its gradient is exactly 0 at the bounds and beyond.
 
@@ -34,7 +34,4 @@ def safe_asin(input):
         >>> safeops.safe_asin(torch.tensor([1.0000001, 0.0]))
         tensor([1.5708, 0.0000])
     """
-    return _safe_asin.call(input)
-
-
-declare_public(safe_asin, "safe_asin(Tensor input) -> Tensor")
+    return _safe_asin(input)

@@ -3,7 +3,6 @@
 import torch
 
 from safeops._dtypes import to_one, wide_on_cpu
-from safeops._library import declare_public
 from safeops.ops._binary import Binary
 
 # ---- definition
@@ -30,6 +29,7 @@ _safe_atan2 = Binary("safe_atan2", _define, number=False)
 # ---- public function
 
 
+@_safe_atan2.public("(Tensor input, Tensor other) -> Tensor")
 def safe_atan2(input, other):
     """The angle of the point (x `other`, y `input`) in radians, as `torch.atan2`, and 0 at the origin.
 
@@ -52,7 +52,4 @@ def safe_atan2(input, other):
         >>> safeops.safe_atan2(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 0.0]))
         tensor([0.0000, 1.5708])
     """
-    return _safe_atan2.call(input, other)
-
-
-declare_public(safe_atan2, "safe_atan2(Tensor input, Tensor other) -> Tensor")
+    return _safe_atan2(input, other)

@@ -3,7 +3,6 @@
 import torch
 
 from safeops._dtypes import largest_like, overflows, saturate, to_one
-from safeops._library import declare_public
 from safeops.ops._binary import Binary
 
 # ---- definition
@@ -41,6 +40,10 @@ _safe_div = Binary("safe_div", _define)
 # ---- public function
 
 
+@_safe_div.public(
+    "(Tensor input, Tensor other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+    ".Scalar(Tensor input, Scalar other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+)
 def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
     """`input / other`, finite for finite input; no NaN or inf gradient comes from a division that has no value.
 
@@ -70,12 +73,4 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_div(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
-    return _safe_div.call(input, other, eps, fill_value, dtype)
-
-
-_KEYWORDS = "*, float? eps=None, float fill_value=0.0, ScalarType? dtype=None"
-declare_public(
-    safe_div,
-    f"safe_div(Tensor input, Tensor other, {_KEYWORDS}) -> Tensor",
-    f"safe_div.Scalar(Tensor input, Scalar other, {_KEYWORDS}) -> Tensor",
-)
+    return _safe_div(input, other, eps, fill_value, dtype)

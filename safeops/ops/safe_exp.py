@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops._library import declare_public
 from safeops.ops._unary import Unary
 
 _safe_exp = Unary(
@@ -15,6 +14,7 @@ _safe_exp = Unary(
 # ---- public function
 
 
+@_safe_exp.public("(Tensor input, *, ScalarType? dtype=None) -> Tensor")
 def safe_exp(input, *, dtype=None):
     """The exponential, which saturates at the output dtype's largest finite value, with gradient 0 there.
 
@@ -34,7 +34,4 @@ def safe_exp(input, *, dtype=None):
         >>> safeops.safe_exp(torch.tensor([0.0, 1.0, 1000.0]))
         tensor([1.0000e+00, 2.7183e+00, 3.4028e+38])
     """
-    return _safe_exp.call(input, dtype=dtype)
-
-
-declare_public(safe_exp, "safe_exp(Tensor input, *, ScalarType? dtype=None) -> Tensor")
+    return _safe_exp(input, None, 0.0, dtype)

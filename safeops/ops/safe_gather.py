@@ -4,23 +4,16 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import fill_of, filled, where
-from safeops._library import declare_public, declare_raw
+from safeops._library import declare_raw
 from safeops.ops._indexed import Indexed
-from safeops.ops._selection import (
-    check_dim,
-    check_fill,
-    check_index,
-    check_movable,
-    full,
-    summed_wide,
-)
+from safeops.ops._selection import check_dim, full, summed_wide
 
 # ---- definition
 
 
-def definition(input, dim, index, fill_value=0.0):
+def definition(input, index, dim, fill_value=0.0):
     if input.dim() == 0:
-        return definition(input.reshape(1), dim, index.reshape(1), fill_value).reshape(())
+        return definition(input.reshape(1), index.reshape(1), dim, fill_value).reshape(())
     if input.numel() == 0:
         return full(input, index.shape, fill_value)
     dim %= input.dim()
@@ -39,32 +32,28 @@ def definition(input, dim, index, fill_value=0.0):
 # ---- op
 
 
-def _fake(input, dim, index, fill_value=0.0):
+def _fake(input, index, dim, fill_value=0.0):
     return input.new_empty(index.shape)
 
 
-def _fake_backward(grad, dim, index, size, dtype=None):
+def _fake_backward(grad, index, dim, size, dtype=None):
     return grad.new_empty(size, dtype=dtype or grad.dtype)
 
 
-_safe_gather = declare_raw(
+_forward = declare_raw(
     "_safe_gather",
-    "(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
+    "(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
     fake=_fake,
     composite=definition,
 )
-_safe_gather_backward = declare_raw(
+_backward = declare_raw(
     "_safe_gather_backward",
-    "(Tensor grad, int dim, Tensor index, SymInt[] size, ScalarType? dtype=None) -> Tensor",
+    "(Tensor grad, Tensor index, int dim, SymInt[] size, ScalarType? dtype=None) -> Tensor",
     fake=_fake_backward,
 )
 
-# ---- public function
 
-
-def _validate(input, dim, index, fill_value):
-    check_movable("safe_gather", "input", input)
-    check_index("safe_gather", index)
+def _check_shapes(input, dim, index):
     d = check_dim("safe_gather", dim, input.dim())
     fits = input.dim() == index.dim() and all(
         i == d or n <= m for i, (n, m) in enumerate(zip(index.shape, input.shape))
@@ -74,14 +63,15 @@ def _validate(input, dim, index, fill_value):
             f"safe_gather: index {tuple(index.shape)} must have the dims of input {tuple(input.shape)}, none but dim "
             f"{d} larger"
         )
-    _check.same_device("safe_gather", "input", input, index=index)
     _check.no_dtensor("safe_gather", "input", input)
-    check_fill("safe_gather", fill_value, input.dtype)
 
 
-_safe_gather_op = Indexed("safe_gather", _safe_gather, _safe_gather_backward, definition, _validate)
+_safe_gather = Indexed("safe_gather", _forward, _backward, definition, _check_shapes)
+
+# ---- public function
 
 
+@_safe_gather.public("(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
 def safe_gather(input, dim, index, *, fill_value=0):
     """`torch.gather`, where an index out of range gives `fill_value` and no gradient.
 
@@ -110,7 +100,4 @@ def safe_gather(input, dim, index, *, fill_value=0):
         tensor([[2.],
                 [0.]])
     """
-    return _safe_gather_op.call(input, dim, index, fill_value)
-
-
-declare_public(safe_gather, "safe_gather(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
+    return _safe_gather(input, dim, index, fill_value)

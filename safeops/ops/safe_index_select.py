@@ -1,14 +1,13 @@
 """safe_index_select: torch.index_select in which an index out of range is a stand-in, not an error."""
 
-from safeops import _check
-from safeops._library import declare_public, declare_raw
+from safeops._library import declare_raw
 from safeops.ops._indexed import Indexed
-from safeops.ops._selection import check_dim, check_fill, check_index, check_movable, select_rows
+from safeops.ops._selection import check_dim, select_rows
 
 # ---- definition
 
 
-def definition(input, dim, index, fill_value=0.0):
+def definition(input, index, dim, fill_value=0.0):
     if input.dim() == 0:
         return select_rows(input.reshape(1), index.reshape(1), fill_value).reshape(())
     dim %= input.dim()
@@ -18,48 +17,43 @@ def definition(input, dim, index, fill_value=0.0):
 # ---- op
 
 
-def _fake(input, dim, index, fill_value=0.0):
+def _fake(input, index, dim, fill_value=0.0):
     shape = list(input.shape)
     if shape:
         shape[dim] = index.numel()
     return input.new_empty(shape)
 
 
-def _fake_backward(grad, dim, index, size):
+def _fake_backward(grad, index, dim, size):
     return grad.new_empty(size)
 
 
-_safe_index_select = declare_raw(
+_forward = declare_raw(
     "_safe_index_select",
-    "(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
+    "(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
     fake=_fake,
     composite=definition,
 )
-_safe_index_select_backward = declare_raw(
+_backward = declare_raw(
     "_safe_index_select_backward",
-    "(Tensor grad, int dim, Tensor index, SymInt[] size) -> Tensor",
+    "(Tensor grad, Tensor index, int dim, SymInt[] size) -> Tensor",
     fake=_fake_backward,
 )
 
-# ---- public function
 
-
-def _validate(input, dim, index, fill_value):
-    check_movable("safe_index_select", "input", input)
-    check_index("safe_index_select", index)
+def _check_shapes(input, dim, index):
     check_dim("safe_index_select", dim, input.dim())
     if index.dim() > 1 or (input.dim() == 0 and index.numel() != 1):
         need = "one index" if input.dim() == 0 else "one dim"
         raise ValueError(f"safe_index_select: index {tuple(index.shape)} must have {need} (input {tuple(input.shape)})")
-    _check.same_device("safe_index_select", "input", input, index=index)
-    check_fill("safe_index_select", fill_value, input.dtype)
 
 
-_safe_index_select_op = Indexed(
-    "safe_index_select", _safe_index_select, _safe_index_select_backward, definition, _validate
-)
+_safe_index_select = Indexed("safe_index_select", _forward, _backward, definition, _check_shapes)
+
+# ---- public function
 
 
+@_safe_index_select.public("(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
 def safe_index_select(input, dim, index, *, fill_value=0):
     """`torch.index_select`, where an index out of range gives `fill_value` and no gradient.
 
@@ -87,9 +81,4 @@ def safe_index_select(input, dim, index, *, fill_value=0):
         tensor([[3., 4.],
                 [0., 0.]])
     """
-    return _safe_index_select_op.call(input, dim, index, fill_value)
-
-
-declare_public(
-    safe_index_select, "safe_index_select(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor"
-)
+    return _safe_index_select(input, dim, index, fill_value)

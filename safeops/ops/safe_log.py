@@ -1,7 +1,6 @@
 """safe_log: log(max(x, eps))."""
 
 from safeops._dtypes import filled
-from safeops._library import declare_public
 from safeops.ops._unary import Unary, lift
 
 
@@ -22,6 +21,7 @@ _safe_log = Unary(
 # ---- public function
 
 
+@_safe_log.public("(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
 def safe_log(input, *, eps=None, dtype=None):
     """`log(max(input, eps))`, finite for finite input.
 
@@ -45,7 +45,4 @@ def safe_log(input, *, eps=None, dtype=None):
         >>> safeops.safe_log(torch.tensor([1.0, 0.0]), eps=1e-3)
         tensor([ 0.0000, -6.9078])
     """
-    return _safe_log.call(input, eps, dtype=dtype)
-
-
-declare_public(safe_log, "safe_log(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
+    return _safe_log(input, eps, 0.0, dtype)

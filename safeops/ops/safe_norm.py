@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops._library import declare_public
 from safeops.ops.masked_norm import KINDS, Norm, norm
 
 
@@ -16,6 +15,10 @@ def _define(k, ord):
 _safe_norm = Norm("safe_norm", _define, KINDS, "ord")
 
 
+@_safe_norm.public(
+    "(Tensor input, int[1]? dim=None, *, Scalar ord=2, bool keepdim=False, Tensor? mask=None, "
+    "ScalarType? dtype=None) -> Tensor",
+)
 def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
     """The vector norm (sum |input|^ord)^(1 / ord), with gradient 0 at a vector of zeros.
 
@@ -49,11 +52,4 @@ def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
         >>> torch.autograd.grad(norm.sum(), x)[0][1]
         tensor([0., 0.], dtype=torch.float16)
     """
-    return _safe_norm.call(input, mask, dim, keepdim, None, dtype, "zero", ord)
-
-
-declare_public(
-    safe_norm,
-    "safe_norm(Tensor input, int[1]? dim=None, *, Scalar ord=2, bool keepdim=False, Tensor? mask=None, "
-    "ScalarType? dtype=None) -> Tensor",
-)
+    return _safe_norm(input, mask, dim, keepdim, None, dtype, "zero", ord)

@@ -3,7 +3,6 @@
 import torch
 
 from safeops._dtypes import largest_like, overflows, wide_on_cpu
-from safeops._library import declare_public
 from safeops.ops._binary import Binary
 from safeops.ops.safe_log import log
 
@@ -24,7 +23,7 @@ def _define(a, b, eps, fill_value, dtype):
     instead = torch.where(level, 0 * torch.where(level, a, 0), instead)
     true = ~(none | over | flat)
     rising = true & ~(base <= 0)  # elsewhere the power has no derivative by its exponent
-    # (-a)^b is a^b or its opposite: whether b is even, b - 1 would no longer tell beyond the integers of the dtype.
+    # (-a)^b is a^b or its opposite: whether b is even, b - 1 would no longer tell overflows the integers of the dtype.
     negative = (base < 0) & ~exponent.isnan()
     sign = torch.where(negative & (exponent.fmod(2).abs() == 1), -1, 1)
     a, base = torch.where(negative, -a, a), torch.where(negative, -base, base)
@@ -64,6 +63,10 @@ _safe_pow = Binary("safe_pow", _define, other="exponent")
 # ---- public function
 
 
+@_safe_pow.public(
+    "(Tensor input, Tensor exponent, *, ScalarType? dtype=None) -> Tensor",
+    ".Scalar(Tensor input, Scalar exponent, *, ScalarType? dtype=None) -> Tensor",
+)
 def safe_pow(input, exponent, *, dtype=None):
     """`input ** exponent`, finite for finite operands; no NaN or inf gradient comes from a power that has no slope.
 
@@ -89,11 +92,4 @@ def safe_pow(input, exponent, *, dtype=None):
         >>> safeops.safe_pow(torch.tensor([-8.0, 0.0, 4.0]), 0.5)
         tensor([0., 0., 2.])
     """
-    return _safe_pow.call(input, exponent, dtype=dtype)
-
-
-declare_public(
-    safe_pow,
-    "safe_pow(Tensor input, Tensor exponent, *, ScalarType? dtype=None) -> Tensor",
-    "safe_pow.Scalar(Tensor input, Scalar exponent, *, ScalarType? dtype=None) -> Tensor",
-)
+    return _safe_pow(input, exponent, None, 0.0, dtype)

@@ -1,7 +1,6 @@
 """safe_reciprocal: 1 / x, as safe_div has it."""
 
 from safeops._dtypes import filled, saturate
-from safeops._library import declare_public
 from safeops.ops._unary import Unary
 from safeops.ops.safe_div import quotient
 
@@ -15,6 +14,7 @@ _safe_reciprocal = Unary(
 # ---- public function
 
 
+@_safe_reciprocal.public("(Tensor input, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor")
 def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
     """`1 / input`, finite for finite input: `safe_div` of 1 by `input`.
 
@@ -39,10 +39,4 @@ def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_reciprocal(torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
-    return _safe_reciprocal.call(input, eps, fill_value, dtype)
-
-
-declare_public(
-    safe_reciprocal,
-    "safe_reciprocal(Tensor input, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
-)
+    return _safe_reciprocal(input, eps, fill_value, dtype)

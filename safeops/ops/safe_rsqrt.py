@@ -1,7 +1,6 @@
 """safe_rsqrt: 1 / sqrt(max(x, eps))."""
 
 from safeops._dtypes import filled
-from safeops._library import declare_public
 from safeops.ops._unary import Unary, lift
 
 
@@ -22,6 +21,7 @@ _safe_rsqrt = Unary(
 # ---- public function
 
 
+@_safe_rsqrt.public("(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
 def safe_rsqrt(input, *, eps=None, dtype=None):
     """`1 / sqrt(max(input, eps))`, finite for finite input; its gradient is exactly 0 below `eps`.
 
@@ -45,7 +45,4 @@ def safe_rsqrt(input, *, eps=None, dtype=None):
         >>> safeops.safe_rsqrt(torch.tensor([4.0, 0.0]), eps=0.01)
         tensor([ 0.5000, 10.0000])
     """
-    return _safe_rsqrt.call(input, eps, dtype=dtype)
-
-
-declare_public(safe_rsqrt, "safe_rsqrt(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
+    return _safe_rsqrt(input, eps, 0.0, dtype)

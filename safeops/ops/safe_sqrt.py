@@ -2,7 +2,6 @@
 
 import torch
 
-from safeops._library import declare_public
 from safeops.ops._unary import Unary
 
 _safe_sqrt = Unary(
@@ -15,6 +14,7 @@ _safe_sqrt = Unary(
 # ---- public function
 
 
+@_safe_sqrt.public("(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
 def safe_sqrt(input, *, eps=None, dtype=None):
     """The square root, 0 for negative numbers; its gradient is exactly 0 below `eps`.
 
@@ -41,7 +41,4 @@ def safe_sqrt(input, *, eps=None, dtype=None):
         >>> x.grad
         tensor([0., 0., 0.])
     """
-    return _safe_sqrt.call(input, eps, dtype=dtype)
-
-
-declare_public(safe_sqrt, "safe_sqrt(Tensor input, *, float? eps=None, ScalarType? dtype=None) -> Tensor")
+    return _safe_sqrt(input, eps, 0.0, dtype)

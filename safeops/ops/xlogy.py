@@ -3,7 +3,6 @@
 import torch
 
 from safeops._dtypes import wide_on_cpu
-from safeops._library import declare_public
 from safeops.ops._binary import Binary
 from safeops.ops.safe_log import log
 
@@ -23,6 +22,10 @@ _xlogy = Binary("xlogy", _define, safe=False)
 # ---- public function
 
 
+@_xlogy.public(
+    "(Tensor input, Tensor other) -> Tensor",
+    ".Scalar(Tensor input, Scalar other) -> Tensor",
+)
 def xlogy(input, other):
     """`input * log(other)`, and 0 where `input` is 0: `torch.xlogy` for losses.
 
@@ -47,11 +50,4 @@ def xlogy(input, other):
         >>> safeops.xlogy(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0]))
         tensor([0.0000, 1.3863])
     """
-    return _xlogy.call(input, other)
-
-
-declare_public(
-    xlogy,
-    "xlogy(Tensor input, Tensor other) -> Tensor",
-    "xlogy.Scalar(Tensor input, Scalar other) -> Tensor",
-)
+    return _xlogy(input, other)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._library import registry
+from safeops._op import registry
 from tests.callers.calls import CALLS, OTHERS, call, tensors
 
 NUMBERS = "beta correction delta denominator eps exponent fill_value ord other value".split()

@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import safeops
-from safeops._library import registry
+from safeops._op import registry
 from tests.callers.calls import CALLS, call, tensors
 
 NAMES = "beta capacity correction delta denominator eps exponent fill_value ord other value".split()

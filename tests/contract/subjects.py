@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops._library import registry
+from safeops._op import registry
 from safeops.testing import CHECKS, Sample, Subject
 from tests.contract import definitions
 from tests.contract.bad_calls import BAD_CALLS

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops._library import registry
+from safeops._op import registry
 from tests.contract.subjects import DEVICE
 
 KERNELS = all(entry.cpu if DEVICE == "cpu" else entry.cuda for entry in registry.values())

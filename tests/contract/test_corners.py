@@ -8,7 +8,7 @@ import torch.autograd.forward_ad as fwAD
 
 import safeops
 from safeops._dtypes import overflows
-from safeops._library import registry
+from safeops._op import registry
 from safeops.ops._selection import summed_wide
 from tests.contract.subjects import COMPILER, DEVICE, composite
 
@@ -150,7 +150,7 @@ def test_raw_ops_refuse_a_meta_operand():
     for call in (
         lambda: raw._mse_loss(x, meta),
         lambda: raw._masked_sum(x, meta.bool()),
-        lambda: raw._masked_fill(x, meta.bool(), 1.0),
+        lambda: raw._masked_fill(x, meta.bool(), None, 1.0),
         lambda: raw._safe_div(x, meta),
         lambda: raw._safe_div_backward(x, meta, x),
     ):

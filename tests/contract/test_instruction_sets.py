@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from safeops._library import registry
+from safeops._op import registry
 from tests.contract.subjects import DEVICE
 
 KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())

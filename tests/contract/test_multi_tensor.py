@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from safeops import _multi_tensor as scans
-from safeops._library import registry
+from safeops._op import registry
 from safeops.testing.compare import assert_same_bits
 from tests.contract.subjects import DEVICE
 from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, values, writable

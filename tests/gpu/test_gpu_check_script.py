@@ -220,7 +220,8 @@ def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
 
 def test_every_op_has_sources_and_every_record_is_of_these_sources():
     """A record of other bytes is a claim nobody checked: drop it, or run the GPU check again."""
-    from safeops._library import has_kernel, registry
+    from safeops._library import has_kernel
+    from safeops._op import registry
 
     for op in registry.values():
         if all(has_kernel(name, "CUDA") for name in op.raw):

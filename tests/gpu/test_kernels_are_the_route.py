@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from safeops._library import registry
+from safeops._op import registry
 from tests.gpu.cases import LAUNCHES, OPS
 
 

@@ -7,7 +7,7 @@ import torch
 
 import safeops
 from safeops import _multi_tensor as scans
-from safeops._library import registry
+from safeops._op import registry
 from tests.contract.tensor_lists import FLOATS
 from tests.gpu.cases import numbers
 from tests.gpu.test_execution import LONG

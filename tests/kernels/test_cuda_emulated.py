@@ -67,7 +67,7 @@ def emulated(tmp_path_factory):
     """(ops, counts): the raw ops, and what counter() gives."""
     target = compiled([*SOURCES, *HOST], tmp_path_factory.mktemp("emulated") / "cuda_emulated.so")
     library = torch.library.Library("safeops_emulated", "FRAGMENT")
-    library.define("_masked_fill(Tensor input, Tensor fill_mask, float number=0.0, Tensor? value=None) -> Tensor")
+    library.define("_masked_fill(Tensor input, Tensor fill_mask, Tensor? value=None, float number=0.0) -> Tensor")
     for name in UNARY:
         library.define(
             f"_{name}(Tensor input, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor"
@@ -152,7 +152,7 @@ def test_masked_fill(emulated, dtype):
     masks = lambda shape, seed: torch.rand(shape) < 0.4  # noqa: E731
     for name, x, mask, variant in layouts(dtype, masks):
         counts()
-        out = ops._masked_fill(x, mask, -1e9)
+        out = ops._masked_fill(x, mask, None, -1e9)
         wide, shuffles = check_variant(counts, variant, dtype != torch.float64)
         fill = max(-1e9, torch.finfo(dtype).min)
         shape = torch.broadcast_shapes(x.shape, mask.shape)
@@ -170,9 +170,9 @@ def test_masked_fill(emulated, dtype):
                     info = torch.finfo(dtype)
                     wanted = value.double().clamp(info.min, info.max) if value.isfinite() else value
                     expected = like(x, shape, dtype).copy_(torch.where(mask, wanted.to(dtype), x))
-                    identical(ops._masked_fill(x, mask, 0.0, value), expected)
+                    identical(ops._masked_fill(x, mask, value), expected)
                     counts.in_host(ctypes.c_void_p(value.data_ptr()))
-                    identical(ops._masked_fill(x, mask, 0.0, value), expected)
+                    identical(ops._masked_fill(x, mask, value), expected)
                     counts.in_host(None)
 
 
@@ -182,7 +182,7 @@ def test_a_mask_that_is_aligned_at_its_first_row_alone(emulated):
         for mask in ((torch.rand(9, 65) < 0.4)[:, :64], (torch.rand(9, 72) < 0.4)[:, 1:65]):
             x = garbage((9, 64), dtype)
             counts()
-            identical(ops._masked_fill(x, mask, 2.0), torch.where(mask, torch.tensor(2.0, dtype=dtype), x))
+            identical(ops._masked_fill(x, mask, None, 2.0), torch.where(mask, torch.tensor(2.0, dtype=dtype), x))
             check_variant(counts, "general", True)
 
 
@@ -192,7 +192,7 @@ def test_masked_fill_copies_nan_payloads_and_reads_any_true_byte(emulated):
         bits = torch.full((1024 + 5,), -3, dtype=BITS[dtype.itemsize])  # a NaN with a payload
         mask = torch.zeros(1029, dtype=torch.uint8)
         mask[::3] = torch.tensor([1, 2, 128, 255], dtype=torch.uint8).repeat(86)[:343]
-        out = ops._masked_fill(bits.view(dtype), mask.view(torch.bool), 1.0)
+        out = ops._masked_fill(bits.view(dtype), mask.view(torch.bool), None, 1.0)
         expected = torch.where(mask != 0, torch.ones((), dtype=dtype).view(bits.dtype), bits)
         assert torch.equal(out.view(bits.dtype), expected), dtype
 
@@ -553,10 +553,10 @@ def test_unusable_operands_are_refused(emulated):
     ops, _ = emulated
     x, mask = torch.ones(4, 3), torch.ones(4, 3, dtype=torch.bool)
     with pytest.raises(RuntimeError, match="fill_mask must be bool"):
-        ops._masked_fill(x, mask.int(), 0.0)
+        ops._masked_fill(x, mask.int(), None, 0.0)
     with pytest.raises(RuntimeError, match="do not broadcast"):
-        ops._masked_fill(x, torch.ones(4, dtype=torch.bool), 0.0)
+        ops._masked_fill(x, torch.ones(4, dtype=torch.bool), None, 0.0)
     with pytest.raises(RuntimeError, match="input must be float16"):
-        ops._masked_fill(x.int(), mask, 0.0)
+        ops._masked_fill(x.int(), mask, None, 0.0)
     with pytest.raises(RuntimeError, match="does not broadcast"):
         ops._safe_div_backward(torch.ones(2, 4, 3), x, x, 0.0, True, True, x.dtype, x.dtype)

@@ -19,10 +19,10 @@ from tests.kernels.test_cuda_emulated_selection import numbers, same
 OPS = [ROOT / f"csrc/cuda/{name}.cu" for name in ("safe_gather", "safe_index_select")]
 SOURCES = [*OPS, ROOT / "csrc/cuda/indexed.cu", ROOT / "csrc/cuda/sorted.cu"]
 SCHEMAS = (
-    "_safe_gather(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
-    "_safe_gather_backward(Tensor grad, int dim, Tensor index, SymInt[] size, ScalarType? dtype=None) -> Tensor",
-    "_safe_index_select(Tensor input, int dim, Tensor index, float fill_value=0.0) -> Tensor",
-    "_safe_index_select_backward(Tensor grad, int dim, Tensor index, SymInt[] size) -> Tensor",
+    "_safe_gather(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
+    "_safe_gather_backward(Tensor grad, Tensor index, int dim, SymInt[] size, ScalarType? dtype=None) -> Tensor",
+    "_safe_index_select(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
+    "_safe_index_select_backward(Tensor grad, Tensor index, int dim, SymInt[] size) -> Tensor",
 )
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
@@ -141,8 +141,8 @@ def test_rows_move_in_packets_of_16_bytes(emulated, dtype, columns, offset, pack
     table = torch.arange(20 * (columns + offset)).reshape(20, -1).to(dtype)[:, offset:]
     index = torch.tensor([3, -1, 19, 3])
     for call in (
-        lambda: ops._safe_index_select(table, 0, index),
-        lambda: ops._safe_gather(table, 0, index[:, None].expand(4, columns)),
+        lambda: ops._safe_index_select(table, index, 0),
+        lambda: ops._safe_gather(table, index[:, None].expand(4, columns), 0),
     ):
         counts()
         got = call()
@@ -205,12 +205,12 @@ def test_sums(ops, kind, dtype):
         grad = torch.randn(entries, 1, generator=random, dtype=torch.float64).to(dtype)
         grad[(index < 0) | (index >= length)] = torch.nan  # of what was not taken
         what = f"{kind}, {entries} entries"
-        got = ops._safe_gather_backward(grad[:, 0], 0, index, [length])
+        got = ops._safe_gather_backward(grad[:, 0], index, 0, [length])
         check_sums(what, got[:, None], index, grad, length)
-        same(what, [ops._safe_gather_backward(grad[:, 0], 0, index.int(), [length])], [got])
+        same(what, [ops._safe_gather_backward(grad[:, 0], index.int(), 0, [length])], [got])
         columns = 3 if entries < 3000 else 1
         lines = torch.cat([grad, torch.randn(entries, columns, generator=random).to(dtype)], dim=1)[:, :columns]
-        rows = ops._safe_index_select_backward(lines, 0, index, [length, columns])
+        rows = ops._safe_index_select_backward(lines, index, 0, [length, columns])
         same(what, [rows[:, 0]], [got])  # a column's sum does not depend on the others
         if columns > 1:
             check_sums(what, rows, index, lines, length)
@@ -249,13 +249,13 @@ def test_columns_are_summed_in_packets(emulated, dtype):
         sizes = [entries if d == dim else n for d, n in enumerate(shape)]
         grad = torch.randn(sizes, generator=torch.Generator().manual_seed(0)).to(dtype)
         counts()
-        got = ops._safe_index_select_backward(grad, dim, index, shape)
+        got = ops._safe_index_select_backward(grad, index, dim, shape)
         # of an index out of range nothing is read
         taken = int(((index >= 0) & (index < shape[dim])).sum()) * grad.numel() // entries
         assert counts()[0] == taken * grad.element_size() // 16
         shifted = torch.zeros(grad.numel() + 1, dtype=dtype)[1:].view(sizes).copy_(grad)
         for other in (shifted, grad.transpose(0, -1).contiguous().transpose(0, -1)):
-            same(str(shape), [ops._safe_index_select_backward(other, dim, index, shape)], [got])
+            same(str(shape), [ops._safe_index_select_backward(other, index, dim, shape)], [got])
             assert counts()[0] == 0
 
 
@@ -265,13 +265,13 @@ def test_gradients_in_another_dtype(ops):
     grad = torch.randn(3000, generator=torch.Generator().manual_seed(0))
     for source in FLOATS:
         for target in FLOATS:
-            got = ops._safe_gather_backward(grad.to(source), 0, index, [2], target)
+            got = ops._safe_gather_backward(grad.to(source), index, 0, [2], target)
             want = grad.to(source).double().sum()
             assert got.dtype == target and got[1] == 0
             room = torch.finfo(target).eps if torch.float64 in (source, target) else max(torch.finfo(target).eps, 1e-5)
             assert (got[0].double() - want).abs() <= want.abs() * room
     x = torch.tensor([1.0, 2.0**-40]).repeat(2000)  # fp32 forgets the small ones
-    got = ops._safe_gather_backward(x, 0, torch.zeros(4000, dtype=torch.int64), [1], torch.float64)
+    got = ops._safe_gather_backward(x, torch.zeros(4000, dtype=torch.int64), 0, [1], torch.float64)
     assert got.item() == x.double().sum().item()
 
 
@@ -282,8 +282,8 @@ def test_a_place_named_once_gets_the_gradient_itself(ops):
     want = torch.zeros(1600)
     want[index] = grad
     for got in (
-        ops._safe_gather_backward(grad, 0, index, [1600]),
-        ops._safe_index_select_backward(grad[:, None], 0, index, [1600, 1])[:, 0],
+        ops._safe_gather_backward(grad, index, 0, [1600]),
+        ops._safe_index_select_backward(grad[:, None], index, 0, [1600, 1])[:, 0],
     ):
         assert_same_bits("named once", got, want, "differs from the gradient")
 
@@ -291,40 +291,40 @@ def test_a_place_named_once_gets_the_gradient_itself(ops):
 def test_half_sums_are_fp32_and_overflow_to_inf(ops):
     ones = torch.full((5000,), 1.0, dtype=torch.float16)
     index = torch.zeros(5000, dtype=torch.int64)
-    assert ops._safe_gather_backward(ones, 0, index, [1]).item() == 5000  # fp16 would stop at 2048
-    assert ops._safe_gather_backward(ones * 20, 0, index, [1]).item() == torch.inf
+    assert ops._safe_gather_backward(ones, index, 0, [1]).item() == 5000  # fp16 would stop at 2048
+    assert ops._safe_gather_backward(ones * 20, index, 0, [1]).item() == torch.inf
 
 
 def test_bitwise_repeatable(ops):
     index = indices(5000, below=40)
     grad = torch.randn(5000, 3, generator=torch.Generator().manual_seed(0))
-    first = ops._safe_index_select_backward(grad, 0, index, [40, 3])
+    first = ops._safe_index_select_backward(grad, index, 0, [40, 3])
     for _ in range(3):
-        same("again", [ops._safe_index_select_backward(grad, 0, index, [40, 3])], [first])
+        same("again", [ops._safe_index_select_backward(grad, index, 0, [40, 3])], [first])
     # the same sums, whatever the strides and the number of columns
-    same("one column", [ops._safe_index_select_backward(grad[:, :1], 0, index, [40, 1])], [first[:, :1]])
-    same("transposed", [ops._safe_index_select_backward(grad.t(), 1, index, [3, 40])], [first.t().contiguous()])
+    same("one column", [ops._safe_index_select_backward(grad[:, :1], index, 0, [40, 1])], [first[:, :1]])
+    same("transposed", [ops._safe_index_select_backward(grad.t(), index, 1, [3, 40])], [first.t().contiguous()])
     every = index[:, None].expand(5000, 3)
-    moved = ops._safe_gather_backward(grad[:, 1:2], 0, every[:, 1:2], [40, 3])
+    moved = ops._safe_gather_backward(grad[:, 1:2], every[:, 1:2], 0, [40, 3])
     assert not moved[:, 1:].any() and torch.allclose(moved[:, 0], first[:, 1], rtol=1e-5, atol=1e-4)
 
 
 def test_unusable_operands_are_refused(ops):
     x, index = torch.ones(4, 3), torch.zeros(4, 3, dtype=torch.int64)
     for call, words in (
-        (lambda: ops._safe_gather(x, 0, index.short()), "int32 or int64"),
-        (lambda: ops._safe_gather(x, 2, index), "out of range"),
-        (lambda: ops._safe_gather(x, 0, index[0]), "as many dims"),
-        (lambda: ops._safe_gather(x[:, :2], 0, index), "larger than input"),
-        (lambda: ops._safe_gather_backward(x, 0, index[:3], [4, 3]), "differ in shape"),
-        (lambda: ops._safe_gather_backward(x, 0, index, [4, 2]), "larger than input"),
-        (lambda: ops._safe_gather_backward(x, 0, index, [4]), "as many dims"),
-        (lambda: ops._safe_gather_backward(x.int(), 0, index, [4, 3]), "grad must be float"),
-        (lambda: ops._safe_index_select(x, 0, index), "one dimension"),
-        (lambda: ops._safe_index_select(x[0, 0], 0, index[0]), "one index"),
-        (lambda: ops._safe_index_select_backward(x, 0, index[0], [4, 3]), "grad and size differ"),
-        (lambda: ops._safe_index_select_backward(x, 0, index[:, 0], [4, 2]), "grad and size differ"),
-        (lambda: ops._safe_index_select_backward(x, 0, index[:, 0], [12]), "grad and size differ"),
+        (lambda: ops._safe_gather(x, index.short(), 0), "int32 or int64"),
+        (lambda: ops._safe_gather(x, index, 2), "out of range"),
+        (lambda: ops._safe_gather(x, index[0], 0), "as many dims"),
+        (lambda: ops._safe_gather(x[:, :2], index, 0), "larger than input"),
+        (lambda: ops._safe_gather_backward(x, index[:3], 0, [4, 3]), "differ in shape"),
+        (lambda: ops._safe_gather_backward(x, index, 0, [4, 2]), "larger than input"),
+        (lambda: ops._safe_gather_backward(x, index, 0, [4]), "as many dims"),
+        (lambda: ops._safe_gather_backward(x.int(), index, 0, [4, 3]), "grad must be float"),
+        (lambda: ops._safe_index_select(x, index, 0), "one dimension"),
+        (lambda: ops._safe_index_select(x[0, 0], index[0], 0), "one index"),
+        (lambda: ops._safe_index_select_backward(x, index[0], 0, [4, 3]), "grad and size differ"),
+        (lambda: ops._safe_index_select_backward(x, index[:, 0], 0, [4, 2]), "grad and size differ"),
+        (lambda: ops._safe_index_select_backward(x, index[:, 0], 0, [12]), "grad and size differ"),
     ):
         with pytest.raises(RuntimeError, match=words):
             call()

@@ -15,7 +15,7 @@ NAN = float("nan")
 
 def run():
     x, y, mask, weight = build("odd")
-    loss = launchers("mse_loss")[0](x, y, mask, weight, 1, 0.0, 0.0, False, None, None)
+    loss = launchers("mse_loss")[0](x, y, mask, weight, None, 1, False, None)
     rows = fill((12, 700), F32, 1)
     by_row = kernels.masked_mean.masked_mean(rows, rows > -1, None, [1], False, False, F32)
     by_column = kernels.masked_sum.masked_sum(rows.t().contiguous(), None, None, [0], False, False, F32)
@@ -69,8 +69,8 @@ def test_wide_indices(monkeypatch, layout):
     x, y, mask, weight = build(layout)
     forward, backward = launchers("mse_loss")
     expected, scale, *_ = total((x.double() - y.double()) ** 2, x.shape, mask, weight)
-    close(forward(x, y, mask, weight, 2, 0.0, 0.0, False, None, None)[0], expected, scale)
-    dx, _ = backward(torch.tensor(1.0), None, x, y, mask, weight, 0.0, 0.0, True, False, F32, F32)
+    close(forward(x, y, mask, weight, None, 2, False, None)[0], expected, scale)
+    dx, _ = backward(torch.tensor(1.0), None, x, y, mask, weight, True, False, F32, F32)
     close(dx.abs().sum(), total(2 * (x.double() - y.double()).abs(), x.shape, mask, weight)[1])
     assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
 
@@ -85,15 +85,15 @@ def test_offsets_beyond_31_bits(monkeypatch):
     mask = torch.tensor([True, False, True])
     assert kernels.masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0] == 5
     y = torch.zeros(3, dtype=F16)
-    assert launchers("mse_loss")[0](x, y, mask, None, 2, 0.0, 0.0, False, None, None)[0] == 17
+    assert launchers("mse_loss")[0](x, y, mask, None, None, 2, False, None)[0] == 17
 
 
 def test_the_callers_tensors_are_not_written():
     x, y, mask, weight = build("channel mask")
     before = [t.clone() for t in (x, y, mask, weight)]
     forward, backward = launchers("huber_loss")
-    forward(x, y, mask, weight, 1, 0.7, 0.0, False, None, None)
-    backward(torch.tensor(1.0), None, x, y, mask, weight, 0.7, 0.0, True, True, F32, F32)
+    forward(x, y, mask, weight, None, 1, 0.7, False, None)
+    backward(torch.tensor(1.0), None, x, y, mask, weight, 0.7, True, True, F32, F32)
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, (x, y, mask, weight)))
 
 

@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=True, backward=None):
-    _, derivative, p0 = LOSSES[name]
+    _, derivative, *parameters = LOSSES[name]
     backward = backward or launchers(name)[1]
     x, y, mask, weight = build(layout, *dtypes)
     keep = kept(x.shape, mask, weight)
@@ -39,7 +39,7 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
         c = grad.double()
     d = x.double() - y.double()
     expected = torch.where(keep, c * weights(x.shape, weight) * derivative(d), 0)
-    dx, dy = backward(grad, denominator, x, y, mask, weight, p0, 0.0, True, True, *out)
+    dx, dy = backward(grad, denominator, x, y, mask, weight, *parameters, True, True, *out)
     for gradient, like, dtype, truth in ((dx, x, out[0], expected), (dy, y, out[1], -expected)):
         assert gradient.dtype == dtype and gradient.stride() == torch.empty_like(like).stride()
         close(gradient, truth, dtype=dtype)
@@ -72,7 +72,7 @@ def test_backward_in_every_dtype(name, dtypes, out):
 def test_not_reduced(layout):
     x, y, mask, weight = build(layout)
     forward, _ = launchers("huber_loss")
-    value, used = forward(x, y, mask, weight, 0, 0.7, 0.0, False, None, None)
+    value, used = forward(x, y, mask, weight, None, 0, 0.7, False, None)
     f = LOSSES["huber_loss"][0]
     expected = torch.where(kept(x.shape, mask, weight), weights(x.shape, weight) * f(x.double() - y.double()), 0)
     assert used.shape == (0,) and used.dtype == F64 and value.stride() == torch.empty_like(x).stride()
@@ -85,10 +85,10 @@ def test_broadcast_operands():
     forward, backward = launchers("mse_loss")
     d = x.double() - y.double()
     keep = mask.expand(6, 5, 40)
-    close(forward(x, y, mask, None, 0, 0.0, 0.0, False, None, None)[0], torch.where(keep, d * d, 0))
-    value, used = forward(x, y, mask, None, 2, 0.0, 0.0, False, None, None)
+    close(forward(x, y, mask, None, None, 0, False, None)[0], torch.where(keep, d * d, 0))
+    value, used = forward(x, y, mask, None, None, 2, False, None)
     close(value, torch.where(keep, d * d, 0).sum())
-    dx, dy = backward(torch.tensor(2.0).expand(6, 5, 40), None, x, y, mask, None, 0.0, 0.0, False, True, F32, F64)
+    dx, dy = backward(torch.tensor(2.0).expand(6, 5, 40), None, x, y, mask, None, False, True, F32, F64)
     assert dx.shape == (0,) and dx.dtype == F32
     close(dy, torch.where(keep, -4 * d, 0), dtype=F64)
 
@@ -97,7 +97,7 @@ def test_expanded_target_and_gradient():
     x, target = fill((8, 48), F32, 1), torch.tensor(0.25).expand(8, 48)
     _, backward = launchers("l1_loss")
     for grad in (torch.tensor(3.0).expand(8, 48), fill((8, 1), F32, 2).expand(8, 48), fill((48, 8), F32, 2).t()):
-        dx, dy = backward(grad, None, x, target, None, None, 0.0, 0.0, True, True, F32, F32)
+        dx, dy = backward(grad, None, x, target, None, None, True, True, F32, F32)
         expected = grad.double() * torch.sign(x.double() - 0.25)
         close(dx, expected)
         close(dy, -expected)
@@ -105,33 +105,33 @@ def test_expanded_target_and_gradient():
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_nan_and_inf_that_are_kept(name):
-    p0 = LOSSES[name][2]
+    parameters = LOSSES[name][2:]
     forward, backward = launchers(name)
     x = torch.tensor([NAN, INF, -INF, 1.0, 0.0, 2.0])
     y = torch.tensor([0.0, 0.0, 0.0, NAN, 0.0, -1.0])
     one = torch.tensor(1.0)
-    value = forward(x, y, None, None, 0, p0, 0.0, False, None, None)[0]
-    dx, _ = backward(one, None, x, y, None, None, p0, 0.0, True, True, F32, F32)
+    value = forward(x, y, None, None, None, 0, *parameters, False, None)[0]
+    dx, _ = backward(one, None, x, y, None, None, *parameters, True, True, F32, F32)
     assert value.isnan().tolist() == dx.isnan().tolist() == [True, False, False, True, False, False]
     assert value[1:3].tolist() == [INF, INF] and dx[1] > 0 > dx[2]
     assert value[4] == 0 and dx[4] == 0  # pytorch#96813
-    assert forward(x, y, None, None, 1, p0, 0.0, False, None, None)[0].isnan()
+    assert forward(x, y, None, None, None, 1, *parameters, False, None)[0].isnan()
     masked = x.isfinite() & y.isfinite()
-    value = forward(x, y, masked, None, 2, p0, 0.0, False, None, None)[0]
-    assert value == forward(x[5], y[5], None, None, 2, p0, 0.0, False, None, None)[0]
+    value = forward(x, y, masked, None, None, 2, *parameters, False, None)[0]
+    assert value == forward(x[5], y[5], None, None, None, 2, *parameters, False, None)[0]
 
 
 def test_gradients_overflow_to_inf():
     x, y = torch.full((700,), 60000.0, dtype=F16), torch.zeros(700, dtype=F16)
     _, backward = launchers("mse_loss")
-    dx, dy = backward(torch.tensor(1.0), None, x, y, None, None, 0.0, 0.0, True, True, F16, F16)
+    dx, dy = backward(torch.tensor(1.0), None, x, y, None, None, True, True, F16, F16)
     assert (dx == INF).all() and (dy == -INF).all()
 
 
 def test_nan_upstream_of_a_masked_element():
     x, y, mask = fill((64,), F32, 1), fill((64,), F32, 2), fill((64,), F32, 3) > 0
     _, backward = launchers("smooth_l1_loss")
-    dx, dy = backward(torch.tensor(NAN), torch.tensor(0.0).double(), x, y, mask, None, 0.5, 0.0, True, True, F32, F32)
+    dx, dy = backward(torch.tensor(NAN), torch.tensor(0.0).double(), x, y, mask, None, 0.5, True, True, F32, F32)
     assert dx[mask].isnan().all() and (dx[~mask] == 0).all() and (dy[~mask] == 0).all()
 
 
@@ -145,6 +145,6 @@ def test_a_wrong_functor_is_caught():
     x, y, mask, weight = build("odd")
     expected, scale, *_ = total((x.double() - y.double()) ** 2, x.shape, mask, weight)
     with pytest.raises(AssertionError):
-        close(forward(x, y, mask, weight, 2, 0.0, 0.0, False, None, None)[0], expected, scale)
+        close(forward(x, y, mask, weight, None, 2, False, None)[0], expected, scale)
     with pytest.raises(AssertionError):
         check_backward("mse_loss", "odd", backward=backward)

@@ -149,14 +149,14 @@ def test_masked_backward(layout, mean):
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses(name, dtypes):
-    f, _, p0 = LOSSES[name]
+    f, _, *parameters = LOSSES[name]
     forward, _ = launchers(name)
     out = F64 if F64 in dtypes[:2] else F32
     for layout in ("odd", "channel mask", "transposed", "0-dim") if name == "mse_loss" else ("odd", "channel mask"):
         x, y, mask, weight = build(layout, *dtypes)
         expected, scale, count, weight_sum = total(f(x.double() - y.double()), x.shape, mask, weight)
         for reduction in (1, 2):
-            value, used = forward(x, y, mask, weight, reduction, p0, 0.0, False, None, None)
+            value, used = forward(x, y, mask, weight, None, reduction, *parameters, False, None)
             by = used if reduction == 1 and count else 1
             close(value, expected / by, scale / by, out)
             close(used, count if weight is None else weight_sum, total(1, x.shape, mask, weight)[1], out)
@@ -167,9 +167,9 @@ def test_denominators():
     forward, _ = launchers("mse_loss")
     expected, scale, *_ = total((x.double() - y.double()) ** 2, x.shape, mask, weight)
     for denominator, divisor, by in ((torch.tensor(37.5), None, 37.5), (None, 1e6 / 3, 1e6 / 3)):
-        value, used = forward(x, y, mask, weight, 1, 0.0, 0.0, False, denominator, divisor)
+        value, used = forward(x, y, mask, weight, denominator, 1, False, divisor)
         assert used.dtype == F64 and used.item() == by
         close(value, expected / by, scale / by)
         nothing = torch.zeros((), dtype=torch.bool)
-        value, _ = forward(x, y, nothing, weight, 1, 0.0, 0.0, True, denominator, divisor)
+        value, _ = forward(x, y, nothing, weight, denominator, 1, True, divisor)
         assert value.isnan()

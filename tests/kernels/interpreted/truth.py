@@ -17,10 +17,10 @@ def smooth_l1(d, beta):
     return d.abs() if beta == 0 else huber(d, beta) / beta
 
 
-# name -> (f(d), f'(d), p0)
+# name -> (f(d), f'(d), *parameters)
 LOSSES = {
-    "mse_loss": (lambda d: d * d, lambda d: 2 * d, 0.0),
-    "l1_loss": (torch.abs, torch.sign, 0.0),
+    "mse_loss": (lambda d: d * d, lambda d: 2 * d),
+    "l1_loss": (torch.abs, torch.sign),
     "smooth_l1_loss": (lambda d: smooth_l1(d, 0.7), lambda d: (d / 0.7).clamp(-1, 1), 0.7),
     "smooth_l1_loss beta=0": (torch.abs, torch.sign, 0.0),
     "huber_loss": (lambda d: huber(d, 0.7), lambda d: d.clamp(-0.7, 0.7), 0.7),
