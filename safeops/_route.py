@@ -17,20 +17,22 @@ def route(op, operands):
     """
     if transforms_active() or forward_ad._current_level >= 0:
         return None
-    tensors = operands[: op.tensors]
-    on_cpu, wanted = tensors[0].is_cpu, False
+    tensors, wanted = operands[: op.tensors], False
+    on_cpu = operands[0].is_cpu
     for x in tensors:
         if x is not None:
             # One device type: the dispatcher would follow a meta operand to the fake kernel.
             if type(x) not in PLAIN or not (x.is_cpu if on_cpu else x.is_cuda):
                 return None
-            wanted = wanted or x.requires_grad
+            if x.requires_grad:
+                wanted = True
     if not (op.cpu if on_cpu else op.cuda):
         return None
     if wanted:
         wanted = torch.is_grad_enabled()
-        if wanted and any(x is not None and x.requires_grad for x in tensors[op.constant]):
-            return None
+        for x in tensors[op.constant]:
+            if x is not None and x.requires_grad and wanted:
+                return None
     if not is_compiling():
         return op.eager[wanted]
     kept = tensors[0].device.type in op.compiled and not is_exporting() and not _repeat(tensors)

@@ -14,7 +14,7 @@ void drop_loop(const uint8_t* mask, const T* x, int64_t n, T* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = static_cast<T>(x[i] & static_cast<T>(static_cast<T>(mask[i] != 0) - 1));
 }
 
-Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& source) {
+Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& mask) {
   const View flags(mask);
   STD_TORCH_CHECK(dtype_code(input) == dtype_code(source), "_masked_scatter: input and source must have one dtype");
   Bits x(input), s(source);

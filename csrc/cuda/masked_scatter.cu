@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads) part_kernel(const __grid_constant__ 
       });
 }
 
-Tensor masked_scatter(const Tensor& input, const Tensor& mask, const Tensor& source) {
+Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& mask) {
   constexpr const char* kOp = "safeops::_masked_scatter";
   STD_TORCH_CHECK(dtype_code(input) == dtype_code(source), kOp, ": input and source must have one dtype");
   check_device(source, input, kOp, "source");

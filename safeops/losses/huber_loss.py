@@ -39,4 +39,4 @@ def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denom
     """
     if type(delta) is not float or not 0.0 < delta <= LARGEST:
         _check.number("huber_loss", "delta", delta, above=0, maximum=LARGEST)
-    return _huber_loss(input, target, mask, weight, reduction, denominator, empty, delta)
+    return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, delta)

@@ -26,4 +26,4 @@ def l1_loss(input, target, *, mask=None, weight=None, reduction="mean", denomina
         >>> safeops.l1_loss(torch.tensor([1.0, 5.0]), torch.tensor([3.0, torch.nan]), mask=torch.tensor([True, False]))
         tensor(2.)
     """
-    return _l1_loss(input, target, mask, weight, reduction, denominator, empty)
+    return _l1_loss.call(input, target, mask, weight, reduction, denominator, empty)

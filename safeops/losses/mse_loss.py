@@ -27,4 +27,4 @@ def mse_loss(input, target, *, mask=None, weight=None, reduction="mean", denomin
         >>> safeops.mse_loss(input, torch.zeros(2), mask=input.isfinite())
         tensor(90000.)
     """
-    return _mse_loss(input, target, mask, weight, reduction, denominator, empty)
+    return _mse_loss.call(input, target, mask, weight, reduction, denominator, empty)

@@ -51,4 +51,4 @@ def smooth_l1_loss(
         _check.number("smooth_l1_loss", "beta", beta, minimum=0, maximum=LARGEST)
     if not symbolic(beta) and beta < SMALLEST:
         beta = 0.0
-    return _smooth_l1_loss(input, target, mask, weight, reduction, denominator, empty, beta)
+    return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, beta)

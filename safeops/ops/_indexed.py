@@ -9,7 +9,7 @@ class Indexed(Op):
     """check(input, dim, index): raises where the dim or the shapes do not fit."""
 
     owner = "C++/CUDA"
-    linear = (0,)
+    linear = 1
 
     def __init__(self, name, forward, backward, definition, check):
         self.check = check

@@ -187,7 +187,7 @@ class Reduction(Op):
 class MaskedReduction(Reduction):
     """A masked sum or mean. mean: whether the total is divided by its denominator."""
 
-    linear = (0,)
+    linear = 1
 
     def __init__(self, name, mean):
         def composite(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):

@@ -116,20 +116,20 @@ class MaskedSoftmax(Op):
         _check.same_device(self.name, "input", input, mask=mask)
         _check.one_dim(self.name, dim, input.dim())
 
-    def keep(self, tensors, results):
-        value = results[0]
+    def keep(self, results, tensors):
+        value, top, total = results
         if not self.log and value.device.type == "cpu" and value.dtype == compute_dtype(value.dtype):
-            return (value, *tensors[1:]), ()
-        return tensors, results[1:]
+            return (None, None), (value, *tensors[1:])
+        return (top, total), tensors
 
     def gradients(self, grad, needs, operands, results):
         x, mask, dim, log = operands
-        if not results:
+        if results[0] is None:
             return (_masked_softmax_slope(grad, x, mask, dim),)
         return (self.backward(grad, x, *results, mask, dim, log),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        if not results:
+        if results[0] is None:
             return (slope(grad, *operands[:3]),)
         return super().composite_gradients(grad, needs, operands, results)
 

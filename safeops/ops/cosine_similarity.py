@@ -126,4 +126,4 @@ def cosine_similarity(x1, x2, dim=-1, *, eps=None):
         >>> safeops.cosine_similarity(x, torch.tensor([4.0, 3.0]))
         tensor([0.9600, 0.0000])
     """
-    return _cosine_similarity(x1, x2, dim, eps)
+    return _cosine_similarity.call(x1, x2, dim, eps)

@@ -27,4 +27,4 @@ def masked_amax(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_amax(x, x < 4, dim=1)
         tensor([3., 0.])
     """
-    return _masked_amax(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_amax.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -27,4 +27,4 @@ def masked_amin(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_amin(x, x > 3, dim=1)
         tensor([7., 4.])
     """
-    return _masked_amin(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_amin.call(input, mask, dim, keepdim, weight, dtype, empty)

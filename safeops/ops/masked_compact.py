@@ -59,8 +59,9 @@ _backward = declare_raw(
 
 class MaskedCompact(Op):
     owner = "C++/CUDA"
-    linear = (0,)
+    linear = 1
     visible = 3
+    saved = slice(1, 2)
 
     def prepare(self, input, mask, capacity, fill_value):
         takes = input.dtype in MOVABLE
@@ -97,8 +98,8 @@ class MaskedCompact(Op):
 
     # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
 
-    def keep(self, tensors, results):
-        return (None, None), results[1:2]
+    def keep(self, results, tensors):
+        return results[1:2], ()
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(grad, results[0], operands[0].shape),)
@@ -156,4 +157,4 @@ def masked_compact(input, mask, *, capacity, fill_value=0):
         >>> values, index, int(count)
         (tensor([3., 5., 7., 0.]), tensor([ 0,  2,  3, -1]), 3)
     """
-    return _masked_compact(input, mask, capacity, fill_value)
+    return _masked_compact.call(input, mask, capacity, fill_value)

@@ -90,7 +90,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
         >>> safeops.masked_count(x, torch.tensor([True, False, True]), dim=1)
         tensor([2, 2])
     """
-    count = _masked_count(input, mask, dim, keepdim, weight, dtype, empty)
+    count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
         raise_if_empty("masked_count", count == 0, input, dim)
     if empty == "nan":

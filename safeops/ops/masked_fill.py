@@ -54,7 +54,7 @@ _forward = declare_raw(
 class MaskedFill(Op):
     owner = "C++/CUDA"
     differentiable = (0, 2)
-    linear = (0,)
+    linear = 1
 
     def prepare(self, input, fill_mask, value):
         takes = input.dtype in FLOATING
@@ -125,4 +125,4 @@ def masked_fill(input, fill_mask, value):
         >>> safeops.masked_fill(scores, torch.tensor([True, False, True]), -1e9)
         tensor([-65504.,      0., -65504.], dtype=torch.float16)
     """
-    return _masked_fill(input, fill_mask, value)
+    return _masked_fill.call(input, fill_mask, value)

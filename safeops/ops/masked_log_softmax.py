@@ -22,4 +22,4 @@ def masked_log_softmax(input, mask=None, dim=-1):
         tensor([[-0.6931,    -inf, -0.6931],
                 [   -inf,    -inf,    -inf]])
     """
-    return _masked_log_softmax(input, mask, dim)
+    return _masked_log_softmax.call(input, mask, dim)

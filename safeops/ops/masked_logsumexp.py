@@ -36,4 +36,4 @@ def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, 
         >>> safeops.masked_logsumexp(x, x.isfinite())
         tensor(200.6931)
     """
-    return _masked_logsumexp(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -21,4 +21,4 @@ def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype
         >>> safeops.masked_mean(x, x.isfinite())
         tensor(60000.)
     """
-    return _masked_mean(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_mean.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -100,4 +100,4 @@ def masked_norm(
         >>> safeops.masked_norm(x, x.isfinite())
         tensor(5.0000e+30)
     """
-    return _masked_norm(input, mask, dim, keepdim, weight, dtype, empty, ord)
+    return _masked_norm.call(input, mask, dim, keepdim, weight, dtype, empty, ord)

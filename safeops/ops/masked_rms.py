@@ -32,4 +32,4 @@ def masked_rms(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=
         >>> safeops.masked_rms(x, x > 0)
         tensor(3.5355e+30)
     """
-    return _masked_rms(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_rms.call(input, mask, dim, keepdim, weight, dtype, empty)

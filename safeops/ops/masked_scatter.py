@@ -11,7 +11,7 @@ from safeops.ops._selection import MOST_DIMS, MOVABLE, check_movable, select_row
 # ---- definition
 
 
-def definition(input, mask, source):
+def definition(input, source, mask):
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     flat = mask.expand(shape).reshape(-1)
     rank = flat.cumsum(0) - 1  # among the True ones, in the order of the elements
@@ -23,7 +23,7 @@ def definition(input, mask, source):
 # ---- op
 
 
-def _fake(input, mask, source):
+def _fake(input, source, mask):
     return like(input, torch.broadcast_shapes(input.shape, mask.shape), input.dtype)
 
 
@@ -32,7 +32,7 @@ def _fake_backward(grad, mask, source_size):
 
 
 _forward = declare_raw(
-    "_masked_scatter", "(Tensor input, Tensor mask, Tensor source) -> Tensor", fake=_fake, composite=definition
+    "_masked_scatter", "(Tensor input, Tensor source, Tensor mask) -> Tensor", fake=_fake, composite=definition
 )
 _backward = declare_raw(
     "_masked_scatter_backward",
@@ -45,11 +45,11 @@ _backward = declare_raw(
 
 class MaskedScatter(Op):
     owner = "C++/CUDA"
-    differentiable = (0, 2)
-    linear = (0, 2)
+    differentiable = (0, 1)
+    linear = 2
 
     def prepare(self, input, mask, source):
-        return input.dtype in MOVABLE and source.dtype == input.dtype, (input, mask, source)
+        return input.dtype in MOVABLE and source.dtype == input.dtype, (input, source, mask)
 
     def validate(self, input, mask, source):
         check_movable("masked_scatter", "input", input)
@@ -63,7 +63,7 @@ class MaskedScatter(Op):
         _check.no_dtensor("masked_scatter", "input", input)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, operands[1], operands[2].shape)
+        return self.backward(grad, operands[2], operands[1].shape)
 
 
 _masked_scatter = MaskedScatter("masked_scatter", _forward, _backward, definition)
@@ -96,4 +96,4 @@ def masked_scatter(input, mask, source):
         >>> safeops.masked_scatter(torch.zeros(4), mask, torch.tensor([5.0, 6.0]))
         tensor([5., 0., 6., 0.])
     """
-    return _masked_scatter(input, mask, source)
+    return _masked_scatter.call(input, mask, source)

@@ -39,7 +39,7 @@ _forward = declare_raw("_masked_select", "(Tensor input, Tensor mask) -> Tensor"
 
 class MaskedSelect(Op):
     owner = "C++/CUDA"
-    linear = (0,)
+    linear = 1
     compiled = ()  # a trace would need a size that it does not know
 
     def prepare(self, input, mask):
@@ -95,4 +95,4 @@ def masked_select(input, mask):
         >>> safeops.masked_select(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([True, False, True]))
         tensor([1., 3.])
     """
-    return _masked_select(input, mask)
+    return _masked_select.call(input, mask)

@@ -24,4 +24,4 @@ def masked_softmax(input, mask=None, dim=-1):
         tensor([[0.5000, 0.0000, 0.5000],
                 [0.0000, 0.0000, 0.0000]])
     """
-    return _masked_softmax(input, mask, dim)
+    return _masked_softmax.call(input, mask, dim)

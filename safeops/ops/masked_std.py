@@ -33,4 +33,4 @@ def masked_std(
         >>> safeops.masked_std(x, x.isfinite())
         tensor(1.)
     """
-    return _masked_std(input, mask, dim, keepdim, weight, dtype, empty, correction)
+    return _masked_std.call(input, mask, dim, keepdim, weight, dtype, empty, correction)

@@ -20,4 +20,4 @@ def masked_sum(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=
         >>> safeops.masked_sum(x, x.isfinite(), dim=1)
         tensor([1., 5.])
     """
-    return _masked_sum(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_sum.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -29,4 +29,4 @@ def masked_sum_of_squares(input, mask=None, dim=None, *, keepdim=False, weight=N
         >>> safeops.masked_sum_of_squares(x, x.isfinite())
         tensor(250000.)
     """
-    return _masked_sum_of_squares(input, mask, dim, keepdim, weight, dtype, empty)
+    return _masked_sum_of_squares.call(input, mask, dim, keepdim, weight, dtype, empty)

@@ -60,4 +60,4 @@ def masked_var(
         >>> safeops.masked_var(torch.tensor([5.0]))
         tensor(0.)
     """
-    return _masked_var(input, mask, dim, keepdim, weight, dtype, empty, correction)
+    return _masked_var.call(input, mask, dim, keepdim, weight, dtype, empty, correction)

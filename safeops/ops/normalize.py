@@ -140,4 +140,4 @@ def normalize(input, dim=-1, *, eps=None):
         tensor([[0.6000, 0.8000],
                 [0.0000, 0.0000]])
     """
-    return _normalize(input, dim, eps)
+    return _normalize.call(input, dim, eps)

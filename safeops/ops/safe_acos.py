@@ -35,4 +35,4 @@ def safe_acos(input):
         >>> safeops.safe_acos(torch.tensor([1.0000001, 0.0]))
         tensor([0.0000, 1.5708])
     """
-    return _safe_acos(input)
+    return _safe_acos.call(input)

@@ -34,4 +34,4 @@ def safe_asin(input):
         >>> safeops.safe_asin(torch.tensor([1.0000001, 0.0]))
         tensor([1.5708, 0.0000])
     """
-    return _safe_asin(input)
+    return _safe_asin.call(input)

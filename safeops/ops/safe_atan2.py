@@ -52,4 +52,4 @@ def safe_atan2(input, other):
         >>> safeops.safe_atan2(torch.tensor([0.0, 1.0]), torch.tensor([-0.0, 0.0]))
         tensor([0.0000, 1.5708])
     """
-    return _safe_atan2(input, other)
+    return _safe_atan2.call(input, other)

@@ -73,4 +73,4 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_div(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
-    return _safe_div(input, other, eps, fill_value, dtype)
+    return _safe_div.call(input, other, eps, fill_value, dtype)

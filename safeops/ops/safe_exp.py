@@ -34,4 +34,4 @@ def safe_exp(input, *, dtype=None):
         >>> safeops.safe_exp(torch.tensor([0.0, 1.0, 1000.0]))
         tensor([1.0000e+00, 2.7183e+00, 3.4028e+38])
     """
-    return _safe_exp(input, None, 0.0, dtype)
+    return _safe_exp.call(input, None, 0.0, dtype)

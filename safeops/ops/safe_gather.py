@@ -100,4 +100,4 @@ def safe_gather(input, dim, index, *, fill_value=0):
         tensor([[2.],
                 [0.]])
     """
-    return _safe_gather(input, dim, index, fill_value)
+    return _safe_gather.call(input, dim, index, fill_value)

@@ -81,4 +81,4 @@ def safe_index_select(input, dim, index, *, fill_value=0):
         tensor([[3., 4.],
                 [0., 0.]])
     """
-    return _safe_index_select(input, dim, index, fill_value)
+    return _safe_index_select.call(input, dim, index, fill_value)

@@ -45,4 +45,4 @@ def safe_log(input, *, eps=None, dtype=None):
         >>> safeops.safe_log(torch.tensor([1.0, 0.0]), eps=1e-3)
         tensor([ 0.0000, -6.9078])
     """
-    return _safe_log(input, eps, 0.0, dtype)
+    return _safe_log.call(input, eps, 0.0, dtype)

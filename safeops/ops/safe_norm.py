@@ -52,4 +52,4 @@ def safe_norm(input, dim=None, *, ord=2, keepdim=False, mask=None, dtype=None):
         >>> torch.autograd.grad(norm.sum(), x)[0][1]
         tensor([0., 0.], dtype=torch.float16)
     """
-    return _safe_norm(input, mask, dim, keepdim, None, dtype, "zero", ord)
+    return _safe_norm.call(input, mask, dim, keepdim, None, dtype, "zero", ord)

@@ -92,4 +92,4 @@ def safe_pow(input, exponent, *, dtype=None):
         >>> safeops.safe_pow(torch.tensor([-8.0, 0.0, 4.0]), 0.5)
         tensor([0., 0., 2.])
     """
-    return _safe_pow(input, exponent, None, 0.0, dtype)
+    return _safe_pow.call(input, exponent, None, 0.0, dtype)

@@ -39,4 +39,4 @@ def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_reciprocal(torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
-    return _safe_reciprocal(input, eps, fill_value, dtype)
+    return _safe_reciprocal.call(input, eps, fill_value, dtype)

@@ -45,4 +45,4 @@ def safe_rsqrt(input, *, eps=None, dtype=None):
         >>> safeops.safe_rsqrt(torch.tensor([4.0, 0.0]), eps=0.01)
         tensor([ 0.5000, 10.0000])
     """
-    return _safe_rsqrt(input, eps, 0.0, dtype)
+    return _safe_rsqrt.call(input, eps, 0.0, dtype)

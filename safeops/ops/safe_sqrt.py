@@ -41,4 +41,4 @@ def safe_sqrt(input, *, eps=None, dtype=None):
         >>> x.grad
         tensor([0., 0., 0.])
     """
-    return _safe_sqrt(input, eps, 0.0, dtype)
+    return _safe_sqrt.call(input, eps, 0.0, dtype)

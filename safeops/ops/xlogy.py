@@ -50,4 +50,4 @@ def xlogy(input, other):
         >>> safeops.xlogy(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0]))
         tensor([0.0000, 1.3863])
     """
-    return _xlogy(input, other)
+    return _xlogy.call(input, other)

@@ -21,7 +21,7 @@ SCHEMAS = (
     "_masked_compact(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
     "_masked_compact_backward(Tensor grad, Tensor index, SymInt[] size) -> Tensor",
     "_masked_select(Tensor input, Tensor mask) -> Tensor",
-    "_masked_scatter(Tensor input, Tensor mask, Tensor source) -> Tensor",
+    "_masked_scatter(Tensor input, Tensor source, Tensor mask) -> Tensor",
     "_masked_scatter_backward(Tensor grad, Tensor mask, SymInt[] source_size) -> (Tensor, Tensor)",
 )
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
@@ -114,8 +114,8 @@ def test_masked_scatter(ops, dtype):
         count = int(full.sum())
         for length in sorted({0, 1, count // 2, count, count + 70}):
             source = numbers(length, 2, dtype=dtype, seed=2)[:, 1]
-            got = ops._masked_scatter(x, mask, source)
-            same(what, [got], [masked_scatter.definition(x, mask, source)])
+            got = ops._masked_scatter(x, source, mask)
+            same(what, [got], [masked_scatter.definition(x, source, mask)])
             assert got.stride() == torch.empty_like(x).stride(), what
             rank = full.reshape(-1).cumsum(0).reshape(x.shape)
             taken = full & (rank <= length)
@@ -135,7 +135,7 @@ def test_masked_select(ops, dtype):
 def test_a_broadcast_input_grows(ops):
     x, mask, source = numbers(45), kept(30, 45), numbers(2000, seed=2)
     same("grown", [ops._masked_select(x, mask)], [torch.masked_select(x, mask)])
-    same("grown", [ops._masked_scatter(x, mask, source)], [masked_scatter.definition(x, mask, source)])
+    same("grown", [ops._masked_scatter(x, source, mask)], [masked_scatter.definition(x, source, mask)])
 
 
 TILE = 2048
@@ -149,7 +149,7 @@ def test_more_tiles_than_a_warp_sees_at_once(ops, offset):
         count = int(mask.sum())
         same("compact", ops._masked_compact(x, mask, n // 2, 0.0), masked_compact.definition(x, mask, n // 2))
         source = numbers(count, seed=2)
-        same("scatter", [ops._masked_scatter(x, mask, source)], [masked_scatter.definition(x, mask, source)])
+        same("scatter", [ops._masked_scatter(x, source, mask)], [masked_scatter.definition(x, source, mask)])
         same("select", [ops._masked_select(x, mask)], [x[mask]])
 
 
@@ -158,7 +158,7 @@ def test_the_mask_is_read_once_by_16_bytes(emulated):
     x, mask = numbers(5 * TILE + 100), kept(5 * TILE + 100)
     for call in (
         lambda mask: ops._masked_compact(x, mask, 3000),
-        lambda mask: ops._masked_scatter(x, mask, x),
+        lambda mask: ops._masked_scatter(x, x, mask),
         lambda mask: ops._masked_scatter_backward(x, mask, [3000]),
     ):
         counts()
@@ -228,8 +228,8 @@ def test_unusable_operands_are_refused(ops):
         (lambda: ops._masked_compact(x, mask[:3], 3), "leading sizes"),
         (lambda: ops._masked_compact_backward(x, torch.zeros(3, dtype=torch.int64), [9, 3]), "one number a slot"),
         (lambda: ops._masked_compact_backward(x, torch.zeros(4, dtype=torch.int64), [9, 2]), "grad and size differ"),
-        (lambda: ops._masked_scatter(x, mask, x.double()), "one dtype"),
-        (lambda: ops._masked_scatter(x, mask[:3], x), "do not broadcast"),
+        (lambda: ops._masked_scatter(x, x.double(), mask), "one dtype"),
+        (lambda: ops._masked_scatter(x, x, mask[:3]), "do not broadcast"),
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
