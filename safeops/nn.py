@@ -5,8 +5,8 @@ import torch
 import safeops
 from safeops import _check
 from safeops._dtypes import LARGEST
-from safeops.losses._pointwise import REDUCTION
-from safeops.ops._reduction import EMPTY
+from safeops.ops.losses._pointwise import REDUCTION
+from safeops.ops.reductions._reduction import EMPTY
 
 
 class _Loss(torch.nn.Module):

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import safeops
-from safeops.ops._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define, define_backward
-from safeops.ops.masked_norm import norm
+from safeops.ops.reductions._statistic import EQUAL, EXP, EXTREME, LINEAR, SIGN, define, define_backward
+from safeops.ops.reductions.masked_norm import norm
 from safeops.testing import DTYPES
 from tests.contract.subjects import DEVICE, composite
 

@@ -9,7 +9,7 @@ import torch.autograd.forward_ad as fwAD
 import safeops
 from safeops._dtypes import overflows
 from safeops._op import registry
-from safeops.ops._selection import summed_wide
+from safeops.ops.selection._selection import summed_wide
 from tests.contract.subjects import COMPILER, DEVICE, composite
 
 INF, NAN = math.inf, math.nan

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import safeops
-from safeops.ops._selection import MOVABLE
+from safeops.ops.selection._selection import MOVABLE
 from safeops.testing import DTYPES, Sample, Subject, run
 from safeops.testing.compare import assert_right, assert_same_bits
 from safeops.testing.layouts import LAYOUTS

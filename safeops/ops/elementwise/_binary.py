@@ -1,0 +1,145 @@
+"""The binary functions: what they have in common.
+
+An op of the family is `Binary(name, define)`: `define(a, b, eps, fill_value, dtype)` gives the result in `dtype` from
+operands of the compute dtype. Dtypes and numbers as second operand are the family's.
+"""
+
+import torch
+
+from safeops import _check
+from safeops._check import NUMBER
+from safeops._dtypes import FLOATING, LARGEST, SMALLEST, WIDE, compute_dtype
+from safeops._library import declare_raw, like
+from safeops._op import Op
+from safeops._symbolic import scalar, symbolic
+from safeops.ops.elementwise._unary import output_dtype
+
+# ---- op
+
+_SCHEMA = "(Tensor input, Tensor other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor"
+_SCHEMA_BACKWARD = (
+    "(Tensor grad, Tensor input, Tensor other, float? eps=None, bool need_input=True, bool need_other=True, "
+    "ScalarType? input_dtype=None, ScalarType? other_dtype=None) -> (Tensor, Tensor)"
+)
+
+
+def _fake(input, other, eps=None, fill_value=0.0, dtype=None):
+    return like(input, torch.broadcast_shapes(input.shape, other.shape), dtype or input.dtype)
+
+
+def _fake_backward(grad, input, other, eps=None, need_input=True, need_other=True, input_dtype=None, other_dtype=None):
+    shape = torch.broadcast_shapes(input.shape, other.shape)
+    input_dtype, other_dtype = input_dtype or input.dtype, other_dtype or other.dtype
+    return (
+        like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
+        like(other, shape, other_dtype) if need_other else input.new_empty(0, dtype=other_dtype),
+    )
+
+
+# ---- record
+
+
+class Binary(Op):
+    """A binary function.
+
+    other: what the second operand is called. number: whether it may be a number. safe: at least fp32 under autocast.
+    """
+
+    owner = "C++/CUDA"
+    differentiable = (0, 1)
+
+    def __init__(self, name, define, *, other="other", number=True, safe=True):
+        def definition(input, other, eps=None, fill_value=0.0, dtype=None):
+            if dtype is None:
+                dtype = promoted(input, other)
+            compute = compute_dtype(input.dtype, other.dtype, dtype)
+            if eps is None:
+                eps = torch.finfo(compute).tiny
+            return define(input.to(compute), other.to(compute), eps, fill_value, dtype)
+
+        self.other, self.number, self.safe = other, number, safe
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=definition)
+        backward = declare_raw(f"_{name}_backward", _SCHEMA_BACKWARD, fake=_fake_backward)
+        super().__init__(name, forward, backward, definition)
+
+    def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
+        own = input.dtype  # (read once: a small call is a few dozen such reads)
+        plain = eps is None and fill_value.__class__ is float
+        if not plain or (dtype is not None and type(dtype) is not torch.dtype):
+            self.validate(input, other, eps, fill_value, dtype)
+        if self.number and isinstance(other, NUMBER):
+            if dtype is None:
+                dtype = self._output_dtype(input, own if own in FLOATING else promoted(input, other))
+            other, eps = _number(other, input, dtype, eps)
+        others = other.dtype
+        if plain and fill_value == 0 and own == others and own in WIDE and dtype in (None, own):
+            return True, (input, other) if eps is None else (input, other, eps)  # most calls, and the short way
+        if dtype is None:
+            dtype = self._output_dtype(input, own if own == others and own in FLOATING else promoted(input, other))
+        return own in FLOATING and others in FLOATING, (input, other, eps, fill_value, dtype)
+
+    def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):
+        _check.tensor(self.name, "input", input)
+        if not (self.number and isinstance(other, NUMBER)):
+            if self.number and not isinstance(other, torch.Tensor):
+                kind = type(other).__name__
+                raise TypeError(f"{self.name}: {self.other} must be a tensor or a number, got {kind}")
+            _check.tensor(self.name, self.other, other)
+            _check.broadcast(self.name, **{"input": input, self.other: other})
+            _check.same_device(self.name, "input", input, **{self.other: other})
+        else:
+            _check.double(self.name, self.other, other)
+        for name, x in (("input", input), (self.other, other)):
+            if isinstance(x, torch.Tensor):
+                _check.real(self.name, name, x)
+        if eps is not None:
+            _check.number(self.name, "eps", eps, minimum=0)
+        _check.number(self.name, "fill_value", fill_value)
+        _check.output_dtype(self.name, dtype)
+
+    def gradients(self, grad, needs, operands, results):
+        input, other, eps, *_ = operands
+        # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+        wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
+        dtypes = (None if x.shape == grad.shape else wide for x in (input, other))
+        return self.backward(grad, input, other, eps, *needs[:2], *dtypes)
+
+    def _output_dtype(self, input, promoted):
+        return output_dtype(input, promoted) if self.safe else promoted
+
+
+def _number(number, input, dtype, eps):
+    """(a number as a tensor of the compute dtype, eps): 1e-8 must not become 0 on its way through half.
+
+    One that fp32 would make another number of, and not a less precise one, is read as the double it is.
+    """
+    compute = compute_dtype(input.dtype, dtype)
+    if symbolic(number):  # whether fp32 would do is not to be asked
+        eps = SMALLEST if eps is None and compute == torch.float32 else eps  # the floor of the input's compute dtype
+        return scalar(number, torch.float64, input.device), eps
+    number = float(number)
+    if compute == torch.float32 and not _fits_single(number):
+        compute = torch.float64
+        eps = SMALLEST if eps is None else eps  # the floor stays the one of the input's compute dtype
+    return torch.full((), number, dtype=compute, device=input.device), eps
+
+
+def _fits_single(number):
+    """False where fp32 has no number of this size, or one that is odd, even or whole and `number` is not."""
+    if number == 0 or not abs(number) < float("inf"):
+        return True
+    if not SMALLEST <= abs(number) <= LARGEST:
+        return False
+    high = 536870913.0 * number  # Veltkamp's splitting, by 2^29 + 1: the 24 leading bits of 53
+    short = high - (high - number)
+    return short == number or (number % 1 != 0 != short % 1) or number % 2 == short % 2
+
+
+def promoted(input, other):
+    """torch.result_type of a true division; that function itself cannot be traced."""
+    floats = [x for x in (input, other) if isinstance(x, torch.Tensor) and x.is_floating_point()]
+    if not floats:
+        return torch.get_default_dtype()
+    if len(floats) == 2 and (input.dim() == 0) != (other.dim() == 0):
+        return (other if input.dim() == 0 else input).dtype  # a 0-dim tensor does not widen one with dimensions
+    return torch.promote_types(floats[0].dtype, floats[-1].dtype)

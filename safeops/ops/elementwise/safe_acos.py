@@ -1,0 +1,38 @@
+"""safe_acos: the arc cosine of x clamped to [-1, 1]."""
+
+import torch
+
+from safeops.ops.elementwise._unary import Unary
+
+_safe_acos = Unary(
+    "safe_acos",
+    # its derivative -1 / sqrt((1 - x)(1 + x)) does not cancel near the bounds, as that of torch.acos does
+    lambda x: torch.atan2(((1 - x) * (1 + x)).sqrt(), x),
+    absent=lambda x, eps: x.abs() >= 1,
+    stand_in=lambda x, eps, fill_value: x.clamp(-1, 1).acos(),
+)
+
+# ---- public function
+
+
+@_safe_acos.public("(Tensor input) -> Tensor")
+def safe_acos(input):
+    """The arc cosine of `input` clamped to [-1, 1]; its gradient is exactly 0 at the bounds and beyond.
+
+    What rounding brought just outside the bounds (the cosine of two equal directions, say) gets an angle. A NaN shows
+    in the result.
+
+    Args:
+        input: floating (or integer) tensor.
+
+    Returns:
+        A tensor of `input`'s shape and dtype (of integers: the default dtype), at least fp32 under autocast.
+
+    Raises:
+        TypeError: `input` is no (real) tensor.
+
+    Example:
+        >>> safeops.safe_acos(torch.tensor([1.0000001, 0.0]))
+        tensor([0.0000, 1.5708])
+    """
+    return _safe_acos.call(input)

@@ -1,0 +1,76 @@
+"""safe_div: input / other with a stand-in where the divisor vanishes, saturation where the quotient does not fit."""
+
+import torch
+
+from safeops._dtypes import largest_like, overflows, saturate, to_one
+from safeops.ops.elementwise._binary import Binary
+
+# ---- definition
+
+
+def _define(a, b, eps, fill_value, dtype):
+    keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
+    with torch.no_grad():
+        q = torch.where(keep, a, 0) / torch.where(keep, b, 1)
+        over = overflows(q, dtype) & a.isfinite()
+        stand_in = torch.where(keep, largest_like(q, dtype), saturate(fill_value, dtype))
+    true = keep & ~over
+    # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.
+    result = quotient(torch.where(true, a, 0), torch.where(true, b, 1))
+    return torch.where(true, result.to(dtype), stand_in.to(dtype))
+
+
+def quotient(a, b):
+    """a / b whose derivatives overflow only where they themselves do not fit."""
+    a_, b_ = (x.detach() if isinstance(x, torch.Tensor) else x for x in (a, b))  # no_grad would leave the tangents
+    info = torch.finfo(b.dtype)
+    q = a_ / b_
+    # A power of two that brings b to [1, 2): the backward divides by b twice; a / b^2 may overflow where g a / b^2
+    # does not, or where g is 0. Where it does fit, b stays as it is: g a / b may be what does not.
+    fits = ~b_.isfinite() | ((b_.abs() >= 1) & ((q / b_).abs() >= info.tiny))
+    scale = torch.where(fits, 1, to_one(b_))
+    room = torch.where(q.abs() > info.max / 4, 4, 1)  # for a * scale, up to 2 q
+    return (a * (scale / room)) / (b * scale) * room
+
+
+# ---- op
+
+_safe_div = Binary("safe_div", _define)
+
+# ---- public function
+
+
+@_safe_div.public(
+    "(Tensor input, Tensor other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+    ".Scalar(Tensor input, Scalar other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+)
+def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
+    """`input / other`, finite for finite input; no NaN or inf gradient comes from a division that has no value.
+
+    Where `|other| < eps` or `other == 0` the position counts as masked out: the result is `fill_value`, whatever
+    `input` holds there, and both gradients are 0. A quotient that does not fit the output dtype saturates at its
+    largest finite value, with gradient 0. A NaN divisor, and a NaN or inf numerator over a kept divisor, show in
+    the result. Half operands are divided in fp32 and rounded once. A true gradient that overflows its dtype (that of
+    a divisor of 1e-3 in fp16, say) becomes inf, which is what GradScaler looks for; `eps` says where it stops to count.
+
+    Args:
+        input: floating (or integer) tensor.
+        other: tensor broadcastable with `input`, or a number.
+        eps: smallest divisor magnitude that counts, at least 0; a floor, never added. None: the smallest normal number
+            of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
+        fill_value: the stand-in; a finite one saturates to the dtype.
+        dtype: output dtype. None: the promoted input dtype (of integers: the default dtype), at least fp32 under
+            autocast.
+
+    Returns:
+        A tensor of the broadcast shape of `input` and `other`.
+
+    Raises:
+        TypeError: an operand is no (real) tensor, eps or fill_value no number, dtype not floating.
+        ValueError: shapes do not broadcast, devices differ, eps is negative.
+
+    Example:
+        >>> safeops.safe_div(torch.tensor([1.0, 1.0]), torch.tensor([0.0, 4.0]))
+        tensor([0.0000, 0.2500])
+    """
+    return _safe_div.call(input, other, eps, fill_value, dtype)

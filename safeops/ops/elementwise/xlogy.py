@@ -1,0 +1,53 @@
+"""xlogy: input * log(other), 0 where input is 0."""
+
+import torch
+
+from safeops._dtypes import wide_on_cpu
+from safeops.ops.elementwise._binary import Binary
+from safeops.ops.elementwise.safe_log import log
+
+# ---- definition
+
+
+def _define(x, y, eps, fill_value, dtype):
+    none = (x == 0) & ~((y > 0) & y.isfinite())  # no finite logarithm to multiply: masked out
+    product = wide_on_cpu(torch.where(none, 0, x)) * log(wide_on_cpu(torch.where(none, 1, y)))
+    return torch.where(none, 0, product + 0.0).to(dtype)  # + 0: not -0
+
+
+# ---- op
+
+_xlogy = Binary("xlogy", _define, safe=False)
+
+# ---- public function
+
+
+@_xlogy.public(
+    "(Tensor input, Tensor other) -> Tensor",
+    ".Scalar(Tensor input, Scalar other) -> Tensor",
+)
+def xlogy(input, other):
+    """`input * log(other)`, and 0 where `input` is 0: `torch.xlogy` for losses.
+
+    Where `input` is 0 and `other` has no finite logarithm, the position counts as masked out, with both gradients
+    exactly 0: over a NaN (torch: NaN) and over a 0 (torch: a gradient that is NaN). Elsewhere it is the plain product,
+    whose gradient to an `input` of 0 is log(other): -inf or NaN where `other` is 0 or negative (`input *
+    safe_log(other)` has a floor). Half operands are read wide and rounded once. The dtype is the promoted one (of
+    integers: the default dtype), also under autocast.
+
+    Args:
+        input: floating (or integer) tensor.
+        other: tensor broadcastable with `input`, or a number.
+
+    Returns:
+        A tensor of the broadcast shape of `input` and `other`.
+
+    Raises:
+        TypeError: an operand is no (real) tensor.
+        ValueError: shapes do not broadcast, devices differ.
+
+    Example:
+        >>> safeops.xlogy(torch.tensor([0.0, 2.0]), torch.tensor([0.0, 2.0]))
+        tensor([0.0000, 1.3863])
+    """
+    return _xlogy.call(input, other)

@@ -1,0 +1,42 @@
+"""huber_loss: quadratic below delta, linear above."""
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import LARGEST
+from safeops.ops.losses._pointwise import PointwiseLoss
+from safeops.ops.reductions._reduction import magnitude
+
+
+def value(x, y, delta):
+    a = magnitude(x - y)
+    # select before arithmetic: neither side may overflow in the other's place
+    inner, outer = torch.where(a < delta, a, 0), torch.where(a < delta, 0, a)
+    return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
+
+
+_huber_loss = PointwiseLoss("huber_loss", value, ", float delta=1.0")
+
+
+@_huber_loss.public()
+def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", delta=1.0):
+    """Huber loss: d^2 / 2 where d = |input - target| < delta, else delta (d - delta / 2); the mean over kept elements.
+
+    Huber, "Robust Estimation of a Location Parameter", 1964.
+
+    Args:
+        delta: where the loss turns from quadratic to linear, greater than 0, at most 3.4e38.
+        {arguments}
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
+            delta is out of range.
+
+    Example:
+        >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")
+        tensor([0.1250, 4.0000])
+    """
+    if type(delta) is not float or not 0.0 < delta <= LARGEST:
+        _check.number("huber_loss", "delta", delta, above=0, maximum=LARGEST)
+    return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, delta)

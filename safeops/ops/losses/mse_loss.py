@@ -1,0 +1,30 @@
+"""mse_loss: squared error, (input - target)^2."""
+
+from safeops.ops.losses._pointwise import PointwiseLoss
+
+
+def value(x, y):
+    d = x - y
+    return d * d
+
+
+_mse_loss = PointwiseLoss("mse_loss", value)
+
+
+@_mse_loss.public()
+def mse_loss(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
+    """Squared error: mean of (input - target)^2 over the kept elements.
+
+    Args:
+        {arguments}
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`.
+
+    Example:
+        >>> input = torch.tensor([300.0, torch.nan], dtype=torch.float16)
+        >>> safeops.mse_loss(input, torch.zeros(2), mask=input.isfinite())
+        tensor(90000.)
+    """
+    return _mse_loss.call(input, target, mask, weight, reduction, denominator, empty)

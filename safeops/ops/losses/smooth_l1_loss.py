@@ -1,0 +1,54 @@
+"""smooth_l1_loss: quadratic below beta, linear above."""
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import LARGEST, SMALLEST, filled
+from safeops._symbolic import symbolic
+from safeops.ops.losses._pointwise import PointwiseLoss
+from safeops.ops.reductions._reduction import magnitude
+
+
+def value(x, y, beta):
+    a = magnitude(x - y)
+    if not isinstance(beta, torch.Tensor) and beta == 0:
+        return a
+    # select before arithmetic: neither side may overflow in the other's place
+    inner, outer = torch.where(a < beta, a, 0), torch.where(a < beta, 0, a)
+    # At a power of two that brings beta to its root: a^2 does not leave the range, nor does g / beta on the way back.
+    beta_ = filled(a, (), beta)
+    root = beta_.sqrt()
+    scale = torch.frexp(root)[0] / root
+    inner, beta_ = inner * scale, beta_ * scale * scale
+    return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
+
+
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value, ", float beta=1.0")
+
+
+@_smooth_l1_loss.public()
+def smooth_l1_loss(
+    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", beta=1.0
+):
+    """Smooth L1: d^2 / (2 beta) where d = |input - target| < beta, else d - beta / 2; the mean over the kept elements.
+
+    beta = 0 is `l1_loss`, with derivative 0 at 0. Girshick, "Fast R-CNN", 2015, with torch's `beta`.
+
+    Args:
+        beta: where the loss turns from quadratic to linear, from 0 to 3.4e38; below 1.2e-38 it counts as 0.
+        {arguments}
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
+            beta is out of range.
+
+    Example:
+        >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
+        tensor([0.1250, 2.5000])
+    """
+    if type(beta) is not float or not 0.0 <= beta <= LARGEST:
+        _check.number("smooth_l1_loss", "beta", beta, minimum=0, maximum=LARGEST)
+    if not symbolic(beta) and beta < SMALLEST:
+        beta = 0.0
+    return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, beta)

@@ -1,0 +1,183 @@
+"""The statistics: masked reductions that are no plain sum, and share one backward.
+
+A statistic is `Statistic(name, define, kind)`: `define(k, parameter)` says what it is of the kept elements `k`, and
+`kind` which shape its gradient has. With grad, scale and origin of the result that x went into,
+
+    dx = grad * scale * weight * shape(x, origin)
+
+where shape is x - origin (LINEAR), x == origin (EQUAL), exp(x - origin) (EXP), sign(x) (SIGN), or sign(x) where
+|x| == origin (EXTREME). The two that compare take the weight for a mask and no more.
+"""
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import compute_dtype
+from safeops._library import declare_raw
+from safeops.ops.reductions._reduction import Reduction, accumulate, count_kept, kept, output_shape
+
+LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
+
+# ---- definition
+
+
+class Kept:
+    """The kept elements, as a definition sees them. Every result has keepdim, and what is constant has no gradient."""
+
+    def __init__(self, input, mask, weight, dims, compute, dtype=None):
+        self.dims, self.dtype = dims, dtype  # dtype: the result's
+        self.keep = kept(mask, weight)  # None: all
+        self.x = self.select(input.to(compute), 0)
+        # a weight too small or too large for fp32 is read as it is
+        self.weight = None if weight is None else torch.where(self.keep, weight.to(compute), 0)
+        self.count = count_kept(self.keep, input, dims, True)
+
+    def select(self, x, other):
+        return x if self.keep is None else torch.where(self.keep, x, other)
+
+    def weighted(self, x):
+        """x, which is 0 where nothing is kept, times the weight."""
+        return x if self.weight is None else x * self.weight
+
+    def sum(self, x):
+        return accumulate(x, self.dims, True)
+
+    def total_weight(self, like):
+        """The sum of the weights, or the count, in the dtype of a sum."""
+        if self.weight is None:
+            return self.count.to(like.dtype)
+        return self.sum(self.weight.expand(self.x.shape))
+
+    def largest(self, x):
+        """The largest kept element, NaN where one is; -inf where none is kept."""
+        with torch.no_grad():
+            if x.numel() == 0:  # amax refuses
+                return self.sum(x) - float("inf")
+            return self.select(x, float("-inf")).amax(self.dims, keepdim=True)
+
+    def binade(self):
+        """A power of two that brings the largest magnitude into [1, 2): squares of x / binade neither overflow nor all
+        underflow, and the division is exact."""
+        with torch.no_grad():
+            largest = self.largest(self.x.abs())
+            usual = (largest > 0) & largest.isfinite()
+            # Not by frexp's exponent, an int32 (Inductor's CPU code for float64 does not compile), nor by the bits
+            # (view(dtype) has no batching rule before torch 2.13). The quotient is a power of two, and so exact.
+            largest = torch.where(usual, largest, 1)
+            binade = largest / (2 * torch.frexp(largest).mantissa)
+            return binade.clamp(min=torch.finfo(largest.dtype).tiny)
+
+
+def root(square):
+    """sqrt with gradient 0 at 0."""
+    zero = square == 0
+    return torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
+
+
+def reciprocal(x):
+    """1 / x, and 0 where x is 0."""
+    return torch.where(x == 0, 0, 1 / torch.where(x == 0, 1, x))
+
+
+def pick(k, x, top):
+    """(top, its ties): the extreme `top` of x, whose gradient all elements equal to it share evenly."""
+    ties = k.select((x == top) | (x.isnan() & top.isnan()), False)
+    count = k.sum(ties.expand(x.shape)).clamp(min=1)
+    # x - base is 0 where top is finite: its value stays exact, and its gradient is 1 / ties.
+    base = torch.where(top.isfinite(), top, 0)
+    return base + k.sum(torch.where(ties, x - base, 0)) / count, count
+
+
+def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter):
+    """(value, origin, scale): see the top of the file for the last two."""
+    compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
+    if input.device.type == "cpu":
+        compute = torch.float64  # as `accumulate`; and a gradient times a tiny norm underflows in fp32
+    k = Kept(input, mask, weight, dims, compute, dtype)
+    value, origin, scale, *exists = statistic(k, parameter)
+    exists = exists[0] if exists else k.count > 0
+    nothing = float("nan") if empty_nan else 0.0
+    if weight is not None and weight.requires_grad:
+        # The largest has a weight's gradient of 0, not none: the sum is part of the graph, and is never taken.
+        nothing = torch.where(torch.zeros_like(exists), weight.sum(), nothing)
+    value = torch.where(exists, value, nothing).to(dtype)
+    scale = torch.where(exists, scale, 0.0)
+    if not keepdim:
+        for d in reversed(dims):  # one by one: DTensors take squeeze(dims) from torch 2.12 on
+            value, origin, scale = (t.squeeze(d) for t in (value, origin, scale))
+    return value, origin, scale
+
+
+def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False):
+    """dx, for the devices without a kernel."""
+    dims = _check.dims("_statistic_backward", dim, input.dim())
+    if not keepdim:
+        for d in dims:
+            grad, origin, scale = (t.unsqueeze(d) for t in (grad, origin, scale))
+    keep = kept(mask, weight)
+    x = input.double()
+    sign = torch.where(x.isnan(), x, x.sign())
+    shape = (x - origin, torch.ones_like(x), (x - origin).exp(), sign, sign)[kind]
+    dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
+    if kind in (EQUAL, EXTREME):  # selected: a NaN from upstream stays with the extreme
+        extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())
+        keep = extreme if keep is None else keep & extreme
+    elif weight is not None:
+        dx = dx * weight
+    dx = dx if keep is None else torch.where(keep, dx, 0)
+    return torch.empty_like(input).copy_(dx)
+
+
+# ---- op
+
+_SCHEMA = (
+    "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False, bool empty_nan=False, "
+    "ScalarType? dtype=None, float parameter=0.0) -> (Tensor, Tensor, Tensor)"
+)
+
+
+def _fake(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0):
+    shape = output_shape(input.shape, dim, keepdim)
+    value = input.new_empty(shape, dtype=dtype or compute_dtype(input.dtype))
+    return value, input.new_empty(shape, dtype=torch.float64), input.new_empty(shape, dtype=torch.float64)
+
+
+def _fake_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False):
+    return torch.empty_like(input)
+
+
+_statistic_backward = declare_raw(
+    "_statistic_backward",
+    "(Tensor grad, Tensor input, Tensor origin, Tensor scale, Tensor? mask=None, Tensor? weight=None, int kind=0, "
+    "int[]? dim=None, bool keepdim=False) -> Tensor",
+    fake=_fake_backward,
+    composite=define_backward,
+    triton="statistic_backward.statistic_backward",
+)
+
+# ---- record
+
+
+class Statistic(Reduction):
+    """A statistic. `kind` may be a table by the parameter, which users know as `keyword`."""
+
+    def __init__(self, name, statistic, kind, keyword=None):
+        def composite(
+            input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
+        ):
+            dims = _check.dims(name, dim, input.dim())
+            dtype = dtype or compute_dtype(input.dtype)
+            value, *others = define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter)
+            return value, *(x.to(torch.float64) for x in others)
+
+        def definition(*operands):
+            return composite(*operands)[0]
+
+        self.kind = kind
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        super().__init__(name, forward, _statistic_backward, definition, keyword=keyword)
+
+    def gradients(self, grad, needs, operands, results):
+        input, mask, weight, dim, keepdim, _, _, parameter = operands
+        kind = self.kind[parameter] if isinstance(self.kind, dict) else self.kind
+        return (self.backward(grad, input, *results, mask, weight, kind, dim, keepdim),)

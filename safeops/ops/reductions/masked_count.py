@@ -1,0 +1,98 @@
+"""masked_count: how many elements are kept."""
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import FLOATING
+from safeops._library import declare_raw
+from safeops._op import Op
+from safeops.ops.reductions._reduction import EMPTY, as_dims, count_kept, kept, output_shape, raise_if_empty, validate
+
+# ---- definition
+
+
+def definition(input, mask=None, weight=None, dim=None, keepdim=False):
+    dims = _check.dims("masked_count", dim, input.dim())
+    return count_kept(kept(mask, weight), input, dims, keepdim)
+
+
+# ---- record
+
+
+def _fake(input, mask=None, weight=None, dim=None, keepdim=False):
+    return input.new_empty(output_shape(input.shape, dim, keepdim), dtype=torch.int64)
+
+
+_raw = declare_raw(
+    "_masked_count",
+    "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False) -> Tensor",
+    fake=_fake,
+    composite=definition,
+    triton="masked_count.masked_count",
+)
+
+
+class MaskedCount(Op):
+    differentiable = ()
+
+    def prepare(self, input, mask, dim, keepdim, weight, dtype, empty):
+        if dtype is not None or empty != "zero" or not isinstance(keepdim, bool):
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)
+        return input.dtype in FLOATING, (input, mask, weight, as_dims("masked_count", dim), keepdim)
+
+    def validate(self, input, mask, dim, keepdim, weight, dtype, empty):
+        _check.tensor("masked_count", "input", input)
+        validate("masked_count", input, mask, weight, dim, keepdim)
+        if dtype is not None and dtype not in _DTYPES:
+            raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
+        _check.choice("masked_count", "empty", empty, EMPTY)
+        if empty == "nan" and dtype not in FLOATING:
+            raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
+
+
+_DTYPES = (torch.int64, torch.int32, *FLOATING)
+_masked_count = MaskedCount("masked_count", _raw, definition=definition)
+
+# ---- public function
+
+
+@_masked_count.public(
+    "(Tensor input, Tensor? mask=None, int[1]? dim=None, *, bool keepdim=False, Tensor? weight=None, "
+    'ScalarType? dtype=None, str empty="zero") -> Tensor'
+)
+def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+    """How many elements of `input` are kept: `mask` True and `weight` not 0. Exact, and never waits for the GPU.
+
+    The replacement of `mask.expand_as(x).sum()`, of `mask.float().sum()` (fp32 counts to 2^24 and no further) and of
+    `x[mask].numel()`.
+
+    Args:
+        input: tensor of any shape and dtype (but floats of 8 bits). Only its shape is read: a NaN counts as well.
+        mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
+        dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
+        keepdim: keep the reduced dims with size 1.
+        weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
+        dtype: output dtype: int64 (None), int32, or a floating one, to which the exact count is rounded once.
+        empty: where nothing is kept: "zero" gives 0, "nan" gives NaN (with a floating dtype), "raise" raises ValueError
+            (synchronises to know, and cannot be compiled whole).
+
+    Returns:
+        The counts, of `input`'s shape without the reduced dims. Not differentiable.
+
+    Raises:
+        TypeError: `input` is no tensor, `weight` is not floating, `mask` is not bool, dtype is not one of the above.
+        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`, or
+            "nan" in an integer dtype.
+        IndexError: dim out of range.
+
+    Example:
+        >>> x = torch.zeros(2, 3)
+        >>> safeops.masked_count(x, torch.tensor([True, False, True]), dim=1)
+        tensor([2, 2])
+    """
+    count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
+    if empty == "raise":
+        raise_if_empty("masked_count", count == 0, input, dim)
+    if empty == "nan":
+        count = torch.where(count == 0, float("nan"), count.double())
+    return count if dtype is None else count.to(dtype)

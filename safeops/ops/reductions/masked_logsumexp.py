@@ -1,0 +1,39 @@
+"""masked_logsumexp: the logarithm of the sum of the exponentials of the kept elements."""
+
+import torch
+
+from safeops.ops.reductions._statistic import EXP, Statistic
+
+
+def _define(k, parameter):
+    top = k.largest(k.x)
+    # Finite: inf - inf is NaN, and of a row that holds inf the others' exponentials count for nothing.
+    top = torch.where(top == -float("inf"), 0, top.clamp(max=torch.finfo(top.dtype).max))
+    total = k.sum(k.weighted(k.select((k.x - top).exp(), 0)))
+    total = total * torch.where(total < 0, float("nan"), 1)  # no logarithm, and no gradient of one
+    nothing = total == 0  # every kept element is -inf
+    value = torch.where(nothing, float("-inf"), top + torch.where(nothing, 1, total).log())
+    return value, torch.where(nothing, 0, top), torch.where(nothing, 1, total.reciprocal())
+
+
+_masked_logsumexp = Statistic("masked_logsumexp", _define, EXP)
+
+
+@_masked_logsumexp.public()
+def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+    """log(sum(weight * exp(input))) over the kept elements.
+
+    The replacement of `torch.logsumexp(x.masked_fill(~mask, -inf), dim)`, which is -inf, with a NaN gradient, where
+    nothing is kept. No exponential overflows: they are taken of the distance to the largest kept element. Where every
+    kept element is -inf the result is -inf, with gradient 0. Where nothing is kept it is what `empty` says: by default
+    0, not -inf, and a mean over the rows stays finite. Beside other terms, mask those rows out of the loss too.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([200.0, 200.0, torch.nan])
+        >>> safeops.masked_logsumexp(x, x.isfinite())
+        tensor(200.6931)
+    """
+    return _masked_logsumexp.call(input, mask, dim, keepdim, weight, dtype, empty)

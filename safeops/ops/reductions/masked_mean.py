@@ -1,0 +1,24 @@
+"""masked_mean: the mean of the kept elements."""
+
+from safeops.ops.reductions._reduction import MaskedReduction
+
+_masked_mean = MaskedReduction("masked_mean", mean=True)
+
+
+@_masked_mean.public()
+def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+    """Mean of `input` over the kept elements; with weights, sum(weight * input) / sum(weight).
+
+    The replacement of `x[mask].mean()` (which waits for the GPU), of `(x * mask).sum() / mask.sum()` (which keeps the
+    NaN, and overflows in half) and of `torch.masked.mean`. Counts are exact integers; half is accumulated in fp32 and
+    returned in fp32.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([6e4, 6e4, torch.inf], dtype=torch.float16)
+        >>> safeops.masked_mean(x, x.isfinite())
+        tensor(60000.)
+    """
+    return _masked_mean.call(input, mask, dim, keepdim, weight, dtype, empty)

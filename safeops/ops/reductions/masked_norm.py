@@ -1,0 +1,103 @@
+"""masked_norm: the vector norm of the kept elements."""
+
+import torch
+
+from safeops._symbolic import SYMBOLIC, scalar
+from safeops.ops.reductions._reduction import magnitude
+from safeops.ops.reductions._statistic import EXTREME, LINEAR, SIGN, Statistic, pick, reciprocal, root
+
+INF = float("inf")
+KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that have kernels
+
+
+def norm(k, ord, safe=False):
+    """safe: no gradient, not even an infinite one, where the norm of finite elements does not fit."""
+    known = None if isinstance(ord, SYMBOLIC) else ord  # a size: any order that is neither 1 nor 2
+    if known == 2:
+        binade = k.binade()
+        x = k.x / binade
+        value = binade * root(k.sum(x * k.weighted(x)))
+        return value, torch.zeros_like(value), reciprocal(value)
+    a = magnitude(k.x)
+    if known == 1:
+        value = k.sum(k.weighted(a))
+        return value, torch.zeros_like(value), torch.ones_like(value)
+    if known in (INF, -INF):
+        value, ties = pick(k, a, k.largest(a) if ord > 0 else -k.largest(-a))
+        return value, value, 1 / ties
+    value = _any_order(k, a, ord, safe)
+    return value, value, value  # there is no kernel, and no backward of one
+
+
+def _any_order(k, a, ord, safe):
+    """(sum w |x|^ord)^(1 / ord). An element that is 0 has gradient 0: its true one may be infinite."""
+    zero = a == 0
+    if ord == 0:
+        return k.sum(k.weighted(k.select(torch.where(a.isnan(), a, (~zero).to(a.dtype)), 0)))
+    # In units of the element that decides, the largest or the smallest, no power overflows.
+    fixed = a.detach()
+    top = k.largest(fixed) if ord > 0 else -k.largest(-torch.where(zero, INF, fixed))
+    top = torch.where((top > 0) & top.isfinite(), top, 1)
+    # As tensors: pow with a number that is symbolic cannot be differentiated. Beyond 1e20 all powers but those of the
+    # extreme element have long vanished.
+    power = scalar(ord, torch.float64, a.device).clamp(-1e20, 1e20)
+    power, inverse = power.to(a.dtype), (1 / power).to(a.dtype)
+    terms = torch.where(zero, 0, torch.where(zero, 1, a / top) ** power)
+    total = k.sum(k.weighted(k.select(terms, 0)))
+    vanishes, infinite = total == 0, total.isinf()
+    usual = ~(vanishes | infinite)
+
+    def value_of(total):
+        root = total ** (inverse / 2)  # by halves: small elements times a large root may fit
+        return top * root * root
+
+    if safe:
+        with torch.no_grad():
+            usual &= ~value_of(torch.where(usual, total, 1)).isinf()
+    value = torch.where(usual, value_of(torch.where(usual, total, 1)), INF)
+    value = torch.where(infinite, torch.where(infinite, total, 1) ** inverse, value)
+    if ord < 0:
+        # 1 / 0^|ord| is infinite, and makes the norm 0; 1 / inf is 0, and where all are, so is the norm infinite
+        none = ~k.sum(k.select(zero, False).to(a.dtype)).bool() | total.isnan()
+        return torch.where(none, value, 0)
+    return torch.where(vanishes, 0, value)
+
+
+class Norm(Statistic):
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.numbers = ()  # the order decides which formula it is: a trace is of one
+
+    def has_kernel(self, ord):
+        return super().has_kernel(ord) and ord in (1, 2, INF, -INF)
+
+    def validate(self, *arguments):
+        super().validate(*arguments)
+        if arguments[-1] != arguments[-1]:
+            raise ValueError(f"{self.name}: ord must be a number, got nan")
+
+
+_masked_norm = Norm("masked_norm", norm, KINDS, "ord")
+
+
+@_masked_norm.public(parameter="Scalar ord=2, ")
+def masked_norm(
+    input, mask=None, dim=None, *, ord=2, keepdim=False, weight=None, dtype=None, empty="zero"
+):  # fmt: skip
+    """The vector norm of the kept elements: (sum(weight * |input|^ord))^(1 / ord).
+
+    The replacement of `x[mask].norm()` and of `torch.where(mask, x, 0).norm()`. |x|^ord neither overflows nor
+    underflows where the norm does not, and the gradient at a vector of zeros is 0.
+
+    Args:
+        ord: any number, as in `torch.linalg.vector_norm`; inf is the largest magnitude, -inf the smallest (equal ones
+            share the gradient evenly, and a weight masks out where it is 0 and otherwise changes nothing), 0 counts
+            what is not 0. Orders other than 1, 2, inf and -inf have no kernel: they run as plain torch operations.
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([3e30, 4e30, torch.nan])
+        >>> safeops.masked_norm(x, x.isfinite())
+        tensor(5.0000e+30)
+    """
+    return _masked_norm.call(input, mask, dim, keepdim, weight, dtype, empty, ord)

@@ -1,0 +1,36 @@
+"""masked_std: the standard deviation of the kept elements."""
+
+from safeops.ops.reductions._statistic import LINEAR, reciprocal, root
+from safeops.ops.reductions.masked_var import Spread, deviations
+
+
+def _define(k, correction):
+    binade = k.binade()
+    squares, mean, divisor, exists = deviations(k, k.x / binade, correction)
+    value = binade * root(squares / divisor)
+    return value, binade * mean, reciprocal(value * divisor), exists
+
+
+_masked_std = Spread("masked_std", _define, LINEAR, "correction")
+
+
+@_masked_std.public(parameter="Scalar correction=1, ")
+def masked_std(
+    input, mask=None, dim=None, *, correction=1, keepdim=False, weight=None, dtype=None, empty="zero"
+):  # fmt: skip
+    """sqrt(sum(weight * (input - mean)^2) / (sum(weight) - correction)) over the kept elements.
+
+    The root of `masked_var`, whose squares neither overflow nor underflow. Where all kept elements are equal the
+    deviation is 0, and so is the gradient (that of `x.var().sqrt()` is NaN there). A negative weight makes it NaN.
+
+    Args:
+        correction: number taken from the divisor: 1 for the deviation of a sample, 0 for that of a population. Where
+            that leaves nothing to divide by (a single element, say), there is no deviation: see `empty`.
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([1.0, 2.0, 3.0, torch.nan])
+        >>> safeops.masked_std(x, x.isfinite())
+        tensor(1.)
+    """
+    return _masked_std.call(input, mask, dim, keepdim, weight, dtype, empty, correction)

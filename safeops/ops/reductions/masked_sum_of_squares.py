@@ -1,0 +1,32 @@
+"""masked_sum_of_squares: the sum of the squares of the kept elements."""
+
+import torch
+
+from safeops.ops.reductions._statistic import LINEAR, Statistic
+
+
+def _define(k, parameter):
+    # x (w x): it leaves the range only where w x^2 itself does, whatever x^2 does.
+    value = k.sum(k.x * k.weighted(k.x))
+    return value, torch.zeros_like(value), torch.full_like(value, 2)
+
+
+_masked_sum_of_squares = Statistic("masked_sum_of_squares", _define, LINEAR)
+
+
+@_masked_sum_of_squares.public()
+def masked_sum_of_squares(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
+    """sum(weight * input^2) over the kept elements.
+
+    The replacement of `x[mask].square().sum()` and of `(x * mask).square().sum()`: half is squared and summed in fp32
+    (256^2 is inf in fp16), and what is masked out changes nothing.
+
+    Args:
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([300.0, 400.0, torch.nan], dtype=torch.float16)
+        >>> safeops.masked_sum_of_squares(x, x.isfinite())
+        tensor(250000.)
+    """
+    return _masked_sum_of_squares.call(input, mask, dim, keepdim, weight, dtype, empty)

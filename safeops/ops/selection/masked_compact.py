@@ -1,0 +1,158 @@
+"""masked_compact: x[mask] of a fixed capacity, so that nobody has to wait for the count."""
+
+import torch
+
+from safeops import _check, _route
+from safeops._library import declare_raw
+from safeops._op import Op
+from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
+
+# ---- definition
+
+
+def definition(input, mask, capacity, fill_value=0.0):
+    """mask has the shape of input's first dims."""
+    flat = mask.reshape(-1)  # (N,)
+    rank = flat.cumsum(0)  # how many are kept up to here
+    count = flat.sum()
+    slot = torch.arange(capacity, device=mask.device)
+    # the k-th kept one is the first whose rank is k + 1
+    index = torch.where(slot < count, torch.searchsorted(rank, slot + 1), -1)
+    return _take(input, index, mask.dim(), fill_value), index, count
+
+
+def _take(input, index, lead, fill_value=0.0):
+    """Slot k holds row index[k] of input, its first `lead` dims numbering the rows."""
+    rows = 1
+    for n in input.shape[:lead]:  # torch.Size.numel would make constants of dynamic sizes
+        rows = rows * n
+    return select_rows(input.reshape(rows, *input.shape[lead:]), index, fill_value)
+
+
+# ---- op
+
+
+def _fake(input, mask, capacity, fill_value=0.0):
+    return (
+        input.new_empty((capacity, *input.shape[mask.dim() :])),
+        input.new_empty((capacity,), dtype=torch.int64),
+        input.new_empty((), dtype=torch.int64),
+    )
+
+
+def _fake_backward(grad, index, size):
+    return grad.new_empty(size)
+
+
+_forward = declare_raw(
+    "_masked_compact",
+    "(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
+    fake=_fake,
+    composite=definition,
+)
+_backward = declare_raw(
+    "_masked_compact_backward", "(Tensor grad, Tensor index, SymInt[] size) -> Tensor", fake=_fake_backward
+)
+
+# ---- record
+
+
+class MaskedCompact(Op):
+    owner = "C++/CUDA"
+    linear = 1
+    visible = 3
+    saved = slice(1, 2)
+    reads = slice(0)
+
+    def prepare(self, input, mask, capacity, fill_value):
+        takes = input.dtype in MOVABLE
+        if not (capacity.__class__ is int and fill_value.__class__ is int and fill_value == 0):
+            self.validate(input, mask, capacity, fill_value)
+            double = as_double(fill_value)
+            takes, fill_value = takes and double is not None, fill_value if double is None else double
+        if mask.shape != input.shape:
+            mask = mask.expand(input.shape[: mask.dim()])
+        if fill_value.__class__ is int and fill_value == 0:
+            return takes, (input, mask, capacity)
+        return takes, (input, mask, capacity, fill_value)
+
+    def validate(self, input, mask, capacity, fill_value):
+        check_movable("masked_compact", "input", input)
+        _check.boolean("masked_compact", "mask", mask, "True = keep")
+        if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
+            raise ValueError(
+                f"masked_compact: mask {tuple(mask.shape)} does not broadcast to the first {mask.dim()} dims of input "
+                f"{tuple(input.shape)}"
+            )
+        _check.same_device("masked_compact", "input", input, mask=mask)
+        _check.no_dtensor("masked_compact", "input", input)
+        if isinstance(capacity, bool) or not isinstance(capacity, (int, torch.SymInt)):
+            raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
+        if capacity < 0:
+            raise ValueError(f"masked_compact: capacity must be at least 0, got {capacity}")
+        # (a size that is no number yet must not get a bound by this)
+        if isinstance(capacity, int) and capacity >= 2**59:
+            raise ValueError(
+                f"masked_compact: capacity must be less than 2^59, got {capacity}: no memory holds so many"
+            )
+        check_fill("masked_compact", fill_value, input.dtype)
+
+    # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
+
+    def gradients(self, grad, needs, operands, results):
+        return (self.backward(grad, results[0], operands[0].shape),)
+
+    def composite_gradients(self, grad, needs, operands, results):
+        shape = operands[0].shape
+        # Linear in its input, so the derivative may be taken at 0.
+        origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
+        lead = len(shape) - (grad.dim() - 1)
+        return _route.differentiable_backward(_take, (origin, results[0], lead), grad)[:1]
+
+
+_masked_compact = MaskedCompact("masked_compact", _forward, _backward, definition)
+
+# ---- public function
+
+
+@_masked_compact.public(
+    "(Tensor input, Tensor mask, *, SymInt capacity, Scalar fill_value=0) -> "
+    "(Tensor values, Tensor index, Tensor count)"
+)
+def masked_compact(input, mask, *, capacity, fill_value=0):
+    """The kept elements, or rows, packed into `capacity` slots: `input[mask]` without waiting for its size.
+
+    `input[mask]` has a size that only the device knows: the host waits for it, and neither a CUDA graph nor
+    `torch.compile(fullgraph=True)` can hold it. Here the size is given, and what was found is told by tensors.
+
+        values, index, count = safeops.masked_compact(x, mask, capacity=4096)
+
+    Slot `k < count` holds the k-th kept element in the order of `input[mask]`; the slots behind hold `fill_value`. What
+    does not fit is dropped, and `count > capacity` tells so. The gradient reaches the elements in the slots, and is
+    exactly 0 for all others. Two runs give the same bits. Back to their places: `safeops.masked_scatter(x, mask,
+    values)`, for rows with the mask unsqueezed to x's dims. Rows of another tensor: `safeops.safe_index_select(y, 0,
+    index)`, for which the -1 of an unused slot is out of range (to torch's indexing it is the last row).
+
+    Args:
+        input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
+        mask: bool tensor; True = keep. With as many dims as `input` (broadcast to it) it keeps elements; with fewer
+            it stands for the first dims and keeps rows, as in `input[mask]`.
+        capacity: number of slots, at least 0.
+        fill_value: what unused slots hold; a finite one saturates to the dtype.
+
+    Returns:
+        values: (capacity, *rest) in `input`'s dtype, `rest` the dims behind those of the mask.
+        index: (capacity,) int64; the flat position in the mask (broadcast) of each slot, -1 in unused ones.
+        count: 0-dim int64, the number of True in the mask; may exceed `capacity`.
+
+    Raises:
+        TypeError: `input` or `mask` is no tensor, `mask` is not bool, `capacity` no int, `fill_value` no number.
+        ValueError: `mask` does not broadcast to the (first) dims of `input`, devices differ, `capacity` is negative.
+
+    Example:
+        >>> x = torch.tensor([3.0, torch.nan, 5.0, 7.0])
+        >>> values, index, count = safeops.masked_compact(x, x.isfinite(), capacity=4)
+        >>> values, index, int(count)
+        (tensor([3., 5., 7., 0.]), tensor([ 0,  2,  3, -1]), 3)
+    """
+    return _masked_compact.call(input, mask, capacity, fill_value)

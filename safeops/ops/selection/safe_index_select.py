@@ -1,0 +1,84 @@
+"""safe_index_select: torch.index_select in which an index out of range is a stand-in, not an error."""
+
+from safeops._library import declare_raw
+from safeops.ops.selection._indexed import Indexed
+from safeops.ops.selection._selection import check_dim, select_rows
+
+# ---- definition
+
+
+def definition(input, index, dim, fill_value=0.0):
+    if input.dim() == 0:
+        return select_rows(input.reshape(1), index.reshape(1), fill_value).reshape(())
+    dim %= input.dim()
+    return select_rows(input.movedim(dim, 0), index.reshape(-1), fill_value).movedim(0, dim).contiguous()
+
+
+# ---- op
+
+
+def _fake(input, index, dim, fill_value=0.0):
+    shape = list(input.shape)
+    if shape:
+        shape[dim] = index.numel()
+    return input.new_empty(shape)
+
+
+def _fake_backward(grad, index, dim, size):
+    return grad.new_empty(size)
+
+
+_forward = declare_raw(
+    "_safe_index_select",
+    "(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
+    fake=_fake,
+    composite=definition,
+)
+_backward = declare_raw(
+    "_safe_index_select_backward",
+    "(Tensor grad, Tensor index, int dim, SymInt[] size) -> Tensor",
+    fake=_fake_backward,
+)
+
+
+def _check_shapes(input, dim, index):
+    check_dim("safe_index_select", dim, input.dim())
+    if index.dim() > 1 or (input.dim() == 0 and index.numel() != 1):
+        need = "one index" if input.dim() == 0 else "one dim"
+        raise ValueError(f"safe_index_select: index {tuple(index.shape)} must have {need} (input {tuple(input.shape)})")
+
+
+_safe_index_select = Indexed("safe_index_select", _forward, _backward, definition, _check_shapes)
+
+# ---- public function
+
+
+@_safe_index_select.public("(Tensor input, int dim, Tensor index, *, Scalar fill_value=0) -> Tensor")
+def safe_index_select(input, dim, index, *, fill_value=0):
+    """`torch.index_select`, where an index out of range gives `fill_value` and no gradient.
+
+    What an embedding lookup needs: a padding or ignored index (-1, -100, 255) is neither an IndexError nor, on CUDA, a
+    device assert; a negative index does not count from the end. Rows taken more than once add up their gradients in
+    fp32 at least, in a fixed order: the same bits every time.
+
+    Args:
+        input: tensor of any dtype and strides. Keeps its dtype, also under autocast.
+        dim: the dim to select along.
+        index: int32 or int64 vector (or a 0-dim tensor: one index).
+        fill_value: the result where the index is out of range; a finite one saturates to the dtype.
+
+    Returns:
+        A tensor of `input`'s dtype and shape, its `dim` as long as `index`.
+
+    Raises:
+        TypeError: `input` or `index` is no tensor, `index` is not int32 or int64, `fill_value` no number.
+        ValueError: `index` has more than one dim, devices differ.
+        IndexError: `dim` out of range.
+
+    Example:
+        >>> table = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+        >>> safeops.safe_index_select(table, 0, torch.tensor([1, -1]))
+        tensor([[3., 4.],
+                [0., 0.]])
+    """
+    return _safe_index_select.call(input, dim, index, fill_value)
