@@ -13,6 +13,7 @@ from safeops._dtypes import FLOATING
 from safeops._symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
+EMPTY = ("zero", "nan", "raise")  # what a result is where nothing is kept
 NUMBER = (int, float, *SYMBOLIC)
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))  # (asked first: it is the fastest question)
 
@@ -228,3 +229,13 @@ def one_dim(function, dim, ndim):
     if not -rank <= d < rank:
         raise IndexError(f"{function}: dim {d} is out of range for an input of {ndim} dimensions")
     return d % rank
+
+
+def raise_if_empty(name, nothing, input, dim):
+    """nothing: which of the results have nothing to be made of. Synchronises."""
+    empty = int(whole(nothing).sum())
+    if empty:
+        raise ValueError(
+            f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '
+            f"(input {tuple(input.shape)}, dim {dim})"
+        )

@@ -62,9 +62,14 @@ def _completer(op):
 
 
 def document(function, arguments):
-    """Put what a family's docstrings share in the place of {arguments}."""
+    """Put what a family's docstrings share in the place of {arguments}, and the function's own arguments, which are
+    written before it, in the place of {own}."""
     if function.__doc__:  # python -OO has none
-        function.__doc__ = function.__doc__.replace("        {arguments}\n", arguments)
+        head, mark, tail = function.__doc__.partition("        {arguments}\n")
+        if mark:
+            head, title, own = head.partition("    Args:\n")
+            arguments = arguments.replace("        {own}\n", own) if "{own}" in arguments else own + arguments
+            function.__doc__ = head + title + arguments + tail
 
 
 def like(x, shape, dtype):

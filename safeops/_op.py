@@ -29,6 +29,7 @@ class Op:
 
     Places are those of the raw forward op's operands, whose tensors come first. A family, or an op, says:
 
+    module: the name of its class in safeops.nn, if it has one.
     owner: whose kernel runs on CUDA, "C++/CUDA" or "Triton".
     differentiable: the places whose gradients the backward kernel computes.
     constant: the slice of operands whose gradient only the composite has.
@@ -40,6 +41,7 @@ class Op:
     """
 
     owner = "Triton"
+    module = None
     differentiable = (0,)
     constant = slice(0)
     linear = 0
@@ -175,9 +177,9 @@ def _function(op):
             ctx.like = ((first.shape, first.dtype),)
             for x in operands[1:linear] if linear > 1 else ():
                 ctx.like += ((x.shape, x.dtype),)
+        ctx.set_materialize_grads(False)
         if visible == 1:
             return results[0] if several else results
-        ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*results[1:visible])
         return results[:visible]
 
@@ -207,11 +209,15 @@ def _function(op):
     return type(name, (torch.autograd.Function,), methods)
 
 
+def total(x, mask=None, dims=None, keepdim=False, dtype=None):
+    """The masked sum by our kernel: aten's on the CPU depends on the number of threads."""
+    return registry["masked_sum"].call(x, mask, dims, keepdim, None, dtype, "zero")
+
+
 def sum_to(grad, shape, dtype):
     """A gradient of the full broadcast shape, summed to its operand's shape and narrowed once, at the end."""
-    lead = grad.dim() - len(shape)
-    dims = [d for d in range(grad.dim()) if d < lead or shape[d - lead] != grad.shape[d]]
     if grad.is_complex():
         return torch.complex(*(sum_to(part, shape, part.dtype) for part in (grad.real, grad.imag)))
-    # ours, not sum_to_size: aten's CPU sum depends on the number of threads
-    return registry["masked_sum"].call(grad, None, dims, True, None, dtype, "zero").reshape(shape)
+    lead = grad.dim() - len(shape)
+    dims = [d for d in range(grad.dim()) if d < lead or shape[d - lead] != grad.shape[d]]
+    return total(grad, None, dims, True, dtype).reshape(shape)

@@ -2,8 +2,9 @@
 
 import torch
 
-from safeops import _check, _multi_tensor
+from safeops import _check
 from safeops._dtypes import FLOATING, compute_dtype
+from safeops.ops.lists.grad_norm import norm, norm_definition
 
 
 def gradients(function, parameters):
@@ -63,10 +64,10 @@ def total_norm(found, ord):
     groups = {}
     for grad in found:
         groups.setdefault(grad.device, []).append(grad)
-    norms = [_multi_tensor.norm(group, ord) for group in groups.values()]
+    norms = [norm(group, ord) for group in groups.values()]
     first = norms[0]
     if len(norms) > 1:
-        first = _multi_tensor.norm_definition([n.to(first.device) for n in norms], ord)
+        first = norm_definition([n.to(first.device) for n in norms], ord)
     return first, groups
 
 

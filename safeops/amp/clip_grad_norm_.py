@@ -2,8 +2,10 @@
 
 import torch
 
-from safeops import _check, _multi_tensor
+from safeops import _check
 from safeops.amp._gradients import gradients, named, narrowed, order, total_norm
+from safeops.ops.lists.clip_grad_norm_ import scale_
+from safeops.ops.lists.health import health_
 
 NONFINITE = ("propagate", "skip", "raise")
 
@@ -57,7 +59,7 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
     if nonfinite == "skip":
         factor = torch.where(norm.isfinite(), factor, 1.0)
     for device, group in groups.items():
-        _multi_tensor.scale_(group, factor.to(device))
+        scale_(group, factor.to(device))
         torch.autograd.graph.increment_version(group)
     return narrowed(norm, found)
 
@@ -74,7 +76,7 @@ def _check_writable(keys, found):
 def _first_bad(keys, found):
     for key, grad in zip(keys, found):
         row = torch.zeros(1, 8, dtype=torch.int64, device=grad.device)
-        _multi_tensor.health_(row, 0, [grad])
+        health_(row, 0, [grad])
         nan, inf, minus_inf = row[0, :3].tolist()
         if nan or inf or minus_inf:
             return f"the gradient of {named(key)} {tuple(grad.shape)} has {nan} NaN and {inf + minus_inf} inf"

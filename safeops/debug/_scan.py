@@ -5,7 +5,7 @@ import struct
 
 import torch
 
-from safeops import _multi_tensor
+from safeops.ops.lists.health import HEALTH, health_, pick_
 
 COLUMNS = 8
 NAN, POSITIVE_INF, NEGATIVE_INF, ZERO, SUBNORMAL, LOST, LARGEST, FIRST = range(COLUMNS)
@@ -68,13 +68,13 @@ def count(table, row, tensors):
 
 
 def pick(table, row, counts, counted, operands, shape):
-    _multi_tensor.pick_(table, row, counts, counted, operands, shape)
+    pick_(table, row, counts, counted, operands, shape)
 
 
 # The CPU's kernel without its Python layers: it is called for every op.
 _HEALTH = {
-    True: _multi_tensor.HEALTH.eager[False][0] if _multi_tensor.HEALTH.cpu else _multi_tensor.health_,
-    False: _multi_tensor.health_,
+    True: HEALTH.eager[False][0] if HEALTH.cpu else health_,
+    False: health_,
 }
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import safeops
-from safeops import _multi_tensor
 from safeops.testing import no_synchronisation
 from tests.amp.gradients import clones, each_dtype, mixed, parameters, sets, true_norm
-from tests.contract.tensor_lists import FLOATS, many
+from tests.contract.tensor_lists import FLOATS, many, scans
 
 INF, NAN = math.inf, math.nan
 
@@ -155,7 +154,7 @@ def test_without_kernels_all_is_the_same(monkeypatch):
     bad = [*fine, torch.tensor([INF])]
     results = []
     for kernels in (True, False):
-        for op in (_multi_tensor.NORM, _multi_tensor.SCALE, _multi_tensor.HEALTH):
+        for op in (scans.NORM, scans.SCALE, scans.HEALTH):
             monkeypatch.setattr(op, "cpu", kernels)
         mine, skipped = parameters(clones(fine)), parameters(clones(bad))
         norms = [safeops.grad_norm(mine, ord) for ord in (1, 2, INF, 3)] + [safeops.clip_grad_norm_(mine, 0.1)]

@@ -1,6 +1,12 @@
 """Lists of tensors of every dtype, layout and kind of value, for the scans over lists."""
 
+from types import SimpleNamespace
+
 import torch
+
+from safeops.ops.lists import clip_grad_norm_, grad_norm, health
+
+scans = SimpleNamespace(**{**vars(clip_grad_norm_), **vars(grad_norm), **vars(health)})
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 ODD = (0.0, -0.0, 2.0**-14, 2.0**-25, 2.0**-26, 1e-40, 1e-300, 6e4, -3e38, 1e300, torch.inf, -torch.inf, torch.nan)

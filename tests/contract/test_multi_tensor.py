@@ -9,11 +9,10 @@ import struct
 import pytest
 import torch
 
-from safeops import _multi_tensor as scans
 from safeops._op import registry
 from safeops.testing.compare import assert_same_bits
 from tests.contract.subjects import DEVICE
-from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, values, writable
+from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
 
 INF, NAN = math.inf, math.nan
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 import safeops
-from safeops import _multi_tensor as scans
 from safeops._op import registry
-from tests.contract.tensor_lists import FLOATS
+from tests.contract.tensor_lists import FLOATS, scans
 from tests.gpu.cases import numbers
 from tests.gpu.test_execution import LONG
 from tests.gpu.test_kernels_are_the_route import launches

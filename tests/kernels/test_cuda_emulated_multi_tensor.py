@@ -9,9 +9,8 @@ import shutil
 import pytest
 import torch
 
-from safeops import _multi_tensor as scans
 from safeops.testing.compare import assert_same_bits
-from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, values, writable
+from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
 from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 
 SOURCES = [ROOT / f"csrc/cuda/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]

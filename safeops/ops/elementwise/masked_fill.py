@@ -15,8 +15,7 @@ from safeops._dtypes import (
     where,
 )
 from safeops._library import declare_raw, like
-from safeops._op import Op
-from safeops.ops.reductions.masked_sum import masked_sum
+from safeops._op import Op, total
 
 # ---- definition
 
@@ -82,10 +81,10 @@ class MaskedFill(Op):
         if value is None or not needs[2]:
             return d_input, None
         # d(out)/d(value) = 1 on the filled positions
-        total = masked_sum(grad, fill_mask.expand(grad.shape), dtype=compute_dtype(grad.dtype, value.dtype))
+        d_value = total(grad, fill_mask.expand(grad.shape), dtype=compute_dtype(grad.dtype, value.dtype))
         # A finite value that saturated has gradient 0 (contract, clause 3); only a wider one can.
         over = overflows(value, input.dtype) & value.isfinite()
-        return d_input, torch.where(over, 0, total).to(value.dtype)
+        return d_input, torch.where(over, 0, d_value).to(value.dtype)
 
 
 _masked_fill = MaskedFill("masked_fill", _forward, definition=definition)

@@ -1,20 +1,22 @@
 """The pointwise losses: what they have in common.
 
-A loss of the family is `PointwiseLoss(name, value, parameters)`, where `value(x, y, *parameters)` is the loss of one
-element in torch.
+A loss of the family is `PointwiseLoss(name, module, value, *parameters)`, where `value(x, y, *parameters)` is the loss
+of one element in torch, and `module` the name of its class in safeops.nn.
 """
 
+import math
 import warnings
+from typing import NamedTuple
 
 import torch
 from torch.compiler import is_compiling
 
 from safeops import _check
-from safeops._dtypes import compute_dtype, readable
+from safeops._definitions import accumulate, kept
+from safeops._dtypes import LARGEST, compute_dtype, readable
 from safeops._library import declare_raw, like
 from safeops._op import Op
 from safeops._symbolic import scalar, symbolic
-from safeops.ops.reductions._reduction import EMPTY, accumulate, kept
 
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
@@ -84,16 +86,30 @@ def _fake_backward(grad, denominator, input, target, mask, weight, *options):
 # ---- record
 
 
-class PointwiseLoss(Op):
-    """A pointwise loss.
+class Parameter(NamedTuple):
+    """A number that the user gives: minimum <= x, or above < x; x <= maximum."""
 
-    value(x, y, *parameters): the loss of one element, in torch. parameters: their part of the schema, ", float delta".
-    """
+    name: str
+    default: float
+    minimum: float | None = None
+    above: float | None = None
+    maximum: float = LARGEST
+
+    def check(self, function, x):
+        _check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
+
+    def range(self):
+        """Its ends, both included."""
+        return self.minimum if self.above is None else math.nextafter(self.above, math.inf), self.maximum
+
+
+class PointwiseLoss(Op):
+    """A pointwise loss."""
 
     differentiable = (0, 1)
     constant = slice(3, 5)  # weight, denominator
 
-    def __init__(self, name, value, parameters=""):
+    def __init__(self, name, module, value, *parameters):
         def definition(*operands):
             return define(value, *operands)[0]
 
@@ -101,8 +117,9 @@ class PointwiseLoss(Op):
             loss, denominator = define(value, *operands)
             return loss, denominator.to(torch.float64)
 
-        self.parameters = parameters
-        schema, schema_backward = (x.format(parameters=parameters) for x in (_SCHEMA, _SCHEMA_BACKWARD))
+        self.module, self.parameters, self.ranges = module, parameters, [x.range() for x in parameters]
+        self.schema = "".join(f", float {parameter.name}={parameter.default}" for parameter in parameters)
+        schema, schema_backward = (x.format(parameters=self.schema) for x in (_SCHEMA, _SCHEMA_BACKWARD))
         forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"{name}.{name}")
         backward = declare_raw(
             f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"{name}.{name}_backward"
@@ -111,6 +128,9 @@ class PointwiseLoss(Op):
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
         code = REDUCTION[reduction]
+        for x, (low, high) in zip(parameters, self.ranges):
+            if x.__class__ is not float or not low <= x <= high:
+                self.validate_options(self.name, reduction, empty, *parameters)
         if input.shape != target.shape or empty == "raise":
             self._attend(input, target, mask, weight, reduction, denominator, empty)
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
@@ -122,7 +142,7 @@ class PointwiseLoss(Op):
             tensor, divisor = readable(denominator), None
         elif symbolic(denominator):
             tensor, divisor = scalar(denominator, torch.float64, input.device), None
-        takes = empty in EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
+        takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
@@ -151,8 +171,7 @@ class PointwiseLoss(Op):
         shape = _check.broadcast(self.name, input=input, target=target)
         _check.mask(self.name, "mask", mask, "input and target", shape)
         _check.weight(self.name, weight, "input and target", shape)
-        _check.choice(self.name, "reduction", reduction, tuple(REDUCTION))
-        _check.choice(self.name, "empty", empty, EMPTY)
+        self.validate_options(self.name, reduction, empty, *parameters)
         if denominator is not None:
             if reduction != "mean":
                 raise ValueError(f'{self.name}: denominator needs reduction="mean", got {reduction!r}')
@@ -163,6 +182,13 @@ class PointwiseLoss(Op):
                 if denominator.dtype == torch.bool:
                     raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
         _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
+
+    def validate_options(self, name, reduction, empty, *parameters):
+        """Those that are no tensors: what a module's constructor takes."""
+        _check.choice(name, "reduction", reduction, tuple(REDUCTION))
+        _check.choice(name, "empty", empty, _check.EMPTY)
+        for x, parameter in zip(parameters, self.parameters):
+            parameter.check(name, x)
 
     def gradients(self, grad, needs, operands, results):
         input, target, mask, weight, _, reduction, *parameters, _, _ = operands
@@ -178,7 +204,7 @@ class PointwiseLoss(Op):
     def public(self):
         return super().public(
             "(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
-            f'str reduction="mean", Tensor? denominator=None, str empty="zero"{self.parameters}) -> Tensor',
+            f'str reduction="mean", Tensor? denominator=None, str empty="zero"{self.schema}) -> Tensor',
             arguments=ARGUMENTS,
         )
 
@@ -197,7 +223,12 @@ ARGUMENTS = """\
             that over all ranks divided by their number.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
             "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole).
+        {own}
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
+        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, a number out of range.
 """

@@ -2,10 +2,8 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import LARGEST
-from safeops.ops.losses._pointwise import PointwiseLoss
-from safeops.ops.reductions._reduction import magnitude
+from safeops._definitions import magnitude
+from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, delta):
@@ -15,7 +13,7 @@ def value(x, y, delta):
     return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 
 
-_huber_loss = PointwiseLoss("huber_loss", value, ", float delta=1.0")
+_huber_loss = PointwiseLoss("huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0.0))
 
 
 @_huber_loss.public()
@@ -28,15 +26,8 @@ def huber_loss(input, target, *, mask=None, weight=None, reduction="mean", denom
         delta: where the loss turns from quadratic to linear, greater than 0, at most 3.4e38.
         {arguments}
 
-    Raises:
-        TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
-            delta is out of range.
-
     Example:
         >>> safeops.huber_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), delta=2.0, reduction="none")
         tensor([0.1250, 4.0000])
     """
-    if type(delta) is not float or not 0.0 < delta <= LARGEST:
-        _check.number("huber_loss", "delta", delta, above=0, maximum=LARGEST)
     return _huber_loss.call(input, target, mask, weight, reduction, denominator, empty, delta)

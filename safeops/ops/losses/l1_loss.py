@@ -1,14 +1,14 @@
 """l1_loss: absolute error, |input - target|."""
 
+from safeops._definitions import magnitude
 from safeops.ops.losses._pointwise import PointwiseLoss
-from safeops.ops.reductions._reduction import magnitude
 
 
 def value(x, y):
     return magnitude(x - y)
 
 
-_l1_loss = PointwiseLoss("l1_loss", value)
+_l1_loss = PointwiseLoss("l1_loss", "L1Loss", value)
 
 
 @_l1_loss.public()
@@ -17,10 +17,6 @@ def l1_loss(input, target, *, mask=None, weight=None, reduction="mean", denomina
 
     Args:
         {arguments}
-
-    Raises:
-        TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`.
 
     Example:
         >>> safeops.l1_loss(torch.tensor([1.0, 5.0]), torch.tensor([3.0, torch.nan]), mask=torch.tensor([True, False]))

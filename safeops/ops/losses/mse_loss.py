@@ -8,7 +8,7 @@ def value(x, y):
     return d * d
 
 
-_mse_loss = PointwiseLoss("mse_loss", value)
+_mse_loss = PointwiseLoss("mse_loss", "MSELoss", value)
 
 
 @_mse_loss.public()
@@ -17,10 +17,6 @@ def mse_loss(input, target, *, mask=None, weight=None, reduction="mean", denomin
 
     Args:
         {arguments}
-
-    Raises:
-        TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`.
 
     Example:
         >>> input = torch.tensor([300.0, torch.nan], dtype=torch.float16)

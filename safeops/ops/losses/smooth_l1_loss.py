@@ -2,16 +2,14 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import LARGEST, SMALLEST, filled
-from safeops._symbolic import symbolic
-from safeops.ops.losses._pointwise import PointwiseLoss
-from safeops.ops.reductions._reduction import magnitude
+from safeops._definitions import magnitude
+from safeops._dtypes import filled
+from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, beta):
     a = magnitude(x - y)
-    if not isinstance(beta, torch.Tensor) and beta == 0:
+    if not isinstance(beta, torch.Tensor) and beta < torch.finfo(a.dtype).tiny:
         return a
     # select before arithmetic: neither side may overflow in the other's place
     inner, outer = torch.where(a < beta, a, 0), torch.where(a < beta, 0, a)
@@ -23,7 +21,7 @@ def value(x, y, beta):
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 
-_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", value, ", float beta=1.0")
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0.0))
 
 
 @_smooth_l1_loss.public()
@@ -35,20 +33,12 @@ def smooth_l1_loss(
     beta = 0 is `l1_loss`, with derivative 0 at 0. Girshick, "Fast R-CNN", 2015, with torch's `beta`.
 
     Args:
-        beta: where the loss turns from quadratic to linear, from 0 to 3.4e38; below 1.2e-38 it counts as 0.
+        beta: where the loss turns from quadratic to linear, from 0 to 3.4e38. A subnormal one (below 1.2e-38 in
+            fp32) counts as 0.
         {arguments}
-
-    Raises:
-        TypeError: an operand is not floating, `mask` is not bool.
-        ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`,
-            beta is out of range.
 
     Example:
         >>> safeops.smooth_l1_loss(torch.tensor([0.5, 3.0]), torch.zeros(2), reduction="none")
         tensor([0.1250, 2.5000])
     """
-    if type(beta) is not float or not 0.0 <= beta <= LARGEST:
-        _check.number("smooth_l1_loss", "beta", beta, minimum=0, maximum=LARGEST)
-    if not symbolic(beta) and beta < SMALLEST:
-        beta = 0.0
     return _smooth_l1_loss.call(input, target, mask, weight, reduction, denominator, empty, beta)

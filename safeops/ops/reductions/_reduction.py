@@ -6,21 +6,14 @@
 import torch
 
 from safeops import _check
+from safeops._definitions import accumulate, count_kept, kept, sum_over
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
 from safeops._op import Op
 
-EMPTY = ("zero", "nan", "raise")
 INTS = frozenset((int,))
 
 # ---- definition
-
-
-def kept(mask, weight):
-    """The positions that exist: mask is True and the weight is not 0. None keeps all."""
-    if weight is None:
-        return mask
-    return weight != 0 if mask is None else mask & (weight != 0)
 
 
 def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
@@ -36,35 +29,13 @@ def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
         terms = terms * weights
     total = accumulate(terms, dim, keepdim)
     count = count_kept(keep, input, dim, keepdim)
-    denominator = count if weight is None else _sum_over(weights, input, dim, keepdim)
+    denominator = count if weight is None else sum_over(weights, input, dim, keepdim)
     value = total
     if mean:
         value = total / torch.where(count > 0, denominator, 1).to(total.dtype)
     if keep is not None or empty_nan or mean:
         value = torch.where(count > 0, value, float("nan") if empty_nan else 0.0)
     return value.to(dtype), denominator
-
-
-def count_kept(keep, input, dim, keepdim):
-    """How many elements each result is made of: int64, exact."""
-    keep = input.new_ones((), dtype=torch.bool) if keep is None else keep
-    return _sum_over(keep, input, dim, keepdim)
-
-
-def _sum_over(x, input, dim, keepdim):
-    return accumulate(x.expand(input.shape), dim, keepdim)
-
-
-def accumulate(x, dim, keepdim=False):
-    """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
-    wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
-    return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
-
-
-def magnitude(d):
-    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
-    sign = torch.where(d.isnan(), d, d.sign()).detach()
-    return d * sign
 
 
 # ---- op
@@ -121,16 +92,6 @@ def as_dims(name, dim):
     return dim if INTS.issuperset(map(type, dim)) else _check.integers(name, dim)
 
 
-def raise_if_empty(name, nothing, input, dim):
-    """nothing: which of the results have nothing to be made of. Synchronises."""
-    empty = int(_check.whole(nothing).sum())
-    if empty:
-        raise ValueError(
-            f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '
-            f"(input {tuple(input.shape)}, dim {dim})"
-        )
-
-
 class Reduction(Op):
     """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
@@ -145,11 +106,11 @@ class Reduction(Op):
         if weight is None and dim is None and dtype is None and empty == "zero" and keepdim is False:
             # most calls, and the short way
             return takes, (input, mask, None, None, False, False, None, *parameter) if parameter else (input, mask)
-        dim = as_dims(self.name, dim)
         if empty == "raise":
             self._attend(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
-        plain = empty in EMPTY and isinstance(keepdim, bool) and (dtype is None or dtype.__class__ is torch.dtype)
-        return takes and plain, (input, mask, weight, dim, keepdim, empty == "nan", dtype, *parameter)
+        takes = takes and empty in _check.EMPTY and isinstance(keepdim, bool)
+        takes = takes and (dtype is None or dtype.__class__ is torch.dtype)
+        return takes, (input, mask, weight, as_dims(self.name, dim), keepdim, empty == "nan", dtype, *parameter)
 
     def has_kernel(self, parameter):
         # The dispatcher would take a tensor for a number (and wait for it), and True for 1.
@@ -159,7 +120,7 @@ class Reduction(Op):
         _check.floating(self.name, "input", input)
         validate(self.name, input, mask, weight, dim, keepdim)
         _check.output_dtype(self.name, dtype)
-        _check.choice(self.name, "empty", empty, EMPTY)
+        _check.choice(self.name, "empty", empty, _check.EMPTY)
         for value in parameter:
             _check.number(self.name, self.keyword, value)
 
@@ -169,7 +130,7 @@ class Reduction(Op):
         # One synchronisation: the documented price of empty="raise".
         dims = _check.dims(self.name, dim, input.dim())
         exists = self._exists(input.detach(), mask, None if weight is None else weight.detach(), dims, *parameter)
-        raise_if_empty(self.name, ~exists, input, dim)
+        _check.raise_if_empty(self.name, ~exists, input, dim)
 
     def _exists(self, input, mask, weight, dims, *parameter):
         """Which of the results have something to be made of."""
@@ -215,6 +176,7 @@ ARGUMENTS = """\
         input: floating tensor of any shape and strides.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
+        {own}
         keepdim: keep the reduced dims with size 1.
         weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
         dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.

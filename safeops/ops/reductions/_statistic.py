@@ -12,9 +12,10 @@ where shape is x - origin (LINEAR), x == origin (EQUAL), exp(x - origin) (EXP), 
 import torch
 
 from safeops import _check
+from safeops._definitions import accumulate, count_kept, kept
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
-from safeops.ops.reductions._reduction import Reduction, accumulate, count_kept, kept, output_shape
+from safeops.ops.reductions._reduction import Reduction, output_shape
 
 LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
 

@@ -3,10 +3,11 @@
 import torch
 
 from safeops import _check
+from safeops._definitions import count_kept, kept
 from safeops._dtypes import FLOATING
 from safeops._library import declare_raw
 from safeops._op import Op
-from safeops.ops.reductions._reduction import EMPTY, as_dims, count_kept, kept, output_shape, raise_if_empty, validate
+from safeops.ops.reductions._reduction import as_dims, output_shape, validate
 
 # ---- definition
 
@@ -45,7 +46,7 @@ class MaskedCount(Op):
         validate("masked_count", input, mask, weight, dim, keepdim)
         if dtype is not None and dtype not in _DTYPES:
             raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
-        _check.choice("masked_count", "empty", empty, EMPTY)
+        _check.choice("masked_count", "empty", empty, _check.EMPTY)
         if empty == "nan" and dtype not in FLOATING:
             raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
 
@@ -92,7 +93,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     """
     count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
-        raise_if_empty("masked_count", count == 0, input, dim)
+        _check.raise_if_empty("masked_count", count == 0, input, dim)
     if empty == "nan":
         count = torch.where(count == 0, float("nan"), count.double())
     return count if dtype is None else count.to(dtype)

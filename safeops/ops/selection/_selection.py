@@ -4,6 +4,7 @@ import torch
 
 from safeops import _check
 from safeops._dtypes import FLOATING, fill_of, filled, where
+from safeops._symbolic import symbolic
 
 # What the kernels move, by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -42,6 +43,8 @@ def select_rows(rows, index, fill_value):
 
 def as_double(fill_value):
     """The number as the kernels take it, or None: an integer beyond 2^53 that a double does not hold."""
+    if symbolic(fill_value):  # what it is now is not to be asked
+        return fill_value
     double = float(fill_value)
     return double if double == fill_value or fill_value != fill_value else None
 

@@ -64,7 +64,7 @@ class MaskedSelect(Op):
 
 def _scattered(grad, input, mask):
     full = input.shape if mask.shape == input.shape else torch.broadcast_shapes(input.shape, mask.shape)
-    return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(full), mask.expand(full), grad
+    return torch.zeros((), dtype=grad.dtype, device=grad.device).expand(full), grad, mask.expand(full)
 
 
 _masked_select = MaskedSelect("masked_select", _forward, _masked_scatter.forward, definition)

@@ -1,28 +1,11 @@
-"""Scans over lists of tensors, one launch for a list: what their values are like, their norm, a factor for all.
-
-Raw ops, for safeops.debug and safeops.amp; they know nothing of autograd. Each function here takes the kernel where
-the device has one that may be trusted, else its definition. Tensors of a list are on one device and may differ in
-dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
-"""
+"""health: what the values of tensors are like, and the values at a place."""
 
 import torch
 
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
-from safeops._op import Op
 from safeops._route import route
-from safeops._torch import foreach_norm
-
-
-class Scan(Op):
-    """Of a list. The route is asked for one tensor of it: they are on one device."""
-
-    owner = "C++/CUDA"
-    differentiable = ()
-    compiled = ("cpu", "cuda")
-
-
-# ---- health: what the values of a tensor are like
+from safeops.ops.lists._scan import Scan, nothing
 
 COLUMNS = ("nan", "inf", "minus_inf", "zero", "fp16_subnormal", "fp16_zero", "largest", "first_bad")
 
@@ -63,20 +46,16 @@ def pick_definition(out, row, health, health_row, inputs, shape):
         out[row, i] = torch.where(first > 0, value.reshape(()), out[row, i])
 
 
-def _nothing(*args):
-    return None
-
-
 _health_ = declare_raw(
     "_health_",
     "(Tensor(a!) out, int row, Tensor[] inputs) -> ()",
-    fake=_nothing,
+    fake=nothing,
     composite=health_definition,
 )
 _pick_ = declare_raw(
     "_pick_",
     "(Tensor(a!) out, int row, Tensor health, int health_row, Tensor[] inputs, SymInt[] shape) -> ()",
-    fake=_nothing,
+    fake=nothing,
     composite=pick_definition,
 )
 HEALTH = Scan("health", _health_, also=(_pick_,))
@@ -100,60 +79,3 @@ def pick_(out, row, health, health_row, inputs, shape):
     found nothing, nothing is written.
     """
     (_pick_ if route(HEALTH, (out,)) else pick_definition)(out, row, health, health_row, inputs, shape)
-
-
-# ---- norm of all elements together
-
-
-def norm_definition(inputs, ord):
-    inputs = [x for x in inputs if x.numel()] or [inputs[0].new_zeros(1)]
-    scale = inputs[0].new_ones((), dtype=torch.float64)
-    if ord not in (1, float("inf")) and (ord > 2 or torch.float64 in {x.dtype for x in inputs}):
-        # powers may leave the range of doubles: of the largest element they are 1
-        largest = torch.stack([x.abs().amax().double() for x in inputs]).amax()
-        scale = torch.where((largest > 0) & largest.isfinite(), largest, 1)
-        inputs = [x.double() / scale for x in inputs]
-    norms = foreach_norm(inputs, ord, dtype=torch.float64)
-    return torch.linalg.vector_norm(torch.stack(norms), ord) * scale
-
-
-_grad_norm = declare_raw(
-    "_grad_norm",
-    "(Tensor[] inputs, float ord) -> Tensor",
-    fake=lambda inputs, ord: inputs[0].new_empty((), dtype=torch.float64),
-    composite=norm_definition,
-)
-NORM = Scan("grad_norm", _grad_norm)
-
-
-def norm(inputs, ord):
-    """The `ord`-norm (above 0, or inf) of all elements of at least one tensor: a 0-dim fp64 tensor."""
-    has_kernel = ord in (1, 2, float("inf")) and route(NORM, inputs[:1])
-    return (_grad_norm if has_kernel else norm_definition)(inputs, ord)
-
-
-# ---- one factor for all
-
-
-def scale_definition(tensors, factor):
-    # A factor of which fp32 would lose digits, or all, is lifted into its range by a power of two: no copy in fp64.
-    lift = torch.where(factor.abs() < torch.finfo(torch.float32).tiny, 2.0**100, 1.0)
-    for x in tensors:
-        wide = compute_dtype(x.dtype)
-        x.copy_(x.to(wide) * (factor * lift).to(wide) * lift.reciprocal().to(wide))
-
-
-_scale_ = declare_raw(
-    "_scale_",
-    "(Tensor(a!)[] tensors, Tensor factor) -> ()",
-    fake=_nothing,
-    composite=scale_definition,
-)
-SCALE = Scan("clip_grad_norm_", _scale_)
-
-
-def scale_(tensors, factor):
-    """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64): one rounding, whatever the size of the
-    factor; by 1: left as it is."""
-    if tensors:
-        (_scale_ if route(SCALE, (factor,)) else scale_definition)(tensors, factor)

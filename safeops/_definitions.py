@@ -1,0 +1,32 @@
+"""Pieces of the definitions that several families share: what is kept, and sums over it."""
+
+import torch
+
+
+def kept(mask, weight):
+    """The positions that exist: mask is True and the weight is not 0. None keeps all."""
+    if weight is None:
+        return mask
+    return weight != 0 if mask is None else mask & (weight != 0)
+
+
+def count_kept(keep, input, dim, keepdim):
+    """How many elements each result is made of: int64, exact."""
+    keep = input.new_ones((), dtype=torch.bool) if keep is None else keep
+    return sum_over(keep, input, dim, keepdim)
+
+
+def sum_over(x, input, dim, keepdim):
+    return accumulate(x.expand(input.shape), dim, keepdim)
+
+
+def accumulate(x, dim, keepdim=False):
+    """x.sum(dim), its error growing like log n: aten's CPU sum over outer dims adds fp32 one after the other."""
+    wide = torch.float64 if x.dtype == torch.float32 and x.device.type == "cpu" else None
+    return x.sum(dim or None, keepdim=keepdim, dtype=wide)  # (of a DTensor, () is no dim and not all)
+
+
+def magnitude(d):
+    """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
+    sign = torch.where(d.isnan(), d, d.sign()).detach()
+    return d * sign

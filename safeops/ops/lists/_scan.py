@@ -1,0 +1,20 @@
+"""Scans over lists of tensors, one launch for a list: what they have in common.
+
+Raw ops, for safeops.debug and safeops.amp; they know nothing of autograd. Each public function here takes the kernel
+where the device has one that may be trusted, else its definition. Tensors of a list are on one device and may differ in
+dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
+"""
+
+from safeops._op import Op
+
+
+class Scan(Op):
+    """Of a list. The route is asked for one tensor of it: they are on one device."""
+
+    owner = "C++/CUDA"
+    differentiable = ()
+    compiled = ("cpu", "cuda")
+
+
+def nothing(*args):
+    """The fake of an op that only writes into its arguments."""

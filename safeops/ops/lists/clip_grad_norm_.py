@@ -1,0 +1,32 @@
+"""clip_grad_norm_: one factor for all tensors of a list."""
+
+import torch
+
+from safeops._dtypes import compute_dtype
+from safeops._library import declare_raw
+from safeops._route import route
+from safeops.ops.lists._scan import Scan, nothing
+
+
+def scale_definition(tensors, factor):
+    # A factor of which fp32 would lose digits, or all, is lifted into its range by a power of two: no copy in fp64.
+    lift = torch.where(factor.abs() < torch.finfo(torch.float32).tiny, 2.0**100, 1.0)
+    for x in tensors:
+        wide = compute_dtype(x.dtype)
+        x.copy_(x.to(wide) * (factor * lift).to(wide) * lift.reciprocal().to(wide))
+
+
+_scale_ = declare_raw(
+    "_scale_",
+    "(Tensor(a!)[] tensors, Tensor factor) -> ()",
+    fake=nothing,
+    composite=scale_definition,
+)
+SCALE = Scan("clip_grad_norm_", _scale_)
+
+
+def scale_(tensors, factor):
+    """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64): one rounding, whatever the size of the
+    factor; by 1: left as it is."""
+    if tensors:
+        (_scale_ if route(SCALE, (factor,)) else scale_definition)(tensors, factor)
