@@ -1,0 +1,122 @@
+// sum w x over the kept elements, and that over their count (over sum w with weights): the mean. One backward for both:
+// the mean gives it the denominator.
+#include <vector>
+
+#include "cpu/engine/weighted_sum.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+using Dims = std::optional<std::vector<int64_t>>;
+
+const int64_t* data(const Dims& dim) { return dim ? dim->data() : nullptr; }
+int64_t count(const Dims& dim) { return dim ? static_cast<int64_t>(dim->size()) : -1; }
+
+template <class C>
+struct Identity {
+  static constexpr int operands = 1;
+  C value(C x, C) const { return x; }
+  C slope(C, C) const { return 1; }
+};
+
+template <class C>
+void reduce(const Shape& shape, const ReducedDims& dims, const View& x, const std::optional<Tensor>& mask,
+            const std::optional<Tensor>& weight, const Finish& finish, const Tensor& value, const Tensor& denominator) {
+  const Identity<C> op;
+  Reduction<C> work(shape, dims, x);
+  if (weight) work.input(View(*weight));
+  work.input(x);
+  if (mask) work.mask(View(*mask));
+  work.run(pick_terms<C, Identity<C>>(mask.has_value(), weight.has_value()), &op, finish, value, denominator);
+}
+
+// dx = keep ? (g / denominator) w : 0.  I/O: read mask, write dx.
+template <class C>
+void spread(const Shape& shape, const ReducedDims& dims, bool keepdim, const Tensor& grad,
+            const std::optional<Tensor>& denominator, const std::optional<Tensor>& mask,
+            const std::optional<Tensor>& weight, const View& dx) {
+  const Scale<C> c(grad, denominator);
+  View g = c.view;
+  int64_t sizes[kMaxDims], strides[kMaxDims];  // g with its reduced dims back, as size 1
+  if (!keepdim && g.ndim != 0) {
+    int from = 0;
+    for (int d = 0; d < shape.ndim; ++d) {
+      const bool present = !dims.reduced[d] && from < g.ndim;
+      sizes[d] = present ? g.sizes[from] : 1;
+      strides[d] = present ? g.strides[from] : 0;
+      from += present;
+    }
+    STD_TORCH_CHECK(from == g.ndim, "_masked_sum_backward: grad has too many dims");
+    g.ndim = shape.ndim;
+    g.sizes = sizes;
+    g.strides = strides;
+  }
+  const Slope<Identity<C>, C> op{{}, 1};
+  Elementwise<C> work(shape, dx);
+  work.input(g);
+  if (weight) work.input(View(*weight));
+  if (mask) work.mask(View(*mask));
+  work.output(dx);
+  work.output(dx, false);
+  work.run(pick_slope<C, Identity<C>>(mask.has_value(), weight.has_value()), &op);
+}
+
+// (sum or mean, denominator) of the kept elements; the denominator is their count, or the sum of their weights.
+std::tuple<Tensor, Tensor> masked_reduction(bool mean, const Tensor& input, const std::optional<Tensor>& mask,
+                                            const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
+                                            bool empty_nan, const std::optional<ScalarType>& dtype) {
+  const View x(input);
+  const Shape shape = x.shape();
+  const ReducedDims dims(shape, data(dim), count(dim));
+  const DType type = floating(dtype, wide(x.dtype, x.dtype));
+  const Shape out = dims.output(shape, keepdim);
+  const Tensor value = empty(out, type, input), denominator = empty(out, DType::kDouble, input);
+  Finish finish;
+  finish.mean = mean;
+  finish.counted = mask || weight;
+  finish.weighted = weight.has_value();
+  finish.plain = !weight;
+  finish.empty_nan = empty_nan;
+  if (x.dtype == DType::kDouble || type == DType::kDouble || in_double(weight))
+    reduce<double>(shape, dims, x, mask, weight, finish, value, denominator);
+  else
+    reduce<float>(shape, dims, x, mask, weight, finish, value, denominator);
+  return {value, denominator};
+}
+
+std::tuple<Tensor, Tensor> masked_sum(const Tensor& input, const std::optional<Tensor>& mask,
+                                      const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
+                                      bool empty_nan, const std::optional<ScalarType>& dtype) {
+  return masked_reduction(false, input, mask, weight, dim, keepdim, empty_nan, dtype);
+}
+
+std::tuple<Tensor, Tensor> masked_mean(const Tensor& input, const std::optional<Tensor>& mask,
+                                       const std::optional<Tensor>& weight, const Dims& dim, bool keepdim,
+                                       bool empty_nan, const std::optional<ScalarType>& dtype) {
+  return masked_reduction(true, input, mask, weight, dim, keepdim, empty_nan, dtype);
+}
+
+Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size, ScalarType dtype,
+                           const std::optional<Tensor>& denominator, const std::optional<Tensor>& mask,
+                           const std::optional<Tensor>& weight, const Dims& dim, bool keepdim) {
+  const Shape shape(static_cast<int>(size.size()), size.data());
+  const ReducedDims dims(shape, data(dim), count(dim));
+  const DType type = floating(dtype);
+  const Tensor dx = new_output(shape, type, grad);
+  if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight))
+    spread<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
+  else
+    spread<float>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
+  return dx;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
+  m.impl("_masked_sum", TORCH_BOX(&masked_sum));
+  m.impl("_masked_mean", TORCH_BOX(&masked_mean));
+  m.impl("_masked_sum_backward", TORCH_BOX(&masked_sum_backward));
+}
+
+}  // namespace safeops::cpu
