@@ -15,9 +15,6 @@
 
 namespace safeops::cpu {
 
-template <class C>
-struct Slopes { C a, b; };
-
 template <template <class> class Function, class C>
 struct BinaryLoops {
   static void value(const void* op, const Chunk<C>& chunk) {
@@ -37,8 +34,8 @@ struct BinaryLoops {
     SAFEOPS_SIMD
     for (int64_t i = 0; i < chunk.n; ++i) {
       const Slopes<C> d = f.slopes(g[i], a[i], b[i]);
-      if constexpr (kInput) da[i] = d.a;
-      if constexpr (kOther) db[i] = d.b;
+      if constexpr (kInput) da[i] = d.first;
+      if constexpr (kOther) db[i] = d.second;
     }
   }
 };

@@ -68,8 +68,8 @@ struct BinaryLoops<SafePow, C> {
     C *da = chunk.out[0], *db = chunk.out[1];
     powers(chunk.n, chunk.in[1], chunk.in[2], [&](int64_t i, const math::Power<C>& power) {
       const Slopes<C> d = f.slopes(g[i], power);
-      if constexpr (kInput) da[i] = d.a;
-      if constexpr (kOther) db[i] = d.b;
+      if constexpr (kInput) da[i] = d.first;
+      if constexpr (kOther) db[i] = d.second;
     });
   }
 };

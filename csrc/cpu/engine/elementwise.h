@@ -18,6 +18,10 @@ struct Chunk {
   uint8_t* keep;
 };
 
+// The derivatives of a function of two operands, by the first and by the second.
+template <class C>
+struct Slopes { C first, second; };
+
 // `op` is the functor's data (thresholds, fill values); a loop knows its type.
 template <class C>
 using Loop = void (*)(const void* op, const Chunk<C>& chunk);

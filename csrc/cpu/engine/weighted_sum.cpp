@@ -15,7 +15,7 @@ void quotient_loop(const void*, const Chunk<C>& chunk) {
 }  // namespace
 
 template <class C>
-Scale<C>::Scale(const Tensor& grad, const std::optional<Tensor>& denominator) : view(grad) {
+GradientScale<C>::GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator) : view(grad) {
   if (!denominator) return;
   const View g = view, d(*denominator);
   if (g.single() && d.single()) {
@@ -34,7 +34,7 @@ Scale<C>::Scale(const Tensor& grad, const std::optional<Tensor>& denominator) : 
   loop.run(pick<&quotient_loop<C>>(), nullptr);
 }
 
-template struct Scale<float>;
-template struct Scale<double>;
+template struct GradientScale<float>;
+template struct GradientScale<double>;
 
 }  // namespace safeops::cpu

@@ -2,18 +2,21 @@
 
 namespace safeops::cpu {
 
-// d^2 / 2 below delta, delta (|d| - delta/2) from there on.
+// d^2 / 2 where |d| < delta, delta (|d| - delta/2) from there on;  d = x - y
 template <class C>
 struct Huber {
   C delta;
   explicit Huber(double delta) : delta(static_cast<C>(delta)) {}
 
-  C value(C d) const {
-    const C a = std::fabs(d), q = a < delta ? a : delta;
+  C value(C x, C y) const {
+    const C a = std::fabs(x - y), q = a < delta ? a : delta;
     return q * q / 2 + delta * (a - q);
   }
 
-  C slope(C d) const { return d > delta ? delta : d < -delta ? -delta : d; }  // NaN stays NaN
+  C slope(C x, C y) const {
+    const C d = x - y;
+    return d > delta ? delta : d < -delta ? -delta : d;  // NaN stays NaN
+  }
 };
 
 SAFEOPS_POINTWISE_LOSS(huber_loss, Huber, double)

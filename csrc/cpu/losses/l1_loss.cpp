@@ -2,10 +2,15 @@
 
 namespace safeops::cpu {
 
+// |x - y|
 template <class C>
 struct L1 {
-  C value(C d) const { return std::fabs(d); }
-  C slope(C d) const { return d > 0 ? C(1) : d < 0 ? C(-1) : d; }  // 0 at 0, NaN at NaN
+  C value(C x, C y) const { return std::fabs(x - y); }
+
+  C slope(C x, C y) const {
+    const C d = x - y;
+    return d > 0 ? C(1) : d < 0 ? C(-1) : d;  // 0 at 0, NaN at NaN
+  }
 };
 
 SAFEOPS_POINTWISE_LOSS(l1_loss, L1)

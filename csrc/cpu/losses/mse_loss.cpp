@@ -2,10 +2,11 @@
 
 namespace safeops::cpu {
 
+// (x - y)^2
 template <class C>
 struct Mse {
-  C value(C d) const { return d * d; }
-  C slope(C d) const { return 2 * d; }
+  C value(C x, C y) const { return (x - y) * (x - y); }
+  C slope(C x, C y) const { return 2 * (x - y); }
 };
 
 SAFEOPS_POINTWISE_LOSS(mse_loss, Mse)

@@ -15,9 +15,7 @@ int64_t count(const Dims& dim) { return dim ? static_cast<int64_t>(dim->size()) 
 
 template <class C>
 struct Identity {
-  static constexpr int operands = 1;
   C value(C x, C) const { return x; }
-  C slope(C, C) const { return 1; }
 };
 
 template <class C>
@@ -28,15 +26,35 @@ void reduce(const Shape& shape, const ReducedDims& dims, const View& x, const st
   if (weight) work.input(View(*weight));
   work.input(x);
   if (mask) work.mask(View(*mask));
-  work.run(pick_terms<C, Identity<C>>(mask.has_value(), weight.has_value()), &op, finish, value, denominator);
+  work.run(pick_value<C, Identity<C>>(mask.has_value(), weight.has_value()), &op, finish, value, denominator);
 }
 
-// dx = keep ? (g / denominator) w : 0.  I/O: read mask, write dx.
+// in: c = grad / denominator, [weight];  out: dx = keep ? c w : 0
+template <class C, bool kMask, bool kWeight>
+void gradient_loop(const void*, const Chunk<C>& chunk) {
+  const C *c = chunk.in[0], *w = chunk.in[1];
+  const uint8_t* mask = chunk.mask;
+  C* dx = chunk.out[0];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    C slope = c[i];
+    if constexpr (kWeight) slope *= w[i];
+    dx[i] = kept_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
+  }
+}
+
 template <class C>
-void spread(const Shape& shape, const ReducedDims& dims, bool keepdim, const Tensor& grad,
+Loop<C> pick_gradient(bool mask, bool weight) {
+  if (mask) return weight ? pick<&gradient_loop<C, true, true>>() : pick<&gradient_loop<C, true, false>>();
+  return weight ? pick<&gradient_loop<C, false, true>>() : pick<&gradient_loop<C, false, false>>();
+}
+
+// I/O: read mask, write dx.
+template <class C>
+void backward(const Shape& shape, const ReducedDims& dims, bool keepdim, const Tensor& grad,
             const std::optional<Tensor>& denominator, const std::optional<Tensor>& mask,
             const std::optional<Tensor>& weight, const View& dx) {
-  const Scale<C> c(grad, denominator);
+  const GradientScale<C> c(grad, denominator);
   View g = c.view;
   int64_t sizes[kMaxDims], strides[kMaxDims];  // g with its reduced dims back, as size 1
   if (!keepdim && g.ndim != 0) {
@@ -52,14 +70,12 @@ void spread(const Shape& shape, const ReducedDims& dims, bool keepdim, const Ten
     g.sizes = sizes;
     g.strides = strides;
   }
-  const Slope<Identity<C>, C> op{{}, 1};
   Elementwise<C> work(shape, dx);
   work.input(g);
   if (weight) work.input(View(*weight));
   if (mask) work.mask(View(*mask));
   work.output(dx);
-  work.output(dx, false);
-  work.run(pick_slope<C, Identity<C>>(mask.has_value(), weight.has_value()), &op);
+  work.run(pick_gradient<C>(mask.has_value(), weight.has_value()), nullptr);
 }
 
 // (sum or mean, denominator) of the kept elements; the denominator is their count, or the sum of their weights.
@@ -105,9 +121,9 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
   if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight))
-    spread<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
+    backward<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
   else
-    spread<float>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
+    backward<float>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
   return dx;
 }
 

@@ -41,7 +41,7 @@ void float_loop(const void*, const Chunk<float>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) {
     float slope = shaped<float, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : 0.0f);
     if constexpr (kWeight && !compares(kKind)) slope *= w[i];  // not c w: that may leave the range where dx does not
-    dx[i] = kept_or_zero(kept<float, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = kept_or_zero(is_kept<float, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
@@ -64,7 +64,7 @@ void double_loop(const void*, const Chunk<double>& chunk) {
       if constexpr (kWeight) slope *= w[i];
       slope = slope * select(beyond, kBeyond, 1.0) * g;
     }
-    dx[i] = kept_or_zero(kept<double, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = kept_or_zero(is_kept<double, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
