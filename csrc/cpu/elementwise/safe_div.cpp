@@ -16,7 +16,7 @@ struct SafeDiv {
   explicit SafeDiv(const Arguments& given)
       : floor(std::nextafter(static_cast<C>(given.eps), C(0))),  // the last number below eps; 0 for eps = 0
         fill(static_cast<C>(given.fill)),
-        largest(static_cast<C>(cpu::largest(given.out))),
+        largest(static_cast<C>(safeops::largest(given.out))),
         overflow(static_cast<C>(overflow_from(given.out))) {}
 
   bool keep(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b is kept

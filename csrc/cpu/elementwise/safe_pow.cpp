@@ -12,7 +12,7 @@ struct SafePow {
   C largest, overflow;
 
   explicit SafePow(const Arguments& given)
-      : largest(static_cast<C>(cpu::largest(given.out))), overflow(static_cast<C>(overflow_from(given.out))) {}
+      : largest(static_cast<C>(safeops::largest(given.out))), overflow(static_cast<C>(overflow_from(given.out))) {}
 
   bool saturated(const math::Power<C>& power) const {
     return (std::fabs(power.value) >= overflow) & (power.a < math::kInf) & (std::fabs(power.y) < math::kInf);

@@ -28,12 +28,8 @@ struct Arguments {
   double eps, fill;
   DType out;
 
-  // A floor nobody named: the smallest normal number of the compute type.
   Arguments(const std::optional<double>& eps_, double fill_, DType out_, bool in_double)
-      : eps(eps_ ? *eps_
-                 : in_double ? std::numeric_limits<double>::min() : double(std::numeric_limits<float>::min())),
-        fill(saturate(fill_, out_)),
-        out(out_) {}
+      : eps(floor_of(eps_, in_double)), fill(saturate(fill_, out_)), out(out_) {}
 
   // A floor that 0 is always below.
   template <class C>
@@ -48,7 +44,7 @@ struct Saturation {
   C largest, overflow;  // a value from `overflow` on would round to inf in the output dtype
 
   explicit Saturation(DType out)
-      : largest(static_cast<C>(cpu::largest(out))), overflow(static_cast<C>(overflow_from(out))) {}
+      : largest(static_cast<C>(safeops::largest(out))), overflow(static_cast<C>(overflow_from(out))) {}
 
   C value(C y, C x) const {
     const C shown = select(std::fabs(y) >= overflow, std::copysign(largest, y), y);

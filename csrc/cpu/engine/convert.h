@@ -4,8 +4,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cpu/engine/bits.h"
+#include "common/limits.h"
 #include "common/tensor.h"
+#include "cpu/engine/bits.h"
 
 namespace safeops::cpu {
 
@@ -79,26 +80,6 @@ template <> struct Narrow<Half> {
   }
   static Half from(double x) { return from(round_to_odd(x)); }
 };
-
-// ---- limits
-
-inline double largest(DType type) {
-  constexpr double values[] = {65504.0, 0x1.FEp+127, 0x1.FFFFFEp+127, 0x1.FFFFFFFFFFFFFp+1023};
-  return values[static_cast<int>(type)];
-}
-
-// The smallest magnitude that rounds to inf: half a step beyond the largest number (ties go to even, which is inf).
-inline double overflow_from(DType type) {
-  constexpr double values[] = {65520.0, 0x1.FFp+127, 0x1.FFFFFFp+127, HUGE_VAL};
-  return values[static_cast<int>(type)];
-}
-
-// A finite number too large for `type` becomes its largest; inf and NaN pass.
-inline double saturate(double x, DType type) {
-  const double limit = largest(type);
-  if (!std::isfinite(x) || std::fabs(x) <= limit) return x;
-  return std::copysign(limit, x);
-}
 
 // The one element of a 0-dim tensor.
 double read_scalar(const View& view);

@@ -28,21 +28,13 @@ Order Order::by_strides(const Shape& shape, const int64_t* strides, const bool* 
   return order;
 }
 
-void Operand::walk(const View& view, const Shape& shape, const Order& order) {
+void Operand::bind_walk(const View& view, const Shape& shape, const Order& order) {
   data = view.data;
   element = size_of(view.dtype);
   int64_t steps[kMaxDims];
   expand_strides(view.ndim, view.sizes, view.strides, shape, steps);
   ndim = 0;
-  for (int i = 0; i < order.ndim; ++i) {
-    const int64_t step = steps[order.dim[i]] * element;
-    if (ndim && step == stride[ndim - 1] * size[ndim - 1]) {
-      size[ndim - 1] *= order.size[i];
-    } else {
-      size[ndim] = order.size[i];
-      stride[ndim++] = step;
-    }
-  }
+  for (int i = 0; i < order.ndim; ++i) push(order.size[i], steps[order.dim[i]] * element);
   if (ndim == 0) {
     size[0] = 1;
     stride[ndim++] = element;
@@ -204,7 +196,7 @@ void Source<C>::bind(const View& view, const Shape& shape, const Order& order) {
   } else {
     convert = find_load<C>(view.dtype);
   }
-  walk(view, shape, order);
+  bind_walk(view, shape, order);
   if (kind == Kind::kStrided || kind == Kind::kConstant) strided = find_gather<C>(view.dtype);
 }
 
@@ -221,7 +213,7 @@ void Sink<C>::bind(const View& view, const Shape& shape, const Order& order) {
   } else {
     convert = find_store<C>(view.dtype);
   }
-  walk(view, shape, order);
+  bind_walk(view, shape, order);
   if (kind == Kind::kStrided) strided = find_scatter<C>(view.dtype);
 }
 

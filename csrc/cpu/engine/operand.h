@@ -41,21 +41,18 @@ constexpr int64_t kFine = 128;
 
 enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
 
-struct Operand {
+struct Operand : Walk {   // strides in bytes
   char* data;
   Kind kind;
-  int ndim;               // after merging, innermost first
   int64_t element;        // bytes of a stored element
   Convert convert;        // contiguous run <-> compute type; nullptr where they are the same
   // Copies to the buffer, or from it; may instead return where in memory a whole piece lies, ready to be read.
   const void* (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
-  int64_t size[kMaxDims];
-  int64_t stride[kMaxDims];  // bytes
 
   bool direct() const { return kind == Kind::kDirect || kind == Kind::kConstant; }
 
  protected:
-  void walk(const View& view, const Shape& shape, const Order& order);
+  void bind_walk(const View& view, const Shape& shape, const Order& order);
 
   // Asks for the n elements from `ahead` on, which some later chunk will want: the hardware alone loses sight of a
   // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it).

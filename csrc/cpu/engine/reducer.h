@@ -41,7 +41,6 @@ struct Outputs {
   int64_t reduced;
   Shape full;  // the outputs seen with size-1 reduced dims, so that they can be walked in the order of the kept dims
   Order kept;
-  int64_t strides[kMaxDims];
   int count = 0;
   bool scaled = false;
   Sink<double> sink[kMaxResults];
@@ -49,22 +48,11 @@ struct Outputs {
 
   template <class C>
   Outputs(const Reduction<C>& r, Results results_, const void* fold_)
-      : results(results_), fold(fold_), reduced(r.reduced), full(r.dims.output(r.shape, true)), kept(r.kept) {
-    contiguous_strides(full, strides);
-  }
+      : results(results_), fold(fold_), reduced(r.reduced), full(r.dims.output(r.shape, true)), kept(r.kept) {}
 
-  // A contiguous tensor of the outputs' shape, with or without the reduced dims.
-  View seen(const Tensor& t) const {
-    View view(t);
-    view.ndim = full.ndim;
-    view.sizes = full.size;
-    view.strides = strides;
-    return view;
-  }
-
-  void add(const Tensor& t) { sink[count++].bind(seen(t), full, kept); }
-  void add_unscale(const Tensor& t) {
-    unscale.bind(seen(t), full, kept);
+  void add(const Unreduced& output) { sink[count++].bind(output.view, full, kept); }
+  void add_unscale(const Unreduced& output) {
+    unscale.bind(output.view, full, kept);
     scaled = true;
   }
 

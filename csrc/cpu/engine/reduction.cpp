@@ -202,8 +202,8 @@ template <class C>
 void Reduction<C>::run(Loop<C> loop, const void* op, const Finish& finish, const Tensor& value,
                        const Tensor& denominator) const {
   Outputs outputs(*this, pick<&results_loop>(), &finish);
-  outputs.add(value);
-  outputs.add(denominator);
+  outputs.add(seen(value));
+  outputs.add(seen(denominator));
   const Sums<C> fold{finish, loop, op};
   Reducer<C, Sums<C>>{*this, fold, outputs}.run();
 }

@@ -31,6 +31,12 @@ struct Reduction {
   // The walk follows the memory of x, seen in the full shape.
   Reduction(const Shape& shape, const ReducedDims& dims, const View& x);
 
+  // A tensor of the outputs' shape, with or without the reduced dims, seen with them.
+  Unreduced seen(const Tensor& output) const {
+    const View view(output);
+    return Unreduced(view, dims, shape.ndim, view.ndim == shape.ndim, "safeops");
+  }
+
   void input(const View& view) { inputs.add(view, shape, order); }
   void mask(const View& view) { inputs.add_mask(view, shape, order); }
 

@@ -112,9 +112,9 @@ Row row_of(const Member& member, int64_t start, int64_t stop) {
       row[kInf] += s.inf;
       row[kMinusInf] += s.minus_inf;
       f.largest = s.largest;
-      for (int64_t i = 0; i < n && !(member.plain && row[kFirst]); ++i)
+      for (int64_t i = 0; i < n && !(member.row_by_row() && row[kFirst]); ++i)
         if ((static_cast<Signed<Bits>>(x[i]) & kMagnitude<Bits>) >= limits.infinity)
-          row[kFirst] = std::max(row[kFirst], member.numel - member.element(at + i));
+          row[kFirst] = std::max(row[kFirst], member.numel - member.elements.offset(at + i));
     }
     largest = std::max(largest, f.largest);
   });
@@ -178,14 +178,13 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
   for (size_t i = 0; i < inputs.size() && i < 4; ++i) {
     const View x(inputs[i]);
     const Real real = real_of(inputs[i], "_pick_");
-    int64_t strides[kMaxDims], rest = numel - found[kFirst], place = 0;
+    int64_t strides[kMaxDims];
     expand_strides(x.ndim, x.sizes, x.strides, shape, strides);
-    if (found[kFirst] <= 0 || rest < 0) continue;
-    for (int d = shape.ndim - 1; d >= 0; --d) {
-      place += rest % shape.size[d] * strides[d];
-      rest /= shape.size[d];
-    }
-    to[i] = read_real(x.data + place * real.bytes, real);
+    const int64_t first = numel - found[kFirst];
+    if (found[kFirst] <= 0 || first < 0) continue;
+    Walk walk;
+    for (int d = shape.ndim - 1; d >= 0; --d) walk.push(shape.size[d], strides[d]);
+    to[i] = read_real(x.data + walk.offset(first) * real.bytes, real);
   }
 }
 

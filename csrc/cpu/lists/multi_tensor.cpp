@@ -1,24 +1,13 @@
 #include "cpu/lists/multi_tensor.h"
 
-#include <functional>
-
 namespace safeops::cpu {
 
 Member::Member(const Tensor& t, int64_t first_piece)
     : view(t), shape(view.shape()), order(Order::by_strides(shape, view.strides)), numel(shape.numel()),
       first(first_piece) {
-  plain = std::is_sorted(order.dim, order.dim + order.ndim, std::greater<int>());
-}
-
-int64_t Member::element(int64_t i) const {
-  if (plain) return i;
-  int64_t steps[kMaxDims], place = 0;
+  int64_t steps[kMaxDims];
   contiguous_strides(shape, steps);
-  for (int d = 0; d < order.ndim; ++d) {
-    place += i % order.size[d] * steps[order.dim[d]];
-    i /= order.size[d];
-  }
-  return place;
+  for (int d = 0; d < order.ndim; ++d) elements.push(order.size[d], steps[order.dim[d]]);
 }
 
 TensorList::TensorList(const std::vector<Tensor>& tensors, const char* op) {

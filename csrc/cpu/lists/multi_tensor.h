@@ -18,13 +18,12 @@ struct Member {
   View view;
   Shape shape;
   Order order;
-  bool plain;  // walked in the order of its elements, row by row
+  Walk elements;         // element number i of the walk is number elements.offset(i) of the tensor, row by row
   int64_t numel, first;  // first: number of its first piece
 
   Member(const Tensor& t, int64_t first_piece);
 
-  // The place among the tensor's elements, row by row, of the one that the walk meets as number i.
-  int64_t element(int64_t i) const;
+  bool row_by_row() const { return elements.ndim <= 1; }
 };
 
 class TensorList {

@@ -39,18 +39,11 @@ struct Count {
 
 // Integers have no Sink of their own: their bits have.
 struct CountOutput {
-  View out;
-  Shape full;
-  int64_t strides[kMaxDims];
   Sink<uint64_t> sink;
 
   template <class C>
-  CountOutput(const Reduction<C>& r, const Tensor& to) : out(to), full(r.dims.output(r.shape, true)) {
-    contiguous_strides(full, strides);
-    out.ndim = full.ndim;
-    out.sizes = full.size;
-    out.strides = strides;
-    sink.bind(out, full, r.kept);
+  CountOutput(const Reduction<C>& r, const Tensor& to) {
+    sink.bind(r.seen(to).view, r.dims.output(r.shape, true), r.kept);
   }
 
   void write(int64_t start, int64_t n, const Totals& totals) const {

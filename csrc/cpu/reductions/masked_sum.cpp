@@ -55,23 +55,9 @@ void backward(const Shape& shape, const ReducedDims& dims, bool keepdim, const T
             const std::optional<Tensor>& denominator, const std::optional<Tensor>& mask,
             const std::optional<Tensor>& weight, const View& dx) {
   const GradientScale<C> c(grad, denominator);
-  View g = c.view;
-  int64_t sizes[kMaxDims], strides[kMaxDims];  // g with its reduced dims back, as size 1
-  if (!keepdim && g.ndim != 0) {
-    int from = 0;
-    for (int d = 0; d < shape.ndim; ++d) {
-      const bool present = !dims.reduced[d] && from < g.ndim;
-      sizes[d] = present ? g.sizes[from] : 1;
-      strides[d] = present ? g.strides[from] : 0;
-      from += present;
-    }
-    STD_TORCH_CHECK(from == g.ndim, "_masked_sum_backward: grad has too many dims");
-    g.ndim = shape.ndim;
-    g.sizes = sizes;
-    g.strides = strides;
-  }
+  const Unreduced g(c.view, dims, shape.ndim, keepdim, "_masked_sum_backward");
   Elementwise<C> work(shape, dx);
-  work.input(g);
+  work.input(g.view);
   if (weight) work.input(View(*weight));
   if (mask) work.mask(View(*mask));
   work.output(dx);

@@ -54,12 +54,13 @@ struct Statistic {
     r.input(x);
     if (mask) r.mask(View(*mask));
     Outputs outputs(r, results, finish);
-    outputs.add(std::get<0>(to));
-    outputs.add(std::get<1>(to));
-    outputs.add(std::get<2>(to));
+    outputs.add(r.seen(std::get<0>(to)));
+    outputs.add(r.seen(std::get<1>(to)));
+    outputs.add(r.seen(std::get<2>(to)));
     if (scale_down) {
-      r.input(outputs.seen(*scale_down));
-      outputs.add_unscale(*scale_down);
+      const Unreduced seen = r.seen(*scale_down);
+      r.input(seen.view);
+      outputs.add_unscale(seen);
     }
     Reducer<C, Fold>{r, fold, outputs}.run();
   }

@@ -141,55 +141,18 @@ bool fit_float(const double* c, int64_t n) {
   return lost == 0;
 }
 
-// What belongs to the outputs, of shape `full`: the input's with reduced dims of size 1.
-struct PerOutput {
-  Shape full;
-  int64_t strides[kMaxDims];
-
-  PerOutput(const Shape& shape, const ReducedDims& dims) : full(dims.output(shape, true)) {
-    contiguous_strides(full, strides);
-  }
-
-  // A tensor of the outputs' shape; its reduced dims, if they are gone, come back.
-  View seen(const Tensor& t, bool keepdim, const ReducedDims& dims, int64_t* room) const {
-    View view(t);
-    if (keepdim || view.ndim == 0) return view;
-    int from = 0;
-    for (int d = 0; d < full.ndim; ++d) {
-      const bool present = !dims.reduced[d] && from < view.ndim;
-      STD_TORCH_CHECK(!present || view.sizes[from] == full.size[d] || view.sizes[from] == 1,
-                      "_statistic_backward: grad, origin and scale need the statistic's shape");
-      room[d] = present ? view.strides[from] * (view.sizes[from] != 1) : 0;
-      from += present;
-    }
-    STD_TORCH_CHECK(from == view.ndim, "_statistic_backward: grad has too many dims");
-    view.ndim = full.ndim;
-    view.sizes = full.size;
-    view.strides = room;
-    return view;
-  }
-
-  View seen(const Tensor& contiguous) const {
-    View view(contiguous);
-    view.ndim = full.ndim;
-    view.sizes = full.size;
-    view.strides = strides;
-    return view;
-  }
-};
-
 // False, and nothing is done, where the products of grad and scale do not fit float.
-bool run_in_float(const PerOutput& outputs, int64_t kind, const View& grad, const View& scale, const Tensor& origin,
+bool run_in_float(const Shape& outputs, int64_t kind, const View& grad, const View& scale, const Tensor& origin,
                   const View& o, const View& x, const OptionalTensor& mask, const OptionalTensor& weight,
                   const View& out) {
-  const Tensor c = empty(outputs.full, DType::kDouble, origin);
-  Elementwise<double> prepare(outputs.full, View(c));
+  const Tensor c = empty(outputs, DType::kDouble, origin);
+  Elementwise<double> prepare(outputs, View(c));
   prepare.input(grad);
   prepare.input(scale);
   prepare.output(View(c));
   prepare.run(pick<&slope_loop_of_outputs>(), nullptr);
 
-  const int64_t n = outputs.full.numel();
+  const int64_t n = outputs.numel();
   double* slopes = reinterpret_cast<double*>(View(c).data);
   if (!fit_float(slopes, n)) return false;
   std::optional<Tensor> rest;
@@ -197,7 +160,7 @@ bool run_in_float(const PerOutput& outputs, int64_t kind, const View& grad, cons
     const View given(origin);
     STD_TORCH_CHECK(given.dtype == DType::kDouble && given.contiguous() && given.shape().numel() == n,
                     "_statistic_backward: origin must be contiguous float64 of the statistic's shape");
-    rest.emplace(empty(outputs.full, DType::kDouble, origin));
+    rest.emplace(empty(outputs, DType::kDouble, origin));
     double* lost = reinterpret_cast<double*>(View(*rest).data);
     if (!pick<&rest_loop>()(reinterpret_cast<const double*>(given.data), n, lost)) {
       rest.reset();
@@ -226,15 +189,16 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
   STD_TORCH_CHECK(kLinear <= kind && kind <= kEqualMagnitude, "_statistic_backward: kind is 0 to 4");
   const Shape shape = x.shape();
   const ReducedDims dims = reduced_dims(shape, dim);
-  const PerOutput outputs(shape, dims);
   const Tensor dx = output_like(shape, x.dtype, input, x);
   if (shape.numel() == 0) return dx;
 
-  int64_t of_grad[kMaxDims], of_scale[kMaxDims], of_origin[kMaxDims];
-  const View g = outputs.seen(grad, keepdim, dims, of_grad), by = outputs.seen(scale, keepdim, dims, of_scale);
-  const View o = outputs.seen(origin, keepdim, dims, of_origin), out(dx);
+  const auto seen = [&](const Tensor& t) {
+    return Unreduced(View(t), dims, shape.ndim, keepdim, "_statistic_backward");
+  };
+  const Unreduced grad_seen = seen(grad), scale_seen = seen(scale), origin_seen = seen(origin);
+  const View &g = grad_seen.view, &by = scale_seen.view, &o = origin_seen.view, out(dx);
   const bool may_fit = x.dtype != DType::kDouble && g.dtype != DType::kDouble && !in_double(weight);
-  if (may_fit && run_in_float(outputs, kind, g, by, origin, o, x, mask, weight, out)) return dx;
+  if (may_fit && run_in_float(dims.output(shape, true), kind, g, by, origin, o, x, mask, weight, out)) return dx;
   Elementwise<double> work(shape, out);
   work.input(g);
   work.input(by);

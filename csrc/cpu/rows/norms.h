@@ -58,10 +58,4 @@ inline void split_norm(double saved, double eps, C& scale, C& ratio) {
   if (saved < 0) ratio /= static_cast<C>(kBeyond);
 }
 
-// A divisor's floor nobody named: the smallest normal number of the compute type.
-inline double floor_of(const std::optional<double>& eps, bool in_double) {
-  if (eps) return *eps;
-  return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
-}
-
 }  // namespace safeops::cpu

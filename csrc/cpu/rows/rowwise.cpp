@@ -32,18 +32,13 @@ struct Cut {
 
 }  // namespace
 
-int row_dim(const Shape& shape, int64_t dim) {
-  const ReducedDims check(shape, &dim, 1);
-  return static_cast<int>(dim < 0 ? dim + std::max(shape.ndim, 1) : dim);
-}
-
 Shape row_shape(const Shape& shape, int64_t dim, bool keepdim) {
   return ReducedDims(shape, &dim, 1).output(shape, keepdim);
 }
 
 template <class C>
 Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
-    : shape_(shape), thin_(shape), dim_(row_dim(shape, dim)) {
+    : shape_(shape), thin_(shape), dims_(shape, &dim, 1), dim_(resolve_dim(dim, shape.ndim)) {
   if (shape_.ndim > 0) {
     length_ = shape_.size[dim_];
     thin_.size[dim_] = 1;
@@ -72,39 +67,14 @@ Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
   }
 }
 
-namespace {
-
-// A view with the dim put back, as one of size 1.
-struct Thick {
-  int64_t sizes[kMaxDims], strides[kMaxDims];
-
-  View of(View view, int dim, bool keepdim, const Shape& shape) {
-    if (keepdim || shape.ndim == 0) return view;
-    for (int d = 0; d < shape.ndim; ++d) {
-      const int from = d - (d > dim);
-      sizes[d] = d == dim ? 1 : view.sizes[from];
-      strides[d] = d == dim ? 0 : view.strides[from];
-    }
-    STD_TORCH_CHECK(view.ndim == shape.ndim - 1, "safeops: numbers of rows have an unexpected shape");
-    view.ndim = shape.ndim;
-    view.sizes = sizes;
-    view.strides = strides;
-    return view;
-  }
-};
-
-}  // namespace
-
 template <class C>
 void Rowwise<C>::given(const View& view, bool keepdim) {
-  Thick thick;
-  given_[givens_++].bind(thick.of(view, dim_, keepdim, shape_), thin_, kept_);
+  given_[givens_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, thin_, kept_);
 }
 
 template <class C>
 void Rowwise<C>::result(const View& view, bool keepdim) {
-  Thick thick;
-  result_[results_++].bind(thick.of(view, dim_, keepdim, shape_), thin_, kept_);
+  result_[results_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, thin_, kept_);
 }
 
 namespace {

@@ -100,6 +100,7 @@ struct Rowwise {
   struct Job;
 
   Shape shape_, thin_;  // thin: the dim of size 1
+  ReducedDims dims_;
   int dim_;
   Order order_, kept_;
   bool lanes_, turned_ = false;  // turned: contiguous rows, brought side by side in the cache
@@ -113,8 +114,7 @@ struct Rowwise {
   Sink<double> result_[kRowNumbers];
 };
 
-// The dim as it is counted from 0, and the shape of the rows' numbers.
-int row_dim(const Shape& shape, int64_t dim);
+// The shape of the rows' numbers.
 Shape row_shape(const Shape& shape, int64_t dim, bool keepdim);
 
 // x = (x * scale) * ratio is x / divisor for every divisor, tiny and huge ones too: scale is a power of two that brings

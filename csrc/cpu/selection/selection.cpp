@@ -81,9 +81,9 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
   const int64_t numel = shape.numel(), size = input.size[dim], jump = input.stride[dim] * input.width;
   if (numel == 0) return;
   if (size == 0) return fill_all(out, numel, input.width, fill);
-  Steps steps;  // where an element lies in the input, but for its index
-  for (int d = 0; d < index.ndim; ++d) steps.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
-  const int64_t run = steps.ndim ? steps.size[steps.ndim - 1] : 1, step = steps.ndim ? steps.stride[steps.ndim - 1] : 0;
+  Walk walk;  // where an element lies in the input, but for its index
+  for (int d = index.ndim - 1; d >= 0; --d) walk.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
+  const int64_t run = walk.ndim ? walk.size[0] : 1, step = walk.ndim ? walk.stride[0] : 0;
   // Rows that lie together, and are read nearly whole.
   const bool together = step == 0 && jump == input.width && run >= size / 2 && size * jump <= kRowBytes;
   const int64_t row = together ? size * jump : 0;
@@ -104,9 +104,9 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
           const I* numbers = indices.fetch(at, n, at + kAhead, buffer);
           for (int64_t done = 0; done < n;) {
             const int64_t length = std::min(n - done, run - (at + done) % run);
-            const char* from = input.data + steps.offset(at + done);
-            if (const int64_t runs = (n - done) / run; steps.ndim == 2 && length == run && run < kFew && runs > 1) {
-              gather_short(from, steps.stride[0], step, jump, size, numbers + done, runs, run, pattern<T>(fill),
+            const char* from = input.data + walk.offset(at + done);
+            if (const int64_t runs = (n - done) / run; walk.ndim == 2 && length == run && run < kFew && runs > 1) {
+              gather_short(from, walk.stride[1], step, jump, size, numbers + done, runs, run, pattern<T>(fill),
                            to + at + done);
               done += runs * run;
               continue;
@@ -114,7 +114,7 @@ void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow,
             // The share of the next row that this piece stands for: a row is read in any order, which nobody foresees.
             if (row > 0 && at + done + run < numel) {
               const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;
-              const char* next = input.data + steps.offset(at + done + run);
+              const char* next = input.data + walk.offset(at + done + run);
               for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(next + byte);
             }
             gather(from, step, jump, size, numbers + done, length, pattern<T>(fill), to + at + done);
@@ -171,19 +171,9 @@ struct Scatter {
   int64_t outer, picks, columns;  // of index: before dim, along dim, behind dim
   int64_t length, stride;         // of dx: along dim, behind dim
   bool exact;                     // index spans dx beside dim
+  Walk before, behind;            // where a position of index's dims before and behind dim lies in those of dx
   DType dtype;
   char* out;
-
-  // Where a position of index's dims [from, to) lies in those of dx.
-  int64_t place(int from, int to, int64_t position) const {
-    int64_t at = 0, step = 1;
-    for (int d = to - 1; d >= from; --d) {
-      at += position % sizes.size[d] * step;
-      position /= sizes.size[d];
-      step *= size.size[d];
-    }
-    return at;
-  }
 
   template <class C>
   void write(const Sums<C>& sums, int64_t row, int64_t rows, int64_t column, Convert store) const {
@@ -197,7 +187,7 @@ struct Scatter {
     if (exact && sums.tile == columns && sums.size == length)
       return put(sums.to, out + row * length * stride * width, rows * length * stride);
     for (int64_t r = 0; r < rows; ++r) {
-      const int64_t base = (exact ? row + r : place(0, dim, row + r)) * length;
+      const int64_t base = (exact ? row + r : before.offset(row + r)) * length;
       const C* from = sums.to + r * sums.size * sums.tile;
       for (int64_t i = 0; i < sums.size; ++i, from += sums.tile) {
         char* to = out + (base + sums.first + i) * stride * width;
@@ -205,7 +195,7 @@ struct Scatter {
           put(from, to + column * width, sums.tile);
         } else {
           for (int64_t t = 0; t < sums.tile; ++t)
-            put(from + t, to + place(dim + 1, sizes.ndim, column + t) * width, 1);
+            put(from + t, to + behind.offset(column + t) * width, 1);
         }
       }
     }
@@ -306,10 +296,14 @@ void scatter_add(const View& grad, int dim, const Bits& index, bool narrow, cons
   Scatter s{size, index.shape(), dim, index.count(0, dim), index.size[dim], index.count(dim + 1, index.ndim), 0, 1};
   s.length = size.size[dim];
   s.exact = true;
-  for (int d = 0; d < size.ndim; ++d) {
-    if (d > dim) s.stride *= size.size[d];
-    s.exact = s.exact && (d == dim || size.size[d] == index.size[d]);
-    STD_TORCH_CHECK(d == dim || index.size[d] <= size.size[d], "safeops: index is larger than the input beside dim");
+  int64_t rows = 1;
+  for (int d = size.ndim - 1; d >= 0; --d) {
+    if (d == dim) continue;
+    int64_t& step = d > dim ? s.stride : rows;
+    (d > dim ? s.behind : s.before).push(index.size[d], step);
+    step *= size.size[d];
+    s.exact = s.exact && size.size[d] == index.size[d];
+    STD_TORCH_CHECK(index.size[d] <= size.size[d], "safeops: index is larger than the input beside dim");
   }
   s.dtype = dx.dtype;
   s.out = dx.data;

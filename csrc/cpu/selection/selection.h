@@ -190,49 +190,23 @@ inline void copy_run(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// Dims with their strides in bytes, outermost first, neighbours merged where memory allows.
-struct Steps {
-  int ndim = 0;
-  int64_t size[kMaxDims], stride[kMaxDims];
-
-  void push(int64_t n, int64_t step) {
-    if (n == 1) return;
-    if (ndim && stride[ndim - 1] == step * n) {
-      size[ndim - 1] *= n;
-      stride[ndim - 1] = step;
-    } else {
-      size[ndim] = n;
-      stride[ndim++] = step;
-    }
-  }
-
-  int64_t offset(int64_t i) const {
-    if (ndim == 0) return 0;
-    if (ndim == 1) return i * stride[0];
-    int64_t at = 0;
-    for (int d = ndim - 1; d > 0; --d) {
-      at += i % size[d] * stride[d];
-      i /= size[d];
-    }
-    return at + i * stride[0];
-  }
-};
-
 // A tensor as rows: its first dims number them, the others are their elements.
 struct Rows {
   const char* data;
-  Steps lead, inner;  // the strides of `inner` leave out the run
+  Walk lead, inner;   // in bytes; `inner` without the run
   int64_t run;        // bytes that lie together
   int64_t bytes;      // of a whole row, packed
   int64_t width;      // of an element
 
   Rows(const Bits& x, int lead_dims) : data(x.data), run(x.width), bytes(x.width), width(x.width) {
-    for (int d = 0; d < lead_dims; ++d) lead.push(x.size[d], x.stride[d] * x.width);
-    for (int d = lead_dims; d < x.ndim; ++d) {
-      inner.push(x.size[d], x.stride[d] * x.width);
+    for (int d = lead_dims - 1; d >= 0; --d) lead.push(x.size[d], x.stride[d] * x.width);
+    for (int d = x.ndim - 1; d >= lead_dims; --d) {
+      if (inner.ndim == 0 && x.stride[d] * x.width == run)
+        run *= x.size[d];
+      else
+        inner.push(x.size[d], x.stride[d] * x.width);
       bytes *= x.size[d];
     }
-    if (inner.ndim && inner.stride[inner.ndim - 1] == x.width) run = x.width * inner.size[--inner.ndim];
   }
 
   const char* at(int64_t row) const { return data + lead.offset(row); }
@@ -246,15 +220,15 @@ struct Rows {
 
   void copy(const char* from, char* to) const {
     if (inner.ndim == 0) return copy_run(to, from, run);
-    if (bytes) copy_dim(0, from, to);
+    if (bytes) copy_dim(inner.ndim - 1, from, to);
   }
 
  private:
   char* copy_dim(int d, const char* from, char* to) const {
-    if (d + 1 == inner.ndim && run == width) return copy_elements(from, inner.stride[d], inner.size[d], to);
+    if (d == 0 && run == width) return copy_elements(from, inner.stride[d], inner.size[d], to);
     for (int64_t i = 0; i < inner.size[d]; ++i, from += inner.stride[d]) {
-      if (d + 1 < inner.ndim) {
-        to = copy_dim(d + 1, from, to);
+      if (d > 0) {
+        to = copy_dim(d - 1, from, to);
       } else {
         copy_run(to, from, run);
         to += run;
