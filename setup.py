@@ -237,7 +237,7 @@ def extensions() -> list[Extension]:
         )
         return []
     found = []
-    if cpu := sources("csrc/cpu/*.cpp", "csrc/module.cpp"):
+    if cpu := sources("csrc/cpu/**/*.cpp", "csrc/module.cpp"):
         found.append(Extension("safeops._C", cpu, py_limited_api=True))
     if sources("csrc/cuda/*.cu") and not flag("SAFEOPS_NO_CUDA"):
         if find_cuda():

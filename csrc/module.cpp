@@ -3,7 +3,7 @@
 
 #include <exception>
 
-#include "cpu/simd.h"
+#include "cpu/engine/simd.h"
 
 static PyObject* cpu_isa(PyObject*, PyObject*) {
   try {

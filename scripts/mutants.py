@@ -2,7 +2,7 @@
 
     make mutants ARGS="--count 100 --seed 13"
     make mutants ARGS="--count 100 --seed 13 --again"    those that survived once more, after tests were added
-    make mutants ARGS="--only csrc/cpu/moments.cpp"      in paths that contain this
+    make mutants ARGS="--only reductions/masked_var"     in paths that contain this
 
 A mutant is a comparison, sign, constant or operator changed, a mask dropped, a guard removed: in a kernel, a
 definition or a tool. It lives in a copy of the checkout under build/mutants, never in the checkout. There what changed

@@ -10,6 +10,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "limits.h"
 #include "tensor.h"
 
 namespace safeops {
@@ -25,32 +26,11 @@ inline int64_t element_bytes(const Tensor& t) {
 }
 
 // A new contiguous tensor of t's dtype and device.
-inline Tensor new_like(const Shape& shape, const Tensor& t) {
-  int64_t strides[kMaxDims];
-  contiguous_strides(shape, strides);
-  int32_t index;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t.get(), &index));
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype_code(t),
-                                                  device_type_of(t), index, &handle));
-  return Tensor(handle);
-}
+inline Tensor new_like(const Shape& shape, const Tensor& t) { return empty_of_code(shape, dtype_code(t), t); }
 
-// torch.empty_like(t) if t has the full shape, else contiguous. torch is asked only where the answer is not plain: its
-// rule keeps even the strides of size-1 dims.
+// torch.empty_like(t) if t has the full shape, else contiguous.
 inline Tensor laid_like(const Shape& shape, const Tensor& t) {
-  const View view(t);
-  int64_t plain[kMaxDims];
-  contiguous_strides(shape, plain);
-  bool own = false;
-  if (shape.is(view.ndim, view.sizes))
-    for (int d = 0; d < shape.ndim; ++d) own = own || view.strides[d] != plain[d];
-  if (!own) return new_like(shape, t);
-  using torch::stable::detail::from;
-  StableIValue stack[6] = {from(t),           from(std::nullopt), from(std::nullopt),
-                           from(std::nullopt), from(std::nullopt), from(std::nullopt)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
-  return torch::stable::detail::to<Tensor>(stack[0]);
+  return keeps_strides(shape, View(t)) ? torch_empty_like(t, std::nullopt) : new_like(shape, t);
 }
 
 template <class T>
@@ -68,9 +48,7 @@ uint64_t integer_bits(double value) {
 // part.
 inline uint64_t fill_bits(double value, const Tensor& t) {
   if (value == 0 && !std::signbit(value)) return 0;
-  const auto within = [&](float largest) {
-    return static_cast<float>(std::isfinite(value) ? std::fmax(-largest, std::fmin(largest, value)) : value);
-  };
+  const auto within = [&](DType type) { return static_cast<float>(saturate(value, type)); };
   uint64_t bits = 0;
   const auto as = [&](auto number) {
     std::memcpy(&bits, &number, sizeof(number));
@@ -78,10 +56,10 @@ inline uint64_t fill_bits(double value, const Tensor& t) {
   };
   switch (t.scalar_type()) {
     case ScalarType::Half:
-    case ScalarType::ComplexHalf: return c10::Half(within(65504.0f)).x;
-    case ScalarType::BFloat16: return c10::BFloat16(within(3.38953138925153547590e38f)).x;
+    case ScalarType::ComplexHalf: return c10::Half(within(DType::kHalf)).x;
+    case ScalarType::BFloat16: return c10::BFloat16(within(DType::kBFloat16)).x;
     case ScalarType::Float:
-    case ScalarType::ComplexFloat: return as(within(std::numeric_limits<float>::max()));
+    case ScalarType::ComplexFloat: return as(within(DType::kFloat));
     case ScalarType::Double:
     case ScalarType::ComplexDouble: return as(value);
     case ScalarType::Bool: return value != 0;

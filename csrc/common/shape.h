@@ -70,6 +70,41 @@ inline void contiguous_strides(const Shape& shape, int64_t* strides) {
   }
 }
 
+// Dims to walk, innermost first, with the stride of each. A dim that continues the one before it in memory is merged
+// with it.
+struct Walk {
+  int ndim = 0;
+  int64_t size[kMaxDims], stride[kMaxDims];
+
+  void push(int64_t n, int64_t step) {
+    if (n == 1) return;
+    if (ndim && step == stride[ndim - 1] * size[ndim - 1]) {
+      size[ndim - 1] *= n;
+    } else {
+      size[ndim] = n;
+      stride[ndim++] = step;
+    }
+  }
+
+  // Where the walk's element number i lies.
+  int64_t offset(int64_t i) const {
+    if (ndim == 0) return 0;
+    int64_t at = 0;
+    for (int d = 0; d + 1 < ndim; ++d) {
+      at += i % size[d] * stride[d];
+      i /= size[d];
+    }
+    return at + i * stride[ndim - 1];
+  }
+};
+
+// dim in [0, ndim); a 0-dim tensor accepts 0 and -1.
+inline int resolve_dim(int64_t dim, int ndim) {
+  const int64_t span = ndim == 0 ? 1 : ndim;
+  STD_TORCH_CHECK(-span <= dim && dim < span, "safeops: dim ", dim, " is out of range for ", ndim, " dims");
+  return static_cast<int>(dim < 0 ? dim + span : dim);
+}
+
 // Which dims a reduction removes. `count` < 0 means dim=None; None and () both mean all.
 struct ReducedDims {
   bool reduced[kMaxDims];
@@ -78,11 +113,8 @@ struct ReducedDims {
     const bool all = count <= 0;
     for (int d = 0; d < shape.ndim; ++d) reduced[d] = all;
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t span = shape.ndim == 0 ? 1 : shape.ndim;  // a 0-dim tensor accepts dim 0 and -1
-      STD_TORCH_CHECK(-span <= dims[i] && dims[i] < span, "safeops: dim ", dims[i], " is out of range for ", shape.ndim,
-                      " dims");
+      const int d = resolve_dim(dims[i], shape.ndim);
       if (shape.ndim == 0) continue;
-      const int64_t d = dims[i] < 0 ? dims[i] + span : dims[i];
       STD_TORCH_CHECK(!reduced[d], "safeops: dim ", d, " is named twice");
       reduced[d] = true;
     }

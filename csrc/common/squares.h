@@ -39,4 +39,12 @@ struct Squares {
   }
 };
 
+// Whether squares that were summed as they are, in type C, may be lost: below the range some may have vanished beside
+// the sum; above it, and where the sum is NaN, some may have overflowed.
+template <class C>
+inline bool squares_lost(double sum) {
+  constexpr double low = sizeof(C) == 4 ? 0x1p-90 : 0x1p-900, high = sizeof(C) == 4 ? 0x1p120 : 0x1p1000;
+  return !(sum >= low && sum <= high);
+}
+
 }  // namespace safeops

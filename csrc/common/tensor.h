@@ -108,23 +108,48 @@ struct View {
   bool is_floating() const { return dtype <= DType::kDouble; }
 };
 
+// A tensor of a reduction's outputs, seen with the reduced dims back as size 1, so that it broadcasts to the input.
+struct Unreduced {
+  int64_t sizes[kMaxDims], strides[kMaxDims];
+  View view;  // valid while this lives
+
+  Unreduced(const View& output, const ReducedDims& dims, int ndim, bool keepdim, const char* op) : view(output) {
+    if (keepdim || output.ndim == 0) return;  // a 0-dim tensor broadcasts as it is
+    int from = 0;
+    for (int d = 0; d < ndim; ++d) {
+      const bool present = !dims.reduced[d] && from < output.ndim;
+      sizes[d] = present ? output.sizes[from] : 1;
+      strides[d] = present ? output.strides[from] : 0;
+      from += present;
+    }
+    STD_TORCH_CHECK(from == output.ndim, op, ": a tensor has too many dims for the outputs of a reduction");
+    view.ndim = ndim;
+    view.sizes = sizes;
+    view.strides = strides;
+  }
+  Unreduced(const Unreduced&) = delete;  // `view` points into it
+};
+
 inline int32_t device_type_of(const Tensor& t) {
   int32_t type;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
   return type;
 }
 
-// A new contiguous tensor on the device of `like`.
-inline Tensor empty(const Shape& shape, DType dtype, const Tensor& like) {
+// A new contiguous tensor on the device of `like`; dtype is libtorch's own number.
+inline Tensor empty_of_code(const Shape& shape, int32_t dtype, const Tensor& like) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
   int32_t index;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.ndim, shape.size, strides,
-                                                  dtype_codes().code[static_cast<int>(dtype)],
-                                                  device_type_of(like), index, &handle));
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype, device_type_of(like), index, &handle));
   return Tensor(handle);
+}
+
+inline Tensor empty(const Shape& shape, DType dtype, const Tensor& like) {
+  return empty_of_code(shape, dtype_codes().code[static_cast<int>(dtype)], like);
 }
 
 inline ScalarType scalar_type(DType dtype) {
@@ -133,24 +158,28 @@ inline ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
-// torch.empty_like(t, dtype=dtype), which preserves t's strides, if t has the full shape; else contiguous.
-// torch is asked only where the answer is not plain: its rule keeps even the strides of size-1 dims.
-inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
-  if (!shape.is(view.ndim, view.sizes)) return empty(shape, dtype, t);
-  int64_t plain[kMaxDims];
-  contiguous_strides(shape, plain);
+// Whether torch.empty_like gives a tensor of this shape other strides than contiguous ones. Where it does, torch is
+// asked: its rule keeps even the strides of size-1 dims.
+inline bool keeps_strides(const Shape& shape, const View& view) {
+  if (!shape.is(view.ndim, view.sizes)) return false;
+  int64_t contiguous[kMaxDims];
+  contiguous_strides(shape, contiguous);
   bool same = true;
-  for (int d = 0; d < shape.ndim; ++d) same = same && view.strides[d] == plain[d];
-  if (same) return empty(shape, dtype, t);
+  for (int d = 0; d < shape.ndim; ++d) same = same && view.strides[d] == contiguous[d];
+  return !same;
+}
+
+inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype) {
   using torch::stable::detail::from;
-  StableIValue stack[6] = {from(t),
-                           from(std::optional<ScalarType>(scalar_type(dtype))),
-                           from(std::nullopt),
-                           from(std::nullopt),
-                           from(std::nullopt),
-                           from(std::nullopt)};
+  StableIValue stack[6] = {from(t),           from(dtype),        from(std::nullopt),
+                           from(std::nullopt), from(std::nullopt), from(std::nullopt)};
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
   return torch::stable::detail::to<Tensor>(stack[0]);
+}
+
+// torch.empty_like(t, dtype=dtype), which preserves t's strides, if t has the full shape; else contiguous.
+inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
+  return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype)) : empty(shape, dtype, t);
 }
 
 // What an unneeded gradient is.

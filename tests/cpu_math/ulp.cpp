@@ -1,7 +1,7 @@
 // The largest errors of csrc/cpu/math.h, in units of the last place of the result, against long double.
 //
 //     ulp [values]       one line "function type error worst-operands" each; `values` operands (0: every float)
-#include "cpu/math.h"
+#include "cpu/engine/math.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,0 +1,36 @@
+// The numbers at which results change, the same on every device. Device independent.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "tensor.h"
+
+namespace safeops {
+
+inline double largest(DType type) {
+  constexpr double values[] = {65504.0, 0x1.FEp+127, 0x1.FFFFFEp+127, 0x1.FFFFFFFFFFFFFp+1023};
+  return values[static_cast<int>(type)];
+}
+
+// The smallest magnitude that rounds to inf: half a step beyond the largest number (ties go to even, which is inf).
+inline double overflow_from(DType type) {
+  constexpr double values[] = {65520.0, 0x1.FFp+127, 0x1.FFFFFFp+127, HUGE_VAL};
+  return values[static_cast<int>(type)];
+}
+
+// A finite number too large for `type` becomes its largest; inf and NaN pass.
+inline double saturate(double x, DType type) {
+  const double limit = largest(type);
+  if (!std::isfinite(x) || std::fabs(x) <= limit) return x;
+  return std::copysign(limit, x);
+}
+
+// A divisor's floor nobody named: the smallest normal number of the compute type.
+inline double floor_of(const std::optional<double>& eps, bool in_double) {
+  if (eps) return *eps;
+  return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+}
+
+}  // namespace safeops

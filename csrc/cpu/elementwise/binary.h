@@ -1,0 +1,113 @@
+// The skeleton of the binary functions. A function is a struct
+//
+//     template <class C> struct SafeAtan2 {
+//       explicit SafeAtan2(const Arguments& given);
+//       C value(C a, C b) const;
+//       Slopes<C> slopes(C g, C a, C b) const;    // g times the two derivatives
+//     };
+//     SAFEOPS_BINARY(safe_atan2, SafeAtan2)
+//
+// and where one loop over these is not the fastest, a specialisation of BinaryLoops (safe_div.cpp).
+// I/O: forward reads a, b and writes y; backward reads g, a, b and writes da, db.
+#pragma once
+
+#include "cpu/elementwise/unary.h"
+
+namespace safeops::cpu {
+
+template <template <class> class Function, class C>
+struct BinaryLoops {
+  static void value(const void* op, const Chunk<C>& chunk) {
+    const Function<C> f = *static_cast<const Function<C>*>(op);
+    const C *a = chunk.in[0], *b = chunk.in[1];
+    C* out = chunk.out[0];
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < chunk.n; ++i) out[i] = f.value(a[i], b[i]);
+  }
+
+  // What the other slope alone needs is not computed.
+  template <bool kInput, bool kOther>
+  static void slopes(const void* op, const Chunk<C>& chunk) {
+    const Function<C> f = *static_cast<const Function<C>*>(op);
+    const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
+    C *da = chunk.out[0], *db = chunk.out[1];
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < chunk.n; ++i) {
+      const Slopes<C> d = f.slopes(g[i], a[i], b[i]);
+      if constexpr (kInput) da[i] = d.first;
+      if constexpr (kOther) db[i] = d.second;
+    }
+  }
+};
+
+template <template <class> class Function>
+struct Binary {
+  template <class C>
+  static void run(const Shape& shape, const View& out, const View& a, const View& b, const Arguments& given) {
+    const Function<C> op(given);
+    Elementwise<C> loop(shape, out);
+    loop.input(a);
+    loop.input(b);
+    loop.output(out);
+    loop.run(pick<&BinaryLoops<Function, C>::value>(), &op);
+  }
+
+  static Tensor forward(const Tensor& input, const Tensor& other, const std::optional<double>& eps, double fill_value,
+                        const std::optional<ScalarType>& dtype) {
+    const View a(input), b(other);
+    const Shape shape = broadcast(a.shape(), b.shape());
+    STD_TORCH_CHECK(dtype || a.dtype == b.dtype, "safeops: dtype is needed where the operands' dtypes differ");
+    const DType type = floating(dtype, a.dtype);
+    const Tensor result = output_like(shape, type, input, a);
+    const bool in_double = a.dtype == DType::kDouble || b.dtype == DType::kDouble || type == DType::kDouble;
+    const auto call = in_double ? run<double> : run<float>;
+    call(shape, View(result), a, b, Arguments(eps, fill_value, type, in_double));
+    return result;
+  }
+
+  template <class C>
+  static void run_backward(const Shape& shape, const Tensor* da, const Tensor* db, const View& g, const View& a,
+                           const View& b, const Arguments& given) {
+    using Loops = BinaryLoops<Function, C>;
+    const Function<C> op(given);
+    const View first(da ? *da : *db), second(db ? *db : *da);
+    Elementwise<C> loop(shape, first);
+    loop.input(g);
+    loop.input(a);
+    loop.input(b);
+    loop.output(first, da != nullptr);
+    loop.output(second, db != nullptr);
+    loop.run(da && db ? pick<&Loops::template slopes<true, true>>()
+             : da     ? pick<&Loops::template slopes<true, false>>()
+                      : pick<&Loops::template slopes<false, true>>(),
+             &op);
+  }
+
+  // The gradient's dtype is the output's: what saturated there has no slope.
+  static std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& input, const Tensor& other,
+                                             const std::optional<double>& eps, bool need_input, bool need_other,
+                                             const std::optional<ScalarType>& input_dtype,
+                                             const std::optional<ScalarType>& other_dtype) {
+    const View g(grad), a(input), b(other);
+    STD_TORCH_CHECK(g.is_floating(), "safeops: grad must be floating point");
+    const Shape shape = broadcast(a.shape(), b.shape());
+    const DType da_type = floating(input_dtype, a.dtype), db_type = floating(other_dtype, b.dtype);
+    const Tensor da = need_input ? output_like(shape, da_type, input, a) : empty_vector(da_type, input);
+    const Tensor db = need_other ? output_like(shape, db_type, other, b) : empty_vector(db_type, other);
+    const Tensor *first = need_input ? &da : nullptr, *second = need_other ? &db : nullptr;
+    const bool in_double = g.dtype == DType::kDouble || a.dtype == DType::kDouble || b.dtype == DType::kDouble ||
+                           (need_input && da_type == DType::kDouble) || (need_other && db_type == DType::kDouble);
+    if (!first && !second) return {da, db};
+    const auto call = in_double ? run_backward<double> : run_backward<float>;
+    call(shape, first, second, g, a, b, Arguments(eps, 0.0, g.dtype, in_double));
+    return {da, db};
+  }
+};
+
+}  // namespace safeops::cpu
+
+#define SAFEOPS_BINARY(name, Function)                                     \
+  STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {                             \
+    m.impl("_" #name, TORCH_BOX(&Binary<Function>::forward));              \
+    m.impl("_" #name "_backward", TORCH_BOX(&Binary<Function>::backward)); \
+  }

@@ -1,0 +1,79 @@
+#include "cpu/elementwise/binary.h"
+#include "cpu/engine/math.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// a^b; 0 where there is no such real number, saturated where it does not fit; no slopes there, nor where the one at
+// a = 0 would be infinite.  da = g b a^(b-1),  db = g a^b log a for a > 0, else 0.
+template <class C>
+struct SafePow {
+  C largest, overflow;
+
+  explicit SafePow(const Arguments& given)
+      : largest(static_cast<C>(safeops::largest(given.out))), overflow(static_cast<C>(overflow_from(given.out))) {}
+
+  bool saturated(const math::Power<C>& power) const {
+    return (std::fabs(power.value) >= overflow) & (power.a < math::kInf) & (std::fabs(power.y) < math::kInf);
+  }
+
+  C value(const math::Power<C>& power) const {
+    const C y = power.value;
+    return kept_or_zero(power.real, select(saturated(power), std::copysign(largest, y), y));
+  }
+
+  Slopes<C> slopes(C g, const math::Power<C>& power) const {
+    const bool live = power.real & !saturated(power) & !((power.a == 0) & (power.y < 1));
+    return {kept_or_zero(live & (power.y != 0), power.base_slope(g)),
+            kept_or_zero(live & !(power.x <= 0), power.exponent_slope(g))};
+  }
+};
+
+// In two loops, first the logarithms: all of it in one is a chain of operations so long that the processor sees but one
+// element at a time.
+template <class C, class Finish>
+SAFEOPS_INLINE void powers(int64_t n, const C* a, const C* b, const Finish& finish) {
+  constexpr int64_t kBlock = 256;
+  alignas(64) double high[kBlock], low[kBlock];
+  for (int64_t start = 0; start < n; start += kBlock) {
+    const int64_t length = std::min(kBlock, n - start);
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < length; ++i) {
+      const math::Twice log = math::log_wide(std::fabs(a[start + i]));
+      high[i] = log.hi;
+      if constexpr (sizeof(C) == 8) low[i] = log.lo;
+    }
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < length; ++i)
+      finish(start + i, math::Power<C>(a[start + i], b[start + i], {high[i], sizeof(C) == 8 ? low[i] : 0}));
+  }
+}
+
+}  // namespace
+
+template <class C>
+struct BinaryLoops<SafePow, C> {
+  static void value(const void* op, const Chunk<C>& chunk) {
+    const SafePow<C> f = *static_cast<const SafePow<C>*>(op);
+    C* out = chunk.out[0];
+    powers(chunk.n, chunk.in[0], chunk.in[1],
+           [&](int64_t i, const math::Power<C>& power) { out[i] = f.value(power); });
+  }
+
+  template <bool kInput, bool kOther>
+  static void slopes(const void* op, const Chunk<C>& chunk) {
+    const SafePow<C> f = *static_cast<const SafePow<C>*>(op);
+    const C* g = chunk.in[0];
+    C *da = chunk.out[0], *db = chunk.out[1];
+    powers(chunk.n, chunk.in[1], chunk.in[2], [&](int64_t i, const math::Power<C>& power) {
+      const Slopes<C> d = f.slopes(g[i], power);
+      if constexpr (kInput) da[i] = d.first;
+      if constexpr (kOther) db[i] = d.second;
+    });
+  }
+};
+
+SAFEOPS_BINARY(safe_pow, SafePow)
+
+}  // namespace safeops::cpu

@@ -1,0 +1,21 @@
+#include "cpu/elementwise/unary.h"
+
+namespace safeops::cpu {
+
+// sqrt(max(x, 0)), without a slope below eps.  d(sqrt x) = g / (2 sqrt x)
+template <class C>
+struct SafeSqrt {
+  static constexpr double most = sizeof(C) == 4 ? 1.9e19 : 1.4e154;
+  C eps;
+
+  explicit SafeSqrt(const Arguments& given) : eps(given.positive_eps<C>()) {}
+
+  bool absent(C x) const { return x < eps; }
+  C stand_in(C x, C y) const { return kept_or_zero(x > 0, y); }
+  C value(C x) const { return std::sqrt(x); }
+  C slope(C g, C, C y) const { return g / (2 * y); }
+};
+
+SAFEOPS_UNARY(safe_sqrt, SafeSqrt)
+
+}  // namespace safeops::cpu

@@ -1,0 +1,33 @@
+#include "cpu/elementwise/binary.h"
+#include "cpu/engine/math.h"
+
+namespace safeops::cpu {
+
+// a log b, 0 where a is 0 whatever b is.  da = g log b,  db = g a/b, and 0 where a is 0 and log b no finite number
+template <class C>
+struct Xlogy {
+  explicit Xlogy(const Arguments&) {}
+
+  C value(C a, C b) const { return kept_or_zero(a != 0, a * math::log(b)); }
+
+  Slopes<C> slopes(C g, C a, C b) const {
+    const bool kept = (a != 0) | ((b > 0) & (b < math::kInf));
+    return {kept_or_zero(kept, g * math::log(b)), kept_or_zero(kept, share(g, a, b))};
+  }
+
+  // g a/b, where g a may overflow or vanish and the whole does not.
+  static float share(float g, float a, float b) {
+    return static_cast<float>(static_cast<double>(g) * static_cast<double>(a) / static_cast<double>(b));
+  }
+  static double share(double g, double a, double b) {
+    const double size = std::fabs(g * a);
+    double scale = select(size < std::numeric_limits<double>::min(), 0x1p+600, 1.0);
+    scale = select(size > std::numeric_limits<double>::max(), 0x1p-600, scale);
+    scale = select((g == 0) | (a == 0), 1.0, scale);
+    return g * scale * a / b * (1 / scale);
+  }
+};
+
+SAFEOPS_BINARY(xlogy, Xlogy)
+
+}  // namespace safeops::cpu

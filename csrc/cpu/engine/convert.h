@@ -1,0 +1,87 @@
+// Between the four floating types and the compute types (float, double): contiguous values, and one at a time.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "common/limits.h"
+#include "common/tensor.h"
+#include "cpu/engine/bits.h"
+
+namespace safeops::cpu {
+
+struct Half { uint16_t bits; };
+struct BFloat16 { uint16_t bits; };
+
+// n contiguous values from src to dst, the types fixed by whoever chose the function.
+using Convert = void (*)(const void* src, void* dst, int64_t n);
+
+template <class C> Convert find_load(DType from);   // from -> C; nullptr where from is C
+template <class C> Convert find_store(DType to);    // C -> to;   nullptr where to is C
+
+template <class C>
+constexpr DType dtype_v = sizeof(C) == 4 ? DType::kFloat : DType::kDouble;
+
+// ---- one value, branch free: these vectorise too
+
+inline float widen(float x) { return x; }
+inline double widen(double x) { return x; }
+inline float widen(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
+
+// Normal numbers by rescaling the exponent, subnormals by a magic subtraction (M. Dukhan's FP16 library).
+inline float widen(Half x) {
+  const uint32_t w = static_cast<uint32_t>(x.bits) << 16;
+  const uint32_t sign = w & 0x80000000u;
+  const uint32_t twice = w + w;
+  const float normal = bit_cast<float>((twice >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
+  const float subnormal = bit_cast<float>((twice >> 17) | (126u << 23)) - 0.5f;
+  return bit_cast<float>(sign | (twice < (1u << 27) ? bit_cast<uint32_t>(subnormal) : bit_cast<uint32_t>(normal)));
+}
+
+template <class S> struct Narrow;
+
+template <> struct Narrow<float> {
+  static float from(float x) { return x; }
+  static float from(double x) { return static_cast<float>(x); }
+};
+
+template <> struct Narrow<double> {
+  static double from(double x) { return x; }
+};
+
+// double -> float rounded to odd: a later rounding to half then gives the same as one rounding from double.
+inline float round_to_odd(double x) {
+  const float nearest = static_cast<float>(x);
+  const double back = nearest;
+  const uint32_t bits = bit_cast<uint32_t>(nearest);
+  const uint32_t toward_zero = bits - (std::fabs(back) > std::fabs(x) ? 1u : 0u);
+  return back != x && x == x ? bit_cast<float>(toward_zero | 1u) : nearest;
+}
+
+template <> struct Narrow<BFloat16> {
+  static BFloat16 from(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x);
+    const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
+    return {static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40u : rounded)};
+  }
+  static BFloat16 from(double x) { return from(round_to_odd(x)); }
+};
+
+template <> struct Narrow<Half> {
+  static Half from(float x) {
+    const uint32_t bits = bit_cast<uint32_t>(x);
+    const float scaled = (bit_cast<float>(bits & 0x7FFFFFFFu) * 0x1.0p+112f) * 0x1.0p-110f;  // overflows to inf
+    const uint32_t twice = bits + bits;
+    uint32_t bias = twice & 0xFF000000u;
+    bias = bias < 0x71000000u ? 0x71000000u : bias;
+    const uint32_t sum = bit_cast<uint32_t>(bit_cast<float>((bias >> 1) + 0x07800000u) + scaled);
+    const uint32_t finite = ((sum >> 13) & 0x7C00u) + (sum & 0x0FFFu);
+    return {static_cast<uint16_t>(((bits >> 16) & 0x8000u) | (twice > 0xFF000000u ? 0x7E00u : finite))};
+  }
+  static Half from(double x) { return from(round_to_odd(x)); }
+};
+
+// The one element of a 0-dim tensor.
+double read_scalar(const View& view);
+
+}  // namespace safeops::cpu

@@ -1,0 +1,115 @@
+// The one strided, broadcasting elementwise loop: chunks of contiguous inputs -> chunks of outputs.
+#pragma once
+
+#include "cpu/engine/operand.h"
+
+namespace safeops::cpu {
+
+constexpr int kMaxInputs = 5;
+constexpr int kMaxOutputs = 2;
+
+// What an inner loop sees: n <= kChunk contiguous values of each operand.
+template <class C>
+struct Chunk {
+  int64_t n;
+  const C* in[kMaxInputs];
+  const uint8_t* mask;
+  C* out[kMaxOutputs];
+  uint8_t* keep;
+};
+
+// The derivatives of a function of two operands, by the first and by the second.
+template <class C>
+struct Slopes { C first, second; };
+
+// `op` is the functor's data (thresholds, fill values); a loop knows its type.
+template <class C>
+using Loop = void (*)(const void* op, const Chunk<C>& chunk);
+
+// Inputs and mask of a loop; shared by the elementwise loop and the reductions.
+template <class C>
+struct Inputs {
+  int count = 0;
+  bool masked = false;
+  Source<C> source[kMaxInputs];
+  Source<uint8_t> mask;
+
+  void add(const View& view, const Shape& shape, const Order& order) { source[count++].bind(view, shape, order); }
+  void add_mask(const View& view, const Shape& shape, const Order& order) {
+    mask.bind(view, shape, order);
+    masked = true;
+  }
+
+  // Elements a reduction takes at once: more spread its fixed costs, while its operands' buffers fit the L1 cache.
+  // Of several operands in place no more than is prefetched without a stop (kFine); one alone is faster in long chunks.
+  int64_t step() const {
+    if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
+    return sizeof(C) <= 4 ? kChunk : kChunk / 2;
+  }
+
+  // Nothing goes through a buffer.
+  bool direct() const {
+    bool all = !masked || mask.direct();
+    for (int i = 0; i < count; ++i) all &= source[i].direct();
+    return all;
+  }
+
+  // One thread's buffers.
+  struct Buffers {
+    alignas(64) C values[kMaxInputs][kBuffer];
+    alignas(64) uint8_t mask[kBuffer];
+  };
+
+  void prime(Buffers& buffers) const {
+    for (int i = 0; i < count; ++i) source[i].prime(buffers.values[i]);
+    if (masked) mask.prime(buffers.mask);
+  }
+
+  void fetch(int64_t start, int64_t n, int64_t ahead, Buffers& buffers, Chunk<C>& chunk) const {
+    chunk.n = n;
+    for (int i = 0; i < count; ++i) chunk.in[i] = source[i].fetch(start, n, ahead, buffers.values[i]);
+    for (int i = count; i < kMaxInputs; ++i) chunk.in[i] = chunk.in[0];  // named by a loop, but not used
+    chunk.mask = masked ? mask.fetch(start, n, ahead, buffers.mask) : nullptr;
+  }
+};
+
+template <class C>
+struct Elementwise {
+  Shape shape;
+  Order order;
+  Inputs<C> inputs;
+  int outputs = 0;
+  bool wanted[kMaxOutputs] = {};
+  Sink<C> sink[kMaxOutputs];
+
+  // The walk follows the memory of the first output.
+  Elementwise(const Shape& shape_, const View& out)
+      : shape(shape_),
+        order(out.contiguous() ? Order::contiguous(shape) : Order::by_strides(shape, out.strides)) {}
+
+  void input(const View& view) { inputs.add(view, shape, order); }
+  void mask(const View& view) { inputs.add_mask(view, shape, order); }
+
+  // An output nobody wants reaches the loop as null.
+  void output(const View& view, bool wanted_ = true) {
+    if (wanted_) sink[outputs].bind(view, shape, order);
+    wanted[outputs++] = wanted_;
+  }
+
+  void run(Loop<C> loop, const void* op) const;
+
+ private:
+  bool direct() const {
+    bool all = inputs.direct();
+    for (int i = 0; i < outputs; ++i) all &= !wanted[i] || sink[i].direct();
+    return all;
+  }
+};
+
+// New outputs: with the strides of empty_like(t), or contiguous on the device of `like`. Large ones ask for huge pages:
+// the page faults of fresh memory cost more than the loop.
+Tensor output_like(const Shape& shape, DType dtype, const Tensor& t, const View& view);
+Tensor new_output(const Shape& shape, DType dtype, const Tensor& like);
+Tensor on_huge_pages(Tensor out, int64_t bytes);
+
+}  // namespace safeops::cpu

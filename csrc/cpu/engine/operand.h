@@ -1,0 +1,108 @@
+// How a loop reads and writes tensors of any dtype and layout: as runs of contiguous values of the compute type.
+//
+// All operands of a loop are walked in one Order of the dimensions, chosen so that the output (or the input of a
+// reduction) is dense. Each operand merges dimensions by itself in that order: what it cannot merge costs only itself.
+#pragma once
+
+#include "cpu/engine/convert.h"
+#include "cpu/engine/simd.h"
+
+namespace safeops::cpu {
+
+// The dims of a shape, innermost first; dims of size 1 are left out.
+struct Order {
+  int ndim = 0;
+  int dim[kMaxDims];
+  int64_t size[kMaxDims];
+
+  void push(int d, int64_t n) {
+    if (n == 1) return;
+    dim[ndim] = d;
+    size[ndim++] = n;
+  }
+
+  // Innermost the smallest stride. Broadcast dims (stride 0) say nothing about memory and keep their place.
+  // With `only`, just the dims where only[d] == wanted.
+  static Order by_strides(const Shape& shape, const int64_t* strides, const bool* only = nullptr, bool wanted = true);
+  static Order contiguous(const Shape& shape);
+
+  int64_t numel() const {
+    int64_t n = 1;
+    for (int i = 0; i < ndim; ++i) n *= size[i];
+    return n;
+  }
+};
+
+constexpr int64_t kAhead = 1536;  // how far a loop over consecutive chunks prefetches; a power of two would alias
+
+// Elements a loop takes at once where nothing goes through a buffer: what it prefetches for a chunk then fits the
+// core's outstanding misses. More of them stop it, and the memory waits while it computes.
+constexpr int64_t kFine = 128;
+
+enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
+
+struct Operand : Walk {   // strides in bytes
+  char* data;
+  Kind kind;
+  int64_t element;        // bytes of a stored element
+  Convert convert;        // contiguous run <-> compute type; nullptr where they are the same
+  // Copies to the buffer, or from it; may instead return where in memory a whole piece lies, ready to be read.
+  const void* (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
+
+  bool direct() const { return kind == Kind::kDirect || kind == Kind::kConstant; }
+
+ protected:
+  void bind_walk(const View& view, const Shape& shape, const Order& order);
+
+  // Asks for the n elements from `ahead` on, which some later chunk will want: the hardware alone loses sight of a
+  // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it).
+  // A run longer than any chunk it follows by itself, and asking for all of it at once would stop the core.
+  // (Inlined by force: gcc takes a function that only prefetches for one without effect, and drops the call.)
+  template <int kWrite>
+  __attribute__((always_inline)) void prefetch(int64_t ahead, int64_t n) const {
+    if (kind > Kind::kConvert || n > kChunk || ahead >= size[0]) return;
+    const char* from = data + ahead * element;
+    for (int64_t byte = 0, end = n * element; byte < end; byte += 64) __builtin_prefetch(from + byte, kWrite);
+  }
+};
+
+// An operand to read as values of type C: float or double (converted), uint8_t (a mask),
+// or uint16_t, uint32_t, uint64_t (bit patterns).
+template <class C>
+struct Source : Operand {
+  void bind(const View& view, const Shape& shape, const Order& order);
+
+  // Once per thread, before fetch: `buffer` of kChunk elements belongs to this operand from then on.
+  void prime(C* buffer) const;
+
+  // Elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer.
+  // A later call will ask for those from `ahead` on.
+  const C* fetch(int64_t start, int64_t n, int64_t ahead, C* buffer) const {
+    prefetch<0>(ahead, n);
+    switch (kind) {
+      case Kind::kDirect: return reinterpret_cast<const C*>(data) + start;
+      case Kind::kConvert: convert(data + start * element, buffer, n); return buffer;
+      case Kind::kConstant: return buffer;
+      case Kind::kStrided: return static_cast<const C*>(strided(*this, start, n, buffer));
+    }
+    return buffer;
+  }
+};
+
+// An operand to write. Values are computed at `target`, then `commit`ted.
+template <class C>
+struct Sink : Operand {
+  void bind(const View& view, const Shape& shape, const Order& order);
+
+  C* target(int64_t start, C* buffer) const {
+    return kind == Kind::kDirect ? reinterpret_cast<C*>(data) + start : buffer;
+  }
+
+  void commit(int64_t start, int64_t n, C* buffer) const {
+    prefetch<1>(start + kAhead, n);
+    if (kind == Kind::kConvert) convert(buffer, data + start * element, n);
+    if (kind == Kind::kStrided) strided(*this, start, n, buffer);
+  }
+};
+
+}  // namespace safeops::cpu

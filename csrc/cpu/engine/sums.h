@@ -1,0 +1,150 @@
+// Sums of whole rows and groups within a chunk: nothing is carried from one chunk to the next but a double.
+#pragma once
+
+#include "cpu/engine/simd.h"
+
+#include <cstring>
+#include <type_traits>
+
+namespace safeops::cpu {
+
+constexpr int64_t kShortRow = 64;  // below it several rows are summed at once
+
+// A row is read as GNU vectors of a register's size: from an array of lanes gcc makes loads and stores, and of vectors
+// wider than the registers single elements.
+template <class T, int kBytes>
+using Line [[gnu::vector_size(kBytes)]] = T;
+
+template <class V, class T>
+inline void add_line(V& sum, const T* from) {
+  V line;
+  std::memcpy(&line, from, sizeof(line));
+  sum += line;
+}
+
+template <class T, class S, class V>
+inline S sum_line(const V& line) {
+  if constexpr (sizeof(T) == 1) {  // bytes of at most 31: sums of neighbours fit a byte, of words 16 bits
+    constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
+    constexpr int kWords = sizeof(V) / 8;
+    uint64_t words[kWords], sum = 0;
+    std::memcpy(words, &line, sizeof(words));
+    _Pragma("omp simd reduction(+ : sum)")
+    for (int i = 0; i < kWords; ++i) sum += (words[i] & kLow) + (words[i] >> 8 & kLow);
+    return static_cast<S>(sum * 0x0001000100010001 >> 48);
+  } else {
+    constexpr int kValues = sizeof(V) / sizeof(T);
+    T values[kValues];
+    std::memcpy(values, &line, sizeof(values));
+    S sum = 0;
+    _Pragma("omp simd reduction(+ : sum)")
+    for (int i = 0; i < kValues; ++i) sum += static_cast<S>(values[i]);
+    return sum;
+  }
+}
+
+// Sum of n values: 16 additions to a lane at most, then double.
+template <int kBytes, class T, class S>
+inline S sum_piece(const T* values, int64_t n) {
+  constexpr int64_t side = kBytes / sizeof(T);
+  Line<T, kBytes> a{}, b{}, c{}, d{};
+  const T* end = values + n;
+  for (; end - values >= 4 * side; values += 4 * side) {
+    add_line(a, values);
+    add_line(b, values + side);
+    add_line(c, values + 2 * side);
+    add_line(d, values + 3 * side);
+  }
+  if (end - values >= 2 * side) {
+    add_line(a, values);
+    add_line(b, values + side);
+    values += 2 * side;
+  }
+  if (end - values >= side) {
+    add_line(c, values);
+    values += side;
+  }
+  if (values < end) {
+    T rest[side] = {};
+    for (int64_t i = 0; i < end - values; ++i) rest[i] = values[i];
+    add_line(d, rest);
+  }
+  const Line<T, kBytes> sum = (a + b) + (c + d);
+  return sum_line<T, S>(sum);
+}
+
+template <int kBytes, class T, class S>
+inline void sum_rows(const T* values, int64_t groups, int64_t reduced, S* out) {
+  constexpr int64_t most = 16 * kBytes;
+  for (int64_t g = 0; g < groups; ++g, values += reduced) {
+    S sum = sum_piece<kBytes, T, S>(values, reduced < most ? reduced : most);
+    for (int64_t at = most; at < reduced; at += most)
+      sum += sum_piece<kBytes, T, S>(values + at, reduced - at < most ? reduced - at : most);
+    out[g] = sum;
+  }
+}
+
+// (groups, reduced) -> (groups), all of it in one chunk
+template <class T, class S>
+void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
+  if (reduced >= kShortRow) {
+    switch (isa()) {
+      case Isa::kAvx512: return sum_rows<64>(values, groups, reduced, out);
+      case Isa::kAvx2: return sum_rows<32>(values, groups, reduced, out);
+      case Isa::kBaseline: return sum_rows<16>(values, groups, reduced, out);
+    }
+  }
+  // Neighbours first, across all rows at once: a tree. Counts of 128 still fit a byte.
+  alignas(64) T folded[kChunk / 2];
+  for (int fold = 1; reduced % 2 == 0 && fold < 128; fold *= 2) {
+    reduced /= 2;
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < groups * reduced; ++i) folded[i] = static_cast<T>(values[2 * i] + values[2 * i + 1]);
+    values = folded;
+  }
+  int64_t g = 0;
+  if (reduced == 1) {
+    SAFEOPS_SIMD
+    for (g = 0; g < groups; ++g) out[g] = static_cast<S>(values[g]);
+    return;
+  }
+  for (; g + 8 <= groups; g += 8) {  // eight rows side by side hide each other's latency
+    const T* row = values + g * reduced;
+    S sum[8] = {};
+    for (int64_t r = 0; r < reduced; ++r)
+      for (int k = 0; k < 8; ++k) sum[k] += static_cast<S>(row[k * reduced + r]);
+    for (int k = 0; k < 8; ++k) out[g + k] = sum[k];
+  }
+  for (; g < groups; ++g) {
+    S sum = 0;
+    for (int64_t r = 0; r < reduced; ++r) sum += static_cast<S>(values[g * reduced + r]);
+    out[g] = sum;
+  }
+}
+
+// (groups, reduced, inner) -> (groups, inner), all of it in one chunk
+template <class T, class S>
+void group_loop(const T* values, int64_t groups, int64_t reduced, int64_t inner, S* out) {
+  for (int64_t g = 0; g < groups; ++g, values += reduced * inner, out += inner) {
+    for (int64_t i = 0; i < inner; ++i) out[i] = 0;
+    for (int64_t r = 0; r < reduced; ++r) {
+      SAFEOPS_SIMD
+      for (int64_t i = 0; i < inner; ++i) out[i] += static_cast<S>(values[r * inner + i]);
+    }
+  }
+}
+
+template <class T, class S>
+struct SumGroups {
+  decltype(pick<&rows_loop<T, S>>()) rows = pick<&rows_loop<T, S>>();
+  decltype(pick<&group_loop<T, S>>()) columns = pick<&group_loop<T, S>>();
+
+  void operator()(const T* values, int64_t groups, int64_t reduced, int64_t inner, S* out) const {
+    if (inner == 1)
+      rows(values, groups, reduced, out);
+    else
+      columns(values, groups, reduced, inner, out);
+  }
+};
+
+}  // namespace safeops::cpu

@@ -1,0 +1,139 @@
+// The norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max |x|.
+// I/O: read each tensor once.
+#include "common/squares.h"
+#include "cpu/engine/vectors.h"
+#include "cpu/lists/multi_tensor.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// Values in double registers, where squares of what fp32 holds fit; four sums that do not wait for each other.
+template <class C, int kBytes, bool kSquare>
+double sum_loop(const C* x, int64_t n) {
+  constexpr int64_t side = kBytes / sizeof(double);
+  using V = Line<double, kBytes>;
+  using I = Line<int64_t, kBytes>;
+  V sum[4] = {};
+  const auto add = [](V& to, const C* from) __attribute__((always_inline)) {
+    Line<C, side * sizeof(C)> line;
+    std::memcpy(&line, from, sizeof(line));
+    V wide = __builtin_convertvector(line, V);
+    if constexpr (kSquare)
+      to += wide * wide;
+    else
+      to += reinterpret_cast<V>(reinterpret_cast<I>(wide) & std::numeric_limits<int64_t>::max());
+  };
+  int64_t i = 0;
+  for (; i + 4 * side <= n; i += 4 * side) {
+    add(sum[0], x + i);
+    add(sum[1], x + i + side);
+    add(sum[2], x + i + 2 * side);
+    add(sum[3], x + i + 3 * side);
+  }
+  double total = 0;
+  for (; i < n; ++i) total += kSquare ? static_cast<double>(x[i]) * x[i] : std::fabs(static_cast<double>(x[i]));
+  sum_lines(sum, total);
+  return total;
+}
+
+template <class C, bool kSquare>
+double sum_of(const C* x, int64_t n) {
+  return pick_width<&sum_loop<C, 64, kSquare>, &sum_loop<C, 32, kSquare>, &sum_loop<C, 16, kSquare>>()(x, n);
+}
+
+// The largest magnitude as bits, above which NaN lies: no NaN is lost.
+template <class C>
+int64_t largest_loop(const C* x, int64_t n) {
+  using T = std::make_signed_t<BitsOf<C>>;
+  T largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < n; ++i) {
+    const T size = bit_cast<T>(x[i]) & std::numeric_limits<T>::max();
+    largest = size > largest ? size : largest;
+  }
+  return static_cast<int64_t>(largest);
+}
+
+struct Sum {
+  double total = 0;
+
+  template <class C>
+  void fold(const C* x, int64_t n) {
+    total += sum_of<C, false>(x, n);
+  }
+  void merge(const Sum& other) { total += other.total; }
+  double result() const { return total; }
+};
+
+struct Squared {
+  template <class R>
+  static void apply(typename R::V& x) {
+    x = x * x;
+  }
+};
+
+struct Root {
+  Squares squares;
+
+  // In fp32 by trees of 16, where the squares are sure to fit.
+  void fold(const float* x, int64_t n) {
+    const auto rows = pick_width<&sum_row<float, 64, false, false, Squared>, &sum_row<float, 32, false, false, Squared>,
+                                 &sum_row<float, 16, false, false, Squared>>();
+    const double sum = rows({x, nullptr, nullptr}, n);
+    squares.middle += squares_lost<float>(sum) ? sum_of<float, true>(x, n) : sum;
+  }
+  void fold(const double* x, int64_t n) {
+    const double sum = sum_of<double, true>(x, n);
+    if (squares_lost<double>(sum))
+      for (int64_t i = 0; i < n; ++i) squares.add(x[i]);
+    else
+      squares.middle += sum;
+  }
+  void merge(const Root& other) { squares.add(other.squares); }
+  double result() const { return squares.norm(); }
+};
+
+struct Largest {
+  double most = 0;
+
+  template <class C>
+  void fold(const C* x, int64_t n) {
+    const BitsOf<C> bits = static_cast<BitsOf<C>>(pick<&largest_loop<C>>()(x, n));
+    merge({static_cast<double>(bit_cast<C>(bits))});
+  }
+  void merge(const Largest& other) { most = other.most <= most ? most : most != most ? most : other.most; }
+  double result() const { return most; }
+};
+
+template <class Fold>
+double total(const TensorList& list) {
+  std::vector<Fold> parts(list.pieces());
+  list.each_piece([&](const Member& member, int64_t piece, int64_t start, int64_t stop) {
+    Fold part;  // a thread's own: neighbours in `parts` share cache lines
+    const auto fold = [&](const auto* x, int64_t, int64_t n) { part.fold(x, n); };
+    if (member.view.dtype == DType::kDouble)
+      each_chunk<double>(member, start, stop, fold);
+    else
+      each_chunk<float>(member, start, stop, fold);
+    parts[piece] = part;
+  });
+  Fold all;
+  for (const Fold& part : parts) all.merge(part);
+  return all.result();
+}
+
+Tensor grad_norm(const std::vector<Tensor>& inputs, double ord) {
+  STD_TORCH_CHECK(ord == 1 || ord == 2 || ord == HUGE_VAL, "_grad_norm: no kernel for order ", ord);
+  const TensorList list(inputs, "_grad_norm");
+  const Tensor result = empty(Shape(), DType::kDouble, inputs[0]);
+  double* to = reinterpret_cast<double*>(View(result).data);
+  *to = ord == 1 ? total<Sum>(list) : ord == 2 ? total<Root>(list) : total<Largest>(list);
+  return result;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) { m.impl("_grad_norm", TORCH_BOX(&grad_norm)); }
+
+}  // namespace safeops::cpu

@@ -1,0 +1,198 @@
+// What the values of a list of tensors are like: a row of integers each (safeops/_multi_tensor.py), and the values at
+// the place that a row names. Read as bit patterns, whose order without the sign is that of the magnitudes.
+// I/O: read each tensor once.
+#include <array>
+
+#include "common/real.h"
+#include "cpu/lists/multi_tensor.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// A tracer counts after every op: where cores are shared, a second thread that has to be waited for costs more each
+// time than it brings.
+constexpr int64_t kAlone = 1 << 20;
+
+using Row = std::array<int64_t, 8>;
+enum Column { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst };
+
+// Signed: comparisons that every instruction set has.
+template <class Bits>
+using Signed = std::make_signed_t<Bits>;
+
+template <class Bits>
+struct Limits {
+  Signed<Bits> infinity, normal, tiny;  // inf, 2^-14, 2^-25 without sign
+};
+
+template <class Bits>
+Limits<Bits> limits_of(DType type) {
+  if constexpr (sizeof(Bits) == 8) return {0x7FF0000000000000, 0x3F10000000000000, 0x3E60000000000000};
+  if constexpr (sizeof(Bits) == 4) return {0x7F800000, 0x38800000, 0x33000000};
+  if constexpr (sizeof(Bits) == 2) {
+    if (type == DType::kHalf) return {0x7C00, 0x0400, 0};
+    return {0x7F80, 0x3880, 0x3300};
+  }
+}
+
+template <class Bits>
+struct Finite {
+  Signed<Bits> zero, tiny, normal, largest;  // how many are 0, at most 2^-25, below 2^-14; the largest magnitude
+};
+template <class Bits>
+struct Special {
+  Signed<Bits> nan, inf, minus_inf, largest;  // how many; the largest finite magnitude
+};
+
+template <class Bits>
+constexpr Signed<Bits> kMagnitude = std::numeric_limits<Signed<Bits>>::max();
+
+// n <= kChunk: the counts fit 16 bits
+template <class Bits>
+void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bits>& found) {
+  using T = Signed<Bits>;
+  T zero = 0, tiny = 0, normal = 0, largest = 0;
+  const T most_tiny = limits.tiny, least_normal = limits.normal;
+#pragma omp simd reduction(+ : zero, tiny, normal) reduction(max : largest)
+  for (int64_t i = 0; i < n; ++i) {
+    const T size = static_cast<T>(x[i]) & kMagnitude<Bits>;
+    zero = static_cast<T>(zero + (size == 0));
+    tiny = static_cast<T>(tiny + (size <= most_tiny));
+    normal = static_cast<T>(normal + (size < least_normal));
+    largest = size > largest ? size : largest;
+  }
+  found = {zero, tiny, normal, largest};
+}
+
+template <class Bits>
+void special_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Special<Bits>& found) {
+  using T = Signed<Bits>;
+  T nan = 0, infinite = 0, minus = 0, largest = 0;
+  const T infinity = limits.infinity, minus_infinity = static_cast<T>(infinity | std::numeric_limits<T>::min());
+#pragma omp simd reduction(+ : nan, infinite, minus) reduction(max : largest)
+  for (int64_t i = 0; i < n; ++i) {
+    const T bits = static_cast<T>(x[i]), size = bits & kMagnitude<Bits>;
+    nan = static_cast<T>(nan + (size > infinity));
+    infinite = static_cast<T>(infinite + (size == infinity));
+    minus = static_cast<T>(minus + (bits == minus_infinity));
+    const T finite = size < infinity ? size : T{0};
+    largest = finite > largest ? finite : largest;
+  }
+  found = {nan, static_cast<T>(infinite - minus), minus, largest};
+}
+
+double magnitude(uint64_t bits, DType type) {
+  double value;
+  if (type == DType::kDouble) return bit_cast<double>(bits);
+  if (type == DType::kFloat) return bit_cast<float>(static_cast<uint32_t>(bits));
+  const uint16_t half = static_cast<uint16_t>(bits);
+  find_load<double>(type)(&half, &value, 1);
+  return value;
+}
+
+template <class Bits>
+Row row_of(const Member& member, int64_t start, int64_t stop) {
+  const DType type = member.view.dtype;
+  const Limits<Bits> limits = limits_of<Bits>(type);
+  const auto finite = pick<&finite_loop<Bits>>();
+  const auto special = pick<&special_loop<Bits>>();
+  Row row{};
+  Signed<Bits> largest = 0;
+  each_chunk<Bits>(member, start, stop, [&](const Bits* x, int64_t at, int64_t n) {
+    Finite<Bits> f;
+    finite(x, n, limits, f);
+    row[kZero] += f.zero;
+    row[kSmall] += f.normal - f.zero;
+    row[kTiny] += f.tiny - f.zero;
+    if (f.largest >= limits.infinity) {
+      Special<Bits> s;
+      special(x, n, limits, s);
+      row[kNan] += s.nan;
+      row[kInf] += s.inf;
+      row[kMinusInf] += s.minus_inf;
+      f.largest = s.largest;
+      for (int64_t i = 0; i < n && !(member.row_by_row() && row[kFirst]); ++i)
+        if ((static_cast<Signed<Bits>>(x[i]) & kMagnitude<Bits>) >= limits.infinity)
+          row[kFirst] = std::max(row[kFirst], member.numel - member.elements.offset(at + i));
+    }
+    largest = std::max(largest, f.largest);
+  });
+  row[kLargest] = bit_cast<int64_t>(magnitude(static_cast<uint64_t>(largest), type));
+  return row;
+}
+
+// Row `row` of a contiguous matrix with so many columns, and `count` more below it.
+template <class T>
+T* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
+  const View view(matrix);
+  STD_TORCH_CHECK(view.dtype == dtype && view.ndim == 2 && view.sizes[1] == columns && view.contiguous(), op,
+                  ": needs contiguous rows of ", columns, dtype == DType::kLong ? " int64" : " float64");
+  STD_TORCH_CHECK(row >= 0 && row <= view.sizes[0] - count, op, ": rows ", row, " to ", row + count, " of ",
+                  view.sizes[0]);
+  return reinterpret_cast<T*>(view.data) + row * columns;
+}
+
+void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
+  const TensorList list(inputs, "_health_");
+  const int64_t count = static_cast<int64_t>(inputs.size());
+  int64_t* to = rows_of<int64_t>(out, DType::kLong, 8, row, count, "_health_");
+  std::vector<Row> parts(list.pieces());
+  list.each_piece([&](const Member& member, int64_t piece, int64_t start, int64_t stop) {
+    switch (size_of(member.view.dtype)) {
+      case 2: parts[piece] = row_of<uint16_t>(member, start, stop); break;
+      case 4: parts[piece] = row_of<uint32_t>(member, start, stop); break;
+      default: parts[piece] = row_of<uint64_t>(member, start, stop);
+    }
+  }, kAlone);
+  for (int64_t m = 0, piece = 0; m < count; ++m, to += 8)
+    for (const int64_t end = m + 1 < count ? list.members()[m + 1].first : list.pieces(); piece < end; ++piece)
+      for (int c = 0; c < 8; ++c) to[c] = c < kLargest ? to[c] + parts[piece][c] : std::max(to[c], parts[piece][c]);
+}
+
+double read_real(const char* at, const Real& real) {
+  const auto as = [at](auto value) {
+    std::memcpy(&value, at, sizeof(value));
+    return static_cast<double>(value);
+  };
+  if (real.floating == DType::kDouble) return as(double{});
+  if (real.floating != DType::kOther) {
+    double value;
+    find_load<double>(real.floating)(at, &value, 1);
+    return value;
+  }
+  switch (real.bytes) {
+    case 1: return real.is_signed ? as(int8_t{}) : as(uint8_t{});
+    case 2: return real.is_signed ? as(int16_t{}) : as(uint16_t{});
+    case 4: return real.is_signed ? as(int32_t{}) : as(uint32_t{});
+    default: return real.is_signed ? as(int64_t{}) : as(uint64_t{});
+  }
+}
+
+void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t health_row,
+             const std::vector<Tensor>& inputs, const std::vector<int64_t>& size) {
+  double* to = rows_of<double>(out, DType::kDouble, 4, row, 1, "_pick_");
+  const int64_t* found = rows_of<int64_t>(health, DType::kLong, 8, health_row, 1, "_pick_");
+  const Shape shape(static_cast<int>(size.size()), size.data());
+  const int64_t numel = shape.numel();
+  for (size_t i = 0; i < inputs.size() && i < 4; ++i) {
+    const View x(inputs[i]);
+    const Real real = real_of(inputs[i], "_pick_");
+    int64_t strides[kMaxDims];
+    expand_strides(x.ndim, x.sizes, x.strides, shape, strides);
+    const int64_t first = numel - found[kFirst];
+    if (found[kFirst] <= 0 || first < 0) continue;
+    Walk walk;
+    for (int d = shape.ndim - 1; d >= 0; --d) walk.push(shape.size[d], strides[d]);
+    to[i] = read_real(x.data + walk.offset(first) * real.bytes, real);
+  }
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
+  m.impl("_health_", TORCH_BOX(&health));
+  m.impl("_pick_", TORCH_BOX(&pick_at));
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,73 @@
+// The one loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements,
+// each walked in the order of its tensor's memory, on all threads.
+//
+// What a piece comes to is kept by the number of the piece and merged in that order: the same bits for any number of
+// threads.
+#pragma once
+
+#include <vector>
+
+#include "cpu/engine/operand.h"
+#include "cpu/engine/parallel.h"
+
+namespace safeops::cpu {
+
+constexpr int64_t kPiece = 32768;  // elements
+
+struct Member {
+  View view;
+  Shape shape;
+  Order order;
+  Walk elements;         // element number i of the walk is number elements.offset(i) of the tensor, row by row
+  int64_t numel, first;  // first: number of its first piece
+
+  Member(const Tensor& t, int64_t first_piece);
+
+  bool row_by_row() const { return elements.ndim <= 1; }
+};
+
+class TensorList {
+ public:
+  TensorList(const std::vector<Tensor>& tensors, const char* op);
+
+  int64_t pieces() const { return pieces_; }
+  const std::vector<Member>& members() const { return members_; }
+
+  // body(member, number of the piece, start, stop): elements [start, stop) of the member's walk; on one thread up to
+  // `little` elements
+  template <class Body>
+  void each_piece(const Body& body, int64_t little = kGrain) const {
+    if (pieces_ == 0) return;
+    const auto some = [&](int64_t begin, int64_t end) {
+      size_t m = member_of(begin);
+      for (int64_t piece = begin; piece < end; ++piece) {
+        while (piece >= members_[m].first + pieces_of(members_[m])) ++m;
+        const int64_t start = (piece - members_[m].first) * kPiece;
+        body(members_[m], piece, start, std::min(start + kPiece, members_[m].numel));
+      }
+    };
+    parallel(pieces_, std::max<int64_t>(1, elements_ / pieces_), some, little);
+  }
+
+ private:
+  static int64_t pieces_of(const Member& member) { return (member.numel + kPiece - 1) / kPiece; }
+  size_t member_of(int64_t piece) const;
+
+  std::vector<Member> members_;
+  int64_t pieces_ = 0, elements_ = 0;
+};
+
+// fold(values, start, n) for the chunks [start, start + n) of a piece, read as values of type C.
+template <class C, class Fold>
+void each_chunk(const Member& member, int64_t start, int64_t stop, const Fold& fold) {
+  Source<C> source;
+  source.bind(member.view, member.shape, member.order);
+  alignas(64) C buffer[kBuffer];
+  source.prime(buffer);
+  for (int64_t at = start; at < stop; at += kChunk) {
+    const int64_t n = std::min(kChunk, stop - at);
+    fold(source.fetch(at, n, at + kAhead, buffer), at, n);
+  }
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,263 @@
+// The fold of the largest and smallest: the extreme of the kept elements, and how many of them are it.
+#include "cpu/reductions/worker.h"
+#include "cpu/reductions/statistic.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+constexpr bool of_magnitudes(Extremum e) { return e == Extremum::kMaxAbs || e == Extremum::kMinAbs; }
+constexpr bool negated(Extremum e) { return e == Extremum::kMin || e == Extremum::kMinAbs; }
+
+// ---- inner loops
+
+template <class C, Extremum kWhich>
+inline C ranked(C x) {
+  if constexpr (of_magnitudes(kWhich)) x = std::fabs(x);
+  if constexpr (negated(kWhich)) x = -x;
+  return x;
+}
+
+template <class R, Extremum kWhich, class V>
+inline void rank(V& x) {
+  if constexpr (of_magnitudes(kWhich)) R::abs(x);
+  if constexpr (negated(kWhich)) x = -x;
+}
+
+// The largest kept one, -inf if there is none; whether any is NaN.
+template <class C, int kBytes, bool kKeep, Extremum kWhich>
+bool best_row(const Elements<C>& e, int64_t n, C* best) {
+  using R = Register<C, kBytes>;
+  using V = typename R::V;
+  using I = typename R::I;
+  const V lowest = V{} - std::numeric_limits<C>::infinity();
+  V top[4] = {lowest, lowest, lowest, lowest};
+  I nan[4] = {};
+  for_lines<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
+                                               __attribute__((always_inline)) {
+    V v = x;
+    rank<R, kWhich>(v);
+    R::take_or(v, keep, lowest);
+    top[k] = v > top[k] ? v : top[k];
+    nan[k] |= reinterpret_cast<I>(v != v);
+  });
+  top[0] = top[0] > top[1] ? top[0] : top[1];
+  top[2] = top[2] > top[3] ? top[2] : top[3];
+  top[0] = top[0] > top[2] ? top[0] : top[2];
+  nan[0] |= nan[1] | nan[2] | nan[3];
+  C largest = top[0][0];
+  bool any = false;
+  for (int i = 0; i < R::kSide; ++i) {
+    largest = top[0][i] > largest ? C(top[0][i]) : largest;
+    any |= nan[0][i] != 0;
+  }
+  *best = largest;
+  return any;
+}
+
+// How many kept ones are `best`; with a NaN `best`, how many are NaN.
+template <class C, int kBytes, bool kKeep, Extremum kWhich>
+int64_t ties_row(const Elements<C>& e, int64_t n, C best) {
+  using R = Register<C, kBytes>;
+  using V = typename R::V;
+  using I = typename R::I;
+  const I both = I{} - (best != best);
+  I found[4] = {};
+  for_lines<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
+                                               __attribute__((always_inline)) {
+    V v = x;
+    rank<R, kWhich>(v);
+    found[k] -= (reinterpret_cast<I>(v == best) | (reinterpret_cast<I>(v != v) & both)) & keep;
+  });
+  int64_t ties = 0;
+  for (int k = 0; k < 4; ++k)
+    for (int i = 0; i < R::kSide; ++i) ties += found[k][i];
+  return ties;
+}
+
+template <class C>
+struct ExtremeLanes {
+  C* best;
+  BitsOf<C>*ties, *nans;
+};
+
+template <class C, bool kKeep, Extremum kWhich>
+void extreme_lanes(const Elements<C>& e, int64_t n, int64_t period, const ExtremeLanes<C>& lanes) {
+  using Bits = BitsOf<C>;
+  C* best = lanes.best;
+  Bits *ties = lanes.ties, *nans = lanes.nans;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C* x = e.x + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      const C old = best[p];
+      C v = ranked<C, kWhich>(x[p]);
+      Bits kept = ~Bits(0);
+      if constexpr (kKeep) {
+        kept = Bits(0) - static_cast<Bits>(keep[p] != 0);
+        v = select(keep[p] != 0, v, -std::numeric_limits<C>::infinity());
+      }
+      const Bits more = Bits(0) - static_cast<Bits>(v > old), same = Bits(0) - static_cast<Bits>(v == old);
+      const Bits nan = Bits(0) - static_cast<Bits>(v != v);
+      ties[p] = (ties[p] & ~more) - ((more | same) & kept);
+      nans[p] -= nan;
+      best[p] = v > old ? v : old;
+    }
+  }
+}
+
+// ---- the fold. value: the extreme (of what is maximised); count: its ties, 0 where nothing is kept
+
+template <class C>
+struct Extreme {
+  static constexpr int64_t kColumns = 1024;
+  static constexpr bool has_weight = false, has_spread = false, has_count = true;
+  bool weighted, scaled;
+  Extremum which;
+
+  static void join(double& best, int64_t& ties, double other, int64_t more) {
+    if (more == 0) return;
+    const bool first = ties == 0 || (best == best && (other > best || other != other));
+    const bool same = other == best || (other != other && best != best);
+    ties = first ? more : ties + (same ? more : 0);
+    best = first ? other : best;
+  }
+
+  void merge(const Totals& into, const Totals& from, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) join(into.value[i], into.count[i], from.value[i], from.count[i]);
+  }
+
+  class Worker : public Kept<C, Extreme, Worker> {
+    using Base = Kept<C, Extreme, Worker>;
+    friend Base;
+
+   public:
+    static constexpr int64_t kBlock = 255;
+
+    Worker(const Extreme& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
+      const bool keep = fold.weighted || inputs.masked;
+      switch (fold.which) {
+        case Extremum::kMax: pick_loops<Extremum::kMax>(keep); break;
+        case Extremum::kMin: pick_loops<Extremum::kMin>(keep); break;
+        case Extremum::kMaxAbs: pick_loops<Extremum::kMaxAbs>(keep); break;
+        case Extremum::kMinAbs: pick_loops<Extremum::kMinAbs>(keep); break;
+      }
+    }
+
+   private:
+    template <Extremum kWhich>
+    void pick_loops(bool keep) {
+      best_row_ = keep ? pick_width<&best_row<C, 64, true, kWhich>, &best_row<C, 32, true, kWhich>,
+                                    &best_row<C, 16, true, kWhich>>()
+                       : pick_width<&best_row<C, 64, false, kWhich>, &best_row<C, 32, false, kWhich>,
+                                    &best_row<C, 16, false, kWhich>>();
+      ties_row_ = keep ? pick_width<&ties_row<C, 64, true, kWhich>, &ties_row<C, 32, true, kWhich>,
+                                    &ties_row<C, 16, true, kWhich>>()
+                       : pick_width<&ties_row<C, 64, false, kWhich>, &ties_row<C, 32, false, kWhich>,
+                                    &ties_row<C, 16, false, kWhich>>();
+      lanes_ = keep ? pick<&extreme_lanes<C, true, kWhich>>() : pick<&extreme_lanes<C, false, kWhich>>();
+    }
+
+    void reset_row() {
+      row_best_ = -std::numeric_limits<double>::infinity();
+      row_ties_ = 0;
+    }
+
+    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+      C best;
+      if (best_row_(e, n, &best)) best = std::numeric_limits<C>::quiet_NaN();
+      if (best < row_best_) return;  // the second look is rare
+      join(row_best_, row_ties_, static_cast<double>(best), ties_row_(e, n, best));
+    }
+
+    void row_state(const Totals& out) const {
+      *out.value = row_best_;
+      *out.count = row_ties_;
+    }
+
+    void start_lanes() {
+      std::fill_n(best_, this->period_, -std::numeric_limits<C>::infinity());
+      std::fill_n(ties_, this->period_, 0);
+      std::fill_n(nans_, this->period_, 0);
+    }
+
+    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      lanes_(e, n, period, {best_ + first, ties_ + first, nans_ + first});
+    }
+
+    void empty_lanes(double*) {}  // the lanes are the states
+
+    Totals lane_states() {
+      for (int64_t p = 0; p < this->period_; ++p) {
+        value_[p] = nans_[p] ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(best_[p]);
+        this->count_lanes_[p] = static_cast<int64_t>(nans_[p] ? nans_[p] : ties_[p]);
+      }
+      return {value_, nullptr, nullptr, this->count_lanes_};
+    }
+
+    double row_best_;
+    int64_t row_ties_;
+    decltype(&best_row<C, 16, true, Extremum::kMax>) best_row_;
+    decltype(&ties_row<C, 16, true, Extremum::kMax>) ties_row_;
+    decltype(&extreme_lanes<C, true, Extremum::kMax>) lanes_;
+    alignas(64) C best_[kColumns];
+    alignas(64) BitsOf<C> ties_[kColumns];
+    alignas(64) BitsOf<C> nans_[kColumns];
+    double value_[kColumns];
+  };
+};
+
+void finish_extreme(const void* op, int64_t, const Totals& totals, int64_t n, const double*, double* const* results) {
+  const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool none = totals.count[i] == 0;
+    const double best = f.negate ? -totals.value[i] : totals.value[i];
+    results[0][i] = none ? f.nothing : best;
+    results[1][i] = none ? 0.0 : best;
+    results[2][i] = none ? 0.0 : 1.0 / static_cast<double>(totals.count[i]);
+    if (best > f.most && std::isfinite(best)) results[0][i] = f.most, results[2][i] = 0;
+  }
+}
+
+void run_extreme(const Statistic& s, Extremum which, bool empty_nan, const Statistics& to) {
+  StatisticFinish finish;
+  finish.nothing = nothing_kept(empty_nan);
+  finish.negate = negated(which);
+  finish.most = s.most;
+  const bool weighted = s.weight.has_value();
+  if (s.in_double())
+    s.run<double>(Extreme<double>{weighted, false, which}, &finish_extreme, &finish, to);
+  else
+    s.run<float>(Extreme<float>{weighted, false, which}, &finish_extreme, &finish, to);
+}
+
+}  // namespace
+
+Statistics extreme(const Statistic& s, Extremum which, bool empty_nan) {
+  const Statistics to = s.results();
+  run_extreme(s, which, empty_nan, to);
+  return to;
+}
+
+std::optional<Tensor> scales_of(const Statistic& s) {
+  Statistic wide = s;
+  wide.type = DType::kDouble;
+  const Tensor tops = std::get<0>(extreme(wide, Extremum::kMaxAbs, false));
+  double* scale = reinterpret_cast<double*>(View(tops).data);
+  bool any = false;
+  for (int64_t i = 0, n = s.out.numel(); i < n; ++i) {
+    const double top = scale[i];
+    const bool out = std::isfinite(top) && top != 0 && (top > 0x1p+400 || top < 0x1p-400);
+    scale[i] = out ? std::ldexp(1.0, std::clamp(-std::ilogb(top), -1000, 1000)) : 1.0;
+    any = any || out;
+  }
+  if (!any) return std::nullopt;
+  return tops;
+}
+
+SAFEOPS_STATISTIC(masked_amax, return extreme(s, Extremum::kMax, empty_nan);)
+SAFEOPS_STATISTIC(masked_amin, return extreme(s, Extremum::kMin, empty_nan);)
+
+}  // namespace safeops::cpu

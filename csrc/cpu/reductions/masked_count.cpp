@@ -1,0 +1,90 @@
+// How many elements are kept: mask True and weight not 0. I/O: read mask, weight; the input is a shape and no more.
+#include "cpu/reductions/worker.h"
+#include "cpu/reductions/statistic.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+template <class C>
+struct Count {
+  static constexpr int64_t kColumns = 4096;
+  static constexpr bool has_weight = false, has_spread = false, has_count = true, scaled = false;
+  bool weighted;
+
+  void merge(const Totals& into, const Totals& from, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
+  }
+
+  class Worker : public Kept<C, Count, Worker> {
+    using Base = Kept<C, Count, Worker>;
+    friend Base;
+
+   public:
+    static constexpr int64_t kBlock = 252;
+    using Base::Base;
+
+   private:
+    void reset_row() {}
+    void fold_row(const Elements<C>&, int64_t, int64_t) {}
+    void row_state(const Totals&) const {}
+    void start_lanes() { std::fill_n(value_, this->period_, 0.0); }
+    void fold_lanes(const Elements<C>&, int64_t, int64_t, int64_t) {}
+    void empty_lanes(double*) {}
+    Totals lane_states() { return {value_, nullptr, nullptr, this->count_lanes_}; }
+
+    double value_[kColumns];
+  };
+};
+
+// Integers have no Sink of their own: their bits have.
+struct CountOutput {
+  Sink<uint64_t> sink;
+
+  template <class C>
+  CountOutput(const Reduction<C>& r, const Tensor& to) {
+    sink.bind(r.seen(to).view, r.dims.output(r.shape, true), r.kept);
+  }
+
+  void write(int64_t start, int64_t n, const Totals& totals) const {
+    uint64_t buffer[kChunk];
+    for (int64_t done = 0; done < n; done += kChunk) {
+      const int64_t m = std::min(kChunk, n - done);
+      uint64_t* to = sink.target(start + done, buffer);
+      for (int64_t i = 0; i < m; ++i) to[i] = static_cast<uint64_t>(totals.count[done + i]);
+      sink.commit(start + done, m, buffer);
+    }
+  }
+};
+
+template <class C>
+void count(const Shape& shape, const ReducedDims& dims, const OptionalTensor& mask, const OptionalTensor& weight,
+           const Tensor& to) {
+  Reduction<C> r(shape, dims, View(mask ? *mask : *weight));
+  if (weight) r.input(View(*weight));
+  if (mask) r.mask(View(*mask));
+  Reducer<C, Count<C>, CountOutput>{r, Count<C>{weight.has_value()}, CountOutput(r, to)}.run();
+}
+
+Tensor masked_count(const Tensor& input, const OptionalTensor& mask, const OptionalTensor& weight, const Dims& dim,
+                    bool keepdim) {
+  const Shape shape = View(input).shape();
+  const ReducedDims dims = reduced_dims(shape, dim);
+  const Tensor to = empty(dims.output(shape, keepdim), DType::kLong, input);
+  if (!mask && !weight) {
+    int64_t all = 1;
+    for (int d = 0; d < shape.ndim; ++d) all *= dims.reduced[d] ? shape.size[d] : 1;
+    std::fill_n(reinterpret_cast<int64_t*>(View(to).data), dims.output(shape, keepdim).numel(), all);
+  } else if (in_double(weight)) {
+    count<double>(shape, dims, mask, weight, to);
+  } else {
+    count<float>(shape, dims, mask, weight, to);
+  }
+  return to;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) { m.impl("_masked_count", TORCH_BOX(&masked_count)); }
+
+}  // namespace safeops::cpu

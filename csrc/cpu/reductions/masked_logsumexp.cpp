@@ -1,0 +1,206 @@
+// log sum w exp(x) = top + log sum w exp(x - top), the top being the largest kept element so far.
+#include "cpu/engine/exp.h"
+#include "cpu/reductions/worker.h"
+#include "cpu/reductions/statistic.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// ---- inner loops
+
+// (the largest kept element, the lowest number if there is none; NaN elements do not count)
+template <class C, int kBytes, bool kKeep>
+C top_row(const Elements<C>& e, int64_t n) {
+  using R = Register<C, kBytes>;
+  using V = typename R::V;
+  const V lowest = V{} + std::numeric_limits<C>::lowest();
+  V top[4] = {lowest, lowest, lowest, lowest};
+  for_lines<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const auto& keep, const V&)
+                                               __attribute__((always_inline)) {
+    V v = x;
+    R::take_or(v, keep, lowest);
+    top[k] = v > top[k] ? v : top[k];
+  });
+  top[0] = top[0] > top[1] ? top[0] : top[1];
+  top[2] = top[2] > top[3] ? top[2] : top[3];
+  top[0] = top[0] > top[2] ? top[0] : top[2];
+  C largest = top[0][0];
+  for (int i = 1; i < R::kSide; ++i) largest = top[0][i] > largest ? C(top[0][i]) : largest;
+  return largest;
+}
+
+template <class C, bool kKeep, bool kWeight>
+void exponentials_loop(const Elements<C>& e, int64_t n, C top, C* out) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    const C x = e.x[i];
+    C term = exp_(select(x == top, C(0), x - top));  // inf - inf
+    if constexpr (kWeight) term *= e.w[i];
+    if constexpr (kKeep) term = kept_or_zero(e.keep[i] != 0, term);
+    out[i] = term;
+  }
+}
+
+template <class C>
+struct ExponentialLanes {
+  C *top, *sum;
+};
+
+// One exponential an element: of the distance to the top so far, whichever is higher.
+template <class C, bool kKeep, bool kWeight>
+void exponential_lanes(const Elements<C>& e, int64_t n, int64_t period, const ExponentialLanes<C>& lanes) {
+  C *top = lanes.top, *sum = lanes.sum;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C *x = e.x + at, *w = e.w + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      const C old = top[p];
+      C v = x[p];
+      if constexpr (kKeep) v = select(keep[p] != 0, v, -std::numeric_limits<C>::infinity());
+      const C d = select(v == old, C(0), v - old), factor = exp_(0 - std::fabs(d));
+      C one = 1;
+      if constexpr (kWeight) one = w[p];
+      const bool higher = d > 0;
+      sum[p] = select(higher, sum[p], one) * factor + select(higher, one, sum[p]);
+      top[p] = select(higher, v, old);
+    }
+  }
+}
+
+// More exponentials join a sum: (top, sum) += (other, more)
+inline void join(double& top, double& sum, double other, double more) {
+  const double d = select(other == top, 0.0, other - top), factor = exp_(0 - std::fabs(d));
+  const bool higher = d > 0;
+  sum = select(higher, sum, more) * factor + select(higher, more, sum);
+  top = select(higher, other, top);
+}
+
+void join_loop(double* top, double* sum, const double* other, const double* more, int64_t n) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) join(top[i], sum[i], other[i], more[i]);
+}
+
+// ---- the fold. value: top; spread: sum w exp(x - top)
+
+template <class C>
+struct LogSumExp {
+  static constexpr int64_t kColumns = 1024;
+  static constexpr bool has_weight = false, has_spread = true, has_count = true;
+  static constexpr double kLowest = std::numeric_limits<double>::lowest();
+  bool weighted;
+  static constexpr bool scaled = false;
+
+  void merge(const Totals& into, const Totals& from, int64_t n) const {
+    pick<&join_loop>()(into.value, into.spread, from.value, from.spread, n);
+    for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
+  }
+
+  class Worker : public Kept<C, LogSumExp, Worker> {
+    using Base = Kept<C, LogSumExp, Worker>;
+    friend Base;
+
+   public:
+    static constexpr int64_t kBlock = 32;
+
+    Worker(const LogSumExp& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
+      if (fold.weighted)
+        pick_loops<true, true>();
+      else
+        inputs.masked ? pick_loops<true, false>() : pick_loops<false, false>();
+    }
+
+   private:
+    template <bool kKeep, bool kWeight>
+    void pick_loops() {
+      top_row_ = pick_width<&top_row<C, 64, kKeep>, &top_row<C, 32, kKeep>, &top_row<C, 16, kKeep>>();
+      exponentials_ = pick<&exponentials_loop<C, kKeep, kWeight>>();
+      lanes_ = pick<&exponential_lanes<C, kKeep, kWeight>>();
+    }
+
+    void reset_row() { row_top_ = kLowest, row_sum_ = 0; }
+
+    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+      const C chunk = top_row_(e, n), top = chunk > row_top_ ? chunk : static_cast<C>(row_top_);
+      double more;
+      exponentials_(e, n, top, terms_);
+      sum_(terms_, 1, n, &more);
+      join(row_top_, row_sum_, static_cast<double>(top), more);
+    }
+
+    void row_state(const Totals& out) const {
+      *out.value = row_top_;
+      *out.spread = row_sum_;
+    }
+
+    void start_lanes() {
+      std::fill_n(value_, this->period_, kLowest);
+      std::fill_n(sum_of_, this->period_, 0.0);
+      std::fill_n(top_, this->period_, std::numeric_limits<C>::lowest());
+      std::fill_n(sums_, this->period_, C(0));
+    }
+
+    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      lanes_(e, n, period, {top_ + first, sums_ + first});
+    }
+
+    void empty_lanes(double*) {
+      const int64_t n = this->period_;
+      alignas(64) double top[kColumns], more[kColumns];
+      for (int64_t p = 0; p < n; ++p) {
+        top[p] = static_cast<double>(top_[p]);
+        more[p] = static_cast<double>(sums_[p]);
+        sums_[p] = 0;
+      }
+      join_(value_, sum_of_, top, more, n);
+    }
+
+    Totals lane_states() { return {value_, nullptr, sum_of_, this->count_lanes_}; }
+
+    double row_top_, row_sum_;
+    decltype(&top_row<C, 16, true>) top_row_;
+    decltype(&exponentials_loop<C, true, true>) exponentials_;
+    decltype(&exponential_lanes<C, true, true>) lanes_;
+    decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
+    decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
+    alignas(64) C terms_[kBuffer];
+    alignas(64) C top_[kColumns];
+    alignas(64) C sums_[kColumns];
+    alignas(64) double value_[kColumns];
+    alignas(64) double sum_of_[kColumns];
+  };
+};
+
+// The gradient is w exp(x - top) / sum: their own difference loses no digits of a large top. Where all that is kept is
+// -inf, exp(x) itself is the 0 it should be.
+void finish_logsumexp(const void* op, int64_t, const Totals& totals, int64_t n, const double*,
+                      double* const* results) {
+  const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool none = totals.count[i] == 0;
+    const double top = totals.value[i], spread = totals.spread[i];
+    const double sum = spread < 0 ? std::numeric_limits<double>::quiet_NaN() : spread;  // has no logarithm, no slope
+    results[0][i] = none ? f.nothing : top + std::log(sum);
+    results[1][i] = none || sum == 0 ? 0.0 : top;
+    results[2][i] = none ? 0.0 : sum == 0 ? 1.0 : 1 / sum;
+  }
+}
+
+Statistics logsumexp(const Statistic& s, bool empty_nan) {
+  StatisticFinish finish;
+  finish.nothing = nothing_kept(empty_nan);
+  const Statistics to = s.results();
+  if (s.in_double())
+    s.run<double>(LogSumExp<double>{s.weight.has_value()}, &finish_logsumexp, &finish, to);
+  else
+    s.run<float>(LogSumExp<float>{s.weight.has_value()}, &finish_logsumexp, &finish, to);
+  return to;
+}
+
+}  // namespace
+
+SAFEOPS_STATISTIC(masked_logsumexp, return logsumexp(s, empty_nan);)
+
+}  // namespace safeops::cpu

@@ -1,0 +1,243 @@
+// The fold of the norms: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor underflow: what
+// float cannot square goes, a chunk at a time, through double.
+#include "cpu/reductions/worker.h"
+#include "cpu/reductions/statistic.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// ---- inner loops
+
+template <class C, bool kSquare>
+inline C power(C x) {
+  if constexpr (kSquare)
+    return x * x;
+  else
+    return std::fabs(x);
+}
+
+// What a register of kept elements becomes.
+template <bool kSquare>
+struct Power {
+  template <class R>
+  static void apply(typename R::V& x) {
+    if constexpr (kSquare)
+      x *= x;
+    else
+      R::abs(x);
+  }
+};
+
+template <class C, bool kKeep, bool kWeight, bool kSquare>
+double careful_powers(const Elements<C>& e, int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) {
+    double x = static_cast<double>(e.x[i]);
+    if constexpr (kKeep) x = kept_or_zero(e.keep[i] != 0, x);
+    double term = power<double, kSquare>(x);
+    if constexpr (kWeight) term *= static_cast<double>(e.w[i]);
+    sum += term;
+  }
+  return sum;
+}
+
+template <class C>
+struct PowerLanes {
+  C *sum, *weight;
+};
+
+template <class C, bool kKeep, bool kWeight, bool kSquare>
+void power_lanes(const Elements<C>& e, int64_t n, int64_t period, const PowerLanes<C>& lanes) {
+  C *sum = lanes.sum, *weight = lanes.weight;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C *x = e.x + at, *w = e.w + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      C v = x[p];
+      if constexpr (kKeep) v = kept_or_zero(keep[p] != 0, v);
+      C term = power<C, kSquare>(v);
+      if constexpr (kWeight) term *= w[p];
+      if constexpr (kWeight) weight[p] += w[p];
+      sum[p] += term;
+    }
+  }
+}
+
+// ---- the fold. value: sum w f(x); weight: sum of weights
+
+template <class C>
+struct Powers {
+  static constexpr int64_t kColumns = 1024;
+  static constexpr bool has_spread = false, has_count = true;
+  bool weighted, scaled;
+  bool half;  // the input is fp16: float squares it without loss of range
+  bool square;
+  bool has_weight = weighted;
+
+  void merge(const Totals& into, const Totals& from, int64_t n) const {
+    for (int64_t i = 0; i < n; ++i) into.value[i] += from.value[i];
+    for (int64_t i = 0; weighted && i < n; ++i) into.weight[i] += from.weight[i];
+    for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
+  }
+
+  class Worker : public Kept<C, Powers, Worker> {
+    using Base = Kept<C, Powers, Worker>;
+    friend Base;
+
+   public:
+    static constexpr int64_t kBlock = 32;
+
+    Worker(const Powers& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
+      const int kind = fold.weighted ? 2 : inputs.masked;
+      fold.square ? pick_kind<true>(kind) : pick_kind<false>(kind);
+    }
+
+   private:
+    template <bool kSquare>
+    void pick_kind(int kind) {
+      if (kind == 0) pick_loops<kSquare, false, false>();
+      if (kind == 1) pick_loops<kSquare, true, false>();
+      if (kind == 2) pick_loops<kSquare, true, true>();
+    }
+
+    template <bool kSquare, bool kKeep, bool kWeight>
+    void pick_loops() {
+      using P = Power<kSquare>;
+      row_ = pick_width<&sum_row<C, 64, kKeep, kWeight, P>, &sum_row<C, 32, kKeep, kWeight, P>,
+                        &sum_row<C, 16, kKeep, kWeight, P>>();
+      careful_ = pick<&careful_powers<C, kKeep, kWeight, kSquare>>();
+      lanes_ = pick<&power_lanes<C, kKeep, kWeight, kSquare>>();
+      rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
+                           &any_extraordinary<16, kKeep>>();
+    }
+
+    void reset_row() { row_sum_ = row_weight_ = 0; }
+
+    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+      double sum = row_(e, n);
+      if constexpr (sizeof(C) == 4) {
+        if (!(sum > 0x1p-100 && sum < 0x1p+120) && !this->fold_.half) sum = careful_(e, n);
+      }
+      row_sum_ += sum;
+      if (!e.w) return;
+      double weight;
+      sum_(e.w, 1, n, &weight);
+      row_weight_ += weight;
+    }
+
+    void row_state(const Totals& out) const {
+      *out.value = row_sum_;
+      if (out.weight) *out.weight = row_weight_;
+    }
+
+    void start_lanes() {
+      std::fill_n(value_, this->period_, 0.0);
+      std::fill_n(weight_, this->period_, 0.0);
+      std::fill_n(sums_, this->period_, C(0));
+      std::fill_n(sw_, this->period_, C(0));
+    }
+
+    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      if constexpr (sizeof(C) == 4) {
+        const Ordinary& range = this->fold_.square ? kSquares : kMagnitudes;
+        if (!this->fold_.half && rare_(e, n, range)) return fold_carefully(e, first, n, period);
+      }
+      lanes_(e, n, period, {sums_ + first, sw_ + first});
+    }
+
+    void fold_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t p = first + i % period;
+        value_[p] += careful_(e.from(i), 1);
+        if (e.w) weight_[p] += static_cast<double>(e.w[i]);
+      }
+    }
+
+    void empty_lanes(double*) {
+      empty_(sums_, this->period_, value_);
+      if (this->weighted_) empty_(sw_, this->period_, weight_);
+    }
+
+    Totals lane_states() { return {value_, weight_, nullptr, this->count_lanes_}; }
+
+    double row_sum_, row_weight_;
+    decltype(&sum_row<C, 16, true, true>) row_;
+    decltype(&careful_powers<C, true, true, true>) careful_;
+    decltype(&power_lanes<C, true, true, true>) lanes_;
+    decltype(&any_extraordinary<16, true>) rare_;
+    decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
+    decltype(pick<&empty_loop<C, double>>()) empty_ = pick<&empty_loop<C, double>>();
+    alignas(64) C sums_[kColumns];
+    alignas(64) C sw_[kColumns];
+    alignas(64) double value_[kColumns];
+    alignas(64) double weight_[kColumns];
+  };
+};
+
+// sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
+void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, const double* unscale,
+                   double* const* results) {
+  const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
+  for (int64_t i = 0; i < n; ++i) {
+    const bool none = totals.count[i] == 0;
+    const double divisor = !f.mean ? 1.0 : f.weighted ? totals.weight[i] : static_cast<double>(totals.count[i]);
+    double value = totals.value[i], scale = f.slope;
+    if (f.lost && !none && may_be_lost(value)) *f.lost = true;
+    const bool finite = std::isfinite(value);
+    const double by = unscale ? unscale[i] : 1;
+    if (f.mean) value /= divisor;
+    if (f.root) value = std::sqrt(value);
+    if (f.root) scale = inverse_of(value * divisor, by);
+    if (unscale) value /= by;
+    if (finite && value > f.most) value = f.most, scale = 0;
+    results[0][i] = none ? f.nothing : value;
+    results[1][i] = 0;
+    results[2][i] = none ? 0.0 : scale;
+  }
+}
+
+}  // namespace
+
+Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan) {
+  StatisticFinish finish;
+  finish.nothing = nothing_kept(empty_nan);
+  finish.mean = mean;
+  finish.root = root;
+  finish.weighted = s.weight.has_value();
+  finish.slope = square ? 2 : 1;
+  finish.most = s.most;
+  const Statistics to = s.results();
+  if (!s.in_double())
+    s.run<float>(Powers<float>{finish.weighted, false, s.x.dtype == DType::kHalf, square}, &finish_powers, &finish, to);
+  else if (root || std::isfinite(s.most))
+    run_squares(s, Powers<double>{finish.weighted, false, false, square}, &finish_powers, finish, to);
+  else
+    s.run<double>(Powers<double>{finish.weighted, false, false, square}, &finish_powers, &finish, to);
+  return to;
+}
+
+SAFEOPS_STATISTIC(masked_sum_of_squares, return powers(s, true, false, false, empty_nan);)
+SAFEOPS_STATISTIC(masked_rms, return powers(s, true, true, true, empty_nan);)
+
+// `parameter` is the order: 2: sqrt(sum w x^2), 1: sum w |x|, inf: max |x|, -inf: min |x|.
+static Statistics norm(const Statistic& s, double order, bool empty_nan) {
+  if (order == 2) return powers(s, true, false, true, empty_nan);
+  if (order == 1) return powers(s, false, false, false, empty_nan);
+  STD_TORCH_CHECK(std::isinf(order), "_masked_norm: no kernel for this order");
+  return extreme(s, order > 0 ? Extremum::kMaxAbs : Extremum::kMinAbs, empty_nan);
+}
+
+SAFEOPS_STATISTIC(masked_norm, { return norm(s, parameter, empty_nan); })
+
+// The norm of finite elements is finite: what does not fit is the largest number, with gradient 0.
+SAFEOPS_STATISTIC(safe_norm, {
+  Statistic saturated = s;
+  saturated.most = largest(s.type);
+  return norm(saturated, parameter, empty_nan);
+})
+
+}  // namespace safeops::cpu

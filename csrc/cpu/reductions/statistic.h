@@ -1,0 +1,126 @@
+// What the raw ops of the statistics have in common: arguments, results, the dispatch on the compute type.
+//
+//     _<op>(input, mask, weight, dim, keepdim, empty_nan, dtype, parameter) -> (value, origin, scale)
+//
+// origin and scale are what _statistic_backward needs of the forward: dx = g scale w shape(x, origin).
+// I/O: forward reads x, mask, weight once.
+#pragma once
+
+#include <atomic>
+#include <limits>
+#include <vector>
+
+#include "cpu/engine/reducer.h"
+#include "cpu/engine/weighted_sum.h"
+
+namespace safeops::cpu {
+
+using OptionalTensor = std::optional<Tensor>;
+using Dims = std::optional<std::vector<int64_t>>;
+using Statistics = std::tuple<Tensor, Tensor, Tensor>;
+
+inline ReducedDims reduced_dims(const Shape& shape, const Dims& dim) {
+  return ReducedDims(shape, dim ? dim->data() : nullptr, dim ? static_cast<int64_t>(dim->size()) : -1);
+}
+
+// What a statistic reads and returns.
+struct Statistic {
+  const Tensor& input;
+  const OptionalTensor &mask, &weight;
+  const Dims& dim;
+  bool keepdim;
+  std::optional<ScalarType> dtype;
+  View x{input};
+  Shape shape = x.shape();
+  ReducedDims dims = reduced_dims(shape, dim);
+  Shape out = dims.output(shape, keepdim);
+  DType type = floating(dtype, wide(x.dtype, x.dtype));
+  double most = std::numeric_limits<double>::infinity();  // what a finite result may be: safe_norm saturates
+
+  bool in_double() const {
+    return x.dtype == DType::kDouble || type == DType::kDouble || cpu::in_double(weight);
+  }
+
+  Statistics results() const {
+    return {empty(out, type, input), empty(out, DType::kDouble, input), empty(out, DType::kDouble, input)};
+  }
+
+  // scale_down: a float64 tensor of the outputs' shape that multiplies the elements of each before they are folded.
+  template <class C, class Fold>
+  void run(const Fold& fold, Results results, const void* finish, const Statistics& to,
+           const Tensor* scale_down = nullptr) const {
+    Reduction<C> r(shape, dims, x);
+    if (weight) r.input(View(*weight));
+    r.input(x);
+    if (mask) r.mask(View(*mask));
+    Outputs outputs(r, results, finish);
+    outputs.add(r.seen(std::get<0>(to)));
+    outputs.add(r.seen(std::get<1>(to)));
+    outputs.add(r.seen(std::get<2>(to)));
+    if (scale_down) {
+      const Unreduced seen = r.seen(*scale_down);
+      r.input(seen.view);
+      outputs.add_unscale(seen);
+    }
+    Reducer<C, Fold>{r, fold, outputs}.run();
+  }
+};
+
+// How states become results.
+struct StatisticFinish {
+  double nothing = 0;         // the value where nothing is kept
+  double correction = 0;
+  bool weighted = false, mean = false, root = false;
+  bool negate = false;        // of what is maximised
+  double slope = 1;           // of the derivative
+  double most = std::numeric_limits<double>::infinity();
+  std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflown
+};
+
+// unscale / root: 1 / norm, the scale of a backward, in units of kBeyond where it is too large for a double.
+inline double inverse_of(double root, double unscale) {
+  if (root == 0) return 0;
+  const double scale = unscale / root;
+  return scale > std::numeric_limits<double>::max() ? -(unscale / kBeyond / root) : scale;
+}
+
+inline double nothing_kept(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }
+
+// What is maximised: x, -x, |x| or -|x|.
+enum class Extremum : int { kMax, kMin, kMaxAbs, kMinAbs };
+
+Statistics extreme(const Statistic& s, Extremum which, bool empty_nan);
+Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan);
+// sum w |x|, or sum w x^2 as it is, its root, or the root of its mean
+Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan);
+
+// Powers of two (float64, the outputs' shape) that bring the largest element of each output near 1; nothing where all
+// outputs can be squared as they are.
+std::optional<Tensor> scales_of(const Statistic& s);
+
+// A fold of squares in double. Double squares whatever float holds, but not all that double does: where an output says
+// so, all is folded again, scaled.
+template <class Fold>
+void run_squares(const Statistic& s, Fold fold, Results results, StatisticFinish finish, const Statistics& to) {
+  std::atomic<bool> lost{false};
+  finish.lost = &lost;
+  s.run<double>(fold, results, &finish, to);
+  if (!lost) return;
+  const std::optional<Tensor> scales = scales_of(s);
+  if (!scales) return;
+  fold.scaled = true;
+  s.run<double>(fold, results, &finish, to, &*scales);
+}
+
+inline bool may_be_lost(double sum) { return !(sum > 0x1p-900) || sum > std::numeric_limits<double>::max(); }
+
+}  // namespace safeops::cpu
+
+#define SAFEOPS_STATISTIC(name, body)                                                                                  \
+  static Statistics name(const Tensor& input, const OptionalTensor& mask, const OptionalTensor& weight,               \
+                         const Dims& dim, bool keepdim, bool empty_nan, const std::optional<ScalarType>& dtype,       \
+                         double parameter) {                                                                          \
+    const Statistic s{input, mask, weight, dim, keepdim, dtype};                                                      \
+    body                                                                                                               \
+  }                                                                                                                    \
+  STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) { m.impl("_" #name, TORCH_BOX(&name)); }

@@ -1,0 +1,285 @@
+// c = <x1, x2> / (max(|x1|, eps) max(|x2|, eps)) for each row, within [-1, 1]; 0 where a row is zero, with gradient 0.
+// I/O: forward reads x1, x2; backward reads x1, x2 again and writes dx1, dx2: nothing of it is summed.
+#include "cpu/rows/norms.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+struct Floor {
+  double eps;
+};
+
+// ---- forward. States: a scale for each operand, its sum of squares, and the sum of products.
+
+enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
+
+template <class C, int kBytes>
+void fold_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
+  using V = Line<C, kBytes>;
+  for (int64_t r = 0; r < p.lines; ++r) {
+    const C *x = p.in[0] + r * p.step[0], *y = p.in[1] + r * p.step[1];
+    const auto products = [&](const C* a, const C* b) {
+      return sum_lines<kBytes, C>(p.side, [&](int64_t i, V& line) {
+        V other;
+        load_line(a + i, line);
+        load_line(b + i, other);
+        line *= other;
+      });
+    };
+    states[kPower1][r] = states[kPower2][r] = 1;
+    states[kSquares1][r] = products(x, x);
+    states[kSquares2][r] = products(y, y);
+    states[kProducts][r] = products(x, y);
+  }
+}
+
+template <class C>
+void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* states) {
+  alignas(64) C xx[kChunk], yy[kChunk], xy[kChunk];
+  for (int64_t k = 0; k < p.side; ++k) xx[k] = yy[k] = xy[k] = 0;
+  for (int64_t i = 0; i < p.lines; ++i) {
+    const C *x = p.in[0] + i * p.step[0], *y = p.in[1] + i * p.step[1];
+    SAFEOPS_SIMD
+    for (int64_t k = 0; k < p.side; ++k) {
+      xx[k] += x[k] * x[k];
+      yy[k] += y[k] * y[k];
+      xy[k] += x[k] * y[k];
+    }
+  }
+  SAFEOPS_SIMD
+  for (int64_t k = 0; k < p.side; ++k) {
+    states[kPower1][k] = states[kPower2][k] = 1;
+    states[kSquares1][k] = xx[k];
+    states[kSquares2][k] = yy[k];
+    states[kProducts][k] = xy[k];
+  }
+}
+
+template <class C>
+void careful(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
+  for (int64_t r = 0; r < p.rows(); ++r) {
+    if (parameters[kAgain][r] == 0) continue;
+    const double scale1 = scale_of_row(p, 0, r), scale2 = scale_of_row(p, 1, r);
+    double xx = 0, yy = 0, xy = 0;
+    for (int64_t i = 0; i < p.length(); ++i) {
+      const double x = p.at(0, r, i) * scale1, y = p.at(1, r, i) * scale2;
+      xx += x * x;
+      yy += y * y;
+      xy += x * y;
+    }
+    states[kPower1][r] = scale1;
+    states[kPower2][r] = scale2;
+    states[kSquares1][r] = xx;
+    states[kSquares2][r] = yy;
+    states[kProducts][r] = xy;
+  }
+}
+
+inline double scaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
+
+inline void merge(int64_t rows, double* const* into, const double* const* from) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const double s1 = std::min(into[kPower1][r], from[kPower1][r]), s2 = std::min(into[kPower2][r], from[kPower2][r]);
+    const double a1 = s1 / into[kPower1][r], b1 = s1 / from[kPower1][r];
+    const double a2 = s2 / into[kPower2][r], b2 = s2 / from[kPower2][r];
+    into[kSquares1][r] = scaled(into[kSquares1][r], a1, a1) + scaled(from[kSquares1][r], b1, b1);
+    into[kSquares2][r] = scaled(into[kSquares2][r], a2, a2) + scaled(from[kSquares2][r], b2, b2);
+    into[kProducts][r] = scaled(into[kProducts][r], a1, a2) + scaled(from[kProducts][r], b1, b2);
+    into[kPower1][r] = s1;
+    into[kPower2][r] = s2;
+  }
+}
+
+template <class C>
+bool doubt(int64_t rows, const double* const* states, C* again) {
+  double rare = 0;
+#pragma omp simd reduction(+ : rare)
+  for (int64_t r = 0; r < rows; ++r) {
+    const double mark =
+        kept_or_zero(squares_lost<C>(states[kSquares1][r]), 1.0) + kept_or_zero(squares_lost<C>(states[kSquares2][r]), 1.0);
+    again[r] = static_cast<C>(mark);
+    rare += mark;
+  }
+  return rare != 0;
+}
+
+template <class C>
+void finish(const void* op, int64_t rows, const double* const* states, double* const* results, C* const*) {
+  const double eps = static_cast<const Floor*>(op)->eps;
+  for (int64_t r = 0; r < rows; ++r) {
+    const double power1 = states[kPower1][r], power2 = states[kPower2][r];
+    const double root1 = std::sqrt(states[kSquares1][r]), root2 = std::sqrt(states[kSquares2][r]);
+    results[1][r] = saved_norm(root1, power1);
+    results[2][r] = saved_norm(root2, power2);
+    // At the scales, where nothing overflows.
+    const double floor1 = eps * power1, floor2 = eps * power2;
+    const double divisor1 = root1 <= floor1 ? floor1 : root1, divisor2 = root2 <= floor2 ? floor2 : root2;
+    const double value = states[kProducts][r] / divisor1 / divisor2;
+    const double above = value < -1 ? -1 : value, within = above > 1 ? 1 : above;  // NaN passes
+    results[0][r] = ((root1 == 0) | (root2 == 0)) & (states[kProducts][r] == 0) ? 0 : within;  // a NaN shows
+  }
+}
+
+// ---- backward: dx1 = g (x2/d2 - c x1/d1) / d1, without the second term where eps is the divisor d1.
+
+enum { kScale1, kRatio1, kCosine1, kScale2, kRatio2, kCosine2, kUpstream, kLive1, kLive2 };
+
+template <class C>
+void prepare(const void* op, int64_t rows, const double* const* given, C* const* parameters) {
+  constexpr double most = std::numeric_limits<double>::max();
+  const double eps = static_cast<const Floor*>(op)->eps;
+  SAFEOPS_SIMD
+  for (int64_t r = 0; r < rows; ++r) {
+    const double g = given[0][r], c = given[1][r], norm1 = given[2][r], norm2 = given[3][r];
+    C scale, ratio;
+    split_norm(norm1, eps, scale, ratio);
+    parameters[kScale1][r] = scale;
+    parameters[kRatio1][r] = ratio;
+    parameters[kCosine1][r] = static_cast<C>(at_most(norm1, eps) ? 0.0 : c);
+    split_norm(norm2, eps, scale, ratio);
+    parameters[kScale2][r] = scale;
+    parameters[kRatio2][r] = ratio;
+    parameters[kCosine2][r] = static_cast<C>(at_most(norm2, eps) ? 0.0 : c);
+    parameters[kUpstream][r] = static_cast<C>(g);
+    // Beside a zero vector a NaN still shows.
+    parameters[kLive1][r] = (norm1 == 0) | ((norm2 == 0) & (norm1 <= most)) ? C(0) : C(1);
+    parameters[kLive2][r] = (norm2 == 0) | ((norm1 == 0) & (norm2 <= most)) ? C(0) : C(1);
+  }
+}
+
+// x1 is the operand whose gradient it is.
+template <class C>
+inline C slope_of(C unit1, C unit2, C cosine, C upstream, C scale, C ratio) {
+  return (unit2 - cosine * unit1) * upstream * ratio * scale;
+}
+
+template <class C>
+void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
+  for (int64_t r = 0; r < p.lines; ++r) {
+    const auto of = [&](int parameter) { return parameters[parameter][r]; };
+    const C scale[2] = {of(kScale1), of(kScale2)}, ratio[2] = {of(kRatio1), of(kRatio2)};
+    const C cosine[2] = {of(kCosine1), of(kCosine2)}, upstream = of(kUpstream);
+    for (int side = 0; side < 2; ++side) {
+      if (!p.out[side]) continue;
+      C* dx = p.out[side] + r * p.out_step[side];
+      if (of(side ? kLive2 : kLive1) == 0) {
+        std::fill_n(dx, p.side, C(0));
+        continue;
+      }
+      const C *x = p.in[side] + r * p.step[side], *y = p.in[1 - side] + r * p.step[1 - side];
+      const C s = scale[side], q = ratio[side], c = cosine[side], t = scale[1 - side], u = ratio[1 - side];
+      for_blocks(p.side, [&](int64_t i) { dx[i] = slope_of(x[i] * s * q, y[i] * t * u, c, upstream, s, q); });
+    }
+  }
+}
+
+template <class C>
+void map_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
+  const C* upstream = parameters[kUpstream];
+  for (int side = 0; side < 2; ++side) {
+    if (!p.out[side]) continue;
+    const C *s = parameters[side ? kScale2 : kScale1], *q = parameters[side ? kRatio2 : kRatio1];
+    const C *t = parameters[side ? kScale1 : kScale2], *u = parameters[side ? kRatio1 : kRatio2];
+    const C *c = parameters[side ? kCosine2 : kCosine1], *live = parameters[side ? kLive2 : kLive1];
+    for (int64_t i = 0; i < p.lines; ++i) {
+      const C *x = p.in[side] + i * p.step[side], *y = p.in[1 - side] + i * p.step[1 - side];
+      C* dx = p.out[side] + i * p.out_step[side];
+      SAFEOPS_SIMD
+      for (int64_t k = 0; k < p.side; ++k)
+        dx[k] = kept_or_zero(live[k] != 0,
+                             slope_of(x[k] * s[k] * q[k], y[k] * t[k] * u[k], c[k], upstream[k], s[k], q[k]));
+    }
+  }
+}
+
+// ---- ops
+
+template <class C>
+void compare_rows(const Shape& shape, const View& x1, const View& x2, int64_t dim, double eps, const View& value,
+                  const View& norm1, const View& norm2) {
+  RowLoops<C> loops;
+  loops.fold_rows = pick_width<&fold_rows<C, 64>, &fold_rows<C, 32>, &fold_rows<C, 16>>();
+  loops.fold_lanes = pick<&fold_lanes<C>>();
+  loops.doubt = pick<&doubt<C>>();
+  loops.careful = pick<&careful<C>>();
+  loops.merge = merge;
+  loops.finish = pick<&finish<C>>();
+  loops.states = 5;
+  loops.start[kPower1] = loops.start[kPower2] = 1;
+  const Floor op{eps};
+  Rowwise<C> rows(shape, dim, shape.is(x1.ndim, x1.sizes) ? x1 : x2);
+  rows.input(x1);
+  rows.input(x2);
+  rows.result(value, false);
+  rows.result(norm1, true);
+  rows.result(norm2, true);
+  rows.run(loops, &op);
+}
+
+std::tuple<Tensor, Tensor, Tensor> cosine_similarity(const Tensor& x1, const Tensor& x2, int64_t dim,
+                                                     const std::optional<double>& eps) {
+  const View a(x1), b(x2);
+  STD_TORCH_CHECK(a.is_floating() && b.is_floating(), "_cosine_similarity: operands must be floating point");
+  const Shape shape = broadcast(a.shape(), b.shape()), thin = row_shape(shape, dim, true);
+  const DType type = wide(a.dtype, b.dtype);
+  const Tensor value = empty(row_shape(shape, dim, false), type, x1);
+  const Tensor norm1 = empty(thin, DType::kDouble, x1), norm2 = empty(thin, DType::kDouble, x1);
+  const bool in_double = type == DType::kDouble;
+  const auto run = in_double ? compare_rows<double> : compare_rows<float>;
+  run(shape, a, b, dim, floor_of(eps, in_double), View(value), View(norm1), View(norm2));
+  return {value, norm1, norm2};
+}
+
+template <class C>
+void compare_rows_backward(const Shape& shape, const View& g, const View& x1, const View& x2, const View& value,
+                           const View& norm1, const View& norm2, int64_t dim, double eps, const Tensor* d1,
+                           const Tensor* d2) {
+  RowLoops<C> loops;
+  loops.prepare = pick<&prepare<C>>();
+  loops.map_rows = pick<&map_rows<C>>();
+  loops.map_lanes = pick<&map_lanes<C>>();
+  const Floor op{eps};
+  Rowwise<C> rows(shape, dim, shape.is(x1.ndim, x1.sizes) ? x1 : x2);
+  rows.input(x1);
+  rows.input(x2);
+  rows.given(g, false);
+  rows.given(value, false);
+  rows.given(norm1, true);
+  rows.given(norm2, true);
+  rows.output(View(d1 ? *d1 : *d2), d1 != nullptr);
+  rows.output(View(d2 ? *d2 : *d1), d2 != nullptr);
+  rows.run(loops, &op);
+}
+
+// A broadcast operand's gradient will be summed: it stays as wide as it was computed.
+std::tuple<Tensor, Tensor> cosine_similarity_backward(const Tensor& grad, const Tensor& x1, const Tensor& x2,
+                                                      const Tensor& value, const Tensor& norm1, const Tensor& norm2,
+                                                      int64_t dim, const std::optional<double>& eps, bool need_x1,
+                                                      bool need_x2) {
+  const View g(grad), a(x1), b(x2);
+  STD_TORCH_CHECK(g.is_floating() && a.is_floating() && b.is_floating(),
+                  "_cosine_similarity_backward: operands must be floating point");
+  const Shape shape = broadcast(a.shape(), b.shape());
+  const DType type = wide(a.dtype, b.dtype);
+  const bool in_double = type == DType::kDouble || g.dtype == DType::kDouble;
+  const auto make = [&](bool needed, const Tensor& x, const View& view) {
+    const DType own = shape.is(view.ndim, view.sizes) ? view.dtype : in_double ? DType::kDouble : DType::kFloat;
+    return needed ? output_like(shape, own, x, view) : empty_vector(own, x);
+  };
+  const Tensor d1 = make(need_x1, x1, a), d2 = make(need_x2, x2, b);
+  if (!need_x1 && !need_x2) return {d1, d2};
+  const auto run = in_double ? compare_rows_backward<double> : compare_rows_backward<float>;
+  run(shape, g, a, b, View(value), View(norm1), View(norm2), dim, floor_of(eps, type == DType::kDouble),
+      need_x1 ? &d1 : nullptr, need_x2 ? &d2 : nullptr);
+  return {d1, d2};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {
+  m.impl("_cosine_similarity", TORCH_BOX(&cosine_similarity));
+  m.impl("_cosine_similarity_backward", TORCH_BOX(&cosine_similarity_backward));
+}
+
+}  // namespace safeops::cpu

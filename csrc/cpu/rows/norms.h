@@ -1,0 +1,61 @@
+// Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
+//
+// A row's state is a power of two and sums of values multiplied by it. The fast loops take 1, in the compute type; a
+// row whose sum has left the safe range is summed again, carefully: in double, by the power of two that brings its
+// largest value near 1. Sums of different powers are merged at the smaller one.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "common/squares.h"
+#include "cpu/rows/rowwise.h"
+
+namespace safeops::cpu {
+
+// The power of two that brings `most` to [1, 2), as far as it is a normal number.
+inline double scale_for(double most) {
+  const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(most) >> 52 & 0x7FF) - 1023;
+  const int64_t power = std::min<int64_t>(1000, std::max<int64_t>(-1000, -exponent));
+  return bit_cast<double>(static_cast<uint64_t>(power + 1023) << 52);
+}
+
+template <class C>
+inline double scale_of_row(const Piece<C>& p, int input, int64_t row) {
+  double most = 0;
+  if (!p.lanes) {  // a row of zeros, of which there may be many
+    const C* x = p.in[input] + row * p.step[input];
+    C sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = 0; i < p.side; ++i) sum += std::fabs(x[i]);
+    if (sum == 0) return scale_for(0);
+  }
+  for (int64_t i = 0; i < p.length(); ++i) {
+    const double size = std::fabs(static_cast<double>(p.at(input, row, i)));
+    most = size > most ? size : most;
+  }
+  return scale_for(most);
+}
+
+// A sum at scale `from` as it is at scale `to` (to <= from): of products of `powers` scaled values.
+inline double rescaled(double sum, double to, double from) {
+  const double ratio = to / from;
+  return sum == 0 ? sum : sum * ratio * ratio;
+}
+
+// A norm as it is saved for the backward: root / scale, in units of kBeyond where it is too large for a double.
+inline double saved_norm(double root, double scale) {
+  const double norm = root / scale;
+  return std::isinf(norm) && !std::isinf(root) ? -(root / (scale * kBeyond)) : norm;
+}
+
+inline bool at_most(double saved_norm, double eps) { return saved_norm >= 0 && saved_norm <= eps; }
+
+// split_divisor of max(norm, eps).
+template <class C>
+inline void split_norm(double saved, double eps, C& scale, C& ratio) {
+  split_divisor(at_most(saved, eps) ? eps : std::fabs(saved), scale, ratio);
+  if (saved < 0) ratio /= static_cast<C>(kBeyond);
+}
+
+}  // namespace safeops::cpu
