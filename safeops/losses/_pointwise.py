@@ -103,9 +103,9 @@ class PointwiseLoss(Op):
 
         self.parameters = parameters
         schema, schema_backward = (x.format(parameters=parameters) for x in (_SCHEMA, _SCHEMA_BACKWARD))
-        forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"losses.{name}.{name}")
         backward = declare_raw(
-            f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"{name}.{name}_backward"
+            f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"losses.{name}.{name}_backward"
         )
         super().__init__(name, forward, backward, definition)
 
