@@ -1,7 +1,7 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
     safeops._C      csrc/cpu/*.cpp, csrc/module.cpp  wherever there is a C++ compiler
-    safeops._cuda   csrc/cuda/*.cu, *.cpp            where nvcc is found too, also beside a CPU-only torch
+    safeops._cuda   csrc/cuda/**/*.cu, *.cpp         where nvcc is found too, also beside a CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. Environment:
 
@@ -239,9 +239,9 @@ def extensions() -> list[Extension]:
     found = []
     if cpu := sources("csrc/cpu/**/*.cpp", "csrc/module.cpp"):
         found.append(Extension("safeops._C", cpu, py_limited_api=True))
-    if sources("csrc/cuda/*.cu") and not flag("SAFEOPS_NO_CUDA"):
+    if sources("csrc/cuda/**/*.cu") and not flag("SAFEOPS_NO_CUDA"):
         if find_cuda():
-            cuda = sources("csrc/cuda/*.cu", "csrc/cuda/*.cpp")
+            cuda = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")
             found.append(Extension("safeops._cuda", cuda, py_limited_api=True))
         else:
             print("safeops: no nvcc found: building without the CUDA kernels", file=sys.stderr)

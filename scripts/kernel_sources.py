@@ -6,39 +6,49 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# What a file pulls in from the project: `#include "x"`, `from .x import`, `from . import x, y`.
+# What a file pulls in from the project: `#include "x"`; `from .x import y`, `from ..x.y import z`, `from .. import x`.
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
-_FROM = re.compile(r"^\s*from\s+\.(\w+)\s+import", re.MULTILINE)
-_FROM_PACKAGE = re.compile(r"^\s*from\s+\.\s+import\s+([\w, ]+)", re.MULTILINE)
+_IMPORT = re.compile(r"^\s*from\s+(\.+)([\w.]*)\s+import\s+(\([^)]*\)|.*)", re.MULTILINE)
 
 
-def kernel_file(op, root=ROOT):
-    """The file that owns the op on CUDA: csrc/cuda/<op>.cu or kernels/<op>.py. LookupError where it has none."""
-    for path in (root / "csrc" / "cuda" / f"{op}.cu", root / "kernels" / f"{op}.py"):
-        if path.exists():
-            return path
-    raise LookupError(f"{op} has neither csrc/cuda/{op}.cu nor kernels/{op}.py")
+def kernel_files(op, root=ROOT):
+    """The files that compute the op on CUDA: those whose first line names it, alone or in a list that ends in a colon
+    ("// masked_fill: ..."). LookupError where there is none."""
+    paths = [*(root / "csrc" / "cuda").rglob("*.cu"), *(root / "kernels").rglob("*.py")]
+    found = [path for path in sorted(paths) if op in _names(path)]
+    if not found:
+        raise LookupError(f"no file of csrc/cuda or kernels names {op} in its first line")
+    return found
 
 
-def _uses(path):
+def _names(path):
+    names, colon, _ = path.read_text().partition("\n")[0].strip('"/ ').partition(":")
+    return re.split(r",\s*", names) if colon else []
+
+
+def _uses(path, root):
+    """The files that this one pulls in, among names that do not exist."""
     text = path.read_text()
     if path.suffix == ".py":
-        names = _FROM.findall(text)
-        for group in _FROM_PACKAGE.findall(text):
-            names += [name.split()[0] for name in group.split(",") if name.strip()]
-        return [path.with_name(f"{name}.py") for name in names]
-    names = [(path.parent / name).resolve() for name in _INCLUDE.findall(text)]
-    return names + [name.with_suffix(".cu") for name in names]  # what a header declares and another source defines
+        for dots, module, names in _IMPORT.findall(text):
+            target = path.parents[len(dots) - 1].joinpath(*module.split("."))
+            yield target.with_suffix(".py")
+            yield from (target / f"{name}.py" for name in re.findall(r"\w+", names))
+        return
+    for name in _INCLUDE.findall(text):
+        for header in ((path.parent / name).resolve(), (root / "csrc" / name).resolve()):
+            yield from (header, header.with_suffix(".cu"), header.with_suffix(".cpp"))  # which define what it declares
 
 
 def sources(op, root=ROOT):
-    """Every file of the project that the kernel is made of, sorted."""
-    found, pending = set(), [kernel_file(op, root).resolve()]
+    """Every file of the project that the op's kernels are made of, sorted."""
+    root = root.resolve()
+    found, pending = set(), kernel_files(op, root)
     while pending:
         path = pending.pop()
         if path not in found and path.exists():
             found.add(path)
-            pending += _uses(path)
+            pending += _uses(path, root)
     return sorted(found)
 
 

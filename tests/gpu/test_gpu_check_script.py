@@ -196,23 +196,33 @@ def test_records_follow_the_verdicts():
 
 
 def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
-    cuda, kernels = tmp_path / "csrc" / "cuda", tmp_path / "kernels"
-    cuda.mkdir(parents=True), kernels.mkdir()
-    (cuda / "a.cu").write_text('#include <vector>\n#include "shared.cuh"\n')
-    (cuda / "shared.cuh").write_text('#include "deep.h"\n')
-    (cuda / "shared.cu").write_text("")  # where what shared.cuh declares is defined
-    (cuda / "deep.h").write_text("1")
-    (cuda / "other.h").write_text("1")
-    (kernels / "b.py").write_text("from .loop import x\nfrom . import tools, more as m\n")
-    for name in ("loop", "tools", "more", "other"):
-        (kernels / f"{name}.py").write_text("")
+    files = {
+        "csrc/cuda/some/a.cu": '// a, and_a: of two ops\n#include <vector>\n#include "shared.cuh"\n',
+        "csrc/cuda/some/and_a.cu": "// and_a: more of it\n",
+        "csrc/cuda/some/shared.cuh": '#include "cuda/engine/deep.h"\n',
+        "csrc/cuda/some/shared.cu": "",  # where what shared.cuh declares is defined
+        "csrc/cuda/some/shared.cpp": '#include "common/host.h"\n',
+        "csrc/cuda/engine/deep.h": "1",
+        "csrc/cuda/engine/other.h": "1",
+        "csrc/common/host.h": "",
+        "kernels/some/b.py": '"""b: an op."""\nfrom ..engine.loop import (\n    x,\n    y,\n)\nfrom . import tools, more as m\n',
+        "kernels/engine/loop.py": "from ..engine import launch\n",
+        "kernels/engine/launch.py": "",
+        "kernels/some/tools.py": "",
+        "kernels/some/more.py": "",
+        "kernels/some/other.py": '"""What b is made of: nothing of it."""\n',
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     names = lambda op: [p.name for p in kernel_sources.sources(op, tmp_path)]  # noqa: E731
-    assert names("a") == ["a.cu", "deep.h", "shared.cu", "shared.cuh"]
-    assert names("b") == ["b.py", "loop.py", "more.py", "tools.py"]
+    assert names("a") == ["host.h", "deep.h", "a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
+    assert names("and_a") == ["host.h", "deep.h", "a.cu", "and_a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
+    assert names("b") == ["launch.py", "loop.py", "b.py", "more.py", "tools.py"]
     before = kernel_sources.fingerprint("a", tmp_path)
-    (cuda / "other.h").write_text("2")
+    (tmp_path / "csrc/cuda/engine/other.h").write_text("2")
     assert kernel_sources.fingerprint("a", tmp_path) == before
-    (cuda / "deep.h").write_text("2")
+    (tmp_path / "csrc/cuda/engine/deep.h").write_text("2")
     assert kernel_sources.fingerprint("a", tmp_path) != before
     with pytest.raises(LookupError, match="nothing"):
         kernel_sources.fingerprint("nothing", tmp_path)

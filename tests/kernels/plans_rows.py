@@ -3,7 +3,7 @@
 import re
 
 import torch
-from safeops.kernels import cosine, row, rows
+from safeops.kernels.rows import cosine, row, rows
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 

@@ -3,7 +3,8 @@
 import re
 
 import torch
-from safeops.kernels import elementwise, fold, statistic, statistic_backward
+from safeops.kernels.engine import elementwise
+from safeops.kernels.reductions import fold, statistic, statistic_backward
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 FLAT = (1 << 26,)

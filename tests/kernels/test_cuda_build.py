@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = ("UNARY", "BINARY")
 SOURCES = {  # those on the elementwise loop: path -> which skeleton
     path: next((kind for kind in FUNCTIONS if f"SAFEOPS_{kind}(" in path.read_text()), None)
-    for path in sorted((ROOT / "csrc" / "cuda").glob("*.cu"))
-    if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
+    for path in sorted((ROOT / "csrc" / "cuda").rglob("*.cu"))
+    if re.search(r'#include "(cuda/engine/elementwise|floating|unary|binary).cuh"', path.read_text())
 }
-SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
-SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").glob("*.cu")) if '#include "multi_tensor.cuh"' in p.read_text()]
+SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
+SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "multi_tensor.cuh"' in p.read_text()]
 # shared by safe_gather and safe_index_select; the sort is CUB's
-INDEXED, SORTED = ROOT / "csrc/cuda/indexed.cu", ROOT / "csrc/cuda/sorted.cu"
+INDEXED, SORTED = ROOT / "csrc/cuda/selection/indexed.cu", ROOT / "csrc/cuda/selection/sorted.cu"
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
 pytestmark = pytest.mark.xdist_group("cuda_build")  # the library is taken apart once, by one worker
@@ -136,7 +136,7 @@ def test_compiles_without_spills_or_stack(built, source, arch):
     _, table = built[source.stem, arch]
     assert len(table) >= 6, f"{source.name}: only {list(table)}"
     assert not not_resident(table)
-    # 48 KiB in flight per SM rests on 1024 resident threads (csrc/cuda/elementwise.cuh)
+    # 48 KiB in flight per SM rests on 1024 resident threads (csrc/cuda/engine/elementwise.cuh)
     assert max(r["registers"] for r in table.values()) <= 64
 
 
@@ -172,7 +172,7 @@ def test_indexed_compiles_without_spills_or_stack(built, arch):
     _, table = built[INDEXED.stem, arch]
     assert len(table) == 12, f"{INDEXED.name}: {list(table)}"  # 5 widths, keys, 6 ways to hold what is summed
     assert not not_resident(table)
-    for name, row in table.items():  # packets under way: csrc/cuda/indexed.cu
+    for name, row in table.items():  # packets under way: csrc/cuda/selection/indexed.cu
         assert row["registers"] <= (80 if "sum_kernel" in name else 64), name
 
 
@@ -200,7 +200,7 @@ def test_indexed_moves_packets(built, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
 def test_scans_move_packets_without_spills(built, source, arch):
-    """Of each of four dtypes four packets under way, then one: csrc/cuda/multi_tensor.cuh."""
+    """Of each of four dtypes four packets under way, then one: csrc/cuda/lists/multi_tensor.cuh."""
     table, report = built[source.stem, arch]
     assert not not_resident(report)
     table, report = demangled(table), demangled(report)

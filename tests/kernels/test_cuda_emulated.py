@@ -23,12 +23,12 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 # What the emulation runs: the sources on the elementwise loop.
 SOURCES = [
     path
-    for path in sorted((ROOT / "csrc/cuda").glob("*.cu"))
-    if re.search(r'#include "(elementwise|floating|unary|binary).cuh"', path.read_text())
+    for path in sorted((ROOT / "csrc/cuda").rglob("*.cu"))
+    if re.search(r'#include "(cuda/engine/elementwise|floating|unary|binary).cuh"', path.read_text())
 ]
 UNARY = [path.stem for path in SOURCES if "SAFEOPS_UNARY(" in path.read_text()]
 BINARY = [path.stem for path in SOURCES if "SAFEOPS_BINARY(" in path.read_text()]
-HOST = [ROOT / "csrc/cuda/unary.cpp", ROOT / "csrc/cuda/binary.cpp"]
+HOST = [ROOT / "csrc/cuda/elementwise/unary.cpp", ROOT / "csrc/cuda/elementwise/binary.cpp"]
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),

@@ -16,8 +16,8 @@ from safeops.testing.compare import assert_same_bits
 from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 from tests.kernels.test_cuda_emulated_selection import numbers, same
 
-OPS = [ROOT / f"csrc/cuda/{name}.cu" for name in ("safe_gather", "safe_index_select")]
-SOURCES = [*OPS, ROOT / "csrc/cuda/indexed.cu", ROOT / "csrc/cuda/sorted.cu"]
+OPS = [ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("safe_gather", "safe_index_select")]
+SOURCES = [*OPS, ROOT / "csrc/cuda/selection/indexed.cu", ROOT / "csrc/cuda/selection/sorted.cu"]
 SCHEMAS = (
     "_safe_gather(Tensor input, Tensor index, int dim, float fill_value=0.0) -> Tensor",
     "_safe_gather_backward(Tensor grad, Tensor index, int dim, SymInt[] size, ScalarType? dtype=None) -> Tensor",
@@ -120,8 +120,8 @@ def test_forward(ops, name, samples, definition, kind, dtype):
     raw = getattr(ops, f"_safe_{name}")
     for what, x, dim, index in samples(dtype, kind):
         for fill in (0.0, 1.0 if dtype == torch.bool else -7.0):
-            got = raw(x, dim, index, fill)
-            same(what, [got], [definition(x, dim, index, fill)])
+            got = raw(x, index, dim, fill)
+            same(what, [got], [definition(x, index, dim, fill)])
             assert got.is_contiguous(), what
 
 
@@ -225,7 +225,7 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
     definition = {"gather": safe_gather, "index_select": safe_index_select}[name].definition
     for what, x, dim, index in samples(dtype, kind):
         leaf = x.double().detach().requires_grad_()
-        value = definition(leaf, dim, index, 0.0)
+        value = definition(leaf, index, dim, 0.0)
         order = tuple(range(x.dim()))[::-1]
         for grad in (
             numbers(*value.shape, dtype=dtype, seed=5).reshape(value.shape),
@@ -234,7 +234,7 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
         ):
             (want,) = torch.autograd.grad(value, leaf, grad.double(), retain_graph=True)
             assert want.abs().max() <= 60_000 if want.numel() else True  # whole numbers: every order gives one sum
-            got = raw(grad, dim, index, x.shape)
+            got = raw(grad, index, dim, x.shape)
             assert got.is_contiguous() and got.dtype == dtype
             error = (got.double() - want).abs() > want.abs() * torch.finfo(dtype).eps
             assert not error.any(), f"{what}: {error.sum()} of {error.numel()} off"

@@ -13,7 +13,7 @@ from safeops.testing.compare import assert_same_bits
 from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
 from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 
-SOURCES = [ROOT / f"csrc/cuda/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]
+SOURCES = [ROOT / f"csrc/cuda/lists/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]
 SCHEMAS = (
     "_health_(Tensor(a!) out, int row, Tensor[] inputs) -> ()",
     "_pick_(Tensor(a!) out, int row, Tensor health, int health_row, Tensor[] inputs, SymInt[] shape) -> ()",

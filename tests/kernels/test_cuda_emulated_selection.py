@@ -16,7 +16,7 @@ from safeops.ops import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
 from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 
-SOURCES = [p for p in sorted((ROOT / "csrc/cuda").glob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
+SOURCES = [p for p in sorted((ROOT / "csrc/cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCHEMAS = (
     "_masked_compact(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
     "_masked_compact_backward(Tensor grad, Tensor index, SymInt[] size) -> Tensor",

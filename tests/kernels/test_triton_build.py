@@ -23,11 +23,12 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles: needs Triton without TRITON_INTERPRET", allow_module_level=True)
 
 import triton
-from safeops.kernels import elementwise, launch, reduce, reduction
-from safeops.kernels.indexing import VECTOR
+from safeops.kernels.engine import elementwise, launch, reduce, reduction
+from safeops.kernels.engine.indexing import VECTOR
+from safeops.kernels.losses import huber_loss, l1_loss, mse_loss, smooth_l1_loss
+from safeops.kernels.reductions import masked_sum
 from triton.backends.compiler import GPUTarget
 
-from safeops import kernels
 from tests.kernels import plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
@@ -53,7 +54,7 @@ def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
 
 def cases():
     """name -> plan. Names that begin with "aligned" claim 16-byte accesses."""
-    mse, total = kernels.mse_loss, kernels.masked_sum.term
+    mse, total = mse_loss, masked_sum.term
     found = {}
     for dtype in (F16, BF16, F32, F64):
         name, x, mask = str(dtype)[6:], meta(FLAT, dtype), meta(FLAT, torch.bool)
@@ -65,8 +66,8 @@ def cases():
         found[f"aligned odd mse {name}"] = reduced(mse.value, odd, odd, odd_mask)
         found[f"aligned odd mse_backward {name}"] = mapped(mse.grad, odd, odd, odd_mask)
     x, mask, w = meta(FLAT, BF16), meta(FLAT, torch.bool), meta(FLAT, F32)
-    for name in ("l1_loss", "smooth_l1_loss", "huber_loss"):
-        module = getattr(kernels, name)
+    for module in (l1_loss, smooth_l1_loss, huber_loss):
+        name = module.__name__.rpartition(".")[2]
         found[f"aligned {name} bf16"] = reduced(module.value, x, x, mask)
         found[f"aligned {name}_backward bf16"] = mapped(module.grad, x, x, mask)
     found["aligned mse weight bf16+fp32"] = reduced(mse.value, x, w, mask, w)
@@ -237,8 +238,8 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
 def test_every_kernel_is_covered():
     assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in launch.KERNELS.values()}
     used = {plan.constants.get("TERM", plan.constants.get("F")) for plan in CASES.values()}
-    for name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"):
-        assert {getattr(kernels, name).value, getattr(kernels, name).grad} <= used
+    for module in (mse_loss, l1_loss, smooth_l1_loss, huber_loss):
+        assert {module.value, module.grad} <= used
     plans_statistics.covered(CASES.values())
     plans_rows.covered(CASES.values())
 
@@ -254,7 +255,7 @@ def test_new_sizes_load_nothing_new(monkeypatch):
     monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: compiled.append(plan) or plan)
     monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(launch, "_binaries", {})
-    grad = kernels.mse_loss.grad
+    grad = mse_loss.grad
     for rows in range(65, 97):
         x = meta((rows, 4096), BF16)
         mapped(grad, x, x).binary(0)
@@ -265,7 +266,7 @@ def test_new_sizes_load_nothing_new(monkeypatch):
 
 def test_a_spill_is_caught(tmp_path):
     x = meta(FLAT, BF16)
-    plan = reduced(kernels.mse_loss.value, x, x, meta(FLAT, torch.bool), x)
+    plan = reduced(mse_loss.value, x, x, meta(FLAT, torch.bool), x)
     plan.config = launch.Config(max_registers=(32, 32))
     with pytest.raises(AssertionError, match="stack or spills"):
         check("planted", plan, report(plan, TARGETS["sm_90"], tmp_path))
@@ -274,7 +275,7 @@ def test_a_spill_is_caught(tmp_path):
 def test_single_element_accesses_are_caught(tmp_path):
     plan = CASES["general transposed mse bfloat16"]
     plan.constants |= {"X": VECTOR.value, "Y": VECTOR.value}  # claimed, not so
-    found = report(reduced(kernels.mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
+    found = report(reduced(mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
     with pytest.raises(AssertionError, match="aligned planted"):
         check("aligned planted", plan, found)
 

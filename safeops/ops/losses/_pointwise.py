@@ -120,9 +120,9 @@ class PointwiseLoss(Op):
         self.module, self.parameters, self.ranges = module, parameters, [x.range() for x in parameters]
         self.schema = "".join(f", float {parameter.name}={parameter.default}" for parameter in parameters)
         schema, schema_backward = (x.format(parameters=self.schema) for x in (_SCHEMA, _SCHEMA_BACKWARD))
-        forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"losses.{name}.{name}")
         backward = declare_raw(
-            f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"{name}.{name}_backward"
+            f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"losses.{name}.{name}_backward"
         )
         super().__init__(name, forward, backward, definition)
 

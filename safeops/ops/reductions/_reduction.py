@@ -69,7 +69,7 @@ _masked_sum_backward = declare_raw(
     "(Tensor grad, SymInt[] size, ScalarType dtype, Tensor? denominator=None, Tensor? mask=None, Tensor? weight=None, "
     "int[]? dim=None, bool keepdim=False) -> Tensor",
     fake=_fake_backward,
-    triton="masked_sum.masked_sum_backward",
+    triton="reductions.masked_sum.masked_sum_backward",
 )
 
 # ---- record
@@ -162,7 +162,7 @@ class MaskedReduction(Reduction):
             return composite(*operands)[0]
 
         self.saved = slice(1, 2) if mean else slice(0)
-        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.{name}.{name}")
         super().__init__(name, forward, _masked_sum_backward, definition)
 
     def gradients(self, grad, needs, operands, results):

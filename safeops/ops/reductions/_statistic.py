@@ -153,7 +153,7 @@ _statistic_backward = declare_raw(
     "int[]? dim=None, bool keepdim=False) -> Tensor",
     fake=_fake_backward,
     composite=define_backward,
-    triton="statistic_backward.statistic_backward",
+    triton="reductions.statistic_backward.statistic_backward",
 )
 
 # ---- record
@@ -175,7 +175,7 @@ class Statistic(Reduction):
             return composite(*operands)[0]
 
         self.kind = kind
-        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"{name}.{name}")
+        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.{name}.{name}")
         super().__init__(name, forward, _statistic_backward, definition, keyword=keyword)
 
     def gradients(self, grad, needs, operands, results):

@@ -29,7 +29,7 @@ _raw = declare_raw(
     "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False) -> Tensor",
     fake=_fake,
     composite=definition,
-    triton="masked_count.masked_count",
+    triton="reductions.masked_count.masked_count",
 )
 
 

@@ -75,13 +75,13 @@ _masked_softmax = declare_raw(
     "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
-    triton="masked_softmax.masked_softmax",
+    triton="rows.masked_softmax.masked_softmax",
 )
 _masked_softmax_backward = declare_raw(
     "_masked_softmax_backward",
     "(Tensor grad, Tensor input, Tensor top, Tensor total, Tensor? mask=None, int dim=-1, bool log=False) -> Tensor",
     fake=_fake_backward,
-    triton="masked_softmax.masked_softmax_backward",
+    triton="rows.masked_softmax.masked_softmax_backward",
 )
 _masked_softmax_slope = declare_raw(
     "_masked_softmax_slope",

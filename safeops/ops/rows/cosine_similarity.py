@@ -55,14 +55,14 @@ _forward = declare_raw(
     "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor, Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
-    triton="cosine_similarity.cosine_similarity",
+    triton="rows.cosine_similarity.cosine_similarity",
 )
 _backward = declare_raw(
     "_cosine_similarity_backward",
     "(Tensor grad, Tensor x1, Tensor x2, Tensor value, Tensor norm1, Tensor norm2, int dim=-1, float? eps=None, "
     "bool need_x1=True, bool need_x2=True) -> (Tensor, Tensor)",
     fake=_fake_backward,
-    triton="cosine_similarity.cosine_similarity_backward",
+    triton="rows.cosine_similarity.cosine_similarity_backward",
 )
 
 # ---- record

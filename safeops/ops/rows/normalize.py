@@ -77,13 +77,13 @@ _forward = declare_raw(
     "(Tensor input, int dim=-1, float? eps=None) -> (Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
-    triton="normalize.normalize",
+    triton="rows.normalize.normalize",
 )
 _backward = declare_raw(
     "_normalize_backward",
     "(Tensor grad, Tensor input, Tensor norm, int dim=-1, float? eps=None) -> Tensor",
     fake=_fake_backward,
-    triton="normalize.normalize_backward",
+    triton="rows.normalize.normalize_backward",
 )
 
 # ---- record

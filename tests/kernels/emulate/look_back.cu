@@ -1,5 +1,5 @@
 // The look back of one tile by itself, over a status array that the test has prepared.
-#include "cuda/selection.cuh"
+#include "cuda/selection/selection.cuh"
 
 // What is kept before `tile`. If `late` >= 0, status[late] becomes `word` only while the tile is waiting.
 extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_look_back(

@@ -91,7 +91,9 @@ def unwritten_is_nan():
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
-    from safeops.kernels import cosine, elementwise, launch, reduce, reduction, row, rows, statistic
+    from safeops.kernels.engine import elementwise, launch, reduce, reduction
+    from safeops.kernels.reductions import statistic
+    from safeops.kernels.rows import cosine, row, rows
 
     launch._plans.clear()
     small = launch.Config(threads=16, tile_bytes=512)

@@ -5,9 +5,9 @@ import torch
 import triton
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
-from safeops.kernels import indexing, launch, reduce
+from safeops.kernels.engine import indexing, launch, reduce
+from safeops.kernels.reductions import masked_mean, masked_sum
 
-from safeops import kernels
 from tests.kernels.interpreted.truth import F16, F32, build, close, fill, launchers, total
 
 NAN = float("nan")
@@ -17,8 +17,8 @@ def run():
     x, y, mask, weight = build("odd")
     loss = launchers("mse_loss")[0](x, y, mask, weight, None, 1, False, None)
     rows = fill((12, 700), F32, 1)
-    by_row = kernels.masked_mean.masked_mean(rows, rows > -1, None, [1], False, False, F32)
-    by_column = kernels.masked_sum.masked_sum(rows.t().contiguous(), None, None, [0], False, False, F32)
+    by_row = masked_mean.masked_mean(rows, rows > -1, None, [1], False, False, F32)
+    by_column = masked_sum.masked_sum(rows.t().contiguous(), None, None, [0], False, False, F32)
     return [*loss, *by_row, *by_column]
 
 
@@ -83,7 +83,7 @@ def test_offsets_beyond_31_bits(monkeypatch):
     x = torch.empty(0, dtype=F16).set_(storage, 0, (3,), (step,))
     x.copy_(torch.tensor([1.0, 2.0, 4.0]))
     mask = torch.tensor([True, False, True])
-    assert kernels.masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0] == 5
+    assert masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0] == 5
     y = torch.zeros(3, dtype=F16)
     assert launchers("mse_loss")[0](x, y, mask, None, None, 2, False, None)[0] == 17
 
@@ -100,11 +100,11 @@ def test_the_callers_tensors_are_not_written():
 def test_unsafe_operands_are_refused():
     x = torch.ones(4, 5)
     with pytest.raises(ValueError, match="does not broadcast"):
-        kernels.masked_sum.masked_sum(x, torch.ones(4, dtype=torch.bool), None, None, False, False, F32)
+        masked_sum.masked_sum(x, torch.ones(4, dtype=torch.bool), None, None, False, False, F32)
     with pytest.raises(TypeError, match="torch.complex64"):
-        kernels.masked_sum.masked_sum(x.to(torch.complex64), None, None, None, False, False, F32)
+        masked_sum.masked_sum(x.to(torch.complex64), None, None, None, False, False, F32)
     with pytest.raises(ValueError, match="meta"):
-        kernels.masked_sum.masked_sum(x, torch.ones(5, dtype=torch.bool, device="meta"), None, None, False, False, F32)
+        masked_sum.masked_sum(x, torch.ones(5, dtype=torch.bool, device="meta"), None, None, False, False, F32)
 
 
 def test_an_integer_that_overflows_is_noticed():

@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it)
-from safeops.kernels.pointwise_loss import pointwise_loss
+from safeops.kernels.losses.pointwise_loss import pointwise_loss
 
 from tests.kernels.interpreted.truth import (
     BF16,

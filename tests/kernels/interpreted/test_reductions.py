@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from safeops.kernels.reductions import masked_mean, masked_sum
 
-from safeops import kernels
 from tests.kernels.interpreted.truth import (
     BF16,
     F16,
@@ -24,7 +24,7 @@ DTYPES = [(F16, F16, F32), (BF16, BF16, BF16), (F32, F32, F32), (F64, F64, F64),
 
 
 def masked(mean):
-    return kernels.masked_mean.masked_mean if mean else kernels.masked_sum.masked_sum
+    return masked_mean.masked_mean if mean else masked_sum.masked_sum
 
 
 def subsets(rank):
@@ -68,15 +68,15 @@ def test_negative_dims_and_all():
     x, _, mask, _ = build("channel mask")
     for dims in ([-1], [-3, 1], [], [0, 1, 2]):
         check_masked(False, x, mask, None, [d % 3 for d in dims])
-    whole = kernels.masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0]
-    assert torch.equal(whole, kernels.masked_sum.masked_sum(x, mask, None, [-1, 0, 1], False, False, F32)[0])
-    assert kernels.masked_sum.masked_sum(fill((), F32, 1), None, None, [-1], True, False, F32)[0].shape == ()
+    whole = masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0]
+    assert torch.equal(whole, masked_sum.masked_sum(x, mask, None, [-1, 0, 1], False, False, F32)[0])
+    assert masked_sum.masked_sum(fill((), F32, 1), None, None, [-1], True, False, F32)[0].shape == ()
 
 
 @pytest.mark.parametrize("shape, dims", [((9000,), [0]), ((4, 3000), [1]), ((600, 20), [0]), ((24, 3, 60), [0, 2])])
 def test_more_tiles_than_one_accumulator_takes(shape, dims):
     """LONG: a block flushes its fp32 accumulators every 16 tiles."""
-    from safeops.kernels import launch
+    from safeops.kernels.engine import launch
 
     x, mask = fill(shape, F32, 1), fill(shape, F32, 2) > -1
     check_masked(False, x, mask, None, dims)
@@ -134,7 +134,7 @@ def test_masked_backward(layout, mean):
         keepdim = len(dims) % 2 == 1
         _, used = masked(mean)(x, mask, weight, dims, keepdim, False, F32)
         grad = fill(used.shape, F32, 5)
-        dx = kernels.masked_sum.masked_sum_backward(
+        dx = masked_sum.masked_sum_backward(
             grad, list(x.shape), F32, used if mean else None, mask, weight, dims, keepdim
         )
         g = grad.double() / used if mean else grad.double()

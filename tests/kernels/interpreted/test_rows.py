@@ -3,9 +3,9 @@
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
-from safeops.kernels import indexing, launch, row
+from safeops.kernels.engine import indexing, launch
+from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize, row
 
-from safeops import kernels
 from tests.contract import definitions_rows as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
 
@@ -38,21 +38,21 @@ def run(op, x, y=None, mask=None, dim=-1, eps=None):
     """(the result, what its backward needs)."""
     if op == "cosine_similarity":
         return (lambda value, *norms: (value, (value, *norms)))(
-            *kernels.cosine_similarity.cosine_similarity(x, y, dim, eps)
+            *cosine_similarity.cosine_similarity(x, y, dim, eps)
         )
     if op == "normalize":
-        value, norm = kernels.normalize.normalize(x, dim, eps)
+        value, norm = normalize.normalize(x, dim, eps)
         return value, (norm,)
-    value, top, total = kernels.masked_softmax.masked_softmax(x, mask, dim, op == "log_softmax")
+    value, top, total = masked_softmax.masked_softmax(x, mask, dim, op == "log_softmax")
     return value, (top, total)
 
 
 def backward(op, grad, saved, x, y=None, mask=None, dim=-1, eps=None, needs=(True, True)):
     if op == "cosine_similarity":
-        return kernels.cosine_similarity.cosine_similarity_backward(grad, x, y, *saved, dim, eps, *needs)
+        return cosine_similarity.cosine_similarity_backward(grad, x, y, *saved, dim, eps, *needs)
     if op == "normalize":
-        return (kernels.normalize.normalize_backward(grad, x, *saved, dim, eps),)
-    return (kernels.masked_softmax.masked_softmax_backward(grad, x, *saved, mask, dim, op == "log_softmax"),)
+        return (normalize.normalize_backward(grad, x, *saved, dim, eps),)
+    return (masked_softmax.masked_softmax_backward(grad, x, *saved, mask, dim, op == "log_softmax"),)
 
 
 def define(op, x, y=None, mask=None, dim=-1, eps=None, dtype=F32):

@@ -1,11 +1,13 @@
 """Statistics, and the backward they share, against their definitions in fp64 and torch's autograd of them."""
 
+import importlib
+
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
-from safeops.kernels import indexing, launch, reduce
+from safeops.kernels.engine import indexing, launch, reduce
+from safeops.kernels.reductions import masked_count, safe_norm, statistic_backward
 
-from safeops import kernels
 from tests.contract import definitions_statistics as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, build, close, fill, kept
 
@@ -39,12 +41,12 @@ def define(name, x, mask=None, weight=None, dim=(), keepdim=False, **given):
 
 def run(name, x, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=None):
     launcher, _, usual, _ = STATISTICS[name]
-    f = getattr(getattr(kernels, launcher), launcher)
+    f = getattr(importlib.import_module(f"safeops.kernels.reductions.{launcher}"), launcher)
     return f(x, mask, weight, dim, keepdim, empty_nan, dtype, usual if parameter is None else parameter)
 
 
 def backward(name, grad, x, origin, scale, mask=None, weight=None, dim=None, keepdim=False):
-    f = kernels.statistic_backward.statistic_backward
+    f = statistic_backward.statistic_backward
     return f(grad, x, origin, scale, mask, weight, STATISTICS[name][3], dim, keepdim)
 
 
@@ -349,14 +351,14 @@ def test_safe_norm_saturates(order, dtype, out):
     """Where finite elements overflow; an infinite one shows."""
     if order == INF and out != F16:
         return  # a magnitude fits
-    f = kernels.safe_norm.safe_norm
+    f = safe_norm.safe_norm
     x = torch.ones(4, 90, dtype=dtype)
     x[:3] = torch.finfo(dtype).max / 2 if out != F16 else 1e5
     x[1, 7], x[2, 7] = INF, NAN
     value, origin, scale = f(x, None, None, [1], dtype=out, parameter=order)
     norm = 90 ** (0 if order == INF else 1 / order)
     close(value, torch.tensor([torch.finfo(out).max, INF, NAN, norm], dtype=F64), dtype=out)
-    dx = kernels.statistic_backward.statistic_backward(
+    dx = statistic_backward.statistic_backward(
         torch.ones(4, dtype=out), x, origin, scale, None, None, {1.0: 3, 2.0: 0, INF: 4}[order], [1]
     )
     assert not dx[0].any() and dx[3].all() and dx[3].isfinite().all()
@@ -379,7 +381,7 @@ def test_unknown_order():
 @pytest.mark.parametrize("layout", ["odd", "column mask", "channel mask", "transposed", "no mask", "0-dim", "empty"])
 def test_count(layout):
     x, _, mask, weight = build(layout)
-    count = kernels.masked_count.masked_count
+    count = masked_count.masked_count
     keep = kept(x.shape, mask, weight)
     for dim in ([], [0], [-1]):
         dims = tuple(d % max(x.dim(), 1) for d in dim) or tuple(range(x.dim()))

@@ -1,0 +1,89 @@
+// Arithmetic on floating operands of any dtypes: which kernel runs, and where a result stops to fit its dtype.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "cuda/engine/elementwise.cuh"
+
+namespace safeops::cuda {
+
+constexpr double kLargest[] = {65504.0, 3.38953138925153547590e38, 3.40282346638528859812e38,
+                               1.79769313486231570815e308};  // by Type
+
+// A finite number too large for a dtype becomes its largest finite value; inf and NaN pass.
+__host__ __device__ inline double saturate(double value, double largest) {
+  if (value > largest && value <= 1.79769313486231570815e308) return largest;
+  if (value < -largest && value >= -1.79769313486231570815e308) return -largest;
+  return value;
+}
+
+template <class C>
+__device__ inline bool finite(C x) {
+  return fabs(x) <= std::numeric_limits<C>::max();
+}
+
+// What an op's functions know of its call. A value saturates exactly where it would round to inf in the output dtype,
+// which is |y| >= limit: so no functor has to know that dtype. C is the compute type.
+template <class C>
+struct Range {
+  C eps, limit, largest, stand_in;
+  bool need_input, need_other;  // whose gradient is wanted (a hint: a long function may be left out)
+
+  __device__ bool overflows(C y) const { return fabs(y) >= limit; }
+  __device__ C saturated(C y, bool over) const { return over ? copysign(largest, y) : y; }
+};
+
+// Of g a b: whether the product g a is no normal number, so that g (a b) is the better order of the factors.
+template <class C>
+__device__ inline bool lost(C product, C g) {
+  const C size = fabs(product);
+  return size > std::numeric_limits<C>::max() || (size < std::numeric_limits<C>::min() && g != C(0));
+}
+
+// The smallest |y| that rounds to inf: half a step above the largest finite value, ties going to even, which is up.
+// From fp64 the halves are rounded by way of fp32, so half an fp32 step lower.
+inline double overflow_limit(Type out, bool wide) {
+  switch (out) {
+    case kF16: return wide ? 65520.0 - 0x1p-9 : 65520.0;
+    case kBF16: return wide ? 0x1.FFp127 - 0x1p103 : 0x1.FFp127;
+    case kF32: return wide ? 0x1.FFFFFFp127 : std::numeric_limits<double>::infinity();
+    default: return std::numeric_limits<double>::infinity();
+  }
+}
+
+template <class C>
+Range<C> make_range(double eps, Type out, double stand_in, bool need_input = true, bool need_other = true) {
+  return {C(eps), C(overflow_limit(out, sizeof(C) == 8)), C(kLargest[out]), C(saturate(stand_in, kLargest[out])),
+          need_input, need_other};
+}
+
+// Every operand of one dtype and dense: 16-byte packets of that dtype. Broadcast, or a mix up to fp32: packets of
+// eight, the type of each known at run time (kFixedRows: at compile time where it is one). Else element by element.
+template <class Op32, class Op64, int N>
+void launch_floating(Plan<N>& plan, bool wide, const Op32& op32, const Op64& op64, cudaStream_t stream) {
+  Type type = kBool;
+  bool same = true, narrow = !wide;
+  for (int i = 0; i < N; ++i) {
+    if (plan.base[i] == nullptr) continue;
+    if (type == kBool) type = plan.type[i];
+    same = same && plan.type[i] == type;
+    narrow = narrow && plan.type[i] != kF64;
+  }
+  bool done = false;
+  if (same && type == kF16) done = launch_flat<F16>(plan, op32, stream);
+  if (same && type == kBF16) done = launch_flat<BF16>(plan, op32, stream);
+  if (same && type == kF32 && narrow) done = launch_flat<F32>(plan, op32, stream);
+  if (same && type == kF64) done = launch_flat<F64>(plan, op64, stream);
+  if constexpr (Op32::kFixedRows) {
+    if (!done && same && type == kF16) done = launch_rows<Fixed<F16>>(plan, op32, stream);
+    if (!done && same && type == kBF16) done = launch_rows<Fixed<BF16>>(plan, op32, stream);
+    if (!done && same && type == kF32 && narrow) done = launch_rows<Fixed<F32>>(plan, op32, stream);
+  }
+  if (!done && narrow && !(Op32::kFixedRows && same)) done = launch_rows<Mixed>(plan, op32, stream);
+  if (done) return;
+  if (wide) launch_general(plan, op64, stream);
+  else launch_general(plan, op32, stream);
+}
+
+}  // namespace safeops::cuda

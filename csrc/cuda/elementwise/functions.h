@@ -1,0 +1,32 @@
+// What the .cu file of a unary or binary function gives unary.cpp and binary.cpp, which make the tensors and register
+// the op: its launches. Host only. The two are apart because nvcc takes longer over torch's headers than over a kernel.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "cuda/engine/plan.h"
+
+namespace safeops::cuda {
+
+// eps in the compute type. A floor nobody named: its smallest normal number.
+inline double floor_of(const std::optional<double>& eps, bool wide) {
+  if (!eps) return wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+  return wide ? *eps : double(float(*eps));
+}
+
+// wide: computed in fp64. eps: the floor in the compute type. out: the dtype of the result, where values saturate.
+struct UnaryLaunch {
+  void (*forward)(Plan<2>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
+  void (*backward)(Plan<3>& plan, bool wide, double eps, Type out, cudaStream_t stream);
+};
+struct BinaryLaunch {
+  void (*forward)(Plan<3>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream);
+  void (*backward)(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,
+                   cudaStream_t stream);
+};
+
+}  // namespace safeops::cuda

@@ -1,0 +1,114 @@
+// Elements of any dtype as bit patterns, and operands walked in the order of the elements: what the ops that move
+// elements share on CUDA.
+#pragma once
+
+#include "common/elements.h"
+#include "elementwise.cuh"
+#include "tensors.h"
+
+namespace safeops::cuda {
+
+// A view that may have been given other dims than its tensor.
+struct Bits {
+  Shape shape;
+  int64_t stride[safeops::kMaxDims];
+  char* data;
+  int64_t width;  // bytes
+
+  explicit Bits(const Tensor& t) : shape(View(t).shape()), data(View(t).data), width(element_bytes(t)) {
+    for (int d = 0; d < shape.ndim; ++d) stride[d] = View(t).strides[d];
+  }
+
+  void push(int64_t n, int64_t step) {
+    STD_TORCH_CHECK(shape.ndim < safeops::kMaxDims, "safeops: too many dimensions");
+    shape.size[shape.ndim] = n;
+    stride[shape.ndim++] = step;
+  }
+
+  // A 0-dim tensor as a vector of one.
+  void make_vector() {
+    if (shape.ndim == 0) push(1, 1);
+  }
+
+  // Strides in bytes: for elements of any width.
+  void in_bytes() {
+    for (int d = 0; d < shape.ndim; ++d) stride[d] *= width;
+    width = 1;
+  }
+
+  // Elements of 16 bytes as two of 8 along a further dim.
+  void split() {
+    if (width != 16) return;
+    for (int d = 0; d < shape.ndim; ++d) stride[d] *= 2;
+    push(2, 1);
+    width = 8;
+  }
+
+  Type type() const { return width == 1 ? kBool : width == 2 ? kF16 : width == 4 ? kF32 : kF64; }
+
+  Operand dims(int from, int to) const { return {data, type(), to - from, shape.size + from, stride + from}; }
+  Operand all() const { return dims(0, shape.ndim); }
+};
+
+// Operands walked in the order of the shape's elements, whatever their own layouts: operand 0 only says that order.
+template <int N>
+Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& operands) {
+  int64_t strides[safeops::kMaxDims];
+  contiguous_strides(shape, strides);
+  std::array<Operand, N + 1> all{Operand{operands[0].data, kBool, shape.ndim, shape.size, strides}};
+  for (int i = 0; i < N; ++i) all[i + 1] = operands[i];
+  return make_plan<N + 1>(shape, all);
+}
+
+// Where operand o has element i.
+template <int N>
+__device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
+  const char* p = plan.base[o];
+  int d = 0;
+  for (; d + 1 < plan.ndim; ++d) {
+    p += i % plan.size[d] * plan.stride[o][d];
+    i /= plan.size[d];
+  }
+  return p + i * plan.stride[o][d];
+}
+
+// Elements that a thread has under way.
+template <class T>
+constexpr int kAtOnce = sizeof(T) == 16 ? 2 : 4;
+
+// The width, 16 bytes at most, of packets that every one of `places` (offsets and sizes in bytes, or'ed) is a whole
+// number of; at least `width`, that of an element.
+inline int64_t packet_width(int64_t places, int64_t width) {
+  int64_t wide = 16;
+  while (wide > width && places % wide) wide /= 2;
+  return wide;
+}
+
+inline int64_t place(const void* p) { return int64_t(uintptr_t(p)); }
+
+// Calls f(T()) with bits of so many bytes: of an element that may have been split, and of any.
+template <class F>
+void by_width(int64_t width, const F& f) {
+  switch (width) {
+    case 1: return f(uint8_t());
+    case 2: return f(uint16_t());
+    case 4: return f(uint32_t());
+    default: return f(uint64());
+  }
+}
+template <class F>
+void by_any_width(int64_t width, const F& f) {
+  if (width == 16) return f(uint4());
+  by_width(width, f);
+}
+
+// A number (of a complex one the real part) of so many bytes in each element of T, which may be a packet of them.
+template <class T>
+T filled(uint64_t fill, int64_t width) {
+  T packet{};
+  for (int64_t at = 0; at < int64_t(sizeof(T)); at += width)
+    std::memcpy(reinterpret_cast<char*>(&packet) + at, &fill, width < 8 ? width : 8);
+  return packet;
+}
+
+}  // namespace safeops::cuda

@@ -1,0 +1,203 @@
+// health: how many NaN, infinite, zero, small values a list of tensors has, their largest magnitude, and where the
+// first value that is not finite lies: a row of integers for each tensor. They are added with integer atomics, whose
+// order changes no bit of the result. A second op reads the operands of an op at the place that such a row names.
+// Values are compared as bits: without the sign, their order is that of the magnitudes.
+// I/O: read each tensor once.
+#include "common/real.h"
+#include "multi_tensor.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+enum Column { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst, kColumns };
+
+// inf, 2^-14 and 2^-25, as bits.
+template <class Codec>
+struct Limits;
+template <>
+struct Limits<F16> {
+  static constexpr uint32_t kInfinity = 0x7c00, kNormal = 0x0400, kMostTiny = 0;
+};
+template <>
+struct Limits<BF16> {
+  static constexpr uint32_t kInfinity = 0x7f80, kNormal = 0x3880, kMostTiny = 0x3300;
+};
+template <>
+struct Limits<F32> {
+  static constexpr uint32_t kInfinity = 0x7f800000, kNormal = 0x38800000, kMostTiny = 0x33000000;
+};
+template <>
+struct Limits<F64> {
+  static constexpr uint64 kInfinity = 0x7ff0000000000000, kNormal = 0x3f10000000000000, kMostTiny = 0x3e60000000000000;
+};
+
+struct Health {
+  static constexpr bool kWrites = false;
+  uint64* rows;
+
+  template <class Codec>
+  using Word = std::remove_const_t<decltype(Limits<Codec>::kInfinity)>;
+
+  template <class Codec>
+  struct State {
+    unsigned nan, inf, minus_inf, zero, normal, tiny;  // normal: below 2^-14; tiny: at most 2^-25
+    Word<Codec> largest;
+    int64_t first;
+  };
+
+  template <class Codec, class Raw>
+  static __device__ Word<Codec> magnitude(Raw raw) {
+    return raw & Raw(Raw(~Raw(0)) >> 1);
+  }
+
+  __device__ bool begin() const { return true; }
+
+  template <class Codec>
+  __device__ bool read(State<Codec>& s, typename Codec::Raw raw) const {
+    using L = Limits<Codec>;
+    const Word<Codec> size = magnitude<Codec>(raw);
+    const bool finite = size < L::kInfinity;
+    s.zero += size == 0;
+    s.tiny += size <= L::kMostTiny;
+    s.normal += size < L::kNormal;
+    if (finite && size > s.largest) s.largest = size;
+    return !finite;
+  }
+
+  template <class Codec>
+  __device__ void special(State<Codec>& s, typename Codec::Raw raw, int64_t left) const {
+    using L = Limits<Codec>;
+    const Word<Codec> size = magnitude<Codec>(raw);
+    if (size < L::kInfinity) return;
+    s.nan += size > L::kInfinity;
+    s.inf += raw == L::kInfinity;
+    s.minus_inf += size == L::kInfinity && raw != L::kInfinity;
+    s.first = left > s.first ? left : s.first;
+  }
+
+  template <class Codec>
+  __device__ void finish(const State<Codec>& s, int member, int64_t) const {
+    uint64* row = rows + int64_t(member) * kColumns;
+    const auto add = [row](Column column, unsigned lane) {  // most are 0
+      const unsigned sum = across(lane, [](unsigned a, unsigned b) { return a + b; });
+      if (sum && threadIdx.x % 32 == 0) atomicAdd(row + column, uint64(sum));
+    };
+    const auto raise = [row](Column column, uint64 lane) {
+      const uint64 most = across(lane, [](uint64 a, uint64 b) { return a > b ? a : b; });
+      if (most && threadIdx.x % 32 == 0) atomicMax(row + column, most);
+    };
+    add(kNan, s.nan);
+    add(kInf, s.inf);
+    add(kMinusInf, s.minus_inf);
+    add(kZero, s.zero);
+    add(kSmall, s.normal - s.zero);
+    add(kTiny, s.tiny - s.zero);
+    raise(kLargest, uint64(__double_as_longlong(double(Codec::decode(typename Codec::Raw(s.largest))))));
+    raise(kFirst, uint64(s.first));
+  }
+};
+
+// ---- the values at a place
+
+constexpr int kPicked = 4;
+
+struct Picked {
+  const char* base;
+  Type floating;
+  int bytes;  // of an integer; 0: floating
+  bool is_signed;
+  int64_t stride[safeops::kMaxDims];  // bytes
+};
+
+struct Pick {
+  const char* found;
+  char* out;
+  int count, ndim;
+  int64_t numel;
+  int64_t size[safeops::kMaxDims];
+  Picked input[kPicked];
+};
+
+__device__ inline double read_real(const char* p, const Picked& x) {
+  switch (x.bytes) {
+    case 0: return Dynamic<double>::decode(load_raw<uint64>(p, x.floating), x.floating);
+    case 1: return x.is_signed ? double(int8_t(load<uint8_t>(p))) : double(load<uint8_t>(p));
+    case 2: return x.is_signed ? double(int16_t(load<uint16_t>(p))) : double(load<uint16_t>(p));
+    case 4: return x.is_signed ? double(int32_t(load<uint32_t>(p))) : double(load<uint32_t>(p));
+    default: return x.is_signed ? double(int64_t(load<uint64>(p))) : double(load<uint64>(p));
+  }
+}
+
+__global__ void pick_kernel(const __grid_constant__ Pick pick) {
+  if (threadIdx.x >= unsigned(pick.count)) return;
+  const int64_t first = int64_t(load<uint64>(pick.found));
+  if (first <= 0 || first > pick.numel) return;
+  const Picked& x = pick.input[threadIdx.x];
+  const char* p = x.base;
+  int64_t rest = pick.numel - first;
+#pragma unroll 1
+  for (int d = pick.ndim - 1; d >= 0; --d) {
+    p += rest % pick.size[d] * x.stride[d];
+    rest /= pick.size[d];
+  }
+  store(pick.out + threadIdx.x * sizeof(double), read_real(p, x));
+}
+
+// ---- host
+
+// Row `row` of a contiguous matrix, and `count` more below it.
+char* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
+  const safeops::View view(matrix);
+  STD_TORCH_CHECK(view.dtype == dtype && view.ndim == 2 && view.sizes[1] == columns && view.contiguous(), op,
+                  ": needs contiguous rows of ", columns, dtype == DType::kLong ? " int64" : " float64");
+  STD_TORCH_CHECK(row >= 0 && row <= view.sizes[0] - count, op, ": rows ", row, " to ", row + count, " of ",
+                  view.sizes[0]);
+  return view.data + row * columns * 8;
+}
+
+void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
+  constexpr const char* kOp = "safeops::_health_";
+  char* rows = rows_of(out, DType::kLong, kColumns, row, int64_t(inputs.size()), kOp);
+  if (inputs.empty()) return;
+  check_device(out, inputs[0], kOp, "out");
+  const Launches launches(inputs, kOp, true);
+  const torch::stable::accelerator::DeviceGuard guard(out.get_device_index());
+  launches.run(Health{reinterpret_cast<uint64*>(rows)}, current_stream(out));
+  check_launch(kOp);
+}
+
+void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t health_row,
+             const std::vector<Tensor>& inputs, const std::vector<int64_t>& size) {
+  constexpr const char* kOp = "safeops::_pick_";
+  const Shape shape(static_cast<int>(size.size()), size.data());
+  check_device(health, out, kOp, "health");
+  Pick pick{};
+  pick.out = rows_of(out, DType::kDouble, kPicked, row, 1, kOp);
+  pick.found = rows_of(health, DType::kLong, kColumns, health_row, 1, kOp) + kFirst * 8;
+  pick.ndim = shape.ndim;
+  pick.numel = shape.numel();
+  std::copy(shape.size, shape.size + shape.ndim, pick.size);
+  for (; pick.count < kPicked && pick.count < int(inputs.size()); ++pick.count) {
+    const Tensor& input = inputs[pick.count];
+    check_device(input, out, kOp, "an input");
+    const safeops::View view(input);
+    const Real real = real_of(input, kOp);
+    const bool floating = real.floating != DType::kOther;
+    Picked& x = pick.input[pick.count];
+    x = {view.data, Type(real.floating), floating ? 0 : int(real.bytes), real.is_signed, {}};
+    expand_strides(view.ndim, view.sizes, view.strides, shape, x.stride);
+    for (int d = 0; d < shape.ndim; ++d) x.stride[d] *= real.bytes;
+  }
+  const torch::stable::accelerator::DeviceGuard guard(out.get_device_index());
+  start(pick_kernel, 1, current_stream(out), pick);
+  check_launch(kOp);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) {
+  m.impl("_health_", TORCH_BOX(&health));
+  m.impl("_pick_", TORCH_BOX(&pick_at));
+}
+
+}  // namespace safeops::cuda
