@@ -1,7 +1,8 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
-# make test    every test that needs no GPU; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
-# Both first do all the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc
-# for the CUDA kernels). Nothing is done twice: the stamps in .venv remember.
+# make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
+# make test-all  those and the slow ones: the full matrix, all architectures, long fuzzing
+# All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
+# the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
 
 PYTHON ?= python3
 VENV   := .venv$(TORCH:%=-torch-%)
@@ -13,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test mutants lint bench wheel gpu-check clean
+.PHONY: setup demo test test-slow test-all mutants lint bench wheel gpu-check clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -34,7 +35,7 @@ $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
-	@echo "== build: safeops (development install; minutes, the first time)"
+	@echo "== build: safeops (development install, for this machine; minutes, the first time)"
 	@$(BUILD) $(PIP) install --no-build-isolation --no-deps --editable .
 	@$(BIN)/python -c "import sysconfig; open(sysconfig.get_path('purelib') + '/safeops-checkout.pth', 'w').write('$(CURDIR)\n')"
 	@ls safeops/*.so 2>/dev/null || echo "no C++ compiler found: pure Python, every op runs its composite"
@@ -46,8 +47,18 @@ demo: setup
 	@$(BIN)/safeops demo $(ARGS)
 
 # Two workers for two cores; tests that share a costly fixture (the wheel) stay on one: xdist_group.
+PYTEST := $(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup
 test: setup
-	@$(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup $(ARGS)
+	@$(PYTEST) -m "not slow" $(ARGS)
+
+# What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
+test-slow: setup
+	@echo "== build: all architectures (minutes, the first time)"
+	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > build/all-architectures.log 2>&1 \
+	    || { cat build/all-architectures.log; exit 1; }
+	@$(PYTEST) -m slow $(ARGS)
+
+test-all: test test-slow
 
 lint: $(VENV)/installed
 	@$(BIN)/ruff check --quiet --output-format concise .

@@ -1,21 +1,24 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
-    safeops._C      csrc/cpu/*.cpp, csrc/module.cpp  wherever there is a C++ compiler
-    safeops._cuda   csrc/cuda/**/*.cu, *.cpp         where nvcc is found too, also beside a CPU-only torch
+    safeops._C      csrc/cpu, csrc/module.cpp  wherever there is a C++ compiler
+    safeops._cuda   csrc/cuda                  where nvcc is found too, also beside a CPU-only torch
 
-Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. Environment:
+Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. A development build
+(`pip install --editable`, `build_ext --inplace`) is for this machine: CUDA for the GPUs that are in it, and none where
+there is no GPU. A wheel (`pip wheel`, `pip install .`) is for all architectures. Environment:
 
     SAFEOPS_NO_EXT=1         pure Python (every op runs its composite)
     SAFEOPS_NO_CUDA=1        no safeops._cuda
-    SAFEOPS_CUDA_ARCH=9.0    compute capabilities to build for, separated by space, comma or semicolon
+    SAFEOPS_CUDA_ARCH=9.0    `native`, `all`, or compute capabilities, separated by space, comma or semicolon
     MAX_JOBS=2               compilations at a time
     CXX, CUDA_HOME           the compilers
 
 Without a C++ compiler the install is pure Python, and says so. A compiler that fails, fails the build.
-torch's own BuildExtension is not used: it refuses an nvcc that differs from torch's CUDA, links more of torch
-than the stable ABI, and needs ninja. Recompiling only what changed takes a dependency file per object.
+This file writes build/ninja/build.ninja, and ninja runs it. torch's own BuildExtension is not used: it refuses an nvcc
+that differs from torch's CUDA, and links more of torch than the stable ABI.
 """
 
+import fcntl
 import hashlib
 import os
 import re
@@ -24,8 +27,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import time
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,21 +35,44 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
-ROOT = Path(__file__).resolve().parent
-OBJECTS = ROOT / "build" / "objects"  # shared by the development install and the wheel
+# Paths are relative: errors name their source file, and not where it lay on the build machine.
+BUILD = Path("build/ninja")  # shared by the development install and the wheel
 
-CXX_FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-trapping-math
+FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-trapping-math
     -fvisibility=hidden -fvisibility-inlines-hidden""".split()
-# nvcc has its own numerics; no fast-math, whose division and logarithm would break the contract.
-NVCC_FLAGS = "-std=c++17 -O3 --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden -DUSE_CUDA".split()
 # torch 2.11, Python 3.10
-DEFINES = ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000"]
-TORCH_HEADERS = [f"torch/csrc/{name}.h" for name in ("inductor/aoti_torch/c/shim", "stable/library", "stable/tensor")]
+FLAGS += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000", "-Icsrc"]
+# nvcc has its own numerics; no fast-math, whose division and logarithm would break the contract.
+NVCC_FLAGS = ["--forward-unknown-to-host-compiler", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
+
+RULES = f"""
+builddir = {BUILD}
+rule compile
+  command = $call -MMD -MF $out.d -c $in -o $out
+  description = compile $in
+  depfile = $out.d
+  deps = gcc
+# torch's CUDA functions become weak: a CPU-only torch lacks them, and must still load the module (Python loads with
+# RTLD_NOW, which wants every strong symbol). Only CUDA tensors lead to a call.
+rule compile_cuda
+  command = $call -MMD -MF $out.d -c $in -o $out && $
+    objcopy --wildcard --weaken-symbol='torch_*cuda*' --weaken-symbol='aoti_torch_*cuda*' $out
+  description = compile $in
+  depfile = $out.d
+  deps = gcc
+rule link
+  command = $call -o $out
+  description = link $out
+"""
 
 
 def flag(name: str) -> bool:
     return os.environ.get(name, "0").lower() not in ("", "0", "off", "no", "false")
+
+
+def say(text: str):
+    print(f"safeops: {text}", file=sys.stderr)
 
 
 def find_cxx() -> list[str] | None:
@@ -63,155 +87,119 @@ def find_cxx() -> list[str] | None:
 def find_cuda() -> Path | None:
     """The CUDA toolkit's folder (the one with bin/nvcc and include/cuda_runtime.h), or None."""
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    nvcc = shutil.which("nvcc")
-    if nvcc:  # on the PATH there may be a wrapper script; nvcc itself knows where it lives
+    if nvcc := shutil.which("nvcc"):  # which may be a wrapper script; nvcc itself knows where it lives
         plan = [nvcc, "--dryrun", "-x", "cu", "-E", os.devnull]
         report = subprocess.run(plan, capture_output=True, text=True).stderr
-        top = re.search(r"^#\$ TOP=(.+)$", report, re.MULTILINE)
-        homes.append(top.group(1).strip() if top else None)
+        homes += re.findall(r"^#\$ TOP=(.+?)\s*$", report, re.MULTILINE)
     for home in map(Path, filter(None, [*homes, "/usr/local/cuda"])):
         if (home / "bin/nvcc").exists() and (home / "include/cuda_runtime.h").exists():
             return home.resolve()
     return None
 
 
-def gencode(nvcc: Path, tuned: bool) -> list[str]:
-    """-gencode flags: machine code for each architecture asked for that this nvcc knows, and PTX for those to come. One
-    run of the front end serves all; code that is tuned for each architecture needs a run for each."""
-    names = re.split(r"[ ,;]+", os.environ.get("SAFEOPS_CUDA_ARCH", " ".join(CUDA_ARCHS)).strip())
+def find_headers() -> tuple[Path, str]:
+    """The folders of torch and of Python's headers."""
+    torch, python = find_spec("torch"), sysconfig.get_path("include")  # found, not imported: that takes seconds
+    missing = None
+    if torch is None:
+        missing = "the extension is built against torch>=2.11: install it first and build with --no-build-isolation"
+    elif not os.path.exists(f"{python}/Python.h"):
+        missing = f"no {python}/Python.h: install Python's headers (Debian, Ubuntu: python3-dev)"
+    if missing:
+        raise SystemExit(f"safeops: {missing}, or set SAFEOPS_NO_EXT=1 for a pure-Python install")
+    return Path(torch.origin).parent, python
+
+
+def present_gpus() -> set[str]:
+    """The compute capabilities of this machine's GPUs that can run the kernels."""
+    query = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
+    found = subprocess.run(query, capture_output=True, text=True).stdout.split() if shutil.which(query[0]) else []
+    return {name for name in found if re.fullmatch(r"\d+\.\d", name) and float(name) >= 8}
+
+
+def cuda_archs(cuda: Path, development: bool) -> list[str]:
+    """The compute capabilities to build for, as nvcc writes them: 90. None: no CUDA build."""
+    asked = os.environ.get("SAFEOPS_CUDA_ARCH", "").strip() or ("native" if development else "all")
+    names = present_gpus() if asked == "native" else CUDA_ARCHS if asked == "all" else re.split(r"[ ,;]+", asked)
+    if not names:
+        say("no GPU found: building without the CUDA kernels (SAFEOPS_CUDA_ARCH=all builds them for all GPUs)")
+        return []
     wanted = sorted((name.replace(".", "").removeprefix("sm_") for name in names), key=int)
-    known = subprocess.check_output([nvcc, "--list-gpu-arch"], text=True).split()
+    known = subprocess.check_output([cuda / "bin/nvcc", "--list-gpu-arch"], text=True).split()
     archs = [arch for arch in wanted if f"compute_{arch}" in known]
     if not archs:
-        raise SystemExit(f"safeops: {nvcc} knows none of the architectures {wanted} (it knows {known})")
+        raise SystemExit(f"safeops: {cuda}/bin/nvcc knows none of the architectures {wanted} (it knows {known})")
+    return archs
+
+
+def gencode(archs: list[str], tuned: bool) -> list[str]:
+    """-gencode flags: machine code for each architecture, and PTX for those to come. One run of the front end serves
+    all; code that is tuned for each architecture needs a run for each."""
     virtual = archs if tuned else [archs[0]] * len(archs)
     flags = [f"-gencode=arch=compute_{front},code=sm_{arch}" for front, arch in zip(virtual, archs)]
     return [*flags, f"-gencode=arch=compute_{virtual[-1]},code=compute_{virtual[-1]}"]
 
 
-def torch_folder() -> Path:
-    spec = find_spec("torch")  # found, not imported: an import costs seconds at each build
-    if spec is None:
-        raise SystemExit(
-            "safeops: the extension is built against torch>=2.11: install it first and build with "
-            "--no-build-isolation, or set SAFEOPS_NO_EXT=1 for a pure-Python install"
-        )
-    return Path(spec.origin).parent
-
-
 class BuildExt(build_ext):
-    """Compiles what changed (the source, a header, the command, torch), two at a time, and links."""
+    """Writes build.ninja and runs it: ninja knows what is fresh, and compiles as much at a time as it may."""
 
-    def build_extensions(self):
-        torch = torch_folder()
-        python = sysconfig.get_path("include")
-        if not (Path(python) / "Python.h").exists():
-            raise SystemExit(
-                f"safeops: there is a C++ compiler, but no {python}/Python.h: install Python's headers "
-                "(Debian, Ubuntu: python3-dev), or set SAFEOPS_NO_EXT=1 for a pure-Python install"
-            )
-        self.includes = ["-isystem", str(torch / "include"), "-isystem", python]
-        # Errors name their source file: not by the path it had on the build machine.
-        self.prefixes = [f"-ffile-prefix-map={ROOT}/=", f"-ffile-prefix-map={torch / 'include'}/="]
-        self.torch_libs = f"-L{torch / 'lib'} -Wl,--no-as-needed -ltorch -ltorch_cpu".split()
-        self.cxx = find_cxx()
-        self.cuda = find_cuda()
-        self.precompiled = self.precompile()
-        for extension in self.extensions:
-            self.build_extension(extension)
+    def run(self):
+        self.torch, python = find_headers()
+        self.cxx, self.edges = find_cxx(), RULES
+        headers = self.torch / "include"
+        self.flags = [*FLAGS, f"-ffile-prefix-map={headers}/=", "-isystem", headers, "-isystem", python]
+        libraries = {"safeops._C": self.cpu_library, "safeops._cuda": self.cuda_library}
+        built = {extension.name: libraries[extension.name](extension.sources) for extension in self.extensions}
+        self.extensions = [extension for extension in self.extensions if built[extension.name]]
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with open(BUILD / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second build waits: two ninjas would not know of each other
+            (BUILD / "build.ninja").write_text(self.edges)
+            jobs = ["-j", os.environ.get("MAX_JOBS", "2")]
+            if subprocess.run([sys.executable, "-m", "ninja", "-f", BUILD / "build.ninja", *jobs]).returncode:
+                raise SystemExit("safeops: the build failed; above stand the command and its error")
+            for extension in self.extensions:
+                target = self.get_ext_fullpath(extension.name)
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                shutil.copy(built[extension.name], f"{target}.new")
+                os.replace(f"{target}.new", target)  # a process that has the old file mapped keeps it whole
 
-    def precompile(self) -> str:
-        """torch's headers, read once for all C++ sources: half of the time that a short source takes."""
-        command = [*self.cxx, *CXX_FLAGS, *self.prefixes, *DEFINES, *self.includes, "-x", "c++-header"]
-        signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()[:12]
-        header = OBJECTS / f"torch.{signature}.h"
-        compiled = header.with_suffix(".h.gch")
-        if not compiled.exists():
-            OBJECTS.mkdir(parents=True, exist_ok=True)
-            header.write_text("".join(f"#include <{name}>\n" for name in TORCH_HEADERS))
-            partial = header.with_suffix(f".{os.getpid()}.part.gch")
-            self.call([*command, str(header), "-o", str(partial)], "compile torch's headers")
-            os.replace(partial, compiled)
-        return str(header)
+    def cpu_library(self, sources: list[str]) -> str:
+        call = [*self.cxx, *self.flags]
+        header = self.add("compile", "torch.h.gch", ["csrc/torch.h"], [*call, "-x", "c++-header"])
+        call += ["-include", header.removesuffix(".gch")]
+        return self.link("_C", [self.add("compile", f"{source}.o", [source], call, header) for source in sources])
 
-    def build_extension(self, ext):
-        with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS", 2))) as pool:
-            objects = list(pool.map(lambda source: self.compile_one(ext, source), ext.sources))
-        target = Path(self.get_ext_fullpath(ext.name))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        # Nothing but the init function is visible, whatever a source forgot to hide.
-        exports = OBJECTS / f"{ext.name}.map"
-        exports.write_text(f"{{ global: PyInit_{ext.name.rpartition('.')[2]}; local: *; }};\n")
-        link = [*self.cxx, "-shared", *map(str, objects), *self.torch_libs, f"-Wl,--version-script={exports}"]
-        if self.is_cuda(ext):
-            folders = [self.cuda / "lib64", self.cuda / "lib"]
-            link += [f"-L{folder}" for folder in folders if folder.exists()]
-            link += ["-lcudart_static", "-lrt", "-ldl", "-lpthread"]
-        # Linked under another name and moved: a process that has the old file mapped keeps it whole.
-        fresh = target.with_suffix(".new")
-        self.call([*link, "-o", str(fresh)], f"link {target.name}")
-        os.replace(fresh, target)
+    def cuda_library(self, sources: list[str]) -> str | None:
+        cuda = find_cuda()
+        archs = cuda_archs(cuda, development=self.inplace)
+        if not archs:
+            return None
+        flags = [*self.flags, "-DUSE_CUDA"]
+        cxx = [*self.cxx, *flags, "-isystem", cuda / "include"]
+        nvcc = [cuda / "bin/nvcc", *NVCC_FLAGS, *(["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []), *flags]
+        objects = []
+        for source in sources:
+            tuned = "#include <cub/" in Path(source).read_text()
+            call = [*nvcc, *gencode(archs, tuned)] if source.endswith(".cu") else cxx
+            objects.append(self.add("compile_cuda", f"{source}.o", [source], call))
+        runtime = [f"-L{cuda / 'lib64'}", f"-L{cuda / 'lib'}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
+        return self.link("_cuda", objects, runtime)
 
-    def compile_one(self, ext, source: str) -> Path:
-        if source.endswith(".cu"):
-            nvcc = self.cuda / "bin" / "nvcc"
-            host = ["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []
-            prefixes = [f"-Xcompiler={flag}" for flag in self.prefixes]
-            command = [str(nvcc), *host, *NVCC_FLAGS, *prefixes]
-            command += gencode(nvcc, tuned="#include <cub/" in (ROOT / source).read_text())
-            command += [*DEFINES, *self.includes]
-        else:
-            command = [*self.cxx, *CXX_FLAGS, *self.prefixes, *DEFINES, *self.includes]
-            if self.is_cuda(ext):
-                command += ["-DUSE_CUDA", "-isystem", str(self.cuda / "include")]
-            else:
-                command += ["-include", self.precompiled]
-        command += [f"-I{ROOT / 'csrc'}", f"-I{ROOT}", "-c", source]
-        # The object's name carries the command, so that builds with other flags do not undo each other. torch's
-        # headers are system headers, absent from the dependency file: its version stands for them.
-        signature = hashlib.sha256(f"{command} torch {version('torch')}".encode()).hexdigest()[:12]
-        target = OBJECTS / ext.name / f"{source}.{signature}.o"
-        depfile = target.with_suffix(".d")
-        if not self.is_fresh(target, depfile):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            partial = target.with_suffix(f".{os.getpid()}.part.o")  # complete or absent: an object that exists is whole
-            begun = time.time()
-            self.call([*command, "-MMD", "-MF", str(depfile), "-o", str(partial)], f"compile {source}")
-            if self.is_cuda(ext):
-                self.weaken(partial)
-            os.utime(partial, (begun, begun))  # a source that changed while it was compiled is newer
-            os.replace(partial, target)
-        return target
+    def link(self, name: str, objects: list[str], libraries=()) -> str:
+        exports = "csrc/exports.map"
+        call = [*self.cxx, "-shared", *objects, f"-Wl,--version-script={exports}", f"-L{self.torch / 'lib'}"]
+        call += ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", *libraries]
+        return self.add("link", f"{name}.so", objects, call, exports)
 
-    @staticmethod
-    def weaken(target: Path):
-        """Make torch's CUDA functions weak references: a CPU-only torch lacks them, and must still load the
-        module (Python loads with RTLD_NOW, which wants every strong symbol). Only CUDA tensors lead to a call."""
-        undefined = subprocess.check_output(["nm", "--undefined-only", target], text=True)
-        names = sorted(set(re.findall(r"\b(?:aoti_)?torch_\w*cuda\w*", undefined)))
-        if names:
-            subprocess.check_call(["objcopy", *(f"--weaken-symbol={name}" for name in names), str(target)])
-
-    @staticmethod
-    def is_fresh(target: Path, depfile: Path) -> bool:
-        if not (target.exists() and depfile.exists()):
-            return False
-        _, _, dependencies = depfile.read_text().replace("\\\n", " ").partition(": ")
-        files = [Path(name.replace("\0", " ")) for name in dependencies.replace("\\ ", "\0").split()]
-        built = target.stat().st_mtime
-        return all(file.exists() and file.stat().st_mtime < built for file in files)
-
-    @staticmethod
-    def is_cuda(ext) -> bool:
-        return ext.name.endswith("._cuda")
-
-    @staticmethod
-    def call(command: list[str], label: str):
-        sys.stderr.write(f"safeops: {label}\n")  # one write: two threads share the stream
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-        sys.stderr.write(result.stdout + result.stderr)
-        if result.returncode:
-            raise SystemExit(f"safeops: failed ({result.returncode}): {label}\n{shlex.join(command)}")
+    def add(self, rule: str, output: str, inputs: list[str], call: list, needs: str = "") -> str:
+        """Add a build edge. Its output lies in a folder that is named by the command, so that builds with other flags
+        do not undo each other; torch's version stands for its headers, which are not tracked."""
+        call = shlex.join(map(str, call))
+        folder = hashlib.sha256(f"{call} torch {version('torch')}".encode()).hexdigest()[:12]
+        path, call = f"{BUILD}/{folder}/{output}", call.replace("$", "$$")
+        self.edges += f"build {path}: {rule} {' '.join(inputs)} | {needs}\n  call = {call}\n"
+        return path
 
 
 class BuildPy(build_py):
@@ -223,29 +211,25 @@ class BuildPy(build_py):
 
 
 def sources(*patterns: str) -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for pattern in patterns for path in ROOT.glob(pattern))
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
 
 
 def extensions() -> list[Extension]:
     if flag("SAFEOPS_NO_EXT"):
         return []
     if find_cxx() is None:
-        print(
-            "safeops: NO C++ COMPILER FOUND: installing without the extension; every op runs its composite "
-            "(correct, slower). Install g++ or set CXX, and install again, for the kernels.",
-            file=sys.stderr,
+        say(
+            "NO C++ COMPILER FOUND: installing without the extension; every op runs its composite "
+            "(correct, slower). Install g++ or set CXX, and install again, for the kernels."
         )
         return []
-    found = []
-    if cpu := sources("csrc/cpu/**/*.cpp", "csrc/module.cpp"):
-        found.append(Extension("safeops._C", cpu, py_limited_api=True))
-    if sources("csrc/cuda/**/*.cu") and not flag("SAFEOPS_NO_CUDA"):
+    found = {"safeops._C": sources("csrc/module.cpp", "csrc/cpu/**/*.cpp")}
+    if not flag("SAFEOPS_NO_CUDA"):
         if find_cuda():
-            cuda = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")
-            found.append(Extension("safeops._cuda", cuda, py_limited_api=True))
+            found["safeops._cuda"] = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")
         else:
-            print("safeops: no nvcc found: building without the CUDA kernels", file=sys.stderr)
-    return found
+            say("no nvcc found: building without the CUDA kernels")
+    return [Extension(name, files, py_limited_api=True) for name, files in found.items()]
 
 
 ext_modules = extensions()

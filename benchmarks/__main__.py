@@ -16,11 +16,13 @@ def parse(argv):
     parser.add_argument("--rounds", type=int, default=0, help="samples of each contender (default 15; --quick 5)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="the file to write, a .md beside it; `-`: none")
-    parser.add_argument("--out", type=Path, help="without --json: the folder (default: benchmarks/results/<device>/)")
     parser.add_argument("--quick", action="store_true", help="bf16 and fp32, one size, fewer rounds, no torch.compile")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes most of the run")
     parser.add_argument("--fresh-memory", action="store_true", help="leave malloc as it is (CPU): page faults included")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
+    parser.add_argument(
+        "--compare", metavar="CHECKOUT", help="another checkout's build beside this one; 1 where this one is slower"
+    )
     options = parser.parse_args(argv)
     options.dtypes = options.dtypes or ("bf16,fp32" if options.quick else "bf16,fp32,fp16,fp64")
     options.no_compile |= options.quick
@@ -30,6 +32,12 @@ def parse(argv):
     return options
 
 
+def is_full(options) -> bool:
+    """Whether everything is measured, as carefully as by default: such a run replaces the results that are kept."""
+    default = parse(["--device", options.device])
+    return all(getattr(options, key) == value for key, value in vars(default).items() if key not in ("json", "check"))
+
+
 def elements(text: str) -> int:
     for suffix, factor in (("K", 2**10), ("M", 2**20), ("G", 2**30)):
         if text.upper().endswith(suffix):
@@ -37,27 +45,23 @@ def elements(text: str) -> int:
     return int(text)
 
 
-def builders() -> dict:
-    """name -> the function that builds its case, family by family."""
-    from . import elementwise, pointwise_losses, reductions, rows, selection, statistics, unary_binary
+def chosen(options) -> list[str]:
+    """The names to measure: cases, and `debugging`, which is no op and has a table of its own."""
+    from . import case
 
-    families = (elementwise, unary_binary, selection, reductions, statistics, rows, pointwise_losses)
-    return {name: build for family in families for name, build in family.OPS.items()}
+    known = [*case.names(), "debugging"]
+    names = options.ops.split(",") if options.ops else known
+    if unknown := set(names) - set(known):
+        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {known}")
+    return names
 
 
-TABLES = ("gradients", "debugging")  # what is no op, and has a table of its own
-
-
-def collect(options) -> dict:
+def collect(options, path) -> dict:
     import torch
 
-    from . import amp, debugging, memory, overhead, report, speed, timing
-    from .case import DTYPES
+    from . import case, debugging, memory, overhead, report, speed, timing
 
-    known = builders()
-    names = options.ops.split(",") if options.ops else [*known, *TABLES]
-    if unknown := set(names) - {*known, *TABLES}:
-        raise SystemExit(f"unknown ops {sorted(unknown)}; there are {[*known, *TABLES]}")
+    names = chosen(options)
     if options.device == "cpu" and not options.fresh_memory:
         timing.steady_memory()
     torch.set_num_threads(options.threads)
@@ -65,31 +69,25 @@ def collect(options) -> dict:
     settings["load"] = [round(os.getloadavg()[0], 1)] * 2
     results = {"hardware": report.hardware(options.device), "settings": settings}
     results |= {"routes": routes(options.device), "speed": [], "overhead": [], "memory": []}
-    if options.json is None:
-        options.json = report.default_path(results, options.out)
     # Breadth first: a run that is cut off has said something about every op.
-    ops = [name for name in names if name in known]
+    ops = [name for name in names if name != "debugging"]
     plan = list(itertools.product(options.dtypes.split(","), options.sizes, ops))
     for done, (dtype, n, name) in enumerate(plan):
         print(f"\r{done}/{len(plan)} {name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
-        case = known[name](n, DTYPES[dtype], options.device)
-        compiles = not options.no_compile
-        results["speed"] += speed.measure(case, dtype, options.device, options.rounds, compiles)
+        made = case.build(name, n, case.DTYPES[dtype], options.device)
+        results["speed"] += speed.measure(made, dtype, options.device, options.rounds, not options.no_compile)
         if n == options.sizes[0]:
-            results["memory"] += memory.measure(case, dtype, options.device)
+            results["memory"] += memory.measure(made, dtype, options.device)
             if dtype == options.dtypes.split(",")[0]:
                 results["overhead"] += overhead.measure(name, options.device, 4 * options.rounds)
         settings["load"][1] = round(os.getloadavg()[0], 1)
-        if str(options.json) != "-":
-            report.write(results, options.json)
+        if path:
+            report.write(results, path)
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
-    if "gradients" in names:
-        dtypes = {short: DTYPES[short] for short in options.dtypes.split(",")}
-        results["gradients"] = amp.measure(dtypes, options.device, options.rounds)
     if "debugging" in names:
         results["debugging"] = debugging.measure(options.device, options.rounds)
-    if set(names) & set(TABLES) and str(options.json) != "-":
-        report.write(results, options.json)
+        if path:
+            report.write(results, path)
     return results
 
 
@@ -105,12 +103,20 @@ def main(argv=None):
     if options.device == "cuda":
         os.environ.setdefault("SAFEOPS_UNVERIFIED", "1")  # before the import: it is the kernels that are measured
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces each of its starts
-    from . import report
+    from . import compare, report
 
-    results = collect(options)
+    name = f"{options.device}.json"
+    path = options.json or report.SCRATCH / (f"compare-{name}" if options.compare else name)
+    path = None if str(path) == "-" else path
+    if options.compare:
+        return compare.run([name for name in chosen(options) if name != "debugging"], options, path)
+    results = collect(options, path)
     print(report.markdown(results))
-    if str(options.json) != "-":
-        print(f"written: {options.json} and {options.json.with_suffix('.md').name}")
+    written = [path] if path else []
+    if is_full(options):
+        written.append(report.publish(results))
+    if written:
+        print("written:", *written)
     return 1 if options.check and report.misses(results) else 0
 
 

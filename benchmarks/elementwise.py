@@ -1,12 +1,15 @@
-"""masked_fill and safe_div: each input read once, the output written once, no more."""
+"""The elementwise functions: each operand read once, the result written once; the rest is arithmetic."""
 
 import torch
 
 import safeops
 
-from .case import Case, data, keep_mask
+from .case import Case, case, data, keep_mask
+
+EPS = 1e-6
 
 
+@case("masked_fill")
 def masked_fill(n, dtype, device):
     s = dtype.itemsize
     fill = ~keep_mask(n, device)
@@ -17,30 +20,150 @@ def masked_fill(n, dtype, device):
         return y
 
     return Case(
-        "masked_fill",
         (data(n, dtype, device, 0),),
         forward_bytes=2 * s + 1,  # read x, mask; write y
         backward_bytes=2 * s + 1,  # read dy, mask; write dx
         ours=lambda x: safeops.masked_fill(x, fill, 0.0),
         eager={"y = x.clone(); y[m] = 0": write, "x.masked_fill(m, 0)": lambda x: x.masked_fill(fill, 0.0)},
         compiled=lambda x: x.masked_fill(fill, 0.0),
+        aten=lambda x: torch.masked_fill(x, fill, 0.0),
     )
 
 
-def safe_div(n, dtype, device):
+def _positive(n, dtype, device, seed):
+    return data(n, dtype, device, seed, grad=False).abs_().clamp_(min=0.01).requires_grad_()
+
+
+def _inside(n, dtype, device, seed):
+    return data(n, dtype, device, seed, grad=False).clamp_(-0.95, 0.95).requires_grad_()
+
+
+def _function(operands, name, operand, eager, aten, arithmetic, options):
+    def builder(n, dtype, device):
+        s = dtype.itemsize
+        ours = getattr(safeops, name)
+        return Case(
+            tuple(operand(n, dtype, device, seed) for seed in range(operands)),
+            forward_bytes=(operands + 1) * s,  # read the operands; write y
+            backward_bytes=(2 * operands + 1) * s,  # read dy and the operands; write their gradients
+            ours=lambda *x: ours(*x, **options),
+            eager=eager,
+            compiled=next(iter(eager.values())),  # the pattern as most write it first
+            aten=aten,
+            arithmetic=arithmetic,
+        )
+
+    case(name)(builder)
+
+
+def unary(name, operand, eager, aten, arithmetic=False, **options):
+    _function(1, name, operand, eager, aten, arithmetic, options)
+
+
+def binary(name, operand, eager, aten, arithmetic=False, **options):
+    _function(2, name, operand, eager, aten, arithmetic, options)
+
+
+unary(
+    "safe_reciprocal",
+    data,
+    {
+        "where(|x| < eps, 0, 1 / x)": lambda x: torch.where(x.abs() < EPS, 0, 1 / x),
+        "1 / (x + eps)": lambda x: 1 / (x + EPS),
+    },
+    torch.reciprocal,
+    eps=EPS,
+)
+unary(
+    "safe_log",
+    _positive,
+    {"log(x.clamp(min=eps))": lambda x: torch.log(x.clamp(min=EPS)), "log(x + eps)": lambda x: torch.log(x + EPS)},
+    torch.log,
+    arithmetic=True,
+    eps=EPS,
+)
+unary(
+    "safe_sqrt",
+    _positive,
+    {"sqrt(x.clamp(min=eps))": lambda x: torch.sqrt(x.clamp(min=EPS)), "sqrt(x + eps)": lambda x: torch.sqrt(x + EPS)},
+    torch.sqrt,
+    eps=EPS,
+)
+unary(
+    "safe_rsqrt",
+    _positive,
+    {
+        "rsqrt(x.clamp(min=eps))": lambda x: torch.rsqrt(x.clamp(min=EPS)),
+        "rsqrt(x + eps)": lambda x: torch.rsqrt(x + EPS),
+    },
+    torch.rsqrt,
+    eps=EPS,
+)
+unary("safe_exp", data, {"exp(x.clamp(max=top))": lambda x: torch.exp(x.clamp(max=11))}, torch.exp, arithmetic=True)
+unary(
+    "safe_acos",
+    _inside,
+    {"acos(x.clamp(-1 + eps, 1 - eps))": lambda x: torch.acos(x.clamp(-1 + 1e-2, 1 - 1e-2))},
+    torch.acos,
+    arithmetic=True,
+)
+unary(
+    "safe_asin",
+    _inside,
+    {"asin(x.clamp(-1 + eps, 1 - eps))": lambda x: torch.asin(x.clamp(-1 + 1e-2, 1 - 1e-2))},
+    torch.asin,
+    arithmetic=True,
+)
+binary(
+    "safe_div",
+    data,
+    {
+        "where(|b| < eps, 0, a / b)": lambda a, b: torch.where(b.abs() < 1e-4, 0, a / b),
+        "a / (b + eps)": lambda a, b: a / (b + 1e-4),
+    },
+    torch.div,
+    eps=1e-4,
+)
+binary(
+    "safe_pow",
+    _positive,
+    {"x.clamp(min=eps) ** y": lambda x, y: x.clamp(min=EPS) ** y},
+    torch.pow,
+    arithmetic=True,
+)
+binary(
+    "safe_atan2",
+    data,
+    {
+        "atan2(y, where(|x| + |y| == 0, 1, x))": lambda y, x: torch.atan2(y, torch.where(x.abs() + y.abs() == 0, 1, x)),
+        "atan2(y, x + eps)": lambda y, x: torch.atan2(y, x + EPS),
+    },
+    torch.atan2,
+    arithmetic=True,
+)
+binary(
+    "xlogy",
+    _positive,
+    {
+        "where(x == 0, 0, x * log(y))": lambda x, y: torch.where(x == 0, 0, x * torch.log(y)),
+        "xlogy(x, y)": torch.xlogy,
+    },
+    torch.xlogy,
+    arithmetic=True,
+)
+
+
+@case("safe_pow_number")
+def safe_pow_number(n, dtype, device):
     s = dtype.itemsize
     return Case(
-        "safe_div",
-        (data(n, dtype, device, 0), data(n, dtype, device, 1)),
-        forward_bytes=3 * s,  # read a, b; write q
-        backward_bytes=5 * s,  # read dq, a, b; write da, db
-        ours=lambda a, b: safeops.safe_div(a, b, eps=1e-4),
-        eager={
-            "where(|b| < eps, 0, a / b)": lambda a, b: torch.where(b.abs() < 1e-4, 0, a / b),
-            "a / (b + eps)": lambda a, b: a / (b + 1e-4),
-        },
-        compiled=lambda a, b: torch.where(b.abs() < 1e-4, 0, a / b),
+        (_positive(n, dtype, device, 0),),
+        forward_bytes=2 * s,  # read x; write y
+        backward_bytes=3 * s,  # read dy, x; write dx
+        ours=lambda x: safeops.safe_pow(x, 1.5),
+        eager={"x.clamp(min=eps) ** p": lambda x: x.clamp(min=EPS) ** 1.5},
+        compiled=lambda x: x.clamp(min=EPS) ** 1.5,
+        variant=True,
+        aten=lambda x: torch.pow(x, 1.5),
+        arithmetic=True,
     )
-
-
-OPS = {"masked_fill": masked_fill, "safe_div": safe_div}

@@ -3,6 +3,7 @@
 import torch
 
 from .case import Case
+from .speed import calls
 
 SLACK = 1 << 20  # per-block partial results of a reduction, counters
 
@@ -34,21 +35,14 @@ def _size(result) -> int:
 
 def measure(case: Case, dtype: str, device: str) -> list[dict]:
     name, pattern = next(iter(case.eager.items()))
+    backward = case.backward_bytes is not None
+    ours, eager = (calls(function, case.inputs, backward) for function in (case.ours, pattern))
     records = []
-    for direction in ("forward", "backward"):
+    for direction in ours:
         record = {"op": case.op, "dtype": dtype, "direction": direction, "elements": case.elements}
-        for who, function in (("ours", case.ours), ("eager", pattern)):
-            call = _call(function, case.inputs, direction)
+        for who, call in (("ours", ours[direction]), ("eager", eager[direction])):
             call()
             record[f"{who}_peak"], record["output"] = peak_extra(call, device)
         record["eager_pattern"] = name
         records.append(record)
     return records
-
-
-def _call(function, inputs, direction):
-    if direction == "forward":
-        return lambda: function(*inputs)
-    output = function(*inputs)
-    grad = torch.ones_like(output)
-    return lambda: torch.autograd.grad(output, inputs, grad, retain_graph=True)

@@ -1,48 +1,157 @@
-"""masked_sum and masked_mean: the forward reads input and mask, the backward reads the mask alone."""
+"""The reductions: the forward reads input and mask once. The backward of sum and mean reads the mask alone, that of the
+statistics input and mask again; both write the gradient."""
+
+import torch
 
 import safeops
 
-from .case import ROW, Case, data, keep_mask
+from .case import ROW, Case, case, data, keep_mask
+
+INF = float("inf")
 
 
-def reduction(op, n, dtype, device, ours, eager, compiled, shape=(-1,), variant=False):
-    s = dtype.itemsize
-    x = data(n, dtype, device, 0, grad=False).view(shape).requires_grad_()
-    mask = keep_mask(n, device).view(shape)
+def _sum(x, dim):
+    return x.sum() if dim is None else x.sum(dim)
+
+
+def _over(dim):
+    """The dims that torch's own functions take for all of them."""
+    return tuple(range(1)) if dim is None else dim
+
+
+def _squares(x, m, dim):
+    return _sum(torch.where(m, x, 0).square(), dim)
+
+
+def _var(x, m, dim):
+    """Two passes, as torch.masked.var: without a boolean index there is no shorter one."""
+    dim = _over(dim)
+    n = m.sum(dim, keepdim=True)
+    mean = torch.where(m, x, 0).sum(dim, keepdim=True) / n
+    return torch.where(m, x - mean, 0).square().sum(dim) / (n.squeeze(dim) - 1)
+
+
+def reduction(name, indexed, plain, aten, *, reads_input=True, arithmetic=False):
+    """Cases of the whole tensor and of rows.
+
+    indexed: what users write on the whole tensor, with a boolean index. plain: (its text, the same without one), for
+    rows and torch.compile.
+    """
+    text, pattern = plain
+
+    def builder(rows):
+        dim = -1 if rows else None
+
+        def made(n, dtype, device):
+            s = dtype.itemsize
+            shape = (-1, min(ROW, n)) if rows else (-1,)
+            ours = getattr(safeops, name)
+            mask = keep_mask(n, device).view(shape)
+            eager = {} if rows else {name: lambda x, f=f: f(x, mask) for name, f in indexed.items()}
+            eager[text] = lambda x: pattern(x, mask, dim)
+            return Case(
+                (data(n, dtype, device, 0, shape=shape),),
+                forward_bytes=s + 1,  # read x, mask
+                backward_bytes=s + 1 + (s if reads_input else 0),  # read mask, and x; write dx
+                ours=(lambda x: ours(x, mask, dim)) if rows else (lambda x: ours(x, mask)),
+                eager=eager,
+                compiled=eager[text],
+                variant=rows,
+                aten=aten if arithmetic or not rows else None,
+                arithmetic=arithmetic,
+            )
+
+        return made
+
+    case(name)(builder(False))
+    case(f"{name}_rows")(builder(True))
+
+
+reduction(
+    "masked_sum",
+    {"x[m].sum()": lambda x, m: x[m].sum()},
+    ("(x * m).sum()", lambda x, m, dim: _sum(x * m, dim)),
+    torch.sum,
+    reads_input=False,
+)
+reduction(
+    "masked_mean",
+    {"x[m].mean()": lambda x, m: x[m].mean()},
+    ("(x * m).sum() / m.sum()", lambda x, m, dim: _sum(x * m, dim) / _sum(m, dim)),
+    torch.mean,
+    reads_input=False,
+)
+reduction("masked_var", {"x[m].var()": lambda x, m: x[m].var()}, ("var by torch.where", _var), torch.var)
+reduction(
+    "masked_std",
+    {"x[m].std()": lambda x, m: x[m].std()},
+    ("var by torch.where, sqrt()", lambda x, m, dim: _var(x, m, dim).sqrt()),
+    torch.std,
+)
+reduction(
+    "masked_amax",
+    {"x[m].amax()": lambda x, m: x[m].amax()},
+    ("x.masked_fill(~m, -inf).amax()", lambda x, m, dim: x.masked_fill(~m, -INF).amax(_over(dim))),
+    torch.amax,
+)
+reduction(
+    "masked_amin",
+    {"x[m].amin()": lambda x, m: x[m].amin()},
+    ("x.masked_fill(~m, inf).amin()", lambda x, m, dim: x.masked_fill(~m, INF).amin(_over(dim))),
+    torch.amin,
+)
+reduction(
+    "masked_norm",
+    {"x[m].norm()": lambda x, m: x[m].norm()},
+    ("torch.where(m, x, 0).norm()", lambda x, m, dim: torch.where(m, x, 0).norm(dim=dim)),
+    torch.linalg.vector_norm,
+)
+reduction(
+    "masked_sum_of_squares",
+    {"x[m].square().sum()": lambda x, m: x[m].square().sum()},
+    ("torch.where(m, x, 0).square().sum()", _squares),
+    torch.sum,
+)
+reduction(
+    "masked_rms",
+    {"x[m].square().mean().sqrt()": lambda x, m: x[m].square().mean().sqrt()},
+    ("(squares.sum() / m.sum()).sqrt()", lambda x, m, dim: (_squares(x, m, dim) / _sum(m, dim)).sqrt()),
+    torch.linalg.vector_norm,
+)
+reduction(
+    "masked_logsumexp",
+    {"x[m].logsumexp(0)": lambda x, m: x[m].logsumexp(0)},
+    ("x.masked_fill(~m, -inf).logsumexp()", lambda x, m, dim: x.masked_fill(~m, -INF).logsumexp(_over(dim))),
+    lambda x: x.logsumexp(-1),
+    arithmetic=True,
+)
+
+
+@case("masked_count")
+def masked_count(n, dtype, device):
+    x, mask = data(n, dtype, device, 0, grad=False), keep_mask(n, device)
     return Case(
-        op,
         (x,),
-        forward_bytes=s + 1,  # read x, mask
-        backward_bytes=s + 1,  # read mask; write dx
-        ours=lambda x: ours(x, mask),
-        eager={text: lambda x, f=f: f(x, mask) for text, f in eager.items()},
-        compiled=lambda x: compiled(x, mask),
-        variant=variant,
+        forward_bytes=1,  # read mask
+        backward_bytes=None,
+        ours=lambda x: safeops.masked_count(x, mask),
+        eager={"m.sum()": lambda x: mask.sum()},
+        compiled=lambda x: mask.sum(),
+        variant=True,  # torch moves the same bytes
+        aten=lambda x: torch.count_nonzero(mask),
     )
 
 
-def masked_sum(n, dtype, device):
-    eager = {"x[m].sum()": lambda x, m: x[m].sum(), "(x * m).sum()": lambda x, m: (x * m).sum()}
-    return reduction("masked_sum", n, dtype, device, safeops.masked_sum, eager, eager["(x * m).sum()"])
-
-
-def masked_mean(n, dtype, device):
-    eager = {
-        "x[m].mean()": lambda x, m: x[m].mean(),
-        "(x * m).sum() / m.sum()": lambda x, m: (x * m).sum() / m.sum(),
-    }
-    return reduction("masked_mean", n, dtype, device, safeops.masked_mean, eager, eager["(x * m).sum() / m.sum()"])
-
-
-def masked_mean_rows(n, dtype, device):
-    def pattern(x, m):
-        return (x * m).sum(-1) / m.sum(-1)
-
-    def ours(x, m):
-        return safeops.masked_mean(x, m, dim=-1)
-
-    eager = {"(x * m).sum(-1) / m.sum(-1)": pattern}
-    return reduction("masked_mean_rows", n, dtype, device, ours, eager, pattern, shape=(-1, ROW), variant=True)
-
-
-OPS = {"masked_sum": masked_sum, "masked_mean": masked_mean, "masked_mean_rows": masked_mean_rows}
+@case("safe_norm")
+def safe_norm(n, dtype, device):
+    s = dtype.itemsize
+    return Case(
+        (data(n, dtype, device, 0),),
+        forward_bytes=s,  # read x
+        backward_bytes=2 * s,  # read x; write dx
+        ours=lambda x: safeops.safe_norm(x),
+        eager={"x.norm()": lambda x: x.norm(), "x.square().sum().sqrt()": lambda x: x.square().sum().sqrt()},
+        compiled=lambda x: x.norm(),
+        variant=True,  # torch moves the same bytes
+        aten=torch.linalg.vector_norm,
+    )

@@ -13,7 +13,8 @@ import torch
 from .debugging import GOAL as TRACE_GOAL
 from .memory import SLACK
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results"  # of full runs alone
+SCRATCH = Path(__file__).parents[1] / "build" / "benchmarks"
 HOW = (
     "Contenders take turns, each from empty caches; times are medians of {rounds} undisturbed samples, in which no "
     "thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; where it is near 0, "
@@ -75,7 +76,7 @@ def markdown(results: dict) -> str:
     lines += [HOW.format(**results["settings"]), ""]
     lines += _speed(results["speed"], device) + _overhead(results["overhead"], device)
     lines += _memory(results["memory"], device)
-    lines += _gradients(results.get("gradients", [])) + _debugging(results.get("debugging", []))
+    lines += _debugging(results.get("debugging", []))
     patterns = {r["op"]: r["eager_pattern"] for r in results["speed"] if r["direction"] == "forward"}
     lines += ["x-eager: against the pattern as most write it:", "", *(f"- {k}: `{v}`" for k, v in patterns.items()), ""]
     if missed := misses(results):
@@ -114,7 +115,7 @@ def _mark(record, device):
     return "yes" if all(goals(record, device).values()) else "NO"
 
 
-def _table(title, head, rows):
+def table(title, head, rows):
     if not rows:
         return []
     widths = [max(len(str(row[i])) for row in [head, *rows]) for i in range(len(head))]
@@ -135,7 +136,7 @@ def _speed(records, device):
         row += [f"{r['x_compile']:.1f}" if "x_compile" in r else "-"]
         row += [f"{quiet(r):.0%}", _mark(r, device)]
         rows.append(row)
-    return _table("Speed", head, rows)
+    return table("Speed", head, rows)
 
 
 def _overhead(records, device):
@@ -145,7 +146,7 @@ def _overhead(records, device):
         + [_mark(r, device)]
         for r in records
     ]
-    return _table("Cost of a call (8 elements, beside a bare aten op; the best of many)", head, rows)
+    return table("Cost of a call (8 elements, beside a bare aten op; the best of many)", head, rows)
 
 
 def _memory(records, device):
@@ -158,33 +159,31 @@ def _memory(records, device):
         + [_mark(r, device)]
         for r in records
     ]
-    return _table("Peak extra memory", head, rows)
-
-
-def _gradients(records):
-    head = ["gradients", "dtype", "what", "ours ms", "torch ms", "x-torch", "of-floor", "quiet"]
-    rows = [
-        [r["gradients"], r["dtype"], r["what"], *(f"{r['milliseconds'][who]:.3f}" for who in ("ours", "torch"))]
-        + [f"{r['x_torch']:.1f}", f"{r['of_floor']:.2f}", f"{min(r['undisturbed'].values()):.0%}"]
-        for r in records
-    ]
-    return _table("grad_norm and clip_grad_norm_, beside torch.nn.utils", head, rows)
+    return table("Peak extra memory", head, rows)
 
 
 def _debugging(records):
     head = ["the demo's training step", "ms", "x-plain", "quiet"]
     rows = [[r["tool"], f"{r['milliseconds']:.0f}", f"{r['x_plain']:.2f}", f"{r['undisturbed']:.0%}"] for r in records]
-    return _table("What watching costs", head, rows)
-
-
-def default_path(results: dict, folder: Path | None = None) -> Path:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", results["hardware"]["device"]).strip("-")
-    return (folder or RESULTS / name) / f"{results['settings']['device']}.json"
+    return table("What watching costs", head, rows)
 
 
 def write(results: dict, path: Path):
+    write_text(path, json.dumps(results, indent=1) + "\n")
+    write_text(path.with_suffix(".md"), markdown(results))
+
+
+def publish(results: dict):
+    """The table of a full run, under the name of the hardware."""
+    hardware, device = results["hardware"], results["settings"]["device"]
+    name = hardware["device"] + (f" {hardware['capability']}" if device == "cpu" else "")
+    path = RESULTS / re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") / f"{device}.md"
+    write_text(path, markdown(results))
+    return path
+
+
+def write_text(path: Path, text: str):
     path.parent.mkdir(parents=True, exist_ok=True)
-    for target, text in ((path, json.dumps(results, indent=1) + "\n"), (path.with_suffix(".md"), markdown(results))):
-        partial = target.with_name(target.name + ".part")  # a run cut off in here leaves the last whole file
-        partial.write_text(text)
-        os.replace(partial, target)
+    partial = path.with_name(path.name + ".part")  # a run cut off in here leaves the last whole file
+    partial.write_text(text)
+    os.replace(partial, path)

@@ -6,28 +6,29 @@ import torch.nn.functional as F
 
 import safeops
 
-from .case import ROW, Case, data, keep_mask
+from .case import ROW, Case, case, data, keep_mask
 
 SIDE = 56  # pixels of an image's edge
 
 # rows -> (shape, dim) of about n elements
 SHAPES = {
-    "": lambda n: ((max(1, n // ROW), ROW), -1),
-    "_64": lambda n: ((n // 64, 64), -1),
+    "": lambda n: ((max(1, n // ROW), min(ROW, n)), -1),
+    "_64": lambda n: ((max(1, n // 64), 64), -1),
     "_32768": lambda n: ((max(1, n // 32768), 32768), -1),
     "_channels": lambda n: ((max(1, n // (64 * SIDE * SIDE)), 64, SIDE, SIDE), 1),
 }
 
 
 def _tensor(n, dtype, device, seed, shape):
-    count = torch.Size(shape).numel()
-    return data(count, dtype, device, seed, grad=False).view(shape).requires_grad_()
+    return data(torch.Size(shape).numel(), dtype, device, seed, shape=shape)
 
 
-def softmax(name, ours, function, suffix):
+def softmax(name, function, suffix):
+    @case(name + suffix)
     def build(n, dtype, device):
         shape, dim = SHAPES[suffix](n)
         s = dtype.itemsize
+        ours = getattr(safeops, name)
         x = _tensor(n, dtype, device, 0, shape)
         mask = keep_mask(x.numel(), device).view(shape)
 
@@ -35,7 +36,6 @@ def softmax(name, ours, function, suffix):
             return function(x.masked_fill(~mask, float("-inf")), dim)
 
         return Case(
-            name + suffix,
             (x,),
             forward_bytes=2 * s + 1,  # read x, mask; write y
             backward_bytes=3 * s + 1,  # read dy, x, mask; write dx
@@ -43,18 +43,17 @@ def softmax(name, ours, function, suffix):
             eager={f"{function.__name__}(x.masked_fill(~m, -inf))": pattern},
             compiled=pattern,
             variant=bool(suffix),
-            bare=lambda x: function(x, dim),
+            aten=lambda x: function(x, dim),
+            arithmetic=True,
         )
 
-    return build
 
-
+@case("softmax_no_mask")
 def plain_softmax(n, dtype, device):
     """Beside torch's own softmax, which has no mask: the same bytes."""
     shape, dim = SHAPES[""](n)
     s = dtype.itemsize
     return Case(
-        "softmax_no_mask",
         (_tensor(n, dtype, device, 0, shape),),
         forward_bytes=2 * s,  # read x; write y
         backward_bytes=3 * s,  # read dy, x; write dx
@@ -66,11 +65,11 @@ def plain_softmax(n, dtype, device):
 
 
 def normalize(suffix):
+    @case("normalize" + suffix)
     def build(n, dtype, device):
         shape, dim = SHAPES[suffix](n)
         s = dtype.itemsize
         return Case(
-            "normalize" + suffix,
             (_tensor(n, dtype, device, 0, shape),),
             forward_bytes=2 * s,  # read x; write y
             backward_bytes=3 * s,  # read dy, x; write dx
@@ -78,17 +77,16 @@ def normalize(suffix):
             eager={"F.normalize(x)": lambda x: F.normalize(x, dim=dim)},
             compiled=lambda x: F.normalize(x, dim=dim),
             variant=bool(suffix),
+            aten=lambda x: torch.softmax(x, dim),  # torch has no normalize in one op
         )
-
-    return build
 
 
 def cosine_similarity(suffix):
+    @case("cosine_similarity" + suffix)
     def build(n, dtype, device):
         shape, dim = SHAPES[suffix](n)
         s = dtype.itemsize
         return Case(
-            "cosine_similarity" + suffix,
             (_tensor(n, dtype, device, 0, shape), _tensor(n, dtype, device, 1, shape)),
             forward_bytes=2 * s,  # read x1, x2
             backward_bytes=4 * s,  # read x1, x2; write dx1, dx2
@@ -96,15 +94,12 @@ def cosine_similarity(suffix):
             eager={"F.cosine_similarity(a, b)": lambda a, b: F.cosine_similarity(a, b, dim=dim)},
             compiled=lambda a, b: F.cosine_similarity(a, b, dim=dim),
             variant=bool(suffix),
+            aten=lambda a, b: torch.cosine_similarity(a, b, dim),
         )
 
-    return build
 
-
-OPS = {}
 for _suffix in SHAPES:
-    OPS["masked_softmax" + _suffix] = softmax("masked_softmax", safeops.masked_softmax, torch.softmax, _suffix)
-    OPS["normalize" + _suffix] = normalize(_suffix)
-    OPS["cosine_similarity" + _suffix] = cosine_similarity(_suffix)
-OPS["masked_log_softmax"] = softmax("masked_log_softmax", safeops.masked_log_softmax, torch.log_softmax, "")
-OPS["softmax_no_mask"] = plain_softmax
+    softmax("masked_softmax", torch.softmax, _suffix)
+    normalize(_suffix)
+    cosine_similarity(_suffix)
+softmax("masked_log_softmax", torch.log_softmax, "")

@@ -5,28 +5,22 @@ import torch
 
 import safeops
 
-from .case import KEEP, ROW, Case, data, keep_mask
+from .case import KEEP, ROW, Case, case, data, keep_mask
 
 DENSITIES = (1, 10, 50, 90, 99)  # percent kept, at random
 WIDTH = 64  # of the rows that are packed, and of those that an index names
 
 
-def _mask(n, percent, device):
-    generator = torch.Generator(device).manual_seed(9)
-    return torch.rand(n, device=device, generator=generator) < percent / 100
-
-
 def compact(percent, width):
     """width: elements of a row, kept or dropped together; 1 are elements by themselves."""
 
+    @case(f"masked_compact_{percent}" + ("_rows" if width > 1 else ""))
     def build(n, dtype, device):
-        s, rows, share = dtype.itemsize, n // width, percent / 100
-        x = data(n, dtype, device, 0, grad=False)
-        x = (x.view(rows, width) if width > 1 else x).requires_grad_()
-        mask = _mask(rows, percent, device)
+        s, rows, share = dtype.itemsize, max(1, n // width), percent / 100
+        x = data(rows * width, dtype, device, 0, shape=(rows, width) if width > 1 else (-1,))
+        mask = keep_mask(rows, device, share)
         kept = int(mask.sum())
         return Case(
-            f"masked_compact_{percent}" + ("_rows" if width > 1 else ""),
             (x,),
             # read mask and what is kept; write it and its index
             forward_bytes=1 / width + share * (2 * s + 8 / width),
@@ -39,15 +33,14 @@ def compact(percent, width):
             },
             compiled=lambda x: x[mask],  # torch.compile leaves it to eager
             variant=True,
+            aten=(lambda x: x[mask]) if percent == 50 and width == 1 else None,
         )
 
-    return build
 
-
+@case("masked_select")
 def masked_select(n, dtype, device):
     s, x, mask = dtype.itemsize, data(n, dtype, device, 0), keep_mask(n, device)
     return Case(
-        "masked_select",
         (x,),
         forward_bytes=1 + KEEP * 2 * s,  # read mask, what is kept; write it
         backward_bytes=1 + KEEP * s + s,  # read mask, the kept elements' gradients; write dx
@@ -55,9 +48,11 @@ def masked_select(n, dtype, device):
         eager={"torch.masked_select(x, m)": lambda x: torch.masked_select(x, mask), "x[m]": lambda x: x[mask]},
         compiled=lambda x: torch.masked_select(x, mask),
         variant=True,
+        aten=lambda x: torch.masked_select(x, mask),
     )
 
 
+@case("masked_scatter")
 def masked_scatter(n, dtype, device):
     s, x, mask = dtype.itemsize, data(n, dtype, device, 0), keep_mask(n, device)
     source = data(int(mask.sum()), dtype, device, 1)
@@ -68,7 +63,6 @@ def masked_scatter(n, dtype, device):
         return y
 
     return Case(
-        "masked_scatter",
         (x, source),
         forward_bytes=1 + 2 * s + KEEP * s,  # read mask, x, source; write y
         backward_bytes=1 + 2 * s + KEEP * s,  # read mask, dy; write dx, dsource
@@ -76,6 +70,7 @@ def masked_scatter(n, dtype, device):
         eager={"y = x.clone(); y[m] = source": assign, "torch.masked_scatter": lambda x, s: x.masked_scatter(mask, s)},
         compiled=lambda x, source: x.masked_scatter(mask, source),
         variant=True,
+        aten=lambda x, source: torch.masked_scatter(x, mask, source),
     )
 
 
@@ -90,33 +85,34 @@ def _clamped(function, x, dim, index, size):
     return torch.where(valid.reshape(-1, *(1,) * (x.dim() - 1)) if index.dim() < x.dim() else valid, taken, 0)
 
 
+@case("safe_gather")
 def safe_gather(n, dtype, device):
     """Each element of a row of ROW takes one of its row."""
-    s, rows = dtype.itemsize, max(1, n // ROW)
-    x = data(rows * ROW, dtype, device, 0, grad=False).view(rows, ROW).requires_grad_()
-    index = _index((rows, ROW), ROW, device)
+    s, rows, width = dtype.itemsize, max(1, n // ROW), min(ROW, n)
+    x = data(rows * width, dtype, device, 0, shape=(rows, width))
+    index = _index((rows, width), width, device)
     return Case(
-        "safe_gather",
         (x,),
         forward_bytes=8 + 2 * s,  # read index, x; write y
         backward_bytes=8 + 2 * s,  # read index, dy; write dx
         ours=lambda x: safeops.safe_gather(x, 1, index),
         eager={
             "x.gather(1, index)": lambda x: x.gather(1, index),
-            "where(valid, x.gather(1, index.clamp()), 0)": lambda x: _clamped(torch.gather, x, 1, index, ROW),
+            "where(valid, x.gather(1, index.clamp()), 0)": lambda x: _clamped(torch.gather, x, 1, index, width),
         },
-        compiled=lambda x: _clamped(torch.gather, x, 1, index, ROW),
+        compiled=lambda x: _clamped(torch.gather, x, 1, index, width),
         variant=True,  # beside torch's own, which raises: not five times faster
+        aten=lambda x: torch.gather(x, 1, index),
     )
 
 
+@case("safe_gather_one")
 def safe_gather_one(n, dtype, device):
     """One element of each row, as a loss takes its class: most of x is never read, all of dx is written."""
     s, rows = dtype.itemsize, max(1, n // ROW)
-    x = data(rows * ROW, dtype, device, 0, grad=False).view(rows, ROW).requires_grad_()
+    x = data(rows * ROW, dtype, device, 0, shape=(rows, ROW))
     index = _index((rows, 1), ROW, device)
     return Case(
-        "safe_gather_one",
         (x,),
         forward_bytes=(8 + 2 * s) / ROW,  # read index, x; write y
         backward_bytes=(8 + s) / ROW + s,  # read index, dy; write dx
@@ -130,20 +126,19 @@ def safe_gather_one(n, dtype, device):
 def safe_index_select(suffix, dim):
     """As many rows (or columns) of a table as it has, with repetitions: an embedding lookup."""
 
+    @case("safe_index_select" + suffix)
     def build(n, dtype, device):
-        s, size = dtype.itemsize, max(1, n // WIDTH)
-        x = data(size * WIDTH, dtype, device, 0, grad=False)
-        x = (x.view(size, WIDTH) if dim == 0 else x.view(WIDTH, size)).requires_grad_()
+        s, size, width = dtype.itemsize, max(1, n // WIDTH), min(WIDTH, n)
+        x = data(size * width, dtype, device, 0, shape=(size, width) if dim == 0 else (width, size))
         index = _index((size,), size, device)
 
         def embed(x):
             return torch.nn.functional.embedding(index, x)
 
         return Case(
-            "safe_index_select" + suffix,
             (x,),
-            forward_bytes=8 / WIDTH + 2 * s,  # read index, x; write y
-            backward_bytes=8 / WIDTH + 2 * s,  # read index, dy; write dx
+            forward_bytes=8 / width + 2 * s,  # read index, x; write y
+            backward_bytes=8 / width + 2 * s,  # read index, dy; write dx
             ours=lambda x: safeops.safe_index_select(x, dim, index),
             eager={
                 "x.index_select(dim, index)": lambda x: x.index_select(dim, index),
@@ -151,15 +146,12 @@ def safe_index_select(suffix, dim):
             },
             compiled=lambda x: _clamped(torch.index_select, x, 0, index, size) if dim == 0 else x[:, index],
             variant=True,
+            aten=(lambda x: torch.index_select(x, 0, index)) if dim == 0 else None,
         )
 
-    return build
 
-
-OPS = {}
 for _percent in DENSITIES:
-    for _suffix, _width in (("", 1), ("_rows", WIDTH)):
-        OPS[f"masked_compact_{_percent}{_suffix}"] = compact(_percent, _width)
-OPS |= {"masked_select": masked_select, "masked_scatter": masked_scatter}
-OPS |= {"safe_gather": safe_gather, "safe_gather_one": safe_gather_one}
-OPS |= {"safe_index_select": safe_index_select("", 0), "safe_index_select_columns": safe_index_select("_columns", 1)}
+    compact(_percent, 1)
+    compact(_percent, WIDTH)
+safe_index_select("", 0)
+safe_index_select("_columns", 1)

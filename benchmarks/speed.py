@@ -4,34 +4,40 @@ from __future__ import annotations
 
 import torch
 
-from .case import Case
+from .case import DTYPES, Case
 from .timing import copy_of, interleave
+
+
+def calls(function, inputs, backward: bool) -> dict:
+    """{direction: a call that runs it}"""
+    directions = {"forward": lambda: function(*inputs)}
+    if backward:
+        output = function(*inputs)
+        # a gradient that is its own memory, as the step after this one would hand over
+        grad = torch.ones_like(output)
+        directions["backward"] = lambda: torch.autograd.grad(output, inputs, grad, retain_graph=True)
+    return directions
 
 
 def measure(case: Case, dtype: str, device: str, rounds: int, with_compile: bool) -> list[dict]:
     """A record for each direction."""
     functions = {"ours": case.ours, **{f"eager: {text}": f for text, f in case.eager.items()}}
-    if with_compile:
+    if with_compile and case.compiled is not None:
         torch._dynamo.reset()
         torch._functorch.config.donated_buffer = False  # the backward is timed over and over on one graph
         functions["compile"] = torch.compile(case.compiled, dynamic=False)
-    forward = {name: lambda f=f: f(*case.inputs) for name, f in functions.items()}
-    wide = ()
-    if case.bare is not None:
-        compute = torch.float64 if case.inputs[0].dtype == torch.float64 else torch.float32
-        wide = tuple(x.detach().to(compute).requires_grad_() for x in case.inputs)
-        forward["bare"] = lambda: case.bare(*wide)
-    records = [_record(case, dtype, "forward", case.forward_bytes, forward, rounds, device)]
-
-    outputs = {name: call() for name, call in forward.items()}
-    backward = {}
-    for name, output in outputs.items():
-        # a gradient that is its own memory, as the step after this one would hand over
-        grad = torch.ones_like(output)
-        inputs = wide if name == "bare" else case.inputs
-        backward[name] = lambda o=output, g=grad, i=inputs: torch.autograd.grad(o, i, g, retain_graph=True)
-    records.append(_record(case, dtype, "backward", case.backward_bytes, backward, rounds, device))
-    return records
+    inputs = dict.fromkeys(functions, case.inputs)
+    if case.arithmetic:
+        compute = torch.promote_types(torch.float32, DTYPES[dtype])
+        functions["bare"] = case.aten
+        inputs["bare"] = tuple(x.detach().to(compute).requires_grad_() for x in case.inputs)
+    backward = case.backward_bytes is not None
+    by_name = {name: calls(function, inputs[name], backward) for name, function in functions.items()}
+    return [
+        _record(case, dtype, direction, bytes_, {name: by_name[name][direction] for name in by_name}, rounds, device)
+        for direction, bytes_ in (("forward", case.forward_bytes), ("backward", case.backward_bytes))
+        if bytes_ is not None
+    ]
 
 
 def _record(case, dtype, direction, bytes_per_element, contenders, rounds, device) -> dict:

@@ -5,6 +5,7 @@ short calls: both then last one time slice of the scheduler.) What is compared a
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import statistics
 import time
@@ -61,26 +62,45 @@ class Samples:
 
 def interleave(contenders: dict, rounds: int, device: str, *, cold: bool = True) -> dict[str, Samples]:
     """`rounds` undisturbed samples of each contender, or as many as PATIENCE seconds give. Cold: with empty caches."""
-    flush = torch.empty(FLUSH_BYTES[device] if cold else 0, dtype=torch.int8, device=device)
-    sample = _cuda_sample if device == "cuda" else _cpu_sample
-    repeats = {}
-    for name, call in contenders.items():
-        call()  # compiles, allocates, warms
-        repeats[name] = 1 if cold else max(1, int(SHORTEST / max(_cpu_sample(call, 1)[0], 1e-7)))
-    samples = {name: Samples() for name in contenders}
-    order = list(contenders)
-    passes, deadline = 0, time.perf_counter() + PATIENCE
+    samplers = {name: sampler(call, device, cold=cold) for name, call in contenders.items()}
     gc.collect()
     gc.disable()
     try:
-        while order and (passes < rounds or time.perf_counter() < deadline):
-            for name in order:
-                flush.zero_()
-                samples[name].add(*sample(contenders[name], repeats[name]))
-            passes += 1
-            order = [name for name in order[1:] + order[:1] if sum(samples[name].clean) < rounds]
+        return alternate(samplers, rounds)
     finally:
         gc.enable()
+
+
+def sampler(call, device: str, *, cold: bool = True):
+    """A function that takes one sample of `call`: (seconds per call, share of the time spent waiting for a core)."""
+    call()  # compiles, allocates, warms
+    if not cold:
+        repeats = max(1, int(SHORTEST / max(_cpu_sample(call, 1)[0], 1e-7)))
+        return lambda: _cpu_sample(call, repeats)
+    flush, sample = _flush_buffer(device), _cuda_sample if device == "cuda" else _cpu_sample
+
+    def take():
+        flush.zero_()
+        return sample(call, 1)
+
+    return take
+
+
+@functools.cache
+def _flush_buffer(device: str) -> torch.Tensor:
+    return torch.empty(FLUSH_BYTES[device], dtype=torch.int8, device=device)
+
+
+def alternate(samplers: dict, rounds: int) -> dict[str, Samples]:
+    """The samplers take turns, until each has `rounds` undisturbed samples or PATIENCE is at its end."""
+    samples = {name: Samples() for name in samplers}
+    order = list(samplers)
+    passes, deadline = 0, time.perf_counter() + PATIENCE
+    while order and (passes < rounds or time.perf_counter() < deadline):
+        for name in order:
+            samples[name].add(*samplers[name]())
+        passes += 1
+        order = [name for name in order[1:] + order[:1] if sum(samples[name].clean) < rounds]
     return samples
 
 

@@ -72,22 +72,21 @@ class Tree:
 
     def build_first(self):
         if (self.clean / "done").exists():
-            self.link(self.clean, self.folder)  # a run that was cut off left objects of a mutant
+            self.copy(self.clean, self.folder)  # a run that was cut off left objects of a mutant
         if not self.build():
             raise SystemExit("mutants: the checkout does not build")
         shutil.rmtree(self.clean, ignore_errors=True)
         (self.clean / "safeops").mkdir(parents=True)
-        self.link(self.folder, self.clean)
+        self.copy(self.folder, self.clean)
         (self.clean / "done").touch()
         self.built = True
 
-    def link(self, source, target):
-        """Objects and libraries, by hard links: a build puts new files in the old one's place."""
+    def copy(self, source, target):
+        """Objects, ninja's log of them, and libraries, with their times, by which ninja knows what is fresh."""
         shutil.rmtree(target / "build", ignore_errors=True)
-        shutil.copytree(source / "build", target / "build", copy_function=os.link)
+        shutil.copytree(source / "build", target / "build")
         for library in (source / "safeops").glob("*.so"):
-            (target / "safeops" / library.name).unlink(missing_ok=True)
-            os.link(library, target / "safeops" / library.name)
+            shutil.copy2(library, target / "safeops")
 
     def build(self):
         environment = os.environ | {"SAFEOPS_NO_CUDA": "1", "MAX_JOBS": "1"}
@@ -106,7 +105,7 @@ class Tree:
     def mend(self, mutant):
         shutil.copy2(ROOT / mutant["path"], self.folder / mutant["path"])
         if self.built:
-            self.link(self.clean, self.folder)
+            self.copy(self.clean, self.folder)
 
     def test(self, arguments):
         """None where all pass, else the test that failed, or how they ended."""

@@ -2,48 +2,34 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from benchmarks import report, selection
-from benchmarks.__main__ import builders, elements, main
+from benchmarks import case, compare, report, speed
+from benchmarks.__main__ import elements, is_full, main, parse
 from benchmarks.timing import DISTURBED, Samples
+from safeops._op import registry
 
+ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("benchmarks")  # one run of the runner serves all tests
 
-BF16 = {  # bytes an element must move, forward and backward: what the design says
-    "masked_fill": (5, 5),
-    "safe_div": (6, 10),
-    **{f"safe_{name}": (4, 6) for name in ("reciprocal", "log", "sqrt", "rsqrt", "exp", "acos", "asin")},
-    **{name: (6, 10) for name in ("safe_pow", "safe_atan2", "xlogy")},
-    "masked_sum": (3, 3),
-    "masked_mean": (3, 3),
-    **{
-        f"masked_{name}": (3, 5)
-        for name in ("var", "std", "amax", "amin", "norm", "sum_of_squares", "rms", "logsumexp")
-    },
-    **{name: (5, 7) for name in ("masked_softmax", "masked_log_softmax")},
-    "normalize": (4, 6),
-    "cosine_similarity": (4, 8),
-    "mse_loss": (5, 7),
-    "l1_loss": (5, 7),
-    "smooth_l1_loss": (5, 7),
-    "huber_loss": (5, 7),
-}
-BF16_SELECTION = {  # the same where the mask keeps a share, or an index of 8 bytes names what is read
+LESS = {  # bytes an element must move in bf16, forward and backward, where a kernel is given more than it has to touch
     # read mask, what is kept; write it and its index / read its gradient and its index; write dx
     **{f"masked_compact_{p}": (1 + p / 100 * 12, 2 + p / 100 * 10) for p in (1, 10, 50, 90, 99)},
     # rows of 64: a 64th of the mask and of the index
     **{f"masked_compact_{p}_rows": ((1 + p / 100 * 264) / 64, 2 + p / 100 * 136 / 64) for p in (1, 10, 50, 90, 99)},
     "masked_select": (4, 4.5),
-    "masked_scatter": (6.5, 6.5),
-    "safe_gather": (12, 12),
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
-    **{name: (4.125, 4.125) for name in ("safe_index_select", "safe_index_select_columns")},
+    "masked_count": (1, None),  # read mask
+    **{f"clip_grad_norm_{size}": (6, None) for size in ("small", "layers", "large")},  # twice read, written
+    **{f"clip_grad_norm_unneeded_{size}": (2, None) for size in ("small", "layers", "large")},  # read
 }
 RUN = (
     "masked_fill",
@@ -71,21 +57,40 @@ def results(tmp_path_factory):
     return json.loads(path.read_text())
 
 
-def test_bytes_are_those_of_the_design():
-    stated = {}
-    for build in builders().values():
-        case = build(2**16, torch.bfloat16, "cpu")
-        if not case.variant:
-            stated[case.op] = (case.forward_bytes, case.backward_bytes)
-    assert stated == BF16
+class Moved(TorchDispatchMode):
+    """Counts the bytes of the tensors that our kernels are given and return."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if function.namespace == "safeops":
+            leaves = tree_leaves((args, kwargs, result))
+            self.bytes += sum({id(x): x.nbytes for x in leaves if isinstance(x, torch.Tensor)}.values())
+        return result
 
 
-def test_bytes_of_the_selection():
-    for name, build in selection.OPS.items():
-        case = build(2**16, torch.bfloat16, "cpu")
-        assert case.op == name and (case.forward_bytes, case.backward_bytes) == pytest.approx(BF16_SELECTION[name])
-        assert {i.dtype for i in case.inputs} == {torch.bfloat16}
-    assert selection.OPS.keys() == BF16_SELECTION.keys()
+@pytest.mark.parametrize("name", case.names())
+def test_bytes_are_those_that_the_kernel_gets(name):
+    """What a row has once (a norm, a sum) is not counted: half a byte for each element of a row of 64."""
+    made = case.build(name, 2**16, torch.bfloat16, "cpu")
+    assert {x.dtype for x in made.inputs} <= {torch.bfloat16}
+    stated = (made.forward_bytes, made.backward_bytes)
+    if name in LESS:
+        assert stated == pytest.approx(LESS[name])
+        return
+    for bytes_, call in zip(stated, speed.calls(made.ours, made.inputs, made.backward_bytes is not None).values()):
+        with Moved() as moved:
+            call()
+        assert bytes_ - 0.01 <= moved.bytes / made.elements <= bytes_ + 0.5
+
+
+def test_every_op_has_a_case():
+    measured = " ".join(case.names())
+    inner = {"health"}  # of safeops.debug: measured with it, as `debugging`
+    assert not [name for name in registry if name not in inner and not re.search(rf"\b{name}", measured)]
 
 
 def test_wider_data_moves_more_bytes_but_the_mask_does_not(results):
@@ -132,6 +137,94 @@ def test_a_wait_for_a_core_is_seen():
     assert waited > DISTURBED
 
 
+def run_briefly(*arguments):
+    threads = torch.get_num_threads()
+    try:
+        return main([*"--quick --fresh-memory --size 1K --rounds 1 --threads 1 --dtypes bf16".split(), *arguments])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_a_partial_run_leaves_the_results_alone(monkeypatch, tmp_path):
+    """Of a quick run, or of one op, only the scratch files are written."""
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(report, "SCRATCH", tmp_path / "scratch", raising=False)
+    assert run_briefly("--ops", "masked_sum") == 0
+    assert not (tmp_path / "results").exists()
+    assert {path.name for path in (tmp_path / "scratch").iterdir()} == {"cpu.json", "cpu.md"}
+
+
+def test_what_a_full_run_is():
+    assert is_full(parse([])) and is_full(parse(["--device", "cuda", "--check"]))
+    for arguments in ("--quick", "--ops masked_sum", "--dtypes bf16", "--size 1M", "--rounds 3", "--threads 1"):
+        assert not is_full(parse(arguments.split())), arguments
+    for arguments in ("--no-compile", "--fresh-memory", "--compare ."):
+        assert not is_full(parse(arguments.split())), arguments
+
+
+def test_a_full_run_is_kept_under_its_hardware(monkeypatch, tmp_path, results):
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    results = results | {"hardware": results["hardware"] | {"device": "AMD EPYC (7763)", "capability": "AVX2"}}
+    assert report.publish(results) == tmp_path / "AMD-EPYC-7763-AVX2" / "cpu.md"
+    assert report.publish(results).read_text().startswith("# AMD EPYC (7763)")
+
+
+STAND_IN = """
+import importlib.util, sys, time
+spec = importlib.util.spec_from_file_location("safeops", {root!r} + "/safeops/__init__.py", submodule_search_locations=[
+    {root!r} + "/safeops"])
+real, stand_in = importlib.util.module_from_spec(spec), sys.modules[__name__]
+sys.modules[__name__] = real
+spec.loader.exec_module(real)
+
+def masked_mean(*arguments, fast=real.masked_mean, **options):
+    time.sleep(5e-3)
+    return fast(*arguments, **options)
+
+real.masked_mean, real.__file__ = masked_mean, __file__
+del real.safe_log
+"""
+
+
+def test_compare(tmp_path, capsys):
+    """This checkout beside itself, and beside a stand-in of the package that has fewer functions, and a slow one."""
+    if not list((ROOT / "safeops").glob("_C.*so")):
+        pytest.skip("no extension is built")
+    package = tmp_path / "safeops"
+    package.mkdir()
+    (package / "_C.abi3.so").touch()  # it is imported from the checkout
+    (package / "__init__.py").write_text(STAND_IN.format(root=str(ROOT)))
+    arguments = ["--compare", str(tmp_path), "--json", str(tmp_path / "found.json"), "--ops", "masked_mean,safe_log"]
+    assert run_briefly(*arguments) in (0, 1)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {(r["op"], r["direction"]) for r in found["speed"]} == {("masked_mean", d) for d in ("forward", "backward")}
+    (forward, _) = found["speed"]
+    assert forward["old_ms"] > 5 and forward["ratio"] == forward["old_ms"] / forward["new_ms"] > 2
+    assert [r["more_us"] < -4000 for r in found["small"]] == [True, True]
+    assert all("safe_log" in line for line in found["absent"]) and len(found["absent"]) == 2
+    assert "old/new" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ({"ratio": 0.95, "quiet": 1.0}, "yes"),
+        ({"ratio": 0.94, "quiet": 1.0}, "NO"),
+        ({"ratio": 0.5, "quiet": 0.0}, "?"),
+        ({"more_us": 0.3}, "yes"),
+        ({"more_us": 0.31}, "NO"),
+    ],
+)
+def test_limits_of_a_comparison(made, expected):
+    assert compare.verdict(made) == expected
+    assert len(compare.missed({"speed": [made], "small": []})) == (expected != "yes")
+
+
+def test_compare_refuses_what_is_not_built(tmp_path):
+    with pytest.raises(SystemExit, match="make setup"):
+        run_briefly("--compare", str(tmp_path), "--json", "-", "--ops", "masked_sum")
+
+
 def test_memory_sees_an_allocation(results):
     mean = [r for r in results["memory"] if r["op"] == "masked_mean" and r["dtype"] == "fp64"]
     for record in mean:
@@ -139,26 +232,26 @@ def test_memory_sees_an_allocation(results):
         assert record["output"] == (4096 * 8 if record["direction"] == "backward" else 8)
 
 
-def speed(**changes):
-    record = {"op": "x", "dtype": "bf16", "direction": "forward", "elements": 2**24, "variant": False}
-    record |= {"of_floor": 0.8, "x_eager": 6.0, "x_fastest_eager": 6.0, "x_compile": 1.5}
-    return record | changes
+def record(**changes):
+    made = {"op": "x", "dtype": "bf16", "direction": "forward", "elements": 2**24, "variant": False}
+    made |= {"of_floor": 0.8, "x_eager": 6.0, "x_fastest_eager": 6.0, "x_compile": 1.5}
+    return made | changes
 
 
 @pytest.mark.parametrize(
-    ("record", "device", "reached"),
+    ("made", "device", "reached"),
     [
-        (speed(), "cpu", True),
-        (speed(of_floor=0.69), "cpu", False),
-        (speed(x_eager=4.9), "cpu", False),
-        (speed(x_eager=4.9, variant=True), "cpu", True),
-        (speed(x_compile=0.99), "cpu", False),
-        (speed(of_floor=0.2, x_eager=2.0, of_bare=0.8), "cpu", True),  # arithmetic, not bytes
-        (speed(of_floor=0.2, of_bare=0.69), "cpu", False),
-        (speed(), "cuda", True),  # 0.9 of the floor is asked from 64M elements
-        (speed(elements=2**26), "cuda", False),
-        (speed(elements=2**26, of_floor=0.92), "cuda", True),
-        (speed(x_fastest_eager=0.9), "cuda", False),
+        (record(), "cpu", True),
+        (record(of_floor=0.69), "cpu", False),
+        (record(x_eager=4.9), "cpu", False),
+        (record(x_eager=4.9, variant=True), "cpu", True),
+        (record(x_compile=0.99), "cpu", False),
+        (record(of_floor=0.2, x_eager=2.0, of_bare=0.8), "cpu", True),  # arithmetic, not bytes
+        (record(of_floor=0.2, of_bare=0.69), "cpu", False),
+        (record(), "cuda", True),  # 0.9 of the floor is asked from 64M elements
+        (record(elements=2**26), "cuda", False),
+        (record(elements=2**26, of_floor=0.92), "cuda", True),
+        (record(x_fastest_eager=0.9), "cuda", False),
         ({"over_us": 1.9, "grad": False}, "cpu", True),
         ({"over_us": 2.1, "grad": False}, "cpu", False),
         ({"over_us": 5.9, "grad": True}, "cpu", True),
@@ -167,25 +260,23 @@ def speed(**changes):
         ({"ours_peak": 2**26, "output": 2**25}, "cpu", False),
     ],
 )
-def test_goals(record, device, reached):
-    assert all(report.goals(record, device).values()) == reached
+def test_goals(made, device, reached):
+    assert all(report.goals(made, device).values()) == reached
 
 
 def test_a_busy_machine_proves_nothing():
     shares = {"ours": 0.0, "copy": 1.0}
-    results = {"settings": {"device": "cpu"}, "speed": [speed(undisturbed=shares)], "overhead": [], "memory": []}
+    results = {"settings": {"device": "cpu"}, "speed": [record(undisturbed=shares)], "overhead": [], "memory": []}
     assert report.misses(results) == ["x bf16 forward: not judged, the machine was busy"]
-    results["speed"] = [speed(undisturbed={"ours": 1.0, "copy": 0.5})]
+    results["speed"] = [record(undisturbed={"ours": 1.0, "copy": 0.5})]
     assert report.misses(results) == []
 
 
 def test_check_fails_on_a_missed_goal(monkeypatch):
     monkeypatch.setattr(report, "misses", lambda results: ["one"])
-    arguments = (
-        "--quick --fresh-memory --size 1K --rounds 1 --threads 1 --dtypes bf16 --ops masked_sum --json -".split()
-    )
-    assert main([*arguments, "--check"]) == 1
-    assert main(arguments) == 0
+    arguments = ("--ops", "masked_sum", "--json", "-")
+    assert run_briefly(*arguments, "--check") == 1
+    assert run_briefly(*arguments) == 0
 
 
 def test_sizes():

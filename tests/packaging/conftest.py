@@ -28,7 +28,7 @@ def run(command, *, cwd, check=True, **variables):
 
 
 def build_wheel(folder: Path, **variables) -> Path:
-    """`pip wheel`, as `make wheel` does; objects are reused from the tree's build folder."""
+    """`pip wheel`, as `make wheel` does; ninja reuses the objects of the tree's build folder."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "-qq", "--no-deps"]
     run([*pip, "--no-build-isolation", "--wheel-dir", folder, ROOT], cwd=folder, **variables)
     (wheel,) = folder.glob("*.whl")
@@ -63,9 +63,15 @@ def make_environment(folder: Path, wheel: Path) -> Path:
     return python
 
 
+@pytest.fixture(scope="session", params=["native", pytest.param("all", marks=pytest.mark.slow)])
+def architectures(request):
+    """This machine's GPUs (no CUDA kernels, where there is none), and all, as the wheel is published."""
+    return request.param
+
+
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory):
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+def wheel(architectures, tmp_path_factory):
+    return build_wheel(tmp_path_factory.mktemp("wheel"), SAFEOPS_CUDA_ARCH=architectures)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """The wheel installed: into an environment with torch alone, imported from another folder, whole and broken."""
 
+import os
+import re
 import shutil
 import sys
 import tarfile
@@ -128,5 +130,34 @@ def test_source_distribution_is_complete(tmp_path):
 def test_a_failing_compiler_fails_the_build(tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", tmp_path, "--build-temp", tmp_path]
     result = run(command, cwd=ROOT, check=False, CXX="false", SAFEOPS_NO_CUDA="1")
-    assert result.returncode != 0 and "safeops: failed (1): compile " in result.stderr
+    assert result.returncode != 0 and "safeops: the build failed" in result.stderr
+    assert re.search(r"^FAILED: .*\nfalse -std=c\+\+17 .* -c csrc/", result.stdout, re.MULTILINE), "not the command"
     assert not list(tmp_path.rglob("*.so"))
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
+@pytest.mark.parametrize(
+    ("build", "gpus", "asked", "expected"),
+    [
+        (["--inplace"], "9.0\n9.0\n", "", {"90"}),
+        (["--inplace"], "12.0\n8.6\n", "", {"86", "120"}),
+        (["--inplace"], "7.5\n", "", set()),  # no kernel runs there
+        (["--inplace"], "", "", set()),
+        (["--inplace"], "9.0\n", "all", {"80", "90", "100", "120"}),
+        (["--inplace"], "9.0\n", "8.0, sm_90", {"80", "90"}),
+        ([], "9.0\n", "", {"80", "90", "100", "120"}),
+        ([], "9.0\n", "native", {"90"}),
+    ],
+)
+def test_architectures(build, gpus, asked, expected, tmp_path):
+    """A development build is for the GPUs that are there, a wheel for all; read off what ninja was told to run."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\nprintf '{gpus}'\n")
+    smi.chmod(0o755)
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    command = [sys.executable, "setup.py", "-q", "build_ext", *build, "--build-lib", tmp_path, "--build-temp", tmp_path]
+    result = run(command, cwd=ROOT, check=False, CXX="false", PATH=path, SAFEOPS_CUDA_ARCH=asked)
+    told = (ROOT / "build" / "ninja" / "build.ninja").read_text()
+    assert result.returncode != 0 and set(re.findall(r"code=sm_(\d+)", told)) == expected
+    assert ("building without the CUDA kernels" in result.stderr) == (not expected)

@@ -9,6 +9,7 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("packaging")
@@ -33,11 +34,21 @@ def test_one_wheel_for_every_python(wheel):
 
 
 @needs_compiler
-def test_extensions_are_there(contents):
-    expected = {"_C.abi3.so"}
-    if shutil.which("nvcc") and list((ROOT / "csrc" / "cuda").glob("*.cu")):
-        expected.add("_cuda.abi3.so")
-    assert {module.name for module in modules(contents)} == expected
+def test_extensions_are_there(contents, architectures):
+    found = {module.name for module in modules(contents)}
+    assert found - {"_cuda.abi3.so"} == {"_C.abi3.so"}
+    if architectures == "all":
+        assert ("_cuda.abi3.so" in found) == (shutil.which("nvcc") is not None)
+
+
+@needs_compiler
+def test_no_path_of_the_build_machine(contents):
+    """In the errors that name a source file."""
+    folders = [str(ROOT), str(Path(torch.__file__).parent)]
+    for module in modules(contents):
+        text = module.read_bytes()
+        assert b"csrc/cpu/" in text or b"csrc/cuda/" in text or b"torch/csrc/stable/" in text
+        assert not [folder for folder in folders if folder.encode() in text]
 
 
 @needs_compiler
