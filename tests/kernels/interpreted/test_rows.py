@@ -6,8 +6,8 @@ import triton.runtime.interpreter as interpreter
 from safeops.kernels import indexing, launch, row
 
 from safeops import kernels
-from tests.contract import definitions_rows as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
+from tests.ops import definitions
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept

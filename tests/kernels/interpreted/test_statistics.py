@@ -6,8 +6,8 @@ import triton.runtime.interpreter as interpreter
 from safeops.kernels import indexing, launch, reduce
 
 from safeops import kernels
-from tests.contract import definitions_statistics as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, build, close, fill, kept
+from tests.ops import definitions
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
