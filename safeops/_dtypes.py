@@ -3,7 +3,8 @@
 import torch
 
 HALF = (torch.float16, torch.bfloat16)
-FLOATING = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+WIDE = (torch.float32, torch.float64)
+FLOATING = (*HALF, *WIDE)
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 

@@ -4,7 +4,7 @@ A family is a subclass of `Op`, an op is an instance. The public function calls 
 makes the raw op's operands of them, `_route.route` decides who computes, and `validate` explains what went wrong.
 """
 
-import operator
+import copy
 import os
 from typing import NamedTuple
 
@@ -15,7 +15,6 @@ from safeops._library import declare_public, defaults, document, has_kernel
 from safeops._symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
-SHAPE_AND_DTYPE = operator.attrgetter("shape", "dtype")
 
 
 class Like(NamedTuple):
@@ -35,7 +34,7 @@ class Op:
     constant: the slice of operands whose gradient only the composite has.
     linear: in how many of its first operands the op is linear: backward reads their shape and dtype, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
-    saved: the slice of the results that backward reads.
+    saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
     compiled: the device types whose kernel is kept under torch.compile. Elsewhere Inductor fuses the composite with
         its neighbours, which wins.
     """
@@ -46,6 +45,7 @@ class Op:
     linear = 0
     visible = 1
     saved = slice(1, None)
+    reads = None
     compiled = ("cpu",)
 
     def __init__(self, name, forward, backward=None, definition=None, also=()):
@@ -55,21 +55,22 @@ class Op:
         self.raw = tuple(_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op)
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
-        self.several = self.returns > 1
-        self.hides = self.several and self.visible == 1
+        self.hides = self.returns > 1 and self.visible == 1
         kinds = [str(x.type) for x in schema.arguments]
         self.numbers = tuple(i for i, kind in enumerate(kinds) if "float" in kind)
         self.tensors = sum("Tensor" in kind for kind in kinds)  # how many
+        self.reads = self.reads or slice(self.linear, self.tensors)
         if self.differentiable:
             assert all("Tensor" in kind for kind in kinds[: self.tensors]), f"{name}: the tensors must come first"
         # (function, whether it is Dynamo's): without a gradient to record, and with one. Twice: as Dynamo traces them,
         # and without torch's Python layers, which are a quarter of a small call. The route has sent functorch, which
         # those layers are for, to the composite.
-        direct = _torch.direct(forward)
-        self.eager, self.traced = [(direct, False)] * 2, [(self._trace_raw, True)] * 2
+        direct = copy.copy(self)
+        direct.forward, direct.backward = _torch.direct(forward), backward and _torch.direct(backward)
+        self.eager, self.traced = [(direct.forward, False)] * 2, [(self._trace_raw, True)] * 2
         if self.differentiable:
-            self.function = _function(self, forward)
-            self.eager[1] = _torch.direct_apply(_function(self, direct)), False
+            self.function = _function(self)
+            self.eager[1] = _torch.direct_apply(_function(direct)), False
             self.traced[1] = self._trace_apply, True
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
         self.verified = _verified.record(name)
@@ -102,7 +103,7 @@ class Op:
         return [grads[i] for i in self.differentiable]
 
     def keep(self, results, tensors):
-        """(results, tensors) to save, where they are not those of `saved` and all operands but the linear ones."""
+        """What to save where that depends: as many results as `saved` says (None may stand for one), then tensors."""
 
     # ---- call path
 
@@ -153,42 +154,51 @@ class Op:
         return declare
 
 
-def _function(op, raw):
+def _function(op):
     """The autograd Function around an op's raw forward."""
     # Whatever does not depend on the call is asked here: a call with a gradient is 5 us, and each attribute 40 ns.
-    linear, tensors, visible, keep = op.linear, op.tensors, op.visible, op.keep
-    chooses, saved = type(op).keep is not Op.keep, len(range(op.returns)[op.saved])
+    raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
+    numbers, several, saved = len(op.defaults) > tensors, op.returns > 1, len(range(op.returns)[op.saved])
+    chooses, differentiable = type(op).keep is not Op.keep, op.differentiable
 
     def forward(ctx, *operands):
         results = raw(*operands)
-        kept, given = results[op.saved] if saved else (), operands[linear:tensors]
         if chooses:
-            kept, given = keep(results, given)
-        ctx.save_for_backward(*kept, *given)
-        ctx.numbers = operands[tensors:]
+            kept = keep(results, operands[reads])
+        else:
+            kept = results[op.saved] + operands[reads] if saved else operands[reads]
+        ctx.save_for_backward(*kept)
+        if numbers:
+            ctx.numbers = operands[tensors:]
         if linear:
-            ctx.like = tuple(map(SHAPE_AND_DTYPE, operands[:linear]))
+            first = operands[0]
+            ctx.like = ((first.shape, first.dtype),)
+            for x in operands[1:linear] if linear > 1 else ():
+                ctx.like += ((x.shape, x.dtype),)
         if visible == 1:
-            return results[0] if op.several else results
+            return results[0] if several else results
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*results[1:visible])
         return results[:visible]
 
     def backward(ctx, grad, *_):
         needs = ctx.needs_input_grad
-        found = [None] * len(needs)
         if grad is None:
-            return tuple(found)
+            return (None,) * len(needs)
         kept = ctx.saved_tensors
         operands = [Like(*x) for x in ctx.like] if linear else []
         operands += kept[saved:]
-        operands += [None] * (tensors - len(operands))  # trailing ones that were not given
-        operands += ctx.numbers
-        operands += op.defaults[len(operands) :]
+        if len(operands) < tensors:  # trailing ones that were not given
+            operands += [None] * (tensors - len(operands))
+        if numbers:
+            operands += ctx.numbers
+            operands += op.defaults[len(operands) :]
         gradients = op.composite_gradients if _route.by_composite(grad) else op.gradients
-        for i, d in zip(op.differentiable, gradients(grad, needs, operands, kept[:saved])):
-            if i < len(needs) and needs[i]:
-                found[i] = sum_to(d, operands[i].shape, operands[i].dtype)
+        found = [None] * len(needs)
+        for i, d in zip(differentiable, gradients(grad, needs, operands, kept[:saved])):
+            if needs[i]:
+                x = operands[i]
+                found[i] = d if d.shape == x.shape else sum_to(d, x.shape, x.dtype)
         return tuple(found)
 
     # autograd names the node after the class: grad_fn=<MaskedMeanBackward>
@@ -199,8 +209,6 @@ def _function(op, raw):
 
 def sum_to(grad, shape, dtype):
     """A gradient of the full broadcast shape, summed to its operand's shape and narrowed once, at the end."""
-    if grad.shape == shape:
-        return grad
     lead = grad.dim() - len(shape)
     dims = [d for d in range(grad.dim()) if d < lead or shape[d - lead] != grad.shape[d]]
     if grad.is_complex():

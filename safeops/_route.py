@@ -1,7 +1,7 @@
 """Which of the three routes a call takes, kernel, composite or compile: the one place where that is decided."""
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from safeops._torch import forward_ad, is_exporting, transforms_active
 
@@ -17,23 +17,28 @@ def route(op, operands):
     """
     if transforms_active() or forward_ad._current_level >= 0:
         return None
-    tensors, wanted = operands[: op.tensors], False
-    on_cpu = operands[0].is_cpu
+    tensors = operands[: op.tensors]
+    cpu = cuda = wanted = False
     for x in tensors:
         if x is not None:
-            # One device type: the dispatcher would follow a meta operand to the fake kernel.
-            if type(x) not in PLAIN or not (x.is_cpu if on_cpu else x.is_cuda):
+            if type(x) not in PLAIN:
+                return None
+            if x.is_cpu:
+                cpu = True
+            elif x.is_cuda:
+                cuda = True
+            else:  # the dispatcher would follow a meta operand to the fake kernel
                 return None
             if x.requires_grad:
                 wanted = True
-    if not (op.cpu if on_cpu else op.cuda):
+    if cpu is cuda or not (op.cpu if cpu else op.cuda):
         return None
     if wanted:
         wanted = torch.is_grad_enabled()
         for x in tensors[op.constant]:
             if x is not None and x.requires_grad and wanted:
                 return None
-    if not is_compiling():
+    if not is_dynamo_compiling():  # (a non-strict export has no plain tensors)
         return op.eager[wanted]
     kept = tensors[0].device.type in op.compiled and not is_exporting() and not _repeat(tensors)
     return op.traced[wanted] if kept else None

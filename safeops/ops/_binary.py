@@ -8,7 +8,7 @@ import torch
 
 from safeops import _check
 from safeops._check import NUMBER
-from safeops._dtypes import FLOATING, LARGEST, SMALLEST, compute_dtype
+from safeops._dtypes import FLOATING, LARGEST, SMALLEST, WIDE, compute_dtype
 from safeops._library import declare_raw, like
 from safeops._op import Op
 from safeops._symbolic import scalar, symbolic
@@ -64,22 +64,19 @@ class Binary(Op):
 
     def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
         own = input.dtype  # (read once: a small call is a few dozen such reads)
-        if (
-            eps is not None
-            or fill_value.__class__ is not float
-            or (dtype is not None and type(dtype) is not torch.dtype)
-        ):
+        plain = eps is None and fill_value.__class__ is float
+        if not plain or (dtype is not None and type(dtype) is not torch.dtype):
             self.validate(input, other, eps, fill_value, dtype)
         if self.number and isinstance(other, NUMBER):
-            dtype = self._output_dtype(input, promoted(input, other)) if dtype is None else dtype
+            if dtype is None:
+                dtype = self._output_dtype(input, own if own in FLOATING else promoted(input, other))
             other, eps = _number(other, input, dtype, eps)
         others = other.dtype
+        if plain and fill_value == 0 and own == others and own in WIDE and dtype in (None, own):
+            return True, (input, other) if eps is None else (input, other, eps)  # most calls, and the short way
         if dtype is None:
             dtype = self._output_dtype(input, own if own == others and own in FLOATING else promoted(input, other))
-        takes = own in FLOATING and others in FLOATING
-        if eps is None and fill_value.__class__ is float and fill_value == 0 and dtype == own == others:
-            return takes, (input, other)
-        return takes, (input, other, eps, fill_value, dtype)
+        return own in FLOATING and others in FLOATING, (input, other, eps, fill_value, dtype)
 
     def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):
         _check.tensor(self.name, "input", input)

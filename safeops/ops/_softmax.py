@@ -5,7 +5,7 @@ import operator
 import torch
 
 from safeops import _check
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import WIDE, compute_dtype
 from safeops._library import declare_raw
 from safeops._op import Op
 from safeops.ops.normalize import thin_shape
@@ -108,7 +108,7 @@ class MaskedSoftmax(Op):
         if dim.__class__ is not int:
             self.validate(input, mask, dim)
             dim = operator.index(dim)
-        return True, (input, mask, dim, self.log)
+        return True, (input, mask, dim, True) if self.log else (input, mask, dim)
 
     def validate(self, input, mask, dim):
         _check.floating(self.name, "input", input)
@@ -118,9 +118,9 @@ class MaskedSoftmax(Op):
 
     def keep(self, results, tensors):
         value, top, total = results
-        if not self.log and value.device.type == "cpu" and value.dtype == compute_dtype(value.dtype):
-            return (None, None), (value, *tensors[1:])
-        return (top, total), tensors
+        if not self.log and value.is_cpu and value.dtype in WIDE:
+            return None, None, value, *tensors[1:]
+        return top, total, *tensors
 
     def gradients(self, grad, needs, operands, results):
         x, mask, dim, log = operands

@@ -11,6 +11,7 @@ from safeops._dtypes import (
     FLOATING,
     HALF,
     LARGEST,
+    WIDE,
     compute_dtype,
     largest_like,
     overflows,
@@ -108,6 +109,8 @@ class Unary(Op):
 
     def prepare(self, input, eps=None, fill_value=0.0, dtype=None):
         own = input.dtype  # (read once: a small call is a few dozen such reads)
+        if eps is None and fill_value.__class__ is float and fill_value == 0 and own in WIDE and dtype in (None, own):
+            return True, (input,)  # most calls, and the short way
         takes = own in FLOATING
         if eps is not None or fill_value.__class__ is not float:
             self.validate(input, eps, fill_value, dtype)
@@ -115,8 +118,6 @@ class Unary(Op):
             dtype = output_dtype(input, own if takes else torch.get_default_dtype())
         elif dtype.__class__ is not torch.dtype:  # the dispatcher would take a number for one
             self.validate(input, eps, fill_value, dtype)
-        if eps is None and fill_value.__class__ is float and fill_value == 0 and dtype == own:
-            return takes, (input,)
         return takes, (input, eps, fill_value, dtype)
 
     def validate(self, input, eps=None, fill_value=0.0, dtype=None):

@@ -76,7 +76,7 @@ class CosineSimilarity(Op):
         if eps is not None or dim.__class__ is not int:
             self.validate(x1, x2, dim, eps)
             dim = operator.index(dim)
-        return True, (x1, x2, dim, eps)
+        return True, (x1, x2) if eps is None and dim == -1 else (x1, x2, dim, eps)
 
     def validate(self, x1, x2, dim, eps):
         _check.floating("cosine_similarity", "x1", x1)

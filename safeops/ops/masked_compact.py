@@ -62,6 +62,7 @@ class MaskedCompact(Op):
     linear = 1
     visible = 3
     saved = slice(1, 2)
+    reads = slice(0)
 
     def prepare(self, input, mask, capacity, fill_value):
         takes = input.dtype in MOVABLE
@@ -97,9 +98,6 @@ class MaskedCompact(Op):
         check_fill("masked_compact", fill_value, input.dtype)
 
     # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
-
-    def keep(self, results, tensors):
-        return results[1:2], ()
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(grad, results[0], operands[0].shape),)

@@ -16,7 +16,6 @@ from safeops._dtypes import (
 )
 from safeops._library import declare_raw, like
 from safeops._op import Op
-from safeops._symbolic import scalar, symbolic
 from safeops.ops.masked_sum import masked_sum
 
 # ---- definition
@@ -63,8 +62,6 @@ class MaskedFill(Op):
             return takes and value.dim() == 0, (input, fill_mask, value)
         if value.__class__ is int and takes and abs(value) > 1e308:
             value = saturate(value, torch.float64)
-        if symbolic(value):
-            return takes, (input, fill_mask, scalar(value, torch.float64, input.device))
         return takes, (input, fill_mask, None, value)
 
     def validate(self, input, fill_mask, value):

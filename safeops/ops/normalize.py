@@ -94,7 +94,7 @@ class Normalize(Op):
         if eps is not None or dim.__class__ is not int:
             self.validate(input, dim, eps)
             dim = operator.index(dim)
-        return True, (input, dim, eps)
+        return True, (input,) if eps is None and dim == -1 else (input, dim, eps)
 
     def validate(self, input, dim, eps):
         _check.floating("normalize", "input", input)
