@@ -7,7 +7,7 @@ from tests.ops.record import Record
 IN = "of lists: tests/{}"
 
 
-def _scan(name, definition, benchmark):
+def _scan(name, definition):
     where = "amp" if name != "health" else "debug"
     Record(
         name,
@@ -17,11 +17,10 @@ def _scan(name, definition, benchmark):
         call=IN.format(where),
         no_route=IN.format("contract/test_lists.py"),
         gpu=IN.format("gpu/test_lists.py"),
-        benchmark=benchmark,
         family="lists",
     )
 
 
-_scan("health", scans.health_definition, "debugging")
-_scan("grad_norm", scans.norm_definition, "gradients")
-_scan("clip_grad_norm_", scans.scale_definition, "gradients")
+_scan("health", scans.health_definition)
+_scan("grad_norm", scans.norm_definition)
+_scan("clip_grad_norm_", scans.scale_definition)

@@ -29,7 +29,6 @@ class Record:
     no_route     why the route of `call` cannot be watched.
     launches     of a GPU: ((kernels, memory operations) forward, the same backward, None where the size decides).
     workspace    bytes an element that a GPU needs beside the results: sorted keys, a mask's ranks.
-    benchmark    the benchmark that measures the op, where it has not the op's name.
     variants     {name: (samples, fields)}: further subjects, of what the kernels do not compute.
     subjects     further subjects, ready made.
     family       where the definition is not in the family's file.
@@ -38,14 +37,14 @@ class Record:
 
     def __init__(
         self, name, definition, samples, *, bad_calls, call, gpu, kernel_call=None, no_route=None,
-        launches=((1, 0), (1, 0)), workspace=0, benchmark=None, variants=None, subjects=(), family=None,
+        launches=((1, 0), (1, 0)), workspace=0, variants=None, subjects=(), family=None,
         **fields,
     ):  # fmt: skip
         assert name not in RECORDS, f"{name}: a second record"
         self.name, self.definition, self.call, self.gpu = name, definition, call, gpu
         self.samples, self.bad_calls = (x if isinstance(x, str) else list(x) for x in (samples, bad_calls))
         self.kernel_call, self.no_route = kernel_call or {}, no_route
-        self.launches, self.workspace, self.benchmark = launches, workspace, benchmark or name
+        self.launches, self.workspace = launches, workspace
         self.variants, self.ready, self.fields = variants or {}, subjects, fields
         self.family = family or definition.__module__.removeprefix("tests.ops.")
         RECORDS[name] = self

@@ -119,7 +119,6 @@ Record(
     gpu=_compact_case,
     launches=((2, 1), (1, 1)),
     workspace=5,
-    benchmark="masked_compact_50",
     skip=SKIP | ONE_OPERAND | MOVES | PACKED,
     **FIELDS,
 )

@@ -171,7 +171,6 @@ Record(
     call={"input": plain(), "mask": plain_mask(), "dim": 1, "ord": 3.0, "dtype": None},
     kernel_call={"ord": 2},
     gpu=masked("safe_norm"),
-    benchmark="masked_norm",
     dtype_argument=True,
     torch_equivalent=lambda x, dim=None, ord=2, keepdim=False, mask=None, dtype=None: torch.linalg.vector_norm(
         filled(x, mask, 0), ord, dim, keepdim

@@ -66,7 +66,6 @@ Record(
     call={"input": plain(), "mask": plain_mask(), "dim": 1, "keepdim": False, "weight": plain(2), "dtype": None},
     no_route="a count has no gradient",
     gpu="a count has no gradient: test_masked_count of tests/gpu/test_values.py",
-    benchmark="none: it reads the mask alone, as the masked mean does that is measured",
     data=(0,),
     skip=SKIP
     | ONE
