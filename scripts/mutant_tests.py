@@ -34,34 +34,53 @@ EMULATED = {  # a family of CUDA sources: its files tests/kernels/test_cuda_emul
 TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
     "safeops/lint": [*(f"tests/lint/test_{name}.py" for name in ("rules", "fix", "examples", "sources")), "tests/lint"],
-    "safeops/amp": ["tests/amp", "tests/contract/test_multi_tensor.py"],
+    "safeops/amp": ["tests/amp", "tests/contract/test_lists.py"],
     "safeops/nn": ["tests/contract/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
-    "safeops/_(rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_elementwise.py"],
-    "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("errors", "corners", "cases", "rows")],
+    "safeops/_(rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
+    "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("bad_calls", "elementwise", "losses")],
 }
 SOME = " or ".join("masked_fill safe_div masked_mean mse_loss masked_softmax safe_log masked_compact".split())
 
 ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # where no kernel of the CPU runs
 
 
+# A family: its files of tests/contract, and the end of the name of its property tests.
+OWN = {
+    "statistics": (["moments", "norms"], ""),
+    "rows": (["rows"], ""),
+    "pointwise_losses": (["losses"], ""),
+    "selection": (["selection", "selection_layouts"], "_selection"),
+    "unary_binary": (["stand_ins_unary", "stand_ins_binary", "functions"], "_elementwise"),
+    "reductions": (["reductions"], ""),
+    "elementwise": (["stand_ins_division", "elementwise", "losses", "reductions"], "_elementwise"),
+}
+
+
+def family_of(stem):
+    return next(name for name, stems in FAMILIES.items() if re.search(stems, stem))
+
+
+def ops():
+    """The ops, each a file of its name."""
+    return {file.stem for kind in ("ops", "losses") for file in (ROOT / "safeops" / kind).rglob("[a-z]*.py")}
+
+
 def contract(family, path):
     """The tests of the contract: quick ones first; not those that only compile again."""
     folder, op = "tests/contract/", Path(path).stem.removeprefix("_")
     if family == "lists":
-        return [["tests/amp", folder + "test_multi_tensor.py", "tests/debug/test_trace.py"]]
-    suffix = "" if family in ("reductions", "pointwise_losses", "elementwise") else "_" + family
-    quick = [f"{folder}test_{part}{suffix}.py" for part in ("accuracy", "stand_ins", "cases")]
-    one = any((ROOT / "safeops" / kind / f"{op}.py").exists() for kind in ("ops", "losses"))
-    choice = f"({op if one else SOME if family == 'elementwise' else 'test'}) and not inductor"
+        return [["tests/amp", folder + "test_lists.py", "tests/debug/test_trace.py"]]
+    quick, properties = OWN[family]
+    relatives = " or ".join(sorted(name for name in ops() if family_of(name) == family))
+    choice = f"({op if op in ops() else SOME if family == 'elementwise' else relatives}) and not inductor"
     if path.startswith("csrc"):
         choice += "".join(f" and not {other}" for other in ELSEWHERE)
-    drivers = [family, *("reductions rows unary_binary selection".split() if family == "elementwise" else ())]
     last = ["test_instruction_sets.py"] if path.startswith("csrc") else []
     return [
-        [file for file in quick if (ROOT / file).exists()],
-        ["-k", choice, *(f"{folder}test_{driver}.py" for driver in drivers)],
-        [folder + file for file in (f"test_properties{suffix}.py", "test_corners.py", *last)],
+        [f"{folder}test_{name}.py" for name in quick],
+        ["-k", choice, f"{folder}test_contract.py"],
+        [folder + file for file in (f"test_properties{properties}.py", "test_tracing.py", *last)],
     ]
 
 
@@ -70,7 +89,7 @@ def stages(path):
     for pattern, tests in TOOLS.items():
         if re.match(pattern, path):
             return [tests]
-    family = next(name for name, stems in FAMILIES.items() if re.search(stems, Path(path).stem))
+    family = family_of(Path(path).stem)
     if path.startswith("kernels/"):
         return [[f"tests/kernels/interpreted/test_{part}.py" for part in INTERPRETED[family]]]
     emulated = [[f"tests/kernels/test_cuda_emulated{part}.py"] for part in EMULATED.get(family, [""])]

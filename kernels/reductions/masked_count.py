@@ -2,8 +2,8 @@
 
 import torch
 
-from .fold import fold
 from ..engine.reduce import reduced_dims, reduced_shape
+from .fold import fold
 from .statistic import COUNT
 
 

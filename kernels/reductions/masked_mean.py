@@ -1,8 +1,8 @@
 """masked_mean: sum of keep ? w * x : 0 over the kept count, or over the sum of kept weights."""
 
+from ..engine.reduce import reduce
 from .masked_sum import masked_sum_backward as masked_mean_backward  # noqa: F401  (given the forward's denominator)
 from .masked_sum import term
-from ..engine.reduce import reduce
 
 
 def masked_mean(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):

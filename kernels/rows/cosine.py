@@ -8,8 +8,8 @@ import triton.language as tl
 from ..engine.elementwise import store
 from ..engine.indexing import fetch, spread
 from ..engine.reduction import INNER
-from .rows import at_most, declare, inverse, one_a_row, scaled_squares, tile_at, times
 from ..engine.scaling import power_below, product_beyond, reciprocal
+from .rows import at_most, declare, inverse, one_a_row, scaled_squares, tile_at, times
 
 
 @triton.jit

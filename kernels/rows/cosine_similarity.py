@@ -2,8 +2,8 @@
 
 import torch
 
-from .cosine import COSINE, COSINE_BACKWARD
 from ..engine.launch import common_shape, like
+from .cosine import COSINE, COSINE_BACKWARD
 from .row import FOLD, MAP, computed_in, floor, launch, thin
 
 

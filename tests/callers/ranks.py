@@ -16,18 +16,20 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 from tests.callers.calls import CALLS, call, tensors
+from tests.ops import RECORDS
 
 PLACEMENTS = {"rows": Shard(0), "columns": Shard(1), "replicated": Replicate()}  # 5 rows: unevenly
 PLAIN_LOSS = {"mask": None, "weight": None, "denominator": None}
 REDUCTIONS = [name for name, arguments in CALLS.items() if "keepdim" in arguments]
 LOSSES = [name for name, arguments in CALLS.items() if "denominator" in arguments]
+ROWS = [name for name, record in RECORDS.items() if record.family == "rows"]
 CASES = {
     **{name: (name, {}) for name in CALLS},
     **{f"{name}, plain": (name, PLAIN_LOSS) for name in LOSSES},
     **{f"{name}, {how}": (name, {**PLAIN_LOSS, "reduction": how}) for name in LOSSES for how in ("sum", "none")},
     **{f"{name}, by weight": (name, {"denominator": None}) for name in LOSSES},
     **{f"{name}, dim {dim}": (name, {"dim": dim}) for name in (*REDUCTIONS, "safe_norm") for dim in (0, None, (0, 1))},
-    **{f"{name}, dim 0": (name, {"dim": 0}) for name in ("masked_softmax", "normalize", "cosine_similarity")},
+    **{f"{name}, dim 0": (name, {"dim": 0}) for name in ROWS},
     **{f"{name}, plain": (name, {"mask": None, "weight": None, "dim": None}) for name in REDUCTIONS},
     **{f"{name}, nothing kept": (name, {"empty": "raise"}) for name in ("masked_mean", "masked_var", "mse_loss")},
     "safe_div, number": ("safe_div", {"other": 3.0}),

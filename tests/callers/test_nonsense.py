@@ -6,10 +6,8 @@ import torch
 
 import safeops
 from safeops._op import registry
-from tests.callers.calls import CALLS, OTHERS, call, tensors
+from tests.callers.calls import CALLS, NUMBERS, OTHERS, TENSORS_TOO, call, tensors
 
-NUMBERS = "beta correction delta denominator eps exponent fill_value ord other value".split()
-TENSORS_TOO = ("denominator", "exponent", "other", "value")
 NO_NUMBER = [1j, 0j, "1", [1], object(), torch.tensor(0.0), torch.tensor([1.0, 2.0])]
 NONSENSE = {
     "dtype": [5, 0, True, "float32", torch.complex64, torch.float8_e4m3fn, torch.tensor(1)],

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from safeops._op import registry
-from tests.contract.subjects import DEVICE
+from tests.contract.common import DEVICE
 
 KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())
 
@@ -27,7 +27,7 @@ def test_numbers_hold(isa):
     folder = Path(__file__).parent
     files = sorted(path.name for name in ("test_properties*", "test_stand_ins*") for path in folder.glob(f"{name}.py"))
     # of the contract what is long enough for several threads
-    files += ["test_selection.py", "test_rows.py", "test_multi_tensor.py"]
+    files += ["test_contract.py", "test_rows.py", "test_lists.py"]
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     options += ["-k", "(stand_ins or not composite) and (not test_contract or -threads])"]
     command = [sys.executable, "-m", "pytest", *options, *files]

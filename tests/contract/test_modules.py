@@ -1,6 +1,7 @@
 """The nn modules are their functions: options in the constructor, tensors in the call."""
 
 import copy
+import inspect
 import io
 
 import pytest
@@ -8,44 +9,36 @@ import torch
 
 import safeops
 from safeops.testing import CHECKS, Sample, Subject, run_check
-from tests.contract import definitions
-from tests.contract.subjects import DEVICE, data, mask, weights
+from tests.contract.common import DEVICE
+from tests.ops import RECORDS
+from tests.ops.operands import data, mask, weights
 
-MODULES = {
-    "MSELoss": ("mse_loss", {}),
-    "L1Loss": ("l1_loss", {}),
-    "SmoothL1Loss": ("smooth_l1_loss", {"beta": 0.5}),
-    "HuberLoss": ("huber_loss", {"delta": 2.0}),
-}
+MODULES = [n for n, m in vars(safeops.nn).items() if getattr(m, "__module__", 0) == "safeops.nn" and n[0] != "_"]
 # What a module could break by itself; the rest is its function's.
-OWN = [
-    "value",
-    "gradient",
-    "dtypes",
-    "masked_garbage",
-    "nothing_kept",
-    "torch_func",
-    "vmap",
-    "no_sync",
-    "autocast",
-    "compile",
-]
+OWN = "value gradient dtypes masked_garbage nothing_kept torch_func vmap no_sync autocast compile".split()
 
 
 def build(name, **options):
-    function, parameters = MODULES[name]
-    return getattr(safeops.nn, name)(**parameters, **options).to(DEVICE), getattr(safeops, function), parameters
+    """(module, its function, the function's own options)"""
+    module = getattr(safeops.nn, name)
+    call = RECORDS[module.function.__name__].call
+    parameters = {key: call[key] for key in inspect.signature(module).parameters if key in call}
+    return module(**parameters, **options).to(DEVICE), module.function, parameters
+
+
+def test_every_loss_has_a_module():
+    losses = {name for name, record in RECORDS.items() if record.family == "losses"}
+    assert {getattr(safeops.nn, name).function.__name__ for name in MODULES} == losses
 
 
 @pytest.mark.parametrize("check", [c for c in OWN if c in CHECKS])
 @pytest.mark.parametrize("name", MODULES)
 def test_contract(name, check):
-    module, _, parameters = build(name)
-    function = getattr(definitions, MODULES[name][0])
+    module, function, parameters = build(name)
     sample = Sample((data(3, 5), data(3, 5, seed=1)), {"mask": mask(3, 5), "weight": weights(5)}, differentiable=(0, 1))
 
     def reference(input, target, **tensors):
-        return function(input, target, **tensors, **parameters)
+        return RECORDS[function.__name__].definition(input, target, **tensors, **parameters)
 
     run_check(Subject(module, reference, [sample], data=(0, 1), device=DEVICE, name=name), check)
 

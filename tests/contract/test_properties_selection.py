@@ -6,21 +6,17 @@ float64, and must not change where the upstream gradient of a stand-in turns NaN
 
 import math
 
-import pytest
 import torch
 
-import safeops
 from safeops.ops.selection._selection import MOVABLE
 from safeops.testing import DTYPES, Sample, Subject, run
 from safeops.testing.compare import assert_right, assert_same_bits
 from safeops.testing.layouts import LAYOUTS
 from safeops.testing.subject import make_upstream, outputs
-from tests.contract import definitions_selection as definitions
-from tests.contract.subjects import DEVICE, composite
-from tests.contract.test_properties import BOUNDED, POOL, SHAPES, given, st
+from tests.contract.common import DEVICE, each_route, on
+from tests.contract.properties import BOUNDED, POOL, SHAPES, given, st
+from tests.ops import definitions
 
-ROUTES = {"kernel": lambda op, name: op, "composite": composite}
-each_route = pytest.mark.parametrize("route", ROUTES)
 HURTS = torch.tensor([*POOL, math.nan, math.inf, -math.inf], dtype=torch.float64)
 FILLS = [0, 0, -1, 7, 1e9, -1e30, math.inf]
 # torch itself cannot index or assign these: the definition sees their bits
@@ -92,7 +88,7 @@ def assert_moved(what, got, want):
 
 
 def judge(route, name, sample, maker):
-    op, definition = ROUTES[route](getattr(safeops, name), name), getattr(definitions, name)
+    op, definition = on(route, name), getattr(definitions, name)
     dtype, kwargs = sample.args[0].dtype, dict(sample.kwargs)
     if "fill_value" in kwargs:
         kwargs["fill_value"] = fits(kwargs["fill_value"], dtype)

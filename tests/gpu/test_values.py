@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import safeops
-from tests.gpu.cases import DTYPES, OPS, WORKSPACE, numbers, same
+from tests.gpu.cases import DTYPES, OPS, numbers, same
+from tests.ops import RECORDS
 
 HALVES = (torch.float16, torch.bfloat16)
-LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+LOSSES = [name for name, record in RECORDS.items() if record.family == "losses"]
 
 
 def every_bit_pattern(dtype):
@@ -45,10 +46,12 @@ def test_loss_gradients_round_to_nearest_even(name, dtype):
     """A half leaf's gradient is the fp32 leaf's gradient, rounded once by the CPU."""
     x, y = numbers(100_003, dtype, 0), numbers(100_003, dtype, 1)
     upstream = numbers(100_003, torch.float32, 2)
+    call = RECORDS[name].call
+    parameters = {key: value for key, value in call.items() if not isinstance(value, torch.Tensor)}
     gradients = []
     for leaf in (x.clone(), x.float()):
         leaf.requires_grad_()
-        value = getattr(safeops, name)(leaf, y, reduction="none", **({"beta": 0.5} if name == "smooth_l1_loss" else {}))
+        value = getattr(safeops, name)(leaf, y, reduction="none", **parameters)
         gradients.append(torch.autograd.grad(value, leaf, upstream.to(value.dtype))[0])
     same(gradients[0].cpu(), gradients[1].cpu().to(dtype))
 
@@ -161,7 +164,7 @@ def test_mixed_devices_are_named():
 
 @pytest.mark.parametrize("name", OPS)
 def test_peak_memory_is_the_output(name):
-    """Forward: the output and no upcast copy. Backward: the gradients. Beside them what WORKSPACE says, and 2 MiB."""
+    """Forward: the output and no upcast copy. Backward: the gradients. Beside them the record's workspace and 2 MiB."""
     case = OPS[name](8_000_000, torch.bfloat16, 0)
     leaves = [x.detach().requires_grad_() for x in case.leaves]
     upstream = torch.ones_like(case.call(*leaves))
@@ -175,7 +178,7 @@ def test_peak_memory_is_the_output(name):
         return result, torch.cuda.max_memory_allocated() - before
 
     size = lambda tensors: sum(t.untyped_storage().nbytes() for t in tensors)  # noqa: E731
-    slack = 2 * 2**20 + WORKSPACE.get(name, 0) * 8_000_000
+    slack = 2 * 2**20 + RECORDS[name].workspace * 8_000_000
     value, used = peak(lambda: case.call(*leaves))
     assert used <= size([value]) + slack, f"forward: {used} bytes for an output of {size([value])}"
     gradients, used = peak(lambda: torch.autograd.grad(value, leaves, upstream))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.contract import definitions_unary_binary as definitions
+from tests.ops import definitions
 
 ROOT = Path(__file__).resolve().parents[2]
 HALVES = [torch.float16, torch.bfloat16]

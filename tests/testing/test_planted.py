@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from safeops.testing import CHECKS, Sample, check_contract, run_check
-from tests.contract import definitions
+from tests.ops import definitions
 from tests.testing import toy
 from tests.testing.broken import DEFECTS, RATIO, multiplies_by_the_mask
 

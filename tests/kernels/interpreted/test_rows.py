@@ -6,8 +6,8 @@ import triton.runtime.interpreter as interpreter
 from safeops.kernels.engine import indexing, launch
 from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize, row
 
-from tests.contract import definitions_rows as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
+from tests.ops import definitions
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
@@ -37,9 +37,7 @@ OPS = ["softmax", "log_softmax", "normalize", "cosine_similarity"]
 def run(op, x, y=None, mask=None, dim=-1, eps=None):
     """(the result, what its backward needs)."""
     if op == "cosine_similarity":
-        return (lambda value, *norms: (value, (value, *norms)))(
-            *cosine_similarity.cosine_similarity(x, y, dim, eps)
-        )
+        return (lambda value, *norms: (value, (value, *norms)))(*cosine_similarity.cosine_similarity(x, y, dim, eps))
     if op == "normalize":
         value, norm = normalize.normalize(x, dim, eps)
         return value, (norm,)

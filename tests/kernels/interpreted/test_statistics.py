@@ -8,8 +8,8 @@ import triton.runtime.interpreter as interpreter
 from safeops.kernels.engine import indexing, launch, reduce
 from safeops.kernels.reductions import masked_count, safe_norm, statistic_backward
 
-from tests.contract import definitions_statistics as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, build, close, fill, kept
+from tests.ops import definitions
 
 NAN, INF = float("nan"), float("inf")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept

@@ -1,0 +1,44 @@
+"""What the tests of this folder share: the device, the two routes, short tensors."""
+
+import pytest
+import torch
+
+from tests.ops import RECORDS
+from tests.ops.record import DEVICE, on
+
+__all__ = ["DEVICE", "REDUCTIONS", "each_route", "equal", "flags", "grad_of", "leaf", "names", "on", "t", "tensor"]
+
+each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
+
+
+def leaf(values, dtype=torch.float32):
+    return torch.tensor(values, dtype=dtype, device=DEVICE, requires_grad=True)
+
+
+def flags(*values):
+    return torch.tensor(values, dtype=torch.bool, device=DEVICE)
+
+
+def equal(got, want):
+    return torch.allclose(got.detach().cpu().double(), torch.tensor(want, dtype=torch.float64), rtol=1e-4, atol=0)
+
+
+def grad_of(value, x):
+    return torch.autograd.grad(value, x)[0]
+
+
+def tensor(values, dtype=torch.float32):
+    return torch.tensor(values, dtype=dtype, device=DEVICE)
+
+
+def t(*values, dtype=torch.float32, grad=False):
+    return torch.tensor(values, dtype=dtype, device=DEVICE, requires_grad=grad)
+
+
+def names(*families):
+    """The ops of some families."""
+    return [name for name, record in RECORDS.items() if record.family in families]
+
+
+REDUCTIONS = [name for name in names("reductions.sums", "reductions.moments", "reductions.norms")
+              if {"mask", "weight"} <= RECORDS[name].call.keys() and name != "masked_count"]  # fmt: skip

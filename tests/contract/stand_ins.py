@@ -1,0 +1,76 @@
+"""The functions at their boundaries: the neighbouring numbers on each side, per dtype and route."""
+
+import math
+
+import pytest
+import torch
+
+from safeops.testing import DTYPES
+from safeops.testing.compare import TOLERANCES
+from tests.contract.common import DEVICE, on
+
+INF, NAN = math.inf, math.nan
+HALVES = (torch.float16, torch.bfloat16)
+
+
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
+
+
+def tensor(values, dtype=torch.float32):
+    """Nine times over, for the vector loops and their tails. Numbers that the dtype would round are not meant."""
+    made = torch.tensor(values, dtype=torch.float64).to(dtype)
+    assert all(v != v or float(m) == v for v, m in zip(values, made)), "not exact in this dtype"
+    return made.repeat(9).to(DEVICE)
+
+
+def compute(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def near(x, dtype, towards):
+    """The number of the dtype next to x."""
+    x = torch.tensor(x, dtype=dtype)
+    return float(torch.nextafter(x, torch.tensor(towards, dtype=dtype)))
+
+
+def below(x, dtype):
+    return near(x, dtype, -INF)
+
+
+def above(x, dtype):
+    return near(x, dtype, INF)
+
+
+def call(route, name, operands, upstream=1.0, **options):
+    """The value and the gradients, in Python numbers, once checked that each of the nine copies is the same: of a
+    kernel to the bit, of torch's own functions, which have a vector loop and another for its tail, to rounding."""
+    leaves = [x.clone().requires_grad_() for x in operands]
+    out = on(route, name)(*leaves, **options)
+    upstream = torch.full_like(out, upstream)
+    grads = torch.autograd.grad(out, leaves, upstream)
+    results = []
+    for t in (out.detach(), *grads):
+        copies = t.cpu().double().reshape(9, -1)
+        rtol, atol = (0, 0) if route == "kernel" else TOLERANCES[t.dtype]
+        torch.testing.assert_close(copies, copies[:1].expand(9, -1), rtol=rtol, atol=atol, equal_nan=True)
+        results.append(copies[0].tolist())
+    return results
+
+
+def assert_equal(got, want, dtype, extra=1.0):
+    """Up to one rounding of the dtype (and what the function itself loses), NaN and infinities in their places."""
+    rtol, atol = TOLERANCES[dtype]
+    for g, w in zip(got, want, strict=True):
+        rounded = float(torch.tensor(w, dtype=torch.float64).to(dtype))
+        same = g == rounded or (g != g and w != w) or abs(g - w) <= extra * rtol * abs(w) + atol
+        assert same, f"got {got}, want {want}"
+
+
+def check(route, name, operands, want, dtype, **options):
+    """want: the value, then the gradients. A gradient that is 0 is a stand-in's, and stays 0 under NaN and inf."""
+    got = call(route, name, operands, **options)
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        assert_equal(g, w, options.get("dtype", dtype) if i == 0 else dtype)
+    for upstream in (NAN, INF, 0.0):
+        for g, w in zip(call(route, name, operands, upstream, **options)[1:], want[1:]):
+            assert all(value == 0 for value, true in zip(g, w) if true == 0 or upstream == 0), (upstream, g)

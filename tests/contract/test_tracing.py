@@ -1,0 +1,73 @@
+"""Compiled functions and autograd around an op: derivatives inside, one tensor twice, no gradient that arrives."""
+
+import pytest
+import torch
+import torch.autograd.forward_ad as fwAD
+
+from tests.contract.common import DEVICE
+from tests.ops import RECORDS
+
+DIFFERENTIABLE = [n for n, r in RECORDS.items() if not isinstance(r.call, str) and n != "masked_count"]
+TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_where"]
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_derivatives_inside_a_compiled_function(name):
+    function, x = RECORDS[name].of_one(DEVICE)
+    direction = x.square()  # a shift would change no variance, a factor no direction
+
+    def f(x):
+        return function(x / 2).sigmoid().sum()  # of -inf, too, it is a number
+
+    def dual(x):
+        with fwAD.dual_level():
+            return fwAD.unpack_dual(f(fwAD.make_dual(x, direction))).tangent
+
+    for inner in (torch.func.grad(f), lambda x: torch.func.jvp(f, (x,), (direction,))[1], dual):
+        torch._dynamo.reset()
+        compiled = torch.compile(inner, backend="aot_eager", fullgraph=True)(x)
+        torch.testing.assert_close(compiled, inner(x))
+        assert compiled.abs().sum() > 0
+
+
+def several(name):
+    """The arguments that one tensor can be at once; a target would make a loss 0."""
+    shape = RECORDS[name].call[next(iter(RECORDS[name].tensors()))].shape
+    floating = [key for key, x in RECORDS[name].tensors().items() if x.is_floating_point() and x.shape == shape]
+    return [key for key in floating if key != "target"]
+
+
+@pytest.mark.parametrize("name", [name for name in TRACED if len(several(name)) > 1])
+def test_one_tensor_as_two_operands_compiles(name):
+    function, _ = RECORDS[name].of_one(DEVICE)
+    p = torch.rand(5, 6, device=DEVICE, requires_grad=True)
+
+    def twice(p):
+        return function(p, **dict.fromkeys(several(name), p))
+
+    torch._dynamo.reset()
+    got, want = torch.compile(twice, backend="aot_eager", fullgraph=True)(p), twice(p)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), p), torch.autograd.grad(want.sum(), p))
+
+
+class Cut(torch.autograd.Function):
+    """Its input has no gradient: what made it is called without one."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+def test_without_an_upstream_gradient_there_is_none(name):
+    function, x = RECORDS[name].of_one(DEVICE)
+    x = x.requires_grad_()
+    (dx,) = torch.autograd.grad(Cut.apply(function(x)).sum(), x, allow_unused=True)
+    assert dx is None
+    (dx,) = torch.autograd.grad(Cut.apply(function(x)).sum() + x.sum(), x)
+    assert torch.equal(dx, torch.ones_like(x))

@@ -1,0 +1,48 @@
+"""Calls that several families refuse, with the words the error must contain: function, argument, what is wrong."""
+
+import torch
+
+from safeops.testing import Bad
+from tests.ops.operands import HUGE
+
+X = torch.arange(10.0).reshape(2, 5)
+KEEP = torch.ones(2, 5, dtype=torch.bool)
+NAN = float("nan")
+
+
+def must(name, key, args, kwargs, error):
+    """The error begins with the function and the argument: nothing else is blamed."""
+    return Bad(args, kwargs, error, (name, key, f"{name}: {key} "))
+
+
+def bad_masks(name, place, key="mask"):
+    """What every op with a mask refuses about it. `place(mask)` makes (args, kwargs)."""
+    yield Bad(*place(torch.ones(2, 5)), TypeError, (name, key, "bool", "torch.float32"))
+    yield Bad(*place(torch.ones(2, 5, dtype=torch.uint8)), TypeError, (name, key, "bool", "torch.uint8"))
+    yield Bad(*place([True]), TypeError, (name, key, "tensor", "list"))
+    yield Bad(*place(torch.ones(3, 4, dtype=torch.bool)), ValueError, (name, key, "(3, 4)", "(2, 5)", "broadcast"))
+    yield Bad(*place(KEEP.to("meta")), ValueError, (name, key, "meta"))
+
+
+def bad_floors(name, *operands, positive=False):
+    """Of `eps`; positive: 0 is refused, too."""
+    yield Bad(operands, {"eps": -1.0}, ValueError, (name, "eps", "-1.0"))
+    yield Bad(operands, {"eps": NAN}, ValueError, (name, "eps", "nan"))
+    yield Bad(operands, {"eps": "tiny"}, TypeError, (name, "eps", "str"))
+    yield Bad(operands, {"eps": True}, TypeError, (name, "eps", "bool"))
+    yield must(name, "eps", operands, {"eps": HUGE}, ValueError)
+    if positive:
+        yield Bad(operands, {"eps": 0.0}, ValueError, (name, "eps", "greater than 0", "0.0"))
+        yield Bad(operands, {"eps": float("inf")}, ValueError, (name, "eps", "inf"))
+
+
+def bad_dtypes(name, *operands):
+    yield Bad(operands, {"dtype": torch.int32}, TypeError, (name, "dtype", "torch.int32"))
+    yield Bad(operands, {"dtype": "half"}, TypeError, (name, "dtype", "half"))
+
+
+def bad_fill_values(name, *args, **kwargs):
+    yield Bad(args, {**kwargs, "fill_value": None}, TypeError, (name, "fill_value", "NoneType"))
+    yield Bad(args, {**kwargs, "fill_value": "0"}, TypeError, (name, "fill_value", "str"))
+    for value in (HUGE, -HUGE):
+        yield must(name, "fill_value", args, {**kwargs, "fill_value": value}, ValueError)

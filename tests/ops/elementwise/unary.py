@@ -1,0 +1,142 @@
+"""The functions of one operand: what it is below a floor, where it overflows, and at the bounds of an arc."""
+
+import math
+
+import torch
+
+import safeops
+from safeops.testing import Bad, Sample
+from tests.ops.bad_calls import X, bad_dtypes, bad_fill_values, bad_floors
+from tests.ops.gpu import Case, keep, numbers
+from tests.ops.operands import data, plain
+from tests.ops.record import NO_MASK, NO_SUM, NO_WEIGHT, ONE_OPERAND, Record
+from tests.ops.truth import floor
+
+# ---- definitions
+
+
+def select(f, operands, stand_in, instead, out_dtype, neutral=0.5):
+    """f(*operands); `instead` at the stand-in; the largest number, without a slope, where finite operands overflow."""
+    inner = [torch.where(stand_in, neutral, x) for x in operands]
+    raw = f(*inner).detach()
+    finite = torch.stack(torch.broadcast_tensors(*(x.isfinite() for x in inner))).all(0)
+    over = raw.to(out_dtype).isinf() & finite & ~stand_in
+    value = f(*(torch.where(over, neutral, x) for x in inner))
+    largest = torch.full_like(raw, torch.finfo(out_dtype).max).copysign(raw)
+    return torch.where(stand_in, instead, torch.where(over, largest, value))
+
+
+def _below(x, eps, out_dtype):
+    """Where a floor holds: below eps, and at 0 in any case."""
+    eps = floor(eps, out_dtype)
+    return (x < eps) | (x == 0), eps
+
+
+def _fits(value, out_dtype):
+    return max(-torch.finfo(out_dtype).max, min(torch.finfo(out_dtype).max, value))
+
+
+def safe_reciprocal(input, *, eps=None, fill_value=0.0, out_dtype=torch.float64):
+    none, _ = _below(input.abs(), eps, out_dtype)
+    return select(lambda x: 1 / x, [input], none, _fits(fill_value, out_dtype), out_dtype)
+
+
+def safe_log(input, *, eps=None, out_dtype=torch.float64):
+    none, eps = _below(input, eps, out_dtype)
+    return select(torch.log, [input], none, math.log(eps), out_dtype)
+
+
+def safe_sqrt(input, *, eps=None, out_dtype=torch.float64):
+    none, _ = _below(input, eps, out_dtype)
+    root = torch.where(input > 0, input, 0).detach().sqrt().clamp(max=torch.finfo(out_dtype).max)
+    return select(torch.sqrt, [input], none, root, out_dtype)
+
+
+def safe_rsqrt(input, *, eps=None, out_dtype=torch.float64):
+    none, eps = _below(input, eps, out_dtype)
+    return select(lambda x: x**-0.5, [input], none, _fits(eps**-0.5, out_dtype), out_dtype)
+
+
+def safe_exp(input, *, out_dtype=torch.float64):
+    return select(torch.exp, [input], torch.zeros_like(input, dtype=torch.bool), 0.0, out_dtype)
+
+
+def safe_acos(input, *, out_dtype=torch.float64):
+    # Kahan: 2 atan(sqrt(1 - x) / sqrt(1 + x)), which loses nothing near the bounds, nor does its derivative
+    outside = input.abs() >= 1
+    x = torch.where(outside, 0.5, input)
+    angle = 2 * torch.atan2((1 - x).sqrt(), (1 + x).sqrt())
+    return torch.where(outside, torch.full_like(input, math.pi) * (input < 0), angle)
+
+
+def safe_asin(input, *, out_dtype=torch.float64):
+    outside = input.abs() >= 1
+    x = torch.where(outside, 0.5, input)
+    angle = torch.atan2(x, (1 - x).sqrt() * (1 + x).sqrt())
+    return torch.where(outside, torch.full_like(input, math.pi / 2).copysign(input).detach(), angle)
+
+
+# ---- records
+
+# What no value of a smooth sample is: stand-ins of every op, and numbers that saturate some of them.
+HURTS = [0.0, -0.0, -1.0, 1.0, 1e-7, -2e-7, 6e-5, 3e4, -3e4, 12.0, 0.25, -1.5, 0.999, -0.999, 2.0]
+
+
+def bad_inputs(name, *rest):
+    yield Bad(([1.0], *rest), {}, TypeError, (name, "input", "tensor", "list"))
+    yield Bad((2.0, *rest), {}, TypeError, (name, "input", "tensor", "float"))
+    yield Bad((X.to(torch.complex64), *rest), {}, TypeError, (name, "input", "real", "torch.complex64"))
+
+
+def _gpu(name, floored):
+    """Magnitudes from 0.25, so that no gradient leaves fp16's range, and stand-ins between them."""
+
+    def make(n, dtype, seed):
+        x = numbers(n, dtype, seed)
+        x = torch.where(keep(n, seed), x.abs() + 0.25, 0) if floored else x.clamp(-4, 4) / 4
+        return Case(getattr(safeops, name), (x,))
+
+    return make
+
+
+def _unary(definition, twin, low=-3.0, high=3.0, floored=None, positive=False, dtype_argument=True):
+    """low, high: of a smooth sample. floored: options of a sample with a floor. positive: the floor may not be 0."""
+    name, hurts = definition.__name__, torch.tensor(HURTS, dtype=torch.float64).reshape(3, 5)
+    samples = [
+        Sample((data(3, 5, low=low, high=high),), name="plain", slow=True),
+        Sample((hurts,), name="stand-ins", smooth=False, slow=True),
+        Sample((data(2, 3, 4, 5, low=low, high=high),), name="four dimensions"),
+    ]
+    bad, call = [*bad_inputs(name)], {"input": plain()}
+    if floored:
+        samples.append(Sample((data(3, 5, low=-1.0, high=high),), floored, name="floor", smooth=False))
+        bad += bad_floors(name, X, positive=positive)
+        call["eps"] = 0.5
+    if floored and "fill_value" in floored:
+        bad += bad_fill_values(name, X)
+        call["fill_value"] = 2.0
+    if dtype_argument:
+        bad += bad_dtypes(name, X)
+        call["dtype"] = None
+    Record(
+        name,
+        definition,
+        samples,
+        bad_calls=bad,
+        call=call,
+        gpu=_gpu(name, floored),
+        dtype_rule="safe",
+        dtype_argument=dtype_argument,
+        finite=True,
+        torch_equivalent=lambda x, **_: twin(x),
+        skip=NO_SUM | NO_MASK | NO_WEIGHT | ONE_OPERAND,
+    )
+
+
+_unary(safe_reciprocal, torch.reciprocal, 0.25, floored={"eps": 1.0, "fill_value": -7.0})
+_unary(safe_log, torch.log, 0.25, floored={"eps": 0.5}, positive=True)
+_unary(safe_sqrt, torch.sqrt, 0.0625, floored={"eps": 0.5})
+_unary(safe_rsqrt, torch.rsqrt, 0.25, floored={"eps": 0.5}, positive=True)
+_unary(safe_exp, torch.exp)
+_unary(safe_acos, torch.acos, -0.75, 0.75, dtype_argument=False)
+_unary(safe_asin, torch.asin, -0.75, 0.75, dtype_argument=False)

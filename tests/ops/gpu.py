@@ -1,0 +1,49 @@
+"""The records' ops as calls on CUDA tensors of any size: what the GPU tests run them on."""
+
+import dataclasses
+
+import torch
+
+import safeops
+
+
+@dataclasses.dataclass
+class Case:
+    """An op bound to its arguments. `leaves` are the differentiable inputs; `call(*leaves)` runs the forward."""
+
+    call: object
+    leaves: tuple
+
+    def forward_backward(self, upstream=None):
+        """(value, gradients): two launches, with an upstream gradient of ones unless one is given."""
+        leaves = [x.detach().requires_grad_() for x in self.leaves]
+        value = self.call(*leaves)
+        upstream = torch.ones_like(value) if upstream is None else upstream
+        return value.detach(), torch.autograd.grad(value, leaves, upstream)
+
+
+def numbers(n, dtype, seed):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    return torch.randn(n, generator=generator, device="cuda", dtype=torch.float32).to(dtype)
+
+
+def keep(n, seed):
+    generator = torch.Generator("cuda").manual_seed(1000 + seed)
+    return torch.rand(n, generator=generator, device="cuda") < 0.7
+
+
+def indices(n, below, seed):
+    """Some out of range on either side, and one in seven names place 3: duplicates of every length."""
+    generator = torch.Generator("cuda").manual_seed(2000 + seed)
+    index = torch.randint(-below // 20 - 1, below + below // 20 + 1, (n,), generator=generator, device="cuda")
+    return torch.where(torch.arange(n, device="cuda") % 7 == 0, min(3, below - 1), index)
+
+
+def masked(name, scale=1, keyword="mask", **options):
+    """Maker of cases of an op of one tensor and a mask."""
+
+    def make(n, dtype, seed):
+        mask, function = keep(n, seed), getattr(safeops, name)
+        return Case(lambda x: function(x, **{keyword: mask}, **options), (numbers(n, dtype, seed) * scale,))
+
+    return make

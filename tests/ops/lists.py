@@ -1,0 +1,26 @@
+"""The scans over lists of tensors. A list is no operand of a sample: the contract's clauses are checked by hand, in
+tests/contract/test_lists.py, tests/gpu/test_lists.py and, of the public functions, in tests/amp."""
+
+from tests.contract.tensor_lists import scans
+from tests.ops.record import Record
+
+IN = "of lists: tests/{}"
+
+
+def _scan(name, definition):
+    where = "amp" if name != "health" else "debug"
+    Record(
+        name,
+        definition,
+        IN.format("contract/test_lists.py"),
+        bad_calls=IN.format(where),
+        call=IN.format(where),
+        no_route=IN.format("contract/test_lists.py"),
+        gpu=IN.format("gpu/test_lists.py"),
+        family="lists",
+    )
+
+
+_scan("health", scans.health_definition)
+_scan("grad_norm", scans.norm_definition)
+_scan("clip_grad_norm_", scans.scale_definition)

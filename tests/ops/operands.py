@@ -1,0 +1,33 @@
+"""Operands of the records' calls: the same numbers at every import, in float64."""
+
+import torch
+
+HUGE = 10**400  # no float
+
+
+def data(*shape, seed=0, low=-3.0, high=3.0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.rand(shape, generator=g, dtype=torch.float64) * (high - low) + low
+
+
+def mask(*shape, seed=0, keep=0.6):
+    g = torch.Generator().manual_seed(100 + seed)
+    m = torch.rand(shape, generator=g) < keep
+    if m.numel() > 1:  # at least one of each, in every case
+        m.view(-1)[0], m.view(-1)[-1] = True, False
+    return m
+
+
+def weights(*shape, seed=0):
+    return data(*shape, seed=seed, low=0.25, high=2.0)
+
+
+# ---- of the plain calls: one shape, fp32, in every function's domain
+
+
+def plain(seed=0):
+    return data(5, 6, seed=seed, low=0.25, high=1.75).float()
+
+
+def plain_mask():
+    return torch.arange(30).reshape(5, 6) % 5 != 2

@@ -1,0 +1,145 @@
+"""The record of an op, and what follows from it: the subjects of the contract's checks, the op on either route."""
+
+import dataclasses
+import functools
+import os
+import shutil
+
+import torch
+
+import safeops
+from safeops._op import registry
+from safeops.testing import CHECKS, Subject
+
+DEVICE = os.environ.get("SAFEOPS_TEST_DEVICE", "cpu")
+COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang")))  # for Inductor
+COMPOSITE = "runs as the composite, which may save and copy"
+RECORDS = {}  # by the op's name
+
+
+class Record:
+    """What the tests know of one op. Where there is nothing to know, a sentence says why in its place.
+
+    definition   the op once more, in plain differentiable torch: in float64 it is the truth. No code of safeops.
+    samples      the calls on which each clause of the contract is checked.
+    bad_calls    calls that must be refused, with the words the error must contain.
+    call         {argument: value}: one plain call, which the tests of strange callers vary.
+    gpu          (n, dtype, seed) -> the op on n elements of a GPU, as a `tests.ops.gpu.Case`.
+    kernel_call  what to change in `call` so that it has a kernel.
+    no_route     why the route of `call` cannot be watched.
+    launches     of a GPU: ((kernels, memory operations) forward, the same backward, None where the size decides).
+    workspace    bytes an element that a GPU needs beside the results: sorted keys, a mask's ranks.
+    variants     {name: (samples, fields)}: further subjects, of what the kernels do not compute.
+    subjects     further subjects, ready made.
+    family       where the definition is not in the family's file.
+    fields       further fields of `safeops.testing.Subject`: torch's twin, the rule of dtypes, tolerances, skips.
+    """
+
+    def __init__(
+        self, name, definition, samples, *, bad_calls, call, gpu, kernel_call=None, no_route=None,
+        launches=((1, 0), (1, 0)), workspace=0, variants=None, subjects=(), family=None,
+        **fields,
+    ):  # fmt: skip
+        assert name not in RECORDS, f"{name}: a second record"
+        self.name, self.definition, self.call, self.gpu = name, definition, call, gpu
+        self.samples, self.bad_calls = (x if isinstance(x, str) else list(x) for x in (samples, bad_calls))
+        self.kernel_call, self.no_route = kernel_call or {}, no_route
+        self.launches, self.workspace = launches, workspace
+        self.variants, self.ready, self.fields = variants or {}, subjects, fields
+        self.family = family or definition.__module__.removeprefix("tests.ops.")
+        RECORDS[name] = self
+
+    def subjects(self):
+        """What the clauses of the contract are checked on: the op as it comes, its composite, the variants."""
+        if not isinstance(self.samples, str):
+            subject = self.subject("", self.samples, **self.fields)
+            yield subject
+            yield by_composite(subject)
+        for name, (samples, fields) in self.variants.items():
+            yield self.subject(f" ({name})", samples, **fields)
+        yield from self.ready
+
+    def subject(self, suffix, samples, skip=None, **fields):
+        skip = dict(skip or {})
+        if not (registry[self.name].cpu if DEVICE == "cpu" else registry[self.name].cuda):
+            skip.update(saved_bytes=COMPOSITE, peak_memory=COMPOSITE)
+        if not COMPILER:
+            skip["inductor"] = "there is no compiler here, and Inductor needs one"
+        return Subject(
+            on("kernel", self.name),
+            self.definition,
+            tuple(samples),
+            direct=getattr(torch.ops.safeops, self.name),
+            routes={"composite": on("composite", self.name)},
+            errors=self.bad_calls,
+            device=DEVICE,
+            skip=skip,
+            name=self.name + suffix,
+            **fields,
+        )
+
+    def tensors(self):
+        """The tensors among the arguments of the plain call."""
+        return {key: x for key, x in self.call.items() if isinstance(x, torch.Tensor)}
+
+    def of_one(self, device="cpu"):
+        """(the plain call that has a kernel, as a function of its first floating tensor, a copy of that tensor)"""
+        tensors = {key: x.to(device, copy=True) for key, x in self.tensors().items()}
+        first = next(key for key, x in tensors.items() if x.is_floating_point())
+
+        def call(x, **changes):
+            changes = {**tensors, **self.kernel_call, first: x, **changes}
+            result = getattr(safeops, self.name)(**{**self.call, **changes})
+            return result[0] if isinstance(result, tuple) else result
+
+        return call, tensors[first]
+
+
+def on(route, name):
+    """The public function, with its kernels switched off where the route is "composite"."""
+    function = getattr(safeops, name)
+    if route == "kernel":
+        return function
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        op = registry[name]
+        was = op.cpu, op.cuda
+        op.cpu = op.cuda = False
+        try:
+            return function(*args, **kwargs)
+        finally:
+            op.cpu, op.cuda = was
+
+    return call
+
+
+NUMERICS = (
+    "value gradient dtypes mixed_dtypes accumulation finite gradient_overflow partial_gradients masked_garbage "
+    "masked_upstream weight_zero kept_nonfinite kept_upstream nothing_kept layouts upstream_layouts sizes "
+    "inputs_unchanged uninitialized repeatable no_sync autocast"
+).split()
+
+
+def by_composite(kernel):
+    """The same subject with its kernels switched off: the numbers of the contract hold on every route."""
+    once = {c: "the kernel's subject checks it: transforms and compilation take the composite there" for c in CHECKS}
+    skip = {c: reason for c, reason in (once | dict(kernel.skip)).items() if c not in NUMERICS or c in kernel.skip}
+    op, name = on("composite", kernel.name), f"{kernel.name} (composite)"
+    return dataclasses.replace(kernel, op=op, name=name, skip=skip, direct=None)
+
+
+# ---- why a check is left out: fields of several families
+
+NO_SUM = {"accumulation": "nothing is summed"}
+NO_MASK = {
+    check: "has no mask" for check in ("masked_garbage", "masked_upstream", "masked_garbage_transforms", "nothing_kept")
+}
+NO_WEIGHT = {"weight_zero": "has no weight"}
+ONE_OPERAND = {check: "one floating operand" for check in ("mixed_dtypes", "partial_gradients")}
+NOT_SAFE = {"finite": "not a safe_* function: a kept inf shows"}
+ELSEWHERE = "the op's main subject checks it"
+# of a variant that the composite computes
+BY_COMPOSITE = {"saved_bytes": COMPOSITE, "peak_memory": COMPOSITE} | dict.fromkeys(
+    ("inductor", "export", "errors", "accumulation"), ELSEWHERE
+)

@@ -1,0 +1,1 @@
+"""The masked reductions: sums and counts, moments, extremes, norms, logarithms of sums."""
