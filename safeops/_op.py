@@ -198,7 +198,7 @@ def _function(op):
         gradients = op.composite_gradients if _route.by_composite(grad) else op.gradients
         found = [None] * len(needs)
         for i, d in zip(differentiable, gradients(grad, needs, operands, kept[:saved])):
-            if needs[i]:
+            if needs[i] and d is not None:
                 x = operands[i]
                 found[i] = d if d.shape == x.shape else sum_to(d, x.shape, x.dtype)
         return tuple(found)
