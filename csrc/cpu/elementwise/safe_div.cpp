@@ -38,8 +38,8 @@ C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
 #pragma omp simd reduction(+ : rare)
   for (int64_t i = 0; i < chunk.n; ++i) {
     const bool keep = f.keep(b[i]);
-    const C q = kept_or_zero(keep, a[i]) / select(keep, b[i], C(1));
-    rare += kept_or_zero(std::fabs(q) >= f.overflow, C(1));
+    const C q = select_or_zero(keep, a[i]) / select(keep, b[i], C(1));
+    rare += select_or_zero(std::fabs(q) >= f.overflow, C(1));
     out[i] = select(keep, q, f.fill);
   }
   return rare;
@@ -68,14 +68,14 @@ C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
 #pragma omp simd reduction(+ : rare)
   for (int64_t i = 0; i < chunk.n; ++i) {
     const bool keep = f.keep(b[i]);
-    const C upstream = kept_or_zero(keep, g[i]), divisor = select(keep, b[i], C(1));
-    const C q = kept_or_zero(keep, a[i]) / divisor, slope = upstream / divisor;
-    rare += kept_or_zero(std::fabs(q) >= f.overflow, C(1));
+    const C upstream = select_or_zero(keep, g[i]), divisor = select(keep, b[i], C(1));
+    const C q = select_or_zero(keep, a[i]) / divisor, slope = upstream / divisor;
+    rare += select_or_zero(std::fabs(q) >= f.overflow, C(1));
     if constexpr (kInput) da[i] = slope;
     if constexpr (kOther) {
       const C size = std::fabs(slope);
-      rare += kept_or_zero(size > std::numeric_limits<C>::max(), C(1)) +
-              kept_or_zero(size < std::numeric_limits<C>::min(), std::fabs(upstream));
+      rare += select_or_zero(size > std::numeric_limits<C>::max(), C(1)) +
+              select_or_zero(size < std::numeric_limits<C>::min(), std::fabs(upstream));
       db[i] = (0 - slope) * q;
     }
   }
@@ -93,12 +93,12 @@ void backward_loop(const void* op, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) {
     const C q = a[i] / b[i], slope = g[i] / b[i], size = std::fabs(slope);
     const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
-    if constexpr (kInput) da[i] = kept_or_zero(live, slope);
+    if constexpr (kInput) da[i] = select_or_zero(live, slope);
     if constexpr (kOther) {
       constexpr C least = std::numeric_limits<C>::min(), most = std::numeric_limits<C>::max();
       const C other = q / b[i];
       const bool lost = (size > most) | ((size < least) & (g[i] != 0) & (std::fabs(other) <= most));
-      db[i] = kept_or_zero(live, -select(lost, g[i] * other, slope * q));
+      db[i] = select_or_zero(live, -select(lost, g[i] * other, slope * q));
     }
   }
 }

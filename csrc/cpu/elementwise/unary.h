@@ -52,7 +52,7 @@ struct Saturation {
   }
 
   C slope(C dx, C y, C x) const {
-    const C kept = kept_or_zero(!(std::fabs(y) >= overflow), dx);
+    const C kept = select_or_zero(!(std::fabs(y) >= overflow), dx);
     return select(std::fabs(x) < std::numeric_limits<C>::infinity(), kept, dx);
   }
 };
@@ -91,7 +91,7 @@ struct Unary {
       const C g = upstream[i], x = in[i], y = f.function.value(x);
       C dx = f.function.slope(g, x, y);
       if constexpr (kSaturates) dx = f.saturation.slope(dx, y, x);
-      out[i] = kept_or_zero(!f.function.absent(x), dx);
+      out[i] = select_or_zero(!f.function.absent(x), dx);
     }
   }
 

@@ -35,7 +35,7 @@ inline T select(bool keep, T x, T other) {
 
 // keep ? x : 0
 template <class T>
-inline T kept_or_zero(bool keep, T x) {
+inline T select_or_zero(bool keep, T x) {
   using Bits = BitsOf<T>;
   return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
 }

@@ -120,7 +120,7 @@ SAFEOPS_INLINE Parts<float> parts(float x) {
   const uint32_t bits = bit_cast<uint32_t>(select(small, x * 0x1p+24f, x)) - 0x3F3504F3u;
   const float m = bit_cast<float>((bits & 0x007FFFFFu) + 0x3F3504F3u);
   const float e = static_cast<float>(static_cast<int32_t>(bits) >> 23);
-  return {m - 1, e - kept_or_zero(small, 24.0f)};
+  return {m - 1, e - select_or_zero(small, 24.0f)};
 }
 
 // With another `root`, given by its bits, 1 + f is in [root, 2 root).
@@ -131,7 +131,7 @@ SAFEOPS_INLINE Parts<double> parts(double x, uint64_t root = 0x3FE6A09E667F3BCDu
   const double m = bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) + root);
   // No instruction below AVX-512 converts 64-bit integers: the biased exponent goes into the bits of 2^52.
   const double e = bit_cast<double>(((bits + kOne) >> 52) | 0x4330000000000000u) - (0x1p+52 + 1023);
-  return {m - 1, e - kept_or_zero(small, 54.0)};
+  return {m - 1, e - select_or_zero(small, 54.0)};
 }
 
 // log(1 + f) + e log 2
@@ -176,7 +176,7 @@ struct Arc {
     const C tail = leg * (z * Traits<C>::asin_tail(z));
     const C head = upper(root), rest = (z - head * head) / (root + head);  // sqrt(z) = head + rest
     hi = select(large, 2 * head, a);
-    lo = select(large, 2 * (kept_or_zero(z > 0, rest) + tail), tail);
+    lo = select(large, 2 * (select_or_zero(z > 0, rest) + tail), tail);
   }
 };
 
@@ -195,7 +195,7 @@ SAFEOPS_INLINE C acos(C x) {
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
   // large x > 0: the arc; large x < 0: pi - arc; else pi/2 -+ arc
   const bool negative = x < 0;
-  const C quarters = select(arc.large, kept_or_zero(negative, C(2)), C(1));
+  const C quarters = select(arc.large, select_or_zero(negative, C(2)), C(1));
   const bool minus = arc.large == negative;
   const C hi = select(minus, -arc.hi, arc.hi), lo = select(minus, -arc.lo, arc.lo);
   return quarters * T::kHalfPi + (hi + (lo + quarters * T::kHalfPiLo));
@@ -209,11 +209,11 @@ SAFEOPS_INLINE float atan2(float y, float x) {
   const bool steep = a > b;
   const double low = select(steep, b, a), high = select(steep, a, b);
   const bool turned = low > high * 0x1.a827999fcef32p-2;  // tan(pi/8): there atan(q) = pi/4 + atan((q - 1)/(q + 1))
-  const double t = (low - kept_or_zero(turned, high)) / (select(high == 0, 1.0, high) + kept_or_zero(turned, low));
+  const double t = (low - select_or_zero(turned, high)) / (select(high == 0, 1.0, high) + select_or_zero(turned, low));
   const double z = t * t;
   double angle = t + t * z * polynomial(z, -0x1.555554c5f0b76p-2, 0x1.999918921287fp-3, -0x1.247ed89f2244fp-3,
                                         0x1.c463d058ff12fp-4, -0x1.5b2f20e2e01c7p-4, 0x1.849da2f2e4880p-5);
-  angle = angle + kept_or_zero(turned, kPi / 4);
+  angle = angle + select_or_zero(turned, kPi / 4);
   angle = select(steep, kPi / 2 - angle, angle);
   angle = select(static_cast<double>(x) < 0, kPi - angle, angle);
   return std::copysign(static_cast<float>(angle), y);
@@ -237,9 +237,9 @@ SAFEOPS_INLINE double atan2(double y, double x) {
   high *= scale;
   // t = top / bottom, each a number and its rounding
   const bool turned = low > high * 0x1.a827999fcef32p-2;
-  const double taken = kept_or_zero(turned, high), added = kept_or_zero(turned, low);
+  const double taken = select_or_zero(turned, high), added = select_or_zero(turned, low);
   const double top = low - taken, bottom = high + added;
-  const double top_rest = kept_or_zero(turned, low - (top + taken)), bottom_rest = added - (bottom - high);
+  const double top_rest = select_or_zero(turned, low - (top + taken)), bottom_rest = added - (bottom - high);
   const double t = top / bottom, product = t * bottom;
   const double rest = ((top - product) - product_error(t, bottom, product) + (top_rest - t * bottom_rest)) / bottom;
   const double z = t * t, q = z * z;
@@ -247,10 +247,10 @@ SAFEOPS_INLINE double atan2(double y, double x) {
                               -0x1.10eba547a019ap-4, -0x1.9cce8900a91dbp-5, -0x1.255598cd86905p-6) +
                    z * polynomial(q, 0x1.99999999957c1p-3, 0x1.c71c70e4ec235p-4, 0x1.3b111749721b5p-4,
                                   0x1.df0e4b4fd5adap-5, 0x1.37cb9ccc5d055p-5);
-  const double tail = t * z * p + kept_or_zero(std::fabs(t) > 0x1p-900, rest);
+  const double tail = t * z * p + select_or_zero(std::fabs(t) > 0x1p-900, rest);
   // The angle is k pi/4 +- (t + tail): three times the number that stands for pi/4 is exact.
   const bool negative = x < 0;
-  double k = kept_or_zero(turned, 1.0);
+  double k = select_or_zero(turned, 1.0);
   k = select(steep, 2 - k, k);
   k = select(negative, 4 - k, k);
   const bool minus = steep != negative;
@@ -291,8 +291,8 @@ SAFEOPS_INLINE Twice log_wide(double x) {
   const double v1 = upper(u1 + u2), v2 = u2 - (v1 - u1);
   const double w1 = v1 * 0x1.5555550000000p-1, w2 = v1 * 0x1.5555555555555p-27 + v2 * 0x1.5555555555555p-1;
   // e log 2 + log c, exact but for the small parts
-  const double base = part.e * Traits<double>::kLog2Hi + kept_or_zero(upper_half, 0x1.9f323ecbf9800p-2);
-  const double base2 = part.e * Traits<double>::kLog2Lo + kept_or_zero(upper_half, 0x1.2fcada35d9bd0p-48);
+  const double base = part.e * Traits<double>::kLog2Hi + select_or_zero(upper_half, 0x1.9f323ecbf9800p-2);
+  const double base2 = part.e * Traits<double>::kLog2Lo + select_or_zero(upper_half, 0x1.2fcada35d9bd0p-48);
   const Twice total = sum(base, w1);
   return sum(total.hi, total.lo + (w2 + base2));
 }
@@ -300,7 +300,7 @@ SAFEOPS_INLINE Twice log_wide(double x) {
 // exp(x + lo) for any x
 SAFEOPS_INLINE double exp_twice(double x, double lo) {
   const bool inside = std::fabs(x) < 800;
-  return exp_sum(at_least(at_most(x, 800.0), -800.0), kept_or_zero(inside, lo));
+  return exp_sum(at_least(at_most(x, 800.0), -800.0), select_or_zero(inside, lo));
 }
 
 // Of a float: double is wide enough for all of it.
@@ -334,7 +334,7 @@ SAFEOPS_INLINE Magnitude magnitude(float x, float y_, Twice log) {
   const double r = t - n * 0x1.62e42fefa39efp-1;
   const double tail = polynomial(r, 0x1.0000003a2006ap-1, 0x1.555554437243fp-3, 0x1.55548dc9c9e59p-5,
                                  0x1.1112704155fedp-7, 0x1.6d8d037a8c5ecp-10, 0x1.9f0949f4e0a2cp-13);
-  const double power = kept_or_zero(!(t < -300), (1 + (r + r * r * tail)) * power_of_two(n));
+  const double power = select_or_zero(!(t < -300), (1 + (r + r * r * tail)) * power_of_two(n));
   return {power, power / x, log.hi};
 }
 
@@ -393,7 +393,7 @@ struct Power {
 
   // a^y for a = 0 and a = inf
   static SAFEOPS_INLINE C at_edge(C a, C y) {
-    const C limit = kept_or_zero((a > 1) == (y > 0), C(kInf));
+    const C limit = select_or_zero((a > 1) == (y > 0), C(kInf));
     return select(y == 0, C(1), select(y == y, limit, y));
   }
 

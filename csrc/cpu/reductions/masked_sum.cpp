@@ -39,7 +39,7 @@ void gradient_loop(const void*, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) {
     C slope = c[i];
     if constexpr (kWeight) slope *= w[i];
-    dx[i] = kept_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = select_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
