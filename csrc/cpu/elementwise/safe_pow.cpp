@@ -1,5 +1,5 @@
 #include "cpu/elementwise/binary.h"
-#include "cpu/engine/math.h"
+#include "cpu/engine/pow.h"
 
 namespace safeops::cpu {
 

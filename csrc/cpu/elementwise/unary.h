@@ -1,4 +1,4 @@
-// The skeleton of the unary functions. A function is a struct
+// The driver of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
 //       static constexpr double most = 1.9e19;       // no value's magnitude is larger: does it fit the output dtype?
@@ -10,7 +10,7 @@
 //     };
 //     SAFEOPS_UNARY(safe_sqrt, SafeSqrt)
 //
-// value and slope are evaluated everywhere, also where nothing is taken from them: they are selected, not branched to.
+// value and slope are computed for every element and selected afterwards: a branch would stop the vectorisation.
 // I/O: forward reads x and writes y; backward reads g, x and writes dx.
 #pragma once
 
@@ -52,8 +52,8 @@ struct Saturation {
   }
 
   C slope(C dx, C y, C x) const {
-    const C kept = select_or_zero(!(std::fabs(y) >= overflow), dx);
-    return select(std::fabs(x) < std::numeric_limits<C>::infinity(), kept, dx);
+    const C inside = select_or_zero(!(std::fabs(y) >= overflow), dx);
+    return select(std::fabs(x) < std::numeric_limits<C>::infinity(), inside, dx);
   }
 };
 

@@ -29,7 +29,7 @@ inline void add_vector(V& sum, const T* from) {
 
 template <class T, class S, class V>
 inline S sum_vector(const V& vector) {
-  if constexpr (sizeof(T) == 1) {  // bytes of at most 31: sums of neighbours fit a byte, of words 16 bits
+  if constexpr (sizeof(T) == 1) {  // of at most 31: added in pairs as 16-bit numbers, which hold the sum of all
     constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
     constexpr int kWords = sizeof(V) / 8;
     uint64_t words[kWords], sum = 0;

@@ -1,5 +1,6 @@
-// sum w x over the kept elements, and that over their count (over sum w with weights): the mean. One backward for both:
-// the mean gives it the denominator.
+// The sum, sum w x over the kept elements, and the mean, that over their count (over sum w with weights). One backward
+// for both: the mean gives it the denominator.  I/O: forward reads x, mask, weight once; backward reads mask, writes
+// dx.
 #include <vector>
 
 #include "cpu/engine/weighted_sum.h"

@@ -1,8 +1,8 @@
 // Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
 //
-// The state of a row is a scale, which is a power of two, and sums of values multiplied by it. The fast loops take scale
-// 1, in the compute type. A row whose sum has left the safe range is summed again, in double, at the scale that brings
-// its largest value near 1. Sums at different scales are merged at the smaller one.
+// The state of a row is a scale, which is a power of two, and sums of values multiplied by it. The fast loops take
+// scale 1, in the compute type. A row whose sum has left the safe range is summed again, in double, at the scale that
+// brings its largest value near 1. Sums at different scales are merged at the smaller one.
 #pragma once
 
 #include <cmath>
