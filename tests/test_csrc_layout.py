@@ -22,3 +22,8 @@ def test_includes_go_down(path):
     for name in re.findall(r'^#include "(.+)"', path.read_text(), re.MULTILINE):
         assert (CSRC / name).is_file(), f"{name}: includes are written from csrc"
         assert Path(name).parent.as_posix() in allowed(path), name
+
+
+def test_every_family_explains_its_data_flow():
+    for folder in FAMILIES | {"engine"}:
+        assert (CSRC / "cpu" / folder / "README.md").is_file()

@@ -2,6 +2,7 @@
 //
 //     ulp [values]       one line "function type error worst-operands" each; `values` operands (0: every float)
 #include "cpu/engine/math.h"
+#include "cpu/engine/pow.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The skeleton of the binary functions. A function is a struct
+// The driver of the binary functions. A function is a struct
 //
 //     template <class C> struct SafeAtan2 {
 //       explicit SafeAtan2(const Arguments& given);

@@ -9,7 +9,7 @@ template <class C>
 struct SafeAtan2 {
   explicit SafeAtan2(const Arguments&) {}
 
-  C value(C a, C b) const { return kept_or_zero((a != 0) | (b != 0), math::atan2(a, b)); }
+  C value(C a, C b) const { return select_or_zero((a != 0) | (b != 0), math::atan2(a, b)); }
 
   Slopes<C> slopes(C g_, C a_, C b_) const {
     constexpr C kInf = std::numeric_limits<C>::infinity();
@@ -27,7 +27,7 @@ struct SafeAtan2 {
       da = g * (x / square) * scale;
       db = g * (0 - y / square) * scale;
     }
-    return {kept_or_zero(!flat, static_cast<C>(da)), kept_or_zero(!flat, static_cast<C>(db))};
+    return {select_or_zero(!flat, static_cast<C>(da)), select_or_zero(!flat, static_cast<C>(db))};
   }
 };
 

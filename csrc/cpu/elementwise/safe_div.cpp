@@ -11,7 +11,7 @@ namespace {
 
 template <class C>
 struct SafeDiv {
-  C floor, fill, largest, overflow;  // |b| <= floor is nothing; |q| >= overflow would round to inf in the output dtype
+  C floor, fill, largest, overflow;  // |b| <= floor counts as 0; |q| >= overflow would round to inf in the output dtype
 
   explicit SafeDiv(const Arguments& given)
       : floor(std::nextafter(static_cast<C>(given.eps), C(0))),  // the last number below eps; 0 for eps = 0
@@ -19,7 +19,7 @@ struct SafeDiv {
         largest(static_cast<C>(safeops::largest(given.out))),
         overflow(static_cast<C>(overflow_from(given.out))) {}
 
-  bool keep(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b is kept
+  bool divides(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b does, and shows
 
   bool saturated(C a, C q) const {
     return (std::fabs(q) >= overflow) & (std::fabs(a) < std::numeric_limits<C>::infinity());
@@ -37,9 +37,9 @@ C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   C rare = 0;  // a sum: gcc does not vectorise a bitwise reduction here
 #pragma omp simd reduction(+ : rare)
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const bool keep = f.keep(b[i]);
-    const C q = kept_or_zero(keep, a[i]) / select(keep, b[i], C(1));
-    rare += kept_or_zero(std::fabs(q) >= f.overflow, C(1));
+    const bool keep = f.divides(b[i]);
+    const C q = select_or_zero(keep, a[i]) / select(keep, b[i], C(1));
+    rare += select_or_zero(std::fabs(q) >= f.overflow, C(1));
     out[i] = select(keep, q, f.fill);
   }
   return rare;
@@ -55,7 +55,7 @@ void forward_loop(const void* op, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) {
     const C q = a[i] / b[i];
     const C shown = select(f.saturated(a[i], q), std::copysign(f.largest, q), q);
-    out[i] = select(f.keep(b[i]), shown, f.fill);
+    out[i] = select(f.divides(b[i]), shown, f.fill);
   }
 }
 
@@ -67,15 +67,15 @@ C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
   C rare = 0;
 #pragma omp simd reduction(+ : rare)
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const bool keep = f.keep(b[i]);
-    const C upstream = kept_or_zero(keep, g[i]), divisor = select(keep, b[i], C(1));
-    const C q = kept_or_zero(keep, a[i]) / divisor, slope = upstream / divisor;
-    rare += kept_or_zero(std::fabs(q) >= f.overflow, C(1));
+    const bool keep = f.divides(b[i]);
+    const C upstream = select_or_zero(keep, g[i]), divisor = select(keep, b[i], C(1));
+    const C q = select_or_zero(keep, a[i]) / divisor, slope = upstream / divisor;
+    rare += select_or_zero(std::fabs(q) >= f.overflow, C(1));
     if constexpr (kInput) da[i] = slope;
     if constexpr (kOther) {
       const C size = std::fabs(slope);
-      rare += kept_or_zero(size > std::numeric_limits<C>::max(), C(1)) +
-              kept_or_zero(size < std::numeric_limits<C>::min(), std::fabs(upstream));
+      rare += select_or_zero(size > std::numeric_limits<C>::max(), C(1)) +
+              select_or_zero(size < std::numeric_limits<C>::min(), std::fabs(upstream));
       db[i] = (0 - slope) * q;
     }
   }
@@ -92,13 +92,13 @@ void backward_loop(const void* op, const Chunk<C>& chunk) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
     const C q = a[i] / b[i], slope = g[i] / b[i], size = std::fabs(slope);
-    const bool live = f.keep(b[i]) & !f.saturated(a[i], q);
-    if constexpr (kInput) da[i] = kept_or_zero(live, slope);
+    const bool live = f.divides(b[i]) & !f.saturated(a[i], q);
+    if constexpr (kInput) da[i] = select_or_zero(live, slope);
     if constexpr (kOther) {
       constexpr C least = std::numeric_limits<C>::min(), most = std::numeric_limits<C>::max();
       const C other = q / b[i];
       const bool lost = (size > most) | ((size < least) & (g[i] != 0) & (std::fabs(other) <= most));
-      db[i] = kept_or_zero(live, -select(lost, g[i] * other, slope * q));
+      db[i] = select_or_zero(live, -select(lost, g[i] * other, slope * q));
     }
   }
 }

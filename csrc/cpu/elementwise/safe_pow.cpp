@@ -1,5 +1,5 @@
 #include "cpu/elementwise/binary.h"
-#include "cpu/engine/math.h"
+#include "cpu/engine/pow.h"
 
 namespace safeops::cpu {
 
@@ -20,13 +20,13 @@ struct SafePow {
 
   C value(const math::Power<C>& power) const {
     const C y = power.value;
-    return kept_or_zero(power.real, select(saturated(power), std::copysign(largest, y), y));
+    return select_or_zero(power.real, select(saturated(power), std::copysign(largest, y), y));
   }
 
   Slopes<C> slopes(C g, const math::Power<C>& power) const {
     const bool live = power.real & !saturated(power) & !((power.a == 0) & (power.y < 1));
-    return {kept_or_zero(live & (power.y != 0), power.base_slope(g)),
-            kept_or_zero(live & !(power.x <= 0), power.exponent_slope(g))};
+    return {select_or_zero(live & (power.y != 0), power.base_slope(g)),
+            select_or_zero(live & !(power.x <= 0), power.exponent_slope(g))};
   }
 };
 

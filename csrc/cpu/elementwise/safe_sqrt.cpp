@@ -11,7 +11,7 @@ struct SafeSqrt {
   explicit SafeSqrt(const Arguments& given) : eps(given.positive_eps<C>()) {}
 
   bool absent(C x) const { return x < eps; }
-  C stand_in(C x, C y) const { return kept_or_zero(x > 0, y); }
+  C stand_in(C x, C y) const { return select_or_zero(x > 0, y); }
   C value(C x) const { return std::sqrt(x); }
   C slope(C g, C, C y) const { return g / (2 * y); }
 };

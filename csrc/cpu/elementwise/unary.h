@@ -1,4 +1,4 @@
-// The skeleton of the unary functions. A function is a struct
+// The driver of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
 //       static constexpr double most = 1.9e19;       // no value's magnitude is larger: does it fit the output dtype?
@@ -10,7 +10,7 @@
 //     };
 //     SAFEOPS_UNARY(safe_sqrt, SafeSqrt)
 //
-// value and slope are evaluated everywhere, also where nothing is taken from them: they are selected, not branched to.
+// value and slope are computed for every element and selected afterwards: a branch would stop the vectorisation.
 // I/O: forward reads x and writes y; backward reads g, x and writes dx.
 #pragma once
 
@@ -52,8 +52,8 @@ struct Saturation {
   }
 
   C slope(C dx, C y, C x) const {
-    const C kept = kept_or_zero(!(std::fabs(y) >= overflow), dx);
-    return select(std::fabs(x) < std::numeric_limits<C>::infinity(), kept, dx);
+    const C inside = select_or_zero(!(std::fabs(y) >= overflow), dx);
+    return select(std::fabs(x) < std::numeric_limits<C>::infinity(), inside, dx);
   }
 };
 
@@ -91,7 +91,7 @@ struct Unary {
       const C g = upstream[i], x = in[i], y = f.function.value(x);
       C dx = f.function.slope(g, x, y);
       if constexpr (kSaturates) dx = f.saturation.slope(dx, y, x);
-      out[i] = kept_or_zero(!f.function.absent(x), dx);
+      out[i] = select_or_zero(!f.function.absent(x), dx);
     }
   }
 

@@ -8,11 +8,11 @@ template <class C>
 struct Xlogy {
   explicit Xlogy(const Arguments&) {}
 
-  C value(C a, C b) const { return kept_or_zero(a != 0, a * math::log(b)); }
+  C value(C a, C b) const { return select_or_zero(a != 0, a * math::log(b)); }
 
   Slopes<C> slopes(C g, C a, C b) const {
-    const bool kept = (a != 0) | ((b > 0) & (b < math::kInf));
-    return {kept_or_zero(kept, g * math::log(b)), kept_or_zero(kept, share(g, a, b))};
+    const bool live = (a != 0) | ((b > 0) & (b < math::kInf));
+    return {select_or_zero(live, g * math::log(b)), select_or_zero(live, share(g, a, b))};
   }
 
   // g a/b, where g a may overflow or vanish and the whole does not.

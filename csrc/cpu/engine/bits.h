@@ -18,8 +18,8 @@ inline To bit_cast(From from) {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// A positive number that is too large for a double is kept divided by kBeyond, with a minus. What is negative itself is
-// never that large.
+// A positive number too large for a double is stored negated and divided by kBeyond. Numbers that are negative
+// themselves never come near such magnitudes, so the sign tells.
 constexpr double kBeyond = 0x1p+64;
 
 inline bool is_beyond(double x) { return x <= -0x1p+959; }
@@ -35,7 +35,7 @@ inline T select(bool keep, T x, T other) {
 
 // keep ? x : 0
 template <class T>
-inline T kept_or_zero(bool keep, T x) {
+inline T select_or_zero(bool keep, T x) {
   using Bits = BitsOf<T>;
   return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
 }

@@ -40,8 +40,9 @@ struct Inputs {
     masked = true;
   }
 
-  // Elements a reduction takes at once: more spread its fixed costs, while its operands' buffers fit the L1 cache.
-  // Of several operands in place no more than is prefetched without a stop (kFine); one alone is faster in long chunks.
+  // Elements a reduction takes at once: many, so that fixed costs count little, as long as the operands' buffers fit
+  // the L1 cache. Several operands that are read in place are prefetched, which wants short chunks (kFine); one alone
+  // is faster in long ones.
   int64_t step() const {
     if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
     return sizeof(C) <= 4 ? kChunk : kChunk / 2;

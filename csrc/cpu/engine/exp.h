@@ -44,14 +44,14 @@ inline float exp_below(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
   const float power = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + ((127u + 64u) << 23));
-  return kept_or_zero(!(x < -104.0f), e * power * 0x1p-64f);
+  return select_or_zero(!(x < -104.0f), e * power * 0x1p-64f);
 }
 
 inline double exp_below(double x) {
   double shifted;
   const double e = detail::exp_reduced(x, shifted);
   const double power = bit_cast<double>((bit_cast<uint64_t>(shifted) << 52) + (uint64_t{1023 + 64} << 52));
-  return kept_or_zero(!(x < -746.0), e * power * 0x1p-64);
+  return select_or_zero(!(x < -746.0), e * power * 0x1p-64);
 }
 
 // For any x. The power is multiplied in two halves, so that neither leaves the normal numbers.
@@ -60,7 +60,7 @@ inline float exp_(float x) {
   const float e = detail::exp_reduced(x, shifted);
   const int32_t n = bit_cast<int32_t>(shifted) - bit_cast<int32_t>(detail::kRound), half = n >> 1;
   const float first = bit_cast<float>((half + 127) << 23), second = bit_cast<float>((n - half + 127) << 23);
-  return select(x > 89.0f, HUGE_VALF, kept_or_zero(!(x < -104.0f), e * first * second));
+  return select(x > 89.0f, HUGE_VALF, select_or_zero(!(x < -104.0f), e * first * second));
 }
 
 inline double exp_(double x) {
@@ -70,7 +70,7 @@ inline double exp_(double x) {
   const uint64_t n = bit_cast<uint64_t>(shifted) - bit_cast<uint64_t>(detail::kRoundDouble) + 2048, half = n >> 1;
   const double first = bit_cast<double>((half - 1024 + 1023) << 52);
   const double second = bit_cast<double>((n - half - 1024 + 1023) << 52);
-  return select(x > 710.0, HUGE_VAL, kept_or_zero(!(x < -746.0), e * first * second));
+  return select(x > 710.0, HUGE_VAL, select_or_zero(!(x < -746.0), e * first * second));
 }
 
 }  // namespace safeops::cpu

@@ -120,7 +120,7 @@ SAFEOPS_INLINE Parts<float> parts(float x) {
   const uint32_t bits = bit_cast<uint32_t>(select(small, x * 0x1p+24f, x)) - 0x3F3504F3u;
   const float m = bit_cast<float>((bits & 0x007FFFFFu) + 0x3F3504F3u);
   const float e = static_cast<float>(static_cast<int32_t>(bits) >> 23);
-  return {m - 1, e - kept_or_zero(small, 24.0f)};
+  return {m - 1, e - select_or_zero(small, 24.0f)};
 }
 
 // With another `root`, given by its bits, 1 + f is in [root, 2 root).
@@ -131,7 +131,7 @@ SAFEOPS_INLINE Parts<double> parts(double x, uint64_t root = 0x3FE6A09E667F3BCDu
   const double m = bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) + root);
   // No instruction below AVX-512 converts 64-bit integers: the biased exponent goes into the bits of 2^52.
   const double e = bit_cast<double>(((bits + kOne) >> 52) | 0x4330000000000000u) - (0x1p+52 + 1023);
-  return {m - 1, e - kept_or_zero(small, 54.0)};
+  return {m - 1, e - select_or_zero(small, 54.0)};
 }
 
 // log(1 + f) + e log 2
@@ -176,7 +176,7 @@ struct Arc {
     const C tail = leg * (z * Traits<C>::asin_tail(z));
     const C head = upper(root), rest = (z - head * head) / (root + head);  // sqrt(z) = head + rest
     hi = select(large, 2 * head, a);
-    lo = select(large, 2 * (kept_or_zero(z > 0, rest) + tail), tail);
+    lo = select(large, 2 * (select_or_zero(z > 0, rest) + tail), tail);
   }
 };
 
@@ -195,7 +195,7 @@ SAFEOPS_INLINE C acos(C x) {
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
   // large x > 0: the arc; large x < 0: pi - arc; else pi/2 -+ arc
   const bool negative = x < 0;
-  const C quarters = select(arc.large, kept_or_zero(negative, C(2)), C(1));
+  const C quarters = select(arc.large, select_or_zero(negative, C(2)), C(1));
   const bool minus = arc.large == negative;
   const C hi = select(minus, -arc.hi, arc.hi), lo = select(minus, -arc.lo, arc.lo);
   return quarters * T::kHalfPi + (hi + (lo + quarters * T::kHalfPiLo));
@@ -209,11 +209,11 @@ SAFEOPS_INLINE float atan2(float y, float x) {
   const bool steep = a > b;
   const double low = select(steep, b, a), high = select(steep, a, b);
   const bool turned = low > high * 0x1.a827999fcef32p-2;  // tan(pi/8): there atan(q) = pi/4 + atan((q - 1)/(q + 1))
-  const double t = (low - kept_or_zero(turned, high)) / (select(high == 0, 1.0, high) + kept_or_zero(turned, low));
+  const double t = (low - select_or_zero(turned, high)) / (select(high == 0, 1.0, high) + select_or_zero(turned, low));
   const double z = t * t;
   double angle = t + t * z * polynomial(z, -0x1.555554c5f0b76p-2, 0x1.999918921287fp-3, -0x1.247ed89f2244fp-3,
                                         0x1.c463d058ff12fp-4, -0x1.5b2f20e2e01c7p-4, 0x1.849da2f2e4880p-5);
-  angle = angle + kept_or_zero(turned, kPi / 4);
+  angle = angle + select_or_zero(turned, kPi / 4);
   angle = select(steep, kPi / 2 - angle, angle);
   angle = select(static_cast<double>(x) < 0, kPi - angle, angle);
   return std::copysign(static_cast<float>(angle), y);
@@ -237,9 +237,9 @@ SAFEOPS_INLINE double atan2(double y, double x) {
   high *= scale;
   // t = top / bottom, each a number and its rounding
   const bool turned = low > high * 0x1.a827999fcef32p-2;
-  const double taken = kept_or_zero(turned, high), added = kept_or_zero(turned, low);
+  const double taken = select_or_zero(turned, high), added = select_or_zero(turned, low);
   const double top = low - taken, bottom = high + added;
-  const double top_rest = kept_or_zero(turned, low - (top + taken)), bottom_rest = added - (bottom - high);
+  const double top_rest = select_or_zero(turned, low - (top + taken)), bottom_rest = added - (bottom - high);
   const double t = top / bottom, product = t * bottom;
   const double rest = ((top - product) - product_error(t, bottom, product) + (top_rest - t * bottom_rest)) / bottom;
   const double z = t * t, q = z * z;
@@ -247,168 +247,16 @@ SAFEOPS_INLINE double atan2(double y, double x) {
                               -0x1.10eba547a019ap-4, -0x1.9cce8900a91dbp-5, -0x1.255598cd86905p-6) +
                    z * polynomial(q, 0x1.99999999957c1p-3, 0x1.c71c70e4ec235p-4, 0x1.3b111749721b5p-4,
                                   0x1.df0e4b4fd5adap-5, 0x1.37cb9ccc5d055p-5);
-  const double tail = t * z * p + kept_or_zero(std::fabs(t) > 0x1p-900, rest);
+  const double tail = t * z * p + select_or_zero(std::fabs(t) > 0x1p-900, rest);
   // The angle is k pi/4 +- (t + tail): three times the number that stands for pi/4 is exact.
   const bool negative = x < 0;
-  double k = kept_or_zero(turned, 1.0);
+  double k = select_or_zero(turned, 1.0);
   k = select(steep, 2 - k, k);
   k = select(negative, 4 - k, k);
   const bool minus = steep != negative;
   const double angle = k * (Traits<double>::kHalfPi / 2) +
                        (select(minus, -t, t) + (select(minus, -tail, tail) + k * (Traits<double>::kHalfPiLo / 2)));
   return std::copysign(angle, y);
-}
-
-// ---- pow
-
-// A number of twice double's precision: hi + lo.
-struct Twice { double hi, lo; };
-
-// a + b, where a is the larger one or 0.
-SAFEOPS_INLINE Twice sum(double a, double b) {
-  const double hi = a + b;
-  return {hi, b - (hi - a)};
-}
-
-// log(x) for pow, to about 2^-68 of itself, for x > 0 (inf and NaN give the finite logarithm of something).
-SAFEOPS_INLINE Twice log_wide(double x) {
-  // x = m 2^e, m in [sqrt(3)/2, sqrt(3)); c is 1 or 3/2, whichever is near m; s = (m - c)/(m + c)
-  const Parts<double> part = parts(x, 0x3FEBB67AE8584CAAu);
-  const double m = part.f + 1;
-  const bool upper_half = m > 0x1.3988e1409212ep+0;
-  const double c = select(upper_half, 1.5, 1.0), top = m - c;
-  const Twice bottom = sum(c, m);
-  const double s = top / bottom.hi, product = s * bottom.hi;
-  const double rest = ((top - product) - product_error(s, bottom.hi, product) - s * bottom.lo) / bottom.hi;
-  const double s1 = upper(s), s2 = (s - s1) + rest;
-  // log(m/c) = 2/3 s (3 + s^2 + s^4 P(s^2)), every product of leading halves exact
-  const double z = s * s, z1 = s1 * s1;
-  const double p = z * z * polynomial(z, 0x1.3333333333333p-1, 0x1.b6db6db6db477p-2, 0x1.55555555b534ap-2,
-                                      0x1.1745d0fa7e924p-2, 0x1.d89e36dfe887bp-3, 0x1.995420fcf6d4cp-3,
-                                      0x1.7820e9fa12fe0p-3) + s2 * (s1 + s);
-  const double t1 = upper(3 + (z1 + p)), t2 = p - ((t1 - 3) - z1);
-  const double u1 = s1 * t1, u2 = s2 * t1 + t2 * s;
-  const double v1 = upper(u1 + u2), v2 = u2 - (v1 - u1);
-  const double w1 = v1 * 0x1.5555550000000p-1, w2 = v1 * 0x1.5555555555555p-27 + v2 * 0x1.5555555555555p-1;
-  // e log 2 + log c, exact but for the small parts
-  const double base = part.e * Traits<double>::kLog2Hi + kept_or_zero(upper_half, 0x1.9f323ecbf9800p-2);
-  const double base2 = part.e * Traits<double>::kLog2Lo + kept_or_zero(upper_half, 0x1.2fcada35d9bd0p-48);
-  const Twice total = sum(base, w1);
-  return sum(total.hi, total.lo + (w2 + base2));
-}
-
-// exp(x + lo) for any x
-SAFEOPS_INLINE double exp_twice(double x, double lo) {
-  const bool inside = std::fabs(x) < 800;
-  return exp_sum(at_least(at_most(x, 800.0), -800.0), kept_or_zero(inside, lo));
-}
-
-// Of a float: double is wide enough for all of it.
-SAFEOPS_INLINE Twice log_wide(float x_) {
-  const double x = x_;
-  const uint64_t root = 0x3FE6A09E667F3BCDu, bits = bit_cast<uint64_t>(x) - root;
-  const double f = bit_cast<double>((bits & 0x000FFFFFFFFFFFFFu) + root) - 1;
-  const double e = bit_cast<double>(((bits + 0x3FF0000000000000u) >> 52) | 0x4330000000000000u) - (0x1p+52 + 1023);
-  const double s = f / (2 + f), z = s * s;
-  return {e * 0x1.62e42fefa39efp-1 +
-              (2 * s + s * z * polynomial(z, 0x1.555555561e46bp-1, 0x1.999996a94403bp-2, 0x1.249411f04dd4bp-2,
-                                          0x1.c62b141275514p-3, 0x1.911595b80e2c2p-3)),
-          0};
-}
-
-// |x|^y, |x|^(y - 1) and log|x|, for 0 < |x| < inf.
-struct Magnitude { double power, below, log; };
-
-SAFEOPS_INLINE Magnitude magnitude(double, double y, Twice log) {
-  y = at_least(at_most(y, 0x1p+65), -0x1p+65);  // beyond, every power but that of 1 is 0 or inf
-  const double t = y * log.hi, t2 = product_error(y, log.hi, t) + y * log.lo;
-  const double d = t - log.hi, part = d - t, d2 = (t - (d - part)) - (log.hi + part) + (t2 - log.lo);
-  return {exp_twice(t, t2), exp_twice(d, d2), log.hi};
-}
-
-SAFEOPS_INLINE Magnitude magnitude(float x, float y_, Twice log) {
-  using Limits = std::numeric_limits<float>;
-  const double y = at_least(at_most(y_, Limits::max()), Limits::lowest());
-  const double t = at_least(at_most(y * log.hi, 700.0), -700.0);
-  const double n = (t * 0x1.71547652b82fep+0 + Traits<double>::kRound) - Traits<double>::kRound;
-  const double r = t - n * 0x1.62e42fefa39efp-1;
-  const double tail = polynomial(r, 0x1.0000003a2006ap-1, 0x1.555554437243fp-3, 0x1.55548dc9c9e59p-5,
-                                 0x1.1112704155fedp-7, 0x1.6d8d037a8c5ecp-10, 0x1.9f0949f4e0a2cp-13);
-  const double power = kept_or_zero(!(t < -300), (1 + (r + r * r * tail)) * power_of_two(n));
-  return {power, power / x, log.hi};
-}
-
-template <class C>
-SAFEOPS_INLINE bool is_integer(C y) {
-  constexpr C kWhole = sizeof(C) == 4 ? C(0x1p+23) : C(0x1p+52);  // from here on all numbers are
-  const C a = std::fabs(y);
-  return (a >= kWhole) | ((a + kWhole) - kWhole == a);
-}
-
-// x^y as C's pow has it, and the parts of its derivatives, which of a float do not fit a float. What is decided about x
-// and y is decided in their own type: of floats, twice as many at once.
-template <class C>
-struct Power {
-  C x, y, a;  // a = |x|
-  bool real;  // there is such a number: not a finite negative base with an exponent that is no integer
-  C value;
-
-  // log is log_wide(|x|)
-  SAFEOPS_INLINE Power(C x_, C y_, Twice log) : x(x_), y(y_), a(std::fabs(x_)), inner(magnitude(a, y_, log)) {
-    const bool integer = is_integer(y);
-    odd = integer & !is_integer(y * C(0.5));
-    edge = (a == 0) | (a == kInf);
-    real = (x >= 0) | (a == kInf) | integer | (x != x) | (y != y);
-    value = select(edge, at_edge(a, y), static_cast<C>(inner.power));
-    value = select(x == x, value, x);
-    value = flip(select((y == 0) | (x == 1), C(1), value), odd);
-  }
-
-  // g y x^(y - 1). Over a power of 0 the product g y, which may overflow alone, is not taken.
-  SAFEOPS_INLINE C base_slope(C g_) const {
-    const double g = g_;
-    double inside = g * select(inner.below == 0, 1.0, double(y)) * inner.below;
-    if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow where g times it does not
-      inside = select(std::fabs(inner.below) == kInf, g * y * inner.power / a, inside);
-    C below = select(edge, at_edge(a, y - 1), static_cast<C>(inner.below));
-    below = select(x == x, below, select(y == 1, C(1), x));
-    const bool endless = !(std::fabs(y) < kInf);
-    const C outside = g_ * select((below == 0) & !endless, C(1), y) * below;
-    return flip(select(edge | endless | (x != x), outside, static_cast<C>(inside)), !odd);
-  }
-
-  // g log(x) x^y, for x > 0
-  SAFEOPS_INLINE C exponent_slope(C g) const {
-    const bool endless = !(a < kInf) | (y != y);
-    const C outside = g * select(a < kInf, static_cast<C>(inner.log), a) * value;
-    double slope = double(g) * inner.log * inner.power;
-    if constexpr (sizeof(C) == 8)  // a gradient whose product with a logarithm may overflow meets the power first
-      slope = select(std::fabs(g) > 0x1p1000, g * inner.power * inner.log, slope);
-    return select(endless, outside, static_cast<C>(slope));
-  }
-
- private:
-  Magnitude inner;
-  bool edge, odd;
-
-  // a^y for a = 0 and a = inf
-  static SAFEOPS_INLINE C at_edge(C a, C y) {
-    const C limit = kept_or_zero((a > 1) == (y > 0), C(kInf));
-    return select(y == 0, C(1), select(y == y, limit, y));
-  }
-
-  // -magnitude for a negative x
-  SAFEOPS_INLINE C flip(C magnitude, bool wanted) const {
-    using Bits = BitsOf<C>;
-    const Bits sign = static_cast<Bits>(bit_cast<Bits>(x) & bit_cast<Bits>(C(-0.0)));
-    return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(magnitude) ^ (sign & static_cast<Bits>(-Bits{wanted}))));
-  }
-};
-
-template <class C>
-SAFEOPS_INLINE C pow(C x, C y) {
-  const Power<C> power(x, y, log_wide(std::fabs(x)));
-  return select(power.real, power.value, std::numeric_limits<C>::quiet_NaN());
 }
 
 }  // namespace safeops::cpu::math

@@ -35,8 +35,9 @@ struct Order {
 
 constexpr int64_t kAhead = 1536;  // how far a loop over consecutive chunks prefetches; a power of two would alias
 
-// Elements a loop takes at once where nothing goes through a buffer: what it prefetches for a chunk then fits the
-// core's outstanding misses. More of them stop it, and the memory waits while it computes.
+// Elements a loop takes at once where nothing goes through a buffer: few enough that the cache lines it prefetches for
+// a chunk fit the core's queue of outstanding misses. A full queue would stop the core, and memory would idle
+// meanwhile.
 constexpr int64_t kFine = 128;
 
 enum class Kind : uint8_t { kDirect, kConvert, kConstant, kStrided };
@@ -56,7 +57,7 @@ struct Operand : Walk {   // strides in bytes
 
   // Asks for the n elements from `ahead` on, which some later chunk will want: the hardware alone loses sight of a
   // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it).
-  // A run longer than any chunk it follows by itself, and asking for all of it at once would stop the core.
+  // A run longer than any chunk the hardware does follow, and asking for all of it at once would stop the core.
   // (Inlined by force: gcc takes a function that only prefetches for one without effect, and drops the call.)
   template <int kWrite>
   __attribute__((always_inline)) void prefetch(int64_t ahead, int64_t n) const {

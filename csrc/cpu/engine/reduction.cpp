@@ -2,50 +2,50 @@
 
 #include <limits>
 
+#include "cpu/engine/reduction_driver.h"
 #include "cpu/engine/vectors.h"
-#include "cpu/engine/reducer.h"
 
 namespace safeops::cpu {
 
 namespace {
 
-// The sums of terms: fp32 (or fp64) lanes, emptied into double every kBlock additions.
+// Sums of what a loop makes of the elements, of their weights, and their count.
 template <class C>
 struct Sums {
   static constexpr int64_t kColumns = cpu::kColumns;
   const Finish& finish;
   Loop<C> loop;
   const void* op;
-  bool has_weight = finish.weighted, has_spread = false, has_count = finish.counted;
+  bool has_weight = finish.weighted, has_second = false, has_count = finish.counted;
 
-  void merge(const Totals& into, const Totals& from, int64_t n) const {
+  void merge(const States& into, const States& from, int64_t n) const {
     for (int64_t i = 0; i < n; ++i) into.value[i] += from.value[i];
     for (int64_t i = 0; has_weight && i < n; ++i) into.weight[i] += from.weight[i];
     for (int64_t i = 0; has_count && i < n; ++i) into.count[i] += from.count[i];
   }
 
   struct Worker {
-    const Sums& fold;
+    const Sums& sums;
     const bool weighted, counted;
     typename Inputs<C>::Buffers buffers;
     Chunk<C> chunk;
-    alignas(64) C terms_buffer[kBuffer];
+    alignas(64) C values_buffer[kBuffer];
     alignas(64) C weights[kBuffer];
     alignas(64) uint8_t keep[kBuffer];
-    const C* terms;
+    const C* values;
 
-    Worker(const Sums& fold_, const Inputs<C>& inputs)
-        : fold(fold_), weighted(fold.has_weight), counted(fold.has_count) {
+    Worker(const Sums& sums_, const Inputs<C>& inputs)
+        : sums(sums_), weighted(sums.has_weight), counted(sums.has_count) {
       inputs.prime(buffers);
-      chunk.out[0] = terms_buffer;
+      chunk.out[0] = values_buffer;
       chunk.out[1] = weights;
       chunk.keep = keep;
     }
 
-    void prepare() {}  // a row may need no terms
+    void prepare() {}  // a row may not need the loop
 
-    void groups(int64_t g, int64_t reduced, int64_t inner, const Totals& out) {
-      if (fold.finish.plain && inner == 1 && reduced >= kShortRow) {
+    void groups(int64_t g, int64_t reduced, int64_t inner, const States& out) {
+      if (sums.finish.plain && inner == 1 && reduced >= kShortRow) {
         for (int64_t i = 0; i < g; ++i) {
           start_row();
           add_row(i * reduced, reduced);
@@ -53,8 +53,8 @@ struct Sums {
         }
         return;
       }
-      make_terms();
-      sum(terms, g, reduced, inner, out.value);
+      compute_values();
+      sum(values, g, reduced, inner, out.value);
       if (weighted) sum(weights, g, reduced, inner, out.weight);
       if (counted) count_kept(keep, g, reduced, inner, out.count);
     }
@@ -62,75 +62,75 @@ struct Sums {
     void start_row() { value = weight = 0, count = 0; }
 
     void row(int64_t m) {
-      if (!fold.finish.plain) make_terms();
+      if (!sums.finish.plain) compute_values();
       add_row(0, m);
     }
 
-    void finish_row(const Totals& out) const {
+    void finish_row(const States& out) const {
       *out.value = value;
       if (weighted) *out.weight = weight;
       if (counted) *out.count = count;
     }
 
-    void start(int64_t lanes) {
+    void start_columns(int64_t period) {
       filled = filled_counts = 0;
-      value_lanes.start(lanes);
-      if (weighted) weight_lanes.start(lanes);
-      if (counted) count_lanes.start(lanes);
+      value_columns.start(period);
+      if (weighted) weight_columns.start(period);
+      if (counted) count_columns.start(period);
     }
 
-    void room(int64_t rows) {
+    void reserve(int64_t rows) {
       const int64_t additions = rows / 4 + rows % 4;  // of trees of four
       if (filled + additions > kBlock) {
         filled = 0;
-        value_lanes.empty();
-        if (weighted) weight_lanes.empty();
+        value_columns.flush();
+        if (weighted) weight_columns.flush();
       }
       if (filled_counts + rows > kMostCounts) {
         filled_counts = 0;
-        if (counted) count_lanes.empty();
+        if (counted) count_columns.flush();
       }
       filled += additions;
       filled_counts += rows;
     }
 
     void add(int64_t m) {
-      make_terms();
-      value_lanes.add(terms, m);
-      if (weighted) weight_lanes.add(weights, m);
-      if (counted) count_lanes.add(keep, m);
+      compute_values();
+      value_columns.add(values, m);
+      if (weighted) weight_columns.add(weights, m);
+      if (counted) count_columns.add(keep, m);
     }
 
     void add_at(int64_t first, int64_t m) {
-      make_terms();
-      value_lanes.add_at(first, terms, m);
-      if (weighted) weight_lanes.add_at(first, weights, m);
-      if (counted) count_lanes.add_at(first, keep, m);
+      compute_values();
+      value_columns.add_at(first, values, m);
+      if (weighted) weight_columns.add_at(first, weights, m);
+      if (counted) count_columns.add_at(first, keep, m);
     }
 
-    void finish(int64_t n, const Totals& out) {
-      value_lanes.finish(n, out.value);
-      if (weighted) weight_lanes.finish(n, out.weight);
-      if (counted) count_lanes.finish(n, out.count);
+    void finish_columns(int64_t n, const States& out) {
+      value_columns.finish(n, out.value);
+      if (weighted) weight_columns.finish(n, out.weight);
+      if (counted) count_columns.finish(n, out.count);
     }
 
    private:
-    void make_terms() {
-      terms = terms_buffer;
-      if (fold.finish.plain && !counted)
-        terms = chunk.in[0];
+    void compute_values() {
+      values = values_buffer;
+      if (sums.finish.plain && !counted)
+        values = chunk.in[0];
       else
-        fold.loop(fold.op, chunk);
+        sums.loop(sums.op, chunk);
     }
 
     // Elements [at, at + m) of the chunk.
     void add_row(int64_t at, int64_t m) {
       double more;
-      if (fold.finish.plain && counted) normalise(chunk.mask + at, m, keep + at);
-      if (fold.finish.plain)
+      if (sums.finish.plain && counted) normalize_mask(chunk.mask + at, m, keep + at);
+      if (sums.finish.plain)
         more = (counted ? kept_row : whole_row)({chunk.in[0] + at, keep + at, nullptr}, m);
       else
-        sum.rows(terms + at, 1, m, &more);
+        sum.rows(values + at, 1, m, &more);
       value += more;
       if (weighted) sum.rows(weights + at, 1, m, &more), weight += more;
       int64_t kept;
@@ -139,11 +139,11 @@ struct Sums {
 
     double value, weight;
     int64_t count, filled, filled_counts;
-    Lanes<C, double> value_lanes, weight_lanes;
-    Lanes<uint8_t, int64_t> count_lanes;
+    ColumnSums<C, double> value_columns, weight_columns;
+    ColumnSums<uint8_t, int64_t> count_columns;
     SumGroups<C, double> sum;
     SumGroups<uint8_t, int64_t> count_kept;
-    decltype(pick<&normalise_loop>()) normalise = pick<&normalise_loop>();
+    decltype(pick<&normalize_mask_loop>()) normalize_mask = pick<&normalize_mask_loop>();
     decltype(&sum_row<C, 16, true, false>) kept_row =
         pick_width<&sum_row<C, 64, true, false>, &sum_row<C, 32, true, false>, &sum_row<C, 16, true, false>>();
     decltype(&sum_row<C, 16, false, false>) whole_row =
@@ -151,14 +151,14 @@ struct Sums {
   };
 };
 
-// Totals of n outputs -> values and denominators.
-void results_loop(const void* fold, int64_t reduced, const Totals& totals, int64_t n, const double*,
+// States of n outputs -> values and denominators.
+void results_loop(const void* op, int64_t reduced, const States& states, int64_t n, const double*,
                   double* const* results) {
-  const Finish& finish = *static_cast<const Finish*>(fold);
+  const Finish& finish = *static_cast<const Finish*>(op);
   double *value = results[0], *denominator = results[1];
   const double all = finish.divisor ? *finish.divisor : static_cast<double>(reduced);
-  const double* given = finish.weighted ? totals.weight : nullptr;
-  const int64_t* counts = finish.counted ? totals.count : nullptr;
+  const double* given = finish.weighted ? states.weight : nullptr;
+  const int64_t* counts = finish.counted ? states.count : nullptr;
   if (finish.divisor || (!given && !counts))
     for (int64_t i = 0; i < n; ++i) denominator[i] = all;
   else if (given)
@@ -167,9 +167,9 @@ void results_loop(const void* fold, int64_t reduced, const Totals& totals, int64
     for (int64_t i = 0; i < n; ++i) denominator[i] = static_cast<double>(counts[i]);
 
   if (finish.mean)
-    for (int64_t i = 0; i < n; ++i) value[i] = totals.value[i] / denominator[i];
+    for (int64_t i = 0; i < n; ++i) value[i] = states.value[i] / denominator[i];
   else
-    std::copy_n(totals.value, n, value);
+    std::copy_n(states.value, n, value);
 
   const double nothing = finish.empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0;
   if (counts)
@@ -185,15 +185,15 @@ Reduction<C>::Reduction(const Shape& shape_, const ReducedDims& dims_, const Vie
   int64_t strides[kMaxDims];
   expand_strides(x.ndim, x.sizes, x.strides, shape, strides);
   const Order walk = Order::by_strides(shape, strides);
-  const Order gone = Order::by_strides(shape, strides, dims.reduced, true);
-  kept = Order::by_strides(shape, strides, dims.reduced, false);
-  int fastest = 0;  // kept dims that lie faster than every reduced one
+  const Order reduced_order = Order::by_strides(shape, strides, dims.reduced, true);
+  output_order = Order::by_strides(shape, strides, dims.reduced, false);
+  int fastest = 0;  // dims of the output that lie faster than every reduced one
   while (fastest < walk.ndim && !dims.reduced[walk.dim[fastest]]) ++fastest;
-  if (gone.ndim == 0) fastest = 0;
-  for (int i = 0; i < kept.ndim; ++i) (i < fastest ? inner : outer) *= kept.size[i];
-  for (int i = 0; i < fastest; ++i) order.push(kept.dim[i], kept.size[i]);
-  for (int i = 0; i < gone.ndim; ++i) order.push(gone.dim[i], gone.size[i]);
-  for (int i = fastest; i < kept.ndim; ++i) order.push(kept.dim[i], kept.size[i]);
+  if (reduced_order.ndim == 0) fastest = 0;
+  for (int i = 0; i < output_order.ndim; ++i) (i < fastest ? inner : outer) *= output_order.size[i];
+  for (int i = 0; i < fastest; ++i) order.push(output_order.dim[i], output_order.size[i]);
+  for (int i = 0; i < reduced_order.ndim; ++i) order.push(reduced_order.dim[i], reduced_order.size[i]);
+  for (int i = fastest; i < output_order.ndim; ++i) order.push(output_order.dim[i], output_order.size[i]);
   for (int d = 0; d < shape.ndim; ++d)
     if (dims.reduced[d]) reduced *= shape.size[d];
 }
@@ -204,8 +204,8 @@ void Reduction<C>::run(Loop<C> loop, const void* op, const Finish& finish, const
   Outputs outputs(*this, pick<&results_loop>(), &finish);
   outputs.add(seen(value));
   outputs.add(seen(denominator));
-  const Sums<C> fold{finish, loop, op};
-  Reducer<C, Sums<C>>{*this, fold, outputs}.run();
+  const Sums<C> sums{finish, loop, op};
+  ReductionDriver<C, Sums<C>>{*this, sums, outputs}.run();
 }
 
 template struct Reduction<float>;

@@ -1,21 +1,21 @@
-// The one reduction: sums of terms over any set of dims of any layout, with exact counts, bitwise repeatable.
+// Reductions over any set of dims of any layout, with exact counts, bitwise repeatable.
 //
-// The input's walk is split in three nested groups, innermost last: (outer, reduced, inner), where inner are kept dims
-// that lie fastest in memory. A row reduction has inner = 1, a column reduction outer = 1, a full one neither.
-// Rows are summed chunk by chunk, columns in lanes: at most 16 fp32 additions one after the other, then double. The
-// partition depends on the sizes alone.
+// A Reduction is the walk over the input, in three nested groups of dims, innermost last: (outer, reduced, inner),
+// where inner are the dims of the output that lie fastest in memory. A reduction of rows has inner = 1, one of columns
+// outer = 1, a full one neither. Rows are summed chunk by chunk, columns side by side: at most 16 fp32 additions one
+// after the other, then double. The partition depends on the sizes alone.
 #pragma once
 
 #include "cpu/engine/elementwise.h"
 
 namespace safeops::cpu {
 
-// How totals become results.
+// How sums become the results of a weighted sum or mean.
 struct Finish {
   bool mean = false;       // divide by the denominator
   bool counted = false;    // there is a mask or a weight, so the loop writes `keep`
   bool weighted = false;   // the loop writes the kept weights, and the denominator is their sum
-  bool plain = false;      // the terms are the first input, or 0 where the mask is: a row needs no loop before its sum
+  bool plain = false;      // the values are the first input, or 0 where the mask is: a row needs no loop before its sum
   bool empty_nan = false;  // nothing kept: NaN instead of 0
   std::optional<double> divisor;
 };
@@ -24,7 +24,7 @@ template <class C>
 struct Reduction {
   Shape shape;
   ReducedDims dims;
-  Order order, kept;  // of the input; of the outputs, in the input's order
+  Order order, output_order;  // of the input; of the outputs, as they follow each other in the input's order
   int64_t outer = 1, reduced = 1, inner = 1;
   Inputs<C> inputs;
 
@@ -40,8 +40,8 @@ struct Reduction {
   void input(const View& view) { inputs.add(view, shape, order); }
   void mask(const View& view) { inputs.add_mask(view, shape, order); }
 
-  // The loop writes terms to out[0], kept weights to out[1], keep to keep. `value` and `denominator` (float64) are the
-  // outputs, contiguous in the kept dims.
+  // Weighted sums or means. The loop writes an element's value to out[0], its kept weight to out[1], whether it is kept
+  // to keep. `value` and `denominator` (float64) are the outputs.
   void run(Loop<C> loop, const void* op, const Finish& finish, const Tensor& value, const Tensor& denominator) const;
 };
 

@@ -24,7 +24,7 @@ Isa isa();
 
 // Elements per chunk: a few buffers of this size stay in the L1 cache together.
 constexpr int64_t kChunk = 1024;
-constexpr int64_t kBuffer = kChunk + 64;  // a buffer's room: buffers of 4 KiB side by side would alias
+constexpr int64_t kBuffer = kChunk + 64;  // a buffer's reserve: buffers of 4 KiB side by side would alias
 
 template <auto Loop, class Signature = decltype(Loop)>
 struct Versions;

@@ -1,4 +1,4 @@
-// (rows, columns) -> (columns, rows), in the cache.
+// (rows, columns) -> (columns, rows), of a block that lies in the cache, in squares of four by four.
 #pragma once
 
 #include <cstring>
@@ -8,13 +8,13 @@
 namespace safeops::cpu {
 
 template <class T>
-inline void turn_block(const T* from, int64_t from_step, T* to, int64_t to_step) {
+inline void transpose_block(const T* from, int64_t from_step, T* to, int64_t to_step) {
   for (int64_t r = 0; r < 4; ++r)
     for (int64_t c = 0; c < 4; ++c) to[c * to_step + r] = from[r * from_step + c];
 }
 
 template <>
-inline void turn_block(const float* from, int64_t from_step, float* to, int64_t to_step) {
+inline void transpose_block(const float* from, int64_t from_step, float* to, int64_t to_step) {
   using Four [[gnu::vector_size(16)]] = float;
   using Index [[gnu::vector_size(16)]] = int32_t;
   Four a, b, c, d;
@@ -31,7 +31,7 @@ inline void turn_block(const float* from, int64_t from_step, float* to, int64_t 
 }
 
 template <>
-inline void turn_block(const uint8_t* from, int64_t from_step, uint8_t* to, int64_t to_step) {
+inline void transpose_block(const uint8_t* from, int64_t from_step, uint8_t* to, int64_t to_step) {
   uint32_t a, b, c, d;
   std::memcpy(&a, from, 4);
   std::memcpy(&b, from + from_step, 4);
@@ -47,11 +47,11 @@ inline void turn_block(const uint8_t* from, int64_t from_step, uint8_t* to, int6
 
 // `from` is dense, (rows, columns).
 template <class T>
-void turn(const T* from, int64_t rows, int64_t columns, T* to) {
+void transpose(const T* from, int64_t rows, int64_t columns, T* to) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     int64_t c = 0;
-    for (; c + 4 <= columns; c += 4) turn_block(from + r * columns + c, columns, to + c * rows + r, rows);
+    for (; c + 4 <= columns; c += 4) transpose_block(from + r * columns + c, columns, to + c * rows + r, rows);
     for (; c < columns; ++c)
       for (int64_t k = 0; k < 4; ++k) to[c * rows + r + k] = from[(r + k) * columns + c];
   }

@@ -27,8 +27,8 @@ void value_loop(const void* op, const Chunk<C>& chunk) {
     const bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
     C value = f.value(x[i], y[i]);
     if constexpr (kWeight) value *= w[i];
-    values[i] = kept_or_zero(keep, value);
-    if constexpr (kWeight) weights[i] = kept_or_zero(keep, w[i]);
+    values[i] = select_or_zero(keep, value);
+    if constexpr (kWeight) weights[i] = select_or_zero(keep, w[i]);
     if constexpr (kMask || kWeight) keeps[i] = keep;
   }
 }

@@ -11,29 +11,29 @@ namespace {
 // Values in double registers, where squares of what fp32 holds fit; four sums that do not wait for each other.
 template <class C, int kBytes, bool kSquare>
 double sum_loop(const C* x, int64_t n) {
-  constexpr int64_t side = kBytes / sizeof(double);
-  using V = Line<double, kBytes>;
-  using I = Line<int64_t, kBytes>;
+  constexpr int64_t lanes = kBytes / sizeof(double);
+  using V = Vector<double, kBytes>;
+  using I = Vector<int64_t, kBytes>;
   V sum[4] = {};
   const auto add = [](V& to, const C* from) __attribute__((always_inline)) {
-    Line<C, side * sizeof(C)> line;
-    std::memcpy(&line, from, sizeof(line));
-    V wide = __builtin_convertvector(line, V);
+    Vector<C, lanes * sizeof(C)> stored;
+    load_vector(from, stored);
+    V wide = __builtin_convertvector(stored, V);
     if constexpr (kSquare)
       to += wide * wide;
     else
       to += reinterpret_cast<V>(reinterpret_cast<I>(wide) & std::numeric_limits<int64_t>::max());
   };
   int64_t i = 0;
-  for (; i + 4 * side <= n; i += 4 * side) {
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
     add(sum[0], x + i);
-    add(sum[1], x + i + side);
-    add(sum[2], x + i + 2 * side);
-    add(sum[3], x + i + 3 * side);
+    add(sum[1], x + i + lanes);
+    add(sum[2], x + i + 2 * lanes);
+    add(sum[3], x + i + 3 * lanes);
   }
   double total = 0;
   for (; i < n; ++i) total += kSquare ? static_cast<double>(x[i]) * x[i] : std::fabs(static_cast<double>(x[i]));
-  sum_lines(sum, total);
+  sum_vectors(sum, total);
   return total;
 }
 
@@ -59,7 +59,7 @@ struct Sum {
   double total = 0;
 
   template <class C>
-  void fold(const C* x, int64_t n) {
+  void add(const C* x, int64_t n) {
     total += sum_of<C, false>(x, n);
   }
   void merge(const Sum& other) { total += other.total; }
@@ -77,13 +77,13 @@ struct Root {
   Squares squares;
 
   // In fp32 by trees of 16, where the squares are sure to fit.
-  void fold(const float* x, int64_t n) {
+  void add(const float* x, int64_t n) {
     const auto rows = pick_width<&sum_row<float, 64, false, false, Squared>, &sum_row<float, 32, false, false, Squared>,
                                  &sum_row<float, 16, false, false, Squared>>();
     const double sum = rows({x, nullptr, nullptr}, n);
     squares.middle += squares_lost<float>(sum) ? sum_of<float, true>(x, n) : sum;
   }
-  void fold(const double* x, int64_t n) {
+  void add(const double* x, int64_t n) {
     const double sum = sum_of<double, true>(x, n);
     if (squares_lost<double>(sum))
       for (int64_t i = 0; i < n; ++i) squares.add(x[i]);
@@ -98,7 +98,7 @@ struct Largest {
   double most = 0;
 
   template <class C>
-  void fold(const C* x, int64_t n) {
+  void add(const C* x, int64_t n) {
     const BitsOf<C> bits = static_cast<BitsOf<C>>(pick<&largest_loop<C>>()(x, n));
     merge({static_cast<double>(bit_cast<C>(bits))});
   }
@@ -106,20 +106,20 @@ struct Largest {
   double result() const { return most; }
 };
 
-template <class Fold>
+template <class Norm>
 double total(const TensorList& list) {
-  std::vector<Fold> parts(list.pieces());
+  std::vector<Norm> parts(list.pieces());
   list.each_piece([&](const Member& member, int64_t piece, int64_t start, int64_t stop) {
-    Fold part;  // a thread's own: neighbours in `parts` share cache lines
-    const auto fold = [&](const auto* x, int64_t, int64_t n) { part.fold(x, n); };
+    Norm part;  // a thread's own: neighbours in `parts` share cache lines
+    const auto add = [&](const auto* x, int64_t, int64_t n) { part.add(x, n); };
     if (member.view.dtype == DType::kDouble)
-      each_chunk<double>(member, start, stop, fold);
+      each_chunk<double>(member, start, stop, add);
     else
-      each_chunk<float>(member, start, stop, fold);
+      each_chunk<float>(member, start, stop, add);
     parts[piece] = part;
   });
-  Fold all;
-  for (const Fold& part : parts) all.merge(part);
+  Norm all;
+  for (const Norm& part : parts) all.merge(part);
   return all.result();
 }
 

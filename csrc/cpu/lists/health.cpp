@@ -3,6 +3,7 @@
 // I/O: read each tensor once.
 #include <array>
 
+#include "common/health.h"
 #include "common/real.h"
 #include "cpu/lists/multi_tensor.h"
 
@@ -14,8 +15,7 @@ namespace {
 // time than it brings.
 constexpr int64_t kAlone = 1 << 20;
 
-using Row = std::array<int64_t, 8>;
-enum Column { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst };
+using Row = std::array<int64_t, kHealthColumns>;
 
 // Signed: comparisons that every instruction set has.
 template <class Bits>
@@ -23,18 +23,13 @@ using Signed = std::make_signed_t<Bits>;
 
 template <class Bits>
 struct Limits {
-  Signed<Bits> infinity, normal, tiny;  // inf, 2^-14, 2^-25 without sign
-};
+  Signed<Bits> infinity, normal, tiny;
 
-template <class Bits>
-Limits<Bits> limits_of(DType type) {
-  if constexpr (sizeof(Bits) == 8) return {0x7FF0000000000000, 0x3F10000000000000, 0x3E60000000000000};
-  if constexpr (sizeof(Bits) == 4) return {0x7F800000, 0x38800000, 0x33000000};
-  if constexpr (sizeof(Bits) == 2) {
-    if (type == DType::kHalf) return {0x7C00, 0x0400, 0};
-    return {0x7F80, 0x3880, 0x3300};
-  }
-}
+  explicit Limits(const HealthLimits& of)
+      : infinity(static_cast<Signed<Bits>>(of.infinity)),
+        normal(static_cast<Signed<Bits>>(of.normal)),
+        tiny(static_cast<Signed<Bits>>(of.tiny)) {}
+};
 
 template <class Bits>
 struct Finite {
@@ -94,7 +89,7 @@ double magnitude(uint64_t bits, DType type) {
 template <class Bits>
 Row row_of(const Member& member, int64_t start, int64_t stop) {
   const DType type = member.view.dtype;
-  const Limits<Bits> limits = limits_of<Bits>(type);
+  const Limits<Bits> limits(health_limits(type));
   const auto finite = pick<&finite_loop<Bits>>();
   const auto special = pick<&special_loop<Bits>>();
   Row row{};
@@ -136,7 +131,7 @@ T* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int6
 void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
   const TensorList list(inputs, "_health_");
   const int64_t count = static_cast<int64_t>(inputs.size());
-  int64_t* to = rows_of<int64_t>(out, DType::kLong, 8, row, count, "_health_");
+  int64_t* to = rows_of<int64_t>(out, DType::kLong, kHealthColumns, row, count, "_health_");
   std::vector<Row> parts(list.pieces());
   list.each_piece([&](const Member& member, int64_t piece, int64_t start, int64_t stop) {
     switch (size_of(member.view.dtype)) {
@@ -145,9 +140,10 @@ void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
       default: parts[piece] = row_of<uint64_t>(member, start, stop);
     }
   }, kAlone);
-  for (int64_t m = 0, piece = 0; m < count; ++m, to += 8)
+  for (int64_t m = 0, piece = 0; m < count; ++m, to += kHealthColumns)
     for (const int64_t end = m + 1 < count ? list.members()[m + 1].first : list.pieces(); piece < end; ++piece)
-      for (int c = 0; c < 8; ++c) to[c] = c < kLargest ? to[c] + parts[piece][c] : std::max(to[c], parts[piece][c]);
+      for (int c = 0; c < kHealthColumns; ++c)
+        to[c] = c < kLargest ? to[c] + parts[piece][c] : std::max(to[c], parts[piece][c]);
 }
 
 double read_real(const char* at, const Real& real) {
@@ -172,7 +168,7 @@ double read_real(const char* at, const Real& real) {
 void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t health_row,
              const std::vector<Tensor>& inputs, const std::vector<int64_t>& size) {
   double* to = rows_of<double>(out, DType::kDouble, 4, row, 1, "_pick_");
-  const int64_t* found = rows_of<int64_t>(health, DType::kLong, 8, health_row, 1, "_pick_");
+  const int64_t* found = rows_of<int64_t>(health, DType::kLong, kHealthColumns, health_row, 1, "_pick_");
   const Shape shape(static_cast<int>(size.size()), size.data());
   const int64_t numel = shape.numel();
   for (size_t i = 0; i < inputs.size() && i < 4; ++i) {

@@ -1,8 +1,7 @@
 // The one loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements,
 // each walked in the order of its tensor's memory, on all threads.
 //
-// What a piece comes to is kept by the number of the piece and merged in that order: the same bits for any number of
-// threads.
+// Results of pieces are stored by the piece's number and merged in that order: the same bits for any number of threads.
 #pragma once
 
 #include <vector>
@@ -57,16 +56,16 @@ class TensorList {
   int64_t pieces_ = 0, elements_ = 0;
 };
 
-// fold(values, start, n) for the chunks [start, start + n) of a piece, read as values of type C.
-template <class C, class Fold>
-void each_chunk(const Member& member, int64_t start, int64_t stop, const Fold& fold) {
+// body(values, start, n) for the chunks [start, start + n) of a piece, read as values of type C.
+template <class C, class Body>
+void each_chunk(const Member& member, int64_t start, int64_t stop, const Body& body) {
   Source<C> source;
   source.bind(member.view, member.shape, member.order);
   alignas(64) C buffer[kBuffer];
   source.prime(buffer);
   for (int64_t at = start; at < stop; at += kChunk) {
     const int64_t n = std::min(kChunk, stop - at);
-    fold(source.fetch(at, n, at + kAhead, buffer), at, n);
+    body(source.fetch(at, n, at + kAhead, buffer), at, n);
   }
 }
 

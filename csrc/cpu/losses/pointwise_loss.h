@@ -44,7 +44,7 @@ void slope_loop(const void* op, const Chunk<C>& chunk) {
     C scale = f.sign * c[i];
     if constexpr (kWeight) scale *= w[i];
     const C slope = scale * f.loss.slope(x[i], y[i]);
-    dx[i] = kept_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = select_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
   }
   if (!dy) return;
   SAFEOPS_SIMD
@@ -64,8 +64,8 @@ void slopes_loop(const void* op, const Chunk<C>& chunk) {
     const Slopes<C> slopes = f.slopes(x[i], y[i]);  // inlined: what one of them alone needs is computed for it alone
     C scale = c[i];
     if constexpr (kWeight) scale *= w[i];
-    if constexpr (kInput) dx[i] = kept_or_zero(keep, scale * slopes.first);
-    if constexpr (kTarget) dy[i] = kept_or_zero(keep, scale * slopes.second);
+    if constexpr (kInput) dx[i] = select_or_zero(keep, scale * slopes.first);
+    if constexpr (kTarget) dy[i] = select_or_zero(keep, scale * slopes.second);
   }
 }
 

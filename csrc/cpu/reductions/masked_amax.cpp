@@ -1,5 +1,6 @@
-// The fold of the largest and smallest: the extreme of the kept elements, and how many of them are it.
-#include "cpu/reductions/worker.h"
+// The largest or smallest kept element, and how many share that value: its gradient is divided among them.
+// I/O: forward reads x, mask, weight once.
+#include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
 namespace safeops::cpu {
@@ -33,11 +34,11 @@ bool best_row(const Elements<C>& e, int64_t n, C* best) {
   const V lowest = V{} - std::numeric_limits<C>::infinity();
   V top[4] = {lowest, lowest, lowest, lowest};
   I nan[4] = {};
-  for_lines<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
+  for_vectors<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
                                                __attribute__((always_inline)) {
     V v = x;
     rank<R, kWhich>(v);
-    R::take_or(v, keep, lowest);
+    R::select(v, keep, lowest);
     top[k] = v > top[k] ? v : top[k];
     nan[k] |= reinterpret_cast<I>(v != v);
   });
@@ -47,7 +48,7 @@ bool best_row(const Elements<C>& e, int64_t n, C* best) {
   nan[0] |= nan[1] | nan[2] | nan[3];
   C largest = top[0][0];
   bool any = false;
-  for (int i = 0; i < R::kSide; ++i) {
+  for (int i = 0; i < R::kLanes; ++i) {
     largest = top[0][i] > largest ? C(top[0][i]) : largest;
     any |= nan[0][i] != 0;
   }
@@ -63,7 +64,7 @@ int64_t ties_row(const Elements<C>& e, int64_t n, C best) {
   using I = typename R::I;
   const I both = I{} - (best != best);
   I found[4] = {};
-  for_lines<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
+  for_vectors<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
                                                __attribute__((always_inline)) {
     V v = x;
     rank<R, kWhich>(v);
@@ -71,21 +72,21 @@ int64_t ties_row(const Elements<C>& e, int64_t n, C best) {
   });
   int64_t ties = 0;
   for (int k = 0; k < 4; ++k)
-    for (int i = 0; i < R::kSide; ++i) ties += found[k][i];
+    for (int i = 0; i < R::kLanes; ++i) ties += found[k][i];
   return ties;
 }
 
 template <class C>
-struct ExtremeLanes {
+struct ExtremeColumns {
   C* best;
   BitsOf<C>*ties, *nans;
 };
 
 template <class C, bool kKeep, Extremum kWhich>
-void extreme_lanes(const Elements<C>& e, int64_t n, int64_t period, const ExtremeLanes<C>& lanes) {
+void extreme_columns(const Elements<C>& e, int64_t n, int64_t period, const ExtremeColumns<C>& columns) {
   using Bits = BitsOf<C>;
-  C* best = lanes.best;
-  Bits *ties = lanes.ties, *nans = lanes.nans;
+  C* best = columns.best;
+  Bits *ties = columns.ties, *nans = columns.nans;
   for (int64_t at = 0; at < n; at += period) {
     const int64_t m = n - at < period ? n - at : period;
     const C* x = e.x + at;
@@ -108,12 +109,12 @@ void extreme_lanes(const Elements<C>& e, int64_t n, int64_t period, const Extrem
   }
 }
 
-// ---- the fold. value: the extreme (of what is maximised); count: its ties, 0 where nothing is kept
+// ---- the accumulator. value: the largest of what is maximised; count: how many have it, 0 where nothing is kept
 
 template <class C>
 struct Extreme {
   static constexpr int64_t kColumns = 1024;
-  static constexpr bool has_weight = false, has_spread = false, has_count = true;
+  static constexpr bool has_weight = false, has_second = false, has_count = true;
   bool weighted, scaled;
   Extremum which;
 
@@ -125,20 +126,20 @@ struct Extreme {
     best = first ? other : best;
   }
 
-  void merge(const Totals& into, const Totals& from, int64_t n) const {
+  void merge(const States& into, const States& from, int64_t n) const {
     for (int64_t i = 0; i < n; ++i) join(into.value[i], into.count[i], from.value[i], from.count[i]);
   }
 
-  class Worker : public Kept<C, Extreme, Worker> {
-    using Base = Kept<C, Extreme, Worker>;
+  class Worker : public StatisticWorker<C, Extreme, Worker> {
+    using Base = StatisticWorker<C, Extreme, Worker>;
     friend Base;
 
    public:
     static constexpr int64_t kBlock = 255;
 
-    Worker(const Extreme& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
-      const bool keep = fold.weighted || inputs.masked;
-      switch (fold.which) {
+    Worker(const Extreme& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
+      const bool keep = accumulator.weighted || inputs.masked;
+      switch (accumulator.which) {
         case Extremum::kMax: pick_loops<Extremum::kMax>(keep); break;
         case Extremum::kMin: pick_loops<Extremum::kMin>(keep); break;
         case Extremum::kMaxAbs: pick_loops<Extremum::kMaxAbs>(keep); break;
@@ -157,7 +158,7 @@ struct Extreme {
                                     &ties_row<C, 16, true, kWhich>>()
                        : pick_width<&ties_row<C, 64, false, kWhich>, &ties_row<C, 32, false, kWhich>,
                                     &ties_row<C, 16, false, kWhich>>();
-      lanes_ = keep ? pick<&extreme_lanes<C, true, kWhich>>() : pick<&extreme_lanes<C, false, kWhich>>();
+      columns_ = keep ? pick<&extreme_columns<C, true, kWhich>>() : pick<&extreme_columns<C, false, kWhich>>();
     }
 
     void reset_row() {
@@ -165,43 +166,43 @@ struct Extreme {
       row_ties_ = 0;
     }
 
-    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+    void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
       C best;
       if (best_row_(e, n, &best)) best = std::numeric_limits<C>::quiet_NaN();
-      if (best < row_best_) return;  // the second look is rare
+      if (best < row_best_) return;  // few chunks hold a new maximum: only those are read a second time
       join(row_best_, row_ties_, static_cast<double>(best), ties_row_(e, n, best));
     }
 
-    void row_state(const Totals& out) const {
+    void row_state(const States& out) const {
       *out.value = row_best_;
       *out.count = row_ties_;
     }
 
-    void start_lanes() {
+    void reset_columns() {
       std::fill_n(best_, this->period_, -std::numeric_limits<C>::infinity());
       std::fill_n(ties_, this->period_, 0);
       std::fill_n(nans_, this->period_, 0);
     }
 
-    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      lanes_(e, n, period, {best_ + first, ties_ + first, nans_ + first});
+    void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      columns_(e, n, period, {best_ + first, ties_ + first, nans_ + first});
     }
 
-    void empty_lanes(double*) {}  // the lanes are the states
+    void flush_columns(double*) {}  // the columns' accumulators need no flush: a maximum does not grow
 
-    Totals lane_states() {
+    States column_states() {
       for (int64_t p = 0; p < this->period_; ++p) {
         value_[p] = nans_[p] ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(best_[p]);
-        this->count_lanes_[p] = static_cast<int64_t>(nans_[p] ? nans_[p] : ties_[p]);
+        this->column_counts_[p] = static_cast<int64_t>(nans_[p] ? nans_[p] : ties_[p]);
       }
-      return {value_, nullptr, nullptr, this->count_lanes_};
+      return {value_, nullptr, nullptr, this->column_counts_};
     }
 
     double row_best_;
     int64_t row_ties_;
     decltype(&best_row<C, 16, true, Extremum::kMax>) best_row_;
     decltype(&ties_row<C, 16, true, Extremum::kMax>) ties_row_;
-    decltype(&extreme_lanes<C, true, Extremum::kMax>) lanes_;
+    decltype(&extreme_columns<C, true, Extremum::kMax>) columns_;
     alignas(64) C best_[kColumns];
     alignas(64) BitsOf<C> ties_[kColumns];
     alignas(64) BitsOf<C> nans_[kColumns];
@@ -209,14 +210,14 @@ struct Extreme {
   };
 };
 
-void finish_extreme(const void* op, int64_t, const Totals& totals, int64_t n, const double*, double* const* results) {
+void finish_extreme(const void* op, int64_t, const States& states, int64_t n, const double*, double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
-    const bool none = totals.count[i] == 0;
-    const double best = f.negate ? -totals.value[i] : totals.value[i];
+    const bool none = states.count[i] == 0;
+    const double best = f.negate ? -states.value[i] : states.value[i];
     results[0][i] = none ? f.nothing : best;
     results[1][i] = none ? 0.0 : best;
-    results[2][i] = none ? 0.0 : 1.0 / static_cast<double>(totals.count[i]);
+    results[2][i] = none ? 0.0 : 1.0 / static_cast<double>(states.count[i]);
     if (best > f.most && std::isfinite(best)) results[0][i] = f.most, results[2][i] = 0;
   }
 }

@@ -1,5 +1,5 @@
 // How many elements are kept: mask True and weight not 0. I/O: read mask, weight; the input is a shape and no more.
-#include "cpu/reductions/worker.h"
+#include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
 namespace safeops::cpu {
@@ -9,15 +9,15 @@ namespace {
 template <class C>
 struct Count {
   static constexpr int64_t kColumns = 4096;
-  static constexpr bool has_weight = false, has_spread = false, has_count = true, scaled = false;
+  static constexpr bool has_weight = false, has_second = false, has_count = true, scaled = false;
   bool weighted;
 
-  void merge(const Totals& into, const Totals& from, int64_t n) const {
+  void merge(const States& into, const States& from, int64_t n) const {
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public Kept<C, Count, Worker> {
-    using Base = Kept<C, Count, Worker>;
+  class Worker : public StatisticWorker<C, Count, Worker> {
+    using Base = StatisticWorker<C, Count, Worker>;
     friend Base;
 
    public:
@@ -26,32 +26,32 @@ struct Count {
 
    private:
     void reset_row() {}
-    void fold_row(const Elements<C>&, int64_t, int64_t) {}
-    void row_state(const Totals&) const {}
-    void start_lanes() { std::fill_n(value_, this->period_, 0.0); }
-    void fold_lanes(const Elements<C>&, int64_t, int64_t, int64_t) {}
-    void empty_lanes(double*) {}
-    Totals lane_states() { return {value_, nullptr, nullptr, this->count_lanes_}; }
+    void accumulate_row(const Elements<C>&, int64_t, int64_t) {}
+    void row_state(const States&) const {}
+    void reset_columns() { std::fill_n(value_, this->period_, 0.0); }
+    void accumulate_columns(const Elements<C>&, int64_t, int64_t, int64_t) {}
+    void flush_columns(double*) {}
+    States column_states() { return {value_, nullptr, nullptr, this->column_counts_}; }
 
     double value_[kColumns];
   };
 };
 
-// Integers have no Sink of their own: their bits have.
+// There is no Sink for integers, but there is one for bit patterns.
 struct CountOutput {
   Sink<uint64_t> sink;
 
   template <class C>
   CountOutput(const Reduction<C>& r, const Tensor& to) {
-    sink.bind(r.seen(to).view, r.dims.output(r.shape, true), r.kept);
+    sink.bind(r.seen(to).view, r.dims.output(r.shape, true), r.output_order);
   }
 
-  void write(int64_t start, int64_t n, const Totals& totals) const {
+  void write(int64_t start, int64_t n, const States& states) const {
     uint64_t buffer[kChunk];
     for (int64_t done = 0; done < n; done += kChunk) {
       const int64_t m = std::min(kChunk, n - done);
       uint64_t* to = sink.target(start + done, buffer);
-      for (int64_t i = 0; i < m; ++i) to[i] = static_cast<uint64_t>(totals.count[done + i]);
+      for (int64_t i = 0; i < m; ++i) to[i] = static_cast<uint64_t>(states.count[done + i]);
       sink.commit(start + done, m, buffer);
     }
   }
@@ -63,7 +63,7 @@ void count(const Shape& shape, const ReducedDims& dims, const OptionalTensor& ma
   Reduction<C> r(shape, dims, View(mask ? *mask : *weight));
   if (weight) r.input(View(*weight));
   if (mask) r.mask(View(*mask));
-  Reducer<C, Count<C>, CountOutput>{r, Count<C>{weight.has_value()}, CountOutput(r, to)}.run();
+  ReductionDriver<C, Count<C>, CountOutput>{r, Count<C>{weight.has_value()}, CountOutput(r, to)}.run();
 }
 
 Tensor masked_count(const Tensor& input, const OptionalTensor& mask, const OptionalTensor& weight, const Dims& dim,

@@ -1,6 +1,7 @@
-// log sum w exp(x) = top + log sum w exp(x - top), the top being the largest kept element so far.
+// log sum w exp(x) = top + log sum w exp(x - top), where top is the largest kept element so far: no exponential
+// overflows. I/O: forward reads x, mask, weight once.
 #include "cpu/engine/exp.h"
-#include "cpu/reductions/worker.h"
+#include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
 namespace safeops::cpu {
@@ -9,24 +10,24 @@ namespace {
 
 // ---- inner loops
 
-// (the largest kept element, the lowest number if there is none; NaN elements do not count)
+// The largest kept element, the lowest number if there is none. NaN is passed over: it shows in the exponentials.
 template <class C, int kBytes, bool kKeep>
 C top_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
   const V lowest = V{} + std::numeric_limits<C>::lowest();
   V top[4] = {lowest, lowest, lowest, lowest};
-  for_lines<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const auto& keep, const V&)
+  for_vectors<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const auto& keep, const V&)
                                                __attribute__((always_inline)) {
     V v = x;
-    R::take_or(v, keep, lowest);
+    R::select(v, keep, lowest);
     top[k] = v > top[k] ? v : top[k];
   });
   top[0] = top[0] > top[1] ? top[0] : top[1];
   top[2] = top[2] > top[3] ? top[2] : top[3];
   top[0] = top[0] > top[2] ? top[0] : top[2];
   C largest = top[0][0];
-  for (int i = 1; i < R::kSide; ++i) largest = top[0][i] > largest ? C(top[0][i]) : largest;
+  for (int i = 1; i < R::kLanes; ++i) largest = top[0][i] > largest ? C(top[0][i]) : largest;
   return largest;
 }
 
@@ -35,22 +36,23 @@ void exponentials_loop(const Elements<C>& e, int64_t n, C top, C* out) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const C x = e.x[i];
-    C term = exp_(select(x == top, C(0), x - top));  // inf - inf
+    C term = exp_(select(x == top, C(0), x - top));  // where both are inf, their difference would be NaN
     if constexpr (kWeight) term *= e.w[i];
-    if constexpr (kKeep) term = kept_or_zero(e.keep[i] != 0, term);
+    if constexpr (kKeep) term = select_or_zero(e.keep[i] != 0, term);
     out[i] = term;
   }
 }
 
 template <class C>
-struct ExponentialLanes {
+struct ExponentialColumns {
   C *top, *sum;
 };
 
-// One exponential an element: of the distance to the top so far, whichever is higher.
+// One exponential for each element, of its distance to the column's top so far: where the element is higher, the sum is
+// scaled down by it, else it is added.
 template <class C, bool kKeep, bool kWeight>
-void exponential_lanes(const Elements<C>& e, int64_t n, int64_t period, const ExponentialLanes<C>& lanes) {
-  C *top = lanes.top, *sum = lanes.sum;
+void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const ExponentialColumns<C>& columns) {
+  C *top = columns.top, *sum = columns.sum;
   for (int64_t at = 0; at < n; at += period) {
     const int64_t m = n - at < period ? n - at : period;
     const C *x = e.x + at, *w = e.w + at;
@@ -83,30 +85,30 @@ void join_loop(double* top, double* sum, const double* other, const double* more
   for (int64_t i = 0; i < n; ++i) join(top[i], sum[i], other[i], more[i]);
 }
 
-// ---- the fold. value: top; spread: sum w exp(x - top)
+// ---- the accumulator. value: top; second: sum w exp(x - top)
 
 template <class C>
 struct LogSumExp {
   static constexpr int64_t kColumns = 1024;
-  static constexpr bool has_weight = false, has_spread = true, has_count = true;
+  static constexpr bool has_weight = false, has_second = true, has_count = true;
   static constexpr double kLowest = std::numeric_limits<double>::lowest();
   bool weighted;
   static constexpr bool scaled = false;
 
-  void merge(const Totals& into, const Totals& from, int64_t n) const {
-    pick<&join_loop>()(into.value, into.spread, from.value, from.spread, n);
+  void merge(const States& into, const States& from, int64_t n) const {
+    pick<&join_loop>()(into.value, into.second, from.value, from.second, n);
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public Kept<C, LogSumExp, Worker> {
-    using Base = Kept<C, LogSumExp, Worker>;
+  class Worker : public StatisticWorker<C, LogSumExp, Worker> {
+    using Base = StatisticWorker<C, LogSumExp, Worker>;
     friend Base;
 
    public:
     static constexpr int64_t kBlock = 32;
 
-    Worker(const LogSumExp& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
-      if (fold.weighted)
+    Worker(const LogSumExp& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
+      if (accumulator.weighted)
         pick_loops<true, true>();
       else
         inputs.masked ? pick_loops<true, false>() : pick_loops<false, false>();
@@ -117,36 +119,36 @@ struct LogSumExp {
     void pick_loops() {
       top_row_ = pick_width<&top_row<C, 64, kKeep>, &top_row<C, 32, kKeep>, &top_row<C, 16, kKeep>>();
       exponentials_ = pick<&exponentials_loop<C, kKeep, kWeight>>();
-      lanes_ = pick<&exponential_lanes<C, kKeep, kWeight>>();
+      columns_ = pick<&exponential_columns<C, kKeep, kWeight>>();
     }
 
     void reset_row() { row_top_ = kLowest, row_sum_ = 0; }
 
-    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+    void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
       const C chunk = top_row_(e, n), top = chunk > row_top_ ? chunk : static_cast<C>(row_top_);
       double more;
-      exponentials_(e, n, top, terms_);
-      sum_(terms_, 1, n, &more);
+      exponentials_(e, n, top, exponentials_of_);
+      sum_(exponentials_of_, 1, n, &more);
       join(row_top_, row_sum_, static_cast<double>(top), more);
     }
 
-    void row_state(const Totals& out) const {
+    void row_state(const States& out) const {
       *out.value = row_top_;
-      *out.spread = row_sum_;
+      *out.second = row_sum_;
     }
 
-    void start_lanes() {
+    void reset_columns() {
       std::fill_n(value_, this->period_, kLowest);
       std::fill_n(sum_of_, this->period_, 0.0);
       std::fill_n(top_, this->period_, std::numeric_limits<C>::lowest());
       std::fill_n(sums_, this->period_, C(0));
     }
 
-    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      lanes_(e, n, period, {top_ + first, sums_ + first});
+    void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+      columns_(e, n, period, {top_ + first, sums_ + first});
     }
 
-    void empty_lanes(double*) {
+    void flush_columns(double*) {
       const int64_t n = this->period_;
       alignas(64) double top[kColumns], more[kColumns];
       for (int64_t p = 0; p < n; ++p) {
@@ -157,15 +159,15 @@ struct LogSumExp {
       join_(value_, sum_of_, top, more, n);
     }
 
-    Totals lane_states() { return {value_, nullptr, sum_of_, this->count_lanes_}; }
+    States column_states() { return {value_, nullptr, sum_of_, this->column_counts_}; }
 
     double row_top_, row_sum_;
     decltype(&top_row<C, 16, true>) top_row_;
     decltype(&exponentials_loop<C, true, true>) exponentials_;
-    decltype(&exponential_lanes<C, true, true>) lanes_;
+    decltype(&exponential_columns<C, true, true>) columns_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
     decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
-    alignas(64) C terms_[kBuffer];
+    alignas(64) C exponentials_of_[kBuffer];
     alignas(64) C top_[kColumns];
     alignas(64) C sums_[kColumns];
     alignas(64) double value_[kColumns];
@@ -173,15 +175,16 @@ struct LogSumExp {
   };
 };
 
-// The gradient is w exp(x - top) / sum: their own difference loses no digits of a large top. Where all that is kept is
-// -inf, exp(x) itself is the 0 it should be.
-void finish_logsumexp(const void* op, int64_t, const Totals& totals, int64_t n, const double*,
+// The gradient is w exp(x - top) / sum, not w exp(x - value): the difference to the top loses no digits where both are
+// large. Where every kept element is -inf, top counts as 0: exp(x) itself is the 0 it should be.
+void finish_logsumexp(const void* op, int64_t, const States& states, int64_t n, const double*,
                       double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
-    const bool none = totals.count[i] == 0;
-    const double top = totals.value[i], spread = totals.spread[i];
-    const double sum = spread < 0 ? std::numeric_limits<double>::quiet_NaN() : spread;  // has no logarithm, no slope
+    const bool none = states.count[i] == 0;
+    const double top = states.value[i], second = states.second[i];
+    // Negative weights may make a negative sum, which has no logarithm and no slope.
+    const double sum = second < 0 ? std::numeric_limits<double>::quiet_NaN() : second;
     results[0][i] = none ? f.nothing : top + std::log(sum);
     results[1][i] = none || sum == 0 ? 0.0 : top;
     results[2][i] = none ? 0.0 : sum == 0 ? 1.0 : 1 / sum;

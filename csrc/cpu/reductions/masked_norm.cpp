@@ -1,6 +1,7 @@
-// The fold of the norms: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor underflow: what
-// float cannot square goes, a chunk at a time, through double.
-#include "cpu/reductions/worker.h"
+// Norms, root mean square and sum of squares: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor
+// underflow: a chunk with elements that float cannot square is added in double.  I/O: forward reads x, mask, weight
+// once.
+#include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
 namespace safeops::cpu {
@@ -35,7 +36,7 @@ double careful_powers(const Elements<C>& e, int64_t n) {
 #pragma omp simd reduction(+ : sum)
   for (int64_t i = 0; i < n; ++i) {
     double x = static_cast<double>(e.x[i]);
-    if constexpr (kKeep) x = kept_or_zero(e.keep[i] != 0, x);
+    if constexpr (kKeep) x = select_or_zero(e.keep[i] != 0, x);
     double term = power<double, kSquare>(x);
     if constexpr (kWeight) term *= static_cast<double>(e.w[i]);
     sum += term;
@@ -44,13 +45,13 @@ double careful_powers(const Elements<C>& e, int64_t n) {
 }
 
 template <class C>
-struct PowerLanes {
+struct PowerColumns {
   C *sum, *weight;
 };
 
 template <class C, bool kKeep, bool kWeight, bool kSquare>
-void power_lanes(const Elements<C>& e, int64_t n, int64_t period, const PowerLanes<C>& lanes) {
-  C *sum = lanes.sum, *weight = lanes.weight;
+void power_columns(const Elements<C>& e, int64_t n, int64_t period, const PowerColumns<C>& columns) {
+  C *sum = columns.sum, *weight = columns.weight;
   for (int64_t at = 0; at < n; at += period) {
     const int64_t m = n - at < period ? n - at : period;
     const C *x = e.x + at, *w = e.w + at;
@@ -58,7 +59,7 @@ void power_lanes(const Elements<C>& e, int64_t n, int64_t period, const PowerLan
     SAFEOPS_SIMD
     for (int64_t p = 0; p < m; ++p) {
       C v = x[p];
-      if constexpr (kKeep) v = kept_or_zero(keep[p] != 0, v);
+      if constexpr (kKeep) v = select_or_zero(keep[p] != 0, v);
       C term = power<C, kSquare>(v);
       if constexpr (kWeight) term *= w[p];
       if constexpr (kWeight) weight[p] += w[p];
@@ -67,33 +68,33 @@ void power_lanes(const Elements<C>& e, int64_t n, int64_t period, const PowerLan
   }
 }
 
-// ---- the fold. value: sum w f(x); weight: sum of weights
+// ---- the accumulator. value: sum w f(x); weight: sum of weights
 
 template <class C>
 struct Powers {
   static constexpr int64_t kColumns = 1024;
-  static constexpr bool has_spread = false, has_count = true;
+  static constexpr bool has_second = false, has_count = true;
   bool weighted, scaled;
   bool half;  // the input is fp16: float squares it without loss of range
   bool square;
   bool has_weight = weighted;
 
-  void merge(const Totals& into, const Totals& from, int64_t n) const {
+  void merge(const States& into, const States& from, int64_t n) const {
     for (int64_t i = 0; i < n; ++i) into.value[i] += from.value[i];
     for (int64_t i = 0; weighted && i < n; ++i) into.weight[i] += from.weight[i];
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public Kept<C, Powers, Worker> {
-    using Base = Kept<C, Powers, Worker>;
+  class Worker : public StatisticWorker<C, Powers, Worker> {
+    using Base = StatisticWorker<C, Powers, Worker>;
     friend Base;
 
    public:
     static constexpr int64_t kBlock = 32;
 
-    Worker(const Powers& fold, const Inputs<C>& inputs) : Base(fold, inputs) {
-      const int kind = fold.weighted ? 2 : inputs.masked;
-      fold.square ? pick_kind<true>(kind) : pick_kind<false>(kind);
+    Worker(const Powers& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
+      const int kind = accumulator.weighted ? 2 : inputs.masked;
+      accumulator.square ? pick_kind<true>(kind) : pick_kind<false>(kind);
     }
 
    private:
@@ -110,17 +111,17 @@ struct Powers {
       row_ = pick_width<&sum_row<C, 64, kKeep, kWeight, P>, &sum_row<C, 32, kKeep, kWeight, P>,
                         &sum_row<C, 16, kKeep, kWeight, P>>();
       careful_ = pick<&careful_powers<C, kKeep, kWeight, kSquare>>();
-      lanes_ = pick<&power_lanes<C, kKeep, kWeight, kSquare>>();
+      columns_ = pick<&power_columns<C, kKeep, kWeight, kSquare>>();
       rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
                            &any_extraordinary<16, kKeep>>();
     }
 
     void reset_row() { row_sum_ = row_weight_ = 0; }
 
-    void fold_row(const Elements<C>& e, int64_t n, int64_t) {
+    void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
       double sum = row_(e, n);
       if constexpr (sizeof(C) == 4) {
-        if (!(sum > 0x1p-100 && sum < 0x1p+120) && !this->fold_.half) sum = careful_(e, n);
+        if (!(sum > 0x1p-100 && sum < 0x1p+120) && !this->accumulator_.half) sum = careful_(e, n);
       }
       row_sum_ += sum;
       if (!e.w) return;
@@ -129,27 +130,27 @@ struct Powers {
       row_weight_ += weight;
     }
 
-    void row_state(const Totals& out) const {
+    void row_state(const States& out) const {
       *out.value = row_sum_;
       if (out.weight) *out.weight = row_weight_;
     }
 
-    void start_lanes() {
+    void reset_columns() {
       std::fill_n(value_, this->period_, 0.0);
       std::fill_n(weight_, this->period_, 0.0);
       std::fill_n(sums_, this->period_, C(0));
       std::fill_n(sw_, this->period_, C(0));
     }
 
-    void fold_lanes(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+    void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if constexpr (sizeof(C) == 4) {
-        const Ordinary& range = this->fold_.square ? kSquares : kMagnitudes;
-        if (!this->fold_.half && rare_(e, n, range)) return fold_carefully(e, first, n, period);
+        const Ordinary& range = this->accumulator_.square ? kSquares : kMagnitudes;
+        if (!this->accumulator_.half && rare_(e, n, range)) return accumulate_carefully(e, first, n, period);
       }
-      lanes_(e, n, period, {sums_ + first, sw_ + first});
+      columns_(e, n, period, {sums_ + first, sw_ + first});
     }
 
-    void fold_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
+    void accumulate_carefully(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       for (int64_t i = 0; i < n; ++i) {
         const int64_t p = first + i % period;
         value_[p] += careful_(e.from(i), 1);
@@ -157,20 +158,20 @@ struct Powers {
       }
     }
 
-    void empty_lanes(double*) {
-      empty_(sums_, this->period_, value_);
-      if (this->weighted_) empty_(sw_, this->period_, weight_);
+    void flush_columns(double*) {
+      flush_(sums_, this->period_, value_);
+      if (this->weighted_) flush_(sw_, this->period_, weight_);
     }
 
-    Totals lane_states() { return {value_, weight_, nullptr, this->count_lanes_}; }
+    States column_states() { return {value_, weight_, nullptr, this->column_counts_}; }
 
     double row_sum_, row_weight_;
     decltype(&sum_row<C, 16, true, true>) row_;
     decltype(&careful_powers<C, true, true, true>) careful_;
-    decltype(&power_lanes<C, true, true, true>) lanes_;
+    decltype(&power_columns<C, true, true, true>) columns_;
     decltype(&any_extraordinary<16, true>) rare_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
-    decltype(pick<&empty_loop<C, double>>()) empty_ = pick<&empty_loop<C, double>>();
+    decltype(pick<&flush_loop<C, double>>()) flush_ = pick<&flush_loop<C, double>>();
     alignas(64) C sums_[kColumns];
     alignas(64) C sw_[kColumns];
     alignas(64) double value_[kColumns];
@@ -179,13 +180,13 @@ struct Powers {
 };
 
 // sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
-void finish_powers(const void* op, int64_t, const Totals& totals, int64_t n, const double* unscale,
+void finish_powers(const void* op, int64_t, const States& states, int64_t n, const double* unscale,
                    double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
-    const bool none = totals.count[i] == 0;
-    const double divisor = !f.mean ? 1.0 : f.weighted ? totals.weight[i] : static_cast<double>(totals.count[i]);
-    double value = totals.value[i], scale = f.slope;
+    const bool none = states.count[i] == 0;
+    const double divisor = !f.mean ? 1.0 : f.weighted ? states.weight[i] : static_cast<double>(states.count[i]);
+    double value = states.value[i], scale = f.slope;
     if (f.lost && !none && may_be_lost(value)) *f.lost = true;
     const bool finite = std::isfinite(value);
     const double by = unscale ? unscale[i] : 1;

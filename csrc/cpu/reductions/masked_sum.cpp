@@ -1,5 +1,6 @@
-// sum w x over the kept elements, and that over their count (over sum w with weights): the mean. One backward for both:
-// the mean gives it the denominator.
+// The sum, sum w x over the kept elements, and the mean, that over their count (over sum w with weights). One backward
+// for both: the mean gives it the denominator.  I/O: forward reads x, mask, weight once; backward reads mask, writes
+// dx.
 #include <vector>
 
 #include "cpu/engine/weighted_sum.h"
@@ -39,7 +40,7 @@ void gradient_loop(const void*, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) {
     C slope = c[i];
     if constexpr (kWeight) slope *= w[i];
-    dx[i] = kept_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = select_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
   }
 }
 

@@ -2,7 +2,7 @@
 //
 //     _<op>(input, mask, weight, dim, keepdim, empty_nan, dtype, parameter) -> (value, origin, scale)
 //
-// origin and scale are what _statistic_backward needs of the forward: dx = g scale w shape(x, origin).
+// origin and scale are what _statistic_backward needs of the forward: dx = g scale w derivative(x, origin).
 // I/O: forward reads x, mask, weight once.
 #pragma once
 
@@ -10,7 +10,7 @@
 #include <limits>
 #include <vector>
 
-#include "cpu/engine/reducer.h"
+#include "cpu/engine/reduction_driver.h"
 #include "cpu/engine/weighted_sum.h"
 
 namespace safeops::cpu {
@@ -45,9 +45,10 @@ struct Statistic {
     return {empty(out, type, input), empty(out, DType::kDouble, input), empty(out, DType::kDouble, input)};
   }
 
-  // scale_down: a float64 tensor of the outputs' shape that multiplies the elements of each before they are folded.
-  template <class C, class Fold>
-  void run(const Fold& fold, Results results, const void* finish, const Statistics& to,
+  // scale_down: a float64 tensor of the outputs' shape by whose numbers the elements of each are multiplied before they
+  // are accumulated.
+  template <class C, class Accumulator>
+  void run(const Accumulator& accumulator, Results results, const void* finish, const Statistics& to,
            const Tensor* scale_down = nullptr) const {
     Reduction<C> r(shape, dims, x);
     if (weight) r.input(View(*weight));
@@ -62,7 +63,7 @@ struct Statistic {
       r.input(seen.view);
       outputs.add_unscale(seen);
     }
-    Reducer<C, Fold>{r, fold, outputs}.run();
+    ReductionDriver<C, Accumulator>{r, accumulator, outputs}.run();
   }
 };
 
@@ -74,7 +75,7 @@ struct StatisticFinish {
   bool negate = false;        // of what is maximised
   double slope = 1;           // of the derivative
   double most = std::numeric_limits<double>::infinity();
-  std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflown
+  std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflowed
 };
 
 // unscale / root: 1 / norm, the scale of a backward, in units of kBeyond where it is too large for a double.
@@ -98,18 +99,19 @@ Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool em
 // outputs can be squared as they are.
 std::optional<Tensor> scales_of(const Statistic& s);
 
-// A fold of squares in double. Double squares whatever float holds, but not all that double does: where an output says
-// so, all is folded again, scaled.
-template <class Fold>
-void run_squares(const Statistic& s, Fold fold, Results results, StatisticFinish finish, const Statistics& to) {
+// Squares accumulated in double, which can square whatever float holds, but not all that double does: where the sum of
+// an output shows that some squares may be lost, everything is accumulated again, scaled to magnitudes near 1.
+template <class Accumulator>
+void run_squares(const Statistic& s, Accumulator accumulator, Results results, StatisticFinish finish,
+                 const Statistics& to) {
   std::atomic<bool> lost{false};
   finish.lost = &lost;
-  s.run<double>(fold, results, &finish, to);
+  s.run<double>(accumulator, results, &finish, to);
   if (!lost) return;
   const std::optional<Tensor> scales = scales_of(s);
   if (!scales) return;
-  fold.scaled = true;
-  s.run<double>(fold, results, &finish, to, &*scales);
+  accumulator.scaled = true;
+  s.run<double>(accumulator, results, &finish, to, &*scales);
 }
 
 inline bool may_be_lost(double sum) { return !(sum > 0x1p-900) || sum > std::numeric_limits<double>::max(); }

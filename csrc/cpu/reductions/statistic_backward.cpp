@@ -1,5 +1,5 @@
-// The gradient of every statistic: dx = keep ? grad scale w shape(x, origin) : 0.
-// I/O: read x, mask, weight, write dx; what belongs to the outputs is the smaller side.
+// The gradient of every statistic: dx = keep ? grad scale w derivative(x, origin) : 0.
+// I/O: read x, mask, weight, write dx; grad, scale and origin have an entry for each output, which are fewer.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 enum Kind : int64_t { kLinear = 0, kEqual = 1, kExp = 2, kSign = 3, kEqualMagnitude = 4 };
 
-// The last two only compare: their weight is a mask and no more.
+// Kinds that compare x with the origin: of their weight it only matters where it is 0.
 constexpr bool compares(int kind) { return kind == kEqual || kind == kEqualMagnitude; }
 
 // d|x|/dx: 0 at 0, NaN at NaN
@@ -18,16 +18,16 @@ inline C sign(C x) {
   return select(x > 0, C(1), select(x < 0, C(-1), x));
 }
 
-// c times the shape. `rest`: what the origin lost in float. Where a kind compares, c is selected, not multiplied by 0:
-// a NaN or inf from upstream stays with the extreme.
+// c times the derivative of the kind. `rest`: what the origin lost in float. A kind that compares selects c and does
+// not multiply it by 0: a NaN or inf from upstream reaches the extreme elements alone.
 template <class C, int kKind>
-inline C shaped(C c, C x, C origin, C rest) {
+inline C times_derivative(C c, C x, C origin, C rest) {
   if constexpr (kKind == kLinear) return c * ((x - origin) - rest);
   if constexpr (kKind == kExp) return c * exp_(x - origin);
   if constexpr (kKind == kSign) return c * sign(x);
   const bool nan = (x != x) & (origin != origin);
-  if constexpr (kKind == kEqual) return kept_or_zero((x == origin) | nan, c);
-  if constexpr (kKind == kEqualMagnitude) return kept_or_zero((std::fabs(x) == origin) | nan, c * sign(x));
+  if constexpr (kKind == kEqual) return select_or_zero((x == origin) | nan, c);
+  if constexpr (kKind == kEqualMagnitude) return select_or_zero((std::fabs(x) == origin) | nan, c * sign(x));
 }
 
 // in: c = grad scale, [weight], x, origin, [rest];  out: dx
@@ -39,9 +39,9 @@ void float_loop(const void*, const Chunk<float>& chunk) {
   float* dx = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    float slope = shaped<float, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : 0.0f);
+    float slope = times_derivative<float, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : 0.0f);
     if constexpr (kWeight && !compares(kKind)) slope *= w[i];  // not c w: that may leave the range where dx does not
-    dx[i] = kept_or_zero(is_kept<float, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = select_or_zero(is_kept<float, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
@@ -55,16 +55,16 @@ void double_loop(const void*, const Chunk<double>& chunk) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
     const bool beyond = is_beyond(scale[i]);
-    const double by = select(beyond, -scale[i], scale[i]), g = kept_or_zero(by != 0, grad[i]);
+    const double by = select(beyond, -scale[i], scale[i]), g = select_or_zero(by != 0, grad[i]);
     double slope;
     if constexpr (compares(kKind)) {
-      slope = shaped<double, kKind>(g * by, x[i], origin[i], 0);
+      slope = times_derivative<double, kKind>(g * by, x[i], origin[i], 0);
     } else {  // the gradient last: of a small norm, its product with the scale may overflow where dx does not
-      slope = shaped<double, kKind>(by, x[i], origin[i], 0);
+      slope = times_derivative<double, kKind>(by, x[i], origin[i], 0);
       if constexpr (kWeight) slope *= w[i];
       slope = slope * select(beyond, kBeyond, 1.0) * g;
     }
-    dx[i] = kept_or_zero(is_kept<double, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = select_or_zero(is_kept<double, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
@@ -106,7 +106,7 @@ void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1];
   double* c = chunk.out[0];
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < chunk.n; ++i) c[i] = kept_or_zero(scale[i] != 0, grad[i] * scale[i]);
+  for (int64_t i = 0; i < chunk.n; ++i) c[i] = select_or_zero(scale[i] != 0, grad[i] * scale[i]);
 }
 
 // What float loses of n origins; whether it loses any.
@@ -115,8 +115,8 @@ bool rest_loop(const double* origin, int64_t n, double* rest) {
 #pragma omp simd reduction(+ : lost)
   for (int64_t i = 0; i < n; ++i) {
     const double r = origin[i] - static_cast<double>(static_cast<float>(origin[i]));
-    const double finite = kept_or_zero(std::fabs(r) <= std::numeric_limits<double>::max(), r);
-    lost += kept_or_zero(finite != 0, 1.0);
+    const double finite = select_or_zero(std::fabs(r) <= std::numeric_limits<double>::max(), r);
+    lost += select_or_zero(finite != 0, 1.0);
     rest[i] = finite;
   }
   return lost != 0;
@@ -136,7 +136,7 @@ bool fit_float(const double* c, int64_t n) {
     const double size = std::fabs(c[i]);
     const bool large = (size > std::numeric_limits<float>::max()) & (size <= std::numeric_limits<double>::max());
     const bool small = (size < std::numeric_limits<float>::min()) & (size != 0);
-    lost += kept_or_zero(large, 1.0) + kept_or_zero(small, 1.0);
+    lost += select_or_zero(large, 1.0) + select_or_zero(small, 1.0);
   }
   return lost == 0;
 }

@@ -15,16 +15,16 @@ struct Floor {
 enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
 
 template <class C, int kBytes>
-void fold_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
-  using V = Line<C, kBytes>;
-  for (int64_t r = 0; r < p.lines; ++r) {
+void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
+  using V = Vector<C, kBytes>;
+  for (int64_t r = 0; r < p.height; ++r) {
     const C *x = p.in[0] + r * p.step[0], *y = p.in[1] + r * p.step[1];
     const auto products = [&](const C* a, const C* b) {
-      return sum_lines<kBytes, C>(p.side, [&](int64_t i, V& line) {
+      return sum_run<kBytes, C>(p.width, [&](int64_t i, V& v) {
         V other;
-        load_line(a + i, line);
-        load_line(b + i, other);
-        line *= other;
+        load_vector(a + i, v);
+        load_vector(b + i, other);
+        v *= other;
       });
     };
     states[kPower1][r] = states[kPower2][r] = 1;
@@ -35,20 +35,20 @@ void fold_rows(const void*, const Piece<C>& p, const C* const*, double* const* s
 }
 
 template <class C>
-void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* states) {
+void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C xx[kChunk], yy[kChunk], xy[kChunk];
-  for (int64_t k = 0; k < p.side; ++k) xx[k] = yy[k] = xy[k] = 0;
-  for (int64_t i = 0; i < p.lines; ++i) {
+  for (int64_t k = 0; k < p.width; ++k) xx[k] = yy[k] = xy[k] = 0;
+  for (int64_t i = 0; i < p.height; ++i) {
     const C *x = p.in[0] + i * p.step[0], *y = p.in[1] + i * p.step[1];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < p.side; ++k) {
+    for (int64_t k = 0; k < p.width; ++k) {
       xx[k] += x[k] * x[k];
       yy[k] += y[k] * y[k];
       xy[k] += x[k] * y[k];
     }
   }
   SAFEOPS_SIMD
-  for (int64_t k = 0; k < p.side; ++k) {
+  for (int64_t k = 0; k < p.width; ++k) {
     states[kPower1][k] = states[kPower2][k] = 1;
     states[kSquares1][k] = xx[k];
     states[kSquares2][k] = yy[k];
@@ -57,7 +57,7 @@ void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* 
 }
 
 template <class C>
-void careful(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
+void accumulate_carefully(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   for (int64_t r = 0; r < p.rows(); ++r) {
     if (parameters[kAgain][r] == 0) continue;
     const double scale1 = scale_of_row(p, 0, r), scale2 = scale_of_row(p, 1, r);
@@ -92,12 +92,12 @@ inline void merge(int64_t rows, double* const* into, const double* const* from) 
 }
 
 template <class C>
-bool doubt(int64_t rows, const double* const* states, C* again) {
+bool find_lost(int64_t rows, const double* const* states, C* again) {
   double rare = 0;
 #pragma omp simd reduction(+ : rare)
   for (int64_t r = 0; r < rows; ++r) {
-    const double mark =
-        kept_or_zero(squares_lost<C>(states[kSquares1][r]), 1.0) + kept_or_zero(squares_lost<C>(states[kSquares2][r]), 1.0);
+    const double mark = select_or_zero(squares_lost<C>(states[kSquares1][r]), 1.0) +
+                        select_or_zero(squares_lost<C>(states[kSquares2][r]), 1.0);
     again[r] = static_cast<C>(mark);
     rare += mark;
   }
@@ -156,7 +156,7 @@ inline C slope_of(C unit1, C unit2, C cosine, C upstream, C scale, C ratio) {
 
 template <class C>
 void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
-  for (int64_t r = 0; r < p.lines; ++r) {
+  for (int64_t r = 0; r < p.height; ++r) {
     const auto of = [&](int parameter) { return parameters[parameter][r]; };
     const C scale[2] = {of(kScale1), of(kScale2)}, ratio[2] = {of(kRatio1), of(kRatio2)};
     const C cosine[2] = {of(kCosine1), of(kCosine2)}, upstream = of(kUpstream);
@@ -164,30 +164,30 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
       if (!p.out[side]) continue;
       C* dx = p.out[side] + r * p.out_step[side];
       if (of(side ? kLive2 : kLive1) == 0) {
-        std::fill_n(dx, p.side, C(0));
+        std::fill_n(dx, p.width, C(0));
         continue;
       }
       const C *x = p.in[side] + r * p.step[side], *y = p.in[1 - side] + r * p.step[1 - side];
       const C s = scale[side], q = ratio[side], c = cosine[side], t = scale[1 - side], u = ratio[1 - side];
-      for_blocks(p.side, [&](int64_t i) { dx[i] = slope_of(x[i] * s * q, y[i] * t * u, c, upstream, s, q); });
+      for_blocks(p.width, [&](int64_t i) { dx[i] = slope_of(x[i] * s * q, y[i] * t * u, c, upstream, s, q); });
     }
   }
 }
 
 template <class C>
-void map_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
+void map_columns(const void*, const Piece<C>& p, const C* const* parameters) {
   const C* upstream = parameters[kUpstream];
   for (int side = 0; side < 2; ++side) {
     if (!p.out[side]) continue;
     const C *s = parameters[side ? kScale2 : kScale1], *q = parameters[side ? kRatio2 : kRatio1];
     const C *t = parameters[side ? kScale1 : kScale2], *u = parameters[side ? kRatio1 : kRatio2];
     const C *c = parameters[side ? kCosine2 : kCosine1], *live = parameters[side ? kLive2 : kLive1];
-    for (int64_t i = 0; i < p.lines; ++i) {
+    for (int64_t i = 0; i < p.height; ++i) {
       const C *x = p.in[side] + i * p.step[side], *y = p.in[1 - side] + i * p.step[1 - side];
       C* dx = p.out[side] + i * p.out_step[side];
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < p.side; ++k)
-        dx[k] = kept_or_zero(live[k] != 0,
+      for (int64_t k = 0; k < p.width; ++k)
+        dx[k] = select_or_zero(live[k] != 0,
                              slope_of(x[k] * s[k] * q[k], y[k] * t[k] * u[k], c[k], upstream[k], s[k], q[k]));
     }
   }
@@ -199,10 +199,10 @@ template <class C>
 void compare_rows(const Shape& shape, const View& x1, const View& x2, int64_t dim, double eps, const View& value,
                   const View& norm1, const View& norm2) {
   RowLoops<C> loops;
-  loops.fold_rows = pick_width<&fold_rows<C, 64>, &fold_rows<C, 32>, &fold_rows<C, 16>>();
-  loops.fold_lanes = pick<&fold_lanes<C>>();
-  loops.doubt = pick<&doubt<C>>();
-  loops.careful = pick<&careful<C>>();
+  loops.accumulate_rows = pick_width<&accumulate_rows<C, 64>, &accumulate_rows<C, 32>, &accumulate_rows<C, 16>>();
+  loops.accumulate_columns = pick<&accumulate_columns<C>>();
+  loops.find_lost = pick<&find_lost<C>>();
+  loops.accumulate_carefully = pick<&accumulate_carefully<C>>();
   loops.merge = merge;
   loops.finish = pick<&finish<C>>();
   loops.states = 5;
@@ -221,10 +221,10 @@ std::tuple<Tensor, Tensor, Tensor> cosine_similarity(const Tensor& x1, const Ten
                                                      const std::optional<double>& eps) {
   const View a(x1), b(x2);
   STD_TORCH_CHECK(a.is_floating() && b.is_floating(), "_cosine_similarity: operands must be floating point");
-  const Shape shape = broadcast(a.shape(), b.shape()), thin = row_shape(shape, dim, true);
+  const Shape shape = broadcast(a.shape(), b.shape()), per_row = row_shape(shape, dim, true);
   const DType type = wide(a.dtype, b.dtype);
   const Tensor value = empty(row_shape(shape, dim, false), type, x1);
-  const Tensor norm1 = empty(thin, DType::kDouble, x1), norm2 = empty(thin, DType::kDouble, x1);
+  const Tensor norm1 = empty(per_row, DType::kDouble, x1), norm2 = empty(per_row, DType::kDouble, x1);
   const bool in_double = type == DType::kDouble;
   const auto run = in_double ? compare_rows<double> : compare_rows<float>;
   run(shape, a, b, dim, floor_of(eps, in_double), View(value), View(norm1), View(norm2));
@@ -238,7 +238,7 @@ void compare_rows_backward(const Shape& shape, const View& g, const View& x1, co
   RowLoops<C> loops;
   loops.prepare = pick<&prepare<C>>();
   loops.map_rows = pick<&map_rows<C>>();
-  loops.map_lanes = pick<&map_lanes<C>>();
+  loops.map_columns = pick<&map_columns<C>>();
   const Floor op{eps};
   Rowwise<C> rows(shape, dim, shape.is(x1.ndim, x1.sizes) ? x1 : x2);
   rows.input(x1);

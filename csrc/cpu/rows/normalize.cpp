@@ -16,33 +16,33 @@ enum { kPower, kSquares };
 enum { kScale, kRatio, kUnder, kDot, kLive };
 
 template <class C, int kBytes>
-void fold_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
-  using V = Line<C, kBytes>;
-  for (int64_t r = 0; r < p.lines; ++r) {
+void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
+  using V = Vector<C, kBytes>;
+  for (int64_t r = 0; r < p.height; ++r) {
     const C* x = p.in[0] + r * p.step[0];
     states[kPower][r] = 1;
-    states[kSquares][r] = sum_lines<kBytes, C>(p.side, [&](int64_t i, V& line) {
-      load_line(x + i, line);
-      line *= line;
+    states[kSquares][r] = sum_run<kBytes, C>(p.width, [&](int64_t i, V& v) {
+      load_vector(x + i, v);
+      v *= v;
     });
   }
 }
 
 template <class C>
-void fold_lanes(const void*, const Piece<C>& p, const C* const*, double* const* states) {
+void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C sum[kChunk];
-  for (int64_t k = 0; k < p.side; ++k) sum[k] = 0;
-  for (int64_t i = 0; i < p.lines; ++i) {
+  for (int64_t k = 0; k < p.width; ++k) sum[k] = 0;
+  for (int64_t i = 0; i < p.height; ++i) {
     const C* x = p.in[0] + i * p.step[0];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < p.side; ++k) sum[k] += x[k] * x[k];
+    for (int64_t k = 0; k < p.width; ++k) sum[k] += x[k] * x[k];
   }
   SAFEOPS_SIMD
-  for (int64_t k = 0; k < p.side; ++k) states[kPower][k] = 1, states[kSquares][k] = sum[k];
+  for (int64_t k = 0; k < p.width; ++k) states[kPower][k] = 1, states[kSquares][k] = sum[k];
 }
 
 template <class C>
-void careful(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
+void accumulate_carefully(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   for (int64_t r = 0; r < p.rows(); ++r) {
     if (parameters[kAgain][r] == 0) continue;
     const double scale = scale_of_row(p, 0, r);
@@ -66,11 +66,11 @@ inline void merge(int64_t rows, double* const* into, const double* const* from) 
 }
 
 template <class C>
-bool doubt(int64_t rows, const double* const* states, C* again) {
+bool find_lost(int64_t rows, const double* const* states, C* again) {
   double rare = 0;
 #pragma omp simd reduction(+ : rare)
   for (int64_t r = 0; r < rows; ++r) {
-    const double mark = kept_or_zero(squares_lost<C>(states[kSquares][r]), 1.0);
+    const double mark = select_or_zero(squares_lost<C>(states[kSquares][r]), 1.0);
     again[r] = static_cast<C>(mark);
     rare += mark;
   }
@@ -92,22 +92,22 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
 
 template <class C>
 void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
-  for (int64_t r = 0; r < p.lines; ++r) {
+  for (int64_t r = 0; r < p.height; ++r) {
     const C* x = p.in[0] + r * p.step[0];
     C* y = p.out[0] + r * p.out_step[0];
     const C scale = parameters[kScale][r], ratio = parameters[kRatio][r];
-    for_blocks(p.side, [&](int64_t i) { y[i] = x[i] * scale * ratio; });
+    for_blocks(p.width, [&](int64_t i) { y[i] = x[i] * scale * ratio; });
   }
 }
 
 template <class C>
-void map_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
+void map_columns(const void*, const Piece<C>& p, const C* const* parameters) {
   const C *scale = parameters[kScale], *ratio = parameters[kRatio];
-  for (int64_t i = 0; i < p.lines; ++i) {
+  for (int64_t i = 0; i < p.height; ++i) {
     const C* x = p.in[0] + i * p.step[0];
     C* y = p.out[0] + i * p.out_step[0];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < p.side; ++k) y[k] = x[k] * scale[k] * ratio[k];
+    for (int64_t k = 0; k < p.width; ++k) y[k] = x[k] * scale[k] * ratio[k];
   }
 }
 
@@ -129,32 +129,32 @@ void prepare(const void* op, int64_t rows, const double* const* given, C* const*
 }
 
 template <class C, int kBytes>
-void fold_back_rows(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
-  using V = Line<C, kBytes>;
-  for (int64_t r = 0; r < p.lines; ++r) {
+void accumulate_back_rows(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
+  using V = Vector<C, kBytes>;
+  for (int64_t r = 0; r < p.height; ++r) {
     const C *g = p.in[0] + r * p.step[0], *x = p.in[1] + r * p.step[1];
     const C scale = parameters[kScale][r], ratio = parameters[kRatio][r];
-    states[0][r] = sum_lines<kBytes, C>(p.side, [&](int64_t i, V& line) {
+    states[0][r] = sum_run<kBytes, C>(p.width, [&](int64_t i, V& v) {
       V upstream;
-      load_line(x + i, line);
-      load_line(g + i, upstream);
-      line = upstream * (line * scale * ratio);
+      load_vector(x + i, v);
+      load_vector(g + i, upstream);
+      v = upstream * (v * scale * ratio);
     });
   }
 }
 
 template <class C>
-void fold_back_lanes(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
+void accumulate_back_columns(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   alignas(64) C sum[kChunk];
   const C *scale = parameters[kScale], *ratio = parameters[kRatio];
-  for (int64_t k = 0; k < p.side; ++k) sum[k] = 0;
-  for (int64_t i = 0; i < p.lines; ++i) {
+  for (int64_t k = 0; k < p.width; ++k) sum[k] = 0;
+  for (int64_t i = 0; i < p.height; ++i) {
     const C *g = p.in[0] + i * p.step[0], *x = p.in[1] + i * p.step[1];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < p.side; ++k) sum[k] += g[k] * (x[k] * scale[k] * ratio[k]);
+    for (int64_t k = 0; k < p.width; ++k) sum[k] += g[k] * (x[k] * scale[k] * ratio[k]);
   }
   SAFEOPS_SIMD
-  for (int64_t k = 0; k < p.side; ++k) states[0][k] = sum[k];
+  for (int64_t k = 0; k < p.width; ++k) states[0][k] = sum[k];
 }
 
 inline void merge_back(int64_t rows, double* const* into, const double* const* from) {
@@ -174,26 +174,26 @@ inline C slope_of(C g, C x, C scale, C ratio, C dot) {
 
 template <class C>
 void map_back_rows(const void*, const Piece<C>& p, const C* const* parameters) {
-  for (int64_t r = 0; r < p.lines; ++r) {
+  for (int64_t r = 0; r < p.height; ++r) {
     const C *g = p.in[0] + r * p.step[0], *x = p.in[1] + r * p.step[1];
     C* dx = p.out[0] + r * p.out_step[0];
     const C scale = parameters[kScale][r], ratio = parameters[kRatio][r], dot = parameters[kDot][r];
     if (parameters[kLive][r] != 0)
-      for_blocks(p.side, [&](int64_t i) { dx[i] = slope_of(g[i], x[i], scale, ratio, dot); });
+      for_blocks(p.width, [&](int64_t i) { dx[i] = slope_of(g[i], x[i], scale, ratio, dot); });
     else
-      std::fill_n(dx, p.side, C(0));
+      std::fill_n(dx, p.width, C(0));
   }
 }
 
 template <class C>
-void map_back_lanes(const void*, const Piece<C>& p, const C* const* parameters) {
+void map_back_columns(const void*, const Piece<C>& p, const C* const* parameters) {
   const C *scale = parameters[kScale], *ratio = parameters[kRatio], *dot = parameters[kDot], *live = parameters[kLive];
-  for (int64_t i = 0; i < p.lines; ++i) {
+  for (int64_t i = 0; i < p.height; ++i) {
     const C *g = p.in[0] + i * p.step[0], *x = p.in[1] + i * p.step[1];
     C* dx = p.out[0] + i * p.out_step[0];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < p.side; ++k)
-      dx[k] = kept_or_zero(live[k] != 0, slope_of(g[k], x[k], scale[k], ratio[k], dot[k]));
+    for (int64_t k = 0; k < p.width; ++k)
+      dx[k] = select_or_zero(live[k] != 0, slope_of(g[k], x[k], scale[k], ratio[k], dot[k]));
   }
 }
 
@@ -202,14 +202,14 @@ void map_back_lanes(const void*, const Piece<C>& p, const C* const* parameters) 
 template <class C>
 void normalize_rows(const View& x, int64_t dim, double eps, const View& out, const View& norm) {
   RowLoops<C> loops;
-  loops.fold_rows = pick_width<&fold_rows<C, 64>, &fold_rows<C, 32>, &fold_rows<C, 16>>();
-  loops.fold_lanes = pick<&fold_lanes<C>>();
-  loops.doubt = pick<&doubt<C>>();
-  loops.careful = pick<&careful<C>>();
+  loops.accumulate_rows = pick_width<&accumulate_rows<C, 64>, &accumulate_rows<C, 32>, &accumulate_rows<C, 16>>();
+  loops.accumulate_columns = pick<&accumulate_columns<C>>();
+  loops.find_lost = pick<&find_lost<C>>();
+  loops.accumulate_carefully = pick<&accumulate_carefully<C>>();
   loops.merge = merge;
   loops.finish = pick<&finish<C>>();
   loops.map_rows = pick<&map_rows<C>>();
-  loops.map_lanes = pick<&map_lanes<C>>();
+  loops.map_columns = pick<&map_columns<C>>();
   loops.states = 2;
   loops.start[kPower] = 1;
   const Floor op{eps};
@@ -235,12 +235,13 @@ template <class C>
 void normalize_rows_backward(const View& g, const View& x, const View& norm, int64_t dim, double eps, const View& dx) {
   RowLoops<C> loops;
   loops.prepare = pick<&prepare<C>>();
-  loops.fold_rows = pick_width<&fold_back_rows<C, 64>, &fold_back_rows<C, 32>, &fold_back_rows<C, 16>>();
-  loops.fold_lanes = pick<&fold_back_lanes<C>>();
+  loops.accumulate_rows =
+      pick_width<&accumulate_back_rows<C, 64>, &accumulate_back_rows<C, 32>, &accumulate_back_rows<C, 16>>();
+  loops.accumulate_columns = pick<&accumulate_back_columns<C>>();
   loops.merge = merge_back;
   loops.finish = pick<&finish_back<C>>();
   loops.map_rows = pick<&map_back_rows<C>>();
-  loops.map_lanes = pick<&map_back_lanes<C>>();
+  loops.map_columns = pick<&map_back_columns<C>>();
   loops.states = 1;
   const Floor op{eps};
   Rowwise<C> rows(x.shape(), dim, x);

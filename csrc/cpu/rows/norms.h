@@ -1,8 +1,8 @@
 // Sums of squares of rows that neither overflow nor underflow, for normalize and cosine similarity.
 //
-// A row's state is a power of two and sums of values multiplied by it. The fast loops take 1, in the compute type; a
-// row whose sum has left the safe range is summed again, carefully: in double, by the power of two that brings its
-// largest value near 1. Sums of different powers are merged at the smaller one.
+// The state of a row is a scale, which is a power of two, and sums of values multiplied by it. The fast loops take
+// scale 1, in the compute type. A row whose sum has left the safe range is summed again, in double, at the scale that
+// brings its largest value near 1. Sums at different scales are merged at the smaller one.
 #pragma once
 
 #include <cmath>
@@ -23,11 +23,11 @@ inline double scale_for(double most) {
 template <class C>
 inline double scale_of_row(const Piece<C>& p, int input, int64_t row) {
   double most = 0;
-  if (!p.lanes) {  // a row of zeros, of which there may be many
+  if (!p.interleaved) {  // a row of zeros, of which there may be many
     const C* x = p.in[input] + row * p.step[input];
     C sum = 0;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = 0; i < p.side; ++i) sum += std::fabs(x[i]);
+    for (int64_t i = 0; i < p.width; ++i) sum += std::fabs(x[i]);
     if (sum == 0) return scale_for(0);
   }
   for (int64_t i = 0; i < p.length(); ++i) {
@@ -50,6 +50,18 @@ inline double saved_norm(double root, double scale) {
 }
 
 inline bool at_most(double saved_norm, double eps) { return saved_norm >= 0 && saved_norm <= eps; }
+
+// x = (x * scale) * ratio is x / divisor for every divisor, tiny and huge ones too: scale is a power of two that brings
+// the divisor near 1, and ratio the inverse of what it becomes.
+template <class C>
+inline void split_divisor(double divisor, C& scale, C& ratio) {
+  constexpr int64_t most = sizeof(C) == 4 ? 126 : 1022;
+  const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(divisor) >> 52 & 0x7FF) - 1023;
+  const int64_t power = std::min(most, std::max(-most, -exponent));
+  const double two = bit_cast<double>(static_cast<uint64_t>(power + 1023) << 52);
+  scale = static_cast<C>(two);
+  ratio = static_cast<C>(1.0 / (divisor * two));
+}
 
 // split_divisor of max(norm, eps).
 template <class C>

@@ -1,15 +1,17 @@
-// Functions of whole rows along one dim (softmax, normalize, cosine similarity), of any layout, bitwise repeatable.
+// The driver of functions of whole rows along one dim (softmax, normalize, cosine similarity), of any layout, bitwise
+// repeatable.
 //
-// An op is a few loops: `fold` takes a piece of some rows to numbers of its own for each row, `merge` adds those of two
-// pieces, `finish` makes results and parameters of them, `map` makes the outputs of a piece. The input is read from
-// memory once as long as a row (or a tile of them) fits the cache; what lies beyond is read twice.
+// An op is a few loops over pieces of rows: accumulate() reduces a piece to a state for each row, merge() adds the
+// states of two pieces, finish() makes results and parameters of them, map() makes the outputs of a piece from its
+// inputs and the parameters. The input is read from memory once as long as a row (or a tile of rows) fits the cache,
+// else twice.
 //
-// Rows that are contiguous in memory are reduced one by one. All others lie side by side: they are reduced in lanes,
-// walking memory as it lies. Short rows are brought side by side first.
+// Rows that are contiguous in memory are reduced one by one. All others are interleaved: as columns side by side they
+// are reduced together, in the order of memory. Contiguous rows that are short are transposed first, to be columns too.
 #pragma once
 
 #include "cpu/engine/elementwise.h"
-#include "cpu/rows/row_lines.h"
+#include "cpu/rows/row_vectors.h"
 
 namespace safeops::cpu {
 
@@ -19,36 +21,38 @@ constexpr int kRowNumbers = 5;      // states, given numbers or results of a row
 constexpr int kRowParameters = 10;
 constexpr int kAgain = kRowParameters - 1;
 
-// Values of rows: `lines` rows of `side` values each, or, in lanes, `lines` values of each of `side` rows.
+// A matrix of values, `height` by `width`: so many rows of so many values each; interleaved, so many values of each of
+// so many rows.
 template <class C>
 struct Piece {
-  bool lanes;
-  int64_t lines, side;
+  bool interleaved;
+  int64_t height, width;
   const C* in[kRowInputs];
-  int64_t step[kRowInputs];  // from line to line
+  int64_t step[kRowInputs];  // elements from one line of the matrix to the next
   const BitsOf<C>* keep;     // all ones or zero: beside bytes, gcc would halve the registers of the values; null: all
   int64_t keep_step;
   C* out[kRowOutputs];       // null: not wanted
   int64_t out_step[kRowOutputs];
-  C* memo;                   // (lines, side) without gaps: what fold may leave to map; null: map starts from the inputs
-  const double* key;         // the first of fold's numbers for this piece, where there is a memo
+  C* memo;                   // as large, without gaps: what accumulate() leaves to map(); null: map() reads the inputs
+  const double* memo_state;  // where there is a memo: the first of the states that this piece alone had
 
-  int64_t rows() const { return lanes ? side : lines; }
-  int64_t length() const { return lanes ? lines : side; }
-  // The i-th value of row r, for loops in no hurry.
-  C at(int input, int64_t r, int64_t i) const { return lanes ? in[input][i * step[input] + r]
-                                                             : in[input][r * step[input] + i]; }
-  bool kept(int64_t r, int64_t i) const { return !keep || (lanes ? keep[i * keep_step + r] : keep[r * keep_step + i]); }
+  int64_t rows() const { return interleaved ? width : height; }
+  int64_t length() const { return interleaved ? height : width; }
+  // The i-th value of row r: slow.
+  C at(int input, int64_t r, int64_t i) const {
+    return in[input][interleaved ? i * step[input] + r : r * step[input] + i];
+  }
+  bool kept(int64_t r, int64_t i) const { return !keep || keep[interleaved ? i * keep_step + r : r * keep_step + i]; }
 };
 
-// keep ? x : other, of a word of a piece's mask.
+// select() and select_or_zero() by a word of a piece's mask.
 template <class C>
-inline C choose(BitsOf<C> keep, C x, C other) {
+inline C select_bits(BitsOf<C> keep, C x, C other) {
   return bit_cast<C>(static_cast<BitsOf<C>>((bit_cast<BitsOf<C>>(x) & keep) | (bit_cast<BitsOf<C>>(other) & ~keep)));
 }
 
 template <class C>
-inline C choose_or_zero(BitsOf<C> keep, C x) {
+inline C select_bits_or_zero(BitsOf<C> keep, C x) {
   return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep));
 }
 
@@ -57,24 +61,24 @@ inline C choose_or_zero(BitsOf<C> keep, C x) {
 template <class C>
 struct RowLoops {
   using Prepare = void (*)(const void* op, int64_t rows, const double* const* given, C* const* parameters);
-  using Fold = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters, double* const* states);
+  using Accumulate = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters, double* const* states);
   using Merge = void (*)(int64_t rows, double* const* into, const double* const* from);
-  using Doubt = bool (*)(int64_t rows, const double* const* states, C* again);
+  using FindLost = bool (*)(int64_t rows, const double* const* states, C* again);
   using Finish = void (*)(const void* op, int64_t rows, const double* const* states, double* const* results,
                           C* const* parameters);
   using Map = void (*)(const void* op, const Piece<C>& piece, const C* const* parameters);
 
-  Prepare prepare = nullptr;                       // numbers the caller gives -> parameters
-  Fold fold_rows = nullptr, fold_lanes = nullptr;
-  Doubt doubt = nullptr;                           // marks rows that must be folded again, and says if there are any
-  Fold careful = nullptr;  // folds the rows marked in parameters[kAgain], leaves the others alone
+  Prepare prepare = nullptr;                  // numbers that the caller gives -> parameters
+  Accumulate accumulate_rows = nullptr, accumulate_columns = nullptr;
+  FindLost find_lost = nullptr;               // marks in parameters[kAgain] the rows whose sums over- or underflowed
+  Accumulate accumulate_carefully = nullptr;  // accumulates the marked rows again, without losses; leaves the others
   Merge merge = nullptr;
   Finish finish = nullptr;
-  Map map_rows = nullptr, map_lanes = nullptr;
+  Map map_rows = nullptr, map_columns = nullptr;
   int states = 0;
-  double start[kRowNumbers] = {};                  // states of a row without values
-  bool memo = false;                               // fold leaves a memo
-  bool map_reads = true;                           // map needs the inputs (the mask it always gets) beside the memo
+  double start[kRowNumbers] = {};             // states of a row without values
+  bool memo = false;                          // accumulate() leaves a memo
+  bool map_reads = true;                      // map() needs the inputs beside the memo (the mask it always gets)
 };
 
 template <class C>
@@ -99,11 +103,11 @@ struct Rowwise {
   struct Unit;
   struct Job;
 
-  Shape shape_, thin_;  // thin: the dim of size 1
+  Shape shape_, numbers_shape_;  // the latter with the dim of size 1
   ReducedDims dims_;
   int dim_;
-  Order order_, kept_;
-  bool lanes_, turned_ = false;  // turned: contiguous rows, brought side by side in the cache
+  Order order_, row_order_;  // of the values; of the rows
+  bool interleaved_, transposed_ = false;  // transposed: contiguous rows, interleaved in the cache
   int64_t outer_ = 1, length_ = 1, inner_ = 1;
   int inputs_ = 0, outputs_ = 0, givens_ = 0, results_ = 0;
   bool masked_ = false, wanted_[kRowOutputs] = {};
@@ -116,17 +120,5 @@ struct Rowwise {
 
 // The shape of the rows' numbers.
 Shape row_shape(const Shape& shape, int64_t dim, bool keepdim);
-
-// x = (x * scale) * ratio is x / divisor for every divisor, tiny and huge ones too: scale is a power of two that brings
-// the divisor near 1, and ratio the inverse of what it becomes.
-template <class C>
-inline void split_divisor(double divisor, C& scale, C& ratio) {
-  constexpr int64_t most = sizeof(C) == 4 ? 126 : 1022;
-  const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(divisor) >> 52 & 0x7FF) - 1023;
-  const int64_t power = std::min(most, std::max(-most, -exponent));
-  const double two = bit_cast<double>(static_cast<uint64_t>(power + 1023) << 52);
-  scale = static_cast<C>(two);
-  ratio = static_cast<C>(1.0 / (divisor * two));
-}
 
 }  // namespace safeops::cpu

@@ -3,7 +3,8 @@
 // and index.
 #include <atomic>
 
-#include "cpu/selection/selection.h"
+#include "cpu/selection/pack.h"
+#include "cpu/selection/row_copy.h"
 
 namespace safeops::cpu {
 
@@ -15,11 +16,12 @@ struct Compaction {
   int64_t capacity;
   int64_t* index;
 
-  // Packs [start, stop) of the mask from slot `first` on: pack(mask bytes, at, n, slot, room) for each chunk. How many
-  // are kept in all; with counted slices nobody asks.
+  // Packs [start, stop) of the mask from slot `first` on: pack(mask bytes, at, n, slot, room) for each chunk.
+  // Returns the slot behind the last one, counting on beyond the capacity; where slices were counted beforehand nothing
+  // needs that, and the loop ends with the last slot.
   template <class P>
   int64_t run(int64_t start, int64_t stop, int64_t first, const P& pack) const {
-    const Count kept = find_count();
+    const Count count_kept = find_count();
     // Other slices' slots are not to be touched.
     const int64_t limit = slices.limit(start, capacity);
     alignas(64) uint8_t buffer[kBuffer];
@@ -31,11 +33,11 @@ struct Compaction {
       const uint8_t* m = mask.fetch(at, n, at + kAhead, buffer);
       const int64_t room = limit - k;
       if (room <= 0) {
-        k += kept(m, n);
+        k += count_kept(m, n);
         continue;
       }
       const int64_t packed = pack(m, at, n, k, room);
-      k += packed == room ? kept(m, n) : packed;
+      k += packed == room ? count_kept(m, n) : packed;
     }
     return k;
   }
@@ -54,7 +56,7 @@ int64_t compact_elements(const Compaction& work, const View& input, const Shape&
     x.prime(buffer);
     const int64_t end = work.run(start, stop, first,
                                  [&](const uint8_t* m, int64_t at, int64_t n, int64_t k, int64_t room) {
-      // what lies ahead is left to the hardware: of a sparse mask most is never read
+      // Not prefetched: where the mask is sparse, most of the input is never read.
       return pack(m, x.fetch(at, n, INT64_MAX, buffer), n, at, out + k, work.index + k, room);
     });
     if (!work.slices.counted()) total = end;
@@ -79,7 +81,7 @@ int64_t compact_rows(const Compaction& work, const Rows& rows, char* values) {
 
 std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Tensor& mask, int64_t capacity,
                                                   double fill_value) {
-  const Bits x(input);
+  const BitView x(input);
   const View m(mask);
   STD_TORCH_CHECK(m.dtype == DType::kBool, "_masked_compact: mask must be bool");
   STD_TORCH_CHECK(capacity >= 0, "_masked_compact: capacity must not be negative, got ", capacity);
@@ -122,7 +124,7 @@ struct Slots {
   const uint64_t* index;
   int64_t count;
 
-  // The first slot at or beyond a row, if they ascend, as the forward makes them; of those from `from` to `to`.
+  // The first slot of [from, to) that belongs to `row` or a later one; they must ascend, as the forward makes them.
   int64_t lower(int64_t row, int64_t from, int64_t to) const {
     return std::lower_bound(index + from, index + to, static_cast<uint64_t>(row)) - index;
   }
@@ -136,7 +138,8 @@ struct Slots {
   }
 };
 
-// flags[i] = one of the slots belongs to row + i. Not 0 where they are out of order, or out of the n rows.
+// flags[i] = one of the slots belongs to row + i. Returns 1, and does nothing, where they do not ascend or leave the n
+// rows.
 int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n, uint8_t* flags) {
   uint64_t wrong = 0;
   _Pragma("omp simd reduction(+ : wrong)")
@@ -205,7 +208,7 @@ bool expand_rows(const Slots& slots, int64_t rows, const Rows& grad, char* out) 
 }
 
 Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const std::vector<int64_t>& size) {
-  const Bits g(grad);
+  const BitView g(grad);
   const View slot_index(index);
   STD_TORCH_CHECK(slot_index.dtype == DType::kLong && slot_index.ndim == 1 && g.ndim >= 1 &&
                       slot_index.sizes[0] == g.size[0],

@@ -1,7 +1,8 @@
 // out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], the rank counted in the order of the
 // elements, whatever their layout. Backward: the same selection of the gradient, and its kept elements packed.
 // I/O: read mask (twice with several threads), read input, read source, write out.
-#include "cpu/selection/selection.h"
+#include "cpu/selection/pack.h"
+#include "cpu/selection/patterns.h"
 
 namespace safeops::cpu {
 
@@ -17,13 +18,13 @@ void drop_loop(const uint8_t* mask, const T* x, int64_t n, T* out) {
 Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& mask) {
   const View flags(mask);
   STD_TORCH_CHECK(dtype_code(input) == dtype_code(source), "_masked_scatter: input and source must have one dtype");
-  Bits x(input), s(source);
+  BitView x(input), s(source);
   const int64_t was = x.width;
   const Shape full = broadcast(x.shape(), flags.shape());
   const Tensor result = on_huge_pages(laid_like(full, input), full.numel() * was);
-  Bits out(result);
+  BitView out(result);
   x.split(), s.split(), out.split();
-  const Bits m = mask_bits(flags, was == 16);
+  const BitView m = mask_bits(flags, was == 16);
   const Shape shape = out.shape();
   const int64_t numel = shape.numel(), available = s.numel();
   if (numel == 0) return result;
@@ -31,7 +32,7 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
   Source<uint8_t> keep;
   keep.bind(m.view(), shape, order);
   const Slices slices(keep, numel);
-  const Count kept = find_count();
+  const Count count_kept = find_count();
   by_width(x.width, [&](auto t) {
     using T = decltype(t);
     Source<T> from, filler;
@@ -48,7 +49,7 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
         const int64_t n = std::min(kChunk, stop - at);
         const uint8_t* flag = keep.fetch(at, n, at + kAhead, flag_buffer);
         const T* old = from.fetch(at, n, at + kAhead, values);
-        const int64_t wanted = kept(flag, n), most = std::min(wanted, available - k);
+        const int64_t wanted = count_kept(flag, n), most = std::min(wanted, available - k);
         T* target = to.target(at, results);
         if (most <= 0) {
           std::memcpy(target, old, n * sizeof(T));
@@ -68,13 +69,13 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
 std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Tensor& mask,
                                                    const std::vector<int64_t>& source_size) {
   const View flags(mask);
-  Bits g(grad);
+  BitView g(grad);
   const int64_t was = g.width;
   const Shape source(static_cast<int>(source_size.size()), source_size.data());
   const Tensor d_input = on_huge_pages(new_like(g.shape(), grad), g.numel() * was);
   const Tensor d_source = on_huge_pages(new_like(source, grad), source.numel() * was);
   g.split();
-  const Bits m = mask_bits(flags, was == 16);
+  const BitView m = mask_bits(flags, was == 16);
   const Shape shape = g.shape();
   const int64_t numel = shape.numel(), available = source.numel() * (was / g.width);
   int64_t used = 0;
@@ -83,7 +84,7 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
     Source<uint8_t> keep;
     keep.bind(m.view(), shape, order);
     const Slices slices(keep, numel);
-    const Count kept = find_count();
+    const Count count_kept = find_count();
     by_width(g.width, [&](auto t) {
       using T = decltype(t);
       Source<T> from;
@@ -101,11 +102,11 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
           const int64_t n = std::min(kChunk, stop - at);
           const uint8_t* flag = keep.fetch(at, n, at + kAhead, flag_buffer);
           const T* x = from.fetch(at, n, at + kAhead, values);
-          const int64_t wanted = kept(flag, n), room = std::max<int64_t>(0, limit - k);
+          const int64_t wanted = count_kept(flag, n), room = std::max<int64_t>(0, limit - k);
           if (room > 0) pack(flag, x, n, at, ds + k, nullptr, room);
           if (k + wanted <= available) {
             drop(flag, x, n, dx + at);
-          } else {  // source ends here: what lies beyond it kept input
+          } else {  // source ends here: from then on the output was input
             for (int64_t i = 0, rank = k; i < n; ++i) {
               dx[at + i] = flag[i] && rank < available ? T{0} : x[i];
               rank += flag[i] != 0;

@@ -1,6 +1,7 @@
 // The kept elements as a vector of just their number: counted first, then packed.
 // I/O: read mask twice, read the kept elements, write them.
-#include "cpu/selection/selection.h"
+#include "cpu/selection/pack.h"
+#include "cpu/selection/patterns.h"
 
 namespace safeops::cpu {
 
@@ -8,10 +9,10 @@ namespace {
 
 Tensor masked_select(const Tensor& input, const Tensor& mask) {
   const View flags(mask);
-  Bits x(input);
+  BitView x(input);
   const bool split = x.width == 16;
   x.split();
-  const Bits m = mask_bits(flags, split);
+  const BitView m = mask_bits(flags, split);
   const Shape shape = broadcast(x.shape(), m.shape());
   const Order order = Order::contiguous(shape);
   Source<uint8_t> keep;

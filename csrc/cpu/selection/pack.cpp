@@ -1,7 +1,6 @@
-// Packing what a mask keeps, and putting it back: counting, moving the kept values and their numbers together.
-// Eight mask bytes make a byte of bits, and a table says which lanes those are; no step depends on a branch that the
-// density of the mask would make a gamble.
-#include "cpu/selection/selection.h"
+// The loops of pack.h. Eight mask bytes become a byte of bits, for which a table has the positions of the set ones. No
+// step has a branch for a single element: of a half-full mask every second one would be guessed wrong.
+#include "cpu/selection/pack.h"
 
 #ifdef SAFEOPS_X86
 #include <immintrin.h>
@@ -19,7 +18,8 @@ int64_t count_loop(const uint8_t* mask, int64_t n) {
   return kept;
 }
 
-// One by one, words without anything kept in a single step: for the last few, where whole vectors would write too far.
+// One by one, but eight mask bytes in a single step where they keep nothing: for the end of the output, which whole
+// vectors would overrun.
 template <class T, bool kValues, bool kIndex>
 int64_t pack_last(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index, int64_t room) {
   int64_t k = 0;
@@ -267,7 +267,7 @@ template Pack<uint16_t> find_pack<uint16_t>(bool, bool);
 template Pack<uint32_t> find_pack<uint32_t>(bool, bool);
 template Pack<uint64_t> find_pack<uint64_t>(bool, bool);
 
-// A slice is long enough that the few elements that end it one by one do not count.
+// A slice is so long that the few elements which pack_last takes one by one at its end cost nothing that shows.
 Slices::Slices(const Source<uint8_t>& mask, int64_t numel_, bool total) : numel(numel_), length(kGrain), count(1) {
   const bool alone = numel <= length || torch::stable::get_num_threads() == 1;
   if (alone && !total) return;
@@ -276,7 +276,7 @@ Slices::Slices(const Source<uint8_t>& mask, int64_t numel_, bool total) : numel(
   else
     count = (numel + length - 1) / length;
   first.resize(count + 1);
-  const Count kept = find_count();
+  const Count count_kept = find_count();
   parallel(count, length / 16, [&](int64_t begin, int64_t end) {
     alignas(64) uint8_t buffer[kBuffer];
     mask.prime(buffer);
@@ -284,7 +284,7 @@ Slices::Slices(const Source<uint8_t>& mask, int64_t numel_, bool total) : numel(
       int64_t total = 0;
       for (int64_t at = s * length, stop = std::min(at + length, numel); at < stop; at += kChunk) {
         const int64_t n = std::min(kChunk, stop - at);
-        total += kept(mask.fetch(at, n, at + kAhead, buffer), n);
+        total += count_kept(mask.fetch(at, n, at + kAhead, buffer), n);
       }
       first[s + 1] = total;
     }

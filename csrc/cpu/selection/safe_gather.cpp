@@ -1,13 +1,13 @@
 // out[..., i, ...] = input[..., index[..., i, ...], ...] along dim, fill_value where the index is out of range.
 // I/O: read index, read what it names, write out. Backward: read grad and index, write dx.
-#include "cpu/selection/selection.h"
+#include "cpu/selection/indexed.h"
 
 namespace safeops::cpu {
 
 namespace {
 
 Tensor safe_gather(const Tensor& input, const Tensor& index, int64_t dim, double fill_value) {
-  Bits x(input);
+  BitView x(input);
   Index at(index);
   const int d = resolve_dim(dim, x.ndim);
   const Shape shape = at.bits.shape();
@@ -23,7 +23,7 @@ Tensor safe_gather(const Tensor& input, const Tensor& index, int64_t dim, double
 
 Tensor safe_gather_backward(const Tensor& grad, const Tensor& index, int64_t dim, const std::vector<int64_t>& size,
                             std::optional<ScalarType> dtype) {
-  Bits g(grad);
+  BitView g(grad);
   const DType own = View(grad).dtype;
   STD_TORCH_CHECK(View(grad).is_floating(), "_safe_gather_backward: grad must be floating point");
   Index at(index);

@@ -1,16 +1,17 @@
 // out[..., k, ...] = input[..., index[k], ...] along dim, fill_value where the index is out of range.
 // I/O: read the rows that are named, write out. Backward: read grad once, write dx once.
-#include "cpu/selection/selection.h"
+#include "cpu/selection/indexed.h"
+#include "cpu/selection/row_copy.h"
 
 namespace safeops::cpu {
 
 namespace {
 
-constexpr int64_t kShort = 8;  // rows of fewer elements are gathered, and added up, one by one
+constexpr int64_t kShort = 8;  // the gradients of rows of fewer elements are added up element by element
 
 // index (K) as index (..., K, ...) of every row and column
-Bits spread(const Bits& index, int dim, const Bits& like) {
-  Bits all = index;
+BitView expand_index(const BitView& index, int dim, const BitView& like) {
+  BitView all = index;
   all.ndim = 0;
   for (int d = 0; d < like.ndim; ++d) all.push(d == dim ? index.size[0] : like.size[d], d == dim ? index.stride[0] : 0);
   return all;
@@ -29,7 +30,7 @@ void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I
       char* to = out + at * rows.bytes;
       for (int64_t i = 0; i < n; ++i, to += rows.bytes) {
         if (i + kRowsAhead < n && in_range(numbers[i + kRowsAhead], length))
-          rows.ask(o * length + as_signed(numbers[i + kRowsAhead]));
+          rows.prefetch(o * length + as_signed(numbers[i + kRowsAhead]));
         if (in_range(numbers[i], length))
           rows.copy(rows.at(o * length + as_signed(numbers[i])), to);
         else if (fill == 0)
@@ -46,7 +47,7 @@ void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I
 }
 
 Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, double fill_value) {
-  Bits x(input);
+  BitView x(input);
   Index picked(index);
   STD_TORCH_CHECK(picked.bits.ndim <= 1, "_safe_index_select: index must have one dimension");
   const int d = resolve_dim(dim, x.ndim);
@@ -61,7 +62,7 @@ Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, 
   x.make_vector();
   if (shape.numel() == 0) return result;
   if (x.count(d + 1, x.ndim) == 1) {
-    gather_elements(x, d, spread(picked.bits, d, x), picked.narrow, out, fill);
+    gather_elements(x, d, expand_index(picked.bits, d, x), picked.narrow, out, fill);
   } else {
     const Rows rows(x, d + 1);
     const Shape line = picked.bits.shape();
@@ -164,7 +165,7 @@ Tensor safe_index_select_backward(const Tensor& grad, const Tensor& index, int64
                                   const std::vector<int64_t>& size) {
   const DType dtype = View(grad).dtype;
   STD_TORCH_CHECK(View(grad).is_floating(), "_safe_index_select_backward: grad must be floating point");
-  Bits g(grad);
+  BitView g(grad);
   Index picked(index);
   STD_TORCH_CHECK(picked.bits.ndim <= 1, "_safe_index_select_backward: index must have one dimension");
   picked.bits.make_vector();
@@ -182,7 +183,7 @@ Tensor safe_index_select_backward(const Tensor& grad, const Tensor& index, int64
   View v = g.view();
   v.dtype = dtype;
   if (inner < kShort || picks == 0) {
-    scatter_add(v, d, spread(picked.bits, d, g), picked.narrow, shape, View(result));
+    scatter_add(v, d, expand_index(picked.bits, d, g), picked.narrow, shape, View(result));
     return result;
   }
   const Shape line = picked.bits.shape();

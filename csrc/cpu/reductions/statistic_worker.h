@@ -1,8 +1,9 @@
-// What the folds of the statistics share: the kept elements of a chunk, and the bookkeeping of columns.
+// What the accumulators of the statistics share: the kept elements of a chunk, and the bookkeeping of rows and columns.
 #pragma once
 
+#include "cpu/engine/reduction_driver.h"
+#include "cpu/engine/transpose.h"
 #include "cpu/engine/vectors.h"
-#include "cpu/engine/reducer.h"
 
 namespace safeops::cpu {
 
@@ -15,7 +16,7 @@ void weigh_loop(const uint8_t* mask, const C* w, int64_t n, uint8_t* keep, C* we
     bool k = w[i] != 0;  // a NaN weight is kept
     if constexpr (kMask) k = k & (mask[i] != 0);
     keep[i] = k;
-    weights[i] = kept_or_zero(k, w[i]);
+    weights[i] = select_or_zero(k, w[i]);
   }
 }
 
@@ -25,7 +26,7 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// Magnitudes of which a block of rows can be summed in float.
+// Magnitudes that float can square, or add, kBlock times over without losing any.
 struct Ordinary {
   float low, high;
 };
@@ -38,32 +39,33 @@ bool any_extraordinary(const Elements<float>& e, int64_t n, const Ordinary& rang
   using I = typename R::I;
   const int32_t low = bit_cast<int32_t>(range.low), high = bit_cast<int32_t>(range.high);
   I found[4] = {};
-  for_lines<float, kBytes, kKeep, false>(e, n, [&](int k, const auto& x, const I& keep, const auto&)
-                                                   __attribute__((always_inline)) {
+  for_vectors<float, kBytes, kKeep, false>(e, n, [&](int k, const auto& x, const I& keep, const auto&)
+                                                     __attribute__((always_inline)) {
     const I size = reinterpret_cast<I>(x) & keep & 0x7FFFFFFF;
     found[k] |= (size >= high) | ((size < low) & (size != 0));
   });
   const I all = (found[0] | found[1]) | (found[2] | found[3]);
   int32_t any = 0;
-  for (int i = 0; i < R::kSide; ++i) any |= all[i];
+  for (int i = 0; i < R::kLanes; ++i) any |= all[i];
   return any != 0;
 }
 
-// ---- one thread's part of a fold
+// ---- one thread's part
 
-// Derived folds rows (start_row, fold_row, row_state) and lanes (start_lanes, fold_lanes, empty_lanes); its lanes take
-// kBlock additions.
-template <class C, class Fold, class Derived>
-class Kept {
+// Derived accumulates a row: reset_row(), accumulate_row(elements, n, kept), row_state(out), and columns:
+// reset_columns(), accumulate_columns(elements, first, n, period), flush_columns(counts), column_states(). An
+// accumulator of a column takes Derived::kBlock elements before it is flushed.
+template <class C, class Accumulator, class Derived>
+class StatisticWorker {
  public:
   typename Inputs<C>::Buffers buffers;
   Chunk<C> chunk;
 
-  Kept(const Fold& fold, const Inputs<C>& inputs)
-      : fold_(fold),
-        weighted_(fold.weighted),
+  StatisticWorker(const Accumulator& accumulator, const Inputs<C>& inputs)
+      : accumulator_(accumulator),
+        weighted_(accumulator.weighted),
         masked_(inputs.masked),
-        scaled_(fold.scaled),
+        scaled_(accumulator.scaled),
         valued_(inputs.count > weighted_),
         weigh_(masked_ ? pick<&weigh_loop<C, true>>() : pick<&weigh_loop<C, false>>()) {
     inputs.prime(buffers);
@@ -81,12 +83,12 @@ class Kept {
       e_.keep = keep_;
       e_.w = weights_;
     } else if (masked_) {
-      normalise_(chunk.mask, n, keep_);
+      normalize_mask_(chunk.mask, n, keep_);
       e_.keep = keep_;
     }
   }
 
-  void groups(int64_t g, int64_t reduced, int64_t inner, const Totals& out) {
+  void groups(int64_t g, int64_t reduced, int64_t inner, const States& out) {
     if (inner == 1 && reduced >= kShortRow) {
       for (int64_t i = 0; i < g; ++i) {
         start_row();
@@ -95,17 +97,17 @@ class Kept {
       }
       return;
     }
-    // Short rows side by side are columns.
+    // Short rows are transposed: side by side they are columns.
     const int64_t n = g * inner, total = n * reduced;
     const Elements<C> e = g > 1 ? transposed(g, reduced, inner) : e_;
-    const int64_t period = total >= kLanes ? lanes_for(n, total) : n;
-    start(period);
+    const int64_t period = total >= kMinPeriod ? period_for(n, total) : n;
+    start_columns(period);
     const int64_t most = Derived::kBlock * period;
     for (int64_t at = 0; at < total; at += most) {
-      room(Derived::kBlock);
+      reserve(Derived::kBlock);
       add(e.from(at), std::min(most, total - at));
     }
-    finish(n, out);
+    finish_columns(n, out);
   }
 
   void start_row() {
@@ -115,21 +117,21 @@ class Kept {
 
   void row(int64_t m) { add_row(e_, m); }
 
-  void finish_row(const Totals& out) {
+  void finish_row(const States& out) {
     if (out.count) *out.count = count_;
     self().row_state(out);
   }
 
-  void start(int64_t lanes) {
-    period_ = lanes;
+  void start_columns(int64_t period) {
+    period_ = period;
     filled_ = whole_ = rest_ = 0;
-    std::fill_n(counts_, lanes, uint8_t{0});
-    std::fill_n(count_lanes_, lanes, int64_t{0});
-    self().start_lanes();
+    std::fill_n(counts_, period, uint8_t{0});
+    std::fill_n(column_counts_, period, int64_t{0});
+    self().reset_columns();
   }
 
-  void room(int64_t additions) {
-    if (filled_ + additions > Derived::kBlock) empty();
+  void reserve(int64_t additions) {
+    if (filled_ + additions > Derived::kBlock) flush();
     filled_ += additions;
   }
 
@@ -140,24 +142,24 @@ class Kept {
       add_counts_(e_.keep, m, m, counts_ + first);
     else
       whole_ += first == 0;
-    self().fold_lanes(e_, first, m, m);
+    self().accumulate_columns(e_, first, m, m);
   }
 
-  void finish(int64_t n, const Totals& out) {
-    empty();
-    const Totals lanes = self().lane_states();
-    for (int64_t p = n; p < period_; p += n) fold_.merge(lanes, lanes.from(p), n);
-    std::copy_n(lanes.value, n, out.value);
-    if (lanes.weight && out.weight) std::copy_n(lanes.weight, n, out.weight);
-    if (lanes.spread && out.spread) std::copy_n(lanes.spread, n, out.spread);
-    if (lanes.count && out.count) std::copy_n(lanes.count, n, out.count);
+  void finish_columns(int64_t n, const States& out) {
+    flush();
+    const States columns = self().column_states();
+    for (int64_t p = n; p < period_; p += n) accumulator_.merge(columns, columns.from(p), n);
+    std::copy_n(columns.value, n, out.value);
+    if (columns.weight && out.weight) std::copy_n(columns.weight, n, out.weight);
+    if (columns.second && out.second) std::copy_n(columns.second, n, out.second);
+    if (columns.count && out.count) std::copy_n(columns.count, n, out.count);
   }
 
  protected:
-  const Fold& fold_;
-  const bool weighted_, masked_, scaled_, valued_;  // valued: counting reads no input
-  int64_t count_, period_;  // kept elements of the row; lanes
-  int64_t count_lanes_[Fold::kColumns];
+  const Accumulator& accumulator_;
+  const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input; a count reads none
+  int64_t count_, period_;                          // kept elements of the row; accumulators of the columns
+  int64_t column_counts_[Accumulator::kColumns];    // kept elements of each column
 
  private:
   Derived& self() { return static_cast<Derived&>(*this); }
@@ -166,7 +168,7 @@ class Kept {
     int64_t kept = m;
     if (e.keep) count_kept_(e.keep, 1, m, &kept);
     count_ += kept;
-    if (kept) self().fold_row(e, m, kept);
+    if (kept) self().accumulate_row(e, m, kept);
   }
 
   void add(const Elements<C>& e, int64_t m) {
@@ -174,64 +176,51 @@ class Kept {
       add_counts_(e.keep, m, period_, counts_);
     else
       whole_ += m / period_, rest_ = m % period_;
-    self().fold_lanes(e, 0, m, period_);
+    self().accumulate_columns(e, 0, m, period_);
   }
 
-  // What the lanes hold goes to their states.
-  void empty() {
-    alignas(64) double count[Fold::kColumns];  // kept elements in each lane since it was last emptied
+  void flush() {
+    alignas(64) double count[Accumulator::kColumns];  // kept elements of each column since the last flush
     for (int64_t p = 0; p < period_; ++p) {
       const int64_t n = masked_ || weighted_ ? counts_[p] : whole_ + (p < rest_);
-      count_lanes_[p] += n;
+      column_counts_[p] += n;
       count[p] = static_cast<double>(n);
     }
-    self().empty_lanes(count);
+    self().flush_columns(count);
     std::fill_n(counts_, period_, uint8_t{0});
     filled_ = whole_ = rest_ = 0;
   }
 
   // (g, reduced, inner) -> (reduced, g, inner)
   Elements<C> transposed(int64_t g, int64_t reduced, int64_t inner) {
-    if (e_.x) transpose(e_.x, g, reduced, inner, turned_);
-    if (e_.keep) transpose(e_.keep, g, reduced, inner, turned_keep_);
-    if (e_.w) transpose(e_.w, g, reduced, inner, turned_weights_);
-    return {turned_, e_.keep ? turned_keep_ : nullptr, e_.w ? turned_weights_ : nullptr};
+    if (e_.x) transpose_groups(e_.x, g, reduced, inner, transposed_);
+    if (e_.keep) transpose_groups(e_.keep, g, reduced, inner, transposed_keep_);
+    if (e_.w) transpose_groups(e_.w, g, reduced, inner, transposed_weights_);
+    return {transposed_, e_.keep ? transposed_keep_ : nullptr, e_.w ? transposed_weights_ : nullptr};
   }
 
   template <class T>
-  static void transpose(const T* from, int64_t g, int64_t reduced, int64_t inner, T* to) {
-    if (inner == 1) {
-      int64_t i = 0;
-      for (; i + 4 <= g; i += 4) {  // four rows at a time: their elements are stored as one
-        const T *f0 = from + i * reduced, *f1 = f0 + reduced, *f2 = f1 + reduced, *f3 = f2 + reduced;
-        T* t = to + i;
-        for (int64_t r = 0; r < reduced; ++r, t += g) {
-          const T x0 = f0[r], x1 = f1[r], x2 = f2[r], x3 = f3[r];
-          t[0] = x0, t[1] = x1, t[2] = x2, t[3] = x3;
-        }
-      }
-      for (; i < g; ++i)
-        for (int64_t r = 0; r < reduced; ++r) to[r * g + i] = from[i * reduced + r];
-      return;
-    }
+  static void transpose_groups(const T* from, int64_t g, int64_t reduced, int64_t inner, T* to) {
+    if (inner == 1) return transpose(from, g, reduced, to);
     for (int64_t r = 0; r < reduced; ++r)
       for (int64_t i = 0; i < g; ++i, to += inner) std::copy_n(from + (i * reduced + r) * inner, inner, to);
   }
 
   Elements<C> e_;
-  int64_t filled_, whole_, rest_;
-  decltype(pick<&normalise_loop>()) normalise_ = pick<&normalise_loop>();
+  int64_t filled_;        // additions to each accumulator since the last flush
+  int64_t whole_, rest_;  // where all elements are kept: whole periods of them, and how many more
+  decltype(pick<&normalize_mask_loop>()) normalize_mask_ = pick<&normalize_mask_loop>();
   decltype(pick<&weigh_loop<C, true>>()) weigh_;
   decltype(pick<&product_loop<C>>()) product_ = pick<&product_loop<C>>();
   decltype(pick<&add_loop<uint8_t>>()) add_counts_ = pick<&add_loop<uint8_t>>();
   decltype(pick<&rows_loop<uint8_t, int64_t>>()) count_kept_ = pick<&rows_loop<uint8_t, int64_t>>();
-  alignas(64) uint8_t counts_[Fold::kColumns];
+  alignas(64) uint8_t counts_[Accumulator::kColumns];
   alignas(64) uint8_t keep_[kBuffer];
   alignas(64) C weights_[kBuffer];
   alignas(64) C scaled_buffer_[kBuffer];
-  alignas(64) C turned_[kBuffer];
-  alignas(64) C turned_weights_[kBuffer];
-  alignas(64) uint8_t turned_keep_[kBuffer];
+  alignas(64) C transposed_[kBuffer];
+  alignas(64) C transposed_weights_[kBuffer];
+  alignas(64) uint8_t transposed_keep_[kBuffer];
 };
 
 }  // namespace safeops::cpu

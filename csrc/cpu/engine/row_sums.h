@@ -10,32 +10,37 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortRow = 64;  // below it several rows are summed at once
 
-// A row is read as GNU vectors of a register's size: from an array of lanes gcc makes loads and stores, and of vectors
-// wider than the registers single elements.
+// A register's worth of values, as a GNU vector. Of an array of accumulators gcc would make loads and stores, and of a
+// vector wider than a register single elements.
 template <class T, int kBytes>
-using Line [[gnu::vector_size(kBytes)]] = T;
+using Vector [[gnu::vector_size(kBytes)]] = T;
 
 template <class V, class T>
-inline void add_line(V& sum, const T* from) {
-  V line;
-  std::memcpy(&line, from, sizeof(line));
-  sum += line;
+inline void load_vector(const T* from, V& vector) {
+  std::memcpy(&vector, from, sizeof(vector));
+}
+
+template <class V, class T>
+inline void add_vector(V& sum, const T* from) {
+  V vector;
+  load_vector(from, vector);
+  sum += vector;
 }
 
 template <class T, class S, class V>
-inline S sum_line(const V& line) {
-  if constexpr (sizeof(T) == 1) {  // bytes of at most 31: sums of neighbours fit a byte, of words 16 bits
+inline S sum_vector(const V& vector) {
+  if constexpr (sizeof(T) == 1) {  // of at most 31: added in pairs as 16-bit numbers, which hold the sum of all
     constexpr uint64_t kLow = 0x00FF00FF00FF00FF;
     constexpr int kWords = sizeof(V) / 8;
     uint64_t words[kWords], sum = 0;
-    std::memcpy(words, &line, sizeof(words));
+    std::memcpy(words, &vector, sizeof(words));
     _Pragma("omp simd reduction(+ : sum)")
     for (int i = 0; i < kWords; ++i) sum += (words[i] & kLow) + (words[i] >> 8 & kLow);
     return static_cast<S>(sum * 0x0001000100010001 >> 48);
   } else {
     constexpr int kValues = sizeof(V) / sizeof(T);
     T values[kValues];
-    std::memcpy(values, &line, sizeof(values));
+    std::memcpy(values, &vector, sizeof(values));
     S sum = 0;
     _Pragma("omp simd reduction(+ : sum)")
     for (int i = 0; i < kValues; ++i) sum += static_cast<S>(values[i]);
@@ -43,34 +48,34 @@ inline S sum_line(const V& line) {
   }
 }
 
-// Sum of n values: 16 additions to a lane at most, then double.
+// Sum of n values: at most 16 additions to a lane.
 template <int kBytes, class T, class S>
 inline S sum_piece(const T* values, int64_t n) {
-  constexpr int64_t side = kBytes / sizeof(T);
-  Line<T, kBytes> a{}, b{}, c{}, d{};
+  constexpr int64_t lanes = kBytes / sizeof(T);
+  Vector<T, kBytes> a{}, b{}, c{}, d{};
   const T* end = values + n;
-  for (; end - values >= 4 * side; values += 4 * side) {
-    add_line(a, values);
-    add_line(b, values + side);
-    add_line(c, values + 2 * side);
-    add_line(d, values + 3 * side);
+  for (; end - values >= 4 * lanes; values += 4 * lanes) {
+    add_vector(a, values);
+    add_vector(b, values + lanes);
+    add_vector(c, values + 2 * lanes);
+    add_vector(d, values + 3 * lanes);
   }
-  if (end - values >= 2 * side) {
-    add_line(a, values);
-    add_line(b, values + side);
-    values += 2 * side;
+  if (end - values >= 2 * lanes) {
+    add_vector(a, values);
+    add_vector(b, values + lanes);
+    values += 2 * lanes;
   }
-  if (end - values >= side) {
-    add_line(c, values);
-    values += side;
+  if (end - values >= lanes) {
+    add_vector(c, values);
+    values += lanes;
   }
   if (values < end) {
-    T rest[side] = {};
+    T rest[lanes] = {};
     for (int64_t i = 0; i < end - values; ++i) rest[i] = values[i];
-    add_line(d, rest);
+    add_vector(d, rest);
   }
-  const Line<T, kBytes> sum = (a + b) + (c + d);
-  return sum_line<T, S>(sum);
+  const Vector<T, kBytes> sum = (a + b) + (c + d);
+  return sum_vector<T, S>(sum);
 }
 
 template <int kBytes, class T, class S>
@@ -94,13 +99,13 @@ void rows_loop(const T* values, int64_t groups, int64_t reduced, S* out) {
       case Isa::kBaseline: return sum_rows<16>(values, groups, reduced, out);
     }
   }
-  // Neighbours first, across all rows at once: a tree. Counts of 128 still fit a byte.
-  alignas(64) T folded[kChunk / 2];
-  for (int fold = 1; reduced % 2 == 0 && fold < 128; fold *= 2) {
+  // A tree: first neighbours, in all rows at once, as long as rows halve and a count of so many still fits a byte.
+  alignas(64) T pairs[kChunk / 2];
+  for (int summed = 1; reduced % 2 == 0 && summed < 128; summed *= 2) {
     reduced /= 2;
     SAFEOPS_SIMD
-    for (int64_t i = 0; i < groups * reduced; ++i) folded[i] = static_cast<T>(values[2 * i] + values[2 * i + 1]);
-    values = folded;
+    for (int64_t i = 0; i < groups * reduced; ++i) pairs[i] = static_cast<T>(values[2 * i] + values[2 * i + 1]);
+    values = pairs;
   }
   int64_t g = 0;
   if (reduced == 1) {

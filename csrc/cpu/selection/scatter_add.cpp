@@ -1,137 +1,14 @@
-#include "cpu/selection/selection.h"
+// I/O: read grad and index, write dx once.
+#include <vector>
+
+#include "cpu/selection/indexed.h"
 
 namespace safeops::cpu {
-
-void fill_all(char* dst, int64_t n, int64_t width, uint64_t fill) {
-  if (n <= 0) return;
-  parallel((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
-    const int64_t start = begin * kChunk, stop = std::min(end * kChunk, n);
-    if (fill == 0)
-      std::memset(dst + start * width, 0, (stop - start) * width);
-    else
-      by_any_width(width, [&](auto t) {
-        using T = decltype(t);
-        T* to = reinterpret_cast<T*>(dst);
-        std::fill(to + start, to + stop, pattern<T>(fill));
-      });
-  });
-}
-
-// ---- gather
-
-namespace {
-
-template <class T>
-inline T chosen(bool ok, T x, T other) {
-  if constexpr (sizeof(T) == 16) {
-    return {chosen(ok, x.real, other.real), chosen(ok, x.imag, other.imag)};
-  } else {
-    const T ones = static_cast<T>(-static_cast<T>(ok));
-    return static_cast<T>((x & ones) | (other & static_cast<T>(~ones)));
-  }
-}
-
-// Whether all n indices are: then a loop over them needs no look at each.
-template <class I>
-bool all_in_range(const I* index, int64_t n, int64_t size) {
-  uint64_t outside = 0;  // its sign: some index is below 0, or not below size
-#pragma omp simd reduction(| : outside)
-  for (int64_t j = 0; j < n; ++j) {
-    const uint64_t at = static_cast<uint64_t>(as_signed(index[j]));
-    outside |= at | (static_cast<uint64_t>(size - 1) - at);
-  }
-  return static_cast<int64_t>(outside) >= 0;
-}
-
-template <class T, class I>
-inline T gather_one(const char* from, int64_t jump, int64_t size, I index, T fill) {
-  const bool ok = in_range(index, size);
-  const int64_t at = ok ? as_signed(index) : 0;  // read something: there is no branch to guess wrong
-  T value;
-  std::memcpy(&value, from + at * jump, sizeof(T));
-  return chosen(ok, value, fill);
-}
-
-// n elements of one run: input[j * step + index[j] * jump]
-template <class T, class I>
-void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
-  if (step == 0 && jump == sizeof(T) && all_in_range(index, n, size)) {
-    const T* row = reinterpret_cast<const T*>(from);
-    for (int64_t j = 0; j < n; ++j) out[j] = row[as_signed(index[j])];
-    return;
-  }
-  for (int64_t j = 0; j < n; ++j, from += step) out[j] = gather_one(from, jump, size, index[j], fill);
-}
-
-// The same for whole runs, `lead` bytes apart: of a few elements each, finding where one begins would take longer.
-template <class T, class I>
-void gather_short_runs(const char* from, int64_t lead, int64_t step, int64_t jump, int64_t size, const I* index,
-                       int64_t runs, int64_t run, T fill, T* out) {
-  for (; runs > 0; --runs, from += lead, index += run, out += run)
-    for (int64_t j = 0; j < run; ++j) out[j] = gather_one(from + j * step, jump, size, index[j], fill);
-}
-
-constexpr int64_t kFew = 32;  // elements of a short run
-constexpr int64_t kRowBytes = 16384;  // a row to read and the next one stay in the L1 cache
-
-}  // namespace
-
-void gather_elements(const Bits& input, int dim, const Bits& index, bool narrow, char* out, uint64_t fill) {
-  const Shape shape = index.shape();
-  const int64_t numel = shape.numel(), size = input.size[dim], jump = input.stride[dim] * input.width;
-  if (numel == 0) return;
-  if (size == 0) return fill_all(out, numel, input.width, fill);
-  Walk walk;  // where an element lies in the input, but for its index
-  for (int d = index.ndim - 1; d >= 0; --d) walk.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
-  const int64_t run = walk.ndim ? walk.size[0] : 1, step = walk.ndim ? walk.stride[0] : 0;
-  // Rows that lie together, and are read nearly whole.
-  const bool together = step == 0 && jump == input.width && run >= size / 2 && size * jump <= kRowBytes;
-  const int64_t row = together ? size * jump : 0;
-  by_any_width(input.width, [&](auto t) {
-    using T = decltype(t);
-    by_index(narrow, [&](auto i) {
-      using I = decltype(i);
-      Source<I> indices;
-      indices.bind(index.view(), shape, Order::contiguous(shape));
-      const auto gather = pick<&gather_run<T, I>>();
-      const auto gather_short = pick<&gather_short_runs<T, I>>();
-      T* to = reinterpret_cast<T*>(out);
-      parallel((numel + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
-        alignas(64) I buffer[kBuffer];
-        indices.prime(buffer);
-        for (int64_t at = begin * kChunk, stop = std::min(end * kChunk, numel); at < stop; at += kChunk) {
-          const int64_t n = std::min(kChunk, stop - at);
-          const I* numbers = indices.fetch(at, n, at + kAhead, buffer);
-          for (int64_t done = 0; done < n;) {
-            const int64_t length = std::min(n - done, run - (at + done) % run);
-            const char* from = input.data + walk.offset(at + done);
-            if (const int64_t runs = (n - done) / run; walk.ndim == 2 && length == run && run < kFew && runs > 1) {
-              gather_short(from, walk.stride[1], step, jump, size, numbers + done, runs, run, pattern<T>(fill),
-                           to + at + done);
-              done += runs * run;
-              continue;
-            }
-            // The share of the next row that this piece stands for: a row is read in any order, which nobody foresees.
-            if (row > 0 && at + done + run < numel) {
-              const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;
-              const char* next = input.data + walk.offset(at + done + run);
-              for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(next + byte);
-            }
-            gather(from, step, jump, size, numbers + done, length, pattern<T>(fill), to + at + done);
-            done += length;
-          }
-        }
-      });
-    });
-  });
-}
-
-// ---- scatter_add
 
 namespace {
 
 constexpr int64_t kWide = 32768;  // sums in double that still lie in the L2 cache
-constexpr int64_t kDummies = 16;  // where what is out of range is added: several, not to wait for one another
+constexpr int64_t kDummies = 16;  // sums for what is out of range, never read: several, not to wait for one another
 
 // Sums of one unit: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
 template <class C>
@@ -154,10 +31,10 @@ struct Sums {
     }
   }
 
-  // The same for whole lines of a few picks each, in one column.
+  // The same for whole rows of a few indices each, in one column.
   template <class I>
-  __attribute__((noinline)) void add_lines(C* row, const I* index, const C* g, int64_t lines, int64_t picks) {
-    for (; lines > 0; --lines, row += size, index += picks, g += picks)
+  __attribute__((noinline)) void add_rows(C* row, const I* index, const C* g, int64_t rows, int64_t picks) {
+    for (; rows > 0; --rows, row += size, index += picks, g += picks)
       for (int64_t j = 0; j < picks; ++j) {
         const uint64_t at = static_cast<uint64_t>(as_signed(index[j])) - static_cast<uint64_t>(first);
         *(at < static_cast<uint64_t>(size) ? row + at : dummy + j) += g[j];
@@ -243,10 +120,10 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
           const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
           // to the end of the columns, or with one column of the row
           const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
-          const int64_t m = std::min(n - done, left), lines = (n - done) / s.picks;
-          if (s.columns == 1 && m == s.picks && m <= kDummies && lines > 1) {
-            sums.add_lines(sums.to + r * sums.size, i + done, v + done, lines, m);
-            done += lines * m;
+          const int64_t m = std::min(n - done, left), rows_left = (n - done) / s.picks;
+          if (s.columns == 1 && m == s.picks && m <= kDummies && rows_left > 1) {
+            sums.add_rows(sums.to + r * sums.size, i + done, v + done, rows_left, m);
+            done += rows_left * m;
             continue;
           }
           sums.add(sums.to + r * sums.size * sums.tile, i + done, v + done, m, t);
@@ -258,7 +135,7 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
   });
 }
 
-// One pick of each line, as a loss picks its class: nothing is added up, and nearly all of dx is 0.
+// One index for each row, as a loss picks its class: nothing is added up, and nearly all of dx is 0.
 template <class T, class I>
 void place_with(const Scatter& s, const View& grad, const View& index) {
   const Order order = Order::contiguous(s.sizes);
@@ -292,7 +169,7 @@ void place_with(const Scatter& s, const View& grad, const View& index) {
 
 }  // namespace
 
-void scatter_add(const View& grad, int dim, const Bits& index, bool narrow, const Shape& size, const View& dx) {
+void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, const Shape& size, const View& dx) {
   Scatter s{size, index.shape(), dim, index.count(0, dim), index.size[dim], index.count(dim + 1, index.ndim), 0, 1};
   s.length = size.size[dim];
   s.exact = true;

@@ -1,0 +1,27 @@
+// What `_health_` writes for each tensor of a list: a row of integers (safeops/_multi_tensor.py), and the magnitudes
+// that it counts by. Device independent.
+#pragma once
+
+#include "tensor.h"
+
+namespace safeops {
+
+// kSmall: below 2^-14, the smallest normal number of fp16; kTiny: at most 2^-25, which fp16 rounds to 0; neither counts
+// zeros. kLargest: the bits of the largest finite magnitude as a double. kFirst: numel less the place of the first NaN
+// or inf.
+enum HealthColumn { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst, kHealthColumns };
+
+// inf, 2^-14 and 2^-25 as bits of a dtype; fp16 has no number of at most 2^-25 but 0.
+struct HealthLimits {
+  uint64_t infinity, normal, tiny;
+};
+
+constexpr HealthLimits health_limits(DType type) {
+  constexpr HealthLimits limits[] = {{0x7C00, 0x0400, 0},
+                                     {0x7F80, 0x3880, 0x3300},
+                                     {0x7F800000, 0x38800000, 0x33000000},
+                                     {0x7FF0000000000000, 0x3F10000000000000, 0x3E60000000000000}};
+  return limits[static_cast<int>(type)];
+}
+
+}  // namespace safeops

@@ -1,0 +1,152 @@
+// The inner loops of the variance, and how two parts of it are joined.
+//
+// Deviations are taken from a pivot near the mean, so that nothing cancels: the mean so far; at first, the mean of the
+// row's first chunk, or the column's first element. A pivot off the mean costs digits only in proportion to its
+// distance in standard deviations, which is small. Not so with weights, where a distant pivot may have almost no
+// weight: rows with weights take each chunk's own mean, and columns with weights their elements one by one.
+#pragma once
+
+#include "cpu/reductions/statistic_worker.h"
+
+namespace safeops::cpu {
+
+// sums = (sum w d, sum w d^2), d = x - pivot
+template <class C, int kBytes, bool kKeep, bool kWeight>
+void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
+  using V = typename Register<C, kBytes>::V;
+  constexpr int64_t most = 64 * Register<C, kBytes>::kLanes;
+  double first = 0, second = 0;
+  for (int64_t i = 0; i < n; i += most) {
+    V s1[4] = {}, s2[4] = {};
+    for_vectors<C, kBytes, kKeep, kWeight>(e.from(i), n - i < most ? n - i : most,
+                                         [&](int k, const V& x, const auto& keep, const V& w)
+                                             __attribute__((always_inline)) {
+                                               V d = x - pivot;
+                                               Register<C, kBytes>::select_or_zero(d, keep);
+                                               const V wd = kWeight ? V(w * d) : d;
+                                               s1[k] += wd;
+                                               s2[k] += wd * d;
+                                             });
+    sum_vectors(s1, first);
+    sum_vectors(s2, second);
+  }
+  sums[0] = first;
+  sums[1] = second;
+}
+
+// A weight, NaN where it is negative: the parts of a sum of such weights have no mean to take deviations from.
+inline double frequency(double w) { return select(w < 0, std::numeric_limits<double>::quiet_NaN(), w); }
+
+// The sum of weights, in double: a correction that is subtracted from it may leave little.
+template <class C>
+double weight_row(const C* w, int64_t n) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t i = 0; i < n; ++i) sum += frequency(static_cast<double>(w[i]));
+  return sum;
+}
+
+// deviations_row in double, for what float cannot square.
+template <class C, bool kKeep, bool kWeight>
+void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
+  double first = 0, second = 0;
+#pragma omp simd reduction(+ : first, second)
+  for (int64_t i = 0; i < n; ++i) {
+    double d = static_cast<double>(e.x[i]) - pivot;
+    if constexpr (kKeep) d = select_or_zero(e.keep[i] != 0, d);
+    double wd = d;
+    if constexpr (kWeight) wd *= static_cast<double>(e.w[i]);
+    first += wd;
+    second += wd * d;
+  }
+  sums[0] = first;
+  sums[1] = second;
+}
+
+// A column's pivot is NaN until it has seen a kept element.
+template <class C>
+struct MomentColumns {
+  C *pivot, *s1, *s2;
+};
+
+template <class C, bool kKeep>
+void seed_columns(const Elements<C>& e, int64_t n, int64_t period, C* pivot) {
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C* x = e.x + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      const C old = pivot[p];
+      C found = x[p];
+      if constexpr (kKeep) found = select(keep[p] != 0, found, old);
+      pivot[p] = select(old == old, old, found);
+    }
+  }
+}
+
+template <class C, bool kKeep>
+void moment_columns(const Elements<C>& e, int64_t n, int64_t period, const MomentColumns<C>& columns) {
+  const C* pivot = columns.pivot;
+  C *s1 = columns.s1, *s2 = columns.s2;
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C* x = e.x + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      C d = x[p] - pivot[p];
+      if constexpr (kKeep) d = select_or_zero(keep[p] != 0, d);
+      s1[p] += d;
+      s2[p] += d * d;
+    }
+  }
+}
+
+// Elements join their columns one by one, in double: West's weighted form of Welford's update, in which nothing
+// cancels, whatever the weights.
+template <class C, bool kKeep, bool kWeight>
+void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
+                double* joined) {
+  for (int64_t at = 0; at < n; at += period) {
+    const int64_t m = n - at < period ? n - at : period;
+    const C *x = e.x + at, *w = e.w + at;
+    const uint8_t* keep = e.keep + at;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) {
+      double more = 1;
+      if constexpr (kWeight) more = frequency(static_cast<double>(w[p]));
+      if constexpr (kKeep) more = select_or_zero(keep[p] != 0, more);
+      const double old = weight[p], all = old + more;
+      const double shift = select_or_zero(more != 0, static_cast<double>(x[p]) - mean[p]);
+      const double step = shift * select(all != 0, more / select(all != 0, all, 1.0), 0.0);
+      weight[p] = all;
+      mean[p] += step;
+      m2[p] += old * shift * step + (shift - shift);  // an infinite element makes it NaN
+      if constexpr (kKeep && !kWeight) joined[p] += more;
+      if constexpr (!kKeep) joined[p] += 1;
+    }
+  }
+}
+
+// More elements, of weight n, with sum s1 and sum of squares s2 of their deviations from p, join the state (w, mean,
+// m2): Chan's formula, around both means, so that only what is near them cancels.
+inline void merge_moments(double& w, double& mean, double& m2, double n, double p, double s1, double s2) {
+  const bool any = n != 0;
+  const double all = w + n, share = select_or_zero(all != 0, n / select(all != 0, all, 1.0));
+  const double off = select_or_zero(any, s1 / select(any, n, 1.0)), own = p + off;
+  const double base = select((w == 0) & any, own, mean), shift = select_or_zero(any, own - base);
+  const double step = shift * share;
+  m2 += (s2 - s1 * off) + w * shift * step;
+  mean = base + step;
+  w = all;
+}
+
+inline void merge_moments_loop(const States& into, const double* n, const double* p, const double* s1,
+                               const double* s2, int64_t count) {
+  double *w = into.weight, *mean = into.value, *m2 = into.second;
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < count; ++i) merge_moments(w[i], mean[i], m2[i], n[i], p[i], s1[i], s2[i]);
+}
+
+}  // namespace safeops::cpu

@@ -1,0 +1,54 @@
+// Which elements a mask keeps, and where they go: counting them, packing them together, and putting them back.
+#pragma once
+
+#include <vector>
+
+#include "cpu/engine/operand.h"
+#include "cpu/engine/parallel.h"
+
+namespace safeops::cpu {
+
+// Kept elements among n mask bytes.
+using Count = int64_t (*)(const uint8_t* mask, int64_t n);
+Count find_count();
+
+// Packs x[i] where mask[i] to `out` and base + i to `index`, in order, at most `room` of them. Returns how many.
+// Either output may be absent: x or index is then null. Slots below `room` beyond the result may be overwritten.
+template <class T>
+using Pack = int64_t (*)(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index,
+                         int64_t room);
+template <class T> Pack<T> find_pack(bool values, bool index);
+
+// out[i] = mask[i] ? the next of source : x[i], for `most` (> 0) of source, then x[i]. `readable` elements of source
+// may be read, at least `most`.
+template <class T>
+using Merge = void (*)(const uint8_t* mask, const T* x, const T* source, int64_t most, int64_t readable, int64_t n,
+                       T* out);
+template <class T> Merge<T> find_merge();
+
+// A mask cut into slices whose first ranks are known, so that each can be packed by itself. One slice alone is not
+// counted, unless the total is wanted.
+struct Slices {
+  int64_t numel, length, count;
+  std::vector<int64_t> first;  // if counted: rank of the first kept element of each slice, and the total
+
+  Slices(const Source<uint8_t>& mask, int64_t numel, bool total = false);
+
+  bool counted() const { return !first.empty(); }
+
+  // The first slot that belongs to a later slice.
+  int64_t limit(int64_t start, int64_t most) const {
+    return counted() ? std::min(most, first[start / length + 1]) : most;
+  }
+
+  // Calls body(start, stop, first rank) for each slice.
+  template <class Body>
+  void run(const Body& body) const {
+    if (count == 1) return body(int64_t{0}, numel, int64_t{0});
+    parallel(count, length, [&](int64_t begin, int64_t end) {
+      for (int64_t s = begin; s < end; ++s) body(s * length, std::min((s + 1) * length, numel), first[s]);
+    });
+  }
+};
+
+}  // namespace safeops::cpu
