@@ -37,8 +37,8 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     """Declare `safeops::<name>` and return its overload, ready to call.
 
     fake: shapes, strides and dtypes of the result. composite: the definition, for devices without a kernel.
-    triton: "family.file.function" inside safeops.kernels, imported at the first call. Each of the three is called with all
-    of the schema's arguments, by position: the defaults stand in the schema alone.
+    triton: "family.file.function" inside safeops.kernels, imported at the first call. Each of the three is called with
+    all of the schema's arguments, by position: the defaults stand in the schema alone.
     """
     lib.define(f"{name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
     op = getattr(torch.ops.safeops, name).default

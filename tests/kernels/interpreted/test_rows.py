@@ -4,7 +4,8 @@ import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize, row
+from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize
+from safeops.kernels.rows import plan as row
 
 from tests.contract import definitions_rows as definitions
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
@@ -37,9 +38,7 @@ OPS = ["softmax", "log_softmax", "normalize", "cosine_similarity"]
 def run(op, x, y=None, mask=None, dim=-1, eps=None):
     """(the result, what its backward needs)."""
     if op == "cosine_similarity":
-        return (lambda value, *norms: (value, (value, *norms)))(
-            *cosine_similarity.cosine_similarity(x, y, dim, eps)
-        )
+        return (lambda value, *norms: (value, (value, *norms)))(*cosine_similarity.cosine_similarity(x, y, dim, eps))
     if op == "normalize":
         value, norm = normalize.normalize(x, dim, eps)
         return value, (norm,)
@@ -279,7 +278,7 @@ def test_whichever_block_is_first(op, monkeypatch):
     """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
     counters = {}
     monkeypatch.setattr(launch, "split_counters", lambda device: counters.setdefault(0, torch.zeros(64).int()))
-    monkeypatch.setattr(row.reducing, "split_counters", launch.split_counters)
+    monkeypatch.setattr(row.tiling, "split_counters", launch.split_counters)
     x, y = fill((2, 300), F32, 1), fill((2, 300), F32, 2)
 
     def every():

@@ -31,7 +31,6 @@ LOSSES = {
 def launchers(name):
     """(forward, backward) of a key of LOSSES."""
 
-
     module = importlib.import_module(f"safeops.kernels.losses.{name.split()[0]}")
     return getattr(module, name.split()[0]), getattr(module, name.split()[0] + "_backward")
 
