@@ -72,4 +72,5 @@ def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACR
     s = tl.expand_dims(first + tl.arange(0, BS), 1 - ACROSS)
     output = tl.expand_dims(output, ACROSS)
     inside = (s < splits) & (output < outputs)
-    return tl.load(partial + s * outputs + output, mask=inside, other=0.0, cache_modifier=".cg"), inside
+    # the offset first: it is one for all arrays of partials, where a pointer for each took registers until it spilled
+    return tl.load(partial + (s * outputs + output), mask=inside, other=0.0, cache_modifier=".cg"), inside

@@ -160,12 +160,12 @@ def merge_partials(
     state = empty_double_state([BO], MODE, C)
     for first in range(0, splits, BS):
         count, inside = load_partials(partial, splits, first, output, outputs, BS, 0)
-        weights = load_array(partial, splits, first, output, outputs, WEIGHTS, WEIGHED, BS)
-        pivot = load_array(partial, splits, first, output, outputs, PIVOTS, MODE == MOMENTS, BS)
-        shift = load_array(partial, splits, first, output, outputs, SHIFTS, MODE >= EXTREME, BS)
+        total = load_array(partial, splits, first, output, outputs, TOTALS, MODE != COUNT, BS)
         top = load_array(partial, splits, first, output, outputs, TOPS, MODE >= SQUARES, BS)
         top = tl.where(inside, top, lowest_top([1, 1], MODE, C).to(tl.float64))
-        total = load_array(partial, splits, first, output, outputs, TOTALS, MODE != COUNT, BS)
+        shift = load_array(partial, splits, first, output, outputs, SHIFTS, MODE >= EXTREME, BS)
+        pivot = load_array(partial, splits, first, output, outputs, PIVOTS, MODE == MOMENTS, BS)
+        weights = load_array(partial, splits, first, output, outputs, WEIGHTS, WEIGHED, BS)
         part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
         state = merge(state, part, MODE, WEIGHT, C)
     return state

@@ -165,13 +165,14 @@ def sum_kernel(
         if WEIGHT:
             tl.store(where + size * 2, weights, mask=inside)
         finished = is_last(counter + block, splits)
-        if finished:
+    if finished:
+        if SPLIT:
             total = add_partials(partial, splits, output, outputs, BS, BO)
             if MASK or WEIGHT:
                 count = add_partials(partial + size, splits, output, outputs, BS, BO)
             if WEIGHT:
                 weights = add_partials(partial + size * 2, splits, output, outputs, BS, BO)
-    if finished:  # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
+        # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
         if DIVISOR == BY_TENSOR:
             by = tl.load(denominator).to(tl.float64) + count * 0
         elif DIVISOR == BY_NUMBER:

@@ -89,9 +89,9 @@ def statistic_kernel(
     if SPLIT:
         store_state(partial + split * outputs + output, splits * outputs, inside, state, MODE, WEIGHT)
         finished = is_last(counter + block, splits)
-        if finished:
-            state = merge_partials(partial, splits, output, outputs, MODE, WEIGHT, BS, BO, C)
     if finished:
+        if SPLIT:
+            state = merge_partials(partial, splits, output, outputs, MODE, WEIGHT, BS, BO, C)
         offset = output
         if AXIS == OUTER:
             offset = offset_of(output, inner_shape, out_strides)

@@ -130,9 +130,9 @@ def cosine_kernel(
         for i in tl.static_range(5):
             tl.store(where + splits * rows * i, state[i])
         finished = is_last(counter + group, splits)
-        if finished:
-            state = merge_partials(partial, splits, output, rows, BS, BO, ACROSS)
     if finished:
+        if SPLIT:
+            state = merge_partials(partial, splits, output, rows, BS, BO, ACROSS)
         unit1, squares1, unit2, squares2, products = state
         norm1, norm2 = product_beyond(tl.sqrt(squares1), unit1), product_beyond(tl.sqrt(squares2), unit2)
         value = products * (unit1 * inverse(norm1, eps)) * (unit2 * inverse(norm2, eps))
