@@ -30,6 +30,7 @@ def _uses(path, root):
     """The files that this one pulls in, among names that do not exist."""
     text = path.read_text()
     if path.suffix == ".py":
+        yield path.with_name(f"{path.stem}_backward.py")  # which the dispatcher calls, not the forward
         for dots, module, names in _IMPORT.findall(text):
             target = path.parents[len(dots) - 1].joinpath(*module.split("."))
             yield target.with_suffix(".py")

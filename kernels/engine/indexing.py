@@ -1,5 +1,6 @@
-"""From any strides to a tile: dimensions are fused on the host into an outer and an inner group. An element's offset
-is offset(outer index) + offset(inner index): divisions are paid per row and per column, not per element.
+"""From any strides to tiles, on the host: dimensions are sorted, and merged where every operand allows it, into an
+outer and an inner group. An element's offset is offset(outer index) + offset(inner index), so that the divisions that
+an offset takes are paid once for each row and each column of a tile, not for each element.
 
 Each operand has a kind, fixed at compile time, that says how it varies over the tile.
 """
@@ -7,7 +8,6 @@ Each operand has a kind, fixed at compile time, that says how it varies over the
 from math import prod
 from typing import NamedTuple
 
-import triton
 import triton.language as tl
 
 ABSENT = tl.constexpr(0)
@@ -17,56 +17,10 @@ ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
 STRIDED = tl.constexpr(4)  # anything else
 COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
 
+OUTER, INNER, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # AXIS: which group is reduced
+
 # Offsets and indices are 32-bit below this; the margin lets an index run past the end by a tile.
 INT32_LIMIT = 2**31 - 2**17
-
-
-@triton.jit
-def spread(index, shape, strides):
-    """The offset of a linear index over `shape`, last dimension fastest."""
-    offset = index * 0
-    for d in tl.static_range(len(shape) - 1, 0, -1):
-        offset += (index % shape[d]) * strides[d]
-        index = index // shape[d]
-    return offset + index * strides[0]
-
-
-@triton.jit
-def address(operand, space, m, n, KIND: tl.constexpr):
-    """Pointers to the operand's elements of a tile: (BM, BN), (BM, 1) for ROW, (1, BN) for COLUMN, (1, 1) for SCALAR.
-
-    operand: (pointer, outer strides, inner strides); space: (M, N, outer shape, inner shape)."""
-    if KIND == SCALAR:
-        where = operand[0] + tl.zeros([1, 1], tl.int32)
-    elif KIND == COLUMN:
-        where = operand[0] + spread(n, space[3], operand[2])[None, :]
-    else:
-        where = operand[0] + spread(m, space[2], operand[1])[:, None]
-        if KIND == VECTOR:
-            where += n[None, :]
-        elif KIND == STRIDED:
-            where += spread(n, space[3], operand[2])[None, :]
-    return where
-
-
-@triton.jit
-def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr):
-    """One operand's elements of a tile, 0 outside the tensor (EDGE: the tile reaches over it).
-
-    Masked elements are skipped where accesses are single elements anyway; a predicate that differs inside a
-    vector access would break it up."""
-    where = address(operand, space, m, n, KIND)
-    if KIND == STRIDED:
-        value = tl.load(where, mask=keep, other=0)
-    elif KIND == SCALAR or not EDGE:
-        value = tl.load(where)
-    elif KIND == ROW:
-        value = tl.load(where, mask=(m < space[0])[:, None], other=0)
-    elif KIND == COLUMN:
-        value = tl.load(where, mask=(n < space[1])[None, :], other=0)
-    else:
-        value = tl.load(where, mask=(m < space[0])[:, None] & (n < space[1])[None, :], other=0)
-    return value
 
 
 class Group(NamedTuple):
@@ -81,6 +35,10 @@ class Group(NamedTuple):
 
     def first(self, operands):
         return self._replace(strides=self.strides[:operands])
+
+    def without(self, places):
+        """The same with the operands at these places absent."""
+        return self._replace(strides=tuple(None if i in places else s for i, s in enumerate(self.strides)))
 
 
 def broadcast_strides(tensor, shape):

@@ -41,8 +41,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Kernel:
-    """Arguments come in this order: pointers, floats (fp64), outer_shape, inner_shape, <operand>_outer and
-    <operand>_inner, other tuples of indices, indices, constants. An operand's kind is the constant of its name."""
+    """Arguments come in this order: pointers, floats, outer_shape, inner_shape, <operand>_outer and <operand>_inner,
+    other tuples of indices, indices, constants. An operand's kind is the constant of its name. Floats are fp64; the one
+    named "parameters" is a tuple of as many as the plan's value of this name says."""
 
     fn: object
     pointers: tuple
@@ -99,10 +100,12 @@ class Plan:
         tuples = kernel.all_tuples
         self.signature = {name: dtypes[name] and POINTER[dtypes[name]] for name in kernel.pointers}
         self.signature |= dict.fromkeys(kernel.floats, "fp64")
+        if "parameters" in kernel.floats:
+            self.signature["parameters"] = ("fp64",) * values["parameters"]
         self.signature |= {name: values[name] and (index,) * len(values[name]) for name in tuples}
         self.signature |= dict.fromkeys(kernel.indices, index)
         self.signature |= dict.fromkeys(kernel.constants, None)
-        self.signature = {name: kind or "constexpr" for name, kind in self.signature.items()}
+        self.signature = {name: "constexpr" if kind is None else kind for name, kind in self.signature.items()}
         self.constants = {name: values.get(name) for name, kind in self.signature.items() if kind == "constexpr"}
         self.tail = tuple(values[name] for name in (*tuples, *kernel.indices, *kernel.constants))
         self.runners = {}  # by device index

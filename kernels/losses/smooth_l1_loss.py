@@ -1,4 +1,4 @@
-"""smooth_l1_loss: with q = min(|d|, beta), f(d) = q^2 / (2 beta) + |d| - q. beta = 0 is l1."""
+"""smooth_l1_loss: with d = x - y and q = min(|d|, beta), f = q^2 / (2 beta) + |d| - q. beta = 0 is l1."""
 
 import triton
 import triton.language as tl
@@ -7,17 +7,18 @@ from .pointwise_loss import pointwise_loss
 
 
 @triton.jit
-def value(d, beta, p1):
-    a = tl.abs(d)
+def value(x, y, beta):
+    a = tl.abs(x - y)
     q = tl.where(a > beta, beta, a)
     # q / beta is at most 1, where q^2 could underflow; beta = 0 leaves q = 0
     return 0.5 * q * (q / tl.where(beta > 0, beta, 1.0)) + (a - q)
 
 
 @triton.jit
-def grad(d, beta, p1):
+def slope(x, y, beta):
+    d = x - y
     # clamp(d / beta, -1, 1), and sign(d) for beta = 0: then only 0 and NaN reach the division
     return tl.where(d > beta, 1.0, tl.where(d < -beta, -1.0, d / tl.where(beta > 0, beta, 1.0)))
 
 
-smooth_l1_loss, smooth_l1_loss_backward = pointwise_loss("smooth_l1_loss", value, grad)
+smooth_l1_loss, smooth_l1_loss_backward = pointwise_loss("smooth_l1_loss", value, slope)

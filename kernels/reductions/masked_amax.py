@@ -1,13 +1,26 @@
-"""masked_amax: the largest of the kept; its gradient is shared by all that are equal to it."""
+"""masked_amax, masked_amin: the largest and the smallest of the kept; all that are equal to it share its gradient."""
 
-from .fold import fold
-from .statistic import LARGEST
-from .statistic_backward import statistic_backward as masked_amax_backward  # noqa: F401
+import triton
+import triton.language as tl
+
+from ..engine.state import EXTREME
+from .statistic import launcher
 
 
-def masked_amax(
-    input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
-):  # fmt: skip
-    return fold(
-        "masked_amax", LARGEST, input, mask, weight, dim, keepdim, empty_nan, dtype
-    )  # fmt: skip
+@triton.jit
+def largest(state, by, parameter):
+    count, weights, pivot, nans, top, ties = state
+    value = tl.where(nans > 0, float("nan"), top)
+    return value, value, 1 / tl.where(nans > 0, nans, ties), count > 0
+
+
+@triton.jit
+def smallest(state, by, parameter):
+    """Of elements that were negated."""
+    count, weights, pivot, nans, top, ties = state
+    value = tl.where(nans > 0, float("nan"), -top)
+    return value, value, 1 / tl.where(nans > 0, nans, ties), count > 0
+
+
+masked_amax = launcher("masked_amax", EXTREME, largest)
+masked_amin = launcher("masked_amin", EXTREME, smallest, negate=True)

@@ -1,13 +1,18 @@
 """masked_logsumexp: log sum w exp(x), over the kept."""
 
-from .fold import fold
-from .statistic import LOGSUMEXP
-from .statistic_backward import statistic_backward as masked_logsumexp_backward  # noqa: F401
+import triton
+import triton.language as tl
+
+from ..engine.state import EXPONENTIALS
+from .statistic import launcher
 
 
-def masked_logsumexp(
-    input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
-):  # fmt: skip
-    return fold(
-        "masked_logsumexp", LOGSUMEXP, input, mask, weight, dim, keepdim, empty_nan, dtype
-    )  # fmt: skip
+@triton.jit
+def logarithm(state, by, parameter):
+    count, weights, pivot, shift, top, total = state
+    total = tl.where(total < 0, float("nan"), total)  # has no logarithm, and no slope
+    origin = tl.where(total == 0, 0.0, top)  # so that exp(x - origin) is 0 for x = -inf
+    return top + tl.log(total), origin, 1 / tl.where(total == 0, 1.0, total), count > 0
+
+
+masked_logsumexp = launcher("masked_logsumexp", EXPONENTIALS, logarithm)

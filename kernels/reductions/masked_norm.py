@@ -1,27 +1,76 @@
-"""masked_norm: (sum w |x|^p)^(1/p) over the kept, for p of 1, 2, inf and -inf."""
+"""masked_norm, safe_norm, masked_rms, masked_sum_of_squares: (sum w |x|^p)^(1/p) over the kept, for p of 1, 2, inf and
+-inf; the same, saturated; sqrt(sum w x^2 / sum w); sum w x^2.
+"""
 
-from .fold import fold
-from .statistic import ABSOLUTE_SUM, LARGEST, NORM
-from .statistic_backward import statistic_backward as masked_norm_backward  # noqa: F401
+import torch
+import triton
+import triton.language as tl
 
-# parameter -> (RESULT, negate)
-ORDERS = {
-    1.0: (ABSOLUTE_SUM, False),
-    2.0: (NORM, False),
-    float("inf"): (LARGEST, False),
-    float("-inf"): (LARGEST, True),
+from ..engine.scaling import inverse_beyond
+from ..engine.state import ABSOLUTE, EXTREME, SQUARES
+from .masked_amax import largest, smallest
+from .statistic import launcher, statistic
+
+
+@triton.jit
+def absolute_sum(state, by, parameter):
+    count, weights, pivot, shift, top, total = state
+    return total, count * 0, count * 0 + 1.0, count > 0
+
+
+@triton.jit
+def norm(state, by, parameter):
+    count, weights, pivot, shift, top, total = state
+    root = tl.sqrt(total)
+    return root * top, count * 0, inverse_beyond(root, top), count > 0
+
+
+@triton.jit
+def root_mean_square(state, by, parameter):
+    count, weights, pivot, shift, top, total = state
+    root = tl.sqrt(total / by)
+    return root * top, count * 0, inverse_beyond(root * by, top), count > 0
+
+
+@triton.jit
+def square_sum(state, by, parameter):
+    count, weights, pivot, shift, top, total = state
+    return total * top * top, count * 0, count * 0 + 2.0, count > 0
+
+
+ORDERS = {  # parameter -> (mode, finish, negate)
+    1.0: (ABSOLUTE, absolute_sum, False),
+    2.0: (SQUARES, norm, False),
+    float("inf"): (EXTREME, largest, False),
+    float("-inf"): (EXTREME, smallest, True),
 }
 
 
-def masked_norm(
-    input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0, *,
-    name="masked_norm", saturate=False,
-):  # fmt: skip
+def masked_norm(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0, *,
+                name="masked_norm", saturate=False):  # fmt: skip
     if parameter not in ORDERS:
         # any other runs as plain torch: the public functions never send it here
         raise ValueError(f"{name}: the kernel knows the orders {', '.join(map(str, ORDERS))}, got {parameter}")
-    result, negate = ORDERS[parameter]
-    return fold(
-        name, result, input, mask, weight, dim, keepdim, empty_nan, dtype,
+    mode, finish, negate = ORDERS[parameter]
+    return statistic(
+        name, mode, finish, input, mask, weight, dim, keepdim, empty_nan, dtype,
         absolute=True, negate=negate, saturate=saturate,
     )  # fmt: skip
+
+
+def safe_norm(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0):
+    """A norm that is too large for the dtype saturates, with gradient 0 there."""
+    value, origin, scale = masked_norm(
+        input, mask, weight, dim, keepdim, empty_nan, dtype, parameter, name="safe_norm", saturate=True
+    )
+    if parameter == 1 and input.dtype == torch.float64:
+        # Nothing wider tells a sum that overflowed from an infinite element: two more launches, in this case alone.
+        most = statistic("safe_norm", EXTREME, largest, input, mask, weight, dim, keepdim, absolute=True)[0]
+        over = value.isinf() & most.isfinite()
+        value = torch.where(over, torch.finfo(value.dtype).max, value)
+        scale = torch.where(over, 0, scale)
+    return value, origin, scale
+
+
+masked_rms = launcher("masked_rms", SQUARES, root_mean_square)
+masked_sum_of_squares = launcher("masked_sum_of_squares", SQUARES, square_sum)

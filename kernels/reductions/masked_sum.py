@@ -1,45 +1,35 @@
-"""masked_sum: sum of keep ? w * x : 0. Its backward, keep ? (g / denominator) * w : 0, is masked_mean's too."""
+"""masked_sum, masked_mean: sum of keep ? w * x : 0, and the same over the kept count or the sum of kept weights.
+
+Both have one backward, keep ? (g / denominator) * w : 0: the mean's denominator is the forward's second result.
+"""
 
 import torch
-import triton
-import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
 
-from ..engine.elementwise import map_backward
-from ..engine.reduce import reduce
-
-
-@triton.jit
-def term(x, p0, p1):
-    return x
+from ..engine.elementwise import elementwise
+from ..engine.sums import weighted_sum
+from ..engine.tiling import reduced_dims, restore_dims
 
 
-def masked_sum(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-    return reduce(
-        "masked_sum",
-        term,
-        input,
-        None,
-        mask,
-        weight,
-        None,
-        None,
-        dim,
-        keepdim,
-        False,
-        0.0,
-        0.0,
-        empty_nan,
-        dtype,
-    )
+def launcher(name, mean):
+    def launch(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
+        return weighted_sum(
+            name, None, input, None, mask, weight, None, None, dim, keepdim, mean, (), empty_nan, dtype
+        )  # fmt: skip
+
+    launch.__name__ = launch.__qualname__ = name
+    return launch
+
+
+masked_sum = launcher("masked_sum", mean=False)
+masked_mean = launcher("masked_mean", mean=True)
 
 
 def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=None, dim=None, keepdim=False):
     """The gradient of a whole input of shape `size`, contiguous."""
-    dims = {d % max(len(size), 1) for d in dim} if dim else set(range(len(size)))
-    if not keepdim:  # put the reduced dimensions back, each of size 1
-        for d in sorted(dims) if size else ():
-            grad = grad.unsqueeze(d)
-            denominator = denominator if denominator is None else denominator.unsqueeze(d)
+    if not keepdim:
+        reduced = reduced_dims(size, dim)
+        grad = restore_dims(grad, reduced)
+        denominator = None if denominator is None else restore_dims(denominator, reduced)
     out = torch.empty(tuple(size), dtype=dtype, device=grad.device)
-    map_backward("masked_sum_backward", None, None, None, mask, weight, grad, denominator, out, None, 0.0, 0.0)
+    elementwise("masked_sum_backward", None, (None, None, mask, weight, grad, denominator, out, None))
     return out

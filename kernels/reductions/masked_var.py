@@ -1,13 +1,40 @@
-"""masked_var: sum w (x - mean)^2 / (sum w - correction), over the kept."""
+"""masked_var, masked_std: sum w (x - mean)^2 / (sum w - correction) over the kept, and its square root."""
 
-from .fold import fold
-from .statistic import VAR
-from .statistic_backward import statistic_backward as masked_var_backward  # noqa: F401
+import triton
+import triton.language as tl
+
+from ..engine.scaling import inverse_beyond, reciprocal
+from ..engine.state import MOMENTS, square
+from .statistic import launcher
 
 
-def masked_var(
-    input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
-):  # fmt: skip
-    return fold(
-        "masked_var", VAR, input, mask, weight, dim, keepdim, empty_nan, dtype, parameter
-    )  # fmt: skip
+@triton.jit
+def deviations(state, by, correction):
+    """(mean, sum w (x - mean)^2 in units of top^2, what to divide it by, whether there is a variance)."""
+    count, weights, pivot, shift, top, total = state
+    # sum w (x - mean)^2 = sum w (x - p)^2 - (sum w (x - p))^2 / sum w
+    squares = total - square(shift * reciprocal(top)) / by
+    squares = tl.where(squares < 0, 0.0, squares)
+    degrees = by - correction
+    exists = (count > 0) & ~((degrees <= 0) & (squares == squares))  # what is not finite shows
+    return pivot + shift / by, squares, degrees, exists
+
+
+@triton.jit
+def variance(state, by, correction):
+    mean, squares, degrees, exists = deviations(state, by, correction)
+    top = state[4]
+    value = squares / degrees * top * top
+    # a kept inf: the whole gradient is NaN
+    return value, mean, tl.where(value != value, value, 2 / degrees), exists
+
+
+@triton.jit
+def deviation(state, by, correction):
+    mean, squares, degrees, exists = deviations(state, by, correction)
+    root, top = tl.sqrt(squares / degrees), state[4]
+    return root * top, mean, inverse_beyond(root * degrees, top), exists
+
+
+masked_var = launcher("masked_var", MOMENTS, variance)
+masked_std = launcher("masked_std", MOMENTS, deviation)

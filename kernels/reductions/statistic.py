@@ -1,18 +1,26 @@
-"""The kernel of the statistics: folds elements to a state (folding.py), and makes of it a value and what the backward
-needs: an origin and a scale.
+"""A statistic: elements added to a state (engine/accumulate.py), and the state finished to a value and to what the
+backward needs of it, an origin and a scale.
+
+A statistic brings a functor of the state, whose entries are fp64:
+
+    finish(state, by, parameter) -> (value, origin, scale, whether there is a result)
+
+by: the count of kept elements, or the sum of their weights. A state of no elements may give anything.
 """
 
+from dataclasses import replace
+
+import torch
 import triton
 import triton.language as tl
 
-from ..engine.folding import MOMENTS, SQUARES, fold_range, gather, leave, square
-from ..engine.indexing import spread
-from ..engine.launch import Config, Kernel
-from ..engine.reduction import INNER, OUTER
-from ..engine.scaling import inverse_beyond, reciprocal
-
-# RESULT: what is made of a state
-COUNT, ABSOLUTE_SUM, SQUARE_SUM, NORM, RMS, LOGSUMEXP, LARGEST, VAR, STD = map(tl.constexpr, range(9))
+from ..engine import tiling
+from ..engine.accumulate import add_range
+from ..engine.blocks import is_last
+from ..engine.indexing import INNER, OUTER
+from ..engine.launch import COMPUTE, Config, Kernel, arch_of, cached_plan, check_operands, trait
+from ..engine.state import ABSOLUTE, ARRAYS, COUNT, MOMENTS, MOST_ARRAYS, SQUARES, merge_partials, store_state
+from ..engine.tile import offset_of
 
 
 @triton.jit
@@ -30,72 +38,37 @@ def largest_of(dtype: tl.constexpr):
 
 
 @triton.jit
-def finish(
-    count, weights, pivot, shift, top, total, out, origin, scale, offset, inside, parameter,
-    RESULT: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr, WEIGHT: tl.constexpr, EMPTY_NAN: tl.constexpr,
-    C: tl.constexpr,
+def write(
+    state, out, origin, scale, offset, inside, parameter,
+    FINISH: tl.constexpr, SATURATE: tl.constexpr, WEIGHED: tl.constexpr, EMPTY_NAN: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """value, and what the backward needs of it, in fp64 until the store."""
-    if RESULT == COUNT:
+    """value, origin and scale, in fp64 until the store; a COUNT is the value alone."""
+    count, weights, pivot, shift, top, total = state
+    if FINISH is None:
         tl.store(out + offset, count.to(tl.int64), mask=inside)
     else:
-        by = weights if WEIGHT else count
-        some = count > 0
-        center = count * 0  # origin
-        if RESULT == SQUARE_SUM:
-            value = total * top * top
-            factor = count * 0 + 2.0
-        elif RESULT == ABSOLUTE_SUM:
-            value = total
-            factor = count * 0 + 1.0
-        elif RESULT == NORM:
-            root = tl.sqrt(total)
-            value, factor = root * top, inverse_beyond(root, top)
-        elif RESULT == RMS:
-            root = tl.sqrt(total / by)
-            value, factor = root * top, inverse_beyond(root * by, top)
-        elif RESULT == LOGSUMEXP:
-            total = tl.where(total < 0, float("nan"), total)  # has no logarithm, and no slope
-            value = top + tl.log(total)
-            center = tl.where(total == 0, 0.0, top)  # so that exp(x - origin) is 0 for x = -inf
-            factor = 1 / tl.where(total == 0, 1.0, total)
-        elif RESULT == LARGEST:
-            value = tl.where(shift > 0, float("nan"), -top if NEGATE else top)
-            center = value
-            factor = 1 / tl.where(shift > 0, shift, total)
-        else:  # sum w (x - mean)^2 = sum w (x - p)^2 - (sum w (x - p))^2 / sum w
-            center = pivot + shift / by
-            spread_out = total - square(shift * reciprocal(top)) / by
-            spread_out = tl.where(spread_out < 0, 0.0, spread_out)
-            by = by - parameter
-            some = some & ~((by <= 0) & (spread_out == spread_out))  # what is not finite shows
-            if RESULT == VAR:
-                value = spread_out / by * top * top
-                factor = tl.where(value != value, value, 2 / by)  # a kept inf: the whole gradient is NaN
-            else:
-                root = tl.sqrt(spread_out / by)
-                value, factor = root * top, inverse_beyond(root * by, top)
+        value, center, factor, exists = FINISH(state, weights if WEIGHED else count, parameter)
         if SATURATE:
             most = largest_of(out.dtype.element_ty)
-            over = (value > most) & ((value if RESULT == LARGEST else total) < float("inf"))  # of finite elements
+            over = (value > most) & (total < float("inf")) & (tl.abs(top) < float("inf"))  # of finite elements
             value = tl.where(over, most, value)
             factor = tl.where(over, 0.0, factor)
-        value = tl.where(some, value, float("nan") if EMPTY_NAN else 0.0)
+        value = tl.where(exists, value, float("nan") if EMPTY_NAN else 0.0)
         tl.store(out + offset, value.to(C).to(out.dtype.element_ty), mask=inside)
         tl.store(origin + offset, tl.where(count > 0, center, 0.0), mask=inside)
-        tl.store(scale + offset, tl.where(some, factor, 0.0), mask=inside)
+        tl.store(scale + offset, tl.where(exists, factor, 0.0), mask=inside)
 
 
 @triton.jit
-def fold_kernel(
+def statistic_kernel(
     x, mask, weight, out, origin, scale, partial, counter,
     parameter,
     outer_shape, inner_shape, x_outer, x_inner, mask_outer, mask_inner, weight_outer, weight_inner, out_strides,
     M, N, tiles, splits, per_split, outputs,
-    MODE: tl.constexpr, RESULT: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr,
+    MODE: tl.constexpr, FINISH: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr,
     X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr, EMPTY_NAN: tl.constexpr,
     SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
-    FOLD: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # outputs of one block
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
@@ -105,49 +78,109 @@ def fold_kernel(
     xs, masks, ws = (x, x_outer, x_inner), (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
 
     first = split * per_split
-    count, weights, pivot, shift, top, total = fold_range(
+    state = add_range(
         first, tl.minimum(first + per_split, tiles), block, space, xs, masks, ws,
-        MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, FOLD, GROUP, VEC, C, I, LONG,
+        MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I, LONG,
     )  # fmt: skip
 
-    kept = block * BO + tl.arange(0, BO).to(I)
-    inside = kept < outputs
-    if AXIS == OUTER:
-        offset = spread(kept, inner_shape, out_strides)
-    elif AXIS == INNER:
-        offset = spread(kept, outer_shape, out_strides)
-    else:
-        offset = kept
+    output = block * BO + tl.arange(0, BO).to(I)
+    inside = output < outputs
+    finished = True
     if SPLIT:
-        where = partial + split * outputs + kept
-        leave(where, splits * outputs, inside, count, weights, pivot, shift, top, total, MODE, WEIGHED)
-        # All threads' partials come before the count (barrier, release), and the count before the last block's
-        # reads (acquire): who counts last sees every partial.
-        tl.debug_barrier()
-        done = tl.atomic_add(counter + block, 1, sem="acq_rel", scope="gpu")
-        if done == splits - 1:
-            count, weights, pivot, shift, top, total = gather(partial, splits, kept, outputs, MODE, WEIGHT, BS, BO, C)
-            finish(
-                count, weights, pivot, shift, top, total, out, origin, scale, offset, inside, parameter,
-                RESULT, NEGATE, SATURATE, WEIGHED, EMPTY_NAN, C,
-            )  # fmt: skip
-            tl.store(counter + block, 0)  # as the next launch on this stream expects it
-    else:
-        finish(
-            count, weights, pivot, shift, top, total, out, origin, scale, offset, inside, parameter,
-            RESULT, NEGATE, SATURATE, WEIGHED, EMPTY_NAN, C,
-        )  # fmt: skip
+        store_state(partial + split * outputs + output, splits * outputs, inside, state, MODE, WEIGHT)
+        finished = is_last(counter + block, splits)
+    if finished:
+        if SPLIT:
+            state = merge_partials(partial, splits, output, outputs, MODE, WEIGHT, BS, BO, C)
+        offset = output
+        if AXIS == OUTER:
+            offset = offset_of(output, inner_shape, out_strides)
+        elif AXIS == INNER:
+            offset = offset_of(output, outer_shape, out_strides)
+        write(state, out, origin, scale, offset, inside, parameter, FINISH, SATURATE, WEIGHED, EMPTY_NAN, C)
 
 
 OPERANDS = ("x", "mask", "weight")
-FOLDING = Kernel(
-    fold_kernel,
+STATISTIC = Kernel(
+    statistic_kernel,
     pointers=(*OPERANDS, "out", "origin", "scale", "partial", "counter"),
     floats=("parameter",),
     operands=OPERANDS,
     tuples=("out_strides",),
     indices=("M", "N", "tiles", "splits", "per_split", "outputs"),
-    constants=("MODE", "RESULT", "ABS", "NEGATE", "SATURATE", "X", "MASK", "WEIGHT", "AXIS", "EMPTY_NAN", "SPLIT",
-               "LONG", "BM", "BN", "BS", "FOLD", "GROUP", "VEC", "C", "I"),
-    configs={None: Config(max_registers=(80, 128))},  # as REDUCE's: left alone, the assembler spills to fit one more
+    constants=("MODE", "FINISH", "ABS", "NEGATE", "SATURATE", "X", "MASK", "WEIGHT", "AXIS", "EMPTY_NAN", "SPLIT",
+               "LONG", "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
+    configs={None: Config(max_registers=(80, 128))},  # as in sums.py: left alone, the assembler spills to fit one more
 )  # fmt: skip
+AT_ONCE = 4  # arrays of which a block holds a partial, beside what it computes
+MORE_REGISTERS = (128, 128)
+
+
+def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=False, negate=False, saturate=False,
+         empty_nan=False, arch=None, policy=None):  # fmt: skip
+    """tensors: x, mask, weight; reduced: a bool per dimension."""
+    arrays = MOST_ARRAYS if tensors[2] is not None and mode in (SQUARES, MOMENTS) else ARRAYS[mode]
+    made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, AT_ONCE)
+    values = {
+        "MODE": mode.value,
+        "FINISH": finish,
+        "ABS": absolute,
+        "NEGATE": negate,
+        "SATURATE": saturate,
+        "EMPTY_NAN": empty_nan,
+        "C": COMPUTE[compute],
+    }
+    numbers = None if mode is COUNT else torch.float64
+    planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
+    if made.wide or mode is MOMENTS or made.values["AXIS"] == OUTER.value:  # a large state, or those of `vec` columns
+        planned.config = replace(planned.config, max_registers=MORE_REGISTERS)
+    return planned
+
+
+def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=False, dtype=None, parameter=0.0, *,
+              absolute=False, negate=False, saturate=False):  # fmt: skip
+    """(value, origin, scale) over `dim` (None or (): all); of a COUNT, which reads no input, the value alone."""
+    counting = mode is COUNT
+    if counting:
+        dtype = torch.int64
+    elif dtype is None:
+        dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    x = None if counting else input  # of any dtype
+    given = [t for t in (x, mask, weight) if t is not None]
+    check_operands(name, *given)
+    dim, device = tuple(dim) if dim else (), given[0].device
+    key = (mode.value, finish, input.shape, *map(trait, (x, mask, weight)), dim, keepdim, empty_nan, dtype, absolute,
+           negate, saturate, device, tiling.POLICY)  # fmt: skip
+
+    def build():
+        reduced = tiling.reduced_dims(input.shape, dim)
+        # |x| whose sum must saturate is added in fp64, where finite fp32 elements do not overflow: an infinite sum then
+        # has an infinite element.
+        wide = saturate and mode is ABSOLUTE or torch.float64 in (dtype, *(t.dtype for t in given))
+        made = plan(
+            mode, finish, (x, mask, weight), input.shape, reduced, dtype, torch.float64 if wide else torch.float32,
+            absolute=absolute, negate=negate, saturate=saturate, empty_nan=empty_nan, arch=arch_of(device),
+        )  # fmt: skip
+        made.out_shape = tiling.reduced_shape(input.shape, reduced, keepdim)
+        return made
+
+    made = cached_plan(key, build)
+    out = torch.empty(made.out_shape, dtype=dtype, device=device)
+    origin = scale = None
+    if not counting:
+        origin, scale = (torch.empty(made.out_shape, dtype=torch.float64, device=device) for _ in range(2))
+    if out.numel():
+        made(device, x, mask, weight, out, origin, scale, *tiling.workspace(made, device), float(parameter))
+    return out if counting else (out, origin, scale)
+
+
+def launcher(name, mode, finish, **options):
+    """The launcher of `_<name>`, with the arguments of its schema."""
+
+    def launch(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0):
+        return statistic(
+            name, mode, finish, input, mask, weight, dim, keepdim, empty_nan, dtype, parameter, **options
+        )  # fmt: skip
+
+    launch.__name__ = launch.__qualname__ = name
+    return launch

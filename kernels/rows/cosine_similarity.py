@@ -1,14 +1,206 @@
-"""cosine_similarity: x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) for each row; 0 where one is all zeros."""
+"""cosine_similarity: x1 . x2 / (max(|x1|, eps) max(|x2|, eps)) for each row; 0 where one is all zeros.
+
+A state is (unit1, squares1, unit2, squares2, products): sums of a row in units of powers of two that are not far below
+its largest elements, and so neither overflow nor vanish.
+"""
 
 import torch
+import triton
+import triton.language as tl
 
+from ..engine.blocks import is_last, load_partials
+from ..engine.elementwise import compute_dtype
+from ..engine.indexing import INNER
 from ..engine.launch import common_shape, like
-from .cosine import COSINE, COSINE_BACKWARD
-from .row import FOLD, MAP, computed_in, floor, launch, thin
+from ..engine.scaling import power_below, product_beyond, reciprocal
+from ..engine.tile import fetch, offset_of, store, within
+from .plan import MAP, SUM, floor, launch, thin
+from .row import at_most, declare, inverse, one_per_row, scaled_squares, tile_at, times
+
+
+@triton.jit
+def cosine_tile(
+    space, x, y, block, t,
+    X: tl.constexpr, Y: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr,
+    C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """Of the rows of two tiles: (unit, sum of squares) of each, and the sum of products, in units of both; fp64."""
+    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
+    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    edge = within(space, m, n)
+    a = tl.where(edge, fetch(x, space, m, n, edge, X, True).to(C), 0.0)
+    b = tl.where(edge, fetch(y, space, m, n, edge, Y, True).to(C), 0.0)
+    unit1, a, squares1 = scaled_squares(a, ACROSS)
+    unit2, b, squares2 = scaled_squares(b, ACROSS)
+    products = tl.sum(a * b, ACROSS, keep_dims=True)
+    return (
+        unit1.to(tl.float64), squares1.to(tl.float64), unit2.to(tl.float64), squares2.to(tl.float64),
+        products.to(tl.float64),
+    )  # fmt: skip
+
+
+@triton.jit
+def merge_along(state, axis: tl.constexpr):
+    """The states along one axis as one: sums of the largest units. In order, as a tree of a fixed shape."""
+    unit1, squares1, unit2, squares2, products = state
+    larger1, larger2 = tl.max(unit1, axis, keep_dims=True), tl.max(unit2, axis, keep_dims=True)
+    by1, by2 = unit1 * reciprocal(larger1), unit2 * reciprocal(larger2)
+    return (
+        larger1, tl.sum(squares1 * (by1 * by1), axis, keep_dims=True),
+        larger2, tl.sum(squares2 * (by2 * by2), axis, keep_dims=True),
+        tl.sum(products * (by1 * by2), axis, keep_dims=True),
+    )  # fmt: skip
+
+
+@triton.jit
+def merge(a, b):
+    unit1, squares1, unit2, squares2, products = a
+    new1, more1, new2, more2, more = b
+    larger1, larger2 = tl.maximum(unit1, new1), tl.maximum(unit2, new2)
+    old1, old2 = unit1 * reciprocal(larger1), unit2 * reciprocal(larger2)
+    new1, new2 = new1 * reciprocal(larger1), new2 * reciprocal(larger2)
+    return (
+        larger1, squares1 * (old1 * old1) + more1 * (new1 * new1),
+        larger2, squares2 * (old2 * old2) + more2 * (new2 * new2),
+        products * (old1 * old2) + more * (new1 * new2),
+    )  # fmt: skip
+
+
+@triton.jit
+def empty_state(BO: tl.constexpr, ACROSS: tl.constexpr):
+    zero = tl.expand_dims(tl.zeros([BO], tl.float64), ACROSS)
+    unit = power_below(zero)
+    return unit, zero, unit, zero, zero
+
+
+@triton.jit
+def merge_partials(partial, splits, output, rows, BS: tl.constexpr, BO: tl.constexpr, ACROSS: tl.constexpr):
+    """The state of all splits, in order of split whoever wrote last."""
+    size = splits * rows
+    state = empty_state(BO, ACROSS)
+    for first in range(0, splits, BS):
+        unit1, inside = load_partials(partial, splits, first, output, rows, BS, ACROSS)
+        squares1 = load_partials(partial + size, splits, first, output, rows, BS, ACROSS)[0]
+        unit2 = load_partials(partial + size * 2, splits, first, output, rows, BS, ACROSS)[0]
+        squares2 = load_partials(partial + size * 3, splits, first, output, rows, BS, ACROSS)[0]
+        products = load_partials(partial + size * 4, splits, first, output, rows, BS, ACROSS)[0]
+        least = power_below(products * 0)
+        unit1, unit2 = tl.where(inside, unit1, least), tl.where(inside, unit2, least)
+        state = merge(state, merge_along((unit1, squares1, unit2, squares2, products), ACROSS))
+    return state
+
+
+@triton.jit
+def cosine_kernel(
+    x, y, out, first, second, partial, counter,
+    eps,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, out_outer, out_inner,
+    first_outer, first_inner, second_outer, second_inner,
+    batch_shape, x_batch, y_batch, out_batch, first_batch, second_batch,
+    M, N, tiles, across, groups, splits, per_split,
+    X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    I: tl.constexpr,
+):  # fmt: skip
+    """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms."""
+    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
+    BO: tl.constexpr = BM if AXIS == INNER else BN
+    split, group = tl.program_id(0).to(I) % splits, tl.program_id(0).to(I) // splits
+    batch, block = group // across, group % across
+    x = x + offset_of(batch, batch_shape, x_batch)
+    y = y + offset_of(batch, batch_shape, y_batch)
+    out = out + offset_of(batch, batch_shape, out_batch)
+    first = first + offset_of(batch, batch_shape, first_batch)
+    second = second + offset_of(batch, batch_shape, second_batch)
+    space = (M, N, outer_shape, inner_shape)
+    xs, ys, outs = (x, x_outer, x_inner), (y, y_outer, y_inner), (out, out_outer, out_inner)
+    firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
+    if WHOLE:
+        state = cosine_tile(space, xs, ys, block, 0, X, Y, AXIS, BM, BN, VEC, C, I)
+    else:
+        state = empty_state(BO, ACROSS)
+        for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
+            state = merge(state, cosine_tile(space, xs, ys, block, t, X, Y, AXIS, BM, BN, VEC, C, I))
+    finished = True
+    if SPLIT:
+        rows = groups.to(I) * BO
+        output = group * BO + tl.arange(0, BO).to(I)
+        where = partial + split * rows + tl.expand_dims(output, ACROSS)
+        for i in tl.static_range(5):
+            tl.store(where + splits * rows * i, state[i])
+        finished = is_last(counter + group, splits)
+    if finished:
+        if SPLIT:
+            state = merge_partials(partial, splits, output, rows, BS, BO, ACROSS)
+        unit1, squares1, unit2, squares2, products = state
+        norm1, norm2 = product_beyond(tl.sqrt(squares1), unit1), product_beyond(tl.sqrt(squares2), unit2)
+        value = products * (unit1 * inverse(norm1, eps)) * (unit2 * inverse(norm2, eps))
+        value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
+        m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
+        inside = one_per_row(space, m, n, AXIS)
+        store(outs, space, m, n, value.to(C), inside, OUT, True)
+        store(firsts, space, m, n, norm1, inside, FIRST, True)
+        store(seconds, space, m, n, norm2, inside, SECOND, True)
+
+
+@triton.jit
+def cosine_backward_kernel(
+    x, y, grad, value, first, second, dx, dy,
+    eps,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, grad_outer, grad_inner, value_outer, value_inner,
+    first_outer, first_inner, second_outer, second_inner, dx_outer, dx_inner, dy_outer, dy_inner,
+    batch_shape, x_batch, y_batch, grad_batch, value_batch, first_batch, second_batch, dx_batch, dy_batch,
+    M, N, tiles, across,
+    X: tl.constexpr, Y: tl.constexpr, GRAD: tl.constexpr, VALUE: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps).
+
+    No row is summed: a block takes one tile."""
+    pid = tl.program_id(0).to(I)
+    t, block = pid % tiles, pid // tiles
+    batch, block = block // across, block % across
+    x = x + offset_of(batch, batch_shape, x_batch)
+    y = y + offset_of(batch, batch_shape, y_batch)
+    grad = grad + offset_of(batch, batch_shape, grad_batch)
+    value = value + offset_of(batch, batch_shape, value_batch)
+    first = first + offset_of(batch, batch_shape, first_batch)
+    if SECOND:
+        second = second + offset_of(batch, batch_shape, second_batch)
+    if DX:
+        dx = dx + offset_of(batch, batch_shape, dx_batch)
+    if DY:
+        dy = dy + offset_of(batch, batch_shape, dy_batch)
+    space = (M, N, outer_shape, inner_shape)
+    xs, ys = (x, x_outer, x_inner), (y, y_outer, y_inner)
+    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    nowhere = tl.zeros([1, 1], tl.int1)
+    g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
+    c = fetch((value, value_outer, value_inner), space, m, n, nowhere, VALUE, True).to(C)
+    norm1 = fetch((first, first_outer, first_inner), space, m, n, nowhere, FIRST, True)
+    norm2 = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True)
+    by1, by2 = inverse(norm1, eps), inverse(norm2, eps)
+    c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
+    c2 = tl.where(at_most(norm2, eps), 0.0, c)
+    edge = within(space, m, n)
+    u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
+    v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
+    if DX:
+        store((dx, dx_outer, dx_inner), space, m, n, times(v - c1 * u, g * by1, C), edge, DX, True)
+    if DY:
+        store((dy, dy_outer, dy_inner), space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
+
+
+COSINE = declare(cosine_kernel, ("x", "y", "out", "first", "second"))
+COSINE_BACKWARD = declare(
+    cosine_backward_kernel, ("x", "y", "grad", "value", "first", "second", "dx", "dy"), split=False
+)
 
 
 def cosine_similarity(x1, x2, dim=-1, eps=None):
-    shape, compute, device = common_shape(x1, x2), computed_in(x1, x2), x1.device
+    shape, compute, device = common_shape(x1, x2), compute_dtype(x1, x2), x1.device
     dim = dim % max(len(shape), 1)
     rows = thin(shape, dim)
     value = torch.empty(rows, dtype=compute, device=device)
@@ -16,7 +208,7 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     if value.numel():
         launch(
             "cosine_similarity", COSINE, (x1, x2, value, norm1, norm2), (2, 3, 4), shape, dim, compute,
-            floor(eps, compute), phases=FOLD, partials=5,
+            floor(eps, compute), phases=SUM, partials=5,
         )  # fmt: skip
     return value.squeeze(dim) if shape else value, norm1, norm2
 
@@ -25,7 +217,7 @@ def cosine_similarity_backward(
     grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True
 ):  # fmt: skip
     """Gradients of the full shape: the caller sums them to the operands', and so those of a broadcast one stay wide."""
-    shape, compute = common_shape(x1, x2), computed_in(x1, x2, grad)
+    shape, compute = common_shape(x1, x2), compute_dtype(x1, x2, grad)
     dim = dim % max(len(shape), 1)
     if shape:
         grad, value = grad.unsqueeze(dim), value.unsqueeze(dim)
@@ -36,6 +228,6 @@ def cosine_similarity_backward(
     if shape.numel() and (need_x1 or need_x2):
         launch(
             "cosine_similarity_backward", COSINE_BACKWARD, (x1, x2, grad, value, norm1, norm2, dx1, dx2),
-            (2, 3, 4, 5), shape, dim, compute, floor(eps, computed_in(x1, x2)), phases=MAP,
+            (2, 3, 4, 5), shape, dim, compute, floor(eps, compute_dtype(x1, x2)), phases=MAP,
         )  # fmt: skip
     return tuple(x1.new_empty(0, dtype=dtype) if dx is None else dx for dx, dtype in zip((dx1, dx2), dtypes))

@@ -1,15 +1,19 @@
-"""masked_softmax: y = exp(x - top) / total over the kept elements of a row, or log y; 0 (-inf) at the others."""
+"""masked_softmax, masked_log_softmax: y = exp(x - top) / total over the kept elements of a row, and log y; elsewhere
+0, and -inf.
+"""
 
 import torch
 
-from .row import computed_in, launch, thin
-from .rows import LOG_SOFTMAX, ROWS, ROWS_BACKWARD, SOFTMAX
+from ..engine.elementwise import compute_dtype
+from .backward import ROWS_BACKWARD
+from .forward import LOG_SOFTMAX, ROWS, SOFTMAX
+from .plan import launch, thin
 
 
 def masked_softmax(input, mask=None, dim=-1, log=False):
     dim = dim % max(input.dim(), 1)
     out = torch.empty_like(input)
-    shape, compute = input.shape, computed_in(input)
+    shape, compute = input.shape, compute_dtype(input)
     top, total = (torch.empty(thin(shape, dim), dtype=torch.float64, device=input.device) for _ in range(2))
     if top.numel():
         launch(
@@ -24,7 +28,7 @@ def masked_softmax_backward(grad, input, top, total, mask=None, dim=-1, log=Fals
     if input.numel():
         launch(
             "masked_softmax_backward", ROWS_BACKWARD, (input, grad, mask, out, top, total), (4, 5), input.shape,
-            dim % max(input.dim(), 1), computed_in(input, grad),
+            dim % max(input.dim(), 1), compute_dtype(input, grad),
             constants={"OP": (LOG_SOFTMAX if log else SOFTMAX).value}, partials=1,
         )  # fmt: skip
     return out

@@ -2,14 +2,16 @@
 
 import torch
 
-from .row import computed_in, floor, launch, thin
-from .rows import NORMALIZE, ROWS, ROWS_BACKWARD
+from ..engine.elementwise import compute_dtype
+from .backward import ROWS_BACKWARD
+from .forward import NORMALIZE, ROWS
+from .plan import floor, launch, thin
 
 
 def normalize(input, dim=-1, eps=None):
     dim = dim % max(input.dim(), 1)
     out = torch.empty_like(input)
-    shape, compute = input.shape, computed_in(input)
+    shape, compute = input.shape, compute_dtype(input)
     norm = torch.empty(thin(shape, dim), dtype=torch.float64, device=input.device)
     if norm.numel():
         launch(
@@ -22,10 +24,10 @@ def normalize(input, dim=-1, eps=None):
 def normalize_backward(grad, input, norm, dim=-1, eps=None):
     out = torch.empty_like(input)
     if input.numel():
-        compute = computed_in(input, grad)
+        compute = compute_dtype(input, grad)
         launch(
             "normalize_backward", ROWS_BACKWARD, (input, grad, None, out, norm, None), (4, 5), input.shape,
-            dim % max(input.dim(), 1), compute, floor(eps, computed_in(input)),
+            dim % max(input.dim(), 1), compute, floor(eps, compute_dtype(input)),
             {"OP": NORMALIZE.value}, partials=1,
         )  # fmt: skip
     return out

@@ -1,171 +1,84 @@
-"""How an op of rows is cut up, from sizes alone, and launched."""
+"""What the kernels of rows share on the device, and how they are declared.
 
-from dataclasses import replace
+Tiles are (BM, BN) over an outer and an inner group of dimensions, of which one is the row: any dimension, through any
+strides. Where it is the outer one, the inner holds the neighbours in memory of a row's elements, and what is left is
+the batch, of which each block has one. A row that fits stays on the chip between its sum and its results (WHOLE): one
+read, one write. A longer one is read twice, tile by tile; where there are few of them, by several blocks (SPLIT).
+"""
 
-import torch
+import triton
 import triton.language as tl
 
-from ..engine import reduce as reducing
-from ..engine.indexing import (
-    VECTOR,
-    Group,
-    broadcast_strides,
-    needs_int64,
-    power_of_2,
-    sparse_kinds,
-    split_inner,
-    tile_kinds,
-)
-from ..engine.launch import COMPUTE, COUNTERS, Plan, arch_of, cached_plan, check_operands, trait
-from ..engine.reduction import FLUSH, INNER
-
-MOST_THREADS = 512
-# Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
-# where it holds numbers of several rows beside those of their elements.
-PER_THREAD = 128
-NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
-FEWEST = 16  # neighbours that make a group of their own
-# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row
-MAP, FOLD, FOLD_AND_WRITE = range(3)
-AT_ONCE = 8  # numbers of each part that the gathering block holds
+from ..engine.indexing import INNER
+from ..engine.launch import Config, Kernel
+from ..engine.scaling import BEYOND, apart, power_below, reciprocal
+from ..engine.tile import corner, indices
 
 
-def at_least(n):
-    """The smallest power of two that is at least n."""
-    return power_of_2(2 * max(n, 1) - 1)
-
-
-def whole_tile(axis, M, N, vec, tile, itemsize, most):
-    """(BM, BN) with whole rows, or None where they are too long."""
-    if axis is INNER:
-        columns = max(at_least(N), vec)
-        return None if columns > most else (min(max(tile // columns, 1), at_least(M)), columns)
-    rows = at_least(M)
-    columns = max(min(max(tile // rows, NEAR // itemsize), at_least(N)), vec)
-    return None if rows * columns > most else (rows, columns)
-
-
-def part_tile(axis, M, N, vec, tile, itemsize):
-    """The same for rows that are read in parts: few at a time, for blocks enough."""
-    widest = tile if axis is INNER else 4 * NEAR // itemsize
-    columns = max(min(widest, at_least(N)), vec)
-    return max(min(tile // columns, at_least(M)), 1), columns
-
-
-def grouped(shape, strides, dim):
-    """(AXIS, batch, outer, inner): the groups of reduce.py, and the dimensions that belong to neither."""
-    axis, outer, inner, _ = reducing.groups(shape, strides, [d == dim for d in range(len(shape))])
-    batch, near = split_inner(inner)
-    if axis is INNER or near.numel < FEWEST:
-        return axis, Group((1,), tuple(s and (0,) for s in inner.strides)), outer, inner
-    return axis, batch, outer, near
-
-
-def split_rows(tiles, groups, phases):
-    """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts."""
-    policy = reducing.POLICY
-    counters = 1 + 2 * groups if phases == FOLD_AND_WRITE else groups
-    if phases == MAP or counters > COUNTERS:
-        return 1, tiles
-    return reducing.split_tiles(tiles, groups, policy._replace(blocks=policy.blocks // phases))
-
-
-def plan(
-    kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=FOLD_AND_WRITE, partials=0
+@triton.jit
+def tile_at(
+    space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, I: tl.constexpr
 ):
-    """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
-    a row; partials: the numbers that each part of a row leaves for the whole of it."""
-    strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
-    axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
-    dense = [None if i in per_row else t for i, t in enumerate(tensors)]
-    outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
-    kinds, vec = tile_kinds(dense, hide(dense, outside), hide(dense, inner))
-    kinds = sparse_kinds(kinds, outer, inner, per_row)
-    M, N = outer.numel, inner.numel
-    config = kernel.config(arch)
-    itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
-    tile = config.tile(itemsize, vec)
-    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
-    whole = None
-    if phases != MAP:
-        most = MOST_THREADS * per_thread
-        whole = whole_tile(axis, M, N, vec, tile, itemsize, most)
-    BM, BN = whole or part_tile(axis, M, N, vec, tile, itemsize)
-    while config.threads < min(MOST_THREADS, BM * BN // per_thread):
-        config = replace(config, threads=config.threads * 2)
-    fold, group = reducing.fold_of(axis, BM, BN, vec, config.threads)
-    down, across = -(-M // BM), -(-N // BN)
-    tiles, blocks = (across, down) if axis is INNER else (down, across)
-    groups = batch.numel * blocks
-    splits, per_split = split_rows(tiles, groups, phases)
-    rows = groups * (BM if axis is INNER else BN)
-    wide = needs_int64(outside, inner, splits * rows * partials)
-    values = {
-        "batch_shape": batch.shape,
-        **{f"{name}_batch": steps for name, steps in zip(kernel.operands, batch.strides)},
-        "M": M,
-        "N": N,
-        "tiles": tiles,
-        "across": blocks,
-        "groups": groups,
-        "splits": splits,
-        "per_split": per_split,
-        "AXIS": axis.value,
-        "WHOLE": whole is not None,
-        "SPLIT": splits > 1,
-        "LONG": per_split > FLUSH.value,
-        "BM": BM,
-        "BN": BN,
-        "BS": max(reducing.POLICY.partials // AT_ONCE // (rows // groups), 1),
-        "FOLD": fold,
-        "GROUP": group,
-        "VEC": vec,
-        "C": COMPUTE[compute],
-        "I": tl.int64 if wide else tl.int32,
-    }
-    values = {name: value for name, value in (values | (constants or {})).items() if name in kernel.fn.arg_names}
-    made = Plan(kernel, tensors, reducing.scratch({"SPLIT": splits > 1}), outer, inner, kinds, vec, values,
-                grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
-                wide=wide, arch=arch)  # fmt: skip
-    made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
-    for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
-        if kind is VECTOR:
-            for d in range(len(steps)):
-                made.attrs[kernel.fn.arg_names.index(f"{name}_batch"), d] = [["tt.divisibility", vec]]
-    return made
+    """(rows, columns) of tile t of the rows of a block."""
+    m0, n0 = corner(space, block, t, AXIS, BM, BN)
+    return indices(m0, n0, BM, BN, VEC, I)
 
 
-def hide(dense, group):
-    return group._replace(strides=tuple(None if t is None else s for t, s in zip(dense, group.strides)))
+@triton.jit
+def one_per_row(space, m, n, AXIS: tl.constexpr):
+    """Where a number of each row is stored."""
+    if AXIS == INNER:
+        inside = (m < space[0])[:, None]
+    else:
+        inside = (n < space[1])[None, :]
+    return inside
 
 
-def launch(
-    name, kernel, tensors, per_row, shape, dim, compute, eps=0.0, constants=None, *, phases=FOLD_AND_WRITE, partials=0
-):
-    """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to."""
-    given = [t for t in tensors if t is not None]
-    check_operands(name, *given)
-    device = given[0].device
-    key = (kernel.fn, *map(trait, tensors), shape, dim, compute, *(constants or {}).items(), device, reducing.POLICY)
-
-    def build():
-        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch_of(device),
-                    phases=phases, partials=partials)  # fmt: skip
-
-    made = cached_plan(key, build)
-    if made.grid[0]:
-        scratch = () if phases == MAP else reducing.workspace(made, device)
-        made(device, *tensors, *scratch, float(eps))
+@triton.jit
+def times(x, c, C: tl.constexpr):
+    """x c, for c in fp64, one number a row."""
+    if C == tl.float64:
+        value = x * c
+    else:
+        c, power = apart(c)
+        value = x * c * power
+    return value
 
 
-def floor(eps, compute):
-    """eps, or the smallest normal number of the compute dtype."""
-    return torch.finfo(compute).tiny if eps is None else eps
+@triton.jit
+def at_most(norm, eps):
+    """Whether eps is the divisor. A norm that is marked by a minus is beyond fp64."""
+    return (norm >= 0) & (norm <= eps)
 
 
-def thin(shape, dim):
-    return tuple(1 if d == dim else size for d, size in enumerate(shape))
+@triton.jit
+def inverse(norm, eps):
+    """1 / max(norm, eps), 0 for a vector of zeros."""
+    floor = tl.where(at_most(norm, eps), eps, tl.abs(norm))  # NaN stays
+    by = 1 / tl.where(floor == 0, 1.0, floor)
+    return tl.where(norm == 0, 0.0, tl.where(norm < 0, by / BEYOND, by))
 
 
-def computed_in(*tensors):
-    return torch.float64 if any(t.dtype == torch.float64 for t in tensors) else torch.float32
+@triton.jit
+def scaled_squares(x, ACROSS: tl.constexpr):
+    """(unit, x / unit, sum of (x / unit)^2) of each row, with a unit for which the sum does not overflow."""
+    unit = power_below(tl.max(tl.abs(x), ACROSS, keep_dims=True))
+    x = x * reciprocal(unit)
+    return unit, x, tl.sum(x * x, ACROSS, keep_dims=True)
+
+
+def declare(fn, operands, *first, split=True):
+    """A kernel of rows; split: one that may spread a row over several blocks."""
+    tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
+    return Kernel(
+        fn,
+        pointers=(*operands, "partial", "counter") if split else operands,
+        floats=("eps",),
+        operands=operands,
+        tuples=("batch_shape", *(f"{name}_batch" for name in operands)),
+        indices=("M", "N", "tiles", "across", *(("groups", "splits", "per_split") if split else ())),
+        constants=(*first, *(name.upper() for name in operands), "AXIS", *tiling,
+                   *(("LANES", "GROUP") if split else ()), "VEC", "C", "I"),
+        # left alone, the assembler spills two registers of the general variant to fit one block more
+        configs={None: Config(max_registers=(None, 128))},
+    )  # fmt: skip

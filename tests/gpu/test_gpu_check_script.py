@@ -205,7 +205,8 @@ def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
         "csrc/cuda/engine/deep.h": "1",
         "csrc/cuda/engine/other.h": "1",
         "csrc/common/host.h": "",
-        "kernels/some/b.py": '"""b: an op."""\nfrom ..engine.loop import (\n    x,\n    y,\n)\nfrom . import tools, more as m\n',
+        "kernels/some/b.py": '"""b: an op."""\nfrom ..engine.loop import (\n  x,\n)\nfrom . import tools, more as m\n',
+        "kernels/some/b_backward.py": "from . import other\n",
         "kernels/engine/loop.py": "from ..engine import launch\n",
         "kernels/engine/launch.py": "",
         "kernels/some/tools.py": "",
@@ -218,7 +219,7 @@ def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
     names = lambda op: [p.name for p in kernel_sources.sources(op, tmp_path)]  # noqa: E731
     assert names("a") == ["host.h", "deep.h", "a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
     assert names("and_a") == ["host.h", "deep.h", "a.cu", "and_a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
-    assert names("b") == ["launch.py", "loop.py", "b.py", "more.py", "tools.py"]
+    assert names("b") == ["launch.py", "loop.py", "b.py", "b_backward.py", "more.py", "other.py", "tools.py"]
     before = kernel_sources.fingerprint("a", tmp_path)
     (tmp_path / "csrc/cuda/engine/other.h").write_text("2")
     assert kernel_sources.fingerprint("a", tmp_path) == before

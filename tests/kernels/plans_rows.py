@@ -3,7 +3,11 @@
 import re
 
 import torch
-from safeops.kernels.rows import cosine, row, rows
+from safeops.kernels.engine.elementwise import compute_dtype
+from safeops.kernels.rows import backward as rows_backward
+from safeops.kernels.rows import cosine_similarity as cosine
+from safeops.kernels.rows import forward as rows
+from safeops.kernels.rows import plan as row
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
@@ -24,7 +28,7 @@ def forward(op, x, mask=None, dim=-1):
     dim %= x.dim()
     second = None if op == NORMALIZE else number(x, dim)
     tensors = (x, mask, torch.empty_like(x), number(x, dim), second)
-    return row.plan(rows.ROWS, tensors, (3, 4), x.shape, dim, row.computed_in(x), {"OP": op}, partials=3)
+    return row.plan(rows.ROWS, tensors, (3, 4), x.shape, dim, compute_dtype(x), {"OP": op}, partials=3)
 
 
 def backward(op, x, mask=None, dim=-1, grad=None):
@@ -32,19 +36,19 @@ def backward(op, x, mask=None, dim=-1, grad=None):
     second = None if op == NORMALIZE else number(x, dim)
     grad = torch.empty_like(x) if grad is None else grad
     tensors = (x, grad, mask, torch.empty_like(x), number(x, dim), second)
-    compute = row.computed_in(x, grad)
-    return row.plan(rows.ROWS_BACKWARD, tensors, (4, 5), x.shape, dim, compute, {"OP": op}, partials=1)
+    compute = compute_dtype(x, grad)
+    return row.plan(rows_backward.ROWS_BACKWARD, tensors, (4, 5), x.shape, dim, compute, {"OP": op}, partials=1)
 
 
 def cosines(x, y, dim=-1):
     dim %= x.dim()
-    tensors = (x, y, number(x, dim, row.computed_in(x, y)), number(x, dim), number(x, dim))
-    return row.plan(cosine.COSINE, tensors, (2, 3, 4), x.shape, dim, row.computed_in(x, y), phases=row.FOLD, partials=5)
+    tensors = (x, y, number(x, dim, compute_dtype(x, y)), number(x, dim), number(x, dim))
+    return row.plan(cosine.COSINE, tensors, (2, 3, 4), x.shape, dim, compute_dtype(x, y), phases=row.SUM, partials=5)
 
 
 def cosines_backward(x, y, dim=-1):
     dim %= x.dim()
-    compute = row.computed_in(x, y)
+    compute = compute_dtype(x, y)
     outputs = (torch.empty_like(t) if 0 not in t.stride() else meta(t.shape, compute) for t in (x, y))
     given = (number(x, dim, compute), number(x, dim, compute), number(x, dim), number(x, dim))
     return row.plan(

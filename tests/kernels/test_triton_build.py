@@ -9,6 +9,8 @@ skeleton. Statistics and rows have files of their own, plans_*.py.
 What of it is compiled for which architecture, `compiled_for` says.
 """
 
+import gc
+import importlib
 import os
 import re
 import subprocess
@@ -23,12 +25,13 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles: needs Triton without TRITON_INTERPRET", allow_module_level=True)
 
 import triton
-from safeops.kernels.engine import elementwise, launch, reduce, reduction
+import triton.language as tl
+from safeops.kernels.engine import elementwise, launch, sums
 from safeops.kernels.engine.indexing import VECTOR
 from safeops.kernels.losses import huber_loss, l1_loss, mse_loss, smooth_l1_loss
-from safeops.kernels.reductions import masked_sum
 from triton.backends.compiler import GPUTarget
 
+from safeops import _library
 from tests.kernels import plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
@@ -37,11 +40,21 @@ TARGETS = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100, 1
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 
-def reduced(term, x, y=None, mask=None, weight=None, dims=None, mean=True):
+def reduced(f, x, y=None, mask=None, weight=None, dims=None, mean=True):
     gone = [dims is None or d in dims for d in range(x.dim())]
     compute = F64 if F64 in (x.dtype, y is not None and y.dtype) else F32
-    by = (reduction.BY_COUNT.value, None)
-    return reduce.plan(term, (x, y, mask, weight), x.shape, gone, compute, compute, mean, by, False)
+    by = (sums.BY_COUNT.value, None)
+    return sums.plan(f, (x, y, mask, weight), x.shape, gone, compute, compute, mean, by, False, parameters(f))
+
+
+def parameters(functor):
+    """How many a loss has besides x and y."""
+    return 0 if functor is None else len(functor.arg_names) - 2
+
+
+@triton.jit
+def two_slopes(x, y, a, b, c):
+    return a * tl.exp(x) - b * y, 3 * c * y * y - b * x
 
 
 def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
@@ -49,29 +62,32 @@ def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
     compute = F64 if x.dtype == F64 else F32
     upstream = (meta((), F32), meta((), F64)) if grad else (None, None)
     tensors = (None if y is None else x, y, mask, weight, *upstream, torch.empty_like(x), x.clone() if both else None)
-    return elementwise.plan(f, tensors, x.shape, compute)
+    slopes = elementwise.BOTH if f is two_slopes else elementwise.DIFFERENCE if grad else elementwise.NONE
+    constants = {"F": f, "SLOPES": slopes.value, "parameters": parameters(f)}
+    return elementwise.plan(elementwise.ELEMENTWISE, tensors, elementwise.OUTPUTS, x.shape, compute, constants)
 
 
 def cases():
     """name -> plan. Names that begin with "aligned" claim 16-byte accesses."""
-    mse, total = mse_loss, masked_sum.term
+    mse, total = mse_loss, None
     found = {}
     for dtype in (F16, BF16, F32, F64):
         name, x, mask = str(dtype)[6:], meta(FLAT, dtype), meta(FLAT, torch.bool)
         odd, odd_mask = meta((FLAT[0] + 1,), dtype), meta((FLAT[0] + 1,), torch.bool)
         found[f"aligned mse {name}"] = reduced(mse.value, x, x, mask)
         found[f"aligned mean {name}"] = reduced(total, x, None, mask)
-        found[f"aligned mse_backward {name}"] = mapped(mse.grad, x, x, mask, both=True)
+        found[f"aligned mse_backward {name}"] = mapped(mse.slope, x, x, mask, both=True)
         found[f"aligned sum_backward {name}"] = mapped(None, x, None, mask)
         found[f"aligned odd mse {name}"] = reduced(mse.value, odd, odd, odd_mask)
-        found[f"aligned odd mse_backward {name}"] = mapped(mse.grad, odd, odd, odd_mask)
+        found[f"aligned odd mse_backward {name}"] = mapped(mse.slope, odd, odd, odd_mask)
     x, mask, w = meta(FLAT, BF16), meta(FLAT, torch.bool), meta(FLAT, F32)
     for module in (l1_loss, smooth_l1_loss, huber_loss):
         name = module.__name__.rpartition(".")[2]
         found[f"aligned {name} bf16"] = reduced(module.value, x, x, mask)
-        found[f"aligned {name}_backward bf16"] = mapped(module.grad, x, x, mask)
+        found[f"aligned {name}_backward bf16"] = mapped(module.slope, x, x, mask)
     found["aligned mse weight bf16+fp32"] = reduced(mse.value, x, w, mask, w)
-    found["aligned mse_backward weight bf16"] = mapped(mse.grad, x, x, mask, w)
+    found["aligned mse_backward weight bf16"] = mapped(mse.slope, x, x, mask, w)
+    found["aligned two slopes bf16"] = mapped(two_slopes, x, x, mask, both=True)
     found["aligned mse none bf16"] = mapped(mse.value, x, x, mask, grad=False)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
@@ -81,13 +97,13 @@ def cases():
         found[f"aligned columns weight {name}"] = reduced(total, x, None, mask, x, dims=[0])
         channels, shared = meta((32, 64, 4096), dtype), meta((32, 64, 4096), torch.bool, (4096, 0, 1))
         found[f"aligned channel mask mse {name}"] = reduced(mse.value, channels, channels, shared)
-        found[f"aligned channel mask mse_backward {name}"] = mapped(mse.grad, channels, channels, shared)
+        found[f"aligned channel mask mse_backward {name}"] = mapped(mse.slope, channels, channels, shared)
         huge = meta((1 << 33,), dtype)
         found[f"aligned 2^33 mse {name}"] = reduced(mse.value, huge, huge)
-        found[f"aligned 2^33 mse_backward {name}"] = mapped(mse.grad, huge, huge)
+        found[f"aligned 2^33 mse_backward {name}"] = mapped(mse.slope, huge, huge)
         across = meta((8192, 4096), dtype, (1, 8192))
         found[f"general transposed mse {name}"] = reduced(mse.value, x, across, mask)
-        found[f"general transposed mse_backward {name}"] = mapped(mse.grad, x, across, mask)
+        found[f"general transposed mse_backward {name}"] = mapped(mse.slope, x, across, mask)
         found[f"general odd rows {name}"] = reduced(
             total, meta((511, 4095), dtype), None, meta((511, 1), torch.bool), dims=[1]
         )
@@ -95,7 +111,7 @@ def cases():
         shape, strides = (64, 63, 62, 61), (61, 61 * 64 * 62, 61 * 64, 1)
         found[f"general 4-D weight mse {name}"] = reduced(mse.value, meta(shape, dtype, strides), meta(shape, dtype),
                                                           meta(shape, torch.bool), meta((63, 1, 1), F32))  # fmt: skip
-        found[f"general wide mse_backward {name}"] = mapped(mse.grad, meta((1 << 16, 1 << 16), dtype),
+        found[f"general wide mse_backward {name}"] = mapped(mse.slope, meta((1 << 16, 1 << 16), dtype),
                                                             meta((1 << 16, 1 << 16), dtype, (1, 1 << 16)))  # fmt: skip
     return found
 
@@ -166,7 +182,7 @@ def check(name, plan, found):
     assert found["stack"] <= SPILLS, f"{name}: {found['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):
         return
-    reads, writes = vectors(plan, ("x", "y", "grad", "weight")), vectors(plan, ("out", "negative", "dx", "dy"))
+    reads, writes = vectors(plan, ("x", "y", "grad", "weight")), vectors(plan, ("out", "dx", "dy"))
     assert reads or writes
     wide = {kind: sum(n for width, n in found[kind].items() if width >= 16) for kind in ("load", "store")}
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {found}"
@@ -237,11 +253,20 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
 
 def test_every_kernel_is_covered():
     assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in launch.KERNELS.values()}
-    used = {plan.constants.get("TERM", plan.constants.get("F")) for plan in CASES.values()}
+    used = {plan.constants.get("F") for plan in CASES.values()}
     for module in (mse_loss, l1_loss, smooth_l1_loss, huber_loss):
-        assert {module.value, module.grad} <= used
+        assert {module.value, module.slope} <= used
     plans_statistics.covered(CASES.values())
     plans_rows.covered(CASES.values())
+
+
+def test_every_launcher_is_where_its_op_says():
+    """They are imported when a CUDA tensor first comes."""
+    launchers = [x for x in gc.get_objects() if isinstance(x, _library._Lazy)]
+    assert len(launchers) >= 20
+    for launcher in launchers:
+        module = importlib.import_module(f"safeops.kernels.{launcher.module}")
+        assert callable(getattr(module, launcher.name)), launcher.name
 
 
 def test_indices_are_as_wide_as_they_must_be():
@@ -255,7 +280,7 @@ def test_new_sizes_load_nothing_new(monkeypatch):
     monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: compiled.append(plan) or plan)
     monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(launch, "_binaries", {})
-    grad = mse_loss.grad
+    grad = mse_loss.slope
     for rows in range(65, 97):
         x = meta((rows, 4096), BF16)
         mapped(grad, x, x).binary(0)

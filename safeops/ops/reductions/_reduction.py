@@ -162,7 +162,9 @@ class MaskedReduction(Reduction):
             return composite(*operands)[0]
 
         self.saved = slice(1, 2) if mean else slice(0)
-        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.{name}.{name}")
+        forward = declare_raw(
+            f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.masked_sum.{name}"
+        )
         super().__init__(name, forward, _masked_sum_backward, definition)
 
     def gradients(self, grad, needs, operands, results):

@@ -160,9 +160,10 @@ _statistic_backward = declare_raw(
 
 
 class Statistic(Reduction):
-    """A statistic. `kind` may be a table by the parameter, which users know as `keyword`."""
+    """A statistic. `kind` may be a table by the parameter, which users know as `keyword`. `file`: the one of
+    kernels/reductions with its launcher, where that is named after another op."""
 
-    def __init__(self, name, statistic, kind, keyword=None):
+    def __init__(self, name, statistic, kind, keyword=None, file=None):
         def composite(
             input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
         ):
@@ -175,7 +176,9 @@ class Statistic(Reduction):
             return composite(*operands)[0]
 
         self.kind = kind
-        forward = declare_raw(f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.{name}.{name}")
+        forward = declare_raw(
+            f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.{file or name}.{name}"
+        )
         super().__init__(name, forward, _statistic_backward, definition, keyword=keyword)
 
     def gradients(self, grad, needs, operands, results):

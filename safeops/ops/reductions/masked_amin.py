@@ -8,7 +8,7 @@ def _define(k, parameter):
     return value, value, 1 / ties
 
 
-_masked_amin = Statistic("masked_amin", _define, EQUAL)
+_masked_amin = Statistic("masked_amin", _define, EQUAL, file="masked_amax")
 
 
 @_masked_amin.public()

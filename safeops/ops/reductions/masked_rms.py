@@ -14,7 +14,7 @@ def _define(k, parameter):
     return value, torch.zeros_like(value), reciprocal(value * weight)
 
 
-_masked_rms = Statistic("masked_rms", _define, LINEAR)
+_masked_rms = Statistic("masked_rms", _define, LINEAR, file="masked_norm")
 
 
 @_masked_rms.public()

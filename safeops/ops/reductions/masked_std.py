@@ -11,7 +11,7 @@ def _define(k, correction):
     return value, binade * mean, reciprocal(value * divisor), exists
 
 
-_masked_std = Spread("masked_std", _define, LINEAR, "correction")
+_masked_std = Spread("masked_std", _define, LINEAR, "correction", file="masked_var")
 
 
 @_masked_std.public(parameter="Scalar correction=1, ")

@@ -12,7 +12,7 @@ def _define(k, ord):
     return torch.where(overflows, most, value), origin, torch.where(overflows, 0, scale)
 
 
-_safe_norm = Norm("safe_norm", _define, KINDS, "ord")
+_safe_norm = Norm("safe_norm", _define, KINDS, "ord", "masked_norm")
 
 
 @_safe_norm.public(

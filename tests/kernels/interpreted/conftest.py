@@ -1,6 +1,8 @@
 """Run by test_triton_interpreter.py in a process that has TRITON_INTERPRET=1; collected nowhere else."""
 
+import importlib
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -91,19 +93,20 @@ def unwritten_is_nan():
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
-    from safeops.kernels.engine import elementwise, launch, reduce, reduction
-    from safeops.kernels.reductions import statistic
-    from safeops.kernels.rows import cosine, row, rows
+    from safeops.kernels.engine import elementwise, launch, tiling
+    from safeops.kernels.rows import plan
 
+    from safeops import kernels
+
+    for path in Path(kernels.__file__).parent.glob("*/*.py"):  # each declares its kernels
+        importlib.import_module(f"safeops.kernels.{path.parent.name}.{path.stem}")
     launch._plans.clear()
     small = launch.Config(threads=16, tile_bytes=512)
-    skeletons = (reduction.REDUCE, elementwise.MAP, statistic.FOLDING, rows.ROWS, rows.ROWS_BACKWARD, cosine.COSINE,
-                 cosine.COSINE_BACKWARD)  # fmt: skip
-    for kernel in skeletons:
+    for kernel in launch.KERNELS.values():
         monkeypatch.setitem(kernel.configs, None, small)
     monkeypatch.setattr(elementwise, "WIDEST", 32)
-    monkeypatch.setattr(row, "MOST_THREADS", 16)
-    monkeypatch.setattr(row, "PER_THREAD", 64)  # rows of more than 256 fp32 elements are read in parts
+    monkeypatch.setattr(plan, "MOST_THREADS", 16)
+    monkeypatch.setattr(plan, "PER_THREAD", 64)  # rows of more than 256 fp32 elements are read in parts
     monkeypatch.setattr(
-        reduce, "POLICY", reduce.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)
+        tiling, "POLICY", tiling.Policy(blocks=8, most_splits=4, widest=32, widest_kept=16, partials=32)
     )

@@ -5,8 +5,8 @@ import torch
 import triton
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
-from safeops.kernels.engine import indexing, launch, reduce
-from safeops.kernels.reductions import masked_mean, masked_sum
+from safeops.kernels.engine import indexing, launch, tiling
+from safeops.kernels.reductions import masked_sum
 
 from tests.kernels.interpreted.truth import F16, F32, build, close, fill, launchers, total
 
@@ -17,7 +17,7 @@ def run():
     x, y, mask, weight = build("odd")
     loss = launchers("mse_loss")[0](x, y, mask, weight, None, 1, False, None)
     rows = fill((12, 700), F32, 1)
-    by_row = masked_mean.masked_mean(rows, rows > -1, None, [1], False, False, F32)
+    by_row = masked_sum.masked_mean(rows, rows > -1, None, [1], False, False, F32)
     by_column = masked_sum.masked_sum(rows.t().contiguous(), None, None, [0], False, False, F32)
     return [*loss, *by_row, *by_column]
 
@@ -46,7 +46,7 @@ def test_whoever_finishes_last(monkeypatch):
 
 def test_counters_are_left_at_zero(monkeypatch):
     counters = torch.zeros(launch.COUNTERS, dtype=torch.int32)
-    monkeypatch.setattr(reduce, "split_counters", lambda device: counters)
+    monkeypatch.setattr(tiling, "split_counters", lambda device: counters)
     first = run()
     assert not counters.any() and same_bits(first, run())
     counters += 1  # planted: the last block never sees that it is the last, and writes nothing
@@ -55,10 +55,10 @@ def test_counters_are_left_at_zero(monkeypatch):
 
 
 def test_split_depends_on_sizes_alone():
-    policy = reduce.Policy()
-    assert reduce.split_tiles(1, 1, policy) == (1, 1)
+    policy = tiling.Policy()
+    assert tiling.split_tiles(1, 1, policy) == (1, 1)
     for tiles, blocks in ((2, 1), (250, 1), (16384, 1), (10**6, 1), (10**8, 1), (77, 300)):
-        count, each = reduce.split_tiles(tiles, blocks, policy)
+        count, each = tiling.split_tiles(tiles, blocks, policy)
         assert (count - 1) * each < tiles <= count * each and count <= 65535  # the grid's second dimension
         assert each <= 16 or each % 16 == 0 and count > policy.most_splits // 2
 

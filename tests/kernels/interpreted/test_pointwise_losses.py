@@ -3,7 +3,7 @@
 import pytest
 import torch
 import triton
-import triton.language as tl  # noqa: F401  (the interpreter looks for it)
+import triton.language as tl
 from safeops.kernels.losses.pointwise_loss import pointwise_loss
 
 from tests.kernels.interpreted.truth import (
@@ -136,8 +136,42 @@ def test_nan_upstream_of_a_masked_element():
 
 
 @triton.jit
-def slightly_wrong(d, p0, p1):
-    return d * d * 1.0001
+def exponential_value(x, y, a, b, c):
+    return a * tl.exp(x) - b * x * y + c * y * y * y
+
+
+@triton.jit
+def exponential_slopes(x, y, a, b, c):
+    return a * tl.exp(x) - b * y, 3 * c * y * y - b * x
+
+
+@pytest.mark.parametrize("dtypes", [(F32, F32, F32), (BF16, F16, F32), (F64, F64, F64), (F32, F64, F32)])
+@pytest.mark.parametrize("layout", ["odd", "channel mask", "transposed", "0-dim"])
+def test_a_loss_that_is_no_function_of_the_difference(layout, dtypes):
+    """Both slopes, with as many parameters as the loss has."""
+    forward, backward = pointwise_loss("exponential", exponential_value, slopes=exponential_slopes)
+    parameters = (0.3, 1.7, 0.9)
+    x, y, mask, weight = build(layout, *dtypes)
+    keep, w, out = kept(x.shape, mask, weight), weights(x.shape, weight), F64 if F64 in dtypes else F32
+    leaves = [torch.where(keep, t.double(), 0).requires_grad_() for t in (x, y)]
+    a, b, c = parameters
+    value = torch.where(keep, w * (a * leaves[0].exp() - b * leaves[0] * leaves[1] + c * leaves[1] ** 3), 0)
+    grads = torch.autograd.grad(value.sum(), leaves)
+    close(forward(x, y, mask, weight, None, 0, *parameters, False, None)[0], value.detach(), w.abs() * 90, out)
+    got = forward(x, y, mask, weight, None, 2, *parameters, False, None)[0]
+    close(got, value.detach().sum(), value.detach().abs().sum(), out)
+    found = backward(torch.tensor(2.5), None, x, y, mask, weight, *parameters, True, True, out, out)
+    for needs in ((True, False), (False, True)):
+        alone = backward(torch.tensor(2.5), None, x, y, mask, weight, *parameters, *needs, out, out)
+        assert torch.equal(alone[needs.index(True)], found[needs.index(True)])
+    for gradient, truth in zip(found, grads):
+        close(gradient, 2.5 * truth, w.abs() * 90, out)
+        assert not gradient[~keep].any()
+
+
+@triton.jit
+def slightly_wrong(x, y):
+    return (x - y) * (x - y) * 1.0001
 
 
 def test_a_wrong_functor_is_caught():

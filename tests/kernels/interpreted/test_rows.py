@@ -4,7 +4,8 @@ import pytest
 import torch
 import triton.runtime.interpreter as interpreter
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize, row
+from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize
+from safeops.kernels.rows import plan as row
 
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
 from tests.ops import definitions
@@ -277,7 +278,7 @@ def test_whichever_block_is_first(op, monkeypatch):
     """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
     counters = {}
     monkeypatch.setattr(launch, "split_counters", lambda device: counters.setdefault(0, torch.zeros(64).int()))
-    monkeypatch.setattr(row.reducing, "split_counters", launch.split_counters)
+    monkeypatch.setattr(row.tiling, "split_counters", launch.split_counters)
     x, y = fill((2, 300), F32, 1), fill((2, 300), F32, 2)
 
     def every():

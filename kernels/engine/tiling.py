@@ -1,25 +1,28 @@
-"""How a reduction is cut up, from sizes alone, and launched."""
+"""How a reduction is cut into tiles, blocks and splits, from sizes alone."""
 
 from typing import NamedTuple
 
 import torch
 import triton.language as tl
 
-from .indexing import broadcast_strides, fuse, memory_order, needs_int64, split_inner, tile_kinds, tile_shape
-from .launch import COMPUTE, COUNTERS, Plan, arch_of, cached_plan, check_operands, split_counters, trait
-from .reduction import (
+from .indexing import (
     ALL,
-    BY_COUNT,
-    BY_NUMBER,
-    BY_TENSOR,
-    COLUMNS,
-    FLUSH,
     INNER,
     OUTER,
-    REDUCE,
-    ROWS,
-    VECTORS,
+    broadcast_strides,
+    fuse,
+    memory_order,
+    needs_int64,
+    split_inner,
+    tile_kinds,
+    tile_shape,
 )
+from .launch import COUNTERS, Plan, split_counters
+
+# LANES: the elements of a tile that one thread holds, and may add up without moving data. VECTORS: the GROUP neighbours
+# of one access; COLUMNS and ROWS: every GROUP-th column or row.
+VECTORS, COLUMNS, ROWS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+FLUSH = tl.constexpr(16)  # tiles, after which the lanes' fp32 sums are added up in fp64
 
 
 class Policy(NamedTuple):
@@ -45,12 +48,7 @@ def groups(shape, strides, reduced):
     strides = [*strides, out_strides]
     if outputs == 1:
         outer, inner = split_inner(fuse(order, shape, strides))
-        return (
-            INNER if outer.numel == 1 else ALL,
-            outer,
-            inner,
-            1,
-        )  # one row needs no division to find its tiles
+        return (INNER if outer.numel == 1 else ALL), outer, inner, 1  # one row needs no division to find its tiles
     near = bool(order) and reduced[order[-1]]
     outer = fuse([d for d in order if reduced[d] != near], shape, strides)
     inner = fuse([d for d in order if reduced[d] == near], shape, strides)
@@ -68,8 +66,8 @@ def split_tiles(tiles, blocks, policy):
     return -(-tiles // per_split), per_split
 
 
-def fold_of(axis, BM, BN, vec, threads):
-    """(FOLD, GROUP): which elements of a tile one thread holds. Threads take `vec` columns each, row after row."""
+def lanes_of(axis, BM, BN, vec, threads):
+    """(LANES, GROUP). Threads take `vec` columns each, row after row."""
     rows = min(BM, max(threads * vec // BN, 1))  # that all threads together take at once
     if axis is OUTER or axis is ALL and vec == 1 and rows > 1:
         return ROWS.value, rows
@@ -88,6 +86,14 @@ class Cut(NamedTuple):
     wide: bool  # 64-bit indices
     workspace: int  # numbers that the splits leave for the last block
 
+    def plan(self, kernel, tensors, dtypes, values, arch):
+        """dtypes and values: those of the kernel's own arguments."""
+        dtypes = dtypes | scratch(self.values["SPLIT"])
+        made = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
+                    grid=self.grid, wide=self.wide, arch=arch)  # fmt: skip
+        made.workspace = self.workspace
+        return made
+
 
 def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1):
     """tensors: the operands, the first `data` of which set the size of a tile; reduced: a bool per dimension; arrays:
@@ -104,9 +110,10 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest
     BM, BN = tile_shape(M, N, vec, config.tile(narrowest, vec), widest)
-    fold, group = fold_of(axis, BM, BN, vec, config.threads)
+    lanes, group = lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
-    tiles, blocks, BO = {0: (down, across, BN), 1: (across, down, BM), 2: (down * across, 1, 1)}[axis.value]
+    by_axis = {OUTER.value: (down, across, BN), INNER.value: (across, down, BM), ALL.value: (down * across, 1, 1)}
+    tiles, blocks, BO = by_axis[axis.value]
     splits, per_split = split_tiles(tiles, blocks, policy)
     wide = needs_int64(outer, inner, arrays * splits * outputs)
     values = {
@@ -123,7 +130,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
         "BM": BM,
         "BN": BN,
         "BS": max(policy.partials // at_once // BO, 1),
-        "FOLD": fold,
+        "LANES": lanes,
         "GROUP": group,
         "VEC": vec,
         "I": tl.int64 if wide else tl.int32,
@@ -132,29 +139,8 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     return Cut(outer, inner, kinds, vec, values, (blocks, splits), wide, workspace)
 
 
-def plan(term, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, arch=None, policy=None):
-    """tensors: x, y, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor)."""
-    arrays = 1 + (tensors[2] is not None or tensors[3] is not None) + (tensors[3] is not None)
-    made = cut(REDUCE, tensors, 2, shape, reduced, arrays, arch, policy)
-    M, N = made.outer.numel, made.inner.numel
-    values = made.values | {
-        "TERM": term,
-        "MEAN": mean,
-        "DIVISOR": divisor[0],
-        "EMPTY_NAN": empty_nan,
-        "C": COMPUTE[compute],
-        "reduced": {0: M, 1: N, 2: M * N}[made.values["AXIS"]],
-    }
-    dtypes = {"denominator": divisor[1], "out": dtype, "used": torch.float64} | scratch(made.values)
-    planned = Plan(REDUCE, tensors, dtypes, made.outer, made.inner, made.kinds, made.vec, values,
-                   grid=made.grid, wide=made.wide, arch=arch)  # fmt: skip
-    planned.workspace = made.workspace
-    return planned
-
-
-def scratch(values):
+def scratch(split):
     """dtypes of what only split blocks need."""
-    split = values["SPLIT"]
     return {"partial": torch.float64 if split else None, "counter": torch.int32 if split else None}
 
 
@@ -171,58 +157,12 @@ def reduced_dims(shape, dim):
     return [d in dims for d in range(len(shape))]
 
 
+def restore_dims(tensor, reduced):
+    """A result without the reduced dimensions, with each of them put back, of size 1."""
+    for d, gone in enumerate(reduced):
+        tensor = tensor.unsqueeze(d) if gone else tensor
+    return tensor
+
+
 def reduced_shape(shape, reduced, keepdim):
     return tuple(1 if gone else size for size, gone in zip(shape, reduced) if keepdim or not gone)
-
-
-def reduce(name, term, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, p0, p1, empty_nan, dtype):
-    """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * term(x - y) : 0."""
-    if dtype is None:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    tensors = x, y, mask, weight
-    check_operands(name, *tensors, denominator)
-    dim = tuple(dim) if dim else ()
-    given = None if denominator is None else denominator.dtype
-    key = (
-        term,
-        *map(trait, tensors),
-        given,
-        divisor is None,
-        dim,
-        keepdim,
-        mean,
-        empty_nan,
-        dtype,
-        x.device,
-        POLICY,
-    )
-
-    def build():
-        shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
-        reduced = reduced_dims(shape, dim)
-        wide = torch.float64 in (dtype, *(t.dtype for t in (x, y, weight) if t is not None))
-        compute = torch.float64 if wide else torch.float32
-        by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
-        made = plan(
-            term,
-            tensors,
-            shape,
-            reduced,
-            dtype,
-            compute,
-            mean,
-            (by.value, given),
-            empty_nan,
-            arch_of(x.device),
-        )
-        made.out_shape = reduced_shape(shape, reduced, keepdim)
-        return made
-
-    made = cached_plan(key, build)
-    out = torch.empty(made.out_shape, dtype=dtype, device=x.device)
-    used = torch.empty(made.out_shape, dtype=torch.float64, device=x.device)
-    if out.numel():
-        partial, counter = workspace(made, x.device)
-        number = 1.0 if divisor is None else float(divisor)
-        made(x.device, *tensors, denominator, out, used, partial, counter, number, float(p0), float(p1))
-    return out, used

@@ -1,0 +1,76 @@
+"""How blocks that work on one result hand their parts to each other, in one launch.
+
+A sum over many tiles is split among blocks, and the last of them to finish adds up the parts of all (`is_last`).
+
+Where every element of a long row needs the row's sum, such as in a softmax, no result can be written before all parts
+are summed, and a block that waits may keep the blocks it waits for from starting at all. So blocks draw tickets as they
+start. A row's first `splits` tickets sum one part of it each and wait for nothing; its next `splits` write one part
+each, and wait only for sums whose tickets were all drawn before, by blocks that run and will end. Whatever order blocks
+start in, there is always one that can go on.
+
+Whoever needs the parts of all loads them in order of part: the bits of the result are the same in every run.
+
+counter: 0 between launches. `is_last` has one for each result; tickets have one for those drawn, and two for each group
+of rows: the parts summed and the parts written.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def is_last(counter, splits):
+    """Whether all other parts were finished before this one, and puts the counter back to 0.
+
+    A block's stores come before it counts (barrier, release), and its count before what the last block then loads
+    (acquire): the last block sees what all the others stored."""
+    tl.debug_barrier()
+    last = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu") == splits - 1
+    if last:
+        tl.store(counter, 0)  # as the next launch on this stream expects it
+    return last
+
+
+@triton.jit
+def draw_ticket(counter, splits, groups):
+    """(group of rows, part, whether to sum it: otherwise to write it)."""
+    ticket = tl.atomic_add(counter, 1, sem="relaxed", scope="gpu")
+    if ticket == 2 * splits * groups - 1:
+        tl.store(counter, 0)  # nobody draws another
+    rest = ticket % (2 * splits)
+    return ticket // (2 * splits), rest % splits, rest < splits
+
+
+@triton.jit
+def count_summed(counter, group):
+    """Says that a part's sum is stored: all threads' stores come before the count (barrier, release)."""
+    tl.debug_barrier()
+    tl.atomic_add(counter + 1 + 2 * group, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
+def await_sums(counter, group, splits):
+    """Wait until every part of a group is summed; what was stored for them is then seen (acquire)."""
+    done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
+    while done < splits:
+        done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
+
+
+@triton.jit
+def count_written(counter, group, splits):
+    """Says that a part is written. The last writer of a group, after whom none waits, puts both its counts back."""
+    done = tl.atomic_add(counter + 2 + 2 * group, 1, sem="acq_rel", scope="gpu")
+    if done == splits - 1:
+        tl.store(counter + 1 + 2 * group, 0)
+        tl.store(counter + 2 + 2 * group, 0)
+
+
+@triton.jit
+def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACROSS: tl.constexpr):
+    """(the numbers that BS splits from `first` on left for each output, which of them there are). ACROSS: the dimension
+    of the splits in the result. .cg: from L2, where the other blocks' stores are; L1 may hold an earlier launch's."""
+    s = tl.expand_dims(first + tl.arange(0, BS), 1 - ACROSS)
+    output = tl.expand_dims(output, ACROSS)
+    inside = (s < splits) & (output < outputs)
+    # the offset first: it is one for all arrays of partials, where a pointer for each took registers until it spilled
+    return tl.load(partial + (s * outputs + output), mask=inside, other=0.0, cache_modifier=".cg"), inside

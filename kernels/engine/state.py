@@ -1,0 +1,171 @@
+"""What a lane, a block and a split carry of a statistic that is more than a sum: a state, and how two become one.
+
+A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
+
+    count     kept elements. MOMENTS with weights needs no count, only whether it is 0: there it is the largest
+              `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
+    weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
+    total     in the unit that `top` says:
+              SQUARES       sum w x^2            = total top^2, top a power of two not below any |x|, or nearly
+              MOMENTS       sum w (x - pivot)^2  = total top^2
+              EXPONENTIALS  sum w exp(x)         = total exp(top), top the largest x
+              EXTREME       top the largest x, total how many are equal to it
+              ABSOLUTE      sum w |x|            = total
+    pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
+    shift     MOMENTS: sum w (x - pivot). EXTREME: how many are NaN
+
+Nothing overflows or underflows on the way to a result that does neither. And a variance loses no digits to a large
+mean: its pivot is one of the elements, and how far that lies from the others is part of their variance, unless its
+weight is small beside theirs, which is why it is the heaviest. States are merged pairwise, by shifting them to a common
+pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
+"""
+
+import triton
+import triton.language as tl
+
+from .blocks import load_partials
+from .scaling import power_below, reciprocal
+
+COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, range(6))  # MODE
+LOWEST = tl.constexpr(-3.4028234663852886e38)
+LOWEST_DOUBLE = tl.constexpr(-1.7976931348623157e308)
+# The arrays of partials, each where its state needs it
+COUNTS, TOTALS, TOPS, SHIFTS, PIVOTS, WEIGHTS = map(tl.constexpr, range(6))
+ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 4, MOMENTS: 5}  # of partials, without weights
+MOST_ARRAYS = 6
+
+
+@triton.jit
+def lowest_top(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
+    """The top of no elements, below every other (of dtype C)."""
+    if MODE == EXTREME:
+        top = tl.full(shape, float("-inf"), C)
+    elif MODE == EXPONENTIALS:
+        top = tl.full(shape, LOWEST_DOUBLE if C == tl.float64 else LOWEST, C)
+    else:
+        top = power_below(tl.zeros(shape, C))
+    return top
+
+
+@triton.jit
+def empty_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr, COUNT_TYPE: tl.constexpr):
+    zero = tl.zeros(shape, C)
+    return tl.zeros(shape, COUNT_TYPE), zero, zero, zero, lowest_top(shape, MODE, C), zero
+
+
+@triton.jit
+def empty_double_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
+    """In fp64, but with the lowest top of C: exp(top - other) is then 0, and not exp(-inf + inf)."""
+    zero = tl.zeros(shape, tl.float64)
+    return zero, zero, zero, zero, lowest_top(shape, MODE, C).to(tl.float64), zero
+
+
+@triton.jit
+def square(x):
+    return x * x
+
+
+@triton.jit
+def about(total, shift, w, top, away, by):
+    """The total about another pivot q, in the unit 1 / by; away: p - q.
+
+    sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
+    return total * square(top * by) + (2 * (shift * by) + w * (away * by)) * (away * by)
+
+
+@triton.jit
+def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
+    """The states along one axis as one: of lanes in C, of larger parts in fp64. Sums are trees of a fixed shape."""
+    count, weights, pivot, shift, top, total = state
+    if MODE == MOMENTS:
+        held = count > 0
+        high = tl.max(tl.where(held, pivot, float("-inf")), axis)
+        low = tl.min(tl.where(held, pivot, float("inf")), axis)
+        if WEIGHT:
+            whole = tl.sum(tl.abs(weights), axis)
+            parts = tl.abs(weights) / tl.expand_dims(tl.where(whole == 0, 1.0, whole), axis)
+        else:
+            parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
+        middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis)
+        middle = tl.where(high == low, high, middle)  # exactly, where all elements are equal
+        away = tl.where(held, pivot - tl.expand_dims(middle, axis), 0.0)
+        w = weights if WEIGHT else count
+        larger = tl.max(tl.maximum(top, power_below(tl.abs(away))), axis)
+        by = tl.expand_dims(reciprocal(larger), axis)
+        total = about(total, shift, w, top, away, by)
+        shift = tl.sum(shift + w * away, axis)
+        total = tl.sum(total, axis)
+        pivot = middle
+    elif MODE == SQUARES:
+        larger = tl.max(top, axis)
+        total = tl.sum(total * square(top * tl.expand_dims(reciprocal(larger), axis)), axis)
+        shift = tl.sum(shift, axis)
+        pivot = shift
+    else:
+        larger = tl.max(top, axis)
+        if MODE == EXPONENTIALS:
+            total = total * tl.exp((top - tl.expand_dims(larger, axis)).to(C)).to(total.dtype)
+        elif MODE == EXTREME:
+            total = tl.where(top == tl.expand_dims(larger, axis), total, 0.0)
+        total = tl.sum(total, axis)
+        shift = tl.sum(shift, axis)
+        pivot = shift
+    return tl.sum(count, axis), tl.sum(weights, axis), pivot, shift, larger, total
+
+
+@triton.jit
+def merge(a, b, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
+    joined = (
+        tl.join(a[0], b[0]), tl.join(a[1], b[1]), tl.join(a[2], b[2]),
+        tl.join(a[3], b[3]), tl.join(a[4], b[4]), tl.join(a[5], b[5]),
+    )  # fmt: skip
+    return merge_along(joined, 1, MODE, WEIGHT, C)
+
+
+@triton.jit
+def store_state(where, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.constexpr):
+    """A split's state among the partials, in arrays of `size`."""
+    count, weights, pivot, shift, top, total = state
+    tl.store(where + size * COUNTS, count, mask=inside)
+    if MODE != COUNT:
+        tl.store(where + size * TOTALS, total, mask=inside)
+    if MODE >= SQUARES:
+        tl.store(where + size * TOPS, top, mask=inside)
+    if MODE >= EXTREME:
+        tl.store(where + size * SHIFTS, shift, mask=inside)
+    if MODE == MOMENTS:
+        tl.store(where + size * PIVOTS, pivot, mask=inside)
+    if WEIGHT and (MODE == SQUARES or MODE == MOMENTS):
+        tl.store(where + size * WEIGHTS, weights, mask=inside)
+
+
+@triton.jit
+def load_array(
+    partial, splits, first, output, outputs, ARRAY: tl.constexpr, USED: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    if USED:
+        value, inside = load_partials(partial + splits * outputs * ARRAY, splits, first, output, outputs, BS, 0)
+    else:
+        value = tl.zeros([BS, output.shape[0]], tl.float64)
+    return value
+
+
+@triton.jit
+def merge_partials(
+    partial, splits, output, outputs,
+    MODE: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr, BO: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The state of all splits, in order of split whoever wrote last."""
+    WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
+    state = empty_double_state([BO], MODE, C)
+    for first in range(0, splits, BS):
+        count, inside = load_partials(partial, splits, first, output, outputs, BS, 0)
+        total = load_array(partial, splits, first, output, outputs, TOTALS, MODE != COUNT, BS)
+        top = load_array(partial, splits, first, output, outputs, TOPS, MODE >= SQUARES, BS)
+        top = tl.where(inside, top, lowest_top([1, 1], MODE, C).to(tl.float64))
+        shift = load_array(partial, splits, first, output, outputs, SHIFTS, MODE >= EXTREME, BS)
+        pivot = load_array(partial, splits, first, output, outputs, PIVOTS, MODE == MOMENTS, BS)
+        weights = load_array(partial, splits, first, output, outputs, WEIGHTS, WEIGHED, BS)
+        part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
+        state = merge(state, part, MODE, WEIGHT, C)
+    return state

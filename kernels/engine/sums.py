@@ -1,0 +1,259 @@
+"""Sums and means of keep ? w * f(x, y) : 0 over any dimensions, in one launch.
+
+Tiles are (BM, BN) over an outer and an inner group of dimensions; the inner group holds the one nearest in memory. What
+is reduced is the inner group (rows), the outer group (columns) or both, and nothing else differs. Where there are too
+few outputs to fill a GPU, the tiles of one output block are split among several blocks, and the last block to finish
+adds their partial sums. Each sum is added in a fixed order: results are the same bits in every run, on every number of
+multiprocessors.
+
+A lane adds at most FLUSH fp32 numbers in sequence; tl.sum adds lanes as a tree, and all above that is fp64.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from . import tiling
+from .blocks import is_last, load_partials
+from .indexing import ALL, INNER, OUTER
+from .launch import COMPUTE, Config, Kernel, arch_of, cached_plan, check_operands, trait
+from .tile import corner, fetch, indices, kept, offset_of
+from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
+
+# DIVISOR, the second output: the count of kept elements (the sum of their weights), a tensor's or a number's value
+BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+
+
+@triton.jit
+def add_tile(
+    total, weights, count, space, x, y, mask, weight, m, n, parameters,
+    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
+    value = fetch(x, space, m, n, keep, X, EDGE).to(C)
+    if Y:
+        value = F(value, fetch(y, space, m, n, keep, Y, EDGE).to(C), *parameters)
+    if WEIGHT:
+        w = w.to(C)
+        value = value * w
+        weights += within_lane(tl.where(keep, w, 0.0), BM, BN, LANES, GROUP)
+    if EDGE or MASK or WEIGHT:
+        value = tl.where(keep, value, 0.0)
+    if MASK or WEIGHT:
+        count += within_lane(keep.to(tl.int32), BM, BN, LANES, GROUP)
+    return total + within_lane(tl.broadcast_to(value, (BM, BN)), BM, BN, LANES, GROUP), weights, count
+
+
+@triton.jit
+def within_lane(tile, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
+    """Add up what one thread holds of a tile (LANES), so that accumulators take few registers: no data moves."""
+    if LANES == VECTORS:
+        tile = tl.sum(tl.reshape(tile, (BM, BN // GROUP, GROUP)), 2)
+    elif LANES == COLUMNS:
+        tile = tl.sum(tl.reshape(tile, (BM, BN // GROUP, GROUP)), 1)
+    else:
+        tile = tl.sum(tl.reshape(tile, (BM // GROUP, GROUP, BN)), 0)
+    return tile
+
+
+@triton.jit
+def over_axis(tile, AXIS: tl.constexpr):
+    """The sum of a tile over the reduced group, one fp64 entry per output."""
+    if AXIS == ALL:
+        result = tl.sum(tl.sum(tile, 1, keep_dims=True), 0)
+    elif AXIS == INNER:
+        result = tl.sum(tile, 1)
+    else:
+        result = tl.sum(tile, 0)
+    return result.to(tl.float64)
+
+
+@triton.jit
+def add_tiles(
+    first, last, block, space, x, y, mask, weight, parameters,
+    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """Sums, weights and counts of tiles [first, last), at most FLUSH of them; one entry per output."""
+    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the accumulators' shape
+    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
+    total = tl.zeros([DOWN, ACROSS], C)
+    weights = tl.zeros([DOWN, ACROSS], C)
+    count = tl.zeros([DOWN, ACROSS], tl.int32)
+    for t in range(first, last):
+        m0, n0 = corner(space, block, t, AXIS, BM, BN)
+        m, n = indices(m0, n0, BM, BN, VEC, I)
+        if VEC == 1:
+            whole = False
+        else:
+            whole = (m0 + BM <= space[0]) & (n0 + BN <= space[1])
+        if whole:  # needs no bounds
+            total, weights, count = add_tile(
+                total, weights, count, space, x, y, mask, weight, m, n, parameters,
+                F, X, Y, MASK, WEIGHT, BM, BN, LANES, GROUP, C, False,
+            )  # fmt: skip
+        else:
+            total, weights, count = add_tile(
+                total, weights, count, space, x, y, mask, weight, m, n, parameters,
+                F, X, Y, MASK, WEIGHT, BM, BN, LANES, GROUP, C, True,
+            )  # fmt: skip
+    return over_axis(total, AXIS), over_axis(weights, AXIS), over_axis(count, AXIS)
+
+
+@triton.jit
+def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr):
+    """The sum over all splits of one partial per output, in order of split whoever wrote last."""
+    total = tl.zeros([BO], tl.float64)
+    for first in range(0, splits, BS):
+        total += tl.sum(load_partials(partial, splits, first, output, outputs, BS, 0)[0], 0)
+    return total
+
+
+@triton.jit
+def sum_kernel(
+    x, y, mask, weight, denominator, out, used, partial, counter,
+    divisor, parameters,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, mask_outer, mask_inner, weight_outer, weight_inner,
+    out_strides,
+    M, N, tiles, splits, per_split, outputs, reduced,
+    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
+    AXIS: tl.constexpr, MEAN: tl.constexpr, DIVISOR: tl.constexpr, EMPTY_NAN: tl.constexpr, SPLIT: tl.constexpr,
+    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # outputs of one block
+    block = tl.program_id(0).to(I)
+    split = tl.program_id(1).to(I)
+    space = (M, N, outer_shape, inner_shape)
+    xs, ys = (x, x_outer, x_inner), (y, y_outer, y_inner)
+    masks, ws = (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
+    parameters = tl.tuple([tl.full([1, 1], p, C) for p in parameters])
+
+    first = split * per_split
+    last = tl.minimum(first + per_split, tiles)
+    if LONG:
+        total = tl.zeros([BO], tl.float64)
+        weights = tl.zeros([BO], tl.float64)
+        count = tl.zeros([BO], tl.float64)
+        for start in range(first, last, FLUSH):
+            some, some_weights, some_count = add_tiles(
+                start, tl.minimum(start + FLUSH, last), block, space, xs, ys, masks, ws, parameters,
+                F, X, Y, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+            )  # fmt: skip
+            total += some
+            weights += some_weights
+            count += some_count
+    else:
+        total, weights, count = add_tiles(
+            first, last, block, space, xs, ys, masks, ws, parameters,
+            F, X, Y, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+        )  # fmt: skip
+    if not (MASK or WEIGHT):
+        count = tl.zeros([BO], tl.float64) + reduced
+
+    output = block * BO + tl.arange(0, BO).to(I)
+    inside = output < outputs
+    finished = True
+    if SPLIT:
+        size = splits * outputs  # of one array of partials: sums, then counts, then weights
+        where = partial + split * outputs + output
+        tl.store(where, total, mask=inside)
+        if MASK or WEIGHT:
+            tl.store(where + size, count, mask=inside)
+        if WEIGHT:
+            tl.store(where + size * 2, weights, mask=inside)
+        finished = is_last(counter + block, splits)
+    if finished:
+        if SPLIT:
+            total = add_partials(partial, splits, output, outputs, BS, BO)
+            if MASK or WEIGHT:
+                count = add_partials(partial + size, splits, output, outputs, BS, BO)
+            if WEIGHT:
+                weights = add_partials(partial + size * 2, splits, output, outputs, BS, BO)
+        # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
+        if DIVISOR == BY_TENSOR:
+            by = tl.load(denominator).to(tl.float64) + count * 0
+        elif DIVISOR == BY_NUMBER:
+            by = divisor + count * 0
+        elif WEIGHT:
+            by = weights
+        else:
+            by = count
+        value = total / by if MEAN else total
+        value = tl.where(count > 0, value, float("nan") if EMPTY_NAN else 0.0)
+        offset = output
+        if AXIS == OUTER:
+            offset = offset_of(output, inner_shape, out_strides)
+        elif AXIS == INNER:
+            offset = offset_of(output, outer_shape, out_strides)
+        tl.store(out + offset, value.to(C).to(out.dtype.element_ty), mask=inside)
+        tl.store(used + offset, by, mask=inside)
+
+
+OPERANDS = ("x", "y", "mask", "weight")
+SUM = Kernel(
+    sum_kernel,
+    pointers=(*OPERANDS, "denominator", "out", "used", "partial", "counter"),
+    floats=("divisor", "parameters"),
+    operands=OPERANDS,
+    tuples=("out_strides",),
+    indices=("M", "N", "tiles", "splits", "per_split", "outputs", "reduced"),
+    constants=("F", "X", "Y", "MASK", "WEIGHT", "AXIS", "MEAN", "DIVISOR", "EMPTY_NAN", "SPLIT", "LONG",
+               "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
+    # Three blocks to a multiprocessor, or two. Left alone, the assembler spills a register or two to fit one more;
+    # told of a limit it does not.
+    configs={None: Config(max_registers=(80, 128))},
+)  # fmt: skip
+
+
+def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None):
+    """tensors: x, y, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor); count: of
+    parameters."""
+    arrays = 1 + (tensors[2] is not None or tensors[3] is not None) + (tensors[3] is not None)
+    made = tiling.cut(SUM, tensors, 2, shape, reduced, arrays, arch, policy)
+    M, N = made.outer.numel, made.inner.numel
+    values = {
+        "F": f,
+        "MEAN": mean,
+        "DIVISOR": divisor[0],
+        "EMPTY_NAN": empty_nan,
+        "C": COMPUTE[compute],
+        "parameters": count,
+        "reduced": {OUTER.value: M, INNER.value: N, ALL.value: M * N}[made.values["AXIS"]],
+    }
+    return made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
+
+
+def weighted_sum(name, f, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype):
+    """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(x, y, *parameters) : 0, or of
+    keep ? w * x : 0 where y is None."""
+    if dtype is None:
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    tensors = x, y, mask, weight
+    check_operands(name, *tensors, denominator)
+    dim = tuple(dim) if dim else ()
+    given = None if denominator is None else denominator.dtype
+    key = (f, *map(trait, tensors), given, divisor is None, dim, keepdim, mean, empty_nan, dtype, x.device,
+           tiling.POLICY)  # fmt: skip
+
+    def build():
+        shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
+        reduced = tiling.reduced_dims(shape, dim)
+        wide = torch.float64 in (dtype, *(t.dtype for t in (x, y, weight) if t is not None))
+        compute = torch.float64 if wide else torch.float32
+        by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
+        made = plan(f, tensors, shape, reduced, dtype, compute, mean, (by.value, given), empty_nan, len(parameters),
+                    arch_of(x.device))  # fmt: skip
+        made.out_shape = tiling.reduced_shape(shape, reduced, keepdim)
+        return made
+
+    made = cached_plan(key, build)
+    out = torch.empty(made.out_shape, dtype=dtype, device=x.device)
+    used = torch.empty(made.out_shape, dtype=torch.float64, device=x.device)
+    if out.numel():
+        scratch = tiling.workspace(made, x.device)
+        number = 1.0 if divisor is None else float(divisor)
+        made(x.device, *tensors, denominator, out, used, *scratch, number, parameters)
+    return out, used

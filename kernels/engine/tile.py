@@ -1,0 +1,114 @@
+"""A tile on the device: where its elements lie, which of them are kept, loads and stores.
+
+An operand is the tuple (pointer, outer strides, inner strides), and `space` is (M, N, outer shape, inner shape): the
+two groups of dimensions that indexing.py makes, M and N their sizes. A tile has BM rows over the outer group and BN
+columns over the inner one.
+"""
+
+import triton
+import triton.language as tl
+
+from .indexing import COLUMN, INNER, OUTER, ROW, SCALAR, STRIDED, VECTOR
+
+
+@triton.jit
+def offset_of(index, shape, strides):
+    """The offset of a linear index over `shape`, last dimension fastest."""
+    offset = index * 0
+    for d in tl.static_range(len(shape) - 1, 0, -1):
+        offset += (index % shape[d]) * strides[d]
+        index = index // shape[d]
+    return offset + index * strides[0]
+
+
+@triton.jit
+def corner(space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    """(first row, first column) of tile t of a block: tiles follow each other along the reduced group."""
+    if AXIS == OUTER:
+        m0, n0 = t * BM, block * BN
+    elif AXIS == INNER:
+        m0, n0 = block * BM, t * BN
+    else:
+        across = (space[1] + BN - 1) // BN
+        m0, n0 = t // across * BM, t % across * BN
+    return m0, n0
+
+
+@triton.jit
+def indices(m0, n0, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, I: tl.constexpr):
+    """(rows, columns) of a tile. max_contiguous makes an access 16 bytes of data wide: a byte mask alone would allow 16
+    elements, and the accesses of a warp to the data would then leave gaps between them."""
+    return m0 + tl.arange(0, BM).to(I), tl.max_contiguous(n0 + tl.arange(0, BN).to(I), VEC)
+
+
+@triton.jit
+def within(space, m, n):
+    """Which elements of a tile lie in the tensor."""
+    return (m < space[0])[:, None] & (n < space[1])[None, :]
+
+
+@triton.jit
+def address(operand, space, m, n, KIND: tl.constexpr):
+    """Pointers to an operand's elements of a tile: (BM, BN); (BM, 1) for ROW, (1, BN) for COLUMN, (1, 1) for SCALAR."""
+    if KIND == SCALAR:
+        where = operand[0] + tl.zeros([1, 1], tl.int32)
+    elif KIND == COLUMN:
+        where = operand[0] + offset_of(n, space[3], operand[2])[None, :]
+    else:
+        where = operand[0] + offset_of(m, space[2], operand[1])[:, None]
+        if KIND == VECTOR:
+            where += n[None, :]
+        elif KIND == STRIDED:
+            where += offset_of(n, space[3], operand[2])[None, :]
+    return where
+
+
+@triton.jit
+def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr):
+    """One operand's elements of a tile, 0 outside the tensor (EDGE: the tile reaches over it).
+
+    Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
+    inside a 16-byte access would break it up."""
+    where = address(operand, space, m, n, KIND)
+    if KIND == STRIDED:
+        value = tl.load(where, mask=keep, other=0)
+    elif KIND == SCALAR or not EDGE:
+        value = tl.load(where)
+    elif KIND == ROW:
+        value = tl.load(where, mask=(m < space[0])[:, None], other=0)
+    elif KIND == COLUMN:
+        value = tl.load(where, mask=(n < space[1])[None, :], other=0)
+    else:
+        value = tl.load(where, mask=within(space, m, n), other=0)
+    return value
+
+
+@triton.jit
+def kept(
+    space, mask, weight, m, n,
+    MASK: tl.constexpr, WEIGHT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """(which elements of a tile count, their weights in fp32 or fp64, or anything where there are none)."""
+    keep = tl.full([BM, BN], True, tl.int1)
+    if EDGE:
+        keep = within(space, m, n)
+    if MASK:
+        keep &= fetch(mask, space, m, n, keep, MASK, EDGE)
+    w = keep
+    if WEIGHT:
+        w = fetch(weight, space, m, n, keep, WEIGHT, EDGE)
+        if w.dtype != tl.float64:
+            w = w.to(tl.float32)
+        keep &= w != 0  # weight 0 means masked out; NaN is kept
+    return keep, w
+
+
+@triton.jit
+def store(operand, space, m, n, value, inside, KIND: tl.constexpr, EDGE: tl.constexpr):
+    """A gradient too large for the dtype becomes inf, never the largest number: a gradient scaler looks for it."""
+    where = address(operand, space, m, n, KIND)
+    value = value.to(operand[0].dtype.element_ty)
+    if EDGE:
+        tl.store(where, value, mask=inside)
+    else:
+        tl.store(where, value)

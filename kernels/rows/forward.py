@@ -1,0 +1,148 @@
+"""The forward of softmax and normalize, whose every result needs the whole of its row.
+
+exp and log of fp32 are tl.exp and tl.log: those of base 2 that the GPU has, with 2 units in the last place, after
+multiplying by log2(e), which adds |x - top| / 2 more; what is far below the top of its row is small by then.
+"""
+
+import triton
+import triton.language as tl
+
+from ..engine.accumulate import add_range
+from ..engine.blocks import await_sums, count_summed, count_written, draw_ticket
+from ..engine.indexing import INNER
+from ..engine.scaling import product_beyond
+from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
+from ..engine.tile import fetch, kept, offset_of, store, within
+from .row import declare, inverse, one_per_row, scaled_squares, tile_at, times
+
+SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
+
+
+@triton.jit
+def softmax_tile(x, keep, top, total, OP: tl.constexpr):
+    if OP == LOG_SOFTMAX:
+        value = tl.where(keep, (x - top) - tl.log(total), float("-inf"))
+    else:
+        value = tl.where(keep, tl.exp(x - top) * (1 / total), 0.0)
+    return value
+
+
+@triton.jit
+def write_rows(
+    first_tile, last_tile, block, split, space, x, mask, out, first, second, state, eps,
+    OP: tl.constexpr, X: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """The results of some tiles, from the state of their whole rows; with the first tile, the rows' numbers."""
+    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
+    count, top, total = tl.tuple([tl.expand_dims(s, ACROSS) for s in (state[0], state[4], state[5])])
+    m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
+    inside = one_per_row(space, m, n, AXIS) & (split == 0)
+    if OP == NORMALIZE:
+        norm = product_beyond(tl.sqrt(total), top)
+        by = inverse(norm, eps)
+        store(first, space, m, n, norm, inside, FIRST, True)
+    else:
+        # as exp(inf - inf) and exp(-inf - -inf) have it
+        total = tl.where((total == float("inf")) | ((total == 0) & (count > 0)), float("nan"), total)
+        store(first, space, m, n, top, inside, FIRST, True)
+        store(second, space, m, n, total, inside, SECOND, True)
+        top, total = top.to(C), total.to(C)
+    for t in range(first_tile, last_tile):
+        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+        keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, True)[0]
+        v = fetch(x, space, m, n, keep, X, True).to(C)
+        if OP == NORMALIZE:
+            value = times(v, by, C)
+        else:
+            value = softmax_tile(v, keep, top, total, OP)
+        edge = within(space, m, n)
+        store(out, space, m, n, value, edge, OUT, True)
+
+
+@triton.jit
+def rows_kernel(
+    x, mask, out, first, second, partial, counter,
+    eps,
+    outer_shape, inner_shape, x_outer, x_inner, mask_outer, mask_inner, out_outer, out_inner,
+    first_outer, first_inner, second_outer, second_inner,
+    batch_shape, x_batch, mask_batch, out_batch, first_batch, second_batch,
+    M, N, tiles, across, groups, splits, per_split,
+    OP: tl.constexpr, X: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
+    AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    I: tl.constexpr,
+):  # fmt: skip
+    """out, and of each row its top and total (softmax), or its norm, in fp64."""
+    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
+    if SPLIT:
+        group, split, summing = draw_ticket(counter, splits, groups)
+        group, split = group.to(I), split.to(I)
+    else:
+        group = tl.program_id(0).to(I)
+    batch, block = group // across, group % across
+    x = x + offset_of(batch, batch_shape, x_batch)
+    if MASK:
+        mask = mask + offset_of(batch, batch_shape, mask_batch)
+    out = out + offset_of(batch, batch_shape, out_batch)
+    first = first + offset_of(batch, batch_shape, first_batch)
+    if SECOND:
+        second = second + offset_of(batch, batch_shape, second_batch)
+    space = (M, N, outer_shape, inner_shape)
+    xs, masks, outs = (x, x_outer, x_inner), (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
+    firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
+    if WHOLE:
+        m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
+        inside = one_per_row(space, m, n, AXIS)
+        keep = kept(space, masks, masks, m, n, MASK, 0, BM, BN, True)[0]
+        v = fetch(xs, space, m, n, keep, X, True).to(C)
+        if OP == NORMALIZE:
+            unit, scaled, squares = scaled_squares(tl.where(keep, v, 0.0), ACROSS)
+            norm = product_beyond(tl.sqrt(squares.to(tl.float64)), unit.to(tl.float64))
+            value = times(v, inverse(norm, eps), C)
+            store(firsts, space, m, n, norm, inside, FIRST, True)
+        else:
+            top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)
+            total = tl.sum(tl.where(keep, tl.exp(v - top), 0.0), ACROSS, keep_dims=True)
+            value = softmax_tile(v, keep, top, total, OP)
+            store(firsts, space, m, n, top.to(tl.float64), inside, FIRST, True)
+            store(seconds, space, m, n, total.to(tl.float64), inside, SECOND, True)
+        edge = within(space, m, n)
+        store(outs, space, m, n, value, edge, OUT, True)
+    else:
+        MODE: tl.constexpr = SQUARES if OP == NORMALIZE else EXPONENTIALS
+        if SPLIT:
+            BO: tl.constexpr = BM if AXIS == INNER else BN
+            first_tile = split * per_split
+            last_tile = tl.minimum(first_tile + per_split, tiles)
+            rows = groups.to(I) * BO
+            output = group * BO + tl.arange(0, BO).to(I)
+            if summing:
+                state = add_range(
+                    first_tile, last_tile, block, space, xs, masks, masks,
+                    MODE, False, False, X, MASK, 0, AXIS, BM, BN, LANES, GROUP, VEC, C, I, LONG,
+                )  # fmt: skip
+                where = partial + split * rows + output
+                store_state(where, splits * rows, output < rows, state, MODE, False)
+                count_summed(counter, group)
+            else:
+                await_sums(counter, group, splits)
+                state = merge_partials(partial, splits, output, rows, MODE, 0, BS, BO, C)
+                write_rows(
+                    first_tile, last_tile, block, split, space, xs, masks, outs, firsts, seconds, state, eps,
+                    OP, X, MASK, OUT, FIRST, SECOND, AXIS, BM, BN, VEC, C, I,
+                )  # fmt: skip
+                count_written(counter, group, splits)
+        else:
+            state = add_range(
+                tiles * 0, tiles, block, space, xs, masks, masks,
+                MODE, False, False, X, MASK, 0, AXIS, BM, BN, LANES, GROUP, VEC, C, I, LONG,
+            )  # fmt: skip
+            write_rows(
+                tiles * 0, tiles, block, tiles * 0, space, xs, masks, outs, firsts, seconds, state, eps,
+                OP, X, MASK, OUT, FIRST, SECOND, AXIS, BM, BN, VEC, C, I,
+            )  # fmt: skip
+
+
+OPERANDS = ("x", "mask", "out", "first", "second")
+ROWS = declare(rows_kernel, OPERANDS, "OP")

@@ -1,0 +1,158 @@
+"""How rows are cut into tiles, blocks and splits, from sizes alone, and how their kernels are launched."""
+
+from dataclasses import replace
+
+import torch
+import triton.language as tl
+
+from ..engine import tiling
+from ..engine.indexing import (
+    INNER,
+    VECTOR,
+    Group,
+    broadcast_strides,
+    needs_int64,
+    power_of_2,
+    sparse_kinds,
+    split_inner,
+    tile_kinds,
+)
+from ..engine.launch import COMPUTE, COUNTERS, Plan, arch_of, cached_plan, check_operands, trait
+
+MOST_THREADS = 512
+# Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
+# where it holds numbers of several rows beside those of their elements.
+PER_THREAD = 128
+NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
+FEWEST = 16  # neighbours that make a group of their own
+# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row
+MAP, SUM, SUM_AND_WRITE = range(3)
+AT_ONCE = 8  # numbers of each part that the gathering block holds
+
+
+def at_least(n):
+    """The smallest power of two that is at least n."""
+    return power_of_2(2 * max(n, 1) - 1)
+
+
+def whole_tile(axis, M, N, vec, tile, itemsize, most):
+    """(BM, BN) with whole rows, or None where they are too long."""
+    if axis is INNER:
+        columns = max(at_least(N), vec)
+        return None if columns > most else (min(max(tile // columns, 1), at_least(M)), columns)
+    rows = at_least(M)
+    columns = max(min(max(tile // rows, NEAR // itemsize), at_least(N)), vec)
+    return None if rows * columns > most else (rows, columns)
+
+
+def part_tile(axis, M, N, vec, tile, itemsize):
+    """The same for rows that are read in parts: few at a time, for blocks enough."""
+    widest = tile if axis is INNER else 4 * NEAR // itemsize
+    columns = max(min(widest, at_least(N)), vec)
+    return max(min(tile // columns, at_least(M)), 1), columns
+
+
+def grouped(shape, strides, dim):
+    """(AXIS, batch, outer, inner): the groups of engine/tiling.py, and the dimensions that belong to neither."""
+    axis, outer, inner, _ = tiling.groups(shape, strides, [d == dim for d in range(len(shape))])
+    batch, near = split_inner(inner)
+    if axis is INNER or near.numel < FEWEST:
+        return axis, Group((1,), tuple(s and (0,) for s in inner.strides)), outer, inner
+    return axis, batch, outer, near
+
+
+def split_rows(tiles, groups, phases):
+    """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts."""
+    policy = tiling.POLICY
+    counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
+    if phases == MAP or counters > COUNTERS:
+        return 1, tiles
+    return tiling.split_tiles(tiles, groups, policy._replace(blocks=policy.blocks // phases))
+
+
+def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0):
+    """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
+    a row; partials: the numbers that each part of a row leaves for the whole of it."""
+    strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
+    axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
+    dense = [None if i in per_row else t for i, t in enumerate(tensors)]
+    outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
+    kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row))
+    kinds = sparse_kinds(kinds, outer, inner, per_row)
+    M, N = outer.numel, inner.numel
+    config = kernel.config(arch)
+    itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
+    tile = config.tile(itemsize, vec)
+    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
+    whole = None if phases == MAP else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
+    BM, BN = whole or part_tile(axis, M, N, vec, tile, itemsize)
+    while config.threads < min(MOST_THREADS, BM * BN // per_thread):
+        config = replace(config, threads=config.threads * 2)
+    lanes, group = tiling.lanes_of(axis, BM, BN, vec, config.threads)
+    down, across = -(-M // BM), -(-N // BN)
+    tiles, blocks = (across, down) if axis is INNER else (down, across)
+    groups = batch.numel * blocks
+    splits, per_split = split_rows(tiles, groups, phases)
+    rows = groups * (BM if axis is INNER else BN)
+    wide = needs_int64(outside, inner, splits * rows * partials)
+    values = {
+        "batch_shape": batch.shape,
+        **{f"{name}_batch": steps for name, steps in zip(kernel.operands, batch.strides)},
+        "M": M,
+        "N": N,
+        "tiles": tiles,
+        "across": blocks,
+        "groups": groups,
+        "splits": splits,
+        "per_split": per_split,
+        "AXIS": axis.value,
+        "WHOLE": whole is not None,
+        "SPLIT": splits > 1,
+        "LONG": per_split > tiling.FLUSH.value,
+        "BM": BM,
+        "BN": BN,
+        "BS": max(tiling.POLICY.partials // AT_ONCE // (rows // groups), 1),
+        "LANES": lanes,
+        "GROUP": group,
+        "VEC": vec,
+        "C": COMPUTE[compute],
+        "I": tl.int64 if wide else tl.int32,
+    }
+    values = {name: value for name, value in (values | (constants or {})).items() if name in kernel.fn.arg_names}
+    made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values,
+                grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
+                wide=wide, arch=arch)  # fmt: skip
+    made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
+    for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
+        if kind is VECTOR:
+            for d in range(len(steps)):
+                made.attrs[kernel.fn.arg_names.index(f"{name}_batch"), d] = [["tt.divisibility", vec]]
+    return made
+
+
+def launch(
+    name, kernel, tensors, per_row, shape, dim, compute, eps=0.0, constants=None, *, phases=SUM_AND_WRITE, partials=0
+):
+    """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to."""
+    given = [t for t in tensors if t is not None]
+    check_operands(name, *given)
+    device = given[0].device
+    key = (kernel.fn, *map(trait, tensors), shape, dim, compute, *(constants or {}).items(), device, tiling.POLICY)
+
+    def build():
+        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch_of(device),
+                    phases=phases, partials=partials)  # fmt: skip
+
+    made = cached_plan(key, build)
+    if made.grid[0]:
+        scratch = () if phases == MAP else tiling.workspace(made, device)
+        made(device, *tensors, *scratch, float(eps))
+
+
+def floor(eps, compute):
+    """eps, or the smallest normal number of the compute dtype."""
+    return torch.finfo(compute).tiny if eps is None else eps
+
+
+def thin(shape, dim):
+    return tuple(1 if d == dim else size for d, size in enumerate(shape))
