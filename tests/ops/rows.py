@@ -152,7 +152,7 @@ def _softmax_samples(log):
     yield Sample((data(7) * 10, mask(7)), {"dim": 0}, mask=1, smooth=smooth, name="one row, far apart")
 
 
-def _record_softmax(definition, twin, skip=None, **fields):
+def _record_softmax(definition, twin, scale, skip=None, **fields):
     name = definition.__name__
     large = torch.ones(3, 2, 5, dtype=torch.bool)
 
@@ -171,7 +171,7 @@ def _record_softmax(definition, twin, skip=None, **fields):
             *_bad_dims(name, X, KEEP),
         ],
         call={"input": plain(), "mask": plain_mask(), "dim": 1},
-        gpu=masked(name, scale=8),  # values from 1 to nearly 0, not all of them below what fp16 holds
+        gpu=masked(name, scale),
         dtype_rule="input",
         torch_equivalent=pattern,
         skip=NO_SUM | NOT_SAFE | ONE_OPERAND | NO_WEIGHT | (skip or {}),
@@ -182,10 +182,11 @@ def _record_softmax(definition, twin, skip=None, **fields):
 _record_softmax(
     masked_softmax,
     torch.softmax,
+    8,  # of a GPU case: values from 1 to nearly 0, not all of them below what fp16 holds
     {"gradient_overflow": "no gradient is larger than what arrives"},
     row_terms=softmax_terms,
 )
-_record_softmax(masked_log_softmax, torch.log_softmax, row_terms=log_softmax_terms)
+_record_softmax(masked_log_softmax, torch.log_softmax, 1, row_terms=log_softmax_terms)
 
 
 # ---- normalize, cosine_similarity

@@ -21,7 +21,7 @@ for name in sorted({raw for op in registry.values() for raw in op.raw}):
     attached = torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CPU")
     assert attached == (route == "kernel"), f"{name}: C++ kernel attached: {attached}, expected {route}"
 
-sys.path.append(tree)  # at the end: safeops is the installed one
+sys.path.insert(0, tree)  # safeops is there already: the installed one
 from tests.ops import RECORDS  # noqa: E402
 
 for record in RECORDS.values():

@@ -162,7 +162,7 @@ _binary(
         Sample((data(2, 3, 4, 5, low=0.5), data(2, 3, 4, 5, seed=4)), name="four dimensions"),
     ],
     lambda input, exponent, **_: input**exponent,
-    lambda x, y, keep: (torch.where(keep, x.abs() + 0.25, -1), y.clamp(-3, 3)),
+    lambda x, y, keep: (torch.where(keep, x.abs() + 0.5, -1), y.clamp(-2, 2)),
     second="exponent",
     bad_calls=bad_dtypes("safe_pow", X, X),
     call={"dtype": None},
