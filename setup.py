@@ -177,7 +177,9 @@ class BuildExt(build_ext):
             return None
         flags = [*self.flags, "-DUSE_CUDA"]
         cxx = [*self.cxx, *flags, "-isystem", cuda / "include"]
-        nvcc = [cuda / "bin/nvcc", *NVCC_FLAGS, *(["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []), *flags]
+        nvcc = [cuda / "bin/nvcc", *NVCC_FLAGS, *flags]
+        if os.environ.get("CXX"):  # without launcher and options
+            nvcc += ["-ccbin", next(word for word in reversed(self.cxx) if not word.startswith("-"))]
         objects = []
         for source in sources:
             tuned = "#include <cub/" in Path(source).read_text()
