@@ -14,8 +14,9 @@ there is no GPU. A wheel (`pip wheel`, `pip install .`) is for all architectures
     CXX, CUDA_HOME           the compilers
 
 Without a C++ compiler the install is pure Python, and says so. A compiler that fails, fails the build.
-This file writes build/ninja/build.ninja, and ninja runs it. torch's own BuildExtension is not used: it refuses an nvcc
-that differs from torch's CUDA, and links more of torch than the stable ABI.
+This file writes build/ninja/build.ninja, by the rules of csrc/rules.ninja, and ninja runs it. torch's own
+BuildExtension is not used: it refuses an nvcc that differs from torch's CUDA, and links more of torch than the stable
+ABI.
 """
 
 import fcntl
@@ -42,29 +43,9 @@ FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-trappin
     -fvisibility=hidden -fvisibility-inlines-hidden""".split()
 # torch 2.11, Python 3.10
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000", "-Icsrc"]
-# nvcc has its own numerics; no fast-math, whose division and logarithm would break the contract.
+# nvcc forwards g++'s flags; on the device no fast-math, whose division and logarithm would break the contract.
 NVCC_FLAGS = ["--forward-unknown-to-host-compiler", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
-
-RULES = f"""
-builddir = {BUILD}
-rule compile
-  command = $call -MMD -MF $out.d -c $in -o $out
-  description = compile $in
-  depfile = $out.d
-  deps = gcc
-# torch's CUDA functions become weak: a CPU-only torch lacks them, and must still load the module (Python loads with
-# RTLD_NOW, which wants every strong symbol). Only CUDA tensors lead to a call.
-rule compile_cuda
-  command = $call -MMD -MF $out.d -c $in -o $out && $
-    objcopy --wildcard --weaken-symbol='torch_*cuda*' --weaken-symbol='aoti_torch_*cuda*' $out
-  description = compile $in
-  depfile = $out.d
-  deps = gcc
-rule link
-  command = $call -o $out
-  description = link $out
-"""
 
 
 def flag(name: str) -> bool:
@@ -145,7 +126,7 @@ class BuildExt(build_ext):
 
     def run(self):
         self.torch, python = find_headers()
-        self.cxx, self.edges = find_cxx(), RULES
+        self.cxx, self.edges = find_cxx(), f"builddir = {BUILD}\ninclude csrc/rules.ninja\n"
         headers = self.torch / "include"
         self.flags = [*FLAGS, f"-ffile-prefix-map={headers}/=", "-isystem", headers, "-isystem", python]
         libraries = {"safeops._C": self.cpu_library, "safeops._cuda": self.cuda_library}
