@@ -78,14 +78,16 @@ def find_cuda() -> Path | None:
     return None
 
 
-def find_headers() -> tuple[Path, str]:
-    """The folders of torch and of Python's headers."""
-    torch, python = find_spec("torch"), sysconfig.get_path("include")  # found, not imported: that takes seconds
+def prerequisites() -> tuple[Path, str]:
+    """The folders of torch and of Python's headers; an error where one of these is missing, or ninja."""
+    torch, python = find_spec("torch"), sysconfig.get_path("include")  # torch is not imported: that takes seconds
     missing = None
     if torch is None:
         missing = "the extension is built against torch>=2.11: install it first and build with --no-build-isolation"
     elif not os.path.exists(f"{python}/Python.h"):
         missing = f"no {python}/Python.h: install Python's headers (Debian, Ubuntu: python3-dev)"
+    elif find_spec("ninja") is None:
+        missing = "no ninja: `pip install ninja`"
     if missing:
         raise SystemExit(f"safeops: {missing}, or set SAFEOPS_NO_EXT=1 for a pure-Python install")
     return Path(torch.origin).parent, python
@@ -125,7 +127,7 @@ class BuildExt(build_ext):
     """Writes build.ninja and runs it: ninja knows what is fresh, and compiles as much at a time as it may."""
 
     def run(self):
-        self.torch, python = find_headers()
+        self.torch, python = prerequisites()
         self.cxx, self.edges = find_cxx(), f"builddir = {BUILD}\ninclude csrc/rules.ninja\n"
         headers = self.torch / "include"
         self.flags = [*FLAGS, f"-ffile-prefix-map={headers}/=", "-isystem", headers, "-isystem", python]
