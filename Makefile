@@ -54,8 +54,8 @@ test: setup
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
 test-slow: setup
 	@echo "== build: all architectures (minutes, the first time)"
-	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > build/all-architectures.log 2>&1 \
-	    || { cat build/all-architectures.log; exit 1; }
+	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1 \
+	    || { cat $(VENV)/build.log; exit 1; }
 	@$(PYTEST) -m slow $(ARGS)
 
 test-all: test test-slow

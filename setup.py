@@ -14,8 +14,9 @@ there is no GPU. A wheel (`pip wheel`, `pip install .`) is for all architectures
     CXX, CUDA_HOME           the compilers
 
 Without a C++ compiler the install is pure Python, and says so. A compiler that fails, fails the build.
-This file writes build/ninja/build.ninja, and ninja runs it. torch's own BuildExtension is not used: it refuses an nvcc
-that differs from torch's CUDA, and links more of torch than the stable ABI.
+This file writes build/ninja/build.ninja, by the rules of csrc/rules.ninja, and ninja runs it. torch's own
+BuildExtension is not used: it refuses an nvcc that differs from torch's CUDA, and links more of torch than the stable
+ABI.
 """
 
 import fcntl
@@ -42,29 +43,9 @@ FLAGS = """-std=c++17 -O3 -fPIC -Wall -fopenmp-simd -fno-math-errno -fno-trappin
     -fvisibility=hidden -fvisibility-inlines-hidden""".split()
 # torch 2.11, Python 3.10
 FLAGS += ["-DTORCH_TARGET_VERSION=0x020b000000000000", "-DPy_LIMITED_API=0x030a0000", "-Icsrc"]
-# nvcc has its own numerics; no fast-math, whose division and logarithm would break the contract.
+# nvcc forwards g++'s flags; on the device no fast-math, whose division and logarithm would break the contract.
 NVCC_FLAGS = ["--forward-unknown-to-host-compiler", "--expt-relaxed-constexpr"]
 CUDA_ARCHS = ("8.0", "9.0", "10.0", "12.0")
-
-RULES = f"""
-builddir = {BUILD}
-rule compile
-  command = $call -MMD -MF $out.d -c $in -o $out
-  description = compile $in
-  depfile = $out.d
-  deps = gcc
-# torch's CUDA functions become weak: a CPU-only torch lacks them, and must still load the module (Python loads with
-# RTLD_NOW, which wants every strong symbol). Only CUDA tensors lead to a call.
-rule compile_cuda
-  command = $call -MMD -MF $out.d -c $in -o $out && $
-    objcopy --wildcard --weaken-symbol='torch_*cuda*' --weaken-symbol='aoti_torch_*cuda*' $out
-  description = compile $in
-  depfile = $out.d
-  deps = gcc
-rule link
-  command = $call -o $out
-  description = link $out
-"""
 
 
 def flag(name: str) -> bool:
@@ -97,14 +78,16 @@ def find_cuda() -> Path | None:
     return None
 
 
-def find_headers() -> tuple[Path, str]:
-    """The folders of torch and of Python's headers."""
-    torch, python = find_spec("torch"), sysconfig.get_path("include")  # found, not imported: that takes seconds
+def prerequisites() -> tuple[Path, str]:
+    """The folders of torch and of Python's headers; an error where one of these is missing, or ninja."""
+    torch, python = find_spec("torch"), sysconfig.get_path("include")  # torch is not imported: that takes seconds
     missing = None
     if torch is None:
         missing = "the extension is built against torch>=2.11: install it first and build with --no-build-isolation"
     elif not os.path.exists(f"{python}/Python.h"):
         missing = f"no {python}/Python.h: install Python's headers (Debian, Ubuntu: python3-dev)"
+    elif find_spec("ninja") is None:
+        missing = "no ninja: `pip install ninja`"
     if missing:
         raise SystemExit(f"safeops: {missing}, or set SAFEOPS_NO_EXT=1 for a pure-Python install")
     return Path(torch.origin).parent, python
@@ -144,8 +127,8 @@ class BuildExt(build_ext):
     """Writes build.ninja and runs it: ninja knows what is fresh, and compiles as much at a time as it may."""
 
     def run(self):
-        self.torch, python = find_headers()
-        self.cxx, self.edges = find_cxx(), RULES
+        self.torch, python = prerequisites()
+        self.cxx, self.edges = find_cxx(), f"builddir = {BUILD}\ninclude csrc/rules.ninja\n"
         headers = self.torch / "include"
         self.flags = [*FLAGS, f"-ffile-prefix-map={headers}/=", "-isystem", headers, "-isystem", python]
         libraries = {"safeops._C": self.cpu_library, "safeops._cuda": self.cuda_library}
@@ -177,7 +160,9 @@ class BuildExt(build_ext):
             return None
         flags = [*self.flags, "-DUSE_CUDA"]
         cxx = [*self.cxx, *flags, "-isystem", cuda / "include"]
-        nvcc = [cuda / "bin/nvcc", *NVCC_FLAGS, *(["-ccbin", self.cxx[-1]] if os.environ.get("CXX") else []), *flags]
+        nvcc = [cuda / "bin/nvcc", *NVCC_FLAGS, *flags]
+        if os.environ.get("CXX"):  # without launcher and options
+            nvcc += ["-ccbin", next(word for word in reversed(self.cxx) if not word.startswith("-"))]
         objects = []
         for source in sources:
             tuned = "#include <cub/" in Path(source).read_text()

@@ -86,7 +86,7 @@ def measure(sides, request, labels, options, results) -> list[dict]:
         small = request[0] == "small"
         rounds = options.rounds * (4 if small else 1)
         record = labels | {"direction": key} | timed(sides, key, rounds, small)
-        if verdict(record) != "yes":
+        if verdict(record) == "NO":
             record |= timed(sides, key, AGAIN * rounds, small)
         records.append(record)
     return records

@@ -29,7 +29,10 @@ SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include 
 INDEXED, SORTED = ROOT / "csrc/cuda/selection/indexed.cu", ROOT / "csrc/cuda/selection/sorted.cu"
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
-pytestmark = pytest.mark.xdist_group("cuda_build")  # the library is taken apart once, by one worker
+pytestmark = [
+    pytest.mark.xdist_group("cuda_build"),  # the library is taken apart once, by one worker
+    pytest.mark.slow,  # a development build has no other architectures than this machine's; `make test-slow` builds all
+]
 
 
 def find(tool):

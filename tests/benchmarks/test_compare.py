@@ -1,0 +1,68 @@
+"""`--compare`: two checkouts in one run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import compare
+from tests.benchmarks.test_runner import run_briefly
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.xdist_group("benchmarks")
+
+# a checkout whose safeops is this one's, but without safe_log, and with a masked_mean that sleeps
+STAND_IN = """
+import importlib.util, sys, time
+spec = importlib.util.spec_from_file_location("safeops", {root!r} + "/safeops/__init__.py", submodule_search_locations=[
+    {root!r} + "/safeops"])
+real, stand_in = importlib.util.module_from_spec(spec), sys.modules[__name__]
+sys.modules[__name__] = real
+spec.loader.exec_module(real)
+
+def masked_mean(*arguments, fast=real.masked_mean, **options):
+    time.sleep(5e-3)
+    return fast(*arguments, **options)
+
+real.masked_mean, real.__file__ = masked_mean, __file__
+del real.safe_log
+"""
+
+
+def test_compare(tmp_path, capsys):
+    """This checkout beside a stand-in that has fewer functions, and a slow one."""
+    if not list((ROOT / "safeops").glob("_C.*so")):
+        pytest.skip("no extension is built")
+    package = tmp_path / "safeops"
+    package.mkdir()
+    (package / "_C.abi3.so").touch()  # it is imported from the checkout
+    (package / "__init__.py").write_text(STAND_IN.format(root=str(ROOT)))
+    arguments = ["--compare", str(tmp_path), "--json", str(tmp_path / "found.json"), "--ops", "masked_mean,safe_log"]
+    assert run_briefly(*arguments) in (0, 1)
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert {(r["op"], r["direction"]) for r in found["speed"]} == {("masked_mean", d) for d in ("forward", "backward")}
+    (forward, _) = found["speed"]
+    assert forward["old_ms"] > 5 and forward["ratio"] == forward["old_ms"] / forward["new_ms"] > 2
+    assert [r["more_us"] < -4000 for r in found["small"]] == [True, True]
+    assert all("safe_log" in line for line in found["absent"]) and len(found["absent"]) == 2
+    assert "old/new" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ({"ratio": 0.95, "quiet": 1.0}, "yes"),
+        ({"ratio": 0.94, "quiet": 1.0}, "NO"),
+        ({"ratio": 0.5, "quiet": 0.0}, "?"),
+        ({"more_us": 0.3}, "yes"),
+        ({"more_us": 0.31}, "NO"),
+    ],
+)
+def test_limits_of_a_comparison(made, expected):
+    assert compare.verdict(made) == expected
+    assert len(compare.missed({"speed": [made], "small": []})) == (expected != "yes")
+
+
+def test_compare_refuses_what_is_not_built(tmp_path):
+    with pytest.raises(SystemExit, match="make setup"):
+        run_briefly("--compare", str(tmp_path), "--json", "-", "--ops", "masked_sum")
