@@ -12,17 +12,16 @@ from safeops._op import registry
 
 
 class _Loss(torch.nn.Module):
-    op, defaults = None, {}
+    function, defaults = None, {}
 
     def forward(self, input, target, *, mask=None, weight=None, denominator=None):
         options = {name: getattr(self, name) for name in self.defaults}
-        function = getattr(safeops, self.op.name)
-        return function(input, target, mask=mask, weight=weight, denominator=denominator, **options)
+        return self.function(input, target, mask=mask, weight=weight, denominator=denominator, **options)
 
     def __prepare_scriptable__(self):
         raise TypeError(
             f"{type(self).__name__}: torch.jit.script does not take it; use torch.compile or torch.export, or call "
-            f"torch.ops.safeops.{self.op.name}(input, target, ...) in the script"
+            f"torch.ops.safeops.{self.function.__name__}(input, target, ...) in the script"
         )
 
     def extra_repr(self):
@@ -60,8 +59,8 @@ def _module(op):
     __init__.__signature__ = inspect.Signature(named)
     __init__.__qualname__ = f"{op.module}.__init__"  # what Python says of a wrong number of arguments
     doc = _DOC.format(function=op.name, module=op.module, options=", ".join(defaults))
-    members = {"op": op, "defaults": defaults, "__init__": __init__, "__doc__": doc, "__module__": __name__}
-    return type(op.module, (_Loss,), members)
+    members = {"function": staticmethod(getattr(safeops, op.name)), "defaults": defaults, "__init__": __init__}
+    return type(op.module, (_Loss,), members | {"__doc__": doc, "__module__": __name__})
 
 
 globals().update({op.module: _module(op) for op in registry.values() if op.module})
