@@ -7,13 +7,13 @@ ROOT = Path(__file__).resolve().parents[1]
 
 # A family of sources, by their stems; what matches none is what everything is made of.
 FAMILIES = {
-    "statistics": r"moments|worker|powers|extreme|statistic|squares|fold|safe_norm"
+    "statistics": r"moments|welford|powers|extreme|statistic|squares|fold|safe_norm"
     r"|masked_(var|std|amax|amin|norm|rms|logsumexp|count|sum_of)",
-    "rows": r"^_?rows?|normalize|cosine|softmax|norms|transpose|^exp$",
+    "rows": r"^_?rows?(?!_(sums|copy))|normalize|cosine|softmax|norms|transpose|^exp$",
     "pointwise_losses": r"loss|pointwise",
-    "selection": r"selec|compact|scatter|gather|pack|index|sorted",
-    "unary_binary": r"safe_(?!div)|xlogy|unary|binary|math|apply_where|real|quotient",
-    "reductions": r"reduc|accumulat|^sums|vectors|weighted_sum|masked_(sum|mean)|tickets|scaling|launch",
+    "selection": r"selec|patterns|row_copy|compact|scatter|gather|pack|index|sorted",
+    "unary_binary": r"safe_(?!div)|xlogy|unary|binary|math|^pow$|apply_where|real|quotient",
+    "reductions": r"reduc|(row|column)_sums|vectors|weighted_sum|masked_(sum|mean)|tickets|scaling|launch",
     "lists": r"multi_tensor|grad|health|clip|tensor_table",
     "elementwise": r"",
 }

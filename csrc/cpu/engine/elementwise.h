@@ -69,7 +69,7 @@ struct Inputs {
   void fetch(int64_t start, int64_t n, int64_t ahead, Buffers& buffers, Chunk<C>& chunk) const {
     chunk.n = n;
     for (int i = 0; i < count; ++i) chunk.in[i] = source[i].fetch(start, n, ahead, buffers.values[i]);
-    for (int i = count; i < kMaxInputs; ++i) chunk.in[i] = chunk.in[0];  // named by a loop, but not used
+    for (int i = count; i < kMaxInputs; ++i) chunk.in[i] = chunk.in[0];  // a loop may name one it does not use
     chunk.mask = masked ? mask.fetch(start, n, ahead, buffers.mask) : nullptr;
   }
 };

@@ -39,7 +39,8 @@ inline double exp_reduced(double x, double& shifted) {
 
 }  // namespace detail
 
-// For x <= 0 or NaN. The power is kept in the normal numbers by 2^64, which is taken back with one rounding.
+// For x <= 0 or NaN. The power is multiplied by 2^64, so that it is a normal number, and the product is divided by it
+// again, with one rounding.
 inline float exp_below(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);

@@ -4,7 +4,7 @@
 #include "cpu/engine/convert.h"
 #include "cpu/engine/row_sums.h"
 
-// Vectors never leave a function that is inlined.
+// gcc warns that the ABI of vectors passed by value depends on the instruction set: here all such calls are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace safeops::cpu {

@@ -188,7 +188,7 @@ struct Extreme {
       columns_(e, n, period, {best_ + first, ties_ + first, nans_ + first});
     }
 
-    void flush_columns(double*) {}  // the columns' accumulators need no flush: a maximum does not grow
+    void flush_columns(double*) {}  // nothing to flush: a maximum never outgrows its type
 
     States column_states() {
       for (int64_t p = 0; p < this->period_; ++p) {

@@ -6,10 +6,6 @@ namespace safeops::cpu {
 
 namespace {
 
-struct Floor {
-  double eps;
-};
-
 // ---- forward. States: a scale for each operand, its sum of squares, and the sum of products.
 
 enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
@@ -76,16 +72,14 @@ void accumulate_carefully(const void*, const Piece<C>& p, const C* const* parame
   }
 }
 
-inline double scaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
-
 inline void merge(int64_t rows, double* const* into, const double* const* from) {
   for (int64_t r = 0; r < rows; ++r) {
     const double s1 = std::min(into[kPower1][r], from[kPower1][r]), s2 = std::min(into[kPower2][r], from[kPower2][r]);
     const double a1 = s1 / into[kPower1][r], b1 = s1 / from[kPower1][r];
     const double a2 = s2 / into[kPower2][r], b2 = s2 / from[kPower2][r];
-    into[kSquares1][r] = scaled(into[kSquares1][r], a1, a1) + scaled(from[kSquares1][r], b1, b1);
-    into[kSquares2][r] = scaled(into[kSquares2][r], a2, a2) + scaled(from[kSquares2][r], b2, b2);
-    into[kProducts][r] = scaled(into[kProducts][r], a1, a2) + scaled(from[kProducts][r], b1, b2);
+    into[kSquares1][r] = rescaled(into[kSquares1][r], a1, a1) + rescaled(from[kSquares1][r], b1, b1);
+    into[kSquares2][r] = rescaled(into[kSquares2][r], a2, a2) + rescaled(from[kSquares2][r], b2, b2);
+    into[kProducts][r] = rescaled(into[kProducts][r], a1, a2) + rescaled(from[kProducts][r], b1, b2);
     into[kPower1][r] = s1;
     into[kPower2][r] = s2;
   }

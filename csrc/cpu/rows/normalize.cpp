@@ -6,10 +6,6 @@ namespace safeops::cpu {
 
 namespace {
 
-struct Floor {
-  double eps;
-};
-
 // ---- forward. States: a scale and the sum of squares at it. Parameters: the divisor, split.
 
 enum { kPower, kSquares };
@@ -59,8 +55,8 @@ void accumulate_carefully(const void*, const Piece<C>& p, const C* const* parame
 inline void merge(int64_t rows, double* const* into, const double* const* from) {
   for (int64_t r = 0; r < rows; ++r) {
     const double scale = std::min(into[kPower][r], from[kPower][r]);
-    into[kSquares][r] =
-        rescaled(into[kSquares][r], scale, into[kPower][r]) + rescaled(from[kSquares][r], scale, from[kPower][r]);
+    const double a = scale / into[kPower][r], b = scale / from[kPower][r];
+    into[kSquares][r] = rescaled(into[kSquares][r], a, a) + rescaled(from[kSquares][r], b, b);
     into[kPower][r] = scale;
   }
 }

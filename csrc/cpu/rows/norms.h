@@ -37,11 +37,12 @@ inline double scale_of_row(const Piece<C>& p, int input, int64_t row) {
   return scale_for(most);
 }
 
-// A sum at scale `from` as it is at scale `to` (to <= from): of products of `powers` scaled values.
-inline double rescaled(double sum, double to, double from) {
-  const double ratio = to / from;
-  return sum == 0 ? sum : sum * ratio * ratio;
-}
+struct Floor {
+  double eps;
+};
+
+// A sum of products whose factors are scaled by these ratios.
+inline double rescaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
 
 // A norm as it is saved for the backward: root / scale, in units of kBeyond where it is too large for a double.
 inline double saved_norm(double root, double scale) {
