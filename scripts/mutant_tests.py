@@ -76,7 +76,8 @@ def stages(path):
     if path.startswith("csrc/cuda/"):
         return emulated(folder)
     family = next(name for name, stems in FAMILIES.items() if re.search(stems, Path(path).stem))
-    return contract(family, path) + (emulated(family) if path.startswith("csrc/common/") else [])
+    common = emulated("engine" if family == "elementwise" else family) if path.startswith("csrc/common/") else []
+    return contract(family, path) + common
 
 
 def emulated(family):

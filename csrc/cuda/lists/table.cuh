@@ -23,54 +23,23 @@ struct Batch {
   Member member[kMembers];
 };
 
-// A tensor walked in the order of its memory: dims innermost first.
-struct Walk {
-  int ndim = 0;  // 0: its elements lie in row-major order, without gaps
-  int64_t size[kLoopDims];
-  int64_t stride[kLoopDims];  // bytes
-  int64_t place[kLoopDims];   // steps in row-major order
+// A tensor walked in the order of its memory. Operand 0 are its elements, operand 1 their places in row-major order
+// (addresses whose distance from the base counts). ndim 0: both orders are the same, and there are no gaps.
+using Walk = Plan<2>;
 
-  // Where the walk's element i is, by either of the steps.
-  __device__ int64_t at(int64_t i, const int64_t* steps) const {
-    int64_t sum = 0;
-    for (int d = 0; d < ndim; ++d) {
-      sum += i % size[d] * steps[d];
-      i /= size[d];
-    }
-    return sum;
-  }
-};
-
-// Its walk, and whether there are no gaps in it. ndim 0 where the order is also that of the elements.
+// Returns whether there are no gaps between the elements.
 inline bool make_walk(const safeops::View& view, Walk& walk) {
   const Shape shape = view.shape();
-  int64_t steps[safeops::kMaxDims];
-  contiguous_strides(shape, steps);
-  const int64_t width = safeops::size_of(view.dtype);
-  int order[safeops::kMaxDims], dims = 0;
-  for (int d = shape.ndim - 1; d >= 0; --d) {
-    if (shape.size[d] == 1) continue;
-    int at = dims++;
-    for (; at > 0 && view.strides[order[at - 1]] > view.strides[d]; --at) order[at] = order[at - 1];
-    order[at] = d;
-  }
-  walk.ndim = 0;
+  int64_t places[safeops::kMaxDims];
+  contiguous_strides(shape, places);
+  walk = make_plan<2>(shape, {Operand{view.data, Type(view.dtype), shape.ndim, shape.size, view.strides},
+                              Operand{view.data, kBool, shape.ndim, shape.size, places}});
   bool dense = true, plain = true;
   int64_t inner = 1;
-  for (int k = 0; k < dims; ++k) {
-    const int d = order[k], last = walk.ndim - 1;
-    dense = dense && view.strides[d] == inner;
-    plain = plain && steps[d] == inner;
-    inner *= shape.size[d];
-    if (last >= 0 && view.strides[d] * width == walk.stride[last] * walk.size[last] &&
-        steps[d] == walk.place[last] * walk.size[last]) {
-      walk.size[last] *= shape.size[d];
-      continue;
-    }
-    STD_TORCH_CHECK(walk.ndim < kLoopDims, "safeops: more than ", kLoopDims, " dimensions that do not merge");
-    walk.size[walk.ndim] = shape.size[d];
-    walk.stride[walk.ndim] = view.strides[d] * width;
-    walk.place[walk.ndim++] = steps[d];
+  for (int d = 0; d < walk.ndim; ++d) {
+    dense = dense && walk.stride[0][d] == inner * size_of(walk.type[0]);
+    plain = plain && walk.stride[1][d] == inner;
+    inner *= walk.size[d];
   }
   if (dense && plain) walk.ndim = 0;
   return dense;
