@@ -17,19 +17,17 @@ FAMILIES = {
     "lists": r"multi_tensor|grad|health|clip|tensor_table",
     "elementwise": r"",
 }
-INTERPRETED = {  # a family of Triton sources: its files of tests/kernels/interpreted
-    "statistics": ["statistics"],
+INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
+    "losses": ["pointwise_losses", "reductions"],
+    "reductions": ["reductions", "statistics"],
     "rows": ["rows"],
-    "pointwise_losses": ["pointwise_losses"],
-    "selection": ["pointwise_losses", "reductions", "statistics", "rows"],  # indexing.py
-    "elementwise": ["pointwise_losses", "reductions", "statistics", "execution"],
-    "reductions": ["reductions", "pointwise_losses", "statistics", "rows", "execution"],
+    "engine": ["pointwise_losses", "reductions", "statistics", "rows", "execution"],
 }
-EMULATED = {  # a family of CUDA sources: its files tests/kernels/test_cuda_emulated*.py
+EMULATED = {  # a folder of csrc/cuda/, or a family of csrc/common: its files tests/kernels/test_cuda_emulated*.py
+    "elementwise": [""],
     "selection": ["_indexed", "_selection"],
     "lists": ["_multi_tensor"],
-    "unary_binary": [""],
-    "elementwise": ["", "_selection"],
+    "engine": ["", "_selection", "_indexed", "_multi_tensor"],
 }
 TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
@@ -37,7 +35,7 @@ TOOLS = {
     "safeops/amp": ["tests/amp", "tests/contract/test_lists.py"],
     "safeops/nn": ["tests/contract/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
-    "safeops/_(rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
+    "safeops/_(op|rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
     "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("bad_calls", "elementwise", "losses")],
 }
 SOME = " or ".join("masked_fill safe_div masked_mean mse_loss masked_softmax safe_log masked_compact".split())
@@ -89,10 +87,17 @@ def stages(path):
     for pattern, tests in TOOLS.items():
         if re.match(pattern, path):
             return [tests]
-    family = family_of(Path(path).stem)
+    folder = Path(path).parent.name
     if path.startswith("kernels/"):
-        return [[f"tests/kernels/interpreted/test_{part}.py" for part in INTERPRETED[family]]]
-    emulated = [[f"tests/kernels/test_cuda_emulated{part}.py"] for part in EMULATED.get(family, [""])]
+        return [
+            [f"tests/kernels/interpreted/test_{part}.py" for part in INTERPRETED.get(folder, INTERPRETED["engine"])]
+        ]
     if path.startswith("csrc/cuda/"):
-        return emulated
-    return contract(family, path) + (emulated if path.startswith("csrc/common/") else [])
+        return emulated(folder)
+    family = family_of(Path(path).stem)
+    common = emulated("engine" if family == "elementwise" else family) if path.startswith("csrc/common/") else []
+    return contract(family, path) + common
+
+
+def emulated(family):
+    return [[f"tests/kernels/test_cuda_emulated{part}.py"] for part in EMULATED.get(family, EMULATED["engine"])]

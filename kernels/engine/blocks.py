@@ -66,11 +66,16 @@ def count_written(counter, group, splits):
 
 
 @triton.jit
+def load(where, inside):
+    """Partials of other blocks. .cg: from L2, where their stores are; L1 may hold what an earlier launch left there."""
+    return tl.load(where, mask=inside, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
 def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACROSS: tl.constexpr):
     """(the numbers that BS splits from `first` on left for each output, which of them there are). ACROSS: the dimension
-    of the splits in the result. .cg: from L2, where the other blocks' stores are; L1 may hold an earlier launch's."""
+    of the splits in the result."""
     s = tl.expand_dims(first + tl.arange(0, BS), 1 - ACROSS)
     output = tl.expand_dims(output, ACROSS)
     inside = (s < splits) & (output < outputs)
-    # the offset first: it is one for all arrays of partials, where a pointer for each took registers until it spilled
-    return tl.load(partial + (s * outputs + output), mask=inside, other=0.0, cache_modifier=".cg"), inside
+    return load(partial + s * outputs + output, inside), inside

@@ -23,7 +23,7 @@ pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
 import triton
 import triton.language as tl
 
-from .blocks import load_partials
+from .blocks import load
 from .scaling import power_below, reciprocal
 
 COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, range(6))  # MODE
@@ -140,13 +140,11 @@ def store_state(where, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.const
 
 
 @triton.jit
-def load_array(
-    partial, splits, first, output, outputs, ARRAY: tl.constexpr, USED: tl.constexpr, BS: tl.constexpr,
-):  # fmt: skip
+def load_array(partial, where, inside, USED: tl.constexpr):
     if USED:
-        value, inside = load_partials(partial + splits * outputs * ARRAY, splits, first, output, outputs, BS, 0)
+        value = load(partial + where, inside)
     else:
-        value = tl.zeros([BS, output.shape[0]], tl.float64)
+        value = inside.to(tl.float64) * 0
     return value
 
 
@@ -157,15 +155,19 @@ def merge_partials(
 ):  # fmt: skip
     """The state of all splits, in order of split whoever wrote last."""
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
+    size = splits * outputs
     state = empty_double_state([BO], MODE, C)
     for first in range(0, splits, BS):
-        count, inside = load_partials(partial, splits, first, output, outputs, BS, 0)
-        total = load_array(partial, splits, first, output, outputs, TOTALS, MODE != COUNT, BS)
-        top = load_array(partial, splits, first, output, outputs, TOPS, MODE >= SQUARES, BS)
+        s = first + tl.arange(0, BS)
+        inside = (s < splits)[:, None] & (output < outputs)[None, :]
+        where = s[:, None] * outputs + output[None, :]  # for all arrays: addresses for each took registers, and spilled
+        count = load_array(partial + size * COUNTS, where, inside, True)
+        total = load_array(partial + size * TOTALS, where, inside, MODE != COUNT)
+        top = load_array(partial + size * TOPS, where, inside, MODE >= SQUARES)
         top = tl.where(inside, top, lowest_top([1, 1], MODE, C).to(tl.float64))
-        shift = load_array(partial, splits, first, output, outputs, SHIFTS, MODE >= EXTREME, BS)
-        pivot = load_array(partial, splits, first, output, outputs, PIVOTS, MODE == MOMENTS, BS)
-        weights = load_array(partial, splits, first, output, outputs, WEIGHTS, WEIGHED, BS)
+        shift = load_array(partial + size * SHIFTS, where, inside, MODE >= EXTREME)
+        pivot = load_array(partial + size * PIVOTS, where, inside, MODE == MOMENTS)
+        weights = load_array(partial + size * WEIGHTS, where, inside, WEIGHED)
         part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
         state = merge(state, part, MODE, WEIGHT, C)
     return state

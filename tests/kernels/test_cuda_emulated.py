@@ -24,7 +24,7 @@ BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 SOURCES = [
     path
     for path in sorted((ROOT / "csrc/cuda").rglob("*.cu"))
-    if re.search(r'#include "(cuda/engine/elementwise|floating|unary|binary).cuh"', path.read_text())
+    if re.search(r'#include "(loop|floating|unary|binary).cuh"', path.read_text())
 ]
 UNARY = [path.stem for path in SOURCES if "SAFEOPS_UNARY(" in path.read_text()]
 BINARY = [path.stem for path in SOURCES if "SAFEOPS_BINARY(" in path.read_text()]

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "cuda/engine/elementwise.cuh"
+#include "loop.cuh"
 
 namespace safeops::cuda {
 

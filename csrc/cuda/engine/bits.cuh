@@ -3,8 +3,9 @@
 #pragma once
 
 #include "common/elements.h"
-#include "elementwise.cuh"
+#include "launch.cuh"
 #include "tensors.h"
+#include "types.cuh"
 
 namespace safeops::cuda {
 
@@ -58,18 +59,6 @@ Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& oper
   std::array<Operand, N + 1> all{Operand{operands[0].data, kBool, shape.ndim, shape.size, strides}};
   for (int i = 0; i < N; ++i) all[i + 1] = operands[i];
   return make_plan<N + 1>(shape, all);
-}
-
-// Where operand o has element i.
-template <int N>
-__device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
-  const char* p = plan.base[o];
-  int d = 0;
-  for (; d + 1 < plan.ndim; ++d) {
-    p += i % plan.size[d] * plan.stride[o][d];
-    i /= plan.size[d];
-  }
-  return p + i * plan.stride[o][d];
 }
 
 // Elements that a thread has under way.

@@ -4,13 +4,20 @@
 // dense operation is one dimension whatever its memory format, and a broadcast one keeps only what broadcasts.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <array>
 #include <cstdint>
 
 #include "common/shape.h"
-#include "type.h"
 
 namespace safeops::cuda {
+
+enum Type : int32_t { kF16, kBF16, kF32, kF64, kBool };  // of elements, host and device
+
+__host__ __device__ constexpr int size_of(Type type) {
+  return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
+}
 
 constexpr int kLoopDims = 25;  // that do not merge; as many as torch's own CUDA loops take
 

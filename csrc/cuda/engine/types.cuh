@@ -4,7 +4,7 @@
 // conversions are PTX, so that no CUDA half header is parsed once per architecture.
 #pragma once
 
-#include "type.h"
+#include "plan.h"
 
 namespace safeops::cuda {
 
@@ -124,33 +124,6 @@ __device__ inline void store_raw(char* p, Type type, Word raw) {
     default:
       if constexpr (sizeof(Word) == 8) store(p, uint64(raw));
   }
-}
-
-// Element k of a 16-byte packet. With k a constant of an unrolled loop this is a register (or half of one).
-template <class Raw>
-__device__ inline Raw packet_get(const uint4& packet, int k) {
-  const uint32_t word[4] = {packet.x, packet.y, packet.z, packet.w};
-  if constexpr (sizeof(Raw) == 2) return Raw(word[k / 2] >> (16 * (k % 2)));
-  if constexpr (sizeof(Raw) == 4) return word[k];
-  if constexpr (sizeof(Raw) == 8) return word[2 * k] | uint64(word[2 * k + 1]) << 32;
-}
-template <class Raw>
-__device__ inline uint4 packet_of(const Raw* raw) {
-  uint32_t word[4];
-#pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    if constexpr (sizeof(Raw) == 2) word[w] = raw[2 * w] | uint32_t(raw[2 * w + 1]) << 16;
-    if constexpr (sizeof(Raw) == 4) word[w] = raw[w];
-    if constexpr (sizeof(Raw) == 8) word[w] = uint32_t(raw[w / 2] >> (32 * (w % 2)));
-  }
-  return make_uint4(word[0], word[1], word[2], word[3]);
-}
-template <class Raw>
-__device__ inline uint4 packet_splat(uint4 packet) {  // its first element, everywhere
-  Raw raw[16 / sizeof(Raw)];
-#pragma unroll
-  for (auto& r : raw) r = packet_get<Raw>(packet, 0);
-  return packet_of(raw);
 }
 
 }  // namespace safeops::cuda

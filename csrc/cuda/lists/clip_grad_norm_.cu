@@ -2,7 +2,7 @@
 // rounded once. The factor is read on the device. A factor below the normal numbers of fp32 would lose digits: it is
 // first multiplied by 2^100. A factor of exactly 1 writes nothing.
 // I/O: read and write each tensor once.
-#include "multi_tensor.cuh"
+#include "scan.cuh"
 
 namespace safeops::cuda {
 namespace {

@@ -2,7 +2,7 @@
 // |x|. Each warp leaves the norm's sum over its part, and one warp adds those up: two launches, in a fixed order.
 // I/O: read each tensor once.
 #include "common/squares.h"
-#include "multi_tensor.cuh"
+#include "scan.cuh"
 
 namespace safeops::cuda {
 namespace {
@@ -32,22 +32,13 @@ struct Infinite {
   __device__ double result() const { return most; }
 };
 
-// All lanes' sums in a fixed order; Sum is made of doubles.
+// All lanes' sums, in a fixed order.
 template <class Sum>
-__device__ inline Sum across_sums(Sum sum) {
-  constexpr int n = sizeof(Sum) / sizeof(double);
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    uint64 word[n];
-    std::memcpy(word, &sum, sizeof(Sum));
-#pragma unroll
-    for (int i = 0; i < n; ++i) word[i] = shuffle(word[i], lane ^ step);
-    Sum other;
-    std::memcpy(&other, word, sizeof(Sum));
-    sum.merge(other);
-  }
-  return sum;
+__device__ inline Sum warp_merge(const Sum& sum) {
+  return warp_reduce(sum, [](Sum a, const Sum& b) {
+    a.merge(b);
+    return a;
+  });
 }
 
 template <class Sum>
@@ -69,7 +60,7 @@ struct Norm {
   template <class Codec>
   __device__ void finish(const Sum& lane, int, int64_t warp) const {
     constexpr int n = sizeof(Sum) / sizeof(double);
-    const Sum sum = across_sums(lane);
+    const Sum sum = warp_merge(lane);
     double word[n];
     std::memcpy(word, &sum, sizeof(Sum));
     if (threadIdx.x % 32) return;
@@ -86,7 +77,7 @@ struct Parts {
 };
 
 template <class Sum>
-__global__ void fold_kernel(const __grid_constant__ Parts<Sum> parts) {
+__global__ void merge_kernel(const __grid_constant__ Parts<Sum> parts) {
   if (threadIdx.x >= 32) return;
   constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 4;
   Sum sum{};
@@ -105,7 +96,7 @@ __global__ void fold_kernel(const __grid_constant__ Parts<Sum> parts) {
       sum.merge(part);
     }
   }
-  sum = across_sums(sum);
+  sum = warp_merge(sum);
   if (threadIdx.x == 0) store(parts.out, sum.result());
 }
 
@@ -119,7 +110,7 @@ void total(const Launches& launches, const Tensor& like, const Tensor& result) {
   char* parts = static_cast<char*>(workspace.data_ptr());
   launches.run(Norm<Sum>{parts}, stream);
   const Parts<Sum> all{parts, static_cast<char*>(result.data_ptr()), launches.warps()};
-  start(fold_kernel<Sum>, 1, stream, all);
+  start(merge_kernel<Sum>, 1, stream, all);
 }
 
 Tensor grad_norm(const std::vector<Tensor>& inputs, double ord) {

@@ -4,7 +4,7 @@
 // Values are compared as bits: without the sign, their order is that of the magnitudes.
 // I/O: read each tensor once.
 #include "common/real.h"
-#include "multi_tensor.cuh"
+#include "scan.cuh"
 
 namespace safeops::cuda {
 namespace {
@@ -79,11 +79,11 @@ struct Health {
   __device__ void finish(const State<Codec>& s, int member, int64_t) const {
     uint64* row = rows + int64_t(member) * kColumns;
     const auto add = [row](Column column, unsigned lane) {  // most are 0
-      const unsigned sum = across(lane, [](unsigned a, unsigned b) { return a + b; });
+      const unsigned sum = warp_reduce(lane, [](unsigned a, unsigned b) { return a + b; });
       if (sum && threadIdx.x % 32 == 0) atomicAdd(row + column, uint64(sum));
     };
     const auto raise = [row](Column column, uint64 lane) {
-      const uint64 most = across(lane, [](uint64 a, uint64 b) { return a > b ? a : b; });
+      const uint64 most = warp_reduce(lane, [](uint64 a, uint64 b) { return a > b ? a : b; });
       if (most && threadIdx.x % 32 == 0) atomicMax(row + column, most);
     };
     add(kNan, s.nan);
@@ -102,19 +102,16 @@ struct Health {
 constexpr int kPicked = 4;
 
 struct Picked {
-  const char* base;
   Type floating;
   int bytes;  // of an integer; 0: floating
   bool is_signed;
-  int64_t stride[safeops::kMaxDims];  // bytes
 };
 
 struct Pick {
+  Plan<kPicked + 1> plan;  // order, inputs
   const char* found;
   char* out;
-  int count, ndim;
-  int64_t numel;
-  int64_t size[safeops::kMaxDims];
+  int count;
   Picked input[kPicked];
 };
 
@@ -130,17 +127,10 @@ __device__ inline double read_real(const char* p, const Picked& x) {
 
 __global__ void pick_kernel(const __grid_constant__ Pick pick) {
   if (threadIdx.x >= unsigned(pick.count)) return;
-  const int64_t first = int64_t(load<uint64>(pick.found));
-  if (first <= 0 || first > pick.numel) return;
-  const Picked& x = pick.input[threadIdx.x];
-  const char* p = x.base;
-  int64_t rest = pick.numel - first;
-#pragma unroll 1
-  for (int d = pick.ndim - 1; d >= 0; --d) {
-    p += rest % pick.size[d] * x.stride[d];
-    rest /= pick.size[d];
-  }
-  store(pick.out + threadIdx.x * sizeof(double), read_real(p, x));
+  const int64_t first = int64_t(load<uint64>(pick.found)), numel = pick.plan.numel;
+  if (first <= 0 || first > numel) return;
+  const int number = int(threadIdx.x);
+  store(pick.out + number * sizeof(double), read_real(at(pick.plan, 1 + number, numel - first), pick.input[number]));
 }
 
 // ---- host
@@ -174,20 +164,19 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
   Pick pick{};
   pick.out = rows_of(out, DType::kDouble, kPicked, row, 1, kOp);
   pick.found = rows_of(health, DType::kLong, kColumns, health_row, 1, kOp) + kFirst * 8;
-  pick.ndim = shape.ndim;
-  pick.numel = shape.numel();
-  std::copy(shape.size, shape.size + shape.ndim, pick.size);
+  std::array<Operand, kPicked> operands{};
+  int64_t strides[kPicked][safeops::kMaxDims];  // bytes
   for (; pick.count < kPicked && pick.count < int(inputs.size()); ++pick.count) {
-    const Tensor& input = inputs[pick.count];
-    check_device(input, out, kOp, "an input");
-    const safeops::View view(input);
-    const Real real = real_of(input, kOp);
+    const int i = pick.count;
+    check_device(inputs[i], out, kOp, "an input");
+    const safeops::View view(inputs[i]);
+    const Real real = real_of(inputs[i], kOp);
     const bool floating = real.floating != DType::kOther;
-    Picked& x = pick.input[pick.count];
-    x = {view.data, Type(real.floating), floating ? 0 : int(real.bytes), real.is_signed, {}};
-    expand_strides(view.ndim, view.sizes, view.strides, shape, x.stride);
-    for (int d = 0; d < shape.ndim; ++d) x.stride[d] *= real.bytes;
+    pick.input[i] = {Type(real.floating), floating ? 0 : int(real.bytes), real.is_signed};
+    for (int d = 0; d < view.ndim; ++d) strides[i][d] = view.strides[d] * real.bytes;
+    operands[i] = {view.data, kBool, view.ndim, view.sizes, strides[i]};
   }
+  pick.plan = plan_in_order<kPicked>(shape, operands);
   const torch::stable::accelerator::DeviceGuard guard(out.get_device_index());
   start(pick_kernel, 1, current_stream(out), pick);
   check_launch(kOp);

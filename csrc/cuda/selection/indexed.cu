@@ -2,7 +2,10 @@
 // keys, write zeros, read keys and grad, write dx where something was named.
 #include "indexed.cuh"
 
-#include "sorted.cuh"
+#include "cuda/engine/packets.cuh"
+
+#define CCCL_DISABLE_NVTX  // ranges for a profiler, at each call
+#include <cub/device/device_radix_sort.cuh>  // takes long to compile: included nowhere else
 
 namespace safeops::cuda {
 namespace {
@@ -10,16 +13,10 @@ namespace {
 // Where the operands of a launch have element i.
 template <int N>
 __device__ inline void locate(const Plan<N>& plan, uint32_t i, char* (&p)[N]) {
+  int64_t offset[N];
+  offsets_at<1>(plan, i, offset);
 #pragma unroll
-  for (int o = 0; o < N; ++o) p[o] = plan.base[o];
-  for (int dim = 0; dim < plan.ndim; ++dim) {
-    const Divider& by = plan.by[dim];
-    const uint32_t next = (__umulhi(i, by.multiplier) + i) >> by.shift;
-    const int64_t at = int64_t(i - next * by.divisor);
-    i = next;
-#pragma unroll
-    for (int o = 0; o < N; ++o) p[o] += at * plan.stride[o][dim];
-  }
+  for (int o = 0; o < N; ++o) p[o] = plan.base[o] + offset[o];
 }
 
 __device__ inline int64_t number_at(const char* p, bool narrow) {
@@ -92,6 +89,22 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t number = number_at(p[1], keys.narrow), position = (p[0] - keys.keys) / 8;
   const int64_t destination = within(number, keys.length) ? p[2] - keys.origin + number * keys.step : keys.total;
   store(p[0], uint64(destination) << keys.position_bits | uint64(position));
+}
+
+// Sorts n keys by their bits from `begin` to `end`; keys equal in those keep their order. Works in `keys` and `other`,
+// and returns which of the two holds the result. Nothing waits. `like` says where workspace is allocated.
+uint64* sort_keys(uint64* keys, uint64* other, int64_t n, int begin, int end, const Tensor& like, cudaStream_t stream) {
+  cub::DoubleBuffer<uint64> buffers(keys, other);
+  size_t bytes = 0;
+  const auto sort = [&](void* workspace) {
+    const cudaError_t error = cub::DeviceRadixSort::SortKeys(workspace, bytes, buffers, n, begin, end, stream);
+    STD_TORCH_CHECK(error == cudaSuccess, "safeops: sorting failed: ", cudaGetErrorString(error));
+  };
+  sort(nullptr);  // says how much it needs
+  const int64_t words = int64_t(bytes / 8 + 1);
+  const Tensor workspace = safeops::empty(Shape(1, &words), DType::kLong, like);
+  sort(workspace.data_ptr());
+  return buffers.Current();
 }
 
 // ---- backward: the sums

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/engine/bits.cuh"
+#include "cuda/engine/packets.cuh"
 
 namespace safeops::cuda {
 
@@ -44,10 +45,7 @@ __device__ inline int64_t next_tile(const Ranks& ranks) {
 }
 
 __device__ inline unsigned warp_sum(unsigned value) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) value += __shfl_sync(kWarp, value, lane ^ step);
-  return value;
+  return warp_reduce(value, [](unsigned a, unsigned b) { return a + b; });
 }
 
 // A tile's mask: bit b of word h is element h * 1024 + lane * 32 + b.

@@ -18,92 +18,21 @@
 // Bytes in flight per thread: flat fp16/bf16 masked_fill 2 data packets + 1 mask packet = 48; safe_div 2 x 2 packets =
 // 64; its backward 3 packets = 48. 48 KiB in flight per SM (what H200 asks for) then takes 1024 resident threads:
 // hence at most 64 registers a thread, or more threads (kMinBlocks).
-//
-// Build (setup.py does it): nvcc -std=c++17 -O3 -DUSE_CUDA -DTORCH_TARGET_VERSION=0x020b000000000000
-// --expt-relaxed-constexpr -Xcompiler -fPIC,-fvisibility=hidden, no fast-math; linked with -Wl,--no-as-needed -ltorch
-// -ltorch_cpu -lcudart_static -lrt -ldl -lpthread -Wl,--exclude-libs,ALL.
 #pragma once
 
-#include <cuda_runtime.h>
-
-#include "plan.h"
-#include "types.cuh"
+#include "cuda/engine/launch.cuh"
+#include "cuda/engine/packets.cuh"
+#include "cuda/engine/plan.h"
 
 namespace safeops::cuda {
 
-constexpr int kThreads = 128;
 // 8 x 128 threads an SM: 64 registers each. One operand read as it is has 32 bytes a thread in flight: 12 x 128.
 template <class Op>
 constexpr int kMinBlocks = Op::kIn == 1 && !Op::kMask && sizeof(typename Op::Value) == 4 ? 12 : 8;
-constexpr unsigned kWarp = 0xffffffffu;
-
 template <class Op>
 constexpr int operands() {
   return Op::kOut + Op::kIn + Op::kMask;
 }
-
-// 16 mask bytes to 16 bits: each byte's truth in its lowest bit, and a multiplication that gathers four of them.
-__device__ inline unsigned mask_bits(uint4 bytes) {
-  const uint32_t word[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
-  unsigned bits = 0;
-#pragma unroll
-  for (int w = 0; w < 4; ++w) bits |= ((__vminu4(word[w], 0x01010101u) * 0x01020408u) >> 24) << (4 * w);
-  return bits;
-}
-
-// How a thread holds one operand's elements: Fixed<Codec> one packet of a known type, Mixed 8 elements of fp16, bf16
-// or fp32 (then two packets).
-template <class Codec>
-struct Fixed {
-  using Value = typename Codec::Value;
-  using Raw = typename Codec::Raw;
-  static constexpr int kElements = 16 / sizeof(Raw);
-  uint4 packet;
-  __device__ void read(const char* p, Type, bool repeated) {
-    if (repeated) packet.x = load<Raw>(p);  // 8-byte types do not come here
-    else packet = load<uint4>(p);
-  }
-  __device__ void spread(Type) { packet = packet_splat<Raw>(packet); }
-  __device__ Value get(int k, Type) const { return Codec::decode(packet_get<Raw>(packet, k)); }
-  static __device__ void write(char* p, const Value* value, Type) {
-    Raw raw[kElements];
-#pragma unroll
-    for (int k = 0; k < kElements; ++k) raw[k] = Codec::encode(value[k]);
-    store(p, packet_of(raw));
-  }
-};
-
-struct Mixed {
-  using Value = float;
-  static constexpr int kElements = 8;
-  uint4 packet[2];
-  __device__ void read(const char* p, Type type, bool repeated) {
-    if (repeated) {
-      packet[0].x = load_raw<uint32_t>(p, type);
-    } else {
-      packet[0] = load<uint4>(p);
-      if (type == kF32) packet[1] = load<uint4>(p + 16);
-    }
-  }
-  __device__ void spread(Type type) {
-    packet[0] = type == kF32 ? packet_splat<uint32_t>(packet[0]) : packet_splat<uint16_t>(packet[0]);
-    packet[1] = packet[0];
-  }
-  __device__ float get(int k, Type type) const {
-    if (type == kF32) return __uint_as_float(packet_get<uint32_t>(packet[k / 4], k % 4));
-    return Dynamic<float>::decode(packet_get<uint16_t>(packet[0], k), type);
-  }
-  static __device__ void write(char* p, const float* value, Type type) {
-    if (type == kF32) {
-      store(p, make_float4(value[0], value[1], value[2], value[3]));
-      store(p + 16, make_float4(value[4], value[5], value[6], value[7]));
-    } else if (type == kF16) {
-      Fixed<safeops::cuda::F16>::write(p, value, type);
-    } else {
-      Fixed<safeops::cuda::BF16>::write(p, value, type);
-    }
-  }
-};
 
 // op on the K elements of a packet: out[o][k]. `get(i, k)` is operand i's element k, `masked(k)` its mask.
 template <class Op, int K, class Get, class Masked>
@@ -230,16 +159,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const uint32_t index = first + u * kThreads;
-    uint32_t rest = index < packets ? index : 0;  // beyond the end: reads packet 0, writes nothing
-    int64_t offset[N] = {};
-    for (int dim = 0; dim < plan.ndim; ++dim) {
-      const Divider& by = plan.by[dim];
-      const uint32_t next = (__umulhi(rest, by.multiplier) + rest) >> by.shift;
-      const int64_t at = int64_t(rest - next * by.divisor) * (dim ? 1 : K);
-      rest = next;
-#pragma unroll
-      for (int i = 0; i < N; ++i) offset[i] += at * plan.stride[i][dim];
-    }
+    int64_t offset[N];
+    offsets_at<K>(plan, index < packets ? index : 0, offset);  // beyond the end: reads packet 0, writes nothing
 #pragma unroll
     for (int i = 0; i < kIn; ++i)
       in[u][i].read(plan.base[kOut + i] + offset[kOut + i], plan.type[kOut + i], repeated[kOut + i]);
@@ -287,16 +208,8 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const uint32_t index = first + u * kThreads;
-    uint32_t rest = index < numel ? index : 0;
-    int64_t offset[N] = {};
-    for (int dim = 0; dim < plan.ndim; ++dim) {
-      const Divider& by = plan.by[dim];
-      const uint32_t next = (__umulhi(rest, by.multiplier) + rest) >> by.shift;
-      const int64_t at = int64_t(rest - next * by.divisor);
-      rest = next;
-#pragma unroll
-      for (int i = 0; i < N; ++i) offset[i] += at * plan.stride[i][dim];
-    }
+    int64_t offset[N];
+    offsets_at<1>(plan, index < numel ? index : 0, offset);
 #pragma unroll
     for (int i = 0; i < kIn; ++i)
       raw[u][i] = load_raw<typename Any::Word>(plan.base[kOut + i] + offset[kOut + i], plan.type[kOut + i]);
@@ -319,15 +232,6 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
 }
 
 // ---- host
-
-#ifdef __CUDACC__  // tests/kernels/emulate runs the threads on the host
-template <class Kernel, class... Arguments>
-void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&... arguments) {
-  kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
-}
-#endif
-
-inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
 
 template <class Hold, class Op>
 bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {

@@ -24,7 +24,8 @@
 
 #include <vector>
 
-#include "tensor_table.cuh"
+#include "cuda/engine/packets.cuh"
+#include "table.cuh"
 
 namespace safeops::cuda {
 
@@ -34,27 +35,6 @@ constexpr int64_t kStep = kPackets * 32 * 16;  // bytes that a warp has under wa
 constexpr int64_t kWarps = 4096;
 
 // ---- device
-
-__device__ inline uint64 shuffle(uint64 value, int lane) {
-  const uint64 high = __shfl_sync(kWarp, unsigned(value >> 32), lane);
-  return high << 32 | __shfl_sync(kWarp, unsigned(value), lane);
-}
-
-// All lanes' values combined pairwise, in a fixed order.
-template <class T, class Combine>
-__device__ inline T across(T value, const Combine& combine) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
-    uint64 bits = 0;
-    std::memcpy(&bits, &value, sizeof(T));
-    bits = shuffle(bits, lane ^ step);
-    T other;
-    std::memcpy(&other, &bits, sizeof(T));
-    value = combine(value, other);
-  }
-  return value;
-}
 
 // The last member whose first warp is not behind `warp`: empty ones have none of their own.
 __device__ inline int member_of(const Batch& batch, uint32_t warp) {
@@ -148,13 +128,13 @@ __global__ void __launch_bounds__(kThreads, 6)
   const auto run = [&](auto codec) {
     using Codec = decltype(codec);
     typename Op::template State<Codec> state{};
-    const auto left = [&](int64_t i) { return m.numel - (walk.ndim ? walk.at(i, walk.place) : i); };
+    const auto left = [&](int64_t i) { return m.numel - (walk.ndim ? at(walk, 1, i) - walk.base[1] : i); };
     if constexpr (kDense) {
       dense<Codec>(op, state, m.base, begin, end, left);
     } else {
 #pragma unroll 1
       for (int64_t i = begin + threadIdx.x % 32; i < end; i += 32)
-        one<Codec>(op, state, m.base + walk.at(i, walk.stride), [&left, i] { return left(i); });
+        one<Codec>(op, state, const_cast<char*>(at(walk, 0, i)), [&left, i] { return left(i); });
     }
     if constexpr (!Op::kWrites) op.template finish<Codec>(state, batch.first + number, batch.before + warp);
   };

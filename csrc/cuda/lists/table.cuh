@@ -1,0 +1,48 @@
+// What a launch over a list of tensors is given: a table of them, passed by value, and where their elements lie.
+#pragma once
+
+#include "cuda/engine/bits.cuh"
+
+namespace safeops::cuda {
+
+constexpr int kMembers = 96;  // of a launch: its parameters stay below 4 KiB
+
+struct Member {
+  char* base;
+  int64_t numel;
+  uint32_t first;  // its first warp in the launch
+  Type type;
+};
+
+struct Batch {
+  int members = 0;
+  uint32_t warps = 0;
+  int64_t tile;        // bytes of a warp
+  int first = 0;       // number of its first member in the list
+  int64_t before = 0;  // warps of the launches before it
+  Member member[kMembers];
+};
+
+// A tensor walked in the order of its memory. Operand 0 are its elements, operand 1 their places in row-major order
+// (addresses whose distance from the base counts). ndim 0: both orders are the same, and there are no gaps.
+using Walk = Plan<2>;
+
+// Returns whether there are no gaps between the elements.
+inline bool make_walk(const safeops::View& view, Walk& walk) {
+  const Shape shape = view.shape();
+  int64_t places[safeops::kMaxDims];
+  contiguous_strides(shape, places);
+  walk = make_plan<2>(shape, {Operand{view.data, Type(view.dtype), shape.ndim, shape.size, view.strides},
+                              Operand{view.data, kBool, shape.ndim, shape.size, places}});
+  bool dense = true, plain = true;
+  int64_t inner = 1;
+  for (int d = 0; d < walk.ndim; ++d) {
+    dense = dense && walk.stride[0][d] == inner * size_of(walk.type[0]);
+    plain = plain && walk.stride[1][d] == inner;
+    inner *= walk.size[d];
+  }
+  if (dense && plain) walk.ndim = 0;
+  return dense;
+}
+
+}  // namespace safeops::cuda
