@@ -33,6 +33,7 @@ class Op:
     owner: whose kernel runs on CUDA, "C++/CUDA" or "Triton".
     differentiable: the places whose gradients the backward kernel computes.
     constant: the slice of operands whose gradient only the composite has.
+    broadcasts: whether the operands do, so that a gradient of the full shape is to be summed to its operand's.
     linear: in how many of its first operands the op is linear: backward reads their shape and dtype, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
     saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
@@ -44,6 +45,7 @@ class Op:
     module = None
     differentiable = (0,)
     constant = slice(0)
+    broadcasts = False
     linear = 0
     visible = 1
     saved = slice(1, None)
@@ -161,7 +163,7 @@ def _function(op):
     # Whatever does not depend on the call is asked here: a call with a gradient is 5 us, and each attribute 40 ns.
     raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
     numbers, several, saved = len(op.defaults) > tensors, op.returns > 1, len(range(op.returns)[op.saved])
-    chooses, differentiable = type(op).keep is not Op.keep, op.differentiable
+    chooses, broadcasts, differentiable = type(op).keep is not Op.keep, op.broadcasts, op.differentiable
 
     def forward(ctx, *operands):
         results = raw(*operands)
@@ -200,7 +202,8 @@ def _function(op):
         for i, d in zip(differentiable, gradients(grad, needs, operands, kept[:saved])):
             if needs[i] and d is not None:
                 x = operands[i]
-                found[i] = d if d.shape == x.shape else sum_to(d, x.shape, x.dtype)
+                # (asked only where it may be: Dynamo cannot compare a saved size with that of a tensor made of it)
+                found[i] = sum_to(d, x.shape, x.dtype) if broadcasts and d.shape != x.shape else d
         return tuple(found)
 
     # autograd names the node after the class: grad_fn=<MaskedMeanBackward>

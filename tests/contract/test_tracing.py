@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.autograd.forward_ad as fwAD
 
+import safeops
 from tests.contract.common import DEVICE
 from tests.ops import RECORDS
 
@@ -71,3 +72,30 @@ def test_without_an_upstream_gradient_there_is_none(name):
     assert dx is None
     (dx,) = torch.autograd.grad(Cut.apply(function(x)).sum() + x.sum(), x)
     assert torch.equal(dx, torch.ones_like(x))
+
+
+CHANGING = {  # one op for each way in which its backward knows the sizes of the operands
+    "masked_sum": lambda x, m: safeops.masked_sum(x, m, 1),
+    "masked_var": lambda x, m: safeops.masked_var(x, m),
+    "masked_fill": lambda x, m: safeops.masked_fill(x, m[0], 0.5),
+    "masked_scatter": lambda x, m: safeops.masked_scatter(x, m, x.detach()),
+    "masked_compact": lambda x, m: safeops.masked_compact(x, m, capacity=7)[0],
+    "masked_softmax": lambda x, m: safeops.masked_softmax(x, m),
+    "mse_loss": lambda x, m: safeops.mse_loss(x, x.detach()[:1] + 1, mask=m),
+    "safe_div": lambda x, m: safeops.safe_div(x, x.detach()[:1]),
+    "safe_gather": lambda x, m: safeops.safe_gather(x, 1, m.long()),
+    "safe_index_select": lambda x, m: safeops.safe_index_select(x, 1, m[0].long()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("name", CHANGING)
+def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
+    """None: Dynamo compiles the first size, finds the second another, and makes a symbol of it."""
+    torch._dynamo.reset()
+    function = CHANGING[name]
+    compiled = torch.compile(function, dynamic=dynamic, fullgraph=True, backend="aot_eager")
+    for shape in ((3, 5), (4, 7), (6, 2)):
+        x, mask = torch.randn(shape, device=DEVICE), torch.rand(shape, device=DEVICE) < 0.5
+        got, want = (torch.autograd.grad(f(x.requires_grad_(), mask).sum(), x)[0] for f in (compiled, function))
+        assert torch.equal(got, want)

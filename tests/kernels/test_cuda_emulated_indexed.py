@@ -11,7 +11,7 @@ import shutil
 import pytest
 import torch
 
-from safeops.ops import safe_gather, safe_index_select
+from safeops.ops.selection import safe_gather, safe_index_select
 from safeops.testing.compare import assert_same_bits
 from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 from tests.kernels.test_cuda_emulated_selection import numbers, same

@@ -12,7 +12,7 @@ import shutil
 import pytest
 import torch
 
-from safeops.ops import masked_compact, masked_scatter
+from safeops.ops.selection import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
 from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
 

@@ -47,6 +47,7 @@ class Binary(Op):
 
     owner = "C++/CUDA"
     differentiable = (0, 1)
+    broadcasts = True
 
     def __init__(self, name, define, *, other="other", number=True, safe=True):
         def definition(input, other, eps=None, fill_value=0.0, dtype=None):

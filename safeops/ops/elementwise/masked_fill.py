@@ -52,6 +52,7 @@ _forward = declare_raw(
 class MaskedFill(Op):
     owner = "C++/CUDA"
     differentiable = (0, 2)
+    broadcasts = True
     linear = 1
 
     def prepare(self, input, fill_mask, value):

@@ -107,6 +107,7 @@ class PointwiseLoss(Op):
     """A pointwise loss."""
 
     differentiable = (0, 1)
+    broadcasts = True
     constant = slice(3, 5)  # weight, denominator
 
     def __init__(self, name, module, value, *parameters):

@@ -70,6 +70,7 @@ _backward = declare_raw(
 
 class CosineSimilarity(Op):
     differentiable = (0, 1)
+    broadcasts = True
     saved = slice(0, None)
 
     def prepare(self, x1, x2, dim, eps):

@@ -46,6 +46,7 @@ _backward = declare_raw(
 class MaskedScatter(Op):
     owner = "C++/CUDA"
     differentiable = (0, 1)
+    broadcasts = True
     linear = 2
 
     def prepare(self, input, mask, source):

@@ -39,6 +39,7 @@ _forward = declare_raw("_masked_select", "(Tensor input, Tensor mask) -> Tensor"
 
 class MaskedSelect(Op):
     owner = "C++/CUDA"
+    broadcasts = True
     linear = 1
     compiled = ()  # a trace would need a size that it does not know
 
