@@ -129,9 +129,10 @@ class PointwiseLoss(Op):
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
         code = REDUCTION[reduction]
-        for x, (low, high) in zip(parameters, self.ranges):
-            if x.__class__ is not float or not low <= x <= high:
-                self.validate_options(self.name, reduction, empty, *parameters)
+        if parameters:
+            for x, (low, high) in zip(parameters, self.ranges):
+                if x.__class__ is not float or not low <= x <= high:
+                    self.validate_options(self.name, reduction, empty, *parameters)
         if input.shape != target.shape or empty == "raise":
             self._attend(input, target, mask, weight, reduction, denominator, empty)
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
