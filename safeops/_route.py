@@ -41,7 +41,7 @@ def route(op, operands):
     if not is_dynamo_compiling():  # (a non-strict export has no plain tensors)
         return op.eager[wanted]
     kept = tensors[0].device.type in op.compiled and not is_exporting() and not _repeat(tensors)
-    return op.traced[wanted] if kept else None
+    return op.traced[1 if wanted else 0] if kept else None  # (Dynamo 2.11 takes no bool for an index)
 
 
 def _repeat(tensors):
