@@ -9,12 +9,12 @@ from .case import Case, case, data, keep_mask
 
 
 def pointwise(name, text, element):
-    """element: one element's loss as users write it, in `text`."""
+    """element: one element's loss as users write it, in `text`. Torch need not have one of this name."""
 
     @case(name)
     def builder(n, dtype, device):
         s = dtype.itemsize
-        ours, theirs, aten = getattr(safeops, name), getattr(F, name), getattr(torch._C._nn, name)
+        ours, theirs, aten = getattr(safeops, name), getattr(F, name, None), getattr(torch._C._nn, name, None)
         target = data(n, dtype, device, 1, grad=False)
         mask = keep_mask(n, device)
         return Case(
@@ -22,12 +22,10 @@ def pointwise(name, text, element):
             forward_bytes=2 * s + 1,  # read x, y, mask
             backward_bytes=3 * s + 1,  # read x, y, mask; write dx (the difference is computed again, not saved)
             ours=lambda x: ours(x, target, mask=mask),
-            eager={
-                text: lambda x: element(x, target)[mask].mean(),
-                f"{name}(x[m], y[m])": lambda x: theirs(x[mask], target[mask]),
-            },
+            eager={text: lambda x: element(x, target)[mask].mean()}
+            | ({f"{name}(x[m], y[m])": lambda x: theirs(x[mask], target[mask])} if theirs else {}),
             compiled=lambda x: (element(x, target) * mask).sum() / mask.sum(),
-            aten=lambda x: aten(x, target),
+            aten=aten and (lambda x: aten(x, target)),
         )
 
 

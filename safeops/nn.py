@@ -4,6 +4,7 @@ Each is made from the record of its function.
 """
 
 import inspect
+import types
 
 import torch
 
@@ -12,7 +13,7 @@ from safeops._op import registry
 
 
 class _Loss(torch.nn.Module):
-    function, defaults = None, {}
+    op, function, defaults = None, None, {}
 
     def forward(self, input, target, *, mask=None, weight=None, denominator=None):
         options = {name: getattr(self, name) for name in self.defaults}
@@ -26,6 +27,18 @@ class _Loss(torch.nn.Module):
 
     def extra_repr(self):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.defaults)
+
+
+def _init(self, **options):
+    super(_Loss, self).__init__()  # noqa: UP008  (each module has a copy of this function)
+    name = type(self).__name__
+    for key in options:
+        if key not in self.defaults:
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}")
+    options = self.defaults | options
+    self.op.validate_options(name, *options.values())
+    for key, value in options.items():
+        setattr(self, key, value)
 
 
 _DOC = """Module of `safeops.{function}`, which describes the arguments, shapes, dtypes and errors.
@@ -44,23 +57,21 @@ Example:
 
 def _module(op):
     defaults = {"reduction": "mean", "empty": "zero", **{x.name: x.default for x in op.parameters}}
-
-    def __init__(self, **options):
-        torch.nn.Module.__init__(self)
-        for name in options:
-            if name not in defaults:
-                raise TypeError(f"{op.module}() got an unexpected keyword argument {name!r}")
-        options = defaults | options
-        op.validate_options(op.module, *options.values())
-        vars(self).update(options)
-
-    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
-    named = [this] + [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in defaults.items()]
-    __init__.__signature__ = inspect.Signature(named)
-    __init__.__qualname__ = f"{op.module}.__init__"  # what Python says of a wrong number of arguments
-    doc = _DOC.format(function=op.name, module=op.module, options=", ".join(defaults))
-    members = {"function": staticmethod(getattr(safeops, op.name)), "defaults": defaults, "__init__": __init__}
-    return type(op.module, (_Loss,), members | {"__doc__": doc, "__module__": __name__})
+    # A function of its own, whose name and signature are those of the class: Python says them in its errors.
+    __init__ = types.FunctionType(_init.__code__, globals(), "__init__")
+    __init__.__qualname__ = f"{op.module}.__init__"
+    this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    named = [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in defaults.items()]
+    __init__.__signature__ = inspect.Signature([this, *named])
+    members = {
+        "__doc__": _DOC.format(function=op.name, module=op.module, options=", ".join(defaults)),
+        "__module__": __name__,
+        "__init__": __init__,
+        "op": op,
+        "function": staticmethod(getattr(safeops, op.name)),
+        "defaults": defaults,
+    }
+    return type(op.module, (_Loss,), members)
 
 
 globals().update({op.module: _module(op) for op in registry.values() if op.module})

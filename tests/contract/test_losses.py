@@ -165,3 +165,12 @@ def test_an_fp64_weight_is_read_as_it_is(weight):
         assert torch.autograd.grad(f(x, weight=weights), x)[0].tolist() == [0.5, 0.5]
     assert safeops.masked_sum(t(1.0, float("nan")), weight=t(1.0, weight, dtype=torch.float64)).isnan()
     assert safeops.l1_loss(t(1.0, 2.0), t(0.0, 0.0), weight=weights, reduction="none").dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss", "huber_loss"])
+def test_the_second_derivative_where_input_equals_target(name):
+    x = torch.tensor([0.0, 0.5, 3.0], dtype=torch.float64, device=DEVICE, requires_grad=True)
+    for function in (getattr(safeops, name), getattr(F, name)):
+        (dx,) = torch.autograd.grad(function(x, torch.zeros_like(x), reduction="sum"), x, create_graph=True)
+        (second,) = torch.autograd.grad(dx.sum(), x)
+        assert second.tolist() == ([2, 2, 2] if name == "mse_loss" else [1, 1, 0]), function

@@ -75,3 +75,12 @@ def test_modules_copy_save_and_print(name):
     assert not list(module.parameters()) and not module.state_dict()
     for option, value in {"reduction": "'sum'", **parameters}.items():
         assert f"{option}={value}" in repr(module)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_made_inside_a_compiled_function(name):
+    torch._dynamo.reset()
+    make = getattr(safeops.nn, name)
+    compiled = torch.compile(lambda x, y: make(reduction="sum")(x, y), backend="aot_eager", fullgraph=True)
+    x, y = data(4, 3).to(DEVICE), data(4, 3, seed=1).to(DEVICE)
+    torch.testing.assert_close(compiled(x, y), make(reduction="sum")(x, y))

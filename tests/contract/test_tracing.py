@@ -99,3 +99,12 @@ def test_sizes_that_change_compile_with_a_gradient(name, dynamic):
         x, mask = torch.randn(shape, device=DEVICE), torch.rand(shape, device=DEVICE) < 0.5
         got, want = (torch.autograd.grad(f(x.requires_grad_(), mask).sum(), x)[0] for f in (compiled, function))
         assert torch.equal(got, want)
+
+
+def test_a_value_without_a_gradient_may_be_written_before_backward():
+    x = torch.randn(6, device=DEVICE, requires_grad=True)
+    value = torch.zeros((), device=DEVICE)
+    y = safeops.masked_fill(x, x > 0, value)
+    value.add_(1)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(dx, (x <= 0).to(x.dtype))

@@ -76,6 +76,10 @@ class MaskedFill(Op):
             _check.exists("masked_fill", "value", value, input.dtype)
         _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
 
+    def keep(self, results, tensors):
+        """A value without a gradient may be written to before backward, which does not read it."""
+        return tensors if any(x is not None and x.requires_grad for x in tensors[1:]) else tensors[:1]
+
     def gradients(self, grad, needs, operands, results):
         input, fill_mask, value, _ = operands
         d_input = self.forward(grad, fill_mask) if needs[0] else None

@@ -7,13 +7,15 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, delta):
-    a = magnitude(x - y)
-    # select before arithmetic: neither side may overflow in the other's place
-    inner, outer = torch.where(a < delta, a, 0), torch.where(a < delta, 0, a)
+    d = x - y
+    a = magnitude(d)
+    # Select before arithmetic: neither side may overflow in the other's place. d, not |d|, whose slope at 0 is 0: there
+    # the second derivative is 1.
+    inner, outer = torch.where(a < delta, d, 0), torch.where(a < delta, 0, a)
     return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 
 
-_huber_loss = PointwiseLoss("huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0.0))
+_huber_loss = PointwiseLoss("huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0))
 
 
 @_huber_loss.public()

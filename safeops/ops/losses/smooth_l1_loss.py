@@ -8,11 +8,13 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, beta):
-    a = magnitude(x - y)
+    d = x - y
+    a = magnitude(d)
     if not isinstance(beta, torch.Tensor) and beta < torch.finfo(a.dtype).tiny:
         return a
-    # select before arithmetic: neither side may overflow in the other's place
-    inner, outer = torch.where(a < beta, a, 0), torch.where(a < beta, 0, a)
+    # Select before arithmetic: neither side may overflow in the other's place. d, not |d|, whose slope at 0 is 0: there
+    # the second derivative is 1 / beta.
+    inner, outer = torch.where(a < beta, d, 0), torch.where(a < beta, 0, a)
     # At a power of two that brings beta to its root: a^2 does not leave the range, nor does g / beta on the way back.
     beta_ = filled(a, (), beta)
     root = beta_.sqrt()
@@ -21,7 +23,7 @@ def value(x, y, beta):
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 
-_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0.0))
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0))
 
 
 @_smooth_l1_loss.public()

@@ -87,8 +87,7 @@ def as_dims(name, dim):
     """dim as the dispatcher takes it: it would take a bool or a tensor for a number."""
     if dim is None:
         return None
-    if not isinstance(dim, (tuple, list)):
-        dim = (dim,)
+    dim = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)  # (a list may change before backward)
     return dim if INTS.issuperset(map(type, dim)) else _check.integers(name, dim)
 
 

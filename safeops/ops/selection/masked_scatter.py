@@ -59,6 +59,7 @@ class MaskedScatter(Op):
         if source.dtype != input.dtype:
             raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
         _check.dimensions("masked_scatter", "mask", mask, MOST_DIMS)
+        _check.dimensions("masked_scatter", "source", source, MOST_DIMS)
         _check.broadcast("masked_scatter", mask=mask, input=input)
         _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
         _check.no_dtensor("masked_scatter", "input", input)
