@@ -61,7 +61,7 @@ def family_of(stem):
 
 def ops():
     """The ops, each a file of its name."""
-    return {file.stem for kind in ("ops", "losses") for file in (ROOT / "safeops" / kind).rglob("[a-z]*.py")}
+    return {file.stem for file in (ROOT / "safeops/ops").rglob("[a-z]*.py")}
 
 
 def contract(family, path):

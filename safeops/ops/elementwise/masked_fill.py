@@ -78,7 +78,8 @@ class MaskedFill(Op):
 
     def keep(self, results, tensors):
         """A value without a gradient may be written to before backward, which does not read it."""
-        return tensors if any(x is not None and x.requires_grad for x in tensors[1:]) else tensors[:1]
+        value = tensors[-1]  # (the mask, where a number is filled in)
+        return tensors if value is not None and value.requires_grad else tensors[:1]
 
     def gradients(self, grad, needs, operands, results):
         input, fill_mask, value, _ = operands
