@@ -87,33 +87,27 @@ void extreme_columns(const Elements<C>& e, int64_t n, int64_t period, const Extr
   using Bits = BitsOf<C>;
   C* best = columns.best;
   Bits *ties = columns.ties, *nans = columns.nans;
-  for (int64_t at = 0; at < n; at += period) {
-    const int64_t m = n - at < period ? n - at : period;
-    const C* x = e.x + at;
-    const uint8_t* keep = e.keep + at;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) {
-      const C old = best[p];
-      C v = ranked<C, kWhich>(x[p]);
-      Bits kept = ~Bits(0);
-      if constexpr (kKeep) {
-        kept = Bits(0) - static_cast<Bits>(keep[p] != 0);
-        v = select(keep[p] != 0, v, -std::numeric_limits<C>::infinity());
-      }
-      const Bits more = Bits(0) - static_cast<Bits>(v > old), same = Bits(0) - static_cast<Bits>(v == old);
-      const Bits nan = Bits(0) - static_cast<Bits>(v != v);
-      ties[p] = (ties[p] & ~more) - ((more | same) & kept);
-      nans[p] -= nan;
-      best[p] = v > old ? v : old;
+  for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
+    const C old = best[p];
+    C v = ranked<C, kWhich>(row.x[p]);
+    Bits kept = ~Bits(0);
+    if constexpr (kKeep) {
+      kept = Bits(0) - static_cast<Bits>(row.keep[p] != 0);
+      v = select(row.keep[p] != 0, v, -std::numeric_limits<C>::infinity());
     }
-  }
+    const Bits more = Bits(0) - static_cast<Bits>(v > old), same = Bits(0) - static_cast<Bits>(v == old);
+    const Bits nan = Bits(0) - static_cast<Bits>(v != v);
+    ties[p] = (ties[p] & ~more) - ((more | same) & kept);
+    nans[p] -= nan;
+    best[p] = v > old ? v : old;
+  });
 }
 
 // ---- the accumulator. value: the largest of what is maximised; count: how many have it, 0 where nothing is kept
 
 template <class C>
 struct Extreme {
-  static constexpr int64_t kColumns = 1024;
+  static constexpr int64_t kColumns = 1024, kBlock = 255;
   static constexpr bool has_weight = false, has_second = false, has_count = true;
   bool weighted, scaled;
   Extremum which;
@@ -130,35 +124,30 @@ struct Extreme {
     for (int64_t i = 0; i < n; ++i) join(into.value[i], into.count[i], from.value[i], from.count[i]);
   }
 
-  class Worker : public StatisticWorker<C, Extreme, Worker> {
-    using Base = StatisticWorker<C, Extreme, Worker>;
+  class Worker : public StatisticWorker<C, Extreme> {
+    using Base = StatisticWorker<C, Extreme>;
     friend Base;
 
    public:
-    static constexpr int64_t kBlock = 255;
-
     Worker(const Extreme& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
-      const bool keep = accumulator.weighted || inputs.masked;
-      switch (accumulator.which) {
-        case Extremum::kMax: pick_loops<Extremum::kMax>(keep); break;
-        case Extremum::kMin: pick_loops<Extremum::kMin>(keep); break;
-        case Extremum::kMaxAbs: pick_loops<Extremum::kMaxAbs>(keep); break;
-        case Extremum::kMinAbs: pick_loops<Extremum::kMinAbs>(keep); break;
-      }
+      this->pick_kind([&](auto keep, auto) {
+        switch (accumulator.which) {
+          case Extremum::kMax: return pick_loops<Extremum::kMax, keep>();
+          case Extremum::kMin: return pick_loops<Extremum::kMin, keep>();
+          case Extremum::kMaxAbs: return pick_loops<Extremum::kMaxAbs, keep>();
+          case Extremum::kMinAbs: return pick_loops<Extremum::kMinAbs, keep>();
+        }
+      });
     }
 
    private:
-    template <Extremum kWhich>
-    void pick_loops(bool keep) {
-      best_row_ = keep ? pick_width<&best_row<C, 64, true, kWhich>, &best_row<C, 32, true, kWhich>,
-                                    &best_row<C, 16, true, kWhich>>()
-                       : pick_width<&best_row<C, 64, false, kWhich>, &best_row<C, 32, false, kWhich>,
-                                    &best_row<C, 16, false, kWhich>>();
-      ties_row_ = keep ? pick_width<&ties_row<C, 64, true, kWhich>, &ties_row<C, 32, true, kWhich>,
-                                    &ties_row<C, 16, true, kWhich>>()
-                       : pick_width<&ties_row<C, 64, false, kWhich>, &ties_row<C, 32, false, kWhich>,
-                                    &ties_row<C, 16, false, kWhich>>();
-      columns_ = keep ? pick<&extreme_columns<C, true, kWhich>>() : pick<&extreme_columns<C, false, kWhich>>();
+    template <Extremum kWhich, bool kKeep>
+    void pick_loops() {
+      best_row_ = pick_width<&best_row<C, 64, kKeep, kWhich>, &best_row<C, 32, kKeep, kWhich>,
+                             &best_row<C, 16, kKeep, kWhich>>();
+      ties_row_ = pick_width<&ties_row<C, 64, kKeep, kWhich>, &ties_row<C, 32, kKeep, kWhich>,
+                             &ties_row<C, 16, kKeep, kWhich>>();
+      columns_ = pick<&extreme_columns<C, kKeep, kWhich>>();
     }
 
     void reset_row() {

@@ -8,7 +8,7 @@ namespace {
 
 template <class C>
 struct Count {
-  static constexpr int64_t kColumns = 4096;
+  static constexpr int64_t kColumns = 4096, kBlock = 252;
   static constexpr bool has_weight = false, has_second = false, has_count = true, scaled = false;
   bool weighted;
 
@@ -16,12 +16,11 @@ struct Count {
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public StatisticWorker<C, Count, Worker> {
-    using Base = StatisticWorker<C, Count, Worker>;
+  class Worker : public StatisticWorker<C, Count> {
+    using Base = StatisticWorker<C, Count>;
     friend Base;
 
    public:
-    static constexpr int64_t kBlock = 252;
     using Base::Base;
 
    private:

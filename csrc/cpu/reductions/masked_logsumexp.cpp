@@ -53,23 +53,17 @@ struct ExponentialColumns {
 template <class C, bool kKeep, bool kWeight>
 void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const ExponentialColumns<C>& columns) {
   C *top = columns.top, *sum = columns.sum;
-  for (int64_t at = 0; at < n; at += period) {
-    const int64_t m = n - at < period ? n - at : period;
-    const C *x = e.x + at, *w = e.w + at;
-    const uint8_t* keep = e.keep + at;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) {
-      const C old = top[p];
-      C v = x[p];
-      if constexpr (kKeep) v = select(keep[p] != 0, v, -std::numeric_limits<C>::infinity());
-      const C d = select(v == old, C(0), v - old), factor = exp_(0 - std::fabs(d));
-      C one = 1;
-      if constexpr (kWeight) one = w[p];
-      const bool higher = d > 0;
-      sum[p] = select(higher, sum[p], one) * factor + select(higher, one, sum[p]);
-      top[p] = select(higher, v, old);
-    }
-  }
+  for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
+    const C old = top[p];
+    C v = row.x[p];
+    if constexpr (kKeep) v = select(row.keep[p] != 0, v, -std::numeric_limits<C>::infinity());
+    const C d = select(v == old, C(0), v - old), factor = exp_(0 - std::fabs(d));
+    C one = 1;
+    if constexpr (kWeight) one = row.w[p];
+    const bool higher = d > 0;
+    sum[p] = select(higher, sum[p], one) * factor + select(higher, one, sum[p]);
+    top[p] = select(higher, v, old);
+  });
 }
 
 // More exponentials join a sum: (top, sum) += (other, more)
@@ -89,7 +83,7 @@ void join_loop(double* top, double* sum, const double* other, const double* more
 
 template <class C>
 struct LogSumExp {
-  static constexpr int64_t kColumns = 1024;
+  static constexpr int64_t kColumns = 1024, kBlock = 32;
   static constexpr bool has_weight = false, has_second = true, has_count = true;
   static constexpr double kLowest = std::numeric_limits<double>::lowest();
   bool weighted;
@@ -100,28 +94,21 @@ struct LogSumExp {
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public StatisticWorker<C, LogSumExp, Worker> {
-    using Base = StatisticWorker<C, LogSumExp, Worker>;
+  class Worker : public StatisticWorker<C, LogSumExp> {
+    using Base = StatisticWorker<C, LogSumExp>;
     friend Base;
 
    public:
-    static constexpr int64_t kBlock = 32;
-
     Worker(const LogSumExp& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
-      if (accumulator.weighted)
-        pick_loops<true, true>();
-      else
-        inputs.masked ? pick_loops<true, false>() : pick_loops<false, false>();
+      this->pick_kind([this](auto keep, auto weight) {
+        constexpr bool kKeep = keep, kWeight = weight;
+        top_row_ = pick_width<&top_row<C, 64, kKeep>, &top_row<C, 32, kKeep>, &top_row<C, 16, kKeep>>();
+        exponentials_ = pick<&exponentials_loop<C, kKeep, kWeight>>();
+        columns_ = pick<&exponential_columns<C, kKeep, kWeight>>();
+      });
     }
 
    private:
-    template <bool kKeep, bool kWeight>
-    void pick_loops() {
-      top_row_ = pick_width<&top_row<C, 64, kKeep>, &top_row<C, 32, kKeep>, &top_row<C, 16, kKeep>>();
-      exponentials_ = pick<&exponentials_loop<C, kKeep, kWeight>>();
-      columns_ = pick<&exponential_columns<C, kKeep, kWeight>>();
-    }
-
     void reset_row() { row_top_ = kLowest, row_sum_ = 0; }
 
     void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {

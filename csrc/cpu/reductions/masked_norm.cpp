@@ -52,27 +52,21 @@ struct PowerColumns {
 template <class C, bool kKeep, bool kWeight, bool kSquare>
 void power_columns(const Elements<C>& e, int64_t n, int64_t period, const PowerColumns<C>& columns) {
   C *sum = columns.sum, *weight = columns.weight;
-  for (int64_t at = 0; at < n; at += period) {
-    const int64_t m = n - at < period ? n - at : period;
-    const C *x = e.x + at, *w = e.w + at;
-    const uint8_t* keep = e.keep + at;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) {
-      C v = x[p];
-      if constexpr (kKeep) v = select_or_zero(keep[p] != 0, v);
-      C term = power<C, kSquare>(v);
-      if constexpr (kWeight) term *= w[p];
-      if constexpr (kWeight) weight[p] += w[p];
-      sum[p] += term;
-    }
-  }
+  for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
+    C v = row.x[p];
+    if constexpr (kKeep) v = select_or_zero(row.keep[p] != 0, v);
+    C term = power<C, kSquare>(v);
+    if constexpr (kWeight) term *= row.w[p];
+    if constexpr (kWeight) weight[p] += row.w[p];
+    sum[p] += term;
+  });
 }
 
 // ---- the accumulator. value: sum w f(x); weight: sum of weights
 
 template <class C>
 struct Powers {
-  static constexpr int64_t kColumns = 1024;
+  static constexpr int64_t kColumns = 1024, kBlock = 32;
   static constexpr bool has_second = false, has_count = true;
   bool weighted, scaled;
   bool half;  // the input is fp16: float squares it without loss of range
@@ -85,26 +79,18 @@ struct Powers {
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public StatisticWorker<C, Powers, Worker> {
-    using Base = StatisticWorker<C, Powers, Worker>;
+  class Worker : public StatisticWorker<C, Powers> {
+    using Base = StatisticWorker<C, Powers>;
     friend Base;
 
    public:
-    static constexpr int64_t kBlock = 32;
-
     Worker(const Powers& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
-      const int kind = accumulator.weighted ? 2 : inputs.masked;
-      accumulator.square ? pick_kind<true>(kind) : pick_kind<false>(kind);
+      this->pick_kind([&](auto keep, auto weight) {
+        accumulator.square ? pick_loops<true, keep, weight>() : pick_loops<false, keep, weight>();
+      });
     }
 
    private:
-    template <bool kSquare>
-    void pick_kind(int kind) {
-      if (kind == 0) pick_loops<kSquare, false, false>();
-      if (kind == 1) pick_loops<kSquare, true, false>();
-      if (kind == 2) pick_loops<kSquare, true, true>();
-    }
-
     template <bool kSquare, bool kKeep, bool kWeight>
     void pick_loops() {
       using P = Power<kSquare>;

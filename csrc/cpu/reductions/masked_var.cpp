@@ -11,7 +11,7 @@ namespace {
 
 template <class C>
 struct Moments {
-  static constexpr int64_t kColumns = 1024;
+  static constexpr int64_t kColumns = 1024, kBlock = 32;
   static constexpr bool has_weight = true, has_second = true, has_count = true;
   bool weighted, scaled;
   bool half;  // the input is fp16: float squares it without loss of range
@@ -22,23 +22,16 @@ struct Moments {
     for (int64_t i = 0; i < n; ++i) into.count[i] += from.count[i];
   }
 
-  class Worker : public StatisticWorker<C, Moments, Worker> {
-    using Base = StatisticWorker<C, Moments, Worker>;
+  class Worker : public StatisticWorker<C, Moments> {
+    using Base = StatisticWorker<C, Moments>;
     friend Base;
 
    public:
-    static constexpr int64_t kBlock = 32;
-
     Worker(const Moments& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
-      pick_loops(accumulator.weighted ? 2 : inputs.masked);
-    }
-
-   private:
-    void pick_loops(int kind) {
       rare_pivot_ = pick_width<&any_extraordinary<64, false>, &any_extraordinary<32, false>,
                                &any_extraordinary<16, false>>();
-      const auto set = [&](auto keep, auto weight) {
-        constexpr bool kKeep = decltype(keep)::value, kWeight = decltype(weight)::value;
+      this->pick_kind([this](auto keep, auto weight) {
+        constexpr bool kKeep = keep, kWeight = weight;
         plain_ = pick_width<&sum_row<C, 64, kKeep, kWeight>, &sum_row<C, 32, kKeep, kWeight>,
                             &sum_row<C, 16, kKeep, kWeight>>();
         deviations_ = pick_width<&deviations_row<C, 64, kKeep, kWeight>, &deviations_row<C, 32, kKeep, kWeight>,
@@ -49,11 +42,10 @@ struct Moments {
         update_each_ = pick<&join_columns<C, kKeep, kWeight>>();
         rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
                            &any_extraordinary<16, kKeep>>();
-      };
-      if (kind == 0) set(std::false_type{}, std::false_type{});
-      if (kind == 1) set(std::true_type{}, std::false_type{});
-      if (kind == 2) set(std::true_type{}, std::true_type{});
+      });
     }
+
+   private:
 
     // -- a row
 

@@ -32,7 +32,8 @@ struct Ordinary {
 };
 constexpr Ordinary kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
 
-// Whether any kept element but 0 is out of the range.
+// Whether any kept element but 0 is out of the range. By the signs of differences: comparisons of 64-byte integer
+// registers gcc makes one lane at a time, ten times slower.
 template <int kBytes, bool kKeep>
 bool any_extraordinary(const Elements<float>& e, int64_t n, const Ordinary& range) {
   using R = Register<float, kBytes>;
@@ -42,20 +43,31 @@ bool any_extraordinary(const Elements<float>& e, int64_t n, const Ordinary& rang
   for_vectors<float, kBytes, kKeep, false>(e, n, [&](int k, const auto& x, const I& keep, const auto&)
                                                      __attribute__((always_inline)) {
     const I size = reinterpret_cast<I>(x) & keep & 0x7FFFFFFF;
-    found[k] |= (size >= high) | ((size < low) & (size != 0));
+    found[k] |= ((size - low) | (high - 1 - size)) & -size;
   });
   const I all = (found[0] | found[1]) | (found[2] | found[3]);
   int32_t any = 0;
   for (int i = 0; i < R::kLanes; ++i) any |= all[i];
-  return any != 0;
+  return any < 0;
+}
+
+// Calls one(row, p) for each of n elements, row.x[p] and so on, that lie in rows of `period` columns: p is the column.
+template <class C, class One>
+inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
+  for (int64_t at = 0; at < n; at += period) {
+    const Elements<C> row{e.x + at, e.keep + at, e.w + at};
+    const int64_t m = n - at < period ? n - at : period;
+    SAFEOPS_SIMD
+    for (int64_t p = 0; p < m; ++p) one(row, p);
+  }
 }
 
 // ---- one thread's part
 
-// Derived accumulates a row: reset_row(), accumulate_row(elements, n, kept), row_state(out), and columns:
-// reset_columns(), accumulate_columns(elements, first, n, period), flush_columns(counts), column_states(). An
-// accumulator of a column takes Derived::kBlock elements before it is flushed.
-template <class C, class Accumulator, class Derived>
+// Accumulator::Worker derives from it and accumulates a row: reset_row(), accumulate_row(elements, n, kept),
+// row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), flush_columns(counts),
+// column_states(). A column takes Accumulator::kBlock elements before it is flushed.
+template <class C, class Accumulator>
 class StatisticWorker {
  public:
   typename Inputs<C>::Buffers buffers;
@@ -102,9 +114,9 @@ class StatisticWorker {
     const Elements<C> e = g > 1 ? transposed(g, reduced, inner) : e_;
     const int64_t period = total >= kMinPeriod ? period_for(n, total) : n;
     start_columns(period);
-    const int64_t most = Derived::kBlock * period;
+    const int64_t most = Accumulator::kBlock * period;
     for (int64_t at = 0; at < total; at += most) {
-      reserve(Derived::kBlock);
+      reserve(Accumulator::kBlock);
       add(e.from(at), std::min(most, total - at));
     }
     finish_columns(n, out);
@@ -131,7 +143,7 @@ class StatisticWorker {
   }
 
   void reserve(int64_t additions) {
-    if (filled_ + additions > Derived::kBlock) flush();
+    if (filled_ + additions > Accumulator::kBlock) flush();
     filled_ += additions;
   }
 
@@ -156,13 +168,22 @@ class StatisticWorker {
   }
 
  protected:
+  // Calls pick(keep, weight) with two std::bool_constants: whether elements have a mask, which weights are too, and
+  // weights.
+  template <class Pick>
+  void pick_kind(const Pick& pick) const {
+    if (weighted_) return pick(std::true_type{}, std::true_type{});
+    if (masked_) return pick(std::true_type{}, std::false_type{});
+    pick(std::false_type{}, std::false_type{});
+  }
+
   const Accumulator& accumulator_;
   const bool weighted_, masked_, scaled_, valued_;  // valued: there is an input; a count reads none
   int64_t count_, period_;                          // kept elements of the row; accumulators of the columns
   int64_t column_counts_[Accumulator::kColumns];    // kept elements of each column
 
  private:
-  Derived& self() { return static_cast<Derived&>(*this); }
+  auto& self() { return static_cast<typename Accumulator::Worker&>(*this); }
 
   void add_row(const Elements<C>& e, int64_t m) {
     int64_t kept = m;

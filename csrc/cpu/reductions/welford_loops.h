@@ -71,36 +71,24 @@ struct MomentColumns {
 
 template <class C, bool kKeep>
 void seed_columns(const Elements<C>& e, int64_t n, int64_t period, C* pivot) {
-  for (int64_t at = 0; at < n; at += period) {
-    const int64_t m = n - at < period ? n - at : period;
-    const C* x = e.x + at;
-    const uint8_t* keep = e.keep + at;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) {
-      const C old = pivot[p];
-      C found = x[p];
-      if constexpr (kKeep) found = select(keep[p] != 0, found, old);
-      pivot[p] = select(old == old, old, found);
-    }
-  }
+  for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
+    const C old = pivot[p];
+    C found = row.x[p];
+    if constexpr (kKeep) found = select(row.keep[p] != 0, found, old);
+    pivot[p] = select(old == old, old, found);
+  });
 }
 
 template <class C, bool kKeep>
 void moment_columns(const Elements<C>& e, int64_t n, int64_t period, const MomentColumns<C>& columns) {
   const C* pivot = columns.pivot;
   C *s1 = columns.s1, *s2 = columns.s2;
-  for (int64_t at = 0; at < n; at += period) {
-    const int64_t m = n - at < period ? n - at : period;
-    const C* x = e.x + at;
-    const uint8_t* keep = e.keep + at;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) {
-      C d = x[p] - pivot[p];
-      if constexpr (kKeep) d = select_or_zero(keep[p] != 0, d);
-      s1[p] += d;
-      s2[p] += d * d;
-    }
-  }
+  for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
+    C d = row.x[p] - pivot[p];
+    if constexpr (kKeep) d = select_or_zero(row.keep[p] != 0, d);
+    s1[p] += d;
+    s2[p] += d * d;
+  });
 }
 
 // Elements join their columns one by one, in double: West's weighted form of Welford's update, in which nothing
@@ -108,25 +96,19 @@ void moment_columns(const Elements<C>& e, int64_t n, int64_t period, const Momen
 template <class C, bool kKeep, bool kWeight>
 void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
                 double* joined) {
-  for (int64_t at = 0; at < n; at += period) {
-    const int64_t m = n - at < period ? n - at : period;
-    const C *x = e.x + at, *w = e.w + at;
-    const uint8_t* keep = e.keep + at;
-    SAFEOPS_SIMD
-    for (int64_t p = 0; p < m; ++p) {
-      double more = 1;
-      if constexpr (kWeight) more = frequency(static_cast<double>(w[p]));
-      if constexpr (kKeep) more = select_or_zero(keep[p] != 0, more);
-      const double old = weight[p], all = old + more;
-      const double shift = select_or_zero(more != 0, static_cast<double>(x[p]) - mean[p]);
-      const double step = shift * select(all != 0, more / select(all != 0, all, 1.0), 0.0);
-      weight[p] = all;
-      mean[p] += step;
-      m2[p] += old * shift * step + (shift - shift);  // an infinite element makes it NaN
-      if constexpr (kKeep && !kWeight) joined[p] += more;
-      if constexpr (!kKeep) joined[p] += 1;
-    }
-  }
+  for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
+    double more = 1;
+    if constexpr (kWeight) more = frequency(static_cast<double>(row.w[p]));
+    if constexpr (kKeep) more = select_or_zero(row.keep[p] != 0, more);
+    const double old = weight[p], all = old + more;
+    const double shift = select_or_zero(more != 0, static_cast<double>(row.x[p]) - mean[p]);
+    const double step = shift * select(all != 0, more / select(all != 0, all, 1.0), 0.0);
+    weight[p] = all;
+    mean[p] += step;
+    m2[p] += old * shift * step + (shift - shift);  // an infinite element makes it NaN
+    if constexpr (kKeep && !kWeight) joined[p] += more;
+    if constexpr (!kKeep) joined[p] += 1;
+  });
 }
 
 // More elements, of weight n, with sum s1 and sum of squares s2 of their deviations from p, join the state (w, mean,
