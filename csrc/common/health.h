@@ -2,7 +2,7 @@
 // that it counts by. Device independent.
 #pragma once
 
-#include "tensor.h"
+#include "dtype.h"
 
 namespace safeops {
 

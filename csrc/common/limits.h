@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "tensor.h"
+#include "dtype.h"
 
 namespace safeops {
 

@@ -8,14 +8,13 @@
 
 #include <optional>
 
+#include "dtype.h"
 #include "shape.h"
 
 namespace safeops {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
-
-enum class DType : uint8_t { kHalf, kBFloat16, kFloat, kDouble, kBool, kLong, kOther };
 
 // libtorch's dtype numbers are not part of its ABI: ask once.
 struct DTypeCodes {
@@ -53,11 +52,6 @@ inline DType floating(const std::optional<ScalarType>& type, DType own) { return
 // What a loss or a reduction returns: fp64 for fp64 operands, else fp32.
 inline DType wide(DType x, DType y) {
   return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
-}
-
-inline int64_t size_of(DType type) {
-  constexpr int64_t bytes[] = {2, 2, 4, 8, 1, 8, 0};
-  return bytes[static_cast<int>(type)];
 }
 
 // A tensor's metadata, borrowed: valid while the tensor lives.

@@ -4,19 +4,10 @@
 #include <cmath>
 #include <limits>
 
+#include "common/limits.h"
 #include "loop.cuh"
 
 namespace safeops::cuda {
-
-constexpr double kLargest[] = {65504.0, 3.38953138925153547590e38, 3.40282346638528859812e38,
-                               1.79769313486231570815e308};  // by Type
-
-// A finite number too large for a dtype becomes its largest finite value; inf and NaN pass.
-__host__ __device__ inline double saturate(double value, double largest) {
-  if (value > largest && value <= 1.79769313486231570815e308) return largest;
-  if (value < -largest && value >= -1.79769313486231570815e308) return -largest;
-  return value;
-}
 
 template <class C>
 __device__ inline bool finite(C x) {
@@ -41,21 +32,13 @@ __device__ inline bool lost(C product, C g) {
   return size > std::numeric_limits<C>::max() || (size < std::numeric_limits<C>::min() && g != C(0));
 }
 
-// The smallest |y| that rounds to inf: half a step above the largest finite value, ties going to even, which is up.
-// From fp64 the halves are rounded by way of fp32, so half an fp32 step lower.
-inline double overflow_limit(Type out, bool wide) {
-  switch (out) {
-    case kF16: return wide ? 65520.0 - 0x1p-9 : 65520.0;
-    case kBF16: return wide ? 0x1.FFp127 - 0x1p103 : 0x1.FFp127;
-    case kF32: return wide ? 0x1.FFFFFFp127 : std::numeric_limits<double>::infinity();
-    default: return std::numeric_limits<double>::infinity();
-  }
-}
-
 template <class C>
 Range<C> make_range(double eps, Type out, double stand_in, bool need_input = true, bool need_other = true) {
-  return {C(eps), C(overflow_limit(out, sizeof(C) == 8)), C(kLargest[out]), C(saturate(stand_in, kLargest[out])),
-          need_input, need_other};
+  const DType dtype = DType(out);
+  double limit = overflow_from(dtype);
+  // From fp64 the halves are rounded by way of fp32: what lies half an fp32 step below is already rounded up to it.
+  if (sizeof(C) == 8 && size_of(out) == 2) limit = (limit + std::nextafter(float(limit), 0.0f)) / 2;
+  return {C(eps), C(limit), C(largest(dtype)), C(saturate(stand_in, dtype)), need_input, need_other};
 }
 
 // Every operand of one dtype and dense: 16-byte packets of that dtype. Broadcast, or a mix up to fp32: packets of

@@ -4,18 +4,15 @@
 
 #include <cuda_runtime.h>
 
-#include <cmath>
-#include <limits>
-#include <optional>
-
+#include "common/limits.h"
 #include "cuda/engine/plan.h"
 
 namespace safeops::cuda {
 
-// eps in the compute type. A floor nobody named: its smallest normal number.
+// The floor in the compute type.
 inline double floor_of(const std::optional<double>& eps, bool wide) {
-  if (!eps) return wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
-  return wide ? *eps : double(float(*eps));
+  const double floor = safeops::floor_of(eps, wide);
+  return wide ? floor : double(float(floor));
 }
 
 // wide: computed in fp64. eps: the floor in the compute type. out: the dtype of the result, where values saturate.

@@ -19,7 +19,7 @@ struct MaskedFill {
   Bits fill;
   const char* value;  // a 0-dim tensor on the device, read there: no synchronisation
   Type value_type, type;
-  double largest;
+  double largest;  // of `type`
 
   __device__ void prepare() {
     if (value == nullptr) return;
@@ -28,13 +28,14 @@ struct MaskedFill {
       return;
     }
     const double number = Dynamic<double>::decode(load_raw<uint64>(value, value_type), value_type);
-    fill = Bits(Dynamic<double>::encode(saturate(number, largest), type));
+    const bool over = finite(number) && fabs(number) > largest;
+    fill = Bits(Dynamic<double>::encode(over ? copysign(largest, number) : number, type));
   }
   __device__ void operator()(const Bits* in, bool filled, Bits* out) const { out[0] = filled ? fill : in[0]; }
 };
 
 uint64_t fill_bits(double number, Type type) {
-  const double value = saturate(number, kLargest[type]);
+  const double value = saturate(number, DType(type));
   if (type == kF16) return c10::Half(float(value)).x;
   if (type == kBF16) return c10::BFloat16(float(value)).x;
   uint64_t bits = 0;
@@ -58,7 +59,7 @@ double read_on_host(const Tensor& x, Type type) {
 
 template <class Bits>
 MaskedFill<Bits> make_op(uint64_t fill, const char* value, Type value_type, Type type) {
-  return {Bits(fill), value, value_type, type, kLargest[type]};
+  return {Bits(fill), value, value_type, type, largest(DType(type))};
 }
 
 Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, const std::optional<Tensor>& value, double number) {

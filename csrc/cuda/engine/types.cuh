@@ -38,24 +38,28 @@ struct Copy {
   static __device__ Raw encode(Value value) { return value; }
 };
 struct F16 {
+  static constexpr Type kType = kF16;
   using Raw = uint16_t;
   using Value = float;
   static __device__ Value decode(Raw raw) { return f16_to_float(raw); }
   static __device__ Raw encode(Value value) { return float_to_f16(value); }
 };
 struct BF16 {
+  static constexpr Type kType = kBF16;
   using Raw = uint16_t;
   using Value = float;
   static __device__ Value decode(Raw raw) { return bf16_to_float(raw); }
   static __device__ Raw encode(Value value) { return float_to_bf16(value); }
 };
 struct F32 {
+  static constexpr Type kType = kF32;
   using Raw = uint32_t;
   using Value = float;
   static __device__ Value decode(Raw raw) { return __uint_as_float(raw); }
   static __device__ Raw encode(Value value) { return __float_as_uint(value); }
 };
 struct F64 {
+  static constexpr Type kType = kF64;
   using Raw = uint64;
   using Value = double;
   static __device__ Value decode(Raw raw) { return __longlong_as_double(int64_t(raw)); }

@@ -3,32 +3,18 @@
 // order changes no bit of the result. A second op reads the operands of an op at the place that such a row names.
 // Values are compared as bits: without the sign, their order is that of the magnitudes.
 // I/O: read each tensor once.
+#include "common/health.h"
 #include "common/real.h"
 #include "scan.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-enum Column { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst, kColumns };
-
-// inf, 2^-14 and 2^-25, as bits.
 template <class Codec>
-struct Limits;
-template <>
-struct Limits<F16> {
-  static constexpr uint32_t kInfinity = 0x7c00, kNormal = 0x0400, kMostTiny = 0;
-};
-template <>
-struct Limits<BF16> {
-  static constexpr uint32_t kInfinity = 0x7f80, kNormal = 0x3880, kMostTiny = 0x3300;
-};
-template <>
-struct Limits<F32> {
-  static constexpr uint32_t kInfinity = 0x7f800000, kNormal = 0x38800000, kMostTiny = 0x33000000;
-};
-template <>
-struct Limits<F64> {
-  static constexpr uint64 kInfinity = 0x7ff0000000000000, kNormal = 0x3f10000000000000, kMostTiny = 0x3e60000000000000;
+struct Limits {
+  using Word = std::conditional_t<sizeof(typename Codec::Raw) == 8, uint64, uint32_t>;
+  static constexpr HealthLimits kLimits = health_limits(DType(Codec::kType));
+  static constexpr Word kInfinity = kLimits.infinity, kNormal = kLimits.normal, kTiny = kLimits.tiny;
 };
 
 struct Health {
@@ -36,7 +22,7 @@ struct Health {
   uint64* rows;
 
   template <class Codec>
-  using Word = std::remove_const_t<decltype(Limits<Codec>::kInfinity)>;
+  using Word = typename Limits<Codec>::Word;
 
   template <class Codec>
   struct State {
@@ -58,7 +44,7 @@ struct Health {
     const Word<Codec> size = magnitude<Codec>(raw);
     const bool finite = size < L::kInfinity;
     s.zero += size == 0;
-    s.tiny += size <= L::kMostTiny;
+    s.tiny += size <= L::kTiny;
     s.normal += size < L::kNormal;
     if (finite && size > s.largest) s.largest = size;
     return !finite;
@@ -77,12 +63,12 @@ struct Health {
 
   template <class Codec>
   __device__ void finish(const State<Codec>& s, int member, int64_t) const {
-    uint64* row = rows + int64_t(member) * kColumns;
-    const auto add = [row](Column column, unsigned lane) {  // most are 0
+    uint64* row = rows + int64_t(member) * kHealthColumns;
+    const auto add = [row](HealthColumn column, unsigned lane) {  // most are 0
       const unsigned sum = warp_reduce(lane, [](unsigned a, unsigned b) { return a + b; });
       if (sum && threadIdx.x % 32 == 0) atomicAdd(row + column, uint64(sum));
     };
-    const auto raise = [row](Column column, uint64 lane) {
+    const auto raise = [row](HealthColumn column, uint64 lane) {
       const uint64 most = warp_reduce(lane, [](uint64 a, uint64 b) { return a > b ? a : b; });
       if (most && threadIdx.x % 32 == 0) atomicMax(row + column, most);
     };
@@ -147,7 +133,7 @@ char* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, i
 
 void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
   constexpr const char* kOp = "safeops::_health_";
-  char* rows = rows_of(out, DType::kLong, kColumns, row, int64_t(inputs.size()), kOp);
+  char* rows = rows_of(out, DType::kLong, kHealthColumns, row, int64_t(inputs.size()), kOp);
   if (inputs.empty()) return;
   check_device(out, inputs[0], kOp, "out");
   const Launches launches(inputs, kOp, true);
@@ -163,7 +149,7 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
   check_device(health, out, kOp, "health");
   Pick pick{};
   pick.out = rows_of(out, DType::kDouble, kPicked, row, 1, kOp);
-  pick.found = rows_of(health, DType::kLong, kColumns, health_row, 1, kOp) + kFirst * 8;
+  pick.found = rows_of(health, DType::kLong, kHealthColumns, health_row, 1, kOp) + kFirst * 8;
   std::array<Operand, kPicked> operands{};
   int64_t strides[kPicked][safeops::kMaxDims];  // bytes
   for (; pick.count < kPicked && pick.count < int(inputs.size()); ++pick.count) {

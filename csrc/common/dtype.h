@@ -1,0 +1,15 @@
+// The dtypes that kernels tell apart. Device independent, and without torch's headers, over which nvcc takes long.
+#pragma once
+
+#include <cstdint>
+
+namespace safeops {
+
+enum class DType : uint8_t { kHalf, kBFloat16, kFloat, kDouble, kBool, kLong, kOther };
+
+inline int64_t size_of(DType type) {
+  constexpr int64_t bytes[] = {2, 2, 4, 8, 1, 8, 0};
+  return bytes[static_cast<int>(type)];
+}
+
+}  // namespace safeops
