@@ -25,7 +25,8 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
 }
 SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "scan.cuh"' in p.read_text()]
-INDEXED = ROOT / "csrc/cuda/selection/indexed.cu"  # shared by safe_gather and safe_index_select, with CUB's sort
+# shared by safe_gather and safe_index_select: with CUB's sort, and the sums
+INDEXED, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "run_sums"))
 ARCHS = ("80", "90", "100", "120")
 LIBRARY = next((ROOT / "safeops").glob("_cuda.*so"), None)
 pytestmark = [
@@ -171,12 +172,12 @@ def test_selection_reads_masks_by_16_bytes(built, source, arch):
 @needs_library
 @pytest.mark.parametrize("arch", ARCHS)
 def test_indexed_compiles_without_spills_or_stack(built, arch):
-    _, table = built[INDEXED.stem, arch]
-    own = {name: row for name, row in table.items() if "cub" not in name}
-    assert len(own) == 12, f"{INDEXED.name}: {list(own)}"  # 5 widths, keys, 6 ways to hold what is summed
-    assert not not_resident(table)
-    for name, row in own.items():  # packets under way: csrc/cuda/selection/indexed.cu
-        assert row["registers"] <= (80 if "sum_kernel" in name else 64), name
+    for source, count, most in ((INDEXED, 6, 64), (SUMS, 6, 80)):  # 5 widths and keys; 6 ways to hold what is summed
+        _, table = built[source.stem, arch]
+        own = {name: row for name, row in table.items() if "cub" not in name}
+        assert len(own) == count, f"{source.name}: {list(own)}"
+        assert not not_resident(table)
+        assert max(row["registers"] for row in own.values()) <= most  # packets under way: csrc/cuda/selection
 
 
 @needs_library
@@ -184,7 +185,7 @@ def test_indexed_compiles_without_spills_or_stack(built, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_indexed_moves_packets(built, arch):
     """Rows are read and written by 16 bytes, every access known to be global."""
-    table, report = built[INDEXED.stem, arch]
+    table, report = (built[INDEXED.stem, arch][k] | built[SUMS.stem, arch][k] for k in range(2))
     table, report = ({n: row for n, row in demangled(t).items() if "cub::" not in n} for t in (table, report))
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
     assert not wrong, "local memory, or accesses not known to be global"

@@ -1,8 +1,7 @@
 // I/O: forward read index, read what it names, write out. Backward: write a key of 8 bytes for each index, sort the
 // keys, write zeros, read keys and grad, write dx where something was named.
 #include "indexed.cuh"
-
-#include "cuda/engine/packets.cuh"
+#include "run_sums.cuh"
 
 #define CCCL_DISABLE_NVTX  // ranges for a profiler, at each call
 #include <cub/device/device_radix_sort.cuh>  // takes long to compile: included nowhere else
@@ -69,7 +68,7 @@ int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
   return wide;
 }
 
-// ---- backward: the keys
+// ---- backward
 
 struct Keys {
   char *keys, *origin;  // where both operands begin, of the whole launch
@@ -105,178 +104,6 @@ uint64* sort_keys(uint64* keys, uint64* other, int64_t n, int begin, int end, co
   const Tensor workspace = safeops::empty(Shape(1, &words), DType::kLong, like);
   sort(workspace.data_ptr());
   return buffers.Current();
-}
-
-// ---- backward: the sums
-//
-// Entries of one destination lie together: a run. A thread adds up the runs among kEntries entries of its columns. One
-// that begins and ends there is written to dx. The sum of one that began before, or goes on behind, is left as an entry
-// for the next launch, which treats the two of each thread as this one treats grad; until one thread has them all. So a
-// destination that every entry names (padding) takes no longer than others, each is written once, and its sum is a tree
-// of a fixed shape. Where a thread leaves less than two entries it names `total`, which nobody writes.
-
-constexpr int kEntries = 32;
-
-struct Sums {
-  Plan<2> columns;   // order, grad: the dims beside the indexed one
-  const char* keys;  // sorted
-  int64_t entries, total, width, inner;  // width: columns
-  int position_bits;
-  Type type, dx_type;
-  char* dx;
-  char *next_keys, *next;  // two entries a thread: keys, and Values for each column
-};
-
-// A thread's columns: one of any type, or (Fixed) a packet.
-template <class V>
-struct One {
-  using Value = V;
-  static constexpr int kElements = 1;
-  typename Dynamic<V>::Word raw;
-  __device__ void read(const char* p, Type type, bool) { raw = load_raw<typename Dynamic<V>::Word>(p, type); }
-  __device__ V get(int, Type type) const { return Dynamic<V>::decode(raw, type); }
-  static __device__ void write(char* p, const V* value, Type type) {
-    store_raw(p, type, Dynamic<V>::encode(value[0], type));
-  }
-};
-
-// Operands: order, grad; of the entries.
-template <class Hold>
-__global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes under way
-    sum_kernel(const __grid_constant__ Plan<2> entries, const __grid_constant__ Sums sums) {
-  using V = typename Hold::Value;
-  using Left = std::conditional_t<Hold::kElements == 1, One<V>, Fixed<std::conditional_t<sizeof(V) == 8, F64, F32>>>;
-  constexpr Type kLeft = sizeof(V) == 8 ? kF64 : kF32;
-  constexpr int K = Hold::kElements, U = 4;
-  const int64_t id = int64_t(blockIdx.x) * kThreads + threadIdx.x, across = sums.width / K;
-  const int64_t begin = id / across * kEntries, column = id % across * K;
-  if (begin >= sums.entries) return;
-  const int n = begin + kEntries < sums.entries ? kEntries : int(sums.entries - begin);
-  const int64_t line = column / sums.inner, grad = at(sums.columns, 1, column) - sums.columns.base[1];
-  const int size = size_of(sums.dx_type);
-  char* dx = sums.dx + (line * sums.total * sums.inner + (column - line * sums.inner)) * size;
-  const uint64 none = uint64(sums.total), positions = (uint64(1) << sums.position_bits) - 1;
-  const auto key = [&](int i) { return load<uint64>(sums.keys + (begin + i) * sizeof(uint64)); };
-  const auto destination = [&](int i) { return key(i) >> sums.position_bits; };
-
-  uint64 run = destination(0);
-  bool begun = begin > 0 && destination(-1) == run;  // by an earlier thread
-  V sum[K];
-  const auto clear = [&] {
-#pragma unroll
-    for (int k = 0; k < K; ++k) sum[k] = V(-0.0);  // x + -0.0 is x, for -0.0 too
-  };
-  const auto place = [&](int slot) { return begin / kEntries * 2 + slot; };  // among what is left
-  const auto name = [&](int slot, uint64 destination) {
-    if (column == 0 && sums.next_keys) store(sums.next_keys + place(slot) * sizeof(uint64), destination);
-  };
-  const auto leave = [&](int slot) {
-    name(slot, run);
-    if (run == none) return;
-    char* to = sums.next + (place(slot) * sums.width + column) * sizeof(V);
-#pragma unroll
-    for (int k = 0; k < K; k += Left::kElements) Left::write(to + k * sizeof(V), sum + k, kLeft);
-  };
-  const auto finish = [&] {  // the run has ended
-    if (begun) leave(0);
-    else if (run != none) Hold::write(dx + int64_t(run) * sums.inner * size, sum, sums.dx_type);
-  };
-
-  name(0, none);
-  name(1, none);
-  clear();
-#pragma unroll 1
-  for (int start = 0; start < n; start += U) {
-    uint64 named[U];
-    Hold value[U];
-#pragma unroll
-    for (int u = 0; u < U; ++u) named[u] = key(start + u < n ? start + u : n - 1);
-#pragma unroll
-    for (int u = 0; u < U; ++u) {
-      // what an earlier launch left lies in its place
-      const int64_t position = sums.position_bits ? int64_t(named[u] & positions) : begin + start + u;
-      named[u] >>= sums.position_bits;
-      value[u] = Hold();
-      if (start + u >= n || named[u] == none) continue;
-      const char* from = K > 1 ? entries.base[1] + position * entries.stride[1][0] : at(entries, 1, position);
-      value[u].read(from + grad, sums.type, false);
-    }
-#pragma unroll 1
-    for (int i = start; i < n && i < start + U; ++i) {  // a loop, past which they move: unrolled it is long
-      if (named[0] != run) {
-        finish();
-        run = named[0];
-        begun = false;
-        clear();
-      }
-      if (run != none) {
-#pragma unroll
-        for (int k = 0; k < K; ++k) sum[k] += value[0].get(k, sums.type);
-      }
-#pragma unroll
-      for (int u = 0; u + 1 < U; ++u) {
-        named[u] = named[u + 1];
-        value[u] = value[u + 1];
-      }
-    }
-  }
-  if (begin + n == sums.entries || destination(n) != run) {
-    finish();
-  } else {
-    if (begun) {
-      leave(0);
-      clear();  // behind it nothing, which does not break the run
-    }
-    leave(1);
-  }
-}
-
-// Columns in packets: grad and dx have one type, and packets of both lie together and are aligned.
-bool in_packets(const Plan<2>& entries, const Sums& sums) {
-  const Plan<2>& columns = sums.columns;
-  const int64_t size = size_of(sums.type);
-  if (sums.type != sums.dx_type || columns.stride[1][0] != size) return false;
-  int64_t places = place(columns.base[1]) | place(sums.dx) | columns.size[0] * size | sums.inner * size;
-  for (int dim = 1; dim < columns.ndim; ++dim) places |= columns.stride[1][dim];
-  if (entries.numel > 1) places |= entries.stride[1][0];
-  return places % 16 == 0 && entries.ndim == 1;
-}
-
-void launch_sums(Plan<2> entries, Sums sums, const Tensor& like, cudaStream_t stream) {
-  const bool wide = sums.type == kF64 || sums.dx_type == kF64;
-  const Type type = wide ? kF64 : kF32;
-  const auto launch = [&](auto hold, int64_t tiles) {
-    using Hold = decltype(hold);
-    start(sum_kernel<Hold>, blocks_for(tiles * (sums.width / Hold::kElements), kThreads), stream, entries, sums);
-  };
-  Tensor keys, values;  // what the next launch reads
-  for (bool first = true;; first = false) {
-    const int64_t tiles = (sums.entries + kEntries - 1) / kEntries, n = tiles > 1 ? 2 * tiles : 0;
-    const int64_t sizes[2] = {n, sums.width}, steps[2] = {sums.width * size_of(type), size_of(type)};
-    const Tensor next_keys = safeops::empty(Shape(1, sizes), DType::kLong, like);
-    const Tensor next = safeops::empty(Shape(2, sizes), DType(type), like);
-    sums.next_keys = n ? static_cast<char*>(next_keys.data_ptr()) : nullptr;
-    sums.next = static_cast<char*>(next.data_ptr());
-    if (!first || !in_packets(entries, sums))
-      wide ? launch(One<double>(), tiles) : launch(One<float>(), tiles);
-    else if (sums.type == kF16)
-      launch(Fixed<F16>(), tiles);
-    else if (sums.type == kBF16)
-      launch(Fixed<BF16>(), tiles);
-    else if (sums.type == kF32)
-      launch(Fixed<F32>(), tiles);
-    else
-      launch(Fixed<F64>(), tiles);
-    if (n == 0) return;
-    keys = next_keys;
-    values = next;
-    entries = plan_in_order<1>(Shape(1, sizes), {Operand{sums.next, kBool, 1, sizes, steps}});
-    sums.columns = plan_in_order<1>(Shape(1, sizes + 1), {Operand{sums.next, kBool, 1, sizes + 1, steps + 1}});
-    sums.keys = sums.next_keys;
-    sums.entries = n;
-    sums.position_bits = 0;
-    sums.type = type;
-  }
 }
 
 int bits_of(uint64_t n) {
@@ -355,10 +182,10 @@ void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape
   }
   const Operand line{grad.data, kBool, beside.ndim, beside.size, beside_strides};
   const Plan<2> along = plan_in_order<1>(index.shape, {lines ? columns.dims(dim, dim + 1) : columns.all()});
-  launch_sums(along,
-              {plan_in_order<1>(beside, {line}), reinterpret_cast<const char*>(sorted), entries, total, beside.numel(),
-               lines ? strides[dim] : 1, position_bits, type, dx_type, static_cast<char*>(dx.data_ptr())},
-              dx, stream);
+  sum_runs(along,
+           {plan_in_order<1>(beside, {line}), reinterpret_cast<const char*>(sorted), entries, total, beside.numel(),
+            lines ? strides[dim] : 1, position_bits, type, dx_type, static_cast<char*>(dx.data_ptr())},
+           dx, stream);
 }
 
 }  // namespace safeops::cuda
