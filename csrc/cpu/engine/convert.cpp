@@ -42,7 +42,7 @@ void store_loop(const void* src, void* dst, int64_t n) {
 // The compiler does not vectorise half <-> float into the instructions made for it, so those are written out.
 #ifdef SAFEOPS_X86
 
-// (Zero-masked forms: gcc 12 warns of uninitialised values inside the plain ones.)
+// Zero-masked forms: gcc 12 warns of uninitialised values inside the plain ones.
 SAFEOPS_AVX512 void load_half_avx512(const void* src, void* dst, int64_t n) {
   const uint16_t* s = static_cast<const uint16_t*>(src);
   float* d = static_cast<float*>(dst);
@@ -80,7 +80,7 @@ SAFEOPS_AVX2 void store_half_avx2(const void* src, void* dst, int64_t n) {
   for (; n > 0; --n) *d++ = _cvtss_sh(*s++, _MM_FROUND_TO_NEAREST_INT);
 }
 
-// (Two loads of half the width: gcc loads once and extracts, which takes a fifth longer beside the other loops.)
+// Two loads of half the width: gcc's loop loads once and extracts the halves, which takes a fifth longer.
 SAFEOPS_AVX2 void load_bfloat16_avx2(const void* src, void* dst, int64_t n) {
   const BFloat16* s = static_cast<const BFloat16*>(src);
   float* d = static_cast<float*>(dst);
@@ -93,8 +93,8 @@ SAFEOPS_AVX2 void load_bfloat16_avx2(const void* src, void* dst, int64_t n) {
   for (; i < n; ++i) d[i] = widen(s[i]);
 }
 
-// (As above: gcc takes more shuffles from 32 bits to 16. Bitwise the generic form, for every float.) A NaN is rare: the
-// loop looks for one, and what it finds goes through the generic form.
+// The bits of Narrow<BFloat16>, for every float but NaN, with fewer shuffles than gcc's. NaN is rare: the loop below
+// only looks for one, and where there is one, all are converted again by Narrow.
 SAFEOPS_AVX2 inline __m256i bfloat16_bits(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));

@@ -15,7 +15,7 @@ SAFEOPS_INLINE Twice sum(double a, double b) {
   return {hi, b - (hi - a)};
 }
 
-// log(x) for pow, to about 2^-68 of itself, for x > 0 (inf and NaN give the finite logarithm of something).
+// log(x) with a relative error of about 2^-68, for finite x > 0. (inf and NaN give a finite number that nothing uses.)
 SAFEOPS_INLINE Twice log_wide(double x) {
   // x = m 2^e, m in [sqrt(3)/2, sqrt(3)); c is 1 or 3/2, whichever is near m; s = (m - c)/(m + c)
   const Parts<double> part = parts(x, 0x3FEBB67AE8584CAAu);
@@ -48,7 +48,7 @@ SAFEOPS_INLINE double exp_twice(double x, double lo) {
   return exp_sum(at_least(at_most(x, 800.0), -800.0), select_or_zero(inside, lo));
 }
 
-// Of a float: double is wide enough for all of it.
+// The same of a float: a double has all the digits that are needed.
 SAFEOPS_INLINE Twice log_wide(float x_) {
   const double x = x_;
   const uint64_t root = 0x3FE6A09E667F3BCDu, bits = bit_cast<uint64_t>(x) - root;
@@ -90,12 +90,12 @@ SAFEOPS_INLINE bool is_integer(C y) {
   return (a >= kWhole) | ((a + kWhole) - kWhole == a);
 }
 
-// x^y as C's pow has it, and the parts of its derivatives, which of a float do not fit a float. What is decided about x
-// and y is decided in their own type: of floats, twice as many at once.
+// x^y as C's pow has it, and the parts of its derivatives, which are doubles for floats too: they may not fit a float.
+// x and y are compared in their own type, of which a register holds twice as many where they are floats.
 template <class C>
 struct Power {
   C x, y, a;  // a = |x|
-  bool real;  // there is such a number: not a finite negative base with an exponent that is no integer
+  bool real;  // whether x^y is a real number: false for a finite negative x with a fractional y
   C value;
 
   // log is log_wide(|x|)
@@ -109,7 +109,7 @@ struct Power {
     value = flip(select((y == 0) | (x == 1), C(1), value), odd);
   }
 
-  // g y x^(y - 1). Over a power of 0 the product g y, which may overflow alone, is not taken.
+  // g y x^(y - 1). Where the power is 0, y is left out: g y may overflow, and inf times 0 would be NaN.
   SAFEOPS_INLINE C base_slope(C g_) const {
     const double g = g_;
     double inside = g * select(inner.below == 0, 1.0, double(y)) * inner.below;
@@ -127,7 +127,7 @@ struct Power {
     const bool endless = !(a < kInf) | (y != y);
     const C outside = g * select(a < kInf, static_cast<C>(inner.log), a) * value;
     double slope = double(g) * inner.log * inner.power;
-    if constexpr (sizeof(C) == 8)  // a gradient whose product with a logarithm may overflow meets the power first
+    if constexpr (sizeof(C) == 8)  // a large g is multiplied by the power first: g log(x) may overflow
       slope = select(std::fabs(g) > 0x1p1000, g * inner.power * inner.log, slope);
     return select(endless, outside, static_cast<C>(slope));
   }

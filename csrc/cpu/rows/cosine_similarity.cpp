@@ -86,19 +86,6 @@ inline void merge(int64_t rows, double* const* into, const double* const* from) 
 }
 
 template <class C>
-bool find_lost(int64_t rows, const double* const* states, C* again) {
-  double rare = 0;
-#pragma omp simd reduction(+ : rare)
-  for (int64_t r = 0; r < rows; ++r) {
-    const double mark = select_or_zero(squares_lost<C>(states[kSquares1][r]), 1.0) +
-                        select_or_zero(squares_lost<C>(states[kSquares2][r]), 1.0);
-    again[r] = static_cast<C>(mark);
-    rare += mark;
-  }
-  return rare != 0;
-}
-
-template <class C>
 void finish(const void* op, int64_t rows, const double* const* states, double* const* results, C* const*) {
   const double eps = static_cast<const Floor*>(op)->eps;
   for (int64_t r = 0; r < rows; ++r) {
@@ -195,7 +182,7 @@ void compare_rows(const Shape& shape, const View& x1, const View& x2, int64_t di
   RowLoops<C> loops;
   loops.accumulate_rows = pick_width<&accumulate_rows<C, 64>, &accumulate_rows<C, 32>, &accumulate_rows<C, 16>>();
   loops.accumulate_columns = pick<&accumulate_columns<C>>();
-  loops.find_lost = pick<&find_lost<C>>();
+  loops.find_lost = pick<&find_lost<C, kSquares1, kSquares2>>();
   loops.accumulate_carefully = pick<&accumulate_carefully<C>>();
   loops.merge = merge;
   loops.finish = pick<&finish<C>>();

@@ -41,6 +41,19 @@ struct Floor {
   double eps;
 };
 
+// RowLoops::find_lost, of the states that are sums of squares.
+template <class C, int... kSquares>
+bool find_lost(int64_t rows, const double* const* states, C* again) {
+  double rare = 0;
+#pragma omp simd reduction(+ : rare)
+  for (int64_t r = 0; r < rows; ++r) {
+    const double mark = select_or_zero((squares_lost<C>(states[kSquares][r]) | ...), 1.0);
+    again[r] = static_cast<C>(mark);
+    rare += mark;
+  }
+  return rare != 0;
+}
+
 // A sum of products whose factors are scaled by these ratios.
 inline double rescaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
 

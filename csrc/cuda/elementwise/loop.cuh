@@ -4,7 +4,7 @@
 //     using Value = float;                          // what it computes in
 //     static constexpr int kOut = 1, kIn = 2;       // operands
 //     static constexpr bool kMask = false;          // one more operand: a byte mask, nonzero is true
-//     static constexpr bool kRolled = false;        // long: in a loop over the elements, not a copy for each of them
+//     static constexpr bool kRolled = false;        // a long op: one copy, in a loop over the elements
 //     __device__ void prepare();                    // once per thread, after its loads are on their way
 //     __device__ void operator()(const Value* in, bool mask, Value* out) const;
 //   };
@@ -26,7 +26,7 @@
 
 namespace safeops::cuda {
 
-// 8 x 128 threads an SM: 64 registers each. One operand read as it is has 32 bytes a thread in flight: 12 x 128.
+// 8 x 128 threads an SM: 64 registers each. With one operand a thread has only 32 bytes in flight: 12 x 128 threads.
 template <class Op>
 constexpr int kMinBlocks = Op::kIn == 1 && !Op::kMask && sizeof(typename Op::Value) == 4 ? 12 : 8;
 template <class Op>
@@ -40,7 +40,8 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
   using Value = typename Op::Value;
   constexpr int kOut = Op::kOut, kIn = Op::kIn;
   if constexpr (Op::kRolled) {
-    // No register can be indexed by a loop's counter: so the elements move past the op, results following operands.
+    // A register cannot be indexed by a loop's counter: the op takes element 0, all others move down by one, and the
+    // results fill up from behind.
     static_assert(!Op::kMask && kIn >= kOut);
     Value held[kIn][K], value[kIn], result[kOut];
 #pragma unroll

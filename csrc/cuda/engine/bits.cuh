@@ -75,7 +75,7 @@ inline int64_t packet_width(int64_t places, int64_t width) {
 
 inline int64_t place(const void* p) { return int64_t(uintptr_t(p)); }
 
-// Calls f(T()) with bits of so many bytes: of an element that may have been split, and of any.
+// Calls f(T()) for a T of `width` bytes; 16 only by_any_width knows: elsewhere such elements have been split.
 template <class F>
 void by_width(int64_t width, const F& f) {
   switch (width) {
@@ -91,7 +91,7 @@ void by_any_width(int64_t width, const F& f) {
   by_width(width, f);
 }
 
-// A number (of a complex one the real part) of so many bytes in each element of T, which may be a packet of them.
+// T, an element of `width` bytes or a packet of them, filled with a number (of a complex element, its real part).
 template <class T>
 T filled(uint64_t fill, int64_t width) {
   T packet{};

@@ -21,8 +21,8 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&
 
 inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
 
-// Operands' offsets of element (or packet of kUnit elements) `index`, by the plan's dividers. kUnit: the elements that
-// a step along the innermost dim is.
+// Where each operand has element `index`, in bytes from its base, by the plan's dividers. kUnit: the innermost dim is
+// divided into packets of so many elements, and `index` counts those.
 template <int kUnit, int N>
 __device__ inline void offsets_at(const Plan<N>& plan, uint32_t index, int64_t (&offset)[N]) {
 #pragma unroll

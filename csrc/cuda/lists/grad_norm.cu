@@ -19,7 +19,7 @@ struct One {
 
 struct Two {
   Squares squares;
-  __device__ void add(float x) { squares.middle += double(x) * double(x); }  // all of fp32 belongs there
+  __device__ void add(float x) { squares.middle += double(x) * double(x); }  // fp32 squared always fits
   __device__ void add(double x) { squares.add(x); }
   __device__ void merge(const Two& other) { squares.add(other.squares); }
   __device__ double result() const { return squares.norm(); }
@@ -83,7 +83,7 @@ __global__ void merge_kernel(const __grid_constant__ Parts<Sum> parts) {
   Sum sum{};
 #pragma unroll 1
   for (int64_t i = threadIdx.x; i < parts.count; i += 32 * kAtOnce) {
-    uint64 word[kAtOnce][n] = {};  // beyond the end: of nothing
+    uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u)
 #pragma unroll

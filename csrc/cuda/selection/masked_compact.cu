@@ -71,7 +71,7 @@ struct Put {
   int64_t rows, columns;
 };
 
-// Operands: order, grad. No two slots have one row: each element of dx is written once, or stays 0.
+// Operands: order, grad. No two slots have the same row: each element of dx is written once, or stays 0.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {

@@ -14,12 +14,12 @@ constexpr int kTile = 2048;  // elements that a warp ranks: 64 bytes of mask und
 struct Ranks {
   const char* flat;  // the mask, if it can be read by 16 bytes
   unsigned* ticket;  // how many tiles have been handed out
-  uint64* status;    // of each tile: a count, and in its two lowest bits of what
+  uint64* status;    // of each tile: a count, and in the two lowest bits what it counts
   char* count;       // kept in all, an int64
   int64_t tiles;
 };
 
-enum : uint64 { kAbsent, kOfTile, kUpToTile };  // what a status counts
+enum : uint64 { kAbsent, kOfTile, kUpToTile };  // nothing yet, the tile's own, or those of all tiles up to it
 
 // Strong accesses, seen by every SM. Relaxed, for the one word is the whole message: nothing else that was written must
 // be seen with it, and a later word at the same place is never followed by an earlier one.
@@ -36,8 +36,8 @@ __device__ inline void store_relaxed(uint64* p, uint64 value) {
 
 // All of the functions below are for whole warps.
 
-// The next tile. Handed out in order, so that whoever has one knows that all before it are under way, in whatever order
-// blocks start: a tile that waits for those waits for warps that run.
+// The next tile. Tiles are handed out in order, so that all before one are under way whatever the order in which blocks
+// start: a warp that waits for them waits for warps that run.
 __device__ inline int64_t next_tile(const Ranks& ranks) {
   unsigned ticket = 0;
   if (threadIdx.x % 32 == 0) ticket = atomicAdd(ranks.ticket, 1u);
@@ -86,8 +86,8 @@ __device__ inline Flags flags_of(const Plan<N>& plan, const Ranks& ranks, int64_
   return flags;
 }
 
-// How many are kept before the tile, which keeps `own`. Tells the tiles behind it: first what it keeps, so that they
-// need not wait for its own look back, then what all up to it keep, so that they need not look further.
+// How many elements are kept before the tile; `own` are kept in it. It publishes `own` first, so that the tiles behind
+// it need not wait while it looks back, then the count of all up to it, so that they need not look further.
 __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned own) {
   const int lane = threadIdx.x % 32;
   const auto publish = [&](uint64 count, uint64 of) {
@@ -99,10 +99,10 @@ __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned own
   }
   publish(own, kOfTile);
   int64_t before = 0;
-  for (int64_t last = tile - 1;; last -= 32) {  // lane l reads l tiles before it
+  for (int64_t last = tile - 1;; last -= 32) {  // lane l reads the status of tile last - l
     uint64 word;
     unsigned ends, needed;
-    do {  // until all are there from `last` back to the nearest that counts all before it too
+    do {  // until all have published, from `last` back to the nearest one with the count of all up to it
       word = last >= lane ? load_relaxed(status + (last - lane)) : uint64(kUpToTile);
       ends = __ballot_sync(kWarp, (word & 3) == kUpToTile);
       needed = ends ? ends ^ (ends - 1) : kWarp;
@@ -119,7 +119,7 @@ __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned own
   return before;
 }
 
-// The same, and the last tile leaves the total.
+// How many elements are kept before the tile. The last tile stores the total.
 __device__ inline int64_t rank_of_first(const Ranks& ranks, int64_t tile, const Flags& flags) {
   const unsigned own = flags.count();
   const int64_t before = kept_before(ranks.status, tile, own);
@@ -168,7 +168,7 @@ inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   return bits;
 }
 
-// What one launch of ranks works on: `workspace` must live until it is queued. Nothing of it is used again.
+// What one launch of ranks works on. `workspace` must live until the launch is queued, and serves one launch only.
 inline Ranks make_ranks(const Shape& shape, const Bits& mask, const Tensor& like, Tensor& workspace, Tensor& count,
                         cudaStream_t stream) {
   const int64_t tiles = (shape.numel() + kTile - 1) / kTile, words = tiles + 1;
