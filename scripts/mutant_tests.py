@@ -12,10 +12,10 @@ INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
     "engine": ["pointwise_losses", "reductions", "statistics", "rows", "execution"],
 }
 EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulated*.py
-    "elementwise": [""],
+    "elementwise": ["", "_functions"],
     "selection": ["_indexed", "_selection"],
     "lists": ["_multi_tensor"],
-    "engine": ["", "_selection", "_indexed", "_multi_tensor"],
+    "engine": ["", "_functions", "_selection", "_indexed", "_multi_tensor"],
 }
 TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
