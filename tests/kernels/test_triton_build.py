@@ -234,13 +234,18 @@ def compiled_for(target):
     return [name for name in FIRST if often.fullmatch(name) and "odd mse" not in name] + more
 
 
+def each_target(*names):
+    """One architecture has every variant; the others repeat some of them."""
+    return [name if name == "sm_90" else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 @pytest.mark.parametrize("batch", range(3))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", each_target(*TARGETS))
 def test_resources(target, batch, tmp_path):
     for name in compiled_for(target)[batch::3]:
         plan = CASES[name]
@@ -251,7 +256,7 @@ def test_resources(target, batch, tmp_path):
             assert in_flight(plan, found["registers"]) >= 48, name
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("target", each_target("sm_90", "sm_120"))
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
     """One aligned plan of each kernel. (How often, differs: what is unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
