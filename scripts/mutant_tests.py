@@ -7,9 +7,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
     "losses": ["pointwise_losses", "reductions"],
-    "reductions": ["reductions", "statistics"],
+    "reductions": ["reductions", "statistics", "statistics_range"],
     "rows": ["rows"],
-    "engine": ["pointwise_losses", "reductions", "statistics", "rows", "execution"],
+    "engine": ["pointwise_losses", "reductions", "statistics", "statistics_range", "rows", "execution"],
 }
 EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulated*.py
     "elementwise": ["", "_functions"],
