@@ -21,7 +21,7 @@ TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
     "safeops/lint": [*(f"tests/lint/test_{name}.py" for name in ("rules", "fix", "examples", "sources")), "tests/lint"],
     "safeops/amp": ["tests/amp", "tests/contract/test_lists.py"],
-    "safeops/nn": ["tests/contract/test_modules.py"],
+    "safeops/nn": ["tests/contract/test_losses.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
     "safeops/_(op|rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
     "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("bad_calls", "elementwise", "losses")],
