@@ -110,8 +110,8 @@ def test_nan_and_inf_that_are_kept(name):
     value = loss.forward(x, y, None, None, None, 0, *parameters, False, None)[0]
     slopes = loss.backward(one, None, x, y, None, None, *parameters, True, True, F32, F32)
     for found, expected in zip((value, *slopes), loss.truth(x, y)):  # at x = y, too: pytorch#96813
-        assert found.isnan().tolist() == [True, False, False, True, False, False]
         close(found, expected)
+    assert value[[0, 3]].isnan().all()
     assert loss.forward(x, y, None, None, None, 1, *parameters, False, None)[0].isnan()
     masked = x.isfinite() & y.isfinite()
     value, _ = loss.forward(x, y, masked, None, None, 2, *parameters, False, None)
