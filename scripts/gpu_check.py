@@ -37,7 +37,8 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from kernel_sources import ROOT, fingerprint  # noqa: E402
+from gpu_verdicts import updated_records, verdicts  # noqa: E402
+from kernel_sources import ROOT  # noqa: E402
 
 # name: (share of --minutes, most it may use when earlier stages left some)
 STAGES = {
@@ -251,62 +252,6 @@ class Check:
 
 def _quote(command):
     return " ".join("'" + word.replace("'", "'\\''") + "'" for word in command)
-
-
-# ---- what the tests say of each op
-
-
-def op_of(test, ops):
-    """The op a test is about: the longest op name that stands alone in the test's parameters, or else in its name."""
-    _, _, name = test.rpartition("::")
-    function, _, parameters = name.partition("[")
-    for text in (parameters, function):
-        found = [op for op in ops if re.search(rf"(?<![a-z]){op}(?![a-z])", text)]
-        if found:
-            return max(found, key=len)
-    return None
-
-
-# Tests of torch itself, and of tools that work on any route.
-OF_NO_KERNEL = ("test_what_torch_does.py", "test_debug.py", "test_to_device.py")
-
-
-def verdicts(stages, ops):
-    """{op: "passed" | "failed" | "incomplete"}. A test of no op in particular that fails, fails them all, unless it
-    tests no kernel."""
-    wanted = ("contract", "gpu")
-    done = all(name in stages and not stages[name].get("killed") and "tests" in stages[name] for name in wanted)
-    sound = stages.get("sanitizer", {}).get("ok", True) or stages["sanitizer"].get("killed", False)
-    result = {}
-    for op, on_kernel in ops.items():
-        outcomes = {name: [] for name in wanted}
-        for name in wanted:
-            for test in stages.get(name, {}).get("tests", []):
-                if any(name in test["test"] for name in OF_NO_KERNEL):
-                    continue
-                about = op_of(test["test"], ops)
-                if about == op or (about is None and test["outcome"] in ("failed", "error")):
-                    outcomes[name].append(test["outcome"])
-        bad = any(o in ("failed", "error") for found in outcomes.values() for o in found)
-        complete = done and all(found.count("passed") for found in outcomes.values())
-        if bad or not sound:
-            result[op] = "failed"
-        else:
-            result[op] = "passed" if complete and on_kernel else "incomplete"
-    return result
-
-
-def updated_records(records, results, source_of=fingerprint):
-    """verified.json after this run: passed ops recorded, failed ops gone, the rest as they were."""
-    records = dict(records)
-    machine = results["machine"]
-    for op, verdict in results["ops"].items():
-        if verdict == "failed":
-            records.pop(op, None)
-        elif verdict == "passed":
-            keep = {key: machine.get(key) for key in ("gpu", "torch", "triton")}
-            records[op] = keep | {"date": results["date"], "source": source_of(op)}
-    return dict(sorted(records.items()))
 
 
 # ---- the machine

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import safeops
+from safeops._op import registry
 from safeops.testing import Sample, run
 from safeops.testing.compare import assert_same_bits
 from tests.contract.common import REDUCTIONS, each_route, names, on
@@ -14,8 +15,7 @@ from tests.contract.properties import BOUNDED, POOL, given, operands, right, st
 from tests.ops import RECORDS, definitions
 from tests.ops.reductions.moments import exponential_terms
 
-# of a loss's parameters, beside that of its plain call
-PARAMETERS = {"beta": [0.0, 0.5, 1.0, 100.0], "delta": [0.25, 1.0, 100.0]}
+NUMBERS = [0.0, 0.25, 1.0, 100.0]  # of a loss's parameters, where they are in range
 
 
 def terms(name, kind):
@@ -39,8 +39,9 @@ def test_losses(name, data):
     for key in ("mask", "weight"):  # they may not enlarge the loss
         if key in kwargs and torch.broadcast_shapes(shape, kwargs[key].shape) != shape:
             del kwargs[key]
-    for key in PARAMETERS.keys() & RECORDS[name].call.keys():
-        kwargs[key] = data.draw(st.sampled_from(PARAMETERS[key]))
+    for parameter in registry[name].parameters:
+        least, most = parameter.range()
+        kwargs[parameter.name] = data.draw(st.sampled_from([x for x in NUMBERS if least <= x <= most]))
     sample = Sample((x, y), kwargs, differentiable=(0, 1))
     right(getattr(safeops, name), getattr(definitions, name), sample, data=(0, 1))
     if "mask" in kwargs and 0 < kwargs["mask"].sum() < kwargs["mask"].numel():

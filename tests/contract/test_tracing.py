@@ -10,9 +10,10 @@ from tests.ops import RECORDS
 
 DIFFERENTIABLE = [n for n, r in RECORDS.items() if not isinstance(r.call, str) and n != "masked_count"]
 TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_where"]
+FIRST = {RECORDS[n].family: n for n in reversed(TRACED)}.values()  # one of each family
 
 
-@pytest.mark.parametrize("name", TRACED)
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in TRACED])
 def test_derivatives_inside_a_compiled_function(name):
     function, x = RECORDS[name].of_one(DEVICE)
     direction = x.square()  # a shift would change no variance, a factor no direction

@@ -21,6 +21,7 @@ def load(name):
 
 
 kernel_sources = load("kernel_sources")
+gpu_verdicts = load("gpu_verdicts")
 gpu_check = load("gpu_check")
 OPS = {name: True for name in ("masked_fill", "masked_mean", "l1_loss", "smooth_l1_loss")}
 
@@ -132,7 +133,7 @@ def test_a_line_cut_off_by_the_kill_is_left_out(tmp_path):
     ],
 )
 def test_a_test_belongs_to_its_op(test, op):
-    assert gpu_check.op_of(test, OPS) == op
+    assert gpu_verdicts.op_of(test, OPS) == op
 
 
 def stages(**changes):
@@ -146,31 +147,31 @@ def stages(**changes):
 
 
 def test_verdicts():
-    assert set(gpu_check.verdicts(stages(), OPS).values()) == {"passed"}
-    failed = gpu_check.verdicts(stages(gpu=[("test[l1_loss-y]", "failed")]), OPS)
+    assert set(gpu_verdicts.verdicts(stages(), OPS).values()) == {"passed"}
+    failed = gpu_verdicts.verdicts(stages(gpu=[("test[l1_loss-y]", "failed")]), OPS)
     assert failed.pop("l1_loss") == "failed" and set(failed.values()) == {"passed"}
-    assert gpu_check.verdicts(stages(contract=[("test[masked_mean]", "error")]), OPS)["masked_mean"] == "failed"
-    everyone = gpu_check.verdicts(stages(gpu=[("test_mixed_devices", "failed")]), OPS)
+    assert gpu_verdicts.verdicts(stages(contract=[("test[masked_mean]", "error")]), OPS)["masked_mean"] == "failed"
+    everyone = gpu_verdicts.verdicts(stages(gpu=[("test_mixed_devices", "failed")]), OPS)
     assert set(everyone.values()) == {"failed"}
-    assert set(gpu_check.verdicts(stages(gpu=[("test[l1_loss-z]", "skipped")]), OPS).values()) == {"passed"}
-    torch_alone = gpu_check.verdicts(stages(gpu=[("tests/gpu/test_what_torch_does.py::test_it", "failed")]), OPS)
+    assert set(gpu_verdicts.verdicts(stages(gpu=[("test[l1_loss-z]", "skipped")]), OPS).values()) == {"passed"}
+    torch_alone = gpu_verdicts.verdicts(stages(gpu=[("tests/gpu/test_what_torch_does.py::test_it", "failed")]), OPS)
     assert set(torch_alone.values()) == {"passed"}
 
 
 def test_what_did_not_run_on_the_kernel_to_the_end_is_not_passed():
-    assert gpu_check.verdicts(stages(), OPS | {"masked_fill": False})["masked_fill"] == "incomplete"
+    assert gpu_verdicts.verdicts(stages(), OPS | {"masked_fill": False})["masked_fill"] == "incomplete"
     cut = stages()
     cut["gpu"]["killed"] = True
-    assert set(gpu_check.verdicts(cut, OPS).values()) == {"incomplete"}
+    assert set(gpu_verdicts.verdicts(cut, OPS).values()) == {"incomplete"}
     without = stages()
     del without["gpu"]
-    assert set(gpu_check.verdicts(without, OPS).values()) == {"incomplete"}
+    assert set(gpu_verdicts.verdicts(without, OPS).values()) == {"incomplete"}
     untested = stages()
     untested["gpu"]["tests"] = [t for t in untested["gpu"]["tests"] if "masked_mean" not in t["test"]]
-    assert gpu_check.verdicts(untested, OPS)["masked_mean"] == "incomplete"
+    assert gpu_verdicts.verdicts(untested, OPS)["masked_mean"] == "incomplete"
     racing = stages()
     racing["sanitizer"] = {"ok": False, "killed": False}
-    assert set(gpu_check.verdicts(racing, OPS).values()) == {"failed"}
+    assert set(gpu_verdicts.verdicts(racing, OPS).values()) == {"failed"}
 
 
 def test_records_follow_the_verdicts():
@@ -178,7 +179,7 @@ def test_records_follow_the_verdicts():
     ops = {"masked_fill": "passed", "l1_loss": "failed", "masked_mean": "incomplete"}
     results = {"machine": machine, "date": "2030-01-02", "ops": ops}
     before = {"l1_loss": {"gpu": "old"}, "masked_mean": {"gpu": "old"}}
-    after = gpu_check.updated_records(before, results, source_of=lambda op: f"sha of {op}")
+    after = gpu_verdicts.updated_records(before, results, source_of=lambda op: f"sha of {op}")
     assert after == {
         "masked_fill": {
             "gpu": "NVIDIA H200",

@@ -6,14 +6,13 @@ about a GPU. That is scripts/gpu_check.py.
 """
 
 import re
-import shutil
 
 import pytest
 import torch
 
 from safeops.ops.selection import safe_gather, safe_index_select
 from safeops.testing.compare import assert_same_bits
-from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
+from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 from tests.kernels.test_cuda_emulated_selection import numbers, same
 
 OPS = [ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("safe_gather", "safe_index_select")]
@@ -30,10 +29,7 @@ INDICES = [torch.int32, torch.int64]
 # An entry, a thread's tile, the second and third launch, and one on either side of each; more than four launches.
 ENTRIES = [1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 8192, 8193, 40_000]
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
-    pytest.mark.xdist_group("cuda_emulated_indexed"),
-]
+pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_indexed")]
 
 
 @pytest.fixture(scope="module")

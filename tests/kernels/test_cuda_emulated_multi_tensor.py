@@ -4,14 +4,12 @@ What this shows: which warp has which part of which tensor, heads and tails, pla
 nothing written past an end. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
 """
 
-import shutil
-
 import pytest
 import torch
 
 from safeops.testing.compare import assert_same_bits
 from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
-from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
+from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 
 SOURCES = [ROOT / f"csrc/cuda/lists/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]
 SCHEMAS = (
@@ -21,10 +19,7 @@ SCHEMAS = (
     "_scale_(Tensor(a!)[] tensors, Tensor factor) -> ()",
 )
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
-    pytest.mark.xdist_group("cuda_emulated_multi_tensor"),
-]
+pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_multi_tensor")]
 
 
 @pytest.fixture(scope="module")

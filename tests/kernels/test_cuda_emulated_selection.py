@@ -7,14 +7,13 @@ That is scripts/gpu_check.py.
 
 import ctypes
 import re
-import shutil
 
 import pytest
 import torch
 
 from safeops.ops.selection import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
-from tests.kernels.test_cuda_emulated import ROOT, compiled, counter
+from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 
 SOURCES = [p for p in sorted((ROOT / "csrc/cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCHEMAS = (
@@ -26,10 +25,7 @@ SCHEMAS = (
 )
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
 
-pytestmark = [
-    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++"),
-    pytest.mark.xdist_group("cuda_emulated_selection"),
-]
+pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_selection")]
 
 
 @pytest.fixture(scope="module")

@@ -28,16 +28,27 @@ import triton
 import triton.language as tl
 from safeops.kernels.engine import elementwise, launch, sums
 from safeops.kernels.engine.indexing import VECTOR
-from safeops.kernels.losses import huber_loss, l1_loss, mse_loss, smooth_l1_loss
+from safeops.kernels.losses import mse_loss
 from triton.backends.compiler import GPUTarget
 
 from safeops import _library
+from safeops._op import registry
+from safeops.ops.losses._pointwise import PointwiseLoss
 from tests.kernels import plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TARGETS = {f"sm_{arch}": GPUTarget("cuda", arch, 32) for arch in (80, 90, 100, 120)}
 TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
+
+
+# The losses' modules, each with `value`, and `slope` or `slopes`; but mse_loss, on which every variant is compiled.
+LOSSES = [importlib.import_module(f"safeops.kernels.losses.{name}") for name, op in registry.items()
+          if isinstance(op, PointwiseLoss) and name != "mse_loss"]  # fmt: skip
+
+
+def derivative(module):
+    return getattr(module, "slopes", None) or module.slope
 
 
 def reduced(f, x, y=None, mask=None, weight=None, dims=None, mean=True):
@@ -53,7 +64,7 @@ def parameters(functor):
 
 
 @triton.jit
-def two_slopes(x, y, a, b, c):
+def slopes(x, y, a, b, c):
     return a * tl.exp(x) - b * y, 3 * c * y * y - b * x
 
 
@@ -62,8 +73,9 @@ def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
     compute = F64 if x.dtype == F64 else F32
     upstream = (meta((), F32), meta((), F64)) if grad else (None, None)
     tensors = (None if y is None else x, y, mask, weight, *upstream, torch.empty_like(x), x.clone() if both else None)
-    slopes = elementwise.BOTH if f is two_slopes else elementwise.DIFFERENCE if grad else elementwise.NONE
-    constants = {"F": f, "SLOPES": slopes.value, "parameters": parameters(f)}
+    kinds = {"slope": elementwise.DIFFERENCE, "slopes": elementwise.BOTH}
+    kind = kinds.get(getattr(f, "__name__", None), elementwise.NONE)
+    constants = {"F": f, "SLOPES": kind.value, "parameters": parameters(f)}
     return elementwise.plan(elementwise.ELEMENTWISE, tensors, elementwise.OUTPUTS, x.shape, compute, constants)
 
 
@@ -81,13 +93,13 @@ def cases():
         found[f"aligned odd mse {name}"] = reduced(mse.value, odd, odd, odd_mask)
         found[f"aligned odd mse_backward {name}"] = mapped(mse.slope, odd, odd, odd_mask)
     x, mask, w = meta(FLAT, BF16), meta(FLAT, torch.bool), meta(FLAT, F32)
-    for module in (l1_loss, smooth_l1_loss, huber_loss):
-        name = module.__name__.rpartition(".")[2]
+    for module in LOSSES:
+        name = "loss " + module.__name__.rpartition(".")[2]
         found[f"aligned {name} bf16"] = reduced(module.value, x, x, mask)
-        found[f"aligned {name}_backward bf16"] = mapped(module.slope, x, x, mask)
+        found[f"aligned {name}_backward bf16"] = mapped(derivative(module), x, x, mask)
     found["aligned mse weight bf16+fp32"] = reduced(mse.value, x, w, mask, w)
     found["aligned mse_backward weight bf16"] = mapped(mse.slope, x, x, mask, w)
-    found["aligned two slopes bf16"] = mapped(two_slopes, x, x, mask, both=True)
+    found["aligned two slopes bf16"] = mapped(slopes, x, x, mask, both=True)
     found["aligned mse none bf16"] = mapped(mse.value, x, x, mask, grad=False)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
@@ -213,7 +225,7 @@ CASES = FIRST | MORE
 def compiled_for(target):
     """For one architecture all, but fp16 and fp32 of the losses and sums alone: they differ from bf16 in no path. For
     the others each path once, in bf16, and the aligned ones in fp64; the losses differ in a few lines."""
-    often = re.compile(r"(?!.*(l1_loss|huber)).*(bf16|bfloat16)|aligned (mse|mean|sum)\S* float64")
+    often = re.compile(r"(?!aligned loss ).*(bf16|bfloat16)|aligned (mse|mean|sum)\S* float64")
     if target == "sm_90":
         narrow = re.compile(r".*\bfloat(16|32)\b")
         return [*(name for name in FIRST if "2^33" not in name or "bfloat16" in name),
@@ -222,24 +234,29 @@ def compiled_for(target):
     return [name for name in FIRST if often.fullmatch(name) and "odd mse" not in name] + more
 
 
+def each_target(*names):
+    """One architecture has every variant; the others repeat some of them."""
+    return [name if name == "sm_90" else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
 @pytest.mark.parametrize("batch", range(3))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", each_target(*TARGETS))
 def test_resources(target, batch, tmp_path):
     for name in compiled_for(target)[batch::3]:
         plan = CASES[name]
         found = report(plan, TARGETS[target], tmp_path)
         print(line(target, name, plan, found))
         check(name, plan, found)
-        if target == "sm_90" and re.match("aligned (odd )?(mse|mean|l1|smooth|huber)", name) and "backward" not in name:
+        if target == "sm_90" and re.match("aligned (odd )?(mse|mean|loss)", name) and "backward" not in name:
             assert in_flight(plan, found["registers"]) >= 48, name
 
 
-@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
+@pytest.mark.parametrize("target", each_target("sm_90", "sm_120"))
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
     """One aligned plan of each kernel. (How often, differs: what is unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
@@ -254,8 +271,8 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
 def test_every_kernel_is_covered():
     assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in launch.KERNELS.values()}
     used = {plan.constants.get("F") for plan in CASES.values()}
-    for module in (mse_loss, l1_loss, smooth_l1_loss, huber_loss):
-        assert {module.value, module.slope} <= used
+    for module in (mse_loss, *LOSSES):
+        assert {module.value, derivative(module)} <= used
     plans_statistics.covered(CASES.values())
     plans_rows.covered(CASES.values())
 

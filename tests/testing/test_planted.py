@@ -6,7 +6,9 @@ import torch
 from safeops.testing import CHECKS, Sample, check_contract, run_check
 from tests.ops import definitions
 from tests.testing import toy
-from tests.testing.broken import DEFECTS, RATIO, multiplies_by_the_mask
+from tests.testing.broken import DEFECTS
+from tests.testing.broken.masks import multiplies_by_the_mask
+from tests.testing.broken.values import RATIO
 
 SOUND = toy.subject(
     skip={

@@ -5,34 +5,46 @@ from math import prod
 
 import torch
 
+from safeops._op import registry
+from safeops.ops.losses._pointwise import PointwiseLoss
+from tests.ops import RECORDS
+
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 TOLERANCE = {F32: 3e-6, F64: 1e-14, F16: 1e-3, BF16: 8e-3}  # the interpreter truncates to bf16
 
 
-def huber(d, delta):
-    q = d.abs().clamp(max=delta)
-    return q * q / 2 + delta * (d.abs() - q)
-
-
-def smooth_l1(d, beta):
-    return d.abs() if beta == 0 else huber(d, beta) / beta
-
-
-# name -> (f(d), f'(d), *parameters)
-LOSSES = {
-    "mse_loss": (lambda d: d * d, lambda d: 2 * d),
-    "l1_loss": (torch.abs, torch.sign),
-    "smooth_l1_loss": (lambda d: smooth_l1(d, 0.7), lambda d: (d / 0.7).clamp(-1, 1), 0.7),
-    "smooth_l1_loss beta=0": (torch.abs, torch.sign, 0.0),
-    "huber_loss": (lambda d: huber(d, 0.7), lambda d: d.clamp(-0.7, 0.7), 0.7),
-}
-
-
 def launchers(name):
-    """(forward, backward) of a key of LOSSES."""
+    """(forward, backward) of a pointwise loss."""
+    module = importlib.import_module(f"safeops.kernels.losses.{name}")
+    return getattr(module, name), getattr(module, name + "_backward")
 
-    module = importlib.import_module(f"safeops.kernels.losses.{name.split()[0]}")
-    return getattr(module, name.split()[0]), getattr(module, name.split()[0] + "_backward")
+
+class Loss:
+    """A pointwise loss with numbers for its parameters: the launchers, and the definition of its record."""
+
+    def __init__(self, name, parameters):
+        self.name, self.options, self.parameters = name, parameters, tuple(parameters.values())
+        self.forward, self.backward = launchers(name)
+
+    def truth(self, x, y):
+        """Of each element, in fp64: the loss, its derivative by x, that by y."""
+        x, y = (t.double().clone().requires_grad_() for t in (x, y))
+        value = RECORDS[self.name].definition(x, y, reduction="none", **self.options)
+        return value.detach(), *torch.autograd.grad(value.sum(), (x, y))
+
+
+def losses():
+    """Every pointwise loss: with the parameters of its record's call, and with each at the least that it may be."""
+    for name, op in registry.items():
+        if isinstance(op, PointwiseLoss):
+            plain = {p.name: RECORDS[name].call[p.name] for p in op.parameters}
+            yield name, Loss(name, plain)
+            for p in op.parameters:
+                if p.minimum is not None:
+                    yield f"{name} {p.name}={p.minimum}", Loss(name, plain | {p.name: p.minimum})
+
+
+LOSSES = dict(losses())
 
 
 def kept(shape, mask, weight):

@@ -1,0 +1,32 @@
+"""The elementwise CUDA sources, run by the emulation: compiled once for the files that try them."""
+
+import pytest
+import torch
+
+from tests.kernels.emulated import BINARY, HOST, SOURCES, UNARY, compiled, counter
+
+
+@pytest.fixture(scope="session")
+def emulated(tmp_path_factory):
+    """(ops, counts): the raw ops, and what counter() gives."""
+    target = compiled([*SOURCES, *HOST], tmp_path_factory.mktemp("emulated") / "cuda_emulated.so")
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
+    library.define("_masked_fill(Tensor input, Tensor fill_mask, Tensor? value=None, float number=0.0) -> Tensor")
+    for name in UNARY:
+        library.define(
+            f"_{name}(Tensor input, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor"
+        )
+        library.define(f"_{name}_backward(Tensor grad, Tensor input, float? eps=None) -> Tensor")
+    for name in BINARY:
+        library.define(
+            f"_{name}(Tensor input, Tensor other, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) "
+            "-> Tensor"
+        )
+        library.define(
+            f"_{name}_backward(Tensor grad, Tensor input, Tensor other, float? eps=None, bool need_input=True, "
+            "bool need_other=True, ScalarType? input_dtype=None, ScalarType? other_dtype=None) -> (Tensor, Tensor)"
+        )
+    torch.ops.load_library(str(target))
+    counts = counter(target)
+    yield torch.ops.safeops_emulated, counts
+    library._destroy()

@@ -1,0 +1,274 @@
+"""The CUDA sources of the unary and binary functions, emulated, against their definitions in fp64."""
+
+import math
+
+import pytest
+import torch
+
+from tests.kernels.emulated import (
+    BINARY,
+    BITS,
+    FLOATS,
+    HALVES,
+    UNARY,
+    check_variant,
+    garbage,
+    identical,
+    layouts,
+    like,
+    needs_compiler,
+)
+from tests.ops import definitions
+
+pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+
+
+def close(got, truth, ulps):
+    """Within `ulps` of the fp64 truth, in the spacing of got's dtype; inf and NaN where the truth has them."""
+    info, expected = torch.finfo(got.dtype), truth.to(got.dtype)
+    assert got.shape == truth.shape
+    exponent = torch.frexp(truth.abs().clamp(min=info.tiny, max=info.max))[1] - 1
+    room = ulps * info.eps * torch.ldexp(torch.ones_like(truth), exponent)
+    good = ((got.double() - truth).abs() <= room) | (got == expected) | (got.isnan() & truth.isnan())
+    at = tuple((~good).nonzero()[0].tolist()) if not good.all() else ()
+    assert good.all(), f"{(~good).sum()} of {good.numel()}, at {at}: {got[at]} for {truth[at]}"
+
+
+def truth_of(name, operands, grad, dtype, **parameters):
+    """(value, gradients) of the definition on fp64 copies."""
+    leaves = [x.double().requires_grad_() for x in operands]
+    if name != "xlogy":
+        parameters["out_dtype"] = dtype
+    value = getattr(definitions, name)(*leaves, **parameters)
+    return value.detach(), torch.autograd.grad(value, leaves, grad.double().expand(value.shape), materialize_grads=True)
+
+
+def half_ulps(dtype):
+    """Half results are the fp32 value rounded once. The rest is the C library's, not the GPU's: not much is asked."""
+    return 0.6 if dtype in HALVES else 8
+
+
+SOME = ("one", "tail", "padding", "expanded input", "transposed")  # a layout for each kernel
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(emulated, name, dtype):
+    ops, counts = emulated
+    function, backward = getattr(ops, f"_{name}"), getattr(ops, f"_{name}_backward")
+    for layout, x, grad, variant in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
+        if torch.broadcast_shapes(x.shape, grad.shape) != x.shape or (name != "safe_exp" and layout not in SOME):
+            continue
+        grad = torch.where(grad.isinf(), 3, grad)  # fp64's own chain rule makes NaN of it
+        counts()
+        out = function(x)
+        alone = counts()[0]
+        dx = backward(grad, x)
+        both = counts()[0]
+        value, (slope,) = truth_of(name, [x], grad, dtype)
+        if variant == "flat" and x.numel() >= 2048:
+            assert alone > 0 and both > 0, layout
+        if variant == "general" or (variant == "rows" and dtype == torch.float64):
+            assert both == 0, layout
+        for got, truth in ((out, value), (dx, slope)):
+            assert got.stride() == torch.empty_like(x).stride() and got.dtype == dtype
+            close(got, truth, half_ulps(dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", [name for name in BINARY if name != "safe_div"])
+def test_binary(emulated, name, dtype):
+    ops, counts = emulated
+    function, backward = getattr(ops, f"_{name}"), getattr(ops, f"_{name}_backward")
+    values = garbage
+    if name == "safe_pow":
+
+        def values(shape, dtype, seed=0):
+            """A power that underflows has no gradient by its exponent in fp32, and may have one in fp64."""
+            x = garbage(shape, dtype, seed)
+            return torch.where(x.abs() < 1e-30, 0, torch.where(x.isinf() | (x == -1), 2, x))  # (-1)^nan: boundaries
+
+    for layout, a, b, variant in layouts(dtype, lambda shape, seed: values(shape, dtype, seed), values):
+        if name != "safe_pow" and layout not in SOME:
+            continue
+        if name == "safe_pow":
+            b = (b.clamp(-4, 4) * 2).round() / 2 if layout == "padding" else b
+        shape = torch.broadcast_shapes(a.shape, b.shape)
+        grad = garbage(shape, dtype, 2)
+        grad = torch.where(grad.isinf(), 3, grad)  # fp64's own chain rule makes NaN of it
+        counts()
+        out = function(a, b)
+        wide, _ = check_variant(counts, variant, dtype != torch.float64)
+        assert wide > 0 or variant != "flat" or out.numel() < 2048
+        value, slopes = truth_of(name, [a.expand(shape), b.expand(shape)], grad, dtype)
+        da, db = backward(grad, a, b)
+        for got, truth, own in ((out, value, a), (da, slopes[0], a), (db, slopes[1], b)):
+            assert got.stride() == like(own, shape, dtype).stride() and got.dtype == dtype
+            # fp64's own b a^(b-1) carries the rounding of b - 1
+            close(got, truth, 2000 if name == "safe_pow" and dtype == torch.float64 else half_ulps(dtype))
+        only_a, none = backward(grad, a, b, None, True, False)
+        identical(only_a, da)
+        assert none.shape == (0,)
+        none, only_b = backward(grad, a, b, None, False, True)
+        identical(only_b, db)
+
+
+@pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
+def test_unary_dtypes(emulated, shape):
+    """Any output dtype and any gradient's; up to fp32 in packets of eight."""
+    ops, counts = emulated
+    for first in FLOATS:
+        for out_dtype in FLOATS:
+            x, grad = garbage(shape, first, 3), garbage((shape[0], 1), out_dtype, 4)
+            grad = torch.where(grad.isinf(), 3, grad)
+            counts()
+            out = ops._safe_exp(x, None, 0.0, out_dtype)
+            wide, _ = counts()
+            if first != out_dtype:
+                assert (wide > 0) == (shape == (4, 64) and torch.float64 not in (first, out_dtype))
+            value, (slope,) = truth_of("safe_exp", [x], grad, out_dtype)
+            close(out, value, half_ulps(out_dtype))
+            close(ops._safe_exp_backward(grad, x), slope, half_ulps(first))
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", ["safe_reciprocal", "safe_sqrt", "safe_rsqrt", "safe_exp", "safe_pow"])
+def test_functions_saturate_where_rounding_overflows(emulated, name, dtype, compute):
+    """Forward and backward agree with torch's rounding of the unrounded value, 400 neighbours around the edge."""
+    ops, _ = emulated
+    limit = float(2 - torch.finfo(dtype).eps / 2) * 2.0 ** round(math.log2(torch.finfo(dtype).max) - 1)
+    if name == "safe_sqrt" and compute == torch.float32 and dtype == torch.bfloat16:
+        pytest.skip("no fp32 has so large a root")
+    inverse = {
+        "safe_reciprocal": 1 / limit,
+        "safe_sqrt": limit**2,
+        "safe_rsqrt": limit**-2,
+        "safe_exp": math.log(limit),
+        "safe_pow": math.sqrt(limit),
+    }[name]
+    if inverse < torch.finfo(compute).tiny:
+        pytest.skip("below what the function takes")
+    bits = BITS[compute.itemsize]
+    steps = torch.arange(-200, 200).to(bits)
+    if compute == torch.float64:
+        steps = steps * 2**23
+    x = (torch.tensor(inverse, dtype=compute).view(bits) + steps).view(compute)
+    operands = (x, torch.full_like(x, 2.0)) if name == "safe_pow" else (x,)
+    wide = getattr(ops, f"_{name}")(*operands)
+    out = getattr(ops, f"_{name}")(*operands, None, 0.0, dtype)
+    rounded = wide.to(dtype)
+    over = rounded.isinf()
+    assert 0 < over.sum() < over.numel()
+    identical(out, torch.where(over, torch.finfo(dtype).max, rounded))
+    grad = torch.ones_like(out)
+    slope = getattr(ops, f"_{name}_backward")(grad, *operands)
+    assert torch.equal((slope[0] if name == "safe_pow" else slope) == 0, over)
+
+
+INF, NAN = math.inf, math.nan
+TINY, LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
+BOUNDARIES = {  # op: (operands..., gradient of ones...) in fp32; eps where one is named
+    "safe_reciprocal": {
+        None: [(0.0, 0.0, 0.0), (-0.0, 0.0, 0.0), (TINY, 1 / TINY, -INF), (TINY / 2, 0.0, 0.0), (INF, 0.0, 0.0)],
+        0.0: [(2.0**-130, LARGEST, 0.0), (-(2.0**-130), -LARGEST, 0.0), (0.0, 0.0, 0.0), (NAN, NAN, NAN)],
+        0.5: [(0.5, 2.0, -4.0), (-0.5, -2.0, -4.0), (0.49, 0.0, 0.0)],
+    },
+    "safe_log": {
+        None: [(0.0, math.log(TINY), 0.0), (-1.0, math.log(TINY), 0.0), (INF, INF, 0.0), (-INF, math.log(TINY), 0.0)],
+        0.5: [(0.5, math.log(0.5), 2.0), (0.49, math.log(0.5), 0.0), (NAN, NAN, NAN), (1.0, 0.0, 1.0)],
+    },
+    "safe_sqrt": {
+        None: [(0.0, 0.0, 0.0), (-0.0, 0.0, 0.0), (-2.0, 0.0, 0.0), (INF, INF, 0.0), (NAN, NAN, NAN), (4.0, 2.0, 0.25)],
+        0.25: [(0.25, 0.5, 1.0), (0.16, 0.4, 0.0)],
+        0.0: [(0.0, 0.0, 0.0), (2.0**-128, 2.0**-64, 2.0**63)],
+    },
+    "safe_rsqrt": {
+        None: [(0.0, TINY**-0.5, 0.0), (-3.0, TINY**-0.5, 0.0), (INF, 0.0, 0.0), (NAN, NAN, NAN), (4.0, 0.5, -0.0625)],
+        0.25: [(0.25, 2.0, -4.0), (0.2, 2.0, 0.0), (-INF, 2.0, 0.0)],
+    },
+    "safe_exp": {None: [(89.0, LARGEST, 0.0), (INF, INF, INF), (-INF, 0.0, 0.0), (NAN, NAN, NAN), (0.0, 1.0, 1.0)]},
+    "safe_acos": {
+        None: [(1.0, 0.0, 0.0), (-1.0, math.pi, 0.0), (2.0, 0.0, 0.0), (-INF, math.pi, 0.0), (NAN, NAN, NAN)],
+    },
+    "safe_asin": {
+        None: [(1.0, math.pi / 2, 0.0), (-1.0, -math.pi / 2, 0.0), (INF, math.pi / 2, 0.0), (NAN, NAN, NAN)],
+    },
+    "safe_pow": {
+        None: [
+            (-8.0, 0.5, 0.0, 0.0, 0.0),
+            (0.0, -1.0, LARGEST, 0.0, 0.0),
+            (-0.0, -1.0, -LARGEST, 0.0, 0.0),
+            (0.0, 0.0, 1.0, 0.0, 0.0),
+            (0.0, 0.5, 0.0, 0.0, 0.0),
+            (0.0, 1.0, 0.0, 1.0, 0.0),
+            (0.0, 2.0, 0.0, 0.0, 0.0),
+            (2.0, 1.0, 2.0, 1.0, 2 * math.log(2)),
+            (-2.0, 3.0, -8.0, 12.0, 0.0),
+            (-2.0, 2.0, 4.0, -4.0, 0.0),
+            (-2.0, -1.0, -0.5, -0.25, 0.0),
+            (-1e20, 3.0, -LARGEST, 0.0, 0.0),
+            (1e20, 2.0, LARGEST, 0.0, 0.0),
+            (1e-30, 2.0, 0.0, 2e-30, 0.0),
+            (2.0**-130, 2.0**-130, 1.0, 1.0, -130 * math.log(2)),
+            (NAN, 0.0, 1.0, 0.0, NAN),
+            (NAN, 2.0, NAN, NAN, NAN),
+            (1.0, NAN, 1.0, NAN, 0.0),
+            (-1.0, NAN, NAN, NAN, 0.0),
+            (INF, 2.0, INF, INF, INF),
+            (-INF, 3.0, -INF, INF, 0.0),
+        ]
+    },
+    "safe_atan2": {
+        None: [
+            *((y, x, 0.0, 0.0, 0.0) for y in (0.0, -0.0) for x in (0.0, -0.0)),
+            (1.0, 0.0, math.pi / 2, 0.0, -1.0),
+            (0.0, -1.0, math.pi, -1.0, 0.0),
+            (3e38, 3e38, math.pi / 4, 0.5 / 3e38, -0.5 / 3e38),
+            (1e-30, 1e-30, math.pi / 4, 5e29, -5e29),
+            (INF, INF, math.pi / 4, 0.0, 0.0),
+            (1.0, -INF, math.pi, 0.0, 0.0),
+            (NAN, 0.0, NAN, NAN, NAN),
+            (0.0, NAN, NAN, NAN, NAN),
+            (INF, NAN, NAN, NAN, NAN),
+        ]
+    },
+    "xlogy": {
+        None: [
+            *((zero, y, 0.0, 0.0, 0.0) for zero in (0.0, -0.0) for y in (0.0, -1.0, NAN, INF)),
+            *((zero, 4.0, 0.0, math.log(4), 0.0) for zero in (0.0, -0.0)),
+            (2.0, 0.0, -INF, -INF, INF),
+            (2.0, -1.0, NAN, NAN, -2.0),
+            (2.0, 4.0, 2 * math.log(4), math.log(4), 0.5),
+            (NAN, 1.0, NAN, 0.0, NAN),
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("compute", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", BOUNDARIES)
+def test_boundaries(emulated, name, compute):
+    """fp32 operands and result, in fp32 and by way of an fp64 output's arithmetic where both have the same answer."""
+    ops, _ = emulated
+    count = 2 if name in BINARY else 1
+    for eps, rows in BOUNDARIES[name].items():
+        if compute == torch.float64:
+            if eps is None and count == 1 and name in ("safe_reciprocal", "safe_log", "safe_rsqrt"):
+                continue  # another floor
+            rows = [row for row in rows if not any(abs(x) in (LARGEST, 1e-30) for x in row)]
+        table = torch.tensor(rows, dtype=torch.float64)
+        operands = [column.to(compute) for column in table[:, :count].unbind(1)]
+        out = getattr(ops, f"_{name}")(*operands, eps, 0.0, compute)
+        gradients = getattr(ops, f"_{name}_backward")(torch.ones_like(out), *operands, eps)
+        gradients = [gradients] if count == 1 else gradients
+        for got, expected in zip((out, *gradients), table[:, count:].unbind(1)):
+            torch.testing.assert_close(got, expected.to(compute), rtol=1e-6, atol=0, equal_nan=True)
+        # exactly 0 whatever the upstream gradient is
+        # exactly 0 over a stand-in, whatever the upstream gradient is
+        flat = torch.stack(gradients).eq(0).all(0) & (table[:, 0].abs() < INF)
+        flat &= (name != "safe_pow") | (out != 0) | (table[:, count - 1] < 1)  # 0^2 has a slope, of 0
+        for bad in (NAN, INF):
+            again = getattr(ops, f"_{name}_backward")(torch.full_like(out, bad), *operands, eps)
+            for got in [again] if count == 1 else again:
+                assert (got[flat] == 0).all()
