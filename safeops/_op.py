@@ -34,7 +34,8 @@ class Op:
     differentiable: the places whose gradients the backward kernel computes.
     constant: the slice of operands whose gradient only the composite has.
     broadcasts: whether the operands do, so that a gradient of the full shape is to be summed to its operand's.
-    linear: in how many of its first operands the op is linear: backward reads their shape and dtype, no more.
+    linear: in how many of its first operands, at most two and of one dtype, the op is linear: backward reads that dtype
+        and their shapes, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
     saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
     compiled: the device types whose kernel is kept under torch.compile. Elsewhere Inductor fuses the composite with
@@ -44,7 +45,7 @@ class Op:
     owner = "Triton"
     module = None
     differentiable = (0,)
-    constant = slice(0)
+    constant = None
     broadcasts = False
     linear = 0
     visible = 1
@@ -59,7 +60,6 @@ class Op:
         self.raw = tuple(_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op)
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
-        self.hides = self.returns > 1 and self.visible == 1
         kinds = [str(x.type) for x in schema.arguments]
         self.numbers = tuple(i for i, kind in enumerate(kinds) if "float" in kind)
         self.tensors = sum("Tensor" in kind for kind in kinds)  # how many
@@ -71,6 +71,7 @@ class Op:
         # those layers are for, to the composite.
         direct = copy.copy(self)
         direct.forward, direct.backward = _torch.direct(forward), backward and _torch.direct(backward)
+        direct.save = _torch.save_directly
         self.eager, self.traced = [(direct.forward, False)] * 2, [(self._trace_raw, True)] * 2
         if self.differentiable:
             self.function = _function(self)
@@ -81,6 +82,7 @@ class Op:
         # A kernel that no GPU has run is not the default.
         trusted = self.verified is not None or os.environ.get("SAFEOPS_UNVERIFIED") == "1"
         self.cuda = trusted and all(has_kernel(name, "CUDA") for name in self.raw)
+        self.call = _call(self)
         registry[name] = self
 
     # ---- what a family says
@@ -109,23 +111,13 @@ class Op:
     def keep(self, results, tensors):
         """What to save where that depends: as many results as `saved` says (None may stand for one), then tensors."""
 
-    # ---- call path
+    @staticmethod
+    def save(ctx, tensors):
+        """Save tensors for backward. In a direct call: `_torch.save_directly`."""
+        ctx.save_for_backward(*tensors)
+        ctx.set_materialize_grads(False)
 
-    def call(self, *arguments):
-        try:
-            takes, operands = self.prepare(*arguments)
-            calls = _route.route(self, operands) if takes else None
-            if calls is not None:
-                run, traced = calls
-                if traced:
-                    self.validate(*arguments)
-                results = run(*operands)
-                return results[0] if self.hides and type(results) is tuple else results
-        except Exception:
-            _check.explain(self.validate, *arguments)
-            raise
-        self.validate(*arguments)
-        return self.composite(*operands)
+    # ---- the other routes
 
     def composite(self, *operands):
         first, operands = operands[0], (*operands, *self.defaults[len(operands) :])
@@ -158,28 +150,49 @@ class Op:
         return declare
 
 
+def _call(op):
+    """The call path of an op. Like what follows, it asks here what no call changes: each attribute costs one 40 ns."""
+    prepare, route, hides = op.prepare, _route.route, op.returns > 1 and op.visible == 1
+
+    def call(*arguments):
+        try:
+            takes, operands = prepare(*arguments)
+            calls = route(op, operands) if takes else None
+            if calls is not None:
+                run, traced = calls
+                if traced:
+                    op.validate(*arguments)
+                results = run(*operands)
+                return results[0] if hides and type(results) is tuple else results
+        except Exception:
+            _check.explain(op.validate, *arguments)
+            raise
+        op.validate(*arguments)
+        return op.composite(*operands)
+
+    return call
+
+
 def _function(op):
     """The autograd Function around an op's raw forward."""
-    # Whatever does not depend on the call is asked here: a call with a gradient is 5 us, and each attribute 40 ns.
     raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
-    numbers, several, saved = len(op.defaults) > tensors, op.returns > 1, len(range(op.returns)[op.saved])
+    save, several, results_read, saved = op.save, op.returns > 1, op.saved, len(range(op.returns)[op.saved])
     chooses, broadcasts, differentiable = type(op).keep is not Op.keep, op.broadcasts, op.differentiable
+    unsaved = linear or len(op.defaults) > tensors
 
     def forward(ctx, *operands):
         results = raw(*operands)
         if chooses:
             kept = keep(results, operands[reads])
         else:
-            kept = results[op.saved] + operands[reads] if saved else operands[reads]
-        ctx.save_for_backward(*kept)
-        if numbers:
-            ctx.numbers = operands[tensors:]
-        if linear:
-            first = operands[0]
-            ctx.like = ((first.shape, first.dtype),)
-            for x in operands[1:linear] if linear > 1 else ():
-                ctx.like += ((x.shape, x.dtype),)
-        ctx.set_materialize_grads(False)
+            kept = results[results_read] + operands[reads] if saved else operands[reads]
+        save(ctx, kept)
+        if unsaved:
+            like = ()
+            if linear:
+                x = operands[0]
+                like = (x.dtype, x.shape) if linear == 1 else (x.dtype, x.shape, operands[1].shape)
+            ctx.unsaved = like, operands[tensors:]
         if visible == 1:
             return results[0] if several else results
         ctx.mark_non_differentiable(*results[1:visible])
@@ -190,13 +203,13 @@ def _function(op):
         if grad is None:
             return (None,) * len(needs)
         kept = ctx.saved_tensors
-        operands = [Like(*x) for x in ctx.like] if linear else []
+        like, numbers = ctx.unsaved if unsaved else ((), ())
+        operands = [Like(shape, like[0]) for shape in like[1:]]
         operands += kept[saved:]
         if len(operands) < tensors:  # trailing ones that were not given
             operands += [None] * (tensors - len(operands))
-        if numbers:
-            operands += ctx.numbers
-            operands += op.defaults[len(operands) :]
+        operands += numbers
+        operands += op.defaults[len(operands) :]
         gradients = op.composite_gradients if _route.by_composite(grad) else op.gradients
         found = [None] * len(needs)
         for i, d in zip(differentiable, gradients(grad, needs, operands, kept[:saved])):

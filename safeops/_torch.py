@@ -55,6 +55,11 @@ def direct_apply(function):
     return super(torch.autograd.Function, function).apply
 
 
+def save_directly(ctx, tensors):
+    """save_for_backward, and set_materialize_grads(False), of a Function's context without their Python layer."""
+    ctx.to_save, ctx.materialize_grads = tensors, False
+
+
 # ---- debugging: ops as they run
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # all ops of a context come to its __torch_dispatch__

@@ -161,6 +161,27 @@ def test_apply_without_its_python_layer():
     assert torch.autograd.grad(y.sum(), x)[0].tolist() == [2, 2]
 
 
+def test_saving_without_its_python_layer():
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, y):
+            _torch.save_directly(ctx, (x, y))
+            return x * y, y * 2
+
+        @staticmethod
+        def backward(ctx, grad, unused):
+            assert unused is None
+            x, y = ctx.saved_tensors
+            return grad * y, grad * x
+
+    x, y = torch.full((2,), 3.0, requires_grad=True), torch.full((2,), 5.0)
+    out, _ = Product.apply(x, y)
+    assert torch.autograd.grad(out.sum(), x, retain_graph=True)[0].tolist() == [5, 5]
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.grad(out.sum(), x)
+
+
 def test_foreach_norm():
     lists = [torch.tensor([3.0, 4.0]).half(), torch.full((2, 2), 2.0)]
     norms = _torch.foreach_norm(lists, 2, dtype=torch.float64)

@@ -118,7 +118,7 @@ class PointwiseLoss(Op):
             loss, denominator = define(value, *operands)
             return loss, denominator.to(torch.float64)
 
-        self.module, self.parameters, self.ranges = module, parameters, [x.range() for x in parameters]
+        self.module, self.parameters, self.ranges = module, parameters, [(*x.range(), x.default) for x in parameters]
         self.schema = "".join(f", float {parameter.name}={parameter.default}" for parameter in parameters)
         schema, schema_backward = (x.format(parameters=self.schema) for x in (_SCHEMA, _SCHEMA_BACKWARD))
         forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"losses.{name}.{name}")
@@ -129,16 +129,15 @@ class PointwiseLoss(Op):
 
     def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
         code = REDUCTION[reduction]
-        if parameters:
-            for x, (low, high) in zip(parameters, self.ranges):
-                if x.__class__ is not float or not low <= x <= high:
-                    self.validate_options(self.name, reduction, empty, *parameters)
+        short = code == 1  # whether trailing defaults are all that follows the mask
+        for x, (low, high, default) in zip(parameters, self.ranges):
+            if x.__class__ is not float or not low <= x <= high:
+                self.validate_options(self.name, reduction, empty, *parameters)
+            short = short and x.__class__ is float and x == default
         if input.shape != target.shape or empty == "raise":
             self._attend(input, target, mask, weight, reduction, denominator, empty)
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
-            if parameters:
-                return True, (input, target, mask, None, None, code, *parameters)
-            return True, (input, target, mask) if code == 1 else (input, target, mask, None, None, code)
+            return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = None, denominator
         if isinstance(denominator, torch.Tensor):
             tensor, divisor = readable(denominator), None
