@@ -6,6 +6,7 @@ dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
 """
 
 from safeops._op import Op
+from safeops._route import route
 
 
 class Scan(Op):
@@ -14,6 +15,10 @@ class Scan(Op):
     owner = "C++/CUDA"
     differentiable = ()
     compiled = ("cpu", "cuda")
+
+    def either(self, tensors, kernel, definition):
+        """The kernel where these tensors of the list have one, else the definition."""
+        return kernel if route(self, tensors) else definition
 
 
 def nothing(*args):

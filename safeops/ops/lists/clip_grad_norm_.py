@@ -4,7 +4,6 @@ import torch
 
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
-from safeops._route import route
 from safeops.ops.lists._scan import Scan, nothing
 
 
@@ -29,4 +28,4 @@ def scale_(tensors, factor):
     """Multiply each tensor by a 0-dim floating tensor, in fp32 (fp64 for fp64): one rounding, whatever the size of the
     factor; by 1: left as it is."""
     if tensors:
-        (_scale_ if route(SCALE, (factor,)) else scale_definition)(tensors, factor)
+        SCALE.either((factor,), _scale_, scale_definition)(tensors, factor)

@@ -3,7 +3,6 @@
 import torch
 
 from safeops._library import declare_raw
-from safeops._route import route
 from safeops._torch import foreach_norm
 from safeops.ops.lists._scan import Scan
 
@@ -31,5 +30,5 @@ NORM = Scan("grad_norm", _grad_norm)
 
 def norm(inputs, ord):
     """The `ord`-norm (above 0, or inf) of all elements of at least one tensor: a 0-dim fp64 tensor."""
-    has_kernel = ord in (1, 2, float("inf")) and route(NORM, inputs[:1])
-    return (_grad_norm if has_kernel else norm_definition)(inputs, ord)
+    kernel = _grad_norm if ord in (1, 2, float("inf")) else norm_definition
+    return NORM.either(inputs[:1], kernel, norm_definition)(inputs, ord)

@@ -4,7 +4,6 @@ import torch
 
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
-from safeops._route import route
 from safeops.ops.lists._scan import Scan, nothing
 
 COLUMNS = ("nan", "inf", "minus_inf", "zero", "fp16_subnormal", "fp16_zero", "largest", "first_bad")
@@ -69,7 +68,7 @@ def health_(out, row, inputs):
     first non-finite element in row-major order (0: all are finite). Sums and maxima, so a row may be counted into
     again: it then says of all what they have together (column 7 means something only for one shape).
     """
-    (_health_ if route(HEALTH, (out,)) else health_definition)(out, row, inputs)
+    HEALTH.either((out,), _health_, health_definition)(out, row, inputs)
 
 
 def pick_(out, row, health, health_row, inputs, shape):
@@ -78,4 +77,4 @@ def pick_(out, row, health, health_row, inputs, shape):
     Of the first four inputs, real tensors that broadcast to `shape`, whose row of health it is. Where that row has
     found nothing, nothing is written.
     """
-    (_pick_ if route(HEALTH, (out,)) else pick_definition)(out, row, health, health_row, inputs, shape)
+    HEALTH.either((out,), _pick_, pick_definition)(out, row, health, health_row, inputs, shape)
