@@ -24,6 +24,7 @@ from safeops.ops.elementwise.safe_reciprocal import safe_reciprocal
 from safeops.ops.elementwise.safe_rsqrt import safe_rsqrt
 from safeops.ops.elementwise.safe_sqrt import safe_sqrt
 from safeops.ops.elementwise.xlogy import xlogy
+from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.huber_loss import huber_loss
 from safeops.ops.losses.l1_loss import l1_loss
 from safeops.ops.losses.mse_loss import mse_loss
@@ -56,6 +57,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "apply_where",
+    "charbonnier_loss",
     "clip_grad_norm_",
     "cosine_similarity",
     "debug",
