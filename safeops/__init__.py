@@ -27,6 +27,7 @@ from safeops.ops.elementwise.xlogy import xlogy
 from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.huber_loss import huber_loss
 from safeops.ops.losses.l1_loss import l1_loss
+from safeops.ops.losses.log_cosh_loss import log_cosh_loss
 from safeops.ops.losses.mse_loss import mse_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.reductions.masked_amax import masked_amax
@@ -65,6 +66,7 @@ __all__ = [
     "grad_norm",
     "huber_loss",
     "l1_loss",
+    "log_cosh_loss",
     "masked_amax",
     "masked_amin",
     "masked_compact",
