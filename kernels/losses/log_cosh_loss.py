@@ -1,4 +1,4 @@
-"""log_cosh_loss: with a = |x - y| and e = e^-a, log(1 + (1 - e)^2 / (2 e)) where a < log 2, else a - log 2 + log(1 + e^2)."""
+"""log_cosh_loss: a = |x - y|, e = e^-a; a < log 2: log(1 + (1 - e)^2 / (2 e)), else a - log 2 + log(1 + e^2)."""
 
 import triton
 import triton.language as tl

@@ -1,4 +1,4 @@
-"""The CPU kernels' own functions are within 1 ulp, expm1 and log1p 1.4, whatever instruction set they are compiled for."""
+"""The CPU kernels' own functions are within 1 ulp, expm1 and log1p 1.4, compiled for any instruction set."""
 
 import platform
 import shutil
