@@ -37,3 +37,5 @@ for _loss in (F.smooth_l1_loss, F.huber_loss):
         f"{_loss.__name__}(x, y, 'none')[m].mean()",
         lambda x, y, f=_loss: f(x, y, reduction="none"),
     )
+pointwise("charbonnier_loss", "((x - y) ** 2 + 1e-6).sqrt()[m].mean()", lambda x, y: ((x - y) ** 2 + 1e-6).sqrt())
+pointwise("log_cosh_loss", "(x - y).cosh().log()[m].mean()", lambda x, y: (x - y).cosh().log())

@@ -24,8 +24,10 @@ from safeops.ops.elementwise.safe_reciprocal import safe_reciprocal
 from safeops.ops.elementwise.safe_rsqrt import safe_rsqrt
 from safeops.ops.elementwise.safe_sqrt import safe_sqrt
 from safeops.ops.elementwise.xlogy import xlogy
+from safeops.ops.losses.charbonnier_loss import charbonnier_loss
 from safeops.ops.losses.huber_loss import huber_loss
 from safeops.ops.losses.l1_loss import l1_loss
+from safeops.ops.losses.log_cosh_loss import log_cosh_loss
 from safeops.ops.losses.mse_loss import mse_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.reductions.masked_amax import masked_amax
@@ -56,6 +58,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "apply_where",
+    "charbonnier_loss",
     "clip_grad_norm_",
     "cosine_similarity",
     "debug",
@@ -63,6 +66,7 @@ __all__ = [
     "grad_norm",
     "huber_loss",
     "l1_loss",
+    "log_cosh_loss",
     "masked_amax",
     "masked_amin",
     "masked_compact",

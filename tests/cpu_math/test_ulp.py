@@ -1,4 +1,4 @@
-"""The CPU kernels' own exp, log, arcs and powers are within 1 ulp, whatever instruction set they are compiled for."""
+"""The CPU kernels' own functions are within 1 ulp, expm1 and log1p 1.4, compiled for any instruction set."""
 
 import platform
 import shutil
@@ -17,11 +17,12 @@ OPERANDS = 400_000
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize("isa", ISAS)
-def test_within_one_ulp(isa, tmp_path):
+def test_ulp(isa, tmp_path):
     program = tmp_path / "ulp"
     source = ROOT / "tests" / "cpu_math" / "ulp.cpp"
     subprocess.run(["g++", *FLAGS, *ISAS[isa], f"-I{ROOT / 'csrc'}", source, "-o", program], check=True)
     lines = subprocess.check_output([program, str(OPERANDS)], text=True).split("\n")[:-1]
-    assert len(lines) == 12
+    assert len(lines) == 16
     for line in lines:
-        assert float(line.split()[2]) <= 1, line
+        name, _, error, *_ = line.split()
+        assert float(error) <= (1.4 if name in ("expm1", "log1p") else 1), line

@@ -114,6 +114,10 @@ void binary(const char* name, int64_t count, const Ours& ours, const Truth& trut
 template <class C>
 Wide clamped(C x) { return x > 1 ? Wide(1) : x < -1 ? Wide(-1) : Wide(x); }
 
+// Into [0, 1].
+template <class C>
+C unit(C x) { return std::fabs(x) > 1 ? 1 / std::fabs(x) : std::fabs(x); }
+
 template <class C>
 void all(int64_t count, const char* only) {
   const auto wanted = [&](const char* name) { return !only || std::strcmp(name, only) == 0; };
@@ -126,6 +130,9 @@ void all(int64_t count, const char* only) {
     if (wanted(name)) binary<C>(name, count, ours, truth);
   };
   unary_of("exp", [](C x) { return m::exp(x); }, [](C x) -> Wide { return std::exp(T(x)); });
+  unary_of("expm1", [](C x) { return m::expm1_below(-std::fabs(x)); },
+           [](C x) -> Wide { return std::expm1(-std::fabs(T(x))) + T(0); });
+  unary_of("log1p", [](C x) { return m::log1p_unit(unit(x)); }, [](C x) -> Wide { return std::log1p(T(unit(x))); });
   unary_of("log", [](C x) { return m::log(x); }, [](C x) -> Wide { return std::log(T(x)); });
   unary_of("asin", [](C x) { return m::asin(x); }, [](C x) -> Wide { return std::asin(T(clamped(x))); });
   unary_of("acos", [](C x) { return m::acos(x); }, [](C x) -> Wide { return std::acos(T(clamped(x))); });

@@ -1,7 +1,7 @@
-// exp, log, asin, acos, atan2 and pow, without a branch or a table: an `omp simd` loop over them vectorises for every
-// instruction set. The methods are the classic ones: Cody and Waite's reduction for exp; for log the series in
-// s = f/(2 + f), asin through sqrt((1 - x)/2), pow through a logarithm in two pieces as in Sun's fdlibm; the
-// polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite and NaN operands are right.
+// exp, expm1, log, log1p, asin, acos, atan2 and pow, without a branch or a table: an `omp simd` loop over them
+// vectorises for every instruction set. The methods are the classic ones: Cody and Waite's reduction for exp; for log
+// the series in s = f/(2 + f), asin through sqrt((1 - x)/2), pow through a logarithm in two pieces as in Sun's fdlibm;
+// the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite and NaN operands are right.
 //
 // Where a result needs more than its type, a product is made exact by splitting its factors in halves: std::fma is a
 // library call on the baseline. All of it holds whether or not the compiler contracts a * b + c.
@@ -9,9 +9,9 @@
 // Largest errors in ulp over 4 million operands of all sizes (pow: 20 million) and the edges, baseline and AVX2, as
 // tests/cpu_math/ulp.cpp measures them against a wider type:
 //
-//            exp    log    asin   acos   atan2  pow
-//   float    0.77   0.78   0.80   0.77   0.51   0.51
-//   double   0.80   0.82   0.84   0.78   0.94   0.81
+//            exp    expm1  log    log1p  asin   acos   atan2  pow
+//   float    0.77   0.86   0.78   1.37   0.80   0.77   0.51   0.51
+//   double   0.80   1.17   0.82   1.37   0.84   0.78   0.94   0.81
 #pragma once
 
 #include <cmath>
@@ -111,6 +111,16 @@ SAFEOPS_INLINE C exp_sum(C x, C lo) {
 SAFEOPS_INLINE float exp(float x) { return exp_sum(at_least(at_most(x, 89.0f), -104.0f), 0.0f); }
 SAFEOPS_INLINE double exp(double x) { return exp_sum(at_least(at_most(x, 710.0), -746.0), 0.0); }
 
+// exp(x) - 1 of x <= 0; -0 counts as 0.
+template <class C>
+SAFEOPS_INLINE C expm1_below(C x) {
+  using T = Traits<C>;
+  x = at_least(x, C(-40));  // there it is -1
+  const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
+  const C r = (x - n * T::kLog2Hi) - n * T::kLog2Lo, power = power_of_two(n);
+  return power * (r + r * r * T::exp_tail(r)) + (power - 1);
+}
+
 // x = (1 + f) 2^e for a positive, finite x, with 1 + f in [sqrt(1/2), sqrt(2)).
 template <class C>
 struct Parts { C f, e; };
@@ -161,6 +171,13 @@ template <class C>
 SAFEOPS_INLINE C log(C x) {
   const C y = select(x == 0, C(-kInf), log_positive(x));
   return select(x < 0, std::numeric_limits<C>::quiet_NaN(), y);
+}
+
+// log(1 + x) of 0 <= x <= 1
+template <class C>
+SAFEOPS_INLINE C log1p_unit(C x) {
+  const bool large = x > C(0x1.a827999fcef32p-2);  // sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
+  return log_of(Parts<C>{select(large, (x - 1) * C(0.5), x), select_or_zero(large, C(1))});
 }
 
 // What asin and acos share: for |x| > 1/2, asin|x| = pi/2 - 2 asin(sqrt((1 - |x|)/2)); below |x| itself is the leg.

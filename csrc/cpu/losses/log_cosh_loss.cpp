@@ -1,0 +1,24 @@
+#include "cpu/engine/math.h"
+#include "cpu/losses/pointwise_loss.h"
+
+namespace safeops::cpu {
+
+// With a = |x - y| and e = e^-a: log(1 + (1 - e)^2 / (2 e)) where a < log 2, a - log 2 + log(1 + e^2) from there on.
+template <class C>
+struct LogCosh {
+  C value(C x, C y) const {
+    constexpr C kLog2 = static_cast<C>(0x1.62e42fefa39efp-1);
+    const C a = std::fabs(x - y), less = -math::expm1_below(-a), e = 1 - less;
+    const bool far = !(a < kLog2);  // NaN too, which stays
+    return select_or_zero(far, a - kLog2) + math::log1p_unit(select(far, e * e, less * less / (2 * e)));
+  }
+
+  C slope(C x, C y) const {  // tanh(x - y)
+    const C d = x - y, less = -math::expm1_below(-2 * std::fabs(d));
+    return std::copysign(less / (2 - less), d);
+  }
+};
+
+SAFEOPS_POINTWISE_LOSS(log_cosh_loss, LogCosh)
+
+}  // namespace safeops::cpu

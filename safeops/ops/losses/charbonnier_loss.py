@@ -1,0 +1,37 @@
+"""charbonnier_loss: the smooth absolute error, sqrt((input - target)^2 + eps^2)."""
+
+import torch
+
+from safeops._definitions import magnitude
+from safeops._dtypes import filled
+from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
+
+
+def value(x, y, eps):
+    d = x - y
+    far = d.isinf()  # there the derivative of hypot is inf / inf
+    eps = filled(d, (), eps).clamp(min=torch.finfo(d.dtype).tiny)
+    return torch.where(far, magnitude(d), torch.hypot(torch.where(far, 0, d), eps))
+
+
+_charbonnier_loss = PointwiseLoss("charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, above=0.0))
+
+
+@_charbonnier_loss.public()
+def charbonnier_loss(
+    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", eps=1e-3
+):
+    """Charbonnier loss: sqrt((input - target)^2 + eps^2), a smooth absolute error; the mean over the kept elements.
+
+    Charbonnier et al., "Two Deterministic Half-Quadratic Regularization Algorithms for Computed Imaging", 1994.
+
+    Args:
+        eps: the loss at a difference of 0, greater than 0, at most 3.4e38. A subnormal one (below 1.2e-38 in fp32)
+            counts as the smallest normal number.
+        {arguments}
+
+    Example:
+        >>> safeops.charbonnier_loss(torch.tensor([0.0, 3.0]), torch.zeros(2), eps=4.0, reduction="none")
+        tensor([4., 5.])
+    """
+    return _charbonnier_loss.call(input, target, mask, weight, reduction, denominator, empty, eps)
