@@ -1,7 +1,7 @@
 // exp, expm1, log, log1p, asin, acos, atan2 and pow, without a branch or a table: an `omp simd` loop over them
 // vectorises for every instruction set. The methods are the classic ones: Cody and Waite's reduction for exp; for log
 // the series in s = f/(2 + f), asin through sqrt((1 - x)/2), pow through a logarithm in two pieces as in Sun's fdlibm;
-// the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite and NaN operands are right.
+// the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite, NaN operands are right.
 //
 // Where a result needs more than its type, a product is made exact by splitting its factors in halves: std::fma is a
 // library call on the baseline. All of it holds whether or not the compiler contracts a * b + c.
