@@ -4,7 +4,7 @@ import torch
 
 HALF = (torch.float16, torch.bfloat16)
 WIDE = (torch.float32, torch.float64)
-FLOATING = (*WIDE, *HALF)  # (fp32 is found first)
+FLOATING = (*WIDE, *HALF)  # `in` compares one by one: the usual fp32 comes first
 
 _SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 

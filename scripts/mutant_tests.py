@@ -9,7 +9,7 @@ INTERPRETED = {  # a folder of kernels/: its files of tests/kernels/interpreted
     "losses": ["pointwise_losses", "reductions"],
     "reductions": ["reductions", "statistics", "statistics_range"],
     "rows": ["rows"],
-    "engine": ["pointwise_losses", "reductions", "statistics", "statistics_range", "rows", "execution"],
+    "engine": ["math", "pointwise_losses", "reductions", "statistics", "statistics_range", "rows", "execution"],
 }
 EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulated*.py
     "elementwise": ["", "_functions"],

@@ -3,7 +3,7 @@
 // Entries of one destination lie together: a run. A thread takes kEntries entries, of one column or a packet of them,
 // and adds up each run among them. A run that begins and ends there is written to dx. The sum of one that began before,
 // or goes on behind, becomes an entry of the next launch: each thread leaves two of those, which are added up as the
-// entries of grad were, until one thread has them all. So one that every entry names (padding) takes no longer
+// entries of grad were, until one thread has them all. So a destination that all entries name (padding) takes no longer
 // than others, each is written once, and its sum is a tree of a fixed shape. Where a thread has fewer than two sums to
 // leave, it names `total`, which is not written.
 #include "run_sums.cuh"
