@@ -1,5 +1,6 @@
 """The functions of rows: softmax, normalize, cosine similarity, over rows of several lengths and over the channels of
-images. The input is read once in each direction, the output written once."""
+images; cross entropy, and the loss of log probabilities. The input is read once in each direction, the output written
+once."""
 
 import torch
 import torch.nn.functional as F
@@ -98,8 +99,99 @@ def cosine_similarity(suffix):
         )
 
 
+@case("cosine_embedding_loss")
+def cosine_embedding_loss(n, dtype, device):
+    """Made of cosine_similarity: its bytes, and no others of the vectors."""
+    shape, s = SHAPES[""](n)[0], dtype.itemsize
+    signs = keep_mask(shape[0], device) * 2 - 1
+    return Case(
+        (_tensor(n, dtype, device, 0, shape), _tensor(n, dtype, device, 1, shape)),
+        forward_bytes=2 * s,  # read x1, x2
+        backward_bytes=4 * s,  # read x1, x2; write dx1, dx2
+        ours=lambda a, b: safeops.cosine_embedding_loss(a, b, signs, margin=0.2),
+        eager={"F.cosine_embedding_loss(a, b, y)": lambda a, b: F.cosine_embedding_loss(a, b, signs, margin=0.2)},
+        compiled=lambda a, b: F.cosine_embedding_loss(a, b, signs, margin=0.2),
+        variant=True,
+    )
+
+
+@case("triplet_margin_loss")
+def triplet_margin_loss(n, dtype, device):
+    """Made of two norms of differences, which are written and read in fp32."""
+    shape, s = SHAPES[""](n)[0], dtype.itemsize
+    return Case(
+        tuple(_tensor(n, dtype, device, seed, shape) for seed in range(3)),
+        forward_bytes=3 * s,  # read a, b, c
+        backward_bytes=6 * s,  # read a, b, c; write da, db, dc
+        ours=lambda a, b, c: safeops.triplet_margin_loss(a, b, c),
+        eager={"F.triplet_margin_loss(a, b, c)": F.triplet_margin_loss},
+        compiled=F.triplet_margin_loss,
+        variant=True,
+    )
+
+
+@case("multi_margin_loss")
+def multi_margin_loss(n, dtype, device):
+    """Made of sums of rows: what one gives another is written and read in fp32."""
+    shape, s = SHAPES[""](n)[0], dtype.itemsize
+    index = torch.randint(shape[1], shape[:1], generator=torch.Generator(device).manual_seed(3), device=device)
+    wide = {"F.multi_margin_loss(x, y)": lambda x: F.multi_margin_loss(x.float(), index)}  # it knows no half on the CPU
+    return Case(
+        (_tensor(n, dtype, device, 0, shape),),
+        forward_bytes=s,  # read x
+        backward_bytes=2 * s,  # read x; write dx
+        ours=lambda x: safeops.multi_margin_loss(x, index),
+        eager=wide,
+        compiled=lambda x: F.multi_margin_loss(x.float(), index),
+        variant=True,
+    )
+
+
+# rows -> shape of about n logits
+LOGITS = {
+    "": lambda n: (max(1, n // 32000), min(32000, n)),
+    "_131072": lambda n: (max(1, n // 131072), min(131072, n)),
+    "_1024": lambda n: (max(1, n // 1024), min(1024, n)),
+    "_images": lambda n: (max(1, n // (21 * SIDE * SIDE)), 21, SIDE, SIDE),
+}
+
+
+def classification(name, suffix, **options):
+    """options: of both ours and torch's function."""
+
+    @case(name + suffix)
+    def build(n, dtype, device):
+        shape = LOGITS[suffix.removesuffix("_smoothing")](n)
+        s = dtype.itemsize
+        x = _tensor(n, dtype, device, 0, shape)
+        generator = torch.Generator(device).manual_seed(1)
+        rows = (shape[0], *shape[2:])
+        target = torch.randint(0, shape[1], rows, generator=generator, device=device)
+        function, its_twin = getattr(safeops, name), getattr(F, name)
+
+        def theirs(x):
+            return its_twin(x, target, **options)
+
+        reads = name == "cross_entropy"  # nll_loss looks at one element of each row
+        return Case(
+            (x,),
+            forward_bytes=s if reads else (8 + s) / shape[1],  # read x; or its class and one element of each row
+            backward_bytes=2 * s if reads else s,  # read x; write dx
+            ours=lambda x: function(x, target, **options),
+            eager={f"F.{name}(x, target)": theirs},
+            compiled=theirs,
+            variant=bool(suffix),
+            aten=theirs,
+            arithmetic=reads,
+        )
+
+
 for _suffix in SHAPES:
     softmax("masked_softmax", torch.softmax, _suffix)
     normalize(_suffix)
     cosine_similarity(_suffix)
 softmax("masked_log_softmax", torch.log_softmax, "")
+for _suffix in LOGITS:
+    classification("cross_entropy", _suffix)
+classification("cross_entropy", "_smoothing", label_smoothing=0.1)
+classification("nll_loss", "")

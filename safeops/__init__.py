@@ -8,6 +8,7 @@ Functions follow torch and torch.nn.functional in names, arguments and defaults;
 """
 
 from safeops.amp.clip_grad_norm_ import clip_grad_norm_
+from safeops.amp.combine_losses import combine_losses
 from safeops.amp.fp32_region import fp32_region
 from safeops.amp.grad_norm import grad_norm
 from safeops.amp.to_device import to_device
@@ -24,12 +25,24 @@ from safeops.ops.elementwise.safe_reciprocal import safe_reciprocal
 from safeops.ops.elementwise.safe_rsqrt import safe_rsqrt
 from safeops.ops.elementwise.safe_sqrt import safe_sqrt
 from safeops.ops.elementwise.xlogy import xlogy
+from safeops.ops.losses.binary_cross_entropy import binary_cross_entropy
+from safeops.ops.losses.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from safeops.ops.losses.charbonnier_loss import charbonnier_loss
+from safeops.ops.losses.dice_loss import dice_loss
+from safeops.ops.losses.gaussian_nll_loss import gaussian_nll_loss
+from safeops.ops.losses.hinge_embedding_loss import hinge_embedding_loss
 from safeops.ops.losses.huber_loss import huber_loss
+from safeops.ops.losses.js_div import js_div
+from safeops.ops.losses.kl_div import kl_div
 from safeops.ops.losses.l1_loss import l1_loss
 from safeops.ops.losses.log_cosh_loss import log_cosh_loss
+from safeops.ops.losses.margin_ranking_loss import margin_ranking_loss
 from safeops.ops.losses.mse_loss import mse_loss
+from safeops.ops.losses.poisson_nll_loss import poisson_nll_loss
+from safeops.ops.losses.sigmoid_focal_loss import sigmoid_focal_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
+from safeops.ops.losses.soft_margin_loss import soft_margin_loss
+from safeops.ops.losses.tversky_loss import tversky_loss
 from safeops.ops.reductions.masked_amax import masked_amax
 from safeops.ops.reductions.masked_amin import masked_amin
 from safeops.ops.reductions.masked_count import masked_count
@@ -42,10 +55,15 @@ from safeops.ops.reductions.masked_sum import masked_sum
 from safeops.ops.reductions.masked_sum_of_squares import masked_sum_of_squares
 from safeops.ops.reductions.masked_var import masked_var
 from safeops.ops.reductions.safe_norm import safe_norm
+from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
+from safeops.ops.rows.cross_entropy import cross_entropy
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
+from safeops.ops.rows.multi_margin_loss import multi_margin_loss
+from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
+from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
 from safeops.ops.selection.masked_compact import masked_compact
 from safeops.ops.selection.masked_scatter import masked_scatter
 from safeops.ops.selection.masked_select import masked_select
@@ -58,15 +76,26 @@ __version__ = "0.1.0"
 
 __all__ = [
     "apply_where",
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
     "charbonnier_loss",
     "clip_grad_norm_",
+    "combine_losses",
+    "cosine_embedding_loss",
     "cosine_similarity",
+    "cross_entropy",
     "debug",
+    "dice_loss",
     "fp32_region",
+    "gaussian_nll_loss",
     "grad_norm",
+    "hinge_embedding_loss",
     "huber_loss",
+    "js_div",
+    "kl_div",
     "l1_loss",
     "log_cosh_loss",
+    "margin_ranking_loss",
     "masked_amax",
     "masked_amin",
     "masked_compact",
@@ -85,8 +114,11 @@ __all__ = [
     "masked_sum_of_squares",
     "masked_var",
     "mse_loss",
+    "multi_margin_loss",
+    "nll_loss",
     "nn",
     "normalize",
+    "poisson_nll_loss",
     "safe_acos",
     "safe_asin",
     "safe_atan2",
@@ -100,7 +132,11 @@ __all__ = [
     "safe_reciprocal",
     "safe_rsqrt",
     "safe_sqrt",
+    "sigmoid_focal_loss",
     "smooth_l1_loss",
+    "soft_margin_loss",
     "to_device",
+    "triplet_margin_loss",
+    "tversky_loss",
     "xlogy",
 ]

@@ -30,3 +30,21 @@ def magnitude(d):
     """|d| with derivative sign(d): 0 at 0, and NaN where d is NaN (torch's own is 0 there, and hides it)."""
     sign = torch.where(d.isnan(), d, d.sign()).detach()
     return d * sign
+
+
+def product(a, b):
+    """a b, and 0, with gradient 0, where a is 0 and b infinite."""
+    infinite = (a == 0) & b.isinf()
+    return torch.where(infinite, 0, a) * torch.where(infinite, 0, b)
+
+
+def softplus(x):
+    """log(1 + e^x), with derivative sigmoid(x)."""
+    above, below = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
+    return torch.where(x > 0, above + torch.log1p(torch.exp(-above)), torch.log1p(torch.exp(below)))
+
+
+def sigmoid(x):
+    """1 / (1 + e^-x): torch.sigmoid on a CPU depends, in the last digit, on the number of threads."""
+    above, below = torch.exp(-torch.where(x > 0, x, 0)), torch.exp(torch.where(x > 0, 0, x))
+    return torch.where(x > 0, 1 / (1 + above), below / (1 + below))

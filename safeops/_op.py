@@ -24,13 +24,54 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-class Op:
+class Public:
+    """The record of a public function.
+
+    module: the name of its class in safeops.nn, if it has one. buffers: the tensors that its constructor takes.
+    example: the operands of a call, for its docstring.
+    parts: other ops that the function calls.
+    raw: its raw ops. owner: whose kernel runs on CUDA, "C++/CUDA" or "Triton".
+    cpu, cuda: whether there is a kernel to take. verified: the record of the GPU that it has passed on.
+    """
+
+    module, buffers, example = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)"
+    parts, raw, owner, verified = (), (), None, None
+
+    def validate_buffer(self, name, key, x):
+        """Raise where the constructor of a module does not take this tensor."""
+        if x is not None:
+            _check.floating(name, key, x)
+
+    def public(self, *schemas, arguments=""):
+        """Decorator of the public function: registers it as `safeops::<op>`, one schema an overload.
+
+        arguments: what the docstrings of a family share, in place of {arguments}.
+        """
+
+        def declare(function):
+            document(function, arguments)
+            declare_public(function, *(self.name + schema for schema in schemas))
+            return function
+
+        return declare
+
+
+class Composed(Public):
+    """The record of a function that calls other ops, named by `parts`, and has no kernel or gradient of its own."""
+
+    def __init__(self, name, *parts, module=None, buffers=(), example=Public.example, validate_options=None):
+        """validate_options(name, reduction, empty, ...): checks what a module's constructor takes."""
+        self.name, self.module, self.buffers, self.example = name, module, buffers, example
+        self.parts, self.validate_options = [registry[part] for part in parts], validate_options
+        self.cpu, self.cuda = (all(getattr(part, device) for part in self.parts) for device in ("cpu", "cuda"))
+        registry[name] = self
+
+
+class Op(Public):
     """The record of a public op, and its call path.
 
     Places are those of the raw forward op's operands, whose tensors come first. A family, or an op, says:
 
-    module: the name of its class in safeops.nn, if it has one.
-    owner: whose kernel runs on CUDA, "C++/CUDA" or "Triton".
     differentiable: the places whose gradients the backward kernel computes.
     constant: the slice of operands whose gradient only the composite has.
     broadcasts: whether the operands do, so that a gradient of the full shape is to be summed to its operand's.
@@ -43,7 +84,6 @@ class Op:
     """
 
     owner = "Triton"
-    module = None
     differentiable = (0,)
     constant = None
     broadcasts = False
@@ -105,8 +145,12 @@ class Op:
         for i in range(self.linear):  # the derivative may be taken at 0
             zero = torch.zeros((), dtype=operands[i].dtype, device=grad.device)
             operands[i] = zero.expand(operands[i].shape).requires_grad_(needs[i])
-        grads = _route.differentiable_backward(self.definition, operands, grad)
+        grads = _route.differentiable_backward(self.differentiated, operands, grad)
         return [grads[i] for i in self.differentiable]
+
+    def differentiated(self, *operands):
+        """The result that has a gradient, by the definition."""
+        return self.definition(*operands)
 
     def keep(self, results, tensors):
         """What to save where that depends: as many results as `saved` says (None may stand for one), then tensors."""
@@ -134,25 +178,10 @@ class Op:
     def _symbolic(self, operands):
         return any(i < len(operands) and symbolic(operands[i]) for i in self.numbers)
 
-    # ---- public function
-
-    def public(self, *schemas, arguments=""):
-        """Decorator of the public function: registers it as `safeops::<op>`, one schema an overload.
-
-        arguments: what the docstrings of a family share, in place of {arguments}.
-        """
-
-        def declare(function):
-            document(function, arguments)
-            declare_public(function, *(self.name + schema for schema in schemas))
-            return function
-
-        return declare
-
 
 def _call(op):
     """The call path of an op. Like what follows, it asks here what no call changes: each attribute costs one 40 ns."""
-    prepare, route, hides = op.prepare, _route.route, op.returns > 1 and op.visible == 1
+    prepare, route, visible, hides = op.prepare, _route.route, op.visible, op.returns > op.visible
 
     def call(*arguments):
         try:
@@ -163,7 +192,9 @@ def _call(op):
                 if traced:
                     op.validate(*arguments)
                 results = run(*operands)
-                return results[0] if hides and type(results) is tuple else results
+                if hides and type(results) is tuple:
+                    return results[0] if visible == 1 else results[:visible]
+                return results
         except Exception:
             _check.explain(op.validate, *arguments)
             raise

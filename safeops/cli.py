@@ -134,7 +134,7 @@ def _op(op):
         "name": op.name,
         "cpu": "kernel" if op.cpu else "composite",
         "cuda": "kernel" if op.cuda else "composite",
-        "cuda_kernel": op.owner if all(_library.has_kernel(name, "CUDA") for name in op.raw) else None,
+        "cuda_kernel": op.owner if op.raw and all(_library.has_kernel(name, "CUDA") for name in op.raw) else None,
         "verified": op.verified,
     }
 

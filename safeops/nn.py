@@ -11,13 +11,15 @@ import torch
 import safeops
 from safeops._op import registry
 
+TENSORS = ("mask", "weight", "denominator")  # keyword-only, and given in the call but where they are buffers
+
 
 class _Loss(torch.nn.Module):
     op, function, defaults = None, None, {}
 
-    def forward(self, input, target, *, mask=None, weight=None, denominator=None):
+    def forward(self, *operands, **tensors):
         options = {name: getattr(self, name) for name in self.defaults}
-        return self.function(input, target, mask=mask, weight=weight, denominator=denominator, **options)
+        return self.function(*operands, **tensors, **options)
 
     def __prepare_scriptable__(self):
         raise TypeError(
@@ -26,7 +28,7 @@ class _Loss(torch.nn.Module):
         )
 
     def extra_repr(self):
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in self.defaults)
+        return ", ".join(f"{x}={getattr(self, x)!r}" for x in self.defaults if x not in self.op.buffers)
 
 
 def _init(self, **options):
@@ -36,9 +38,14 @@ def _init(self, **options):
         if key not in self.defaults:
             raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}")
     options = self.defaults | options
-    self.op.validate_options(name, *options.values())
+    buffers = {key: options[key] for key in self.op.buffers}
+    self.op.validate_options(name, *(value for key, value in options.items() if key not in buffers))
+    for key, value in buffers.items():
+        self.op.validate_buffer(name, key, value)
+        self.register_buffer(key, value)
     for key, value in options.items():
-        setattr(self, key, value)
+        if key not in buffers:
+            setattr(self, key, value)
 
 
 _DOC = """Module of `safeops.{function}`, which describes the arguments, shapes, dtypes and errors.
@@ -46,29 +53,43 @@ _DOC = """Module of `safeops.{function}`, which describes the arguments, shapes,
 Args:
     {options}: the options, keyword-only.
 
-Called with (input, target, *, mask=None, weight=None, denominator=None).
+Called with ({call}).
 
 Example:
-    >>> loss, x, y = safeops.nn.{module}(reduction="sum"), torch.tensor([0.5, 3.0]), torch.zeros(2)
-    >>> torch.equal(loss(x, y), safeops.{function}(x, y, reduction="sum"))
+    >>> loss, operands = safeops.nn.{module}(reduction="sum"), ({example})
+    >>> torch.equal(loss(*operands), safeops.{function}(*operands, reduction="sum"))
     True
 """
 
 
-def _module(op):
-    defaults = {"reduction": "mean", "empty": "zero", **{x.name: x.default for x in op.parameters}}
-    # A function of its own, whose name and signature are those of the class: Python says them in its errors.
-    __init__ = types.FunctionType(_init.__code__, globals(), "__init__")
-    __init__.__qualname__ = f"{op.module}.__init__"
+def _signed(module, name, function, parameters):
+    """A copy of a function with a module's own name and signature: Python says them in its errors and its help."""
+    copy = types.FunctionType(function.__code__, globals(), name)
+    copy.__qualname__ = f"{module}.{name}"
     this = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    named = [inspect.Parameter(k, inspect.Parameter.KEYWORD_ONLY, default=v) for k, v in defaults.items()]
-    __init__.__signature__ = inspect.Signature([this, *named])
+    copy.__signature__ = inspect.Signature([this, *parameters])
+    return copy
+
+
+def _module(op):
+    function = getattr(safeops, op.name)
+    given, options = [], {"reduction": None, "empty": None}  # those of all losses come first
+    for x in inspect.signature(function).parameters.values():
+        if x.default is x.empty or (x.name in TENSORS and x.name not in op.buffers):
+            given.append(x)
+        else:
+            options[x.name] = x.replace(kind=x.KEYWORD_ONLY)
+    defaults = {name: x.default for name, x in options.items()}
+    call = inspect.Signature(given)
     members = {
-        "__doc__": _DOC.format(function=op.name, module=op.module, options=", ".join(defaults)),
+        "__doc__": _DOC.format(
+            function=op.name, module=op.module, options=", ".join(defaults), call=str(call)[1:-1], example=op.example
+        ),
         "__module__": __name__,
-        "__init__": __init__,
+        "__init__": _signed(op.module, "__init__", _init, options.values()),
+        "forward": _signed(op.module, "forward", _Loss.forward, given),
         "op": op,
-        "function": staticmethod(getattr(safeops, op.name)),
+        "function": staticmethod(function),
         "defaults": defaults,
     }
     return type(op.module, (_Loss,), members)

@@ -21,8 +21,8 @@ from .indexing import (
 from .launch import COMPUTE, Kernel, Plan, arch_of, cached_plan, check_operands, trait
 from .tile import fetch, indices, kept, store, within
 
-# SLOPES: what f is where the kernel writes gradients
-NONE, DIFFERENCE, BOTH = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+# SLOPES: what f is where the kernel writes gradients. FLAT: both slopes, and where one is 0 nothing passes.
+NONE, DIFFERENCE, BOTH, FLAT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def elementwise_tile(
     other = value
     if X:
         a, b = fetch(x, space, m, n, keep, X, EDGE).to(C), fetch(y, space, m, n, keep, Y, EDGE).to(C)
-        if SLOPES == BOTH:
+        if SLOPES == BOTH or SLOPES == FLAT:
             slope, other_slope = F(a, b, *parameters)
             other *= other_slope
             value *= slope
@@ -55,6 +55,9 @@ def elementwise_tile(
         value = w.to(C) * value
     if SLOPES == DIFFERENCE:
         other = -value
+    elif SLOPES == FLAT:
+        value = tl.where(slope == 0, 0.0, value)
+        other = tl.where(other_slope == 0, 0.0, other)
     # selected, not multiplied: where nothing is kept the gradient may be NaN
     inside = within(space, m, n)
     if OUT:

@@ -117,7 +117,8 @@ class Plan:
         options = {"num_warps": self.config.threads // target.warp_size}
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
-            options["maxnreg"] = registers
+            functor = self.constants.get("F")  # one whose arithmetic would spill says how many it needs
+            options["maxnreg"] = max(registers, getattr(functor, "max_registers", 0))
         return triton.compile(self.source(), target=target, options=options)
 
     def __call__(self, device, *pointers_and_floats):

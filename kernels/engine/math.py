@@ -27,3 +27,11 @@ def log1p_unit(x):
         p = 1 / (2 * k + 1) + p * z
     log_2 = x * 0 + 0.6931471805599453  # in the dtype of x: of two numbers tl.where makes fp32
     return tl.where(large, log_2, 0.0) + (2 * t + 2 * t * z * p)
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) of any x: the logarithm of u, which is 1 + x rounded, and what the rounding has cost."""
+    u = 1 + x
+    lost = x - (u - 1)
+    return tl.log(u) + tl.where((u > 0) & (u < float("inf")), lost / u, 0.0)

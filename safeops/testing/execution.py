@@ -128,7 +128,7 @@ def check_opcheck(subject: Subject, sample: Sample) -> None:
         with _Recorder(subject.namespace) as recorder:
             run(subject.op, cast)
         kept += recorder.calls
-    if subject.direct is not None:
+    if isinstance(subject.direct, (_torch.OpOverload, _torch.OpOverloadPacket)):
         live, _ = attach(sample.cast(torch.float32).clone())
         calls.append((_overload(subject.direct, live), live.args, dict(live.kwargs)))
     if not calls:

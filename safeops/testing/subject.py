@@ -50,6 +50,7 @@ class Subject:
     terms             (float64 sample, outcome) -> sizes of the terms that the value, and each gradient, is summed from,
                       like the result or broadcastable to it: where `compare.cancellation` cannot guess them.
     row_terms         the same for ops along one dim (softmax, cosine), which may save some numbers a row for backward.
+    several_terms     a derivative is a sum: whether infinite terms make NaN or inf of it depends on their order.
     finite            a `safe_*` function: finite in, finite out.
     device            where everything runs.
     skip              {check name: reason}.
@@ -68,6 +69,7 @@ class Subject:
     dtype_argument: bool = False
     terms: Callable | None = None
     row_terms: Callable | None = None
+    several_terms: bool = False
     finite: bool = False
     errors: Sequence[Bad] = ()
     device: str = "cpu"
@@ -113,6 +115,7 @@ class Subject:
             kwargs["out_dtype"] = self.out_dtype(sample, autocast)
         wide = Sample(wide.args, kwargs, differentiable=tuple(sample.leaves()), mask=sample.mask)
         outcome = run(self.reference, wide, upstream, unused_ok=True)
+        outcome.several_terms = self.several_terms
         outcome.elementwise = self.dtype_rule in ("elementwise", "safe", "input")
         terms = self.terms or self.row_terms
         if terms is not None:
@@ -129,6 +132,7 @@ class Outcome:
     grads: dict
     upstream: list[Tensor]
     elementwise: bool = False  # no term of one element meets another's: nothing can cancel
+    several_terms: bool = False  # whether a derivative adds infinities, in any order
     terms: tuple | None = None  # sizes of what may have cancelled, where the subject says them
 
     def __iter__(self):

@@ -24,9 +24,14 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     **{f"masked_compact_{p}": (1 + p / 100 * 12, 2 + p / 100 * 10) for p in (1, 10, 50, 90, 99)},
     # rows of 64: a 64th of the mask and of the index
     **{f"masked_compact_{p}_rows": ((1 + p / 100 * 264) / 64, 2 + p / 100 * 136 / 64) for p in (1, 10, 50, 90, 99)},
+    **dict.fromkeys(("dice_loss", "tversky_loss"), (2 + 8 / 4, 2 + 8 / 4)),  # x, a fourth of an index; write dx, not x
+    "triplet_margin_loss": (6, 12),  # made of other ops, which are given fp32: three vectors; the same, and written
+    "multi_margin_loss": (2, 4),
     "masked_select": (4, 4.5),
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
     "masked_count": (1, None),  # read mask
+    "nll_loss": (10 / 32000, 2),  # of each row its class and one element; write dx
+    "cross_entropy_images": (2, 4),  # without what each row of 21 has
     **{f"clip_grad_norm_{size}": (6, None) for size in ("small", "layers", "large")},  # twice read, written
     **{f"clip_grad_norm_unneeded_{size}": (2, None) for size in ("small", "layers", "large")},  # read
 }

@@ -35,6 +35,10 @@ CASES = {
     "safe_div, number": ("safe_div", {"other": 3.0}),
     "masked_fill, number": ("masked_fill", {"value": -1e9}),
     "safe_norm, inf": ("safe_norm", {"ord": float("inf"), "dim": 0}),
+    **{
+        f"{name}, indices": (name, {**PLAIN_LOSS, "target": torch.tensor([4, 0, 5, 1, 4])})
+        for name in ("dice_loss", "tversky_loss")
+    },
     "safe_index_select, rows": ("safe_index_select", {"dim": 0, "index": torch.tensor([4, 9, 0, -1, 4])}),
 }
 

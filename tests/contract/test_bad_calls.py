@@ -1,5 +1,7 @@
 """Bad input: named errors before any work, on the public function, its composite and the module alike."""
 
+import inspect
+
 import pytest
 import torch
 from torch.utils._pytree import tree_map_only
@@ -8,7 +10,7 @@ import safeops
 from safeops.testing import Sample, Subject
 from safeops.testing.execution import check_errors
 from tests.contract.common import DEVICE, each_route, on
-from tests.contract.test_losses import MODULES
+from tests.contract.test_loss_modules import MODULES
 from tests.ops import RECORDS
 from tests.ops.operands import HUGE
 
@@ -70,15 +72,18 @@ def test_the_message_is_the_one_users_can_act_on():
     assert error.value.__suppress_context__, "the kernel's own refusal is in the traceback"
 
 
-MASKED = [n for n in NAMES if {"mask", "weight"} <= RECORDS[n].call.keys()]  # reductions and losses
+# reductions and losses, but of rows, whose masks have fewer dims
+WEIGHTED = [RECORDS[n] for n in NAMES if {"mask", "weight"} <= RECORDS[n].call.keys()]
+MASKED = [r.name for r in WEIGHTED if r.family not in ("row_losses", "classification")]
 
 
 @pytest.mark.parametrize("name", MASKED)
 def test_a_mask_never_enlarges_its_input(name):
-    x, mask = torch.zeros(1, 5, device=DEVICE), torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
-    target = {"target": x} if "target" in RECORDS[name].call else {}
-    with pytest.raises(ValueError, match=rf"{name}: mask \(2, 5\) does not broadcast to input.* \(1, 5\)"):
-        getattr(safeops, name)(x, **target, mask=mask)
+    mask = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
+    given = inspect.signature(getattr(safeops, name)).parameters.values()
+    operands = [torch.zeros(1, 5, device=DEVICE) for x in given if x.default is x.empty]
+    with pytest.raises(ValueError, match=rf"{name}: mask \(2, 5\) does not broadcast to .* \(1, 5\)"):
+        getattr(safeops, name)(*operands, mask=mask)
 
 
 @each_route
@@ -91,11 +96,14 @@ def test_a_number_too_large_for_any_float_is_filled_in_saturated(route):
 
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_refuse_as_their_functions_do(name):
-    loss, x = getattr(safeops.nn, name)(), torch.zeros(2, 5, device=DEVICE)
+    module = getattr(safeops.nn, name)
+    given = inspect.signature(module.forward).parameters.values()
+    call = RECORDS[module.op.name].call
+    operands = [call[x.name].to(DEVICE) for x in given if x.default is x.empty and x.name != "self"]
     with pytest.raises(TypeError, match="mask must be a bool tensor"):
-        loss(x, x, mask=torch.ones(2, 5, device=DEVICE))
+        module()(*operands, mask=torch.ones(2, 5, device=DEVICE))
     with pytest.raises(ValueError, match="reduction must be one of"):
-        getattr(safeops.nn, name)(reduction="average")(x, x)
+        module(reduction="average")(*operands)
 
 
 def test_an_error_leaves_autograd_and_the_rng_alone():

@@ -16,6 +16,10 @@ from tests.ops import RECORDS, definitions
 from tests.ops.reductions.moments import exponential_terms
 
 NUMBERS = [0.0, 0.25, 1.0, 100.0]  # of a loss's parameters, where they are in range
+# a margin: no difference of two of POOL, where rounding decides which side of the kink it is; no powers of 100, which
+# vanish
+OWN_NUMBERS = {"margin": [0.0, 0.7], "gamma": [0.0, 0.25, 1.0, 2.0]}
+EXPONENTIAL = ("poisson_nll_loss", "sigmoid_focal_loss")  # of what is so large that it is inf in fp32 alone
 
 
 def terms(name, kind):
@@ -28,10 +32,16 @@ def terms(name, kind):
 @given(st.data())
 def test_losses(name, data):
     shape, numbers, mask = data.draw(operands())
-    full_x = data.draw(st.booleans())
-    x, y = numbers(full=full_x), numbers(full=not full_x or data.draw(st.booleans()))
+    op, record, full_x = registry[name], RECORDS[name], data.draw(st.booleans())
+    pool = MODERATE if name in EXPONENTIAL else POOL
+    tensors = [numbers(full=full_x, pool=pool), numbers(full=not full_x or data.draw(st.booleans()), pool=pool)]
+    tensors += [numbers(full=False) for _ in range(op.count - 2)]
+    tensors = [to(x) for to, x in zip(record.domain, tensors)]
     kwargs = {"reduction": data.draw(st.sampled_from(["mean", "sum", "none"]))}
-    shape = torch.broadcast_shapes(x.shape, y.shape)
+    shape = torch.broadcast_shapes(*(x.shape for x in tensors))
+    keys = tuple(range(op.count))
+    if op.optional:
+        keys, kwargs[op.names[-1]] = (*keys[:-1], op.names[-1]), tensors.pop()
     if data.draw(st.booleans()):
         kwargs["mask"] = mask()
     if data.draw(st.booleans()):
@@ -39,11 +49,14 @@ def test_losses(name, data):
     for key in ("mask", "weight"):  # they may not enlarge the loss
         if key in kwargs and torch.broadcast_shapes(shape, kwargs[key].shape) != shape:
             del kwargs[key]
-    for parameter in registry[name].parameters:
+    for parameter in op.parameters:
         least, most = parameter.range()
-        kwargs[parameter.name] = data.draw(st.sampled_from([x for x in NUMBERS if least <= x <= most]))
-    sample = Sample((x, y), kwargs, differentiable=(0, 1))
-    right(getattr(safeops, name), getattr(definitions, name), sample, data=(0, 1))
+        values = [x for x in OWN_NUMBERS.get(parameter.name, NUMBERS) if least <= x <= most]
+        values = [False, True] if parameter.kind is bool else values
+        kwargs[parameter.name] = data.draw(st.sampled_from(values))
+    sample = Sample(tuple(tensors), kwargs, differentiable=keys)
+    right(getattr(safeops, name), getattr(definitions, name), sample, data=keys, terms=terms(name, "terms"),
+          several_terms=record.fields.get("several_terms", False))  # fmt: skip
     if "mask" in kwargs and 0 < kwargs["mask"].sum() < kwargs["mask"].numel():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -31,13 +31,17 @@ class Record:
     workspace    bytes an element that a GPU needs beside the results: sorted keys, a mask's ranks.
     variants     {name: (samples, fields)}: further subjects, of what the kernels do not compute.
     subjects     further subjects, ready made.
+    adapt        what to make of the op, and of its definition, for the samples, whose operands must broadcast.
     family       where the definition is not in the family's file.
+    domain       a function for each operand, that brings any number to where the op is defined.
+    sizes        of its operands: the sizes of the terms of the value, and of each derivative.
     fields       further fields of `safeops.testing.Subject`: torch's twin, the rule of dtypes, tolerances, skips.
     """
 
     def __init__(
         self, name, definition, samples, *, bad_calls, call, gpu, kernel_call=None, no_route=None,
-        launches=((1, 0), (1, 0)), workspace=0, variants=None, subjects=(), family=None,
+        launches=((1, 0), (1, 0)), workspace=0, variants=None, subjects=(), adapt=lambda op: op, family=None,
+        domain=None, sizes=None,
         **fields,
     ):  # fmt: skip
         assert name not in RECORDS, f"{name}: a second record"
@@ -46,6 +50,7 @@ class Record:
         self.kernel_call, self.no_route = kernel_call or {}, no_route
         self.launches, self.workspace = launches, workspace
         self.variants, self.ready, self.fields = variants or {}, subjects, fields
+        self.adapt, self.domain, self.sizes = adapt, domain, sizes
         self.family = family or definition.__module__.removeprefix("tests.ops.")
         RECORDS[name] = self
 
@@ -66,11 +71,11 @@ class Record:
         if not COMPILER:
             skip["inductor"] = "there is no compiler here, and Inductor needs one"
         return Subject(
-            on("kernel", self.name),
-            self.definition,
+            self.adapt(on("kernel", self.name)),
+            self.adapt(self.definition),
             tuple(samples),
-            direct=getattr(torch.ops.safeops, self.name),
-            routes={"composite": on("composite", self.name)},
+            direct=self.adapt(getattr(torch.ops.safeops, self.name)),
+            routes={"composite": self.adapt(on("composite", self.name))},
             errors=self.bad_calls,
             device=DEVICE,
             skip=skip,
@@ -103,13 +108,14 @@ def on(route, name):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        op = registry[name]
-        was = op.cpu, op.cuda
-        op.cpu = op.cuda = False
+        was = [(op, op.cpu, op.cuda) for op in (registry[name], *registry[name].parts)]
+        for op, _, _ in was:
+            op.cpu = op.cuda = False
         try:
             return function(*args, **kwargs)
         finally:
-            op.cpu, op.cuda = was
+            for op, cpu, cuda in was:
+                op.cpu, op.cuda = cpu, cuda
 
     return call
 
@@ -125,7 +131,7 @@ def by_composite(kernel):
     """The same subject with its kernels switched off: the numbers of the contract hold on every route."""
     once = {c: "the kernel's subject checks it: transforms and compilation take the composite there" for c in CHECKS}
     skip = {c: reason for c, reason in (once | dict(kernel.skip)).items() if c not in NUMERICS or c in kernel.skip}
-    op, name = on("composite", kernel.name), f"{kernel.name} (composite)"
+    op, name = kernel.routes["composite"], f"{kernel.name} (composite)"
     return dataclasses.replace(kernel, op=op, name=name, skip=skip, direct=None)
 
 

@@ -6,7 +6,7 @@
 namespace safeops::cpu {
 
 constexpr int kMaxInputs = 5;
-constexpr int kMaxOutputs = 2;
+constexpr int kMaxOutputs = 3;
 
 // What an inner loop sees: n <= kChunk contiguous values of each operand.
 template <class C>
@@ -18,9 +18,9 @@ struct Chunk {
   uint8_t* keep;
 };
 
-// The derivatives of a function of two operands, by the first and by the second.
+// The derivatives of a function of two operands, or three.
 template <class C>
-struct Slopes { C first, second; };
+struct Slopes { C first, second, third = 0; };
 
 // `op` is the functor's data (thresholds, fill values); a loop knows its type.
 template <class C>

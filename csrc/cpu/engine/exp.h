@@ -55,6 +55,22 @@ inline double exp_below(double x) {
   return select_or_zero(!(x < -746.0), e * power * 0x1p-64);
 }
 
+// exp_below as a term of a sum that has a 1 in it: 0 where it would be subnormal, which spares a multiplication (a
+// tenth of a logsumexp's time).
+inline float exp_term(float x) {
+  float shifted;
+  const float e = detail::exp_reduced(x, shifted);
+  const float power = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + (127u << 23));
+  return select_or_zero(!(x < -87.0f), e * power);
+}
+
+inline double exp_term(double x) {
+  double shifted;
+  const double e = detail::exp_reduced(x, shifted);
+  const double power = bit_cast<double>((bit_cast<uint64_t>(shifted) << 52) + (uint64_t{1023} << 52));
+  return select_or_zero(!(x < -708.0), e * power);
+}
+
 // For any x. The power is multiplied in two halves, so that neither leaves the normal numbers.
 inline float exp_(float x) {
   float shifted;

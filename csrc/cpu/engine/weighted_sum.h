@@ -14,18 +14,28 @@ inline bool is_kept(const uint8_t* mask, const C* weight, int64_t i) {
   return keep;
 }
 
-// in: [weight], x, [y];  out: w f.value(x, y), kept weights. A function of x alone ignores y.
+// Whether F is a function of three operands, value(x, y, z).
+template <class F, class C, class = void>
+constexpr bool has_third = false;
+template <class F, class C>
+constexpr bool has_third<F, C, std::void_t<decltype(std::declval<const F&>().value(C(), C(), C()))>> = true;
+
+// in: [weight], x, [y, [z]];  out: w f.value(x, y, z), kept weights. A function of x alone ignores y.
 template <class C, class F, bool kMask, bool kWeight>
 void value_loop(const void* op, const Chunk<C>& chunk) {
   const F f = *static_cast<const F*>(op);
-  const C *w = chunk.in[0], *x = chunk.in[kWeight], *y = chunk.in[kWeight + 1];
+  const C *w = chunk.in[0], *x = chunk.in[kWeight], *y = chunk.in[kWeight + 1], *z = chunk.in[kWeight + 2];
   const uint8_t* mask = chunk.mask;
   C *values = chunk.out[0], *weights = chunk.out[1];
   uint8_t* keeps = chunk.keep;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
     const bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
-    C value = f.value(x[i], y[i]);
+    C value;
+    if constexpr (has_third<F, C>)
+      value = f.value(x[i], y[i], z[i]);
+    else
+      value = f.value(x[i], y[i]);
     if constexpr (kWeight) value *= w[i];
     values[i] = select_or_zero(keep, value);
     if constexpr (kWeight) weights[i] = select_or_zero(keep, w[i]);

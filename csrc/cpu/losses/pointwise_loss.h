@@ -9,9 +9,21 @@
 //     };
 //     SAFEOPS_POINTWISE_LOSS(huber_loss, Huber, double)
 //
-// Any other function gives both derivatives, `Slopes<C> slopes(C x, C y) const` in place of slope().
+// Any other function gives all derivatives, `Slopes<C> slopes(C x, C y) const` in place of slope(). What a flag decides
+// belongs outside of the loops: in place of a constructor, such a loss has
+//
+//     template <class Run> static auto choose(Run run, bool log_target) {
+//       return log_target ? run(OfLogs<C>{}) : run(OfProbabilities<C>{});
+//     }
+//
+// A third operand z, a tensor that is 1 where it is not given, makes value(x, y, z), slopes(x, y, z) and
+// SAFEOPS_TERNARY_LOSS of it.
+//
 // I/O, contiguous: forward reads x, y, mask; backward reads x, y, mask and writes dx, dy.
 #pragma once
+
+#include <algorithm>
+#include <array>
 
 #include "cpu/engine/weighted_sum.h"
 
@@ -22,9 +34,21 @@ enum LossReduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 // ---- the loops of the gradients.  in: c = grad / denominator, [weight], x, y;  out: dx, dy, null where not wanted
 
 template <class F, class = void>
-constexpr bool has_two_slopes = false;
+constexpr bool has_slopes = false;
 template <class F>
-constexpr bool has_two_slopes<F, std::void_t<decltype(&F::slopes)>> = true;
+constexpr bool has_slopes<F, std::void_t<decltype(&F::slopes)>> = true;
+
+// A loss that is flat in places says `static constexpr bool kFlat = true`: there its gradients are 0 whatever comes in.
+template <class F, class = void>
+constexpr bool is_flat = false;
+template <class F>
+constexpr bool is_flat<F, std::void_t<decltype(F::kFlat)>> = true;
+
+template <class Void, class Loss, class... Arguments>
+constexpr bool chooses = false;
+template <class Loss, class... Arguments>
+constexpr bool chooses<std::void_t<decltype(Loss::choose(std::declval<const Arguments&>()...))>, Loss, Arguments...> =
+    true;
 
 template <class F, class C>
 struct SignedLoss {
@@ -51,83 +75,147 @@ void slope_loop(const void* op, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) dy[i] = 0 - dx[i];  // +0 stays +0
 }
 
-// dx = c w slopes.first, dy = c w slopes.second
-template <class C, class F, bool kMask, bool kWeight, bool kInput, bool kTarget>
-void slopes_loop(const void* op, const Chunk<C>& chunk) {
-  const F f = static_cast<const SignedLoss<F, C>*>(op)->loss;
-  const C *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight], *y = chunk.in[2 + kWeight];
+template <int kPlace, class C>
+C at(Slopes<C> slopes) {  // (by value: a reference keeps gcc from vectorising the loop)
+  return kPlace == 0 ? slopes.first : kPlace == 1 ? slopes.second : slopes.third;
+}
+
+// The gradient of one operand: out = c w slope. What the others alone need is not computed.
+template <int kPlace, class C, class F, bool kMask, bool kWeight>
+void slopes_loop(const F& f, const Chunk<C>& chunk) {
+  const C *c = chunk.in[0], *w = chunk.in[1];
+  const C *x = chunk.in[1 + kWeight], *y = chunk.in[2 + kWeight], *z = chunk.in[3 + kWeight];
   const uint8_t* mask = chunk.mask;
-  C *dx = chunk.out[0], *dy = chunk.out[1];
+  C* out = chunk.out[kPlace];
+  if (!out) return;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
-    const Slopes<C> slopes = f.slopes(x[i], y[i]);  // inlined: what one of them alone needs is computed for it alone
-    C scale = c[i];
+    C scale = c[i], slope;
     if constexpr (kWeight) scale *= w[i];
-    if constexpr (kInput) dx[i] = select_or_zero(keep, scale * slopes.first);
-    if constexpr (kTarget) dy[i] = select_or_zero(keep, scale * slopes.second);
+    if constexpr (has_third<F, C>)
+      slope = at<kPlace>(f.slopes(x[i], y[i], z[i]));
+    else
+      slope = at<kPlace>(f.slopes(x[i], y[i]));
+    bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
+    if constexpr (is_flat<F>) keep = keep & (slope != 0);
+    out[i] = select_or_zero(keep, scale * slope);
   }
 }
 
 template <class C, class F, bool kMask, bool kWeight>
-Loop<C> pick_gradient(bool input, bool target) {
-  if constexpr (has_two_slopes<F>)
-    return input && target ? pick<&slopes_loop<C, F, kMask, kWeight, true, true>>()
-           : input         ? pick<&slopes_loop<C, F, kMask, kWeight, true, false>>()
-                           : pick<&slopes_loop<C, F, kMask, kWeight, false, true>>();
+void slopes_loops(const void* op, const Chunk<C>& chunk) {
+  const F f = static_cast<const SignedLoss<F, C>*>(op)->loss;
+  slopes_loop<0, C, F, kMask, kWeight>(f, chunk);
+  slopes_loop<1, C, F, kMask, kWeight>(f, chunk);
+  if constexpr (has_third<F, C>) slopes_loop<2, C, F, kMask, kWeight>(f, chunk);
+}
+
+template <class C, class F, bool kMask, bool kWeight>
+Loop<C> pick_gradient() {
+  if constexpr (has_slopes<F>)
+    return pick<&slopes_loops<C, F, kMask, kWeight>>();
   else
     return pick<&slope_loop<C, F, kMask, kWeight>>();
 }
 
 template <class C, class F>
-Loop<C> pick_gradient(bool mask, bool weight, bool input, bool target) {
-  if (mask)
-    return weight ? pick_gradient<C, F, true, true>(input, target) : pick_gradient<C, F, true, false>(input, target);
-  return weight ? pick_gradient<C, F, false, true>(input, target) : pick_gradient<C, F, false, false>(input, target);
+Loop<C> pick_gradient(bool mask, bool weight) {
+  if (mask) return weight ? pick_gradient<C, F, true, true>() : pick_gradient<C, F, true, false>();
+  return weight ? pick_gradient<C, F, false, true>() : pick_gradient<C, F, false, false>();
+}
+
+// run(the loss of these parameters)
+template <class Loss, class Run, class... Parameters>
+auto with_loss(const Run& run, Parameters... parameters) {
+  if constexpr (chooses<void, Loss, Run, Parameters...>)
+    return Loss::choose(run, parameters...);
+  else
+    return run(Loss{parameters...});
 }
 
 // ---- the ops
 
-template <template <class> class Loss, class... Parameters>
-struct PointwiseLoss {
-  using OptionalTensor = std::optional<Tensor>;
-  using Pair = std::tuple<Tensor, Tensor>;
+using OptionalTensor = std::optional<Tensor>;
+constexpr float kOne = 1;
 
-  template <class C>
-  static Pair compute(const Tensor& input, const View& x, const View& y, const OptionalTensor& mask,
-                      const OptionalTensor& weight, const Finish& finish, int64_t reduction, DType dtype,
-                      Parameters... parameters) {
-    const Loss<C> loss{parameters...};
-    const Shape shape = broadcast(x.shape(), y.shape());
-    const Loop<C> loop = pick_value<C, Loss<C>>(mask.has_value(), weight.has_value());
-    const auto bind = [&](auto& work) {
-      if (weight) work.input(View(*weight));
-      work.input(x);
-      work.input(y);
-      if (mask) work.mask(View(*mask));
-    };
-    if (reduction == kNone) {
-      Pair result{output_like(shape, dtype, input, x), empty_vector(DType::kDouble, input)};
-      const View out(std::get<0>(result));
-      Elementwise<C> work(shape, out);
-      bind(work);
-      work.output(out);
-      work.run(loop, &loss);
-      return result;
-    }
-    Pair result{empty(Shape(), dtype, input), empty(Shape(), DType::kDouble, input)};
-    const bool follow_x = shape.is(x.ndim, x.sizes);
-    Reduction<C> work(shape, ReducedDims(shape, nullptr, 0), follow_x ? x : y);
-    bind(work);
-    work.run(loop, &loss, finish, std::get<0>(result), std::get<1>(result));
-    return result;
+// What a loss is a function of, and the shape to which they broadcast.
+template <int kCount>
+struct LossOperands {
+  std::array<View, kCount> views;
+  Shape shape;
+
+  template <class... Others>
+  LossOperands(const Tensor& input, const Tensor& target, const Others&... others)
+      : views{View(input), View(target), given(others)...}, shape(views[0].shape()) {
+    for (const View& view : views) shape = broadcast(shape, view.shape());
   }
 
-  static Pair forward(const Tensor& input, const Tensor& target, const OptionalTensor& mask,
+  static View given(const OptionalTensor& third) {
+    return third ? View(*third) : View(reinterpret_cast<char*>(const_cast<float*>(&kOne)), DType::kFloat);
+  }
+
+  DType type() const {
+    DType type = wide(views[0].dtype, views[0].dtype);
+    for (const View& view : views) type = wide(type, view.dtype);
+    return type;
+  }
+
+  template <class Work>
+  void bind(Work& work, const OptionalTensor& mask, const OptionalTensor& weight) const {
+    if (weight) work.input(View(*weight));
+    for (const View& view : views) work.input(view);
+    if (mask) work.mask(View(*mask));
+  }
+};
+
+template <class>
+using Needed = bool;
+using OptionalType = std::optional<ScalarType>;
+template <class>
+using OptionalTypeOf = OptionalType;
+
+template <template <class> class Loss, class Others, class... Parameters>
+struct PointwiseLossOf;
+
+template <template <class> class Loss, class... Others, class... Parameters>
+struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
+  using Pair = std::tuple<Tensor, Tensor>;
+  static constexpr int kOperands = 2 + sizeof...(Others);
+  using Operands = LossOperands<kOperands>;
+  using Gradients = decltype(std::tuple_cat(Pair(), std::declval<std::tuple<typename Others::value_type...>>()));
+
+  template <class C>
+  static Pair compute(const Tensor& input, const Operands& operands, const OptionalTensor& mask,
+                      const OptionalTensor& weight, const Finish& finish, int64_t reduction, DType dtype,
+                      Parameters... parameters) {
+    const View &x = operands.views[0], &y = operands.views[1];
+    const Shape& shape = operands.shape;
+    const auto run = [&](const auto& loss) {
+      const Loop<C> loop = pick_value<C, std::decay_t<decltype(loss)>>(mask.has_value(), weight.has_value());
+      if (reduction == kNone) {
+        Pair result{output_like(shape, dtype, input, x), empty_vector(DType::kDouble, input)};
+        const View out(std::get<0>(result));
+        Elementwise<C> work(shape, out);
+        operands.bind(work, mask, weight);
+        work.output(out);
+        work.run(loop, &loss);
+        return result;
+      }
+      Pair result{empty(Shape(), dtype, input), empty(Shape(), DType::kDouble, input)};
+      const bool follow_x = shape.is(x.ndim, x.sizes);
+      Reduction<C> work(shape, ReducedDims(shape, nullptr, 0), follow_x ? x : y);
+      operands.bind(work, mask, weight);
+      work.run(loop, &loss, finish, std::get<0>(result), std::get<1>(result));
+      return result;
+    };
+    return with_loss<Loss<C>>(run, parameters...);
+  }
+
+  static Pair forward(const Tensor& input, const Tensor& target, const Others&... others, const OptionalTensor& mask,
                       const OptionalTensor& weight, const OptionalTensor& denominator, int64_t reduction,
                       Parameters... parameters, bool empty_nan, const std::optional<double>& divisor) {
-    const View x(input), y(target);
-    const DType type = wide(x.dtype, y.dtype);
+    const Operands operands(input, target, others...);
+    const DType type = operands.type();
     Finish finish;
     finish.mean = reduction == kMean;
     finish.counted = mask || weight;
@@ -135,64 +223,73 @@ struct PointwiseLoss {
     finish.empty_nan = empty_nan;
     if (finish.mean && denominator) finish.divisor = read_scalar(View(*denominator));
     if (finish.mean && divisor) finish.divisor = *divisor;
-    if (type == DType::kDouble || in_double(weight))
-      return compute<double>(input, x, y, mask, weight, finish, reduction, type, parameters...);
-    return compute<float>(input, x, y, mask, weight, finish, reduction, type, parameters...);
+    const auto run = type == DType::kDouble || in_double(weight) ? compute<double> : compute<float>;
+    return run(input, operands, mask, weight, finish, reduction, type, parameters...);
   }
 
-  // dx or dy is null where it is not wanted, not both.
+  // outputs: the gradients, null where they are not wanted, which not all are.
   template <class C>
-  static void compute_backward(const Shape& shape, const Tensor* dx, const Tensor* dy, const Tensor& grad,
-                               const OptionalTensor& denominator, const View& x, const View& y,
-                               const OptionalTensor& mask, const OptionalTensor& weight,
+  static void compute_backward(const Tensor* const* outputs, const Tensor& grad, const OptionalTensor& denominator,
+                               const Operands& operands, const OptionalTensor& mask, const OptionalTensor& weight,
                                Parameters... parameters) {
-    using F = Loss<C>;
-    const SignedLoss<F, C> op{F{parameters...}, static_cast<C>(dx ? 1 : -1)};
     const GradientScale<C> c(grad, denominator);
-    const View first(dx ? *dx : *dy), second(dy ? *dy : *dx);
-    Elementwise<C> work(shape, first);
+    const Tensor* first = *std::find_if(outputs, outputs + kOperands, [](const Tensor* t) { return t; });
+    Elementwise<C> work(operands.shape, View(*first));
     work.input(c.view);
-    if (weight) work.input(View(*weight));
-    work.input(x);
-    work.input(y);
-    if (mask) work.mask(View(*mask));
-    if constexpr (has_two_slopes<F>) {
-      work.output(first, dx != nullptr);
-      work.output(second, dy != nullptr);
-    } else {  // slope_loop's first output is dy where that alone is wanted
-      work.output(first);
-      work.output(second, dx && dy);
-    }
-    work.run(pick_gradient<C, F>(mask.has_value(), weight.has_value(), dx, dy), &op);
+    operands.bind(work, mask, weight);
+    const auto run = [&](const auto& loss) {
+      using F = std::decay_t<decltype(loss)>;
+      const SignedLoss<F, C> op{loss, static_cast<C>(outputs[0] ? 1 : -1)};
+      if constexpr (has_slopes<F>) {
+        for (int i = 0; i < kOperands; ++i) work.output(View(outputs[i] ? *outputs[i] : *first), outputs[i] != nullptr);
+      } else {  // slope_loop's first output is dy where that alone is wanted
+        work.output(View(*first));
+        work.output(View(outputs[1] ? *outputs[1] : *first), outputs[0] && outputs[1]);
+      }
+      work.run(pick_gradient<C, F>(mask.has_value(), weight.has_value()), &op);
+    };
+    with_loss<Loss<C>>(run, parameters...);
   }
 
-  static Pair backward(const Tensor& grad, const OptionalTensor& denominator, const Tensor& input,
-                       const Tensor& target, const OptionalTensor& mask, const OptionalTensor& weight,
-                       Parameters... parameters, bool need_input, bool need_target,
-                       const std::optional<ScalarType>& input_dtype,
-                       const std::optional<ScalarType>& target_dtype) {
-    const View x(input), y(target);
-    const Shape shape = broadcast(x.shape(), y.shape());
-    const DType dx_type = floating(input_dtype, x.dtype), dy_type = floating(target_dtype, y.dtype);
-    const Tensor dx = need_input ? output_like(shape, dx_type, input, x) : empty_vector(dx_type, input);
-    const Tensor dy = need_target ? output_like(shape, dy_type, target, y) : empty_vector(dy_type, target);
-    const bool wide = in_double(weight) || dtype_of(grad) == DType::kDouble || x.dtype == DType::kDouble ||
-                      y.dtype == DType::kDouble ||
-                      (need_input && dx_type == DType::kDouble) || (need_target && dy_type == DType::kDouble);
-    if (need_input || need_target) {
-      const Tensor *first = need_input ? &dx : nullptr, *second = need_target ? &dy : nullptr;
-      const auto run = wide ? compute_backward<double> : compute_backward<float>;
-      run(shape, first, second, grad, denominator, x, y, mask, weight, parameters...);
+  static Gradients backward(const Tensor& grad, const OptionalTensor& denominator, const Tensor& input,
+                            const Tensor& target, const Others&... others, const OptionalTensor& mask,
+                            const OptionalTensor& weight, Parameters... parameters, bool need_input, bool need_target,
+                            Needed<Others>... need_others, const OptionalType& input_dtype,
+                            const OptionalType& target_dtype, const OptionalTypeOf<Others>&... other_dtypes) {
+    const Operands operands(input, target, others...);
+    const Tensor like[] = {input, target, others.value_or(input)...};
+    const bool needs[] = {need_input, need_target, need_others...};
+    const OptionalType dtypes[] = {input_dtype, target_dtype, other_dtypes...};
+    std::array<Tensor, kOperands> gradients{like[0], like[1], others.value_or(input)...};
+    const Tensor* outputs[kOperands];
+    bool in_fp64 = in_double(weight) || dtype_of(grad) == DType::kDouble || operands.type() == DType::kDouble;
+    for (int i = 0; i < kOperands; ++i) {
+      const DType type = floating(dtypes[i], operands.views[i].dtype);
+      gradients[i] =
+          needs[i] ? output_like(operands.shape, type, like[i], operands.views[i]) : empty_vector(type, input);
+      outputs[i] = needs[i] ? &gradients[i] : nullptr;
+      in_fp64 |= needs[i] && type == DType::kDouble;
     }
-    return {dx, dy};
+    if (std::any_of(needs, needs + kOperands, [](bool need) { return need; })) {
+      const auto run = in_fp64 ? compute_backward<double> : compute_backward<float>;
+      run(outputs, grad, denominator, operands, mask, weight, parameters...);
+    }
+    return std::apply([](auto&... each) { return Gradients(std::move(each)...); }, gradients);
   }
 };
 
+template <template <class> class Loss, class... Parameters>
+using PointwiseLoss = PointwiseLossOf<Loss, std::tuple<>, Parameters...>;
+template <template <class> class Loss, class... Parameters>
+using TernaryLoss = PointwiseLossOf<Loss, std::tuple<OptionalTensor>, Parameters...>;
+
 }  // namespace safeops::cpu
 
-#define SAFEOPS_POINTWISE_LOSS(name, ...)                    \
+#define SAFEOPS_LOSS(name, ...)                              \
   STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) {               \
-    using Op = PointwiseLoss<__VA_ARGS__>;                   \
+    using Op = __VA_ARGS__;                                  \
     m.impl("_" #name, TORCH_BOX(&Op::forward));              \
     m.impl("_" #name "_backward", TORCH_BOX(&Op::backward)); \
   }
+#define SAFEOPS_POINTWISE_LOSS(name, ...) SAFEOPS_LOSS(name, PointwiseLoss<__VA_ARGS__>)
+#define SAFEOPS_TERNARY_LOSS(name, ...) SAFEOPS_LOSS(name, TernaryLoss<__VA_ARGS__>)

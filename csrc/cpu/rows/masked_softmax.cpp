@@ -90,21 +90,11 @@ void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double*
     if (states[kTop][k] == kNothing<C>) states[kKept][k] = keeps_any(p, k);
 }
 
-// exp(a - b) of two tops, 1 where both are the same infinity.
-template <class C>
-inline C ratio_of(double a, double b) {
-  return exp_below(static_cast<C>(a == b ? 0.0 : a - b));
-}
-
 template <class C>
 void merge(int64_t rows, double* const* into, const double* const* from) {
+  merge_exponentials<C>(rows, into[kTop], into[kTotal], from[kTop], from[kTotal]);
   SAFEOPS_SIMD
-  for (int64_t r = 0; r < rows; ++r) {
-    const double a = into[kTop][r], b = from[kTop][r], top = a > b ? a : b;
-    into[kTotal][r] = into[kTotal][r] * ratio_of<C>(a, top) + from[kTotal][r] * ratio_of<C>(b, top);
-    into[kTop][r] = top;
-    into[kKept][r] = std::max(into[kKept][r], from[kKept][r]);
-  }
+  for (int64_t r = 0; r < rows; ++r) into[kKept][r] = std::max(into[kKept][r], from[kKept][r]);
 }
 
 template <class C, bool kLog>

@@ -1,4 +1,4 @@
-// The driver of functions of whole rows along one dim (softmax, normalize, cosine similarity), of any layout, bitwise
+// The driver of functions of whole rows along one dim (softmax, cross entropy, normalize), of any layout, bitwise
 // repeatable.
 //
 // An op is a few loops over pieces of rows: accumulate() reduces a piece to a state for each row, merge() adds the
@@ -17,7 +17,7 @@ namespace safeops::cpu {
 
 constexpr int kRowInputs = 2;
 constexpr int kRowOutputs = 2;
-constexpr int kRowNumbers = 5;      // states, given numbers or results of a row
+constexpr int kRowNumbers = 8;      // states, given numbers or results of a row
 constexpr int kRowParameters = 10;
 constexpr int kAgain = kRowParameters - 1;
 
@@ -27,6 +27,7 @@ template <class C>
 struct Piece {
   bool interleaved;
   int64_t height, width;
+  int64_t first;             // the place in their rows of the first values
   const C* in[kRowInputs];
   int64_t step[kRowInputs];  // elements from one line of the matrix to the next
   const BitsOf<C>* keep;     // all ones or zero: beside bytes, gcc would halve the registers of the values; null: all

@@ -94,7 +94,10 @@ struct Rowwise<C>::Job {
       piece_height = length;
     } else if (r.interleaved_) {
       const int64_t fits = std::max<int64_t>(64, kTile / length / kShortestRun * kShortestRun);
-      const int64_t most = std::min({kWidth, fits, r.inner_});
+      int64_t most = std::min({kWidth, fits, r.inner_});
+      // Few values to a row: as many rows as make one piece of whole rows, that nothing is to be merged.
+      const int64_t whole = kPieceValues / length / kShortestRun * kShortestRun;
+      if (whole >= kWidth / 4) most = std::min(most, whole);
       tiles = (r.inner_ + most - 1) / most;
       unit_rows = std::min(r.inner_, ((r.inner_ + tiles - 1) / tiles + kShortestRun - 1) / kShortestRun * kShortestRun);
       tiles = (r.inner_ + unit_rows - 1) / unit_rows;
@@ -195,6 +198,7 @@ struct Rowwise<C>::Job {
     piece.interleaved = r.interleaved_;
     piece.height = r.interleaved_ ? to - from : unit.rows;
     piece.width = r.interleaved_ ? unit.rows : to - from;
+    piece.first = from;
     return piece;
   }
 

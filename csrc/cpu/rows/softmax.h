@@ -1,4 +1,4 @@
-// What the two directions of the softmax share.
+// What the softmax and the cross entropy share, in both directions.
 #pragma once
 
 #include <cmath>
@@ -15,6 +15,24 @@ constexpr C kNothing = -std::numeric_limits<C>::infinity();  // a masked value: 
 template <class C>
 inline C pivot_of(C top) {
   return select(top == kNothing<C>, C(0), top);  // a piece may keep nothing
+}
+
+// exp(a - b) of two tops, 1 where both are the same infinity.
+template <class C>
+inline C ratio_of(double a, double b) {
+  return exp_below(static_cast<C>(a == b ? 0.0 : a - b));
+}
+
+// Two pieces of a row: the largest value, and the sum of exp(x - it).
+template <class C>
+inline void merge_exponentials(int64_t rows, double* top, double* total, const double* other_top,
+                               const double* other_total) {
+  SAFEOPS_SIMD
+  for (int64_t r = 0; r < rows; ++r) {
+    const double a = top[r], b = other_top[r], most = a > b ? a : b;
+    total[r] = total[r] * ratio_of<C>(a, most) + other_total[r] * ratio_of<C>(b, most);
+    top[r] = most;
+  }
 }
 
 // Parameters of a row: the pivot that is subtracted before exp, what follows from the sum of exp (its inverse, or its

@@ -1,7 +1,7 @@
 """The pointwise losses: what they have in common.
 
 A loss of the family is `PointwiseLoss(name, module, value, *parameters)`, where `value(x, y, *parameters)` is the loss
-of one element in torch, and `module` the name of its class in safeops.nn.
+of one element in torch, and `module` the name of its class in safeops.nn. One of three tensors is a `TernaryLoss`.
 """
 
 import math
@@ -13,27 +13,26 @@ from torch.compiler import is_compiling
 
 from safeops import _check
 from safeops._definitions import accumulate, kept
-from safeops._dtypes import LARGEST, compute_dtype, readable
+from safeops._dtypes import LARGEST, compute_dtype
 from safeops._library import declare_raw, like
+from safeops._loss import REDUCTION, raise_if_nothing_kept, split, validate_denominator, validate_options
 from safeops._op import Op
-from safeops._symbolic import scalar, symbolic
-
-REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 # ---- definition
 
 
-def define(value, input, target, mask, weight, denominator, reduction, *options):
-    """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements."""
+def define(value, tensors, mask, weight, denominator, reduction, *options):
+    """(loss, denominator): mean = sum(weight * value) / denominator over the kept elements. A tensor may be None."""
     *parameters, empty_nan, divisor = options
-    dtype = compute_dtype(input.dtype, target.dtype)
+    dtype = _dtype(tensors)
     # a weight too small or too large for fp32 is read as it is
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    x, y = torch.broadcast_tensors(input.to(compute), target.to(compute))
+    given = torch.broadcast_tensors(*(x.to(compute) for x in tensors if x is not None))
     keep = kept(mask, weight)
     if keep is not None:
-        x, y = torch.where(keep, x, 0), torch.where(keep, y, 0)  # select before arithmetic
-    loss = value(x, y, *parameters)
+        given = [torch.where(keep, x, 0) for x in given]  # select before arithmetic
+    given = iter(given)
+    loss = value(*(x if x is None else next(given) for x in tensors), *parameters)
     if weight is not None:
         weights = torch.where(keep, weight.to(compute), 0)
         loss = loss * weights
@@ -52,35 +51,50 @@ def define(value, input, target, mask, weight, denominator, reduction, *options)
     return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
 
 
+def _dtype(tensors):
+    return compute_dtype(*(x.dtype for x in tensors if x is not None))
+
+
+def _shape(tensors):
+    return torch.broadcast_shapes(*(x.shape for x in tensors if x is not None))
+
+
 # ---- op
 
+# A loss's tensors have the names that its public function gives them.
 _SCHEMA = (
-    "(Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
+    "({tensors}, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
     "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor, Tensor)"
 )
 _SCHEMA_BACKWARD = (
-    "(Tensor grad, Tensor? denominator, Tensor input, Tensor target, Tensor? mask=None, Tensor? weight=None"
-    "{parameters}, bool need_input=True, bool need_target=False, ScalarType? input_dtype=None, "
-    "ScalarType? target_dtype=None) -> (Tensor, Tensor)"
+    "(Tensor grad, Tensor? denominator, {tensors}, Tensor? mask=None, Tensor? weight=None"
+    "{parameters}, {needs}, {dtypes}) -> ({results})"
 )
 
 
-def _fake(input, target, mask, weight, denominator, reduction, *options):
-    dtype = compute_dtype(input.dtype, target.dtype)
-    if reduction:
-        return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
-    shape = torch.broadcast_shapes(input.shape, target.shape)
-    return like(input, shape, dtype), input.new_empty(0, dtype=torch.float64)
+def _fake(count):
+    def fake(*operands):
+        tensors, reduction = operands[:count], operands[count + 3]
+        input, dtype = tensors[0], _dtype(tensors)
+        if reduction:
+            return input.new_empty((), dtype=dtype), input.new_empty((), dtype=torch.float64)
+        return like(input, _shape(tensors), dtype), input.new_empty(0, dtype=torch.float64)
+
+    return fake
 
 
-def _fake_backward(grad, denominator, input, target, mask, weight, *options):
-    shape = torch.broadcast_shapes(input.shape, target.shape)
-    need_input, need_target, input_dtype, target_dtype = options[-4:]
-    input_dtype, target_dtype = input_dtype or input.dtype, target_dtype or target.dtype
-    return (
-        like(input, shape, input_dtype) if need_input else input.new_empty(0, dtype=input_dtype),
-        like(target, shape, target_dtype) if need_target else input.new_empty(0, dtype=target_dtype),
-    )
+def _fake_backward(count):
+    def fake(grad, denominator, *operands):
+        tensors, needs, dtypes = operands[:count], operands[-2 * count : -count], operands[-count:]
+        shape, input = _shape(tensors), tensors[0]
+        # (of a tensor that is not given: an empty result, of input's dtype)
+        given = [(x if x is not None else input, need, dtype) for x, need, dtype in zip(tensors, needs, dtypes)]
+        return tuple(
+            like(x, shape, dtype or x.dtype) if need else input.new_empty(0, dtype=dtype or x.dtype)
+            for x, need, dtype in given
+        )
+
+    return fake
 
 
 # ---- record
@@ -95,6 +109,8 @@ class Parameter(NamedTuple):
     above: float | None = None
     maximum: float = LARGEST
 
+    kind = float
+
     def check(self, function, x):
         _check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
 
@@ -103,117 +119,27 @@ class Parameter(NamedTuple):
         return self.minimum if self.above is None else math.nextafter(self.above, math.inf), self.maximum
 
 
-class PointwiseLoss(Op):
-    """A pointwise loss."""
+class Flag(NamedTuple):
+    """A choice between two formulas."""
 
-    differentiable = (0, 1)
-    broadcasts = True
-    constant = slice(3, 5)  # weight, denominator
+    name: str
+    default: bool
 
-    def __init__(self, name, module, value, *parameters):
-        def definition(*operands):
-            return define(value, *operands)[0]
+    kind = bool
 
-        def composite(*operands):
-            loss, denominator = define(value, *operands)
-            return loss, denominator.to(torch.float64)
+    def check(self, function, x):
+        _check.boolean_flag(function, self.name, x)
 
-        self.module, self.parameters, self.ranges = module, parameters, [(*x.range(), x.default) for x in parameters]
-        self.schema = "".join(f", float {parameter.name}={parameter.default}" for parameter in parameters)
-        schema, schema_backward = (x.format(parameters=self.schema) for x in (_SCHEMA, _SCHEMA_BACKWARD))
-        forward = declare_raw(f"_{name}", schema, fake=_fake, composite=composite, triton=f"losses.{name}.{name}")
-        backward = declare_raw(
-            f"_{name}_backward", schema_backward, fake=_fake_backward, triton=f"losses.{name}.{name}_backward"
-        )
-        super().__init__(name, forward, backward, definition)
-
-    def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
-        code = REDUCTION[reduction]
-        short = code == 1  # whether trailing defaults are all that follows the mask
-        for x, (low, high, default) in zip(parameters, self.ranges):
-            if x.__class__ is not float or not low <= x <= high:
-                self.validate_options(self.name, reduction, empty, *parameters)
-            short = short and x.__class__ is float and x == default
-        if input.shape != target.shape or empty == "raise":
-            self._attend(input, target, mask, weight, reduction, denominator, empty)
-        if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
-            return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
-        tensor, divisor = None, denominator
-        if isinstance(denominator, torch.Tensor):
-            tensor, divisor = readable(denominator), None
-        elif symbolic(denominator):
-            tensor, divisor = scalar(denominator, torch.float64, input.device), None
-        takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
-        takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
-        return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
-
-    def _attend(self, input, target, mask, weight, reduction, denominator, empty):
-        """What a caller must hear before any work: shapes that differ, nothing kept."""
-        self.validate(input, target, mask, weight, reduction, denominator, empty)
-        if input.shape != target.shape and not is_compiling():  # a warning cannot be traced
-            warnings.warn(
-                f"{self.name}: target {tuple(target.shape)} is broadcast with input {tuple(input.shape)}; "
-                "make the shapes equal (expand copies nothing) if that is meant",
-                stacklevel=5,
-            )
-        if empty == "raise" and reduction != "none":
-            # One synchronisation: the documented price of empty="raise".
-            keep = kept(mask, weight)
-            size = torch.broadcast_shapes(input.shape, target.shape)
-            if size.numel() == 0 or (keep is not None and not bool(_check.whole(keep.any()))):
-                raise ValueError(
-                    f'{self.name}: empty="raise": nothing is kept '
-                    f"(input {tuple(input.shape)}, target {tuple(target.shape)})"
-                )
-
-    def validate(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
-        _check.floating(self.name, "input", input)
-        _check.floating(self.name, "target", target)
-        shape = _check.broadcast(self.name, input=input, target=target)
-        _check.mask(self.name, "mask", mask, "input and target", shape)
-        _check.weight(self.name, weight, "input and target", shape)
-        self.validate_options(self.name, reduction, empty, *parameters)
-        if denominator is not None:
-            if reduction != "mean":
-                raise ValueError(f'{self.name}: denominator needs reduction="mean", got {reduction!r}')
-            if not isinstance(denominator, torch.Tensor):
-                _check.number(self.name, "denominator", denominator)
-            else:
-                _check.real_scalar(self.name, "denominator", denominator)
-                if denominator.dtype == torch.bool:
-                    raise TypeError(f"{self.name}: denominator must be a real number, got {denominator.dtype}")
-        _check.same_device(self.name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
-
-    def validate_options(self, name, reduction, empty, *parameters):
-        """Those that are no tensors: what a module's constructor takes."""
-        _check.choice(name, "reduction", reduction, tuple(REDUCTION))
-        _check.choice(name, "empty", empty, _check.EMPTY)
-        for x, parameter in zip(parameters, self.parameters):
-            parameter.check(name, x)
-
-    def gradients(self, grad, needs, operands, results):
-        input, target, mask, weight, _, reduction, *parameters, _, _ = operands
-        dtypes = None, None
-        if input.shape != target.shape:
-            # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
-            shape = torch.broadcast_shapes(input.shape, target.shape)
-            wide = compute_dtype(input.dtype, target.dtype)
-            dtypes = (None if x.shape == shape else wide for x in (input, target))
-        denominator = results[0] if reduction == 1 else None
-        return self.backward(grad, denominator, input, target, mask, weight, *parameters, *needs[:2], *dtypes)
-
-    def public(self):
-        return super().public(
-            "(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
-            f'str reduction="mean", Tensor? denominator=None, str empty="zero"{self.schema}) -> Tensor',
-            arguments=ARGUMENTS,
-        )
+    def range(self):
+        return False, True
 
 
 # What the docstring of every loss says of its arguments, in place of {arguments}.
-ARGUMENTS = """\
+OPERANDS = """\
         input: floating tensor, the prediction.
         target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning. Differentiable.
+"""
+ARGUMENTS = """\
         mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN,
             inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
         weight: floating tensor, broadcastable to the shape of the loss; 0 means the same as masked out. Differentiable.
@@ -233,3 +159,147 @@ ARGUMENTS = """\
         TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
         ValueError: shapes do not broadcast, devices differ, unknown `reduction` or `empty`, a number out of range.
 """
+
+
+class PointwiseLoss(Op):
+    """A pointwise loss."""
+
+    broadcasts = True
+    names = "input", "target"  # of its tensors
+    optional = False  # whether the last of them may be None
+    reductions = tuple(REDUCTION)
+
+    def __init__(self, name, module, value, *parameters, **fields):
+        """fields: class attributes that are this loss's own."""
+        vars(self).update(fields)
+        count = self.count = len(self.names)
+        self.differentiable = tuple(range(count))
+        self.constant = slice(count + 1, count + 3)  # weight, denominator
+
+        def composite(*operands):
+            loss, denominator = define(value, operands[:count], *operands[count:])
+            return loss, denominator.to(torch.float64)
+
+        def definition(*operands):
+            return define(value, operands[:count], *operands[count:])[0]
+
+        self.module, self.parameters = module, parameters
+        self.ranges = [(x.kind, *x.range(), x.default) for x in parameters]
+        self.schema = "".join(f", {x.kind.__name__} {x.name}={x.default}" for x in parameters)
+        optional = ["?" if self.optional and x == self.names[-1] else "" for x in self.names]
+        self.tensors_schema = ", ".join(f"Tensor{mark} {x}" for x, mark in zip(self.names, optional))
+        # The raw op's last tensor may be None where a third is possible at all: one type for all kernels.
+        raw = ", ".join(f"Tensor{'?' * (i > 1)} {x}" for i, x in enumerate(self.names))
+        pieces = {
+            "tensors": raw,
+            "parameters": self.schema,
+            "needs": ", ".join(f"bool need_{x}={x == self.names[0]}" for x in self.names),
+            "dtypes": ", ".join(f"ScalarType? {x}_dtype=None" for x in self.names),
+            "results": ", ".join(["Tensor"] * count),
+        }
+        triton = {} if count > 2 else {"triton": f"losses.{name}.{name}"}
+        forward = declare_raw(f"_{name}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, **triton)
+        triton = {key: f"{path}_backward" for key, path in triton.items()}
+        backward = declare_raw(
+            f"_{name}_backward", _SCHEMA_BACKWARD.format(**pieces), fake=_fake_backward(count), **triton
+        )
+        super().__init__(name, forward, backward, definition)
+
+    def prepare(self, input, target, mask, weight, reduction, denominator, empty, *parameters):
+        code = REDUCTION[reduction]
+        short = code == 1  # whether trailing defaults are all that follows the mask
+        for x, (kind, low, high, default) in zip(parameters, self.ranges):
+            if x.__class__ is not kind or not low <= x <= high:
+                self.validate_options(self.name, reduction, empty, *parameters)
+            short = short and x.__class__ is kind and x == default
+        if input.shape != target.shape or empty == "raise":
+            self.attend((input, target), mask, weight, reduction, denominator, empty)
+        if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
+            return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
+        tensor, divisor = split(denominator, input.device)
+        takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
+        takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
+        return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
+
+    def attend(self, tensors, mask, weight, reduction, denominator, empty):
+        """What a caller must hear before any work: shapes that differ, nothing kept."""
+        self.validate(*tensors, mask, weight, reduction, denominator, empty)
+        (first, x), (second, y), *_ = zip(self.names, tensors)
+        if x.shape != y.shape and not is_compiling():  # a warning cannot be traced
+            warnings.warn(
+                f"{self.name}: {second} {tuple(y.shape)} is broadcast with {first} {tuple(x.shape)}; "
+                "make the shapes equal (expand copies nothing) if that is meant",
+                stacklevel=5,
+            )
+        if empty == "raise" and reduction != "none":
+            shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(self.names, tensors) if x is not None)
+            raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes)
+
+    def validate(self, *arguments):
+        tensors, (mask, weight, reduction, denominator, empty, *parameters) = _parted(arguments, self.count)
+        named = dict(zip(self.names, tensors))
+        if self.optional and named[self.names[-1]] is None:
+            del named[self.names[-1]]
+        for name, x in named.items():
+            _check.floating(self.name, name, x)
+        shape = _check.broadcast(self.name, **named)
+        operands = " and ".join(self.names[:2])
+        _check.mask(self.name, "mask", mask, operands, shape)
+        _check.weight(self.name, weight, operands, shape)
+        self.validate_options(self.name, reduction, empty, *parameters)
+        validate_denominator(self.name, reduction, denominator)
+        first, *others = self.names
+        others = {name: named.get(name) for name in others}
+        _check.same_device(self.name, first, named[first], **others, mask=mask, weight=weight, denominator=denominator)
+
+    def validate_options(self, name, reduction, empty, *parameters):
+        """Those that are no tensors: what a module's constructor takes."""
+        validate_options(name, reduction, empty, self.reductions)
+        for x, parameter in zip(parameters, self.parameters):
+            parameter.check(name, x)
+
+    def gradients(self, grad, needs, operands, results):
+        tensors, (mask, weight, _, reduction, *parameters, _, _) = _parted(operands, self.count)
+        dtypes = (None,) * self.count
+        if any(x is not None and x.shape != tensors[0].shape for x in tensors[1:]):
+            # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
+            shape, wide = _shape(tensors), _dtype(tensors)
+            dtypes = (None if x is None or x.shape == shape else wide for x in tensors)
+        denominator = results[0] if reduction == 1 else None
+        needs = needs[: self.count]
+        return self.backward(grad, denominator, *tensors, mask, weight, *parameters, *needs, *dtypes)
+
+    def public(self, operands=OPERANDS):
+        """operands: what the docstring says of the tensors; "" where the function's own does."""
+        tensors = ", ".join(f"Tensor {x}" for x in self.names[: self.count - self.optional])
+        last = f", Tensor? {self.names[-1]}=None" * self.optional
+        return super().public(
+            f"({tensors}, *, Tensor? mask=None, Tensor? weight=None, "
+            f'str reduction="mean", Tensor? denominator=None, str empty="zero"{last}{self.schema}) -> Tensor',
+            arguments=operands + (ARGUMENTS if operands else ARGUMENTS.replace("        {own}\n", "")),
+        )
+
+
+def _parted(x, count):
+    return x[:count], x[count:]
+
+
+def by_batch(name, input, reduction, denominator):
+    """(reduction, denominator), where "batchmean" is the sum over the size of the first dim."""
+    if reduction != "batchmean" or not isinstance(input, torch.Tensor):
+        return reduction, denominator
+    if denominator is not None:
+        raise ValueError(f'{name}: denominator needs reduction="mean", got "batchmean"')
+    return "mean", input.shape[0] if input.dim() else 1
+
+
+class TernaryLoss(PointwiseLoss):
+    """A loss of three tensors; the third may be one that is left out (`optional`)."""
+
+    def prepare(self, input, target, third, mask, weight, reduction, denominator, empty, *parameters):
+        if input.shape != target.shape or empty == "raise" or (third is not None and third.shape != input.shape):
+            self.attend((input, target, third), mask, weight, reduction, denominator, empty)
+            empty = "zero" if empty == "raise" else empty
+        # (input twice: their shapes have been seen to)
+        takes, operands = super().prepare(input, input, mask, weight, reduction, denominator, empty, *parameters)
+        return takes, (input, target, third, *operands[2:])

@@ -29,6 +29,7 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
     loss = LOSSES[name]
     backward = backward or loss.backward
     x, y, mask, weight = build(layout, *dtypes)
+    x, y = loss.operands(x, y)
     keep = kept(x.shape, mask, weight)
     if mean:  # one gradient for all, read through strides of 0
         grad, denominator = torch.tensor(1.5), torch.tensor(37.0, dtype=F64)
@@ -38,9 +39,11 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
         grad[~keep] = NAN
         c = grad.double()
     found = backward(grad, denominator, x, y, mask, weight, *loss.parameters, True, True, *out)
-    for gradient, like, dtype, slope in zip(found, (x, y), out, loss.truth(x, y)[1:]):
+    slopes, sizes = loss.truth(x, y)[1:], loss.sizes(x, y)[1:]
+    for gradient, like, dtype, slope, size in zip(found, (x, y), out, slopes, sizes):
         assert gradient.dtype == dtype and gradient.stride() == torch.empty_like(like).stride()
-        close(gradient, torch.where(keep, c * weights(x.shape, weight) * slope, 0), dtype=dtype)
+        by = c * weights(x.shape, weight)
+        close(gradient, torch.where(keep, by * slope, 0), by * torch.maximum(size, slope.abs()), dtype)
         assert not gradient[~keep].any()
 
 
@@ -106,16 +109,20 @@ def test_nan_and_inf_that_are_kept(name):
     parameters = loss.parameters
     x = torch.tensor([NAN, INF, -INF, 1.0, 0.0, 2.0])
     y = torch.tensor([0.0, 0.0, 0.0, NAN, 0.0, -1.0])
+    x, y = loss.operands(x, y)
     one = torch.tensor(1.0)
     value = loss.forward(x, y, None, None, None, 0, *parameters, False, None)[0]
     slopes = loss.backward(one, None, x, y, None, None, *parameters, True, True, F32, F32)
-    for found, expected in zip((value, *slopes), loss.truth(x, y)):  # at x = y, too: pytorch#96813
-        close(found, expected)
+    for found, expected, size in zip((value, *slopes), loss.truth(x, y), loss.sizes(x, y)):  # x = y too: pytorch#96813
+        if loss.record.fields.get("several_terms"):  # of infinite ones the order decides
+            found, expected = (t + torch.where(t.isfinite(), 0, NAN) for t in (found, expected))
+        close(found, expected, torch.maximum(size, expected.abs()))
     assert value[[0, 3]].isnan().all()
     assert loss.forward(x, y, None, None, None, 1, *parameters, False, None)[0].isnan()
     masked = x.isfinite() & y.isfinite()
     value, _ = loss.forward(x, y, masked, None, None, 2, *parameters, False, None)
-    assert value == loss.forward(x[4:], y[4:], None, None, None, 2, *parameters, False, None)[0]
+    alone, _ = loss.forward(x[masked], y[masked], None, None, None, 2, *parameters, False, None)
+    torch.testing.assert_close(value, alone)
 
 
 def test_gradients_overflow_to_inf():

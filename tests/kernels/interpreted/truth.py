@@ -5,6 +5,7 @@ from math import prod
 
 import torch
 
+from safeops._dtypes import LARGEST
 from safeops._op import registry
 from safeops.ops.losses._pointwise import PointwiseLoss
 from tests.ops import RECORDS
@@ -25,23 +26,36 @@ class Loss:
     def __init__(self, name, parameters):
         self.name, self.options, self.parameters = name, parameters, tuple(parameters.values())
         self.forward, self.backward = launchers(name)
+        self.record = RECORDS[name]
+
+    def operands(self, x, y):
+        """Any numbers, brought to where the loss is defined."""
+        return tuple(to(t) for to, t in zip(self.record.domain, (x, y)))
+
+    def sizes(self, x, y):
+        """Of what the loss, and each derivative, is summed from."""
+        if self.record.sizes is None:
+            return self.truth(x, y)
+        return tuple(t.abs() for t in self.record.sizes(x.double(), y.double(), **self.options))
 
     def truth(self, x, y):
         """Of each element, in fp64: the loss, its derivative by x, that by y."""
         x, y = (t.double().clone().requires_grad_() for t in (x, y))
-        value = RECORDS[self.name].definition(x, y, reduction="none", **self.options)
+        value = self.record.definition(x, y, reduction="none", **self.options)
         return value.detach(), *torch.autograd.grad(value.sum(), (x, y))
 
 
 def losses():
-    """Every pointwise loss: with the parameters of its record's call, and with each at the least that it may be."""
+    """Every pointwise loss of two tensors: with the parameters of its record's call, and with each at the least that it
+    may be, or with a flag turned."""
     for name, op in registry.items():
-        if isinstance(op, PointwiseLoss):
+        if isinstance(op, PointwiseLoss) and op.count == 2:
             plain = {p.name: RECORDS[name].call[p.name] for p in op.parameters}
             yield name, Loss(name, plain)
             for p in op.parameters:
-                if p.minimum is not None:
-                    yield f"{name} {p.name}={p.minimum}", Loss(name, plain | {p.name: p.minimum})
+                other = not plain[p.name] if p.kind is bool else p.minimum
+                if other is not None and abs(other) < LARGEST:
+                    yield f"{name} {p.name}={other}", Loss(name, plain | {p.name: other})
 
 
 LOSSES = dict(losses())
@@ -77,7 +91,8 @@ def close(actual, expected, scale=None, dtype=F32):
     actual = actual.double()
     odd = ~expected.isfinite()
     same = (actual == expected) | (actual.isnan() & expected.isnan())
-    near = (actual - expected).abs() <= TOLERANCE[dtype] * scale.nan_to_num(0, 0, 0) + 1e-40
+    least = 2**-24 if dtype == F16 else 1e-40  # what there is below the normal numbers
+    near = (actual - expected).abs() <= TOLERANCE[dtype] * scale.nan_to_num(0, 0, 0) + least
     good = torch.where(odd, same, near)
     assert good.all(), f"{(~good).sum()} of {good.numel()} wrong, such as {actual[~good][:3]} for {expected[~good][:3]}"
 

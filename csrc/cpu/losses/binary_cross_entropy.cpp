@@ -1,0 +1,22 @@
+#include "cpu/engine/math.h"
+#include "cpu/losses/pointwise_loss.h"
+
+namespace safeops::cpu {
+
+// -(y log x + (1 - y) log(1 - x)), with torch's bounds: the logarithms end at -100, x (1 - x) as a divisor at 1e-12.
+template <class C>
+struct BinaryCrossEntropy {
+  C value(C x, C y) const { return -(y * hit(x) + (1 - y) * miss(x)); }
+
+  Slopes<C> slopes(C x, C y) const {
+    return {(x - y) / math::at_least(x * (1 - x), C(1e-12)), miss(x) - hit(x)};
+  }
+
+ private:
+  static C hit(C x) { return math::at_least(math::log(x), C(-100)); }
+  static C miss(C x) { return math::at_least(math::log1p(-x), C(-100)); }
+};
+
+SAFEOPS_POINTWISE_LOSS(binary_cross_entropy, BinaryCrossEntropy)
+
+}  // namespace safeops::cpu

@@ -1,0 +1,34 @@
+// What the losses of logits are made of. Neither half of the logistic function is one less the other, which would
+// cancel, and an infinite logit whose target matches costs nothing.
+#pragma once
+
+#include "cpu/engine/exp.h"
+#include "cpu/engine/math.h"
+
+namespace safeops::cpu {
+
+// a b, and 0 where a is 0 and b infinite.
+template <class C>
+C product(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, a * b); }
+
+// The derivative of product(a, b) by a.
+template <class C>
+C product_slope(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, b); }
+
+template <class C>
+struct Logistic {
+  C p, q, tail;  // 1 / (1 + e^-x), 1 / (1 + e^x), log(1 + e^-|x|)
+
+  explicit Logistic(C x) {
+    const C e = exp_below(-std::fabs(x)), near = 1 / (1 + e), far = e * near;
+    p = select(x < 0, far, near);
+    q = select(x < 0, near, far);
+    tail = math::log1p_unit(e);
+  }
+};
+
+// log(1 + e^x)
+template <class C>
+C softplus(C x) { return math::at_least(x, C(0)) + math::log1p_unit(exp_below(-std::fabs(x))); }
+
+}  // namespace safeops::cpu

@@ -1,0 +1,104 @@
+// Rows that have a class each: which are kept, and with what weight. Of cross_entropy and nll_loss.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "cpu/rows/rowwise.h"
+
+namespace safeops::cpu {
+
+// Contiguous numbers, one for each row, as a tensor.
+template <class T>
+struct RowNumbers {
+  Shape shape;
+  int64_t strides[kMaxDims];
+  T* data;
+  DType dtype;
+
+  RowNumbers(const Shape& shape_, T* data_, DType dtype_) : shape(shape_), data(data_), dtype(dtype_) {
+    contiguous_strides(shape, strides);
+  }
+  RowNumbers(const RowNumbers&) = delete;  // views point into it
+
+  View view() const {
+    View view(const_cast<std::remove_const_t<T>*>(data), dtype);
+    view.ndim = shape.ndim;
+    view.sizes = shape.size;
+    view.strides = strides;
+    return view;
+  }
+};
+
+// The rows of an input (N, C, d1, ...) or (C): all dims but that of the classes.
+struct ClassRows {
+  int dim;
+  int64_t classes, count;
+  Shape shape;
+  std::unique_ptr<double[]> place;   // the class of each row, -1 where it is not kept; of probabilities 0
+  std::unique_ptr<double[]> weight;  // the class's weight; null without class weights, and of probabilities
+  bool weighted = false;
+  std::vector<double> weights;       // of the classes
+
+  explicit ClassRows(const char* op, const View& x);
+
+  // (many, *rows)
+  Shape with(int64_t many) const;
+
+  // The weights that a mean divides by; empty of `dtype` where there are none.
+  Tensor weight_tensor(DType compute, DType dtype, const Tensor& like) const;
+
+  void read_weights(const char* op, const Tensor& weight);
+
+  // Finds place and weight. `target` is null where each row has probabilities. keep: bytes of 0 and 1, or null.
+  // An index that is no class is refused, or where `refuse` is false its row not kept.
+  void read(const char* op, const Tensor* target, const std::optional<Tensor>& mask, int64_t ignore_index, bool refuse,
+            uint8_t* keep);
+};
+
+void set_zero(const Tensor& t);  // contiguous
+
+// All elements of a view, broadcast to a shape, in its contiguous order.
+void read_all(const View& view, const Shape& shape, double* to);
+
+// ---- the class among a row's parameters: in two parts, for a float holds no more than 2^24
+
+constexpr int64_t kPlacePart = int64_t{1} << 20;
+
+enum ClassParameter { kPlaceHigh, kPlaceLow, kFirstFree };
+
+template <class C>
+inline void split_place(double place, int64_t row, C* const* parameters) {
+  // (rounded down without std::floor, which is a call on the baseline)
+  const double high = static_cast<double>(static_cast<int32_t>((place + kPlacePart) * (1.0 / kPlacePart))) - 1;
+  parameters[kPlaceHigh][row] = static_cast<C>(high);
+  parameters[kPlaceLow][row] = static_cast<C>(place - high * kPlacePart);
+}
+
+// Negative: not kept.
+template <class C>
+inline int64_t place_of(const C* const* parameters, int64_t row) {
+  return static_cast<int64_t>(parameters[kPlaceHigh][row]) * kPlacePart +
+         static_cast<int64_t>(parameters[kPlaceLow][row]);
+}
+
+template <class C>
+inline bool is_kept(const C* const* parameters, int64_t row) {
+  return parameters[kPlaceHigh][row] >= 0;
+}
+
+// Of rows side by side: which line of the piece has each row's own class, -1 for none. (A branch for each row would be
+// mispredicted as often as there are pieces.)
+template <class C>
+inline void own_lines(const Piece<C>& p, const C* const* parameters, int32_t* lines) {
+  const C *high = parameters[kPlaceHigh], *low = parameters[kPlaceLow];
+  const double first = static_cast<double>(p.first), height = static_cast<double>(p.height);
+  SAFEOPS_SIMD
+  for (int64_t k = 0; k < p.width; ++k) {
+    const double line = static_cast<double>(high[k]) * kPlacePart + low[k] - first;
+    const bool inside = (line >= 0) & (line < height);
+    lines[k] = static_cast<int32_t>(select(inside, line, -1.0));
+  }
+}
+
+}  // namespace safeops::cpu

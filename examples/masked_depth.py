@@ -1,0 +1,57 @@
+"""Depth from a stereo pair of which 7 % of the pixels were not measured: masked losses under autocast.
+
+    python examples/masked_depth.py [STEPS]
+
+The pair is scikit-image's Motorcycle. The unmeasured disparities are inf, and stay in the target: `mask=` is all that
+the losses need. The two losses are added by `combine_losses`, which leaves out one that is not finite.
+"""
+
+import sys
+
+import torch
+
+import safeops
+from safeops.demo.data import FOCAL_BASELINE, load
+
+
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(6, 16, 5, 2, 2),
+        torch.nn.GELU(),
+        torch.nn.Conv2d(16, 32, 5, 2, 2),
+        torch.nn.GELU(),
+        torch.nn.Conv2d(32, 1, 3, 1, 1),
+        torch.nn.Upsample(scale_factor=4, mode="bilinear"),
+        torch.nn.Softplus(),
+    )
+
+
+def train(steps=100):
+    """The loss of each step."""
+    torch.manual_seed(0)
+    pair, model = load(), network()
+    images = torch.cat([pair.left, pair.right], 1)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
+    losses = []
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.bfloat16):
+            disparity = model(images) * 50
+            depth = FOCAL_BASELINE * safeops.safe_reciprocal(disparity)
+            total, *_ = safeops.combine_losses(
+                {
+                    "disparity": safeops.charbonnier_loss(disparity, pair.truth, mask=pair.known),
+                    "depth": (safeops.l1_loss(depth, FOCAL_BASELINE / pair.truth, mask=pair.known), 5.0),
+                },
+                nonfinite="skip",
+            )
+        optimizer.zero_grad()
+        total.backward()
+        safeops.clip_grad_norm_(model.parameters(), 100.0)
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+if __name__ == "__main__":
+    found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    print(f"loss {found[0]:.2f} -> {found[-1]:.2f}")

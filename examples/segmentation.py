@@ -1,0 +1,60 @@
+"""Coins on a table, two classes, pixels of unknown class left out: dice and focal loss of logits.
+
+    python examples/segmentation.py [STEPS]
+
+The photograph is scikit-image's; a pixel is of a coin where it is clearly brighter than Otsu's threshold, of the table
+where it is clearly darker, and unknown between the two.
+"""
+
+import sys
+
+import torch
+
+import safeops
+
+
+def load():
+    """(image (1, 1, H, W), class of each pixel (1, H, W), whether it is known)"""
+    import skimage.data
+    import skimage.filters
+
+    image = torch.from_numpy(skimage.data.coins()).float()[None, None] / 255
+    threshold = skimage.filters.threshold_otsu(image.numpy())
+    target = (image[:, 0] > threshold).long()
+    return image, target, (image[:, 0] - threshold).abs() > 0.06
+
+
+def network():
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 16, 3, 1, 1),
+        torch.nn.GELU(),
+        torch.nn.Conv2d(16, 16, 3, 1, 1),
+        torch.nn.GELU(),
+        torch.nn.Conv2d(16, 2, 1),
+    )
+
+
+def train(steps=60):
+    """The loss of each step."""
+    torch.manual_seed(0)
+    (image, target, known), model = load(), network()
+    noisy = image + 0.1 * torch.randn(image.shape)
+    coins = torch.nn.functional.one_hot(target, 2).movedim(-1, 1).float()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    losses = []
+    for _ in range(steps):
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = model(noisy)
+            dice = safeops.dice_loss(safeops.masked_softmax(logits, dim=1), target, mask=known)
+            focal = safeops.sigmoid_focal_loss(logits, coins, mask=known[:, None])
+        total, *_ = safeops.combine_losses({"dice": dice, "focal": (focal, 2.0)})
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(total.item())
+    return losses
+
+
+if __name__ == "__main__":
+    found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    print(f"loss {found[0]:.3f} -> {found[-1]:.3f}")

@@ -1,0 +1,70 @@
+"""poisson_nll_loss: f = e^x - y x of logarithms, x - y log(x + eps) of rates; full: Stirling's log y! where y > 1."""
+
+import triton
+import triton.language as tl
+
+from .logistic import product, product_slope
+from .pointwise_loss import pointwise_loss
+
+LOG_2_PI = tl.constexpr(1.8378770664093453)
+
+
+@triton.jit
+def stirling(y):
+    """(y log y - y + log(2 pi y) / 2, its derivative)"""
+    some = y > 1
+    n = tl.maximum(y, 1.0)  # (a NaN, which this hides, shows in the rest of the loss; a tl.where spills registers)
+    log = tl.log(n)
+    return tl.where(some, n * (log - 1) + (LOG_2_PI + log) * 0.5, 0.0), tl.where(some, log + 0.5 / n, 0.0)
+
+
+@triton.jit
+def of_logs(x, y, eps):
+    return tl.exp(x) - product(y, x)
+
+
+@triton.jit
+def slopes_of_logs(x, y, eps):
+    return tl.exp(x) - y, -product_slope(y, x)
+
+
+@triton.jit
+def of_rates(x, y, eps):
+    return x - product(y, tl.log(x + eps))
+
+
+@triton.jit
+def slopes_of_rates(x, y, eps):
+    return 1 - y / (x + eps), -product_slope(y, tl.log(x + eps))
+
+
+@triton.jit
+def full_of_logs(x, y, eps):
+    return of_logs(x, y, eps) + stirling(y)[0]
+
+
+@triton.jit
+def full_slopes_of_logs(x, y, eps):
+    dx, dy = slopes_of_logs(x, y, eps)
+    return dx, dy + stirling(y)[1]
+
+
+@triton.jit
+def full_of_rates(x, y, eps):
+    return of_rates(x, y, eps) + stirling(y)[0]
+
+
+@triton.jit
+def full_slopes_of_rates(x, y, eps):
+    dx, dy = slopes_of_rates(x, y, eps)
+    return dx, dy + stirling(y)[1]
+
+
+FORMULAS = {  # by log_input, full
+    (True, False): (of_logs, slopes_of_logs),
+    (True, True): (full_of_logs, full_slopes_of_logs),
+    (False, False): (of_rates, slopes_of_rates),
+    (False, True): (full_of_rates, full_slopes_of_rates),
+}
+
+poisson_nll_loss, poisson_nll_loss_backward = pointwise_loss("poisson_nll_loss", FORMULAS)

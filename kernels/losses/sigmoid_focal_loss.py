@@ -1,0 +1,50 @@
+"""sigmoid_focal_loss: f = a m^gamma bce, m = y q + (1 - y) p, a = alpha y + (1 - alpha) (1 - y), or 1 if alpha < 0."""
+
+import triton
+import triton.language as tl
+
+from .logistic import at_least, logistic, product, product_slope
+from .pointwise_loss import pointwise_loss
+
+
+@triton.jit
+def balance(y, alpha):
+    """(a, its derivative)"""
+    none = alpha < 0
+    hit, miss = tl.where(none, 1.0, alpha), tl.where(none, 1.0, 1 - alpha)
+    return hit * y + miss * (1 - y), hit - miss
+
+
+@triton.jit
+def power(m, gamma):
+    """m^gamma and its derivative, which is 0 where it has no value."""
+    some = m > 0
+    base = tl.where(some, m, m * 0 + 1)
+    to = tl.where(gamma == 2, m * m, tl.where(some, tl.exp(gamma * tl.log(base)), tl.where(gamma == 0, 1.0, m)))
+    by = tl.where(gamma == 2, 2 * m, tl.where(some, gamma * (to / base), 0.0))
+    return tl.where(m == m, to, m), by
+
+
+@triton.jit
+def value(x, y, alpha, gamma):
+    p, q, tail = logistic(x)
+    a, _ = balance(y, alpha)
+    to, _ = power(y * q + (1 - y) * p, gamma)
+    return a * to * (product(1 - y, at_least(x, 0.0)) + product(y, at_least(-x, 0.0)) + tail)
+
+
+value.max_registers = 168  # of 80 it would spill; arithmetic, not memory, is what it waits for
+
+
+@triton.jit
+def slopes(x, y, alpha, gamma):
+    p, q, tail = logistic(x)
+    a, moved = balance(y, alpha)
+    to, by = power(y * q + (1 - y) * p, gamma)
+    bce = product(1 - y, at_least(x, 0.0)) + product(y, at_least(-x, 0.0)) + tail
+    down, up = product_slope(y, at_least(-x, 0.0)), product_slope(1 - y, at_least(x, 0.0))
+    turn = tl.where(p * q == 0, 0.0, by * bce * ((1 - y) - y) * (p * q))
+    return a * (to * ((1 - y) * p - y * q) + turn), moved * to * bce + a * (by * (q - p) * bce + to * (down - up))
+
+
+sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss("sigmoid_focal_loss", value, slopes=slopes)

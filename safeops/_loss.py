@@ -1,0 +1,65 @@
+"""What the losses of all families share: the reduction, what the mean divides by, what stands for nothing kept."""
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import readable
+from safeops._op import registry
+from safeops._symbolic import scalar, symbolic
+
+REDUCTION = {"none": 0, "mean": 1, "sum": 2}
+
+
+def validate_options(name, reduction, empty, reductions=tuple(REDUCTION)):
+    _check.choice(name, "reduction", reduction, reductions)
+    _check.choice(name, "empty", empty, _check.EMPTY)
+
+
+def validate_denominator(name, reduction, denominator):
+    if denominator is None:
+        return
+    if reduction != "mean":
+        raise ValueError(f'{name}: denominator needs reduction="mean", got {reduction!r}')
+    if not isinstance(denominator, torch.Tensor):
+        return _check.number(name, "denominator", denominator)
+    _check.real_scalar(name, "denominator", denominator)
+    if denominator.dtype == torch.bool:
+        raise TypeError(f"{name}: denominator must be a real number, got {denominator.dtype}")
+
+
+def split(denominator, device):
+    """A denominator as a raw op takes it: (0-dim tensor, number), one of them None."""
+    if isinstance(denominator, torch.Tensor):
+        return readable(denominator), None
+    return (scalar(denominator, torch.float64, device), None) if symbolic(denominator) else (None, denominator)
+
+
+def raise_if_nothing_kept(name, keep, shape, operands):
+    """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
+    if torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(keep.any()))):
+        raise ValueError(f'{name}: empty="raise": nothing is kept ({operands})')
+
+
+def reduce(name, loss, keep, weight, reduction, denominator, empty):
+    """The mean, the sum, or all of `loss`, whose elements that are not kept are 0: by the sums' own kernels.
+
+    loss: fp32 or fp64. keep: bool, loss's shape, or None: all. weight: loss's shape; the mean divides by the sum of
+    those kept, without it by their count; `denominator`, a number or 0-dim tensor, goes before both.
+    """
+    if empty == "raise" and reduction != "none":
+        raise_if_nothing_kept(name, keep, loss.shape, f"losses {tuple(loss.shape)}")
+    if reduction == "none":
+        return loss
+    empty = "zero" if empty == "raise" else empty
+    if reduction == "mean" and weight is None and denominator is None:
+        return registry["masked_mean"].call(loss, keep, None, False, None, None, empty)
+    total = registry["masked_sum"].call(loss, keep, None, False, None, None, empty)
+    if reduction == "sum":
+        return total
+    if denominator is None:
+        denominator = registry["masked_sum"].call(weight, keep, None, False, None, None, "zero")
+    elif not isinstance(denominator, torch.Tensor):
+        denominator = scalar(denominator, torch.float64, loss.device)
+    # Nothing kept: whatever the denominator is, total stands for it.
+    some = registry["masked_count"].call(loss, keep, None, False, None, None, "zero") > 0
+    return (total.double() / torch.where(some, denominator, 1).double()).to(loss.dtype)

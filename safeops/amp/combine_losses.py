@@ -1,0 +1,119 @@
+"""combine_losses: the weighted sum of several losses, wide, with a say in what happens to terms that are not finite."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from safeops import _check
+from safeops._definitions import kept
+from safeops._dtypes import compute_dtype
+from safeops._symbolic import scalar
+
+NONFINITE = ("propagate", "skip", "raise")
+
+
+class CombinedLosses(NamedTuple):
+    """What `combine_losses` returns. It holds no number that the host would have to wait for."""
+
+    total: torch.Tensor  # (): to call backward on
+    terms: torch.Tensor  # (number of losses,): weight * loss, as it came, detached
+    finite: torch.Tensor  # (number of losses,) bool: which terms are
+    names: tuple  # of the losses, in the same order
+
+
+def combine_losses(losses, *, nonfinite="propagate"):
+    """The sum of weight * loss over named losses, with what each of them contributes, all on the device.
+
+    The replacement of `loss_a + 0.1 * loss_b + ...`, which in half overflows (an fp16 loss of 700 times a weight of
+    100) and rounds each product, and of `if torch.isfinite(loss_b)`, which waits for the GPU at each step. Each loss is
+    read wide before its weight is applied, and log values are read from `terms` when they are wanted, all at once.
+
+    Args:
+        losses: dict {name: loss} or {name: (loss, weight)}. A loss is a 0-dim floating tensor, a weight a number or a
+            0-dim tensor, which is differentiable; 1 where there is none. With weight 0 the loss does not exist: its
+            term is 0 and finite, its gradient 0, whatever its value.
+        nonfinite: what happens if a term, weight * loss, is inf or NaN. `"propagate"`: the total shows it. `"skip"`:
+            the total is of the other terms, nobody waits, and the gradient that goes into the loss and its weight is
+            exactly 0. (What the loss's own backward makes of an upstream gradient of 0 is its own affair: 0 / 0 in
+            plain torch is still NaN, which the functions of safeops avoid.) With no finite term the total is 0.
+            `"raise"`: FloatingPointError that names it; this one synchronises, and cannot be compiled whole.
+
+    Returns:
+        `(total, terms, finite, names)`, a named tuple. total: 0-dim, fp32, or fp64 if a loss is. terms: the weighted
+        losses in that dtype, one for each, in the order of the dict, without a gradient; a skipped one shows its value.
+        finite: bool, which terms are. names: the names in the same order.
+
+    Raises:
+        TypeError: `losses` is no dict, a name no string, a loss no floating tensor, a weight no number or real tensor.
+        ValueError: `losses` is empty, a loss or a weight has dimensions, devices differ, unknown `nonfinite`.
+        FloatingPointError: with `nonfinite="raise"`, a term is not finite.
+
+    Example:
+        >>> x = torch.tensor([3.0, 0.0], requires_grad=True)
+        >>> losses = {"data": x.square().mean(), "prior": (1 / x[1], 0.1)}
+        >>> total, terms, finite, names = safeops.combine_losses(losses, nonfinite="skip")
+        >>> total.item(), terms, finite, names
+        (4.5, tensor([4.5000,    inf]), tensor([ True, False]), ('data', 'prior'))
+    """
+    names, values, weights = _read(losses, nonfinite)
+    dtype = compute_dtype(*(x.dtype for x in values))
+    # a weight too small or too large for fp32 is read as it is
+    compute = compute_dtype(dtype, *(w.dtype for w in weights if isinstance(w, torch.Tensor)))
+    device = values[0].device
+    # (that of a number is written by a kernel: to copy one from the host would be to wait)
+    w = torch.stack([w.to(compute) if isinstance(w, torch.Tensor) else scalar(w, compute, device) for w in weights])
+    x = torch.stack([x.to(compute) for x in values])
+    keep = kept(None, w)
+    terms = _weigh(x.detach(), w.detach(), keep).to(dtype)
+    finite = terms.isfinite()
+    if nonfinite == "raise":
+        _refuse(names, terms, finite)
+    if nonfinite == "skip":
+        keep = keep & finite
+    total = _weigh(x, w, keep).sum().to(dtype)
+    return CombinedLosses(total, terms, finite, names)
+
+
+def _weigh(x, w, keep):
+    # Select before arithmetic: inf * 0 is NaN, and so would be the gradient.
+    return torch.where(keep, x, 0) * torch.where(keep, w, 0)
+
+
+def _read(losses, nonfinite):
+    """(names, losses, weights) of what the caller gave, checked."""
+    _check.choice("combine_losses", "nonfinite", nonfinite, NONFINITE)
+    if not isinstance(losses, Mapping):
+        raise TypeError(f"combine_losses: losses must be a dict of named losses, got {type(losses).__name__}")
+    if not losses:
+        raise ValueError("combine_losses: losses is empty: there is nothing to combine")
+    names, values, weights = tuple(losses), [], []
+    for name, given in losses.items():
+        if not isinstance(name, str):
+            raise TypeError(f"combine_losses: the name of a loss must be a string, got {name!r}")
+        what, weight_of = f"loss {name!r}", f"the weight of {name!r}"
+        loss, weight = given, 1.0
+        if isinstance(given, (tuple, list)):
+            if len(given) != 2:
+                raise ValueError(f"combine_losses: {what} must be a tensor or (tensor, weight), got {len(given)} items")
+            loss, weight = given
+        _check.floating("combine_losses", what, loss)
+        if loss.dim():
+            raise ValueError(f"combine_losses: {what} must be a 0-dim tensor, got shape {tuple(loss.shape)}: reduce it")
+        if isinstance(weight, torch.Tensor):
+            _check.real_scalar("combine_losses", weight_of, weight)
+            if weight.dtype == torch.bool:
+                raise TypeError(f"combine_losses: {weight_of} must be a real number, got {weight.dtype}")
+        else:
+            _check.number("combine_losses", weight_of, weight)
+        values.append(loss)
+        weights.append(weight)
+        _check.same_device("combine_losses", f"loss {names[0]!r}", values[0], **{what: loss, weight_of: weight})
+    return names, values, weights
+
+
+def _refuse(names, terms, finite):
+    if finite.all():  # the one synchronisation, where all is well
+        return
+    bad = ", ".join(f"{name!r} is {x}" for name, x, ok in zip(names, terms.tolist(), finite.tolist()) if not ok)
+    raise FloatingPointError(f'combine_losses: nonfinite="raise": {bad} (weight * loss)')

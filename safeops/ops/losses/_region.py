@@ -1,0 +1,258 @@
+"""The region losses: what they have in common.
+
+A region is one class of one image, (n, c), or with `batch=True` one class of all. `RegionLoss(name, module, value,
+*parameters)`, where `value(both, input, target, smooth_nr, smooth_dr, *parameters)` is the loss of the regions from
+their sums in torch: of input * target, of input and of target (of their squares with `squared_pred`) over kept pixels.
+"""
+
+import torch
+from torch.compiler import is_compiling
+
+from safeops import _check, _loss
+from safeops._definitions import accumulate
+from safeops._dtypes import FLOATING, compute_dtype
+from safeops._library import declare_raw, like
+from safeops._op import Op
+from safeops._symbolic import as_operand
+
+# ---- definition
+
+
+def define(input, target, mask=None, exists=None, ignore_index=None, squared=False):
+    """(4, N, C) in fp64: the sums, and how many pixels are kept."""
+    lead = (1, -1) + (1,) * (input.dim() - 2)  # (1, C, 1, ...)
+    # The two slopes of an element may cancel: they are added in fp64, by the kernel as here.
+    compute = torch.float64 if input.device.type == "cpu" else compute_dtype(input.dtype, target.dtype)
+    keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
+    p, t = input.to(compute), target
+    if not target.is_floating_point():
+        index = target.unsqueeze(1)  # (N, 1, d1, ...)
+        valid = (index >= 0) & (index < input.shape[1])
+        if ignore_index is not None:
+            keep = keep & (index != ignore_index)
+        if index.device.type == "cpu" and type(index) is torch.Tensor:
+            _look_up(index, keep, input.shape[1])
+        keep = keep & valid
+        # (no arange, beside which a DTensor would be a stranger)
+        t = index == (input.new_ones(input.shape[1], dtype=torch.int64).cumsum(0) - 1).reshape(lead)
+    if exists is not None:
+        keep = keep & exists.reshape(lead)
+    keep = keep.expand(input.shape)
+    p, t = torch.where(keep, p, 0), torch.where(keep, t, 0).to(compute)  # select before arithmetic
+    terms = p * t, p * p if squared else p, t * t if squared else t, keep
+    dims = tuple(range(2, input.dim()))
+    return torch.stack([(accumulate(x, dims) if dims else x).to(torch.float64) for x in terms])
+
+
+def _look_up(index, keep, classes):
+    """Raise where the index of a kept pixel is out of range, without reading one: as a CPU kernel of torch does."""
+    table, index = torch.empty(max(classes, 1), device=index.device), torch.where(keep, index, 0)
+    table.index_select(0, index.reshape(-1))
+
+
+# ---- op
+
+
+def _fake(input, target, mask, exists, ignore_index, squared):
+    return input.new_empty((4, *input.shape[:2]), dtype=torch.float64)
+
+
+def _fake_backward(grad, input, target, mask, exists, ignore_index, squared, need_input, need_target):
+    dtype = target.dtype if target.is_floating_point() else torch.float32
+    return (
+        like(input, input.shape, input.dtype) if need_input else input.new_empty(0),
+        like(target, target.shape, dtype) if need_target else target.new_empty(0, dtype=dtype),
+    )
+
+
+_forward = declare_raw(
+    "_region_sums",
+    "(Tensor input, Tensor target, Tensor? mask=None, Tensor? exists=None, int? ignore_index=None, "
+    "bool squared=False) -> Tensor",
+    fake=_fake,
+    composite=define,
+)
+_backward = declare_raw(
+    "_region_sums_backward",
+    "(Tensor grad, Tensor input, Tensor target, Tensor? mask=None, Tensor? exists=None, int? ignore_index=None, "
+    "bool squared=False, bool need_input=True, bool need_target=False) -> (Tensor, Tensor)",
+    fake=_fake_backward,
+)
+
+# ---- record
+
+
+class RegionLoss(Op):
+    """A region loss. The op is its sums; what is made of them are a few torch operations on N x C numbers."""
+
+    differentiable = (0, 1)
+    buffers = ("weight",)
+    example = "torch.tensor([[[0.9, 0.2], [0.1, 0.8]]]), torch.tensor([[0, 1]])"
+
+    def __init__(self, name, module, value, **parameters):
+        """parameters: {name: default} of value's own."""
+        self.module, self.value, self.parameters = module, value, parameters
+        super().__init__(name, _forward, _backward, define)
+        self.sums = self.call
+
+    def prepare(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
+        squared, _, _, ignore_index, _ = options
+        self.validate_options(self.name, reduction, empty, *options, *parameters)
+        self._validate(input, target, mask, weight, reduction, denominator, ignore_index)
+        if mask is not None and mask.dim() == input.dim() - 1:
+            mask = mask.unsqueeze(1)  # (N, 1, d1, ...)
+        if target.dtype not in FLOATING:
+            target = target.to(_read_as(target, input))
+        exists = None if weight is None else weight != 0
+        return True, (input, target, mask, exists, ignore_index, squared)
+
+    def validate(self, *arguments):
+        self.prepare(*arguments)
+
+    def _validate(self, input, target, mask, weight, reduction, denominator, ignore_index):
+        name = self.name
+        _check.floating(name, "input", input)
+        if input.dim() < 2:
+            raise ValueError(f"{name}: input must be (N, C, d1, ...), got shape {tuple(input.shape)}")
+        _check.real(name, "target", target)
+        shape = input.shape
+        pixels = (shape[0], *shape[2:])
+        if target.dim() == input.dim() - 1:
+            if target.is_floating_point() or target.dtype == torch.bool:
+                raise TypeError(
+                    f"{name}: target {tuple(target.shape)} must be class indices, integers, got {target.dtype}; or the "
+                    f"shape of input {tuple(shape)}"
+                )
+        elif ignore_index is not None:
+            raise ValueError(
+                f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {tuple(target.shape)}"
+            )
+        if tuple(target.shape) not in (tuple(shape), pixels):
+            raise ValueError(
+                f"{name}: target must be class indices {pixels} or of the shape of input {tuple(shape)}, got "
+                f"{tuple(target.shape)}"
+            )
+        if mask is not None:
+            _check.boolean(name, "mask", mask, "True = keep")
+            whole = mask.dim() >= input.dim()
+            _check.broadcasts_to(name, "mask", mask, "input" if whole else "the pixels", shape if whole else pixels)
+        if weight is not None:
+            _check.floating(name, "weight", weight)
+            if tuple(weight.shape) != (shape[1],):
+                raise ValueError(f"{name}: weight must be ({shape[1]},), one a class, got {tuple(weight.shape)}")
+        _loss.validate_denominator(name, reduction, denominator)
+        _check.same_device(name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
+
+    def validate_options(self, name, reduction, empty, squared_pred, smooth_nr, smooth_dr, ignore_index, batch,
+                         *parameters):  # fmt: skip
+        """What a module's constructor takes."""
+        _loss.validate_options(name, reduction, empty)
+        _check.boolean_flag(name, "squared_pred", squared_pred)
+        _check.number(name, "smooth_nr", smooth_nr, minimum=0)
+        _check.number(name, "smooth_dr", smooth_dr, minimum=0)
+        if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
+            raise TypeError(f"{name}: ignore_index must be an int or None, got {type(ignore_index).__name__}")
+        if ignore_index is not None and not -(2**31) <= ignore_index < 2**31:
+            raise ValueError(f"{name}: ignore_index must be an integer of 32 bits, got {ignore_index}")
+        _check.boolean_flag(name, "batch", batch)
+        for key, x in zip(self.parameters, parameters):
+            _check.number(name, key, x, minimum=0)
+
+    def _refuse_indices(self, input, target, mask, ignore_index):
+        """Say which class index is out of range, if one is: on the CPU it has stopped the kernel."""
+        bad = (target < 0) | (target >= input.shape[1])
+        if ignore_index is not None:
+            bad &= target != ignore_index
+        if mask is not None:
+            bad &= mask.expand(input.shape).any(1) if mask.dim() == input.dim() else mask
+        if int(bad.sum()):  # an error is on its way: it may wait
+            raise IndexError(
+                f"{self.name}: target has the class index {target[bad][0].item()}, out of range for the "
+                f"{input.shape[1]} classes of input {tuple(input.shape)} (ignore_index={ignore_index})"
+            ) from None
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, *operands, *needs[:2])
+
+    def loss(self, input, target, mask, weight, reduction, denominator, empty, options, *parameters):
+        """The public function."""
+        _, *smooth, ignore_index, batch = options
+        try:
+            sums = self.sums(input, target, mask, weight, reduction, denominator, empty, options, *parameters)
+        except (IndexError, RuntimeError):
+            if target.dim() < input.dim() and not is_compiling():
+                self._refuse_indices(input, target, mask, ignore_index)
+            raise
+        sums = sums.sum(1) if batch else sums
+        both, input_sum, target_sum = sums[:3].unbind()  # (apart from the count, which would have no gradient)
+        count = sums[3].detach()
+        numbers = [as_operand(x, sums) for x in (*smooth, *parameters)]
+        keep = count > 0
+        loss = self.value(both, input_sum, target_sum, *numbers)
+        weights = None
+        if weight is not None:
+            weights = weight.double().expand(keep.shape)
+            keep = keep & (weights != 0)
+            loss = loss * torch.where(keep, weights, 0)
+        nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
+        if reduction == "none" and empty == "raise":
+            _check.raise_if_empty(self.name, ~keep, input, "of the pixels")
+        loss = torch.where(keep, loss, nothing).to(compute_dtype(input.dtype, target.dtype))
+        return _loss.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
+
+    def public(self):
+        own = "".join(f", float {name}={default}" for name, default in self.parameters.items())
+        return super().public(
+            "(Tensor input, Tensor target, *, Tensor? mask=None, Tensor? weight=None, "
+            'str reduction="mean", Tensor? denominator=None, str empty="zero", bool squared_pred=False, '
+            f"float smooth_nr=1e-5, float smooth_dr=1e-5, int? ignore_index=None, bool batch=False{own}) -> Tensor",
+            arguments=ARGUMENTS,
+        )
+
+
+def _read_as(target, input):
+    """What the kernel reads a target as that is not floating: class indices as int64, values as a floating dtype."""
+    if target.dim() == input.dim() - 1:
+        return torch.int64
+    return torch.bfloat16 if target.dtype == torch.bool else torch.float32  # 0 and 1 are exact in 2 bytes
+
+
+def quotient(value, total):
+    """value / total, and where the total is 0, because nothing is there and nothing is smoothed, 1 with gradient 0."""
+    zero = total == 0
+    return torch.where(zero, 1, value / torch.where(zero, 1, total))
+
+
+# What the docstring of every region loss says of its arguments, in place of {arguments}.
+ARGUMENTS = """\
+        input: floating tensor (N, C, d1, ...) of probabilities: after softmax, or sigmoid.
+        target: class indices (N, d1, ...), integers from 0 to C - 1; or values of `input`'s shape: one-hot, several
+            classes a pixel, soft. Differentiable where floating. Indices never become a one-hot tensor.
+        mask: bool tensor, broadcastable to the pixels (N, d1, ...), or, with all of `input`'s dims, to `input`; True =
+            keep. Masked-out pixels do not exist: NaN, inf or garbage there changes neither the loss nor a gradient, and
+            their own gradient is exactly 0.
+        weight: floating tensor (C,), a weight for each class; 0 means that the class does not exist. Differentiable.
+        reduction: "mean" divides the sum over the regions by the count of those with a kept pixel (by the sum of their
+            weights, with weights), "sum", or "none": (N, C), or (C,) with `batch`.
+        denominator: number or 0-dim tensor that the mean divides by instead.
+        empty: value of a mean or sum with nothing kept, and with "none" of a region without: "zero" (attached to the
+            graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+        squared_pred: whether the denominator sums the squares of `input` and `target` (V-Net, MONAI's name).
+        smooth_nr: added to the numerator, at least 0, as MONAI's.
+        smooth_dr: added to the denominator, at least 0. Both are added in fp64. Where the denominator is 0 the loss is
+            0 with gradient 0.
+        ignore_index: a class index whose pixels do not exist, in the range of the classes or not.
+        batch: whether a region is a class of all images together, instead of one for each image.
+        {own}
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the regions' shape for "none". The sums
+        are exact to fp32 in half, too. On CUDA it runs as plain torch operations.
+
+    Raises:
+        TypeError: `input` is not floating, class indices are not integers, `mask` is not bool, an option is of another
+            type.
+        ValueError: shapes do not fit, a `weight` not of C numbers, devices differ, unknown `reduction` or `empty`, a
+            number out of range.
+        IndexError: on the CPU, a class index of a kept pixel out of range. On CUDA such a pixel does not exist.
+"""

@@ -1,0 +1,47 @@
+"""binary_cross_entropy: of probabilities."""
+
+import torch
+
+from safeops.ops.losses._pointwise import PointwiseLoss
+
+
+def value(x, y):
+    """As torch's: the logarithms end at -100, and x (1 - x), by which the derivative divides, at 1e-12."""
+    hit, miss = _bounded(torch.log(x)), _bounded(torch.log1p(-x))
+    loss = -(y * hit + (1 - y) * miss)
+    edge = x * (1 - x) < 1e-12
+    inner = torch.where(edge, 0.5, x)
+    entropy = -(y * torch.log(inner) + (1 - y) * torch.log1p(-inner))
+    parabola = (x - y.detach()).square() / 2e-12 - y * (hit - miss).detach()
+    slope = torch.where(edge, parabola, entropy)  # its derivatives are the loss's, its value is not
+    return torch.where(loss.isfinite(), loss.detach() + (slope - slope.detach()), slope)
+
+
+def _bounded(log):
+    return log.clamp(min=-100)
+
+
+_binary_cross_entropy = PointwiseLoss(
+    "binary_cross_entropy", "BCELoss", value, example="torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])"
+)
+
+
+@_binary_cross_entropy.public(operands="")
+def binary_cross_entropy(input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero"):
+    """Binary cross entropy -(y log p + (1 - y) log(1 - p)) of probabilities; the mean over the kept elements.
+
+    The arithmetic is fp32, under autocast too, where torch's raises on CUDA. As in torch the logarithms end at -100,
+    and the derivative's divisor p (1 - p) at 1e-12: a probability of exactly 0 or 1 keeps both finite. Logits are
+    better given to `binary_cross_entropy_with_logits`.
+
+    Args:
+        input: floating tensor of probabilities p, from 0 to 1. One outside is a loss of NaN.
+        target: floating tensor of `input`'s shape, from 0 to 1; broadcast with a warning. Differentiable.
+        {arguments}
+
+    Example:
+        >>> p = torch.tensor([0.5, 0.0], dtype=torch.float16)
+        >>> safeops.binary_cross_entropy(p, torch.tensor([1.0, 0.0]), reduction="none")
+        tensor([0.6931, 0.0000])
+    """
+    return _binary_cross_entropy.call(input, target, mask, weight, reduction, denominator, empty)

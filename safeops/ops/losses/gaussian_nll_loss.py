@@ -1,0 +1,61 @@
+"""gaussian_nll_loss: the negative log likelihood of values with a variance."""
+
+import math
+
+import torch
+
+from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
+
+
+def value(x, y, var, full, eps):
+    d = x - y
+    bound = torch.where(var < 0, torch.nan, eps * torch.ones_like(var))
+    v = torch.where(var < eps, bound + (var - var.detach()), var)  # bounded, with the derivative of what is not
+    loss = (torch.log(v) + d * (d / v)) / 2  # d / v first: d^2 alone may overflow
+    return loss + math.log(2 * math.pi) / 2 if full else loss
+
+
+_gaussian_nll_loss = TernaryLoss(
+    "gaussian_nll_loss",
+    "GaussianNLLLoss",
+    value,
+    Flag("full", False),
+    Parameter("eps", 1e-6, above=0),
+    names=("input", "target", "var"),
+    example="torch.tensor([0.5, 3.0]), torch.zeros(2), torch.ones(2)",
+)
+
+
+@_gaussian_nll_loss.public(operands="")
+def gaussian_nll_loss(
+    input,
+    target,
+    var,
+    *,
+    mask=None,
+    weight=None,
+    reduction="mean",
+    denominator=None,
+    empty="zero",
+    full=False,
+    eps=1e-6,
+):
+    """Negative log likelihood of a normal law: (log v + (x - y)^2 / v) / 2, v = max(var, eps); the mean over the kept.
+
+    Nix and Weigend, "Estimating the Mean and Variance of the Target Probability Distribution", 1994. As in torch the
+    bound does not stop the gradient to `var`. A negative variance gives NaN; torch raises, and waits for the device.
+
+    Args:
+        input: floating tensor, the expected values x.
+        target: floating tensor of `input`'s shape, y; broadcast with a warning. Differentiable.
+        var: floating tensor, broadcastable with `input`: the variances, not negative. Differentiable.
+        full: adds log(2 pi) / 2.
+        eps: the least variance, greater than 0, in the compute dtype.
+        {arguments}
+
+    Example:
+        >>> x, y, var = torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0]), torch.tensor([1.0, 4.0])
+        >>> safeops.gaussian_nll_loss(x, y, var, reduction="none")
+        tensor([0.0000, 1.1931])
+    """
+    return _gaussian_nll_loss.call(input, target, var, mask, weight, reduction, denominator, empty, full, eps)

@@ -1,0 +1,39 @@
+"""hinge_embedding_loss: a distance, or what it lacks to a margin."""
+
+import torch
+
+from safeops._dtypes import LARGEST
+from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
+
+
+def value(x, y, margin):
+    lack = margin - x
+    real = y.isfinite()
+    shown = torch.where(real, torch.where(real, 0, y), torch.nan)  # NaN where y is none, with gradient 0
+    return torch.where(y == -1, 0, x) + torch.where((y == 1) | (lack <= 0), 0, lack) + shown
+
+
+_hinge_embedding_loss = PointwiseLoss(
+    "hinge_embedding_loss", "HingeEmbeddingLoss", value, Parameter("margin", 1.0, minimum=-LARGEST)
+)
+
+
+@_hinge_embedding_loss.public(operands="")
+def hinge_embedding_loss(
+    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", margin=1.0
+):
+    """x where the target is 1, max(margin - x, 0) where it is -1; the mean over the kept elements.
+
+    Args:
+        input: floating tensor, distances x.
+        target: floating tensor of `input`'s shape: 1 (alike) or -1; broadcast with a warning. Its gradient is 0. Of any
+            other number torch takes both terms, and so does this.
+        margin: the distance that is far enough.
+        {arguments}
+
+    Example:
+        >>> x = torch.tensor([0.25, 0.25, 3.0])
+        >>> safeops.hinge_embedding_loss(x, torch.tensor([1.0, -1.0, -1.0]), reduction="none")
+        tensor([0.2500, 0.7500, 0.0000])
+    """
+    return _hinge_embedding_loss.call(input, target, mask, weight, reduction, denominator, empty, margin)

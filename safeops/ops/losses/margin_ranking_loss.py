@@ -1,0 +1,43 @@
+"""margin_ranking_loss: which of two is to be larger, by a margin."""
+
+import torch
+
+from safeops._dtypes import LARGEST
+from safeops.ops.losses._pointwise import Parameter, TernaryLoss
+
+
+def value(x1, x2, y, margin):
+    flat = margin - y * (x1 - x2) <= 0
+    y, x1, x2 = (torch.where(flat, 0, x) for x in (y, x1, x2))
+    return torch.where(flat, 0, margin - y * (x1 - x2))
+
+
+_margin_ranking_loss = TernaryLoss(
+    "margin_ranking_loss",
+    "MarginRankingLoss",
+    value,
+    Parameter("margin", 0.0, minimum=-LARGEST),
+    names=("input1", "input2", "target"),
+    example="torch.tensor([0.5, 3.0]), torch.zeros(2), torch.tensor([1.0, -1.0])",
+)
+
+
+@_margin_ranking_loss.public(operands="")
+def margin_ranking_loss(
+    input1, input2, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", margin=0.0
+):
+    """max(margin - y (x1 - x2), 0): x1 is to be the larger where y = 1, x2 where y = -1; the mean over the kept.
+
+    Args:
+        input1: floating tensor x1.
+        input2: floating tensor x2 of `input1`'s shape; broadcast with a warning.
+        target: floating tensor y, broadcastable with them: 1 or -1. Differentiable.
+        margin: by how much.
+        {arguments}
+
+    Example:
+        >>> x1, x2 = torch.tensor([2.0, 1.0]), torch.tensor([1.0, 2.0])
+        >>> safeops.margin_ranking_loss(x1, x2, torch.ones(2), margin=0.5, reduction="none")
+        tensor([0.0000, 1.5000])
+    """
+    return _margin_ranking_loss.call(input1, input2, target, mask, weight, reduction, denominator, empty, margin)

@@ -1,0 +1,58 @@
+"""poisson_nll_loss: the negative log likelihood of counts."""
+
+import math
+
+import torch
+
+from safeops._definitions import product
+from safeops.ops.losses._pointwise import Flag, Parameter, PointwiseLoss
+
+
+def value(x, y, log_input, full, eps):
+    loss = torch.exp(x) - product(y, x) if log_input else x - product(y, torch.log(x + eps))
+    if full:
+        n = torch.where(y > 1, y, 1)
+        stirling = n * torch.log(n) - n + (math.log(2 * math.pi) + torch.log(n)) / 2
+        loss = loss + torch.where(y > 1, stirling, 0)
+    return loss
+
+
+_poisson_nll_loss = PointwiseLoss(
+    "poisson_nll_loss",
+    "PoissonNLLLoss",
+    value,
+    Flag("log_input", True),
+    Flag("full", False),
+    Parameter("eps", 1e-8, above=0),
+)
+
+
+@_poisson_nll_loss.public(operands="")
+def poisson_nll_loss(
+    input,
+    target,
+    *,
+    mask=None,
+    weight=None,
+    reduction="mean",
+    denominator=None,
+    empty="zero",
+    log_input=True,
+    full=False,
+    eps=1e-8,
+):
+    """Negative log likelihood of counts y by Poisson's law: e^x - y x, or x - y log(x + eps); the mean over the kept.
+
+    Args:
+        input: floating tensor: the logarithm of the expected count, or that count.
+        target: floating tensor of `input`'s shape: the counts y; broadcast with a warning. Differentiable.
+        log_input: whether `input` is the logarithm.
+        full: adds Stirling's y log y - y + log(2 pi y) / 2 for log y!, where y > 1.
+        eps: keeps the logarithm of a count of 0 finite, greater than 0; added in the compute dtype.
+        {arguments}
+
+    Example:
+        >>> safeops.poisson_nll_loss(torch.tensor([0.0, -torch.inf]), torch.tensor([2.0, 0.0]), reduction="none")
+        tensor([1., 0.])
+    """
+    return _poisson_nll_loss.call(input, target, mask, weight, reduction, denominator, empty, log_input, full, eps)

@@ -1,0 +1,51 @@
+"""sigmoid_focal_loss: binary cross entropy of logits, less where the prediction is right already."""
+
+import torch
+
+from safeops._definitions import product, sigmoid, softplus
+from safeops._dtypes import LARGEST
+from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
+
+
+def value(x, y, alpha, gamma):
+    bce = product(1 - y, softplus(x)) + product(y, softplus(-x))
+    finite = torch.where(x.isinf(), x.detach(), x)  # beyond, p no longer moves, whatever bce is
+    missed = y * sigmoid(-finite) + (1 - y) * sigmoid(finite)
+    none = missed == 0
+    gamma_is_0 = torch.as_tensor(gamma == 0, device=x.device)
+    power = torch.where(none, gamma_is_0.to(x.dtype), torch.where(none, 1, missed) ** gamma)
+    negative = torch.as_tensor(alpha < 0, device=x.device)
+    balance = torch.where(negative, 1, alpha * y + (1 - alpha) * (1 - y))
+    return balance * power * bce
+
+
+_sigmoid_focal_loss = PointwiseLoss(
+    "sigmoid_focal_loss",
+    "SigmoidFocalLoss",
+    value,
+    Parameter("alpha", 0.25, minimum=-LARGEST, maximum=1.0),
+    Parameter("gamma", 2.0, minimum=0),
+)
+
+
+@_sigmoid_focal_loss.public(operands="")
+def sigmoid_focal_loss(
+    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", alpha=0.25, gamma=2.0
+):
+    """Focal loss of logits: a m^gamma bce(x, y), m = y (1 - p) + (1 - y) p, p = sigmoid(x); the mean over the kept.
+
+    a = alpha y + (1 - alpha) (1 - y), or 1 where alpha is negative. Lin et al., "Focal Loss for Dense Object
+    Detection", 2017; arguments as in torchvision.ops.
+
+    Args:
+        input: floating tensor of logits x.
+        target: floating tensor of `input`'s shape, from 0 to 1; broadcast with a warning. Differentiable.
+        alpha: the balance of positive and negative targets, at most 1; a negative one means none.
+        gamma: how much less counts what is right already, at least 0.
+        {arguments}
+
+    Example:
+        >>> safeops.sigmoid_focal_loss(torch.tensor([0.0, 4.0]), torch.tensor([1.0, 1.0]), reduction="none")
+        tensor([4.3322e-02, 1.4679e-06])
+    """
+    return _sigmoid_focal_loss.call(input, target, mask, weight, reduction, denominator, empty, alpha, gamma)

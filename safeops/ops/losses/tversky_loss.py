@@ -1,0 +1,38 @@
+"""tversky_loss: the Dice loss with a price of its own for false positives and for false negatives."""
+
+from safeops.ops.losses._region import RegionLoss, quotient
+
+
+def value(both, input, target, smooth_nr, smooth_dr, alpha, beta):
+    # false positives: sum p (1 - t), false negatives: sum (1 - p) t
+    total = both + alpha * (input - both) + beta * (target - both)
+    return 1 - quotient(both + smooth_nr, total + smooth_dr)
+
+
+_tversky_loss = RegionLoss("tversky_loss", "TverskyLoss", value, alpha=0.5, beta=0.5)
+
+
+@_tversky_loss.public()
+def tversky_loss(
+    input, target, *, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", squared_pred=False,
+    smooth_nr=1e-5, smooth_dr=1e-5, ignore_index=None, batch=False, alpha=0.5, beta=0.5,
+):  # fmt: skip
+    """Tversky loss: 1 - (both + smooth_nr) / (both + alpha false_positives + beta false_negatives + smooth_dr).
+
+    For each class of each image, where both = sum(p t), false_positives = sum(p) - both and false_negatives =
+    sum(t) - both over the kept pixels; then the mean over all regions. With alpha = beta = 0.5 it is `dice_loss` with
+    twice the smooth terms. Salehi et al., "Tversky loss function for image segmentation using 3D fully convolutional
+    deep networks", 2017, with the arguments of MONAI's TverskyLoss.
+
+    Args:
+        alpha: weight of the false positives, at least 0.
+        beta: weight of the false negatives, at least 0.
+        {arguments}
+
+    Example:
+        >>> input = torch.tensor([[[0.75, 0.25], [0.25, 0.75]]])
+        >>> safeops.tversky_loss(input, torch.tensor([[0, 1]]), alpha=0.25, beta=0.75)
+        tensor(0.2500)
+    """
+    options = squared_pred, smooth_nr, smooth_dr, ignore_index, batch
+    return _tversky_loss.loss(input, target, mask, weight, reduction, denominator, empty, options, alpha, beta)

@@ -1,0 +1,185 @@
+"""cross_entropy and nll_loss: what they have in common. Their rows are all dims but that of the classes.
+
+The raw ops give the loss of each row; the public functions sum them up by `safeops._loss.reduce`.
+"""
+
+import torch
+from torch.compiler import is_compiling
+
+from safeops import _check
+from safeops._definitions import kept
+from safeops._dtypes import FLOATING
+from safeops._loss import REDUCTION, validate_denominator, validate_options
+from safeops._op import Op, registry
+from safeops._route import PLAIN
+from safeops._torch import transforms_active
+
+INDICES = (torch.int64, torch.int32, torch.uint8)
+
+# ---- definition
+
+
+def class_dim(input):
+    return 1 if input.dim() > 1 else 0
+
+
+def row_shape(input):
+    """(N, C, d1, ...) -> (N, d1, ...); (C,) -> ()."""
+    dim = class_dim(input)
+    return (*input.shape[:dim], *input.shape[dim + 1 :])
+
+
+def whole_rows(x):
+    """A DTensor that is sharded over the classes, gathered along them: torch's own gather cannot read it."""
+    if _check.mesh(x) is None:
+        return x
+    from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
+
+    return x.redistribute(placements=[Replicate() if p.is_shard(class_dim(x)) else p for p in x.placements])
+
+
+def rows_of(input, target, weight, mask, ignore_index, compute):
+    """(class of each row, which rows are kept, their class weights or None), in the rows' shape.
+
+    A row that is not kept is of class 0, with weight 0. One whose class does not exist is not kept: on the CPU the
+    caller has heard of it before, elsewhere nobody may wait for it.
+    """
+    classes = input.shape[class_dim(input)]
+    keep = (target >= 0) & (target < classes) & (target != ignore_index)
+    if mask is not None:
+        keep = keep & mask
+    place = torch.where(keep, target, 0).long()
+    if weight is None:
+        return place, keep, None
+    weights = weight.to(compute)[place] if classes else weight.to(compute).sum().expand(keep.shape)
+    keep = kept(keep, weights)
+    return place, keep, torch.where(keep, weights, 0)
+
+
+# ---- checks
+
+
+def has_missing_class(target, mask, ignore_index, classes):
+    """Whether a row that counts has an index that is no class; False where the host may not look.
+
+    aten's own check of indices is asked: on the CPU it raises, and nothing is read by Python.
+    """
+    may_look = target.is_cpu and type(target) in PLAIN and not is_compiling() and not transforms_active()
+    if not may_look or (mask is not None and type(mask) not in PLAIN):
+        return False
+    counts = target != ignore_index
+    if mask is not None:
+        counts = counts & mask
+    indices = torch.where(counts, target.long() if classes else -1, 0)
+    try:
+        torch.zeros(()).expand(max(classes, 1)).gather(0, indices.reshape(-1))
+    except (RuntimeError, IndexError):
+        return True
+    return False
+
+
+def validate_weight(name, weight):
+    """As far as a module knows, which has not seen the number of classes."""
+    if weight is not None:
+        _check.floating(name, "weight", weight)
+        if weight.dim() != 1:
+            raise ValueError(f"{name}: weight must have one number for each class, got shape {tuple(weight.shape)}")
+
+
+def validate_index(name, ignore_index):
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, torch.SymInt)):
+        raise TypeError(f"{name}: ignore_index must be an int, got {type(ignore_index).__name__}")
+
+
+class Classification(Op):
+    """A loss of rows, each of which has a class."""
+
+    buffers = ("weight",)
+    visible = 3  # the losses, which rows are kept, their weights
+    constant = slice(2, 3)  # the class weights
+
+    def __init__(self, name, module, forward, backward, define):
+        self.module = module
+        super().__init__(name, forward, backward, define)
+
+    @property
+    def parts(self):
+        return [registry[name] for name in ("masked_sum", "masked_mean", "masked_count")]
+
+    def validate_buffer(self, name, key, x):
+        validate_weight(name, x)
+
+    def validate_indices(self, input, target, also=""):
+        """also: what else a target may be."""
+        if target.dtype not in INDICES:
+            indices = f"int64, int32 or uint8 (class indices){also}"
+            raise TypeError(f"{self.name}: target must be {indices}, got {target.dtype}")
+        rows = row_shape(input)
+        if tuple(target.shape) != rows:
+            raise ValueError(
+                f"{self.name}: target {tuple(target.shape)} does not fit input {tuple(input.shape)}, whose dim "
+                f"{class_dim(input)} are the classes: it must be {rows}"
+            )
+
+    def validate_input(self, input, target):
+        _check.floating(self.name, "input", input)
+        _check.tensor(self.name, "target", target)
+        if input.dim() == 0:
+            raise ValueError(f"{self.name}: input must have a dim of classes, got shape ()")
+
+    def validate_common(self, input, target, weight, mask, ignore_index):
+        name, classes = self.name, input.shape[class_dim(input)]
+        validate_weight(name, weight)
+        if weight is not None and weight.shape[0] != classes:
+            raise ValueError(
+                f"{name}: weight {tuple(weight.shape)} must have one number for each of the {classes} classes of input "
+                f"{tuple(input.shape)}"
+            )
+        _check.mask(name, "mask", mask, "the rows", row_shape(input))
+        validate_index(name, ignore_index)
+        _check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
+        if target.dtype in FLOATING:
+            return
+        if has_missing_class(target, mask, ignore_index, classes):
+            kept = target if mask is None else target[mask.expand(target.shape)]
+            wrong = kept[((kept < 0) | (kept >= classes)) & (kept != ignore_index)][0].item()
+            raise IndexError(
+                f"{name}: target {wrong} is out of range for the {classes} classes of input {tuple(input.shape)}, and "
+                f"not ignore_index ({ignore_index})"
+            )
+
+    def differentiated(self, *operands):
+        return self.definition(*operands)[0]
+
+
+def validate_reduction(name, reduction, denominator, empty):
+    """Before any work. (Asked in the order that costs a good call least.)"""
+    if reduction not in REDUCTION or empty not in _check.EMPTY or denominator is not None:
+        validate_options(name, reduction, empty)
+        validate_denominator(name, reduction, denominator)
+
+
+# What both docstrings say of their arguments, in place of {arguments}.
+ARGUMENTS = """\
+        weight: (C,) floating tensor, a weight for each class. A row whose class has weight 0 is masked out.
+            Differentiable.
+        mask: bool tensor, broadcastable to the rows' shape (N, d1, ...); True = keep. Masked-out rows do not exist:
+            NaN, inf or garbage there changes neither the loss nor a gradient, and their own gradient is exactly 0.
+        reduction: "mean" divides the sum by the number of kept rows (with class weights and indices, by the sum of
+            theirs, as torch does), "sum", or "none": a loss for each row, 0 where it is not kept.
+        ignore_index: a row of this class is masked out.
+        {own}
+        denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
+            number of kept rows (or the sum of their weights) over all micro-batches.
+        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
+            "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of shape (N, d1, ...) for "none".
+
+    Raises:
+        IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps;
+            before anything is written. On other devices, and under torch.func's transforms, such a row is left out.
+        TypeError: an operand or option is of another type or dtype.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
+"""

@@ -1,0 +1,82 @@
+"""Losses of rows that are made of other ops: what they check, what a row that is not kept is, how they are reduced."""
+
+import torch
+
+from safeops import _check, _loss
+from safeops._definitions import kept
+from safeops._dtypes import compute_dtype
+
+
+def vectors(name, **operands):
+    """The rows' shape of vectors along the last dim: all operands have one shape."""
+    for key, x in operands.items():
+        _check.floating(name, key, x)
+    (first, like), *others = operands.items()
+    if like.dim() == 0:
+        raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")
+    for key, x in others:
+        if x.shape != like.shape:
+            raise ValueError(f"{name}: {key} {tuple(x.shape)} must have the shape of {first} {tuple(like.shape)}")
+    return like.shape[:-1]
+
+
+def one_a_row(name, key, x, rows):
+    """A real tensor with a number for each row, no more and no fewer."""
+    _check.real(name, key, x)
+    if x.shape != rows:
+        raise ValueError(f"{name}: {key} {tuple(x.shape)} must have a number for each of the rows {tuple(rows)}")
+
+
+def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
+    """What all have in common. operands: by name, the first of them first."""
+    _check.mask(name, "mask", mask, "the rows", rows)
+    _check.weight(name, weight, "the rows", rows)
+    _loss.validate_options(name, reduction, empty)
+    _loss.validate_denominator(name, reduction, denominator)
+    (first, reference), *_ = operands.items()
+    operands.pop(first)
+    _check.same_device(name, first, reference, **operands, mask=mask, weight=weight, denominator=denominator)
+
+
+def select(mask, weight, *operands):
+    """(which rows exist, the operands with zeros in the others). Select before arithmetic."""
+    keep = kept(mask, weight)
+    if keep is None:
+        return None, operands
+    return keep, tuple(torch.where(keep.unsqueeze(-1), x, 0) for x in operands)
+
+
+def hinge(d):
+    """max(d, 0) with slope 0 at 0, and NaN where d is NaN."""
+    return torch.where(d <= 0, 0, d)
+
+
+def finish(name, loss, keep, weight, reduction, denominator, empty):
+    """The reduction of the rows' losses, which are computed wide."""
+    dtype, weights = loss.dtype, None
+    if weight is not None:
+        # a weight too small or too large for fp32 is read as it is
+        compute = compute_dtype(dtype, weight.dtype)
+        weights = torch.where(keep, weight.to(compute), 0).expand(loss.shape)
+        loss = loss.to(compute) * weights
+    if keep is not None:
+        keep = keep.expand(loss.shape)
+        loss = torch.where(keep, loss, 0)
+    return _loss.reduce(name, loss, keep, weights, reduction, denominator, empty).to(dtype)
+
+
+# What the docstring of every such loss says of its arguments, in place of {arguments}.
+ARGUMENTS = """\
+        {own}
+        mask: bool tensor, broadcastable to the rows; True = keep. Masked-out rows do not exist: NaN, inf or garbage
+            there changes neither the loss nor a gradient, and their own gradient is exactly 0.
+        weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.
+        reduction: "mean" divides the sum by the count of kept rows (by the sum of weights, with weights), "sum", or
+            "none".
+        denominator: number or 0-dim tensor that the mean divides by instead.
+        empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
+            "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the rows' shape for "none".
+"""

@@ -1,0 +1,271 @@
+"""cross_entropy: the negative log probability of each row's class, or of its class probabilities."""
+
+import torch
+
+from safeops import _check
+from safeops._dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops._library import declare_raw
+from safeops._loss import reduce, validate_options
+from safeops.ops.rows._classification import (
+    ARGUMENTS,
+    INDICES,
+    Classification,
+    class_dim,
+    row_shape,
+    rows_of,
+    validate_index,
+    validate_reduction,
+    whole_rows,
+)
+
+# ---- definition
+
+
+def define(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
+    """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty."""
+    input, dim, shares = whole_rows(input), class_dim(input), target.is_floating_point()
+    dtype = compute_dtype(input.dtype, *((target.dtype,) if shares else ()))
+    # a weight too small or too large for fp32 is read as it is
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
+    x, weights, matched = wide_on_cpu(input.to(compute)), None, None
+    if shares:
+        keep = torch.ones(row_shape(x), dtype=torch.bool, device=x.device)
+        keep = keep if mask is None else keep & mask
+        place = torch.where(keep.unsqueeze(dim), whole_rows(target).to(x.dtype), 0)
+    else:
+        place, keep, weights = rows_of(x, target, weight, mask, ignore_index, compute)
+    x = torch.where(keep.unsqueeze(dim), x, 0)  # select before arithmetic
+    if x.shape[dim] == 0:
+        loss = x.sum(dim)  # 0, but in the graph
+        loss = loss if not shares else loss + place.sum(dim)
+        loss = loss if weight is None else loss + weight.sum()
+    else:
+        if not shares:
+            matched = _matched(x, place, dim) & (label_smoothing == 0) & (z_loss == 0)
+            x = torch.where(matched.unsqueeze(dim), 0, x)
+        per_class = None if weight is None else along(weight.to(x.dtype), x, dim)
+        loss = _losses(x, place, dim, weights, per_class, label_smoothing, z_loss)
+    loss = torch.where(keep if matched is None else keep & ~matched, loss, 0).to(dtype)
+    return loss, keep, loss.new_empty(0) if weights is None else weights
+
+
+def along(weight, x, dim):
+    """(C,) as it broadcasts to (N, C, d1, ...)."""
+    return weight.reshape([-1 if d == dim else 1 for d in range(x.dim())])
+
+
+def _matched(x, place, dim):
+    """Rows whose class has all the probability: its logit alone is +inf. Their loss and gradient are 0."""
+    infinite = x.detach() == float("inf")
+    of_class = infinite.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+    return of_class & (infinite.sum(dim) == 1) & ~x.detach().isnan().any(dim)
+
+
+def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
+    """(1 - s) w (-log p of the class) + s / A sum_c w_c (-log p_c) + z logsumexp^2, the A classes those not of -inf."""
+    log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
+    if place.is_floating_point():
+        share = place if per_class is None else place * per_class
+        # Of a class without a share nothing counts, not even a logit of -inf.
+        nothing = ~exists & (share == 0)
+        loss = -(share * torch.where(nothing, 0, log_p)).sum(dim)
+    else:
+        loss = -log_p.gather(dim, place.unsqueeze(dim)).squeeze(dim)
+        loss = loss if weights is None else loss * weights
+    if not is_zero(label_smoothing):
+        every = torch.where(exists, log_p, 0)
+        every = every if per_class is None else every * per_class
+        loss = (1 - label_smoothing) * loss - label_smoothing * every.sum(dim) / exists.sum(dim)
+    if not is_zero(z_loss):
+        loss = loss + z_loss * torch.logsumexp(x, dim).square()
+    return loss
+
+
+def is_zero(number):
+    """False of a tensor, which stands for a number that a trace knows by a symbol."""
+    return not isinstance(number, torch.Tensor) and number == 0
+
+
+def _numbers(input, target, weight, keep, weights, label_smoothing):
+    """What backward needs of the rows, in fp64 (its places: `_count_numbers`).
+
+    logsumexp; the factor k of p_c; the share e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (the class's own part).
+    """
+    dim, shares = class_dim(input), target.is_floating_point()
+    x = torch.where(keep.unsqueeze(dim), input.detach(), 0).double()
+    per_class = torch.ones((), dtype=x.dtype, device=x.device)
+    if weight is not None:
+        per_class = along(weight.detach().double(), x, dim)
+    exists = x != float("-inf")
+    found = [torch.logsumexp(x, dim)]
+    if shares or (weight is not None and label_smoothing != 0):
+        if shares:
+            own = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
+        else:
+            own = weights.detach().double()
+        found.append((1 - label_smoothing) * own)
+        if label_smoothing != 0:
+            every = (exists * per_class).sum(dim)
+            found[1] = found[1] + label_smoothing * every / exists.sum(dim)
+    if label_smoothing != 0:
+        found.append(label_smoothing / exists.sum(dim))
+    return torch.stack([torch.where(keep, number, 0) for number in found])
+
+
+def _count_numbers(target, weight, label_smoothing):
+    smooth = label_smoothing != 0
+    return 1 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
+
+
+def _composite(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
+    loss, keep, weights = define(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+    return loss, keep, weights, _numbers(input, target, weight, keep, weights, label_smoothing)
+
+
+# ---- op
+
+
+def _fake(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
+    shape, shares = row_shape(input), target.is_floating_point()
+    dtype = compute_dtype(input.dtype, *((target.dtype,) if shares else ()))
+    weighted = weight is not None and not shares
+    return (
+        input.new_empty(shape, dtype=dtype),
+        input.new_empty(shape, dtype=torch.bool),
+        input.new_empty(shape, dtype=compute_dtype(dtype, weight.dtype))
+        if weighted
+        else input.new_empty(0, dtype=dtype),
+        input.new_empty((_count_numbers(target, weight, label_smoothing), *shape), dtype=torch.float64),
+    )
+
+
+def _fake_backward(grad, input, target, numbers, weight, mask, ignore_index, label_smoothing, z_loss, *needed):
+    empty = torch.empty_like(input) if needed[0] else input.new_empty(0)
+    if not needed[1]:
+        return empty, input.new_empty(0)
+    return empty, torch.empty_like(target)
+
+
+_forward = declare_raw(
+    "_cross_entropy",
+    "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
+    "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_fake,
+    composite=_composite,
+)
+_backward = declare_raw(
+    "_cross_entropy_backward",
+    "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, bool need_input=True, "
+    "bool need_target=False) -> (Tensor, Tensor)",
+    fake=_fake_backward,
+)
+
+# ---- record
+
+
+class CrossEntropy(Classification):
+    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: logsumexp of each row."""
+
+    differentiable = (0, 1)
+    saved = slice(3, 4)
+
+    def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
+        if target.dtype not in INDICES[:2]:
+            if target.dtype == torch.uint8:
+                target = target.to(torch.int32)
+            elif target.dtype not in FLOATING or ignore_index >= 0:
+                return False, ()
+        plain = label_smoothing.__class__ is float and z_loss.__class__ is float and ignore_index.__class__ is int
+        if not (plain and 0 <= label_smoothing <= 1 and 0 <= z_loss < float("inf")):
+            self.validate(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+        return True, (input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+
+    def validate(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
+        name = self.name
+        self.validate_input(input, target)
+        validate_index(name, ignore_index)
+        if not target.is_floating_point():
+            self.validate_indices(input, target, " or floating (probabilities)")
+        else:
+            _check.floating(name, "target", target)
+            if target.shape != input.shape:
+                if tuple(target.shape) == row_shape(input):
+                    raise TypeError(
+                        f"{name}: target {tuple(target.shape)} must be int64, int32 or uint8 where it holds class "
+                        f"indices, got {target.dtype}"
+                    )
+                raise ValueError(
+                    f"{name}: target {tuple(target.shape)} of probabilities must have the shape of input "
+                    f"{tuple(input.shape)}"
+                )
+            if ignore_index >= 0:
+                raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")
+        self.validate_common(input, target, weight, mask, ignore_index)
+        self._validate_numbers(name, label_smoothing, z_loss)
+
+    def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss):
+        """What a module's constructor takes."""
+        validate_options(name, reduction, empty)
+        validate_index(name, ignore_index)
+        self._validate_numbers(name, label_smoothing, z_loss)
+
+    @staticmethod
+    def _validate_numbers(name, label_smoothing, z_loss):
+        _check.number(name, "label_smoothing", label_smoothing, minimum=0, maximum=1)
+        _check.number(name, "z_loss", z_loss, minimum=0, maximum=LARGEST)
+
+    def gradients(self, grad, needs, operands, results):
+        input, target, *rest = operands
+        return self.backward(grad, input, target, *results, *rest, *needs[:2])
+
+
+_cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)
+_cross_entropy.example = "torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
+
+# ---- public function
+
+
+@_cross_entropy.public(
+    '(Tensor input, Tensor target, *, Tensor? weight=None, Tensor? mask=None, str reduction="mean", '
+    "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, Tensor? denominator=None, "
+    'str empty="zero") -> Tensor',
+    arguments=ARGUMENTS,
+)
+def cross_entropy(
+    input, target, *, weight=None, mask=None, reduction="mean", ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+    denominator=None, empty="zero",
+):  # fmt: skip
+    """-log softmax(input) at the class `target`, of each row; the mean over the kept rows.
+
+        loss = (1 - s) w_y (-log p_y) + s / A sum_c w_c (-log p_c) + z_loss (log sum_c exp x_c)^2,   p = softmax(x)
+
+    for class y, class weights w and label smoothing s over the A classes. Of class probabilities q in place of y the
+    first term is (1 - s) sum_c w_c q_c (-log p_c). Smoothing: Szegedy et al., "Rethinking the Inception Architecture",
+    2016. z-loss: Chowdhery et al., "PaLM", 2022, section 5, and Zoph et al., "ST-MoE", 2022; it keeps the logsumexp
+    near 0, is not multiplied by class weights, and 1e-4 is usual.
+
+    Any layout is read in place, logits in half without a copy in fp32, and nothing as large as them is allocated but
+    their gradient. Like torch.nn.functional.cross_entropy, but that a mean of nothing is `empty` and not NaN, that
+    `ignore_index` and `mask` exclude what is NaN, and that infinite logits have their limits: a class of -inf does not
+    exist (its gradient is 0, and smoothing is over the others), where it is the row's own the loss is inf; where the
+    row's own logit alone is +inf, loss and gradient are 0. Every other inf or NaN that is kept shows as NaN.
+
+    Args:
+        input: (N, C), (C,) or (N, C, d1, ...) floating tensor of logits.
+        target: class indices in [0, C), int64, int32 or uint8, of shape (N,), () or (N, d1, ...); or class
+            probabilities, floating, of `input`'s shape. Probabilities are differentiable.
+        label_smoothing: from 0 to 1, the share of the loss that is spread over all classes.
+        z_loss: factor of the squared logsumexp, at least 0.
+        {arguments}
+
+    Example:
+        >>> logits = torch.tensor([[2.0, 0.0, 0.0], [0.0, 0.0, torch.nan]])
+        >>> safeops.cross_entropy(logits, torch.tensor([0, -100]))
+        tensor(0.2395)
+    """
+    validate_reduction("cross_entropy", reduction, denominator, empty)
+    loss, keep, weights = _cross_entropy.call(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
+    per_row = None if weight is None or target.is_floating_point() else weights
+    return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)

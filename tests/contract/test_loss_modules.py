@@ -1,0 +1,109 @@
+"""The modules of the losses: options in the constructor, tensors in the call. The rest is their function's."""
+
+import copy
+import inspect
+import io
+
+import pytest
+import torch
+
+import safeops
+from safeops.testing import CHECKS, Sample, Subject, run_check
+from tests.contract.common import DEVICE
+from tests.ops import RECORDS
+
+MODULES = [n for n, m in vars(safeops.nn).items() if getattr(m, "__module__", 0) == "safeops.nn" and n[0] != "_"]
+each_module = pytest.mark.parametrize("name", MODULES)
+
+# What a module could break by itself. (Compiled they are below, made inside of the function, too.)
+OWN = "value gradient dtypes masked_garbage nothing_kept torch_func vmap no_sync autocast".split()
+
+
+def record(module):
+    return RECORDS[module.function.__name__]
+
+
+def build(name, **options):
+    """(module, its function, the function's own options, operands, mask and weight as far as the call takes them)"""
+    module = getattr(safeops.nn, name)
+    call = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in record(module).call.items()}
+    own = {key: call[key] for key in inspect.signature(module).parameters if key in call}
+    given = inspect.signature(module.forward).parameters
+    operands = [call[key] for key, x in given.items() if x.kind is x.POSITIONAL_OR_KEYWORD and key != "self"]
+    tensors = {key: call[key] for key in ("mask", "weight") if key in given}
+    return module(**{**own, **options}).to(DEVICE), module.function, own, operands, tensors
+
+
+def test_every_loss_has_a_module():
+    functions = {name: vars(safeops)[name] for name in RECORDS if name in safeops.__all__}
+    arguments = {name: inspect.signature(f).parameters.keys() for name, f in functions.items()}
+    losses = {name for name in functions if {"reduction", "denominator"} <= arguments[name]}
+    assert {getattr(safeops.nn, name).function.__name__ for name in MODULES} == losses
+
+
+@pytest.mark.parametrize("check", [c for c in OWN if c in CHECKS])
+@pytest.mark.parametrize("name", [name for name in MODULES if record(getattr(safeops.nn, name)).family == "losses"])
+def test_module(name, check):
+    module, _, own, operands, tensors = build(name)
+    definition, fields = record(module).definition, record(module).fields
+    if check in fields.get("skip", {}):
+        pytest.skip(fields["skip"][check])
+    wide = {key: x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for key, x in own.items()}
+
+    def reference(*operands, **tensors):
+        return definition(*operands, **tensors, **wide)
+
+    floats = tuple(i for i, x in enumerate(operands) if x.is_floating_point())
+    sample = Sample(tuple(operands), tensors, differentiable=floats)
+    fields = {key: fields[key] for key in ("terms", "row_terms") if key in fields}
+    run_check(Subject(module, reference, [sample], data=floats, device=DEVICE, name=name, **fields), check)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("empty", ["zero", "nan"])
+@each_module
+def test_options_reach_the_function(name, reduction, empty):
+    module, function, own, operands, tensors = build(name, reduction=reduction, empty=empty)
+    for keep in (tensors["mask"], torch.zeros_like(tensors["mask"])):
+        given = {**tensors, "mask": keep}
+        got = module(*operands, **given)
+        want = function(*operands, **given, reduction=reduction, empty=empty, **own)
+        assert torch.equal(got.nan_to_num(-1), want.nan_to_num(-1)) and torch.equal(got.isnan(), want.isnan())
+
+
+@each_module
+def test_denominator_reaches_the_function(name):
+    module, function, own, operands, _ = build(name)
+    for denominator in (7.0, torch.tensor(7.0, device=DEVICE)):
+        assert torch.equal(
+            module(*operands, denominator=denominator), function(*operands, denominator=denominator, **own)
+        )
+
+
+@each_module
+def test_modules_copy_save_and_print(name):
+    module, _, own, operands, _ = build(name, reduction="sum")
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    for twin in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
+        assert torch.equal(twin(*operands), module(*operands))
+    assert not list(module.parameters()) and module.state_dict().keys() == set(module.op.buffers)
+    for option, value in {"reduction": "'sum'", **own}.items():
+        assert option in module.op.buffers or f"{option}={value}" in repr(module)
+
+
+@each_module
+def test_a_module_made_inside_a_compiled_function(name):
+    torch._dynamo.reset()
+    make, operands = getattr(safeops.nn, name), build(name)[3]
+    compiled = torch.compile(lambda *x: make(reduction="sum")(*x), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*operands), make(reduction="sum")(*operands))
+
+
+def test_tensors_of_a_constructor_are_checked_and_move_with_the_module():
+    for wrong in ("1", torch.ones(2, dtype=torch.int64)):
+        with pytest.raises(TypeError, match="^BCEWithLogitsLoss: pos_weight must be "):
+            safeops.nn.BCEWithLogitsLoss(pos_weight=wrong)
+    module = safeops.nn.BCEWithLogitsLoss(pos_weight=torch.ones(2))
+    assert module.to(torch.float64).pos_weight.dtype == torch.float64

@@ -1,0 +1,232 @@
+"""The losses of rows that are made of other ops: parity with torch, what does not exist, which ops they take."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import safeops
+from safeops._op import registry
+from tests.contract.common import DEVICE, each_route, equal, flags, on, t
+from tests.ops import RECORDS, definitions
+from tests.test_routes import dispatched
+
+NAN, INF = math.nan, math.inf
+NAMES = [name for name, record in RECORDS.items() if record.family == "row_losses"]
+KERNELS = all(registry[name].cpu if DEVICE == "cpu" else registry[name].cuda for name in NAMES)
+each_loss = pytest.mark.parametrize("name", NAMES)
+each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+def vectors(*shape, count=2, dtype=torch.float32):
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=g).to(DEVICE, dtype).requires_grad_() for _ in range(count)]
+
+
+def operands(name, *shape, dtype=torch.float32):
+    if name == "triplet_margin_loss":
+        return vectors(*shape, count=3, dtype=dtype)
+    rows = shape[:-1]
+    if name == "multi_margin_loss":
+        index = torch.randint(0, max(shape[-1], 1), rows, generator=torch.Generator().manual_seed(1))
+        return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
+    sign = torch.randint(0, 2, rows, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    return [*vectors(*shape, dtype=dtype), sign.to(DEVICE)]
+
+
+def leaves(operands):
+    return [x for x in operands if x.is_floating_point()]
+
+
+@each_route
+@each_reduction
+@pytest.mark.parametrize("margin", [0.0, 0.3, -0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_cosine_embedding_loss_is_torchs(route, reduction, margin, dtype):
+    x, y, target = operands("cosine_embedding_loss", 9, 6, dtype=dtype)
+    target = torch.where(torch.arange(9, device=DEVICE) == 4, 0, target)  # neither: its loss is 0
+    for a, b, signs in ((x, y, target), (x, y, target.to(dtype)), (x[0], y[0], target[0])):
+        ours = on(route, "cosine_embedding_loss")(a, b, signs, margin=margin, reduction=reduction)
+        theirs = F.cosine_embedding_loss(a, b, signs, margin=margin, reduction=reduction)
+        torch.testing.assert_close(ours, theirs)
+        got, want = (torch.autograd.grad(z.sum(), (x, y)) for z in (ours, theirs))
+        torch.testing.assert_close(got, want)
+
+
+@each_route
+@each_reduction
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"margin": 2.5}, {"p": 1.0}, {"p": 3.0}, {"p": INF}, {"swap": True}, {"eps": 1e-2, "swap": True, "p": 1}],
+    ids=str,
+)
+def test_triplet_margin_loss_is_torchs(route, reduction, options):
+    for dtype in (torch.float32, torch.float64):
+        a, b, c = vectors(9, 6, count=3, dtype=dtype)
+        for triple in ((a, b, c), (a[0], b[0], c[0])):
+            ours = on(route, "triplet_margin_loss")(*triple, reduction=reduction, **options)
+            theirs = F.triplet_margin_loss(*triple, reduction=reduction, **options)
+            torch.testing.assert_close(ours, theirs)
+            got, want = (torch.autograd.grad(z.sum(), (a, b, c)) for z in (ours, theirs))
+            torch.testing.assert_close(got, want)
+
+
+@each_route
+@each_reduction
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("margin", [1.0, 0.3, -0.5])
+def test_multi_margin_loss_is_torchs(route, reduction, p, margin):
+    for dtype in (torch.float32, torch.float64):
+        x, target = operands("multi_margin_loss", 9, 6, dtype=dtype)
+        weight = torch.rand(6, generator=torch.Generator().manual_seed(2)).to(DEVICE, dtype)
+        weight[2] = 0  # which torch counts, too
+        for a, index, w in ((x, target, None), (x, target, weight), (x[0], target[0], weight)):
+            options = {"p": p, "margin": margin, "weight": w, "reduction": reduction}
+            ours = on(route, "multi_margin_loss")(a, index, **options)
+            theirs = F.multi_margin_loss(a, index, **options)
+            torch.testing.assert_close(ours, theirs)
+            got, want = (torch.autograd.grad(z.sum(), x)[0] for z in (ours, theirs))
+            torch.testing.assert_close(got, want)
+
+
+@each_route
+def test_a_class_of_weight_0_and_an_index_under_the_mask(route):
+    x, target = operands("multi_margin_loss", 5, 4)
+    weight = torch.tensor([1.0, 0.0, 2.0, 3.0], device=DEVICE)
+    gone = target == 1
+    dirty = torch.where(gone[:, None], NAN, x.detach()).requires_grad_()
+    loss = on(route, "multi_margin_loss")(dirty, target, weight=weight, reduction="sum")
+    assert gone.any() and loss.isfinite()
+    assert (torch.autograd.grad(loss, dirty)[0][gone] == 0).all()
+    keep = flags(True, False, True, True, False)
+    want = on(route, "multi_margin_loss")(x, target, mask=keep)
+    for garbage in (4, -1, 2**40):
+        assert torch.equal(on(route, "multi_margin_loss")(x, torch.where(keep, target, garbage), mask=keep), want)
+    if DEVICE == "cpu":
+        with pytest.raises(IndexError, match="^multi_margin_loss: target has the class index 4, out of range for 4"):
+            on(route, "multi_margin_loss")(x, torch.where(keep, target, 4))
+
+
+@each_route
+def test_equal_and_zero_vectors_have_gradient_0(route):
+    x = t(1.0, 2.0, 2.0).reshape(1, 3)
+    anchor, positive, far = (y.clone().requires_grad_() for y in (x, x, x + 0.1))
+    plain = torch.autograd.grad(F.triplet_margin_loss(anchor, positive, far), positive)[0]
+    assert (plain != 0).all()  # pushes two equal vectors apart, along eps
+    loss = on(route, "triplet_margin_loss")(anchor, positive, far, eps=0.0)
+    da, dp, _ = torch.autograd.grad(loss, (anchor, positive, far))
+    assert (dp == 0).all() and da.isfinite().all()
+    assert equal(on(route, "triplet_margin_loss")(anchor, positive, positive), 1)
+    zero, other = torch.zeros(1, 3, device=DEVICE, requires_grad=True), x.clone().requires_grad_()
+    for sign in (1, -1):
+        loss = on(route, "cosine_embedding_loss")(zero, other, torch.tensor([sign], device=DEVICE), margin=-0.5)
+        assert equal(loss, 1 if sign == 1 else 0.5)
+        assert all((d == 0).all() for d in torch.autograd.grad(loss, (zero, other)))
+
+
+@each_route
+def test_halves_whose_squares_do_not_fit(route):
+    x = torch.full((2, 4), 300.0, dtype=torch.float16, device=DEVICE)
+    y = torch.tensor([[300.0] * 4, [-300.0] * 4], dtype=torch.float16, device=DEVICE)
+    signs = torch.tensor([1, 1], device=DEVICE)
+    assert not torch.allclose(F.cosine_embedding_loss(x, y, signs, reduction="none").float(), t(0.0, 2.0))
+    ours = on(route, "cosine_embedding_loss")(x, y, signs, reduction="none")
+    assert ours.dtype == torch.float32 and torch.allclose(ours, t(0.0, 2.0), atol=1e-6)
+    far = on(route, "triplet_margin_loss")(x, y, x, reduction="none", eps=0.0)
+    assert torch.equal(far, t(1.0, 1201.0)) and far.dtype == torch.float32
+
+
+@each_route
+@each_loss
+def test_a_masked_row_does_not_exist(route, name):
+    keep = flags(True, False, True, True, False)
+    function, clean = on(route, name), operands(name, 5, 6)
+    rows = [x[keep] for x in clean]
+    want = function(*rows)
+    dwant = torch.autograd.grad(want, leaves(clean))
+    weight = torch.where(keep, 2.0, 0.0)
+    for garbage in (NAN, INF, 3e38):
+        dirty = [torch.where(keep[:, None], x.detach(), garbage).requires_grad_() for x in leaves(clean)]
+        given = [*dirty, *[x for x in clean if not x.is_floating_point()]]
+        by_weight = [] if name == "multi_margin_loss" else [{"weight": weight}]
+        for options in ({"mask": keep}, *by_weight):
+            got = function(*given, **options)
+            torch.testing.assert_close(got, want)
+            for d, w in zip(torch.autograd.grad(got, dirty), dwant):
+                assert (d[~keep] == 0).all()
+                torch.testing.assert_close(d, w)
+        none = function(*given, mask=keep, reduction="none")
+        assert (none[~keep] == 0).all()
+        upstream = torch.where(keep, 1.0, NAN)
+        assert all((d[~keep] == 0).all() for d in torch.autograd.grad(none, dirty, upstream))
+    assert function(*[x[:0] for x in clean], empty="nan").isnan()
+    assert function(*clean, mask=~keep & keep, empty="nan").isnan()
+    with pytest.raises(ValueError, match=f'^{name}: empty="raise"'):
+        function(*clean, mask=~keep & keep, empty="raise")
+
+
+@each_route
+@each_loss
+def test_a_kept_nan_shows(route, name):
+    for i in range(len(leaves(operands(name, 3, 4)))):
+        given = operands(name, 3, 4)
+        with torch.no_grad():
+            given[i][1, 2] = NAN
+        none = on(route, name)(*given, reduction="none")
+        assert none.isnan().tolist() == [False, True, False] and on(route, name)(*given).isnan()
+        if name != "multi_margin_loss":  # whose slope is 0 or 1, also there
+            assert torch.autograd.grad(none.sum(), given[i])[0][1].isnan().any()
+
+
+@each_route
+@each_loss
+@pytest.mark.parametrize("shape", [(4,), (0, 4), (3, 0), (1, 1), (2, 3, 7), (70, 130), (3, 5000)], ids=str)
+def test_sizes(route, name, shape):
+    given = operands(name, *shape)
+    value = on(route, name)(*given, reduction="none")
+    want = getattr(definitions, name)(*[x.double() if x.is_floating_point() else x for x in given], reduction="none")
+    assert value.shape == shape[:-1] and torch.allclose(value.double(), want, rtol=1e-5, atol=1e-5)
+    assert all(d.isfinite().all() for d in torch.autograd.grad(value.sum(), leaves(given)))
+
+
+@each_loss
+def test_a_mask_is_of_rows(name):
+    given = operands(name, 5, 6)
+    for shape in ((5, 1), (6,), (5, 6)):
+        with pytest.raises(ValueError, match=rf"^{name}: mask \({shape[0]}.* does not broadcast to the rows \(5,\)"):
+            getattr(safeops, name)(*given, mask=torch.ones(shape, dtype=torch.bool, device=DEVICE))
+
+
+@pytest.mark.skipif(not KERNELS, reason="no kernels here")
+@each_loss
+def test_the_kernels_of_the_parts_run(name):
+    given = operands(name, 5, 6)
+    loss, forward = dispatched(lambda: getattr(safeops, name)(*given))
+    _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(given)))
+    part = f"safeops::_{registry[name].parts[0].name}"
+    assert forward.count(part) == (1 if name == "cosine_embedding_loss" else 2)  # (multi_margin_loss: masked_mean)
+    assert "safeops::_masked_mean" in forward and any(op.startswith("safeops") for op in backward)
+
+
+@each_loss
+def test_modules(name):
+    op, call = registry[name], RECORDS[name].call
+    given = operands(name, 5, 6)
+    keep = flags(True, False, True, True, True)
+    own = {key: call[key] for key in ("margin", "p", "eps", "swap") if key in call}
+    module = getattr(safeops.nn, op.module)(reduction="sum", **own)
+    want = getattr(safeops, name)(*given, reduction="sum", mask=keep, **own)
+    assert torch.equal(module(*given, mask=keep), want) and not module.state_dict()
+    assert all(f"{key}={value}" in repr(module) for key, value in own.items())
+    with pytest.raises(TypeError, match=rf"^{op.module}: margin must be"):
+        getattr(safeops.nn, op.module)(margin="1")
+
+
+def test_triplet_of_equal_vectors_is_at_distance_0_with_gradient_0():
+    anchor = torch.ones(2, 3, requires_grad=True)
+    positive, negative = torch.ones(2, 3, requires_grad=True), torch.tensor([[1.0, 1.0, 1.5]] * 2)
+    loss = safeops.triplet_margin_loss(anchor, positive, negative, eps=0.25, reduction="none")
+    far = torch.linalg.vector_norm(1 - negative + 0.25, dim=-1)
+    torch.testing.assert_close(loss.detach(), (1 - far).clamp(min=0))
+    assert not torch.autograd.grad(loss.sum(), positive)[0].any()

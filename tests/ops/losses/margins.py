@@ -1,0 +1,53 @@
+"""Losses of a side and a margin."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.ops.losses.pointwise import any_number, pointwise
+
+
+def side(x):
+    """-1 or 1."""
+    return torch.where(x.isnan(), x, torch.where(x < 0, -1, 1)).to(x.dtype)
+
+
+def _soft_margin(x, y):
+    far = y * x == torch.inf
+    a = torch.where(far, 0, y) * torch.where(far, 0, x)
+    return torch.where(far, 0, -F.logsigmoid(a))
+
+
+def _soft_margin_sizes(x, y):
+    """The rounding of y x moves the exponential."""
+    a = (y * x).abs()
+    q, loss = (-y * x).sigmoid(), _soft_margin(x, y)
+    return loss + a * q, y.abs() * q * (1 + a), x.abs() * q * (1 + a)
+
+
+def _hinge(x, y, margin=1.0):
+    lack = margin - x
+    shown = (y - y).detach() + torch.where(torch.zeros_like(y, dtype=torch.bool), y, 0)
+    return torch.where(y == -1, 0, x) + torch.where((y == 1) | (lack <= 0), 0, lack) + shown
+
+
+def _ranking(x1, x2, y, margin=0.0):
+    flat = margin - y * (x1 - x2) <= 0
+    return torch.where(flat, 0, margin - torch.where(flat, 0, y) * torch.where(flat, 0, x1 - x2))
+
+
+def _ranking_sizes(x1, x2, y, margin=0.0):
+    return abs(margin) + (y * (x1 - x2)).abs(), y.abs(), y.abs(), (x1 - x2).abs()
+
+
+pointwise(
+    "soft_margin_loss",
+    _soft_margin,
+    F.soft_margin_loss,
+    domain=(any_number, side),
+    sizes=_soft_margin_sizes,
+    several_terms=True,
+)
+pointwise("hinge_embedding_loss", _hinge, F.hinge_embedding_loss, {"margin": 1.25}, refused={"margin": [1e39]},
+          domain=(any_number, side))  # fmt: skip
+pointwise("margin_ranking_loss", _ranking, F.margin_ranking_loss, {"margin": 0.5}, refused={"margin": [1e39]},
+          domain=(any_number, any_number, side), sizes=_ranking_sizes)  # fmt: skip

@@ -1,0 +1,19 @@
+"""The examples learn: each is run for a few steps on its own data."""
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("skimage")
+FILES = sorted((Path(__file__).resolve().parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_example(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    losses = module.train(steps=12)
+    assert all(map(math.isfinite, losses)) and losses[-1] < 0.8 * losses[0], losses
