@@ -1,5 +1,6 @@
 """Random shapes, strides, dtypes, masks and values from an adversarial pool: what the property tests draw."""
 
+import importlib
 import os
 import warnings
 
@@ -12,13 +13,15 @@ from safeops.testing.layouts import LAYOUTS
 from tests.contract.common import DEVICE
 
 # CI has it; a machine borrowed for its GPU may have pytest alone.
-
-
-# CI has it; a machine borrowed for its GPU may have pytest alone.
 hypothesis = pytest.importorskip("hypothesis")
 
 
 given, settings, st = hypothesis.given, hypothesis.settings, hypothesis.strategies
+
+
+# It would also draw the constants that it finds in the modules loaded so far, which differ between two workers.
+providers = importlib.import_module("hypothesis.internal.conjecture.providers")
+providers._get_local_constants = providers.Constants
 
 
 # Bounded by count, not by time: the same examples on every machine.

@@ -18,9 +18,9 @@ def _soft_margin(x, y):
 
 
 def _soft_margin_sizes(x, y):
-    """The rounding of y x moves the exponential."""
+    """The rounding of y x moves the exponential, of which fp32 keeps no digits below its smallest normal number."""
     a = (y * x).abs()
-    q, loss = (-y * x).sigmoid(), _soft_margin(x, y)
+    q, loss = (-y * x).sigmoid().clamp(min=2.0**-126), _soft_margin(x, y)
     return loss + a * q, y.abs() * q * (1 + a), x.abs() * q * (1 + a)
 
 
