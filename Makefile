@@ -32,6 +32,12 @@ $(VENV)/installed: requirements-dev.txt requirements-sources.txt
 	@$(PIP) install --no-compile --no-deps -r requirements-sources.txt
 	@touch $@
 
+# Libraries that recipes and benchmarks import, and the library does not.
+$(VENV)/rivals: $(VENV)/installed requirements-rivals.txt
+	@echo "== environment: what recipes and benchmarks compare with (pinned in requirements-rivals.txt)"
+	@$(PIP) install --no-compile -r requirements-rivals.txt
+	@touch $@
+
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
@@ -52,7 +58,7 @@ test: setup
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: setup
+test-slow: setup $(VENV)/rivals
 	@echo "== build: all architectures (minutes, the first time)"
 	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1 \
 	    || { cat $(VENV)/build.log; exit 1; }
@@ -67,7 +73,7 @@ lint: $(VENV)/installed
 	    || { echo "lint: C++ lines of at most 120, no tabs, no trailing blanks"; exit 1; }
 	@echo "lint: no complaints"
 
-bench: setup
+bench: setup $(VENV)/rivals
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 wheel: setup

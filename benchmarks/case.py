@@ -14,7 +14,7 @@ import torch
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 KEEP = 0.75  # share of True in the masks, at random: no branch predictor learns it
 ROW = 1024
-FAMILIES = ("elementwise", "selection", "reductions", "rows", "losses", "regions", "lists")
+FAMILIES = ("elementwise", "selection", "reductions", "rows", "losses", "lists")
 
 _builders = {}  # name -> (n, dtype, device) -> Case
 
@@ -66,6 +66,14 @@ def data(n: int, dtype: torch.dtype, device: str, seed: int, grad: bool = True, 
     generator = torch.Generator(device).manual_seed(seed)
     x = torch.empty(n, device=device, dtype=dtype).normal_(generator=generator)
     return x.view(shape).requires_grad_(grad)
+
+
+def rival(module: str, name: str, options: dict) -> Callable | None:
+    """A loss of another library; None where that is not installed (`make bench` installs it)."""
+    try:
+        return getattr(importlib.import_module(module), name)(**options)
+    except ImportError:
+        return None
 
 
 def keep_mask(n: int, device: str, share: float = KEEP) -> torch.Tensor:

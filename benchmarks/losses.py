@@ -1,11 +1,14 @@
-"""The pointwise losses, mean over the kept elements: three reads forward; the same three and one write backward."""
+"""The pointwise losses, mean over the kept elements: three reads forward; the same three and one write backward. The
+region losses, of images of four classes with class indices: two reads forward; the indices and one write backward."""
 
 import torch
 import torch.nn.functional as F
 
 import safeops
 
-from .case import Case, case, data, keep_mask
+from .case import Case, case, data, keep_mask, rival
+
+CLASSES = 4
 
 
 def same(x):
@@ -20,11 +23,11 @@ def side(x):
     return x.sign()
 
 
-def pointwise(name, text, element, domain=(same, same), arithmetic=False):
+def pointwise(name, text, element, domain=(same, same), arithmetic=False, rivals=()):
     """element: one element's loss as users write it, in `text`. Torch need not have one of this name.
 
     domain: what brings any number to where the loss is defined, for each operand; the third and more are not
-    differentiated."""
+    differentiated. rivals: libraries' functions of (x, y), all elements counted, (module, name, options)."""
 
     @case(name)
     def builder(n, dtype, device):
@@ -32,13 +35,16 @@ def pointwise(name, text, element, domain=(same, same), arithmetic=False):
         ours, theirs, aten = getattr(safeops, name), getattr(F, name, None), getattr(torch._C._nn, name, None)
         x, *rest = (to(data(n, dtype, device, seed, grad=False)) for seed, to in enumerate(domain))
         mask, wide = keep_mask(n, device), [t.float() for t in rest]  # what is arithmetic stands beside fp32
+        images = [t.view(1, 1, -1) for t in rest]
+        found = {f"{module}'s": rival(module, *which) for module, *which in rivals}
         return Case(
             (x.requires_grad_(),),
             forward_bytes=len(domain) * s + 1,  # read x, y, mask
             backward_bytes=(len(domain) + 1) * s + 1,  # the same; write dx (nothing else is saved)
             ours=lambda x: ours(x, *rest, mask=mask),
             eager={text: lambda x: element(x, *rest)[mask].mean()}
-            | ({f"{name}(x[m], y[m])": lambda x: theirs(x[mask], *(t[mask] for t in rest))} if theirs else {}),
+            | ({f"{name}(x[m], y[m])": lambda x: theirs(x[mask], *(t[mask] for t in rest))} if theirs else {})
+            | {text: lambda x, f=f: f(x.view(1, 1, -1), *images) for text, f in found.items() if f},
             compiled=lambda x: (element(x, *rest) * mask).sum() / mask.sum(),
             aten=aten and (lambda x: aten(x, *(rest if x.dtype == dtype else wide))),
             arithmetic=arithmetic and aten is not None,
@@ -81,5 +87,37 @@ of_torch("kl_div", lambda x: -x.abs(), probability)
 of_torch("soft_margin_loss", same, side)
 of_torch("hinge_embedding_loss", same, side, arithmetic=False)
 of_torch("margin_ranking_loss", same, same, side, arithmetic=False)
-pointwise("sigmoid_focal_loss", "torchvision's formula[m].mean()", focal, (same, probability))
+pointwise("sigmoid_focal_loss", "torchvision's formula[m].mean()", focal, (same, probability), rivals=[
+    ("monai.losses", "FocalLoss", {"alpha": 0.25, "gamma": 2.0}),
+    ("kornia.losses", "BinaryFocalLossWithLogits", {"alpha": 0.25, "gamma": 2.0, "reduction": "mean"}),
+])  # fmt: skip
 pointwise("js_div", "(p log(p / m) + q log(q / m))[m].mean()", jensen_shannon, (probability, probability))
+
+
+def region(name, rival_name):
+    @case(name)
+    def build(n, dtype, device):
+        size = max(1, n // CLASSES)
+        generator = torch.Generator(device).manual_seed(1)
+        index = torch.randint(CLASSES, (1, size), generator=generator, device=device)
+        x = data(CLASSES * size, dtype, device, 0, shape=(1, CLASSES, size)).detach().sigmoid().requires_grad_()
+        ours, monai = getattr(safeops, name), rival("monai.losses", rival_name, {"to_onehot_y": True})
+        s, read = dtype.itemsize, 8 / CLASSES  # bytes of an index for each element
+
+        def one_hot(x):
+            target = torch.zeros_like(x).scatter_(1, index.unsqueeze(1), 1)
+            both, prediction, ground = (target * x).sum(2), x.sum(2), target.sum(2)
+            return (1 - (2 * both + 1e-5) / (prediction + ground + 1e-5)).mean()  # tversky's own, of its defaults
+
+        return Case(
+            (x,),
+            forward_bytes=s + read,  # read x, index
+            backward_bytes=s + read,  # read index; write dx (of class indices, the slope does not depend on x)
+            ours=lambda x: ours(x, index),
+            eager={"by one_hot": one_hot} | ({"monai's": lambda x: monai(x, index.unsqueeze(1))} if monai else {}),
+            compiled=one_hot,
+        )
+
+
+region("dice_loss", "DiceLoss")
+region("tversky_loss", "TverskyLoss")
