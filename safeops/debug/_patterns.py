@@ -3,6 +3,7 @@
 A check returns (code, detail) or None. It may read values: an audit is allowed to wait for the device.
 """
 
+import contextlib
 import math
 
 import torch
@@ -40,6 +41,10 @@ PATTERNS = {
     "half-loss": (
         "a scalar loss in half: times the scaler's scale it is inf above 65504",
         "losses and reductions of safeops return fp32",
+    ),
+    "index-range": (
+        "an index out of range: torch stops the device, a loss of safeops leaves the row out",
+        "ignore_index= or mask= for the rows that have no class; safeops.safe_gather, safe_index_select",
     ),
     "device-copy": ("copies between devices", "make it where it is used; safeops.to_device for batches"),
     "saved-write": (
@@ -86,6 +91,9 @@ def before(name, args, kwargs):
             yield from _eps(number, x, "adds" if "add" in name else "floor")
     if "eps" in kwargs:
         yield from _eps(kwargs["eps"], x, "eps=")
+    if name in _INDEXED:
+        with contextlib.suppress(TypeError, IndexError, AttributeError):  # torch says what is wrong with the call
+            yield from missing(*_INDEXED[name](*args, **kwargs))
     if name == "backward" and x.dtype in HALF and x.numel() == 1:
         yield "half-loss", f"backward of {_of(x)}"
     if name in ("__mul__", "mul", "__rmul__") and x.dtype in HALF and called_by("scale", 2, "grad_scaler.py", 20):
@@ -155,6 +163,39 @@ def _eps(number, x, how):
         return
     if x.dtype in HALF and float(torch.tensor(number, dtype=x.dtype)) == 0:
         yield "eps-is-zero", f"{how} {number:g} to {_of(x)}"
+
+
+def _along(input, dim, index, *_, **others):
+    return index, input.shape[dim] if input.dim() else 1, None
+
+
+def _in_table(input, weight, *_, **others):
+    return input, weight.shape[0], None
+
+
+def _of_classes(input, target, weight=None, size_average=None, ignore_index=-100, *_, **others):
+    return target, input.shape[1 if input.dim() > 1 else 0], target != ignore_index
+
+
+def _of_ours(input, index, dim, *_):
+    return _along(input, dim, index)
+
+
+# function: (indices, how many there are, which of the indices count)
+_INDEXED = dict.fromkeys(("gather", "index_select"), _along)
+_INDEXED |= dict.fromkeys(("_safe_gather.default", "_safe_index_select.default"), _of_ours)
+_INDEXED |= {"embedding": _in_table, "cross_entropy": _of_classes, "nll_loss": _of_classes}
+
+
+def missing(index, size, counts):
+    """counts: the indices to look at, all where it is None."""
+    if not isinstance(index, torch.Tensor) or index.is_floating_point() or index.is_meta:
+        return
+    wrong = (index < 0) | (index >= size)
+    wrong = wrong if counts is None else wrong & counts
+    if wrong.any():
+        first = index.expand(wrong.shape)[wrong][0].item()
+        yield "index-range", f"{int(wrong.sum())} of {wrong.numel()} are not in [0, {size}), the first is {first}"
 
 
 def _mask_in(index):

@@ -8,7 +8,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
-from safeops import _torch
+from safeops import _check, _torch
 from safeops.debug import _patterns
 from safeops.debug._saved import SavedTensors
 from safeops.debug._source import Line, line, user_frames
@@ -50,9 +50,9 @@ class audit(TorchFunctionMode):
 
     Found are: results that overflow in half, NaN made of operands without one, divisors below the smallest normal
     number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for the device, boolean
-    indices, half scalar losses, copies between devices, and in-place writes into what autograd saved. Every value is
-    looked at, so an audited step is slow; nothing is changed. "sync-read" lists reads of CPU tensors too: what would
-    wait on a GPU.
+    indices, indices out of range, half scalar losses, copies between devices, and in-place writes into what autograd
+    saved. Every value is looked at, so an audited step is slow; nothing is changed. "sync-read" lists reads of CPU
+    tensors too: what would wait on a GPU.
 
     Args:
         select: a list of the codes to look for; all by default (`safeops.debug.audit.CODES`).
@@ -90,10 +90,12 @@ class audit(TorchFunctionMode):
     def __enter__(self):
         # After a step its graph is gone: what it saved is nobody's any more.
         self.hook = register_optimizer_step_post_hook(lambda *_: self.saved.clear())
+        _check.watchers.append(self._left_out)
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
+        _check.watchers.remove(self._left_out)
         self.hook.remove()
         self.saved.clear()
 
@@ -121,6 +123,11 @@ class audit(TorchFunctionMode):
         self._note(found)
         self.saved.note(result)
         return result
+
+    def _left_out(self, index, size, which):
+        """By a loss on a device whose kernels nobody waits for."""
+        with torch.no_grad(), _torch.disable_modes():
+            self._note(list(_patterns.missing(index, size, which)))
 
     def _note(self, patterns):
         for code, detail in patterns:

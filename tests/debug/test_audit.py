@@ -1,10 +1,13 @@
 """audit lists each pattern at its line, with count, dtypes and values; ordinary code gives no finding."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops._op import registry
 from safeops.debug import audit, no_sync
 
 H = torch.float16
@@ -94,6 +97,30 @@ def boolean_write():
     x[torch.tensor([True, False, True])] = torch.zeros(2)  # HERE
 
 
+def index_beyond():
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(2, 3).gather(1, torch.tensor([[0], [3]]))  # HERE
+
+
+def index_stood_in_for():
+    safeops.safe_gather(torch.zeros(2, 3), 1, torch.tensor([[-1], [2]]))  # HERE
+
+
+def row_of_a_table():
+    with contextlib.suppress(IndexError):
+        F.embedding(torch.tensor([0, 5]), torch.zeros(4, 2))  # HERE
+
+
+def class_of_torch():
+    with contextlib.suppress(IndexError):
+        F.cross_entropy(torch.zeros(3, 4), torch.tensor([0, -100, 7]))  # HERE
+
+
+def class_left_out():
+    """As on CUDA, where nobody waits to raise."""
+    registry["cross_entropy"].composite(torch.zeros(3, 4), torch.tensor([0, -100, 4]))  # HERE
+
+
 def half_loss():
     half(1.0, 2.0).requires_grad_().sum().backward()  # HERE
 
@@ -138,6 +165,11 @@ CASES = {
     item: ("sync-read", "item of float32 () on cpu"),
     boolean_read: ("boolean-index", "2 of 3 kept"),
     boolean_write: ("boolean-write", "2 of 3 written"),
+    index_beyond: ("index-range", "1 of 2 are not in [0, 3), the first is 3"),
+    index_stood_in_for: ("index-range", "1 of 2 are not in [0, 3), the first is -1"),
+    row_of_a_table: ("index-range", "1 of 2 are not in [0, 4), the first is 5"),
+    class_of_torch: ("index-range", "1 of 3 are not in [0, 4), the first is 7"),
+    class_left_out: ("index-range", "1 of 3 are not in [0, 4), the first is 4"),
     half_loss: ("half-loss", "backward of float16 ()"),
     half_scaled: ("half-loss", "GradScaler.scale of float16 ()"),
     device_copy: ("device-copy", "float32 (2,) on cpu to meta"),

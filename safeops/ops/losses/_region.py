@@ -27,12 +27,11 @@ def define(input, target, mask=None, exists=None, ignore_index=None, squared=Fal
     p, t = input.to(compute), target
     if not target.is_floating_point():
         index = target.unsqueeze(1)  # (N, 1, d1, ...)
-        valid = (index >= 0) & (index < input.shape[1])
         if ignore_index is not None:
             keep = keep & (index != ignore_index)
         if index.device.type == "cpu" and type(index) is torch.Tensor:
             _look_up(index, keep, input.shape[1])
-        keep = keep & valid
+        keep = keep & _check.in_range(index, input.shape[1], keep)
         # (no arange, beside which a DTensor would be a stranger)
         t = index == (input.new_ones(input.shape[1], dtype=torch.int64).cumsum(0) - 1).reshape(lead)
     if exists is not None:

@@ -45,9 +45,10 @@ def rows_of(input, target, weight, mask, ignore_index, compute):
     caller has heard of it before, elsewhere nobody may wait for it.
     """
     classes = input.shape[class_dim(input)]
-    keep = (target >= 0) & (target < classes) & (target != ignore_index)
+    keep = target != ignore_index
     if mask is not None:
         keep = keep & mask
+    keep = keep & _check.in_range(target, classes, keep)
     place = torch.where(keep, target, 0).long()
     if weight is None:
         return place, keep, None

@@ -105,7 +105,7 @@ def multi_margin_loss(
             _refuse(index, classes)
             raise
     else:
-        inside = (index >= 0) & (index < classes)
+        inside = _check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
         keep = inside if keep is None else keep & inside
         index = torch.where(inside, index, 0)
     compute = compute_dtype(x.dtype)
