@@ -20,26 +20,23 @@ EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulat
 TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
     "safeops/lint": [*(f"tests/lint/test_{name}.py" for name in ("rules", "fix", "examples", "sources")), "tests/lint"],
-    "safeops/amp": ["tests/amp", "tests/contract/test_lists.py"],
-    "safeops/nn": ["tests/contract/test_losses.py"],
+    "safeops/amp": ["tests/amp", "tests/contract/lists/test_lists.py"],
+    "safeops/nn": ["tests/contract/losses/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
     "safeops/_(op|rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
-    "safeops/_check": [f"tests/contract/test_{name}.py" for name in ("bad_calls", "elementwise", "losses")],
+    "safeops/_check": [
+        "tests/contract/test_bad_calls.py",
+        "tests/contract/elementwise",
+        "tests/contract/losses/test_losses.py",
+    ],
 }
 # One op of each family and kind: what is tried where the source belongs to no family.
 SOME = "masked_fill safe_div safe_log masked_compact masked_mean masked_var masked_norm masked_softmax mse_loss".split()
 ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # where no kernel of the CPU runs
 
-# A family, which is the name of its folder: its files of tests/contract, and the end of the name of its property tests.
-OWN = {
-    "elementwise": (["stand_ins_unary", "stand_ins_binary", "stand_ins_division", "elementwise", "functions"],
-                    "_elementwise"),
-    "selection": (["selection", "selection_layouts"], "_selection"),
-    "reductions": (["reductions", "moments", "norms"], ""),
-    "rows": (["rows"], ""),
-    "losses": (["losses"], ""),
-    None: (["stand_ins_division", "stand_ins_unary", "elementwise", "losses", "reductions"], "_elementwise"),
-}  # fmt: skip
+# What is tried where the source belongs to no family: some of all.
+ELSE = ["elementwise/test_elementwise.py", "elementwise/test_stand_ins_division.py",
+        "elementwise/test_stand_ins_unary.py", "losses/test_losses.py", "reductions/test_reductions.py"]  # fmt: skip
 
 
 def ops(family):
@@ -51,17 +48,17 @@ def contract(family, path):
     """The tests of the contract: quick ones first; not those that only compile again."""
     folder, op = "tests/contract/", Path(path).stem
     if family == "lists":
-        return [["tests/amp", folder + "test_lists.py", "tests/debug/test_trace.py"]]
-    quick, properties = OWN[family]
+        return [["tests/amp", folder + "lists", "tests/debug/test_trace.py"]]
     tried = ops(family) if family else SOME
     choice = f"({op if op in tried else ' or '.join(sorted(tried))}) and not inductor"
     if path.startswith("csrc"):
         choice += "".join(f" and not {other}" for other in ELSEWHERE)
-    last = ["test_instruction_sets.py"] if path.startswith("csrc") else []
+    own = [family] if family else ELSE
+    last = ["test_properties.py", "test_tracing.py", *(["test_instruction_sets.py"] * path.startswith("csrc"))]
     return [
-        [f"{folder}test_{name}.py" for name in quick],
+        [folder + place for place in own],
         ["-k", choice, f"{folder}test_contract.py"],
-        [folder + file for file in (f"test_properties{properties}.py", "test_tracing.py", *last)],
+        [folder + file for file in last],
     ]
 
 
@@ -77,7 +74,7 @@ def stages(path):
         ]
     if path.startswith("csrc/cuda/"):
         return emulated(folder)
-    tests = contract(folder if folder in (*OWN, "lists") else None, path)
+    tests = contract(folder if (ROOT / "tests/contract" / folder).is_dir() else None, path)
     return tests + emulated(folder) if path.startswith("csrc/common/") else tests
 
 

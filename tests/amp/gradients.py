@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.contract.tensor_lists import FLOATS, layouts, many, values
+from tests.contract.lists.tensor_lists import FLOATS, layouts, many, values
 
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 

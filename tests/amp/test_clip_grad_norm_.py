@@ -8,7 +8,7 @@ import torch
 import safeops
 from safeops.testing import no_synchronisation
 from tests.amp.gradients import clones, each_dtype, mixed, parameters, sets, true_norm
-from tests.contract.tensor_lists import FLOATS, many, scans
+from tests.contract.lists.tensor_lists import FLOATS, many, scans
 
 INF, NAN = math.inf, math.nan
 

@@ -10,7 +10,7 @@ import safeops
 from safeops.testing import Sample, Subject
 from safeops.testing.execution import check_errors
 from tests.contract.common import DEVICE, each_route, on
-from tests.contract.test_loss_modules import MODULES
+from tests.contract.losses.test_modules import MODULES
 from tests.ops import RECORDS
 from tests.ops.operands import HUGE
 

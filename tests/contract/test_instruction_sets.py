@@ -25,9 +25,11 @@ def test_numbers_hold(isa):
     if isa.upper() == torch.backends.cpu.get_cpu_capability():
         pytest.skip("this machine's best: every other test runs it")
     folder = Path(__file__).parent
-    files = sorted(path.name for name in ("test_properties*", "test_stand_ins*") for path in folder.glob(f"{name}.py"))
+    files = sorted(
+        str(path) for name in ("properties", "stand_ins_*", "edges") for path in folder.rglob(f"test_{name}.py")
+    )
     # of the contract what is long enough for several threads
-    files += ["test_contract.py", "test_rows.py", "test_lists.py"]
+    files += ["test_contract.py", "rows/test_rows.py", "rows/test_classification.py", "lists/test_lists.py"]
     options = ["-q", "-p", "no:xdist", "-p", "no:cacheprovider", "--tb=short"]
     options += ["-k", "(stand_ins or not composite) and (not test_contract or -threads])"]
     command = [sys.executable, "-m", "pytest", *options, *files]

@@ -7,7 +7,7 @@ import torch
 
 import safeops
 from safeops._op import registry
-from tests.contract.tensor_lists import FLOATS, scans
+from tests.contract.lists.tensor_lists import FLOATS, scans
 from tests.gpu.cases import numbers
 from tests.gpu.test_execution import LONG
 from tests.gpu.test_kernels_are_the_route import launches

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from safeops.testing.compare import assert_same_bits
-from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
+from tests.contract.lists.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
 from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 
 SOURCES = [ROOT / f"csrc/cuda/lists/{name}.cu" for name in ("health", "grad_norm", "clip_grad_norm_")]

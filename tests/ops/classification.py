@@ -294,8 +294,8 @@ def _bad_numbers(name):
 
 
 SKIP = NOT_SAFE | {
-    "weight_zero": "a class weight of 0 drops rows, not elements: tests/contract/test_classification.py",
-    "masked_upstream": "a mask drops rows, and the losses are of rows: tests/contract/test_classification.py",
+    "weight_zero": "a class weight of 0 drops rows, not elements: tests/contract/rows/test_classification.py",
+    "masked_upstream": "a mask drops rows, and the losses are of rows: tests/contract/rows/test_classification.py",
 }
 CALL = {
     "input": plain(),

@@ -1,7 +1,7 @@
 """The scans over lists of tensors. A list is no operand of a sample: the contract's clauses are checked by hand, in
-tests/contract/test_lists.py, tests/gpu/test_lists.py and, of the public functions, in tests/amp."""
+tests/contract/lists/test_lists.py, tests/gpu/test_lists.py and, of the public functions, in tests/amp."""
 
-from tests.contract.tensor_lists import scans
+from tests.contract.lists.tensor_lists import scans
 from tests.ops.record import Record
 
 IN = "of lists: tests/{}"

@@ -14,12 +14,12 @@ from tests.ops.truth import kept, reduce, weighted
 ROWS = {
     "saved_bytes": "made of other ops, which save their own operands",
     "peak_memory": "made of other ops: what one gives another is a tensor",
-    "sizes": "a vector has one dim at least: tests/contract/test_row_losses.py has the other sizes",
-    "masked_upstream": "no result is an element's: tests/contract/test_row_losses.py has it, of rows",
+    "sizes": "a vector has one dim at least: tests/contract/rows/test_row_losses.py has the other sizes",
+    "masked_upstream": "no result is an element's: tests/contract/rows/test_row_losses.py has it, of rows",
     "accumulation": "near a margin the digits cancel; the sums are masked_mean's and those of the norms, which have it",
 }
 NO_GPU = "made of other ops, whose kernels the GPU tests run"
-NO_ROUTE = "made of other ops: tests/contract/test_row_losses.py watches which"
+NO_ROUTE = "made of other ops: tests/contract/rows/test_row_losses.py watches which"
 
 
 def _of_rows(op):
@@ -333,6 +333,6 @@ row_loss(
     by_class=CLASS_WEIGHT,
     skip={
         "partial_gradients": "one operand, where there is no weight",
-        "weight_zero": "a weight is a class's: tests/contract/test_row_losses.py has it",
+        "weight_zero": "a weight is a class's: tests/contract/rows/test_row_losses.py has it",
     },
 )

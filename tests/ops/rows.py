@@ -137,7 +137,7 @@ def _bad_dims(name, *operands):
 
 
 def _softmax_samples(log):
-    # Finite differences of -inf mean nothing: what the mask does there is in tests/contract/test_rows.py.
+    # Finite differences of -inf mean nothing: what the mask does there is in tests/contract/rows/test_rows.py.
     smooth = not log
     yield Sample((data(3, 5), mask(3, 5)), mask=1, smooth=smooth, name="rows", slow=True)
     yield Sample((data(4, 5),), name="no mask", slow=log)

@@ -7,14 +7,15 @@ from tests.ops.bad_calls import NAN, must
 from tests.ops.operands import HUGE, data, mask, plain, plain_mask, weights
 from tests.ops.record import NOT_SAFE, Record
 
+HERE = "tests/contract/losses/test_regions.py"
 NO_GPU = "no kernel on CUDA: plain torch operations run there, which tests of kernels tell nothing about"
-NO_ROUTE = "what is made of its kernel's sums are a few aten operations more: tests/contract/test_regions.py watches it"
+NO_ROUTE = f"what is made of its kernel's sums are a few aten operations more: {HERE} watches it"
 BY_CLASS = {
-    "weight_zero": "a weight is a class's, not an element's: tests/contract/test_regions.py has it",
-    "sizes": "operands of no dims have no classes: tests/contract/test_regions.py has the other sizes",
-    "accumulation": "the loss of what is nearly equal is 1 - 1, without digits: tests/contract/test_regions.py has it",
-    "saved_bytes": "what the N x C regions come to is saved: tests/contract/test_regions.py counts",
-    "peak_memory": "the same sums are made: tests/contract/test_regions.py counts, where pixels are many",
+    "weight_zero": f"a weight is a class's, not an element's: {HERE} has it",
+    "sizes": f"operands of no dims have no classes: {HERE} has the other sizes",
+    "accumulation": f"the loss of what is nearly equal is 1 - 1, without digits: {HERE} has it",
+    "saved_bytes": f"what the N x C regions come to is saved: {HERE} counts",
+    "peak_memory": f"the same sums are made: {HERE} counts, where pixels are many",
     "masked_upstream": "no result is an element's: what is masked out has no upstream gradient of its own",
 }
 

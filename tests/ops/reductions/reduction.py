@@ -11,7 +11,7 @@ from tests.ops.truth import kept
 
 SKIP = {
     "masked_upstream": "the result is reduced",
-    "finite": "not a safe_ function: finite in, finite out is in tests/contract/test_norms.py",
+    "finite": "not a safe_ function: finite in, finite out is in tests/contract/reductions/test_norms.py",
 }
 ONE = {"partial_gradients": "one operand; the weight's gradient has a subject of its own"}
 

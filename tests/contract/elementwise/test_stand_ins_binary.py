@@ -8,7 +8,7 @@ import torch
 import safeops
 from safeops.testing.compare import TOLERANCES
 from tests.contract.common import DEVICE, each_route, on
-from tests.contract.stand_ins import above, assert_equal, below, call, compute, each_dtype, tensor
+from tests.contract.elementwise.stand_ins import above, assert_equal, below, call, compute, each_dtype, tensor
 
 INF, NAN = math.inf, math.nan
 

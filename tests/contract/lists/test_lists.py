@@ -12,7 +12,7 @@ import torch
 from safeops._op import registry
 from safeops.testing.compare import assert_same_bits
 from tests.contract.common import DEVICE
-from tests.contract.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
+from tests.contract.lists.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable
 
 INF, NAN = math.inf, math.nan
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)

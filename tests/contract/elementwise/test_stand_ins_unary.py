@@ -7,7 +7,17 @@ import torch
 
 from safeops.testing.compare import TOLERANCES
 from tests.contract.common import DEVICE, each_route, names, on
-from tests.contract.stand_ins import HALVES, above, assert_equal, below, call, check, compute, each_dtype, tensor
+from tests.contract.elementwise.stand_ins import (
+    HALVES,
+    above,
+    assert_equal,
+    below,
+    call,
+    check,
+    compute,
+    each_dtype,
+    tensor,
+)
 
 INF, NAN = math.inf, math.nan
 
