@@ -2,28 +2,25 @@
 
 import pytest
 
-from safeops._op import registry
 from safeops.testing import CHECKS, run_check
 from tests.ops import RECORDS
+from tests.ops.record import firsts
 
 # What a variant, which the composite computes, is asked at once. The rest it shares with its op, and is a slow test.
 OF_VARIANTS = "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 
 
 def cases():
-    """Every op through every clause once; what only repeats a compilation, or an op's clause, is a slow test. So is
-    what Inductor makes of an op whose sibling it has compiled: it takes the time of all other clauses together."""
-    siblings = set()
+    """Every op through every clause once. A slow test is what only repeats an op's clause, and what compiles an op of
+    which another of its kind is compiled: it takes the time of all other clauses together."""
+    compiled = firsts()
     for record in RECORDS.values():
-        kind = type(registry.get(record.name, record.name))
-        compiled = {"inductor"} if kind in siblings else set()
-        siblings.add(kind)
         for subject in record.subjects():
+            variant = subject.name.removesuffix(" (composite)") != record.name
             for check in (name for name in CHECKS if name not in subject.skip):
-                repeats = subject.name.removesuffix(" (composite)") != record.name and check not in OF_VARIANTS
-                marks = [pytest.mark.slow] if check in compiled or repeats else []
-                if CHECKS[check].slow:
-                    compiled.add(check)
+                repeats = variant and check not in OF_VARIANTS
+                compiles = CHECKS[check].slow and record.name not in compiled
+                marks = [pytest.mark.slow] if repeats or compiles else []
                 yield pytest.param(subject, check, marks=marks, id=f"{subject.name}-{check}")
 
 

@@ -8,7 +8,7 @@ import shutil
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops._op import Composed, registry
 from safeops.testing import CHECKS, Subject
 
 DEVICE = os.environ.get("SAFEOPS_TEST_DEVICE", "cpu")
@@ -54,6 +54,12 @@ class Record:
         self.family = family or definition.__module__.removeprefix("tests.ops.")
         RECORDS[name] = self
 
+    @property
+    def kind(self):
+        """What ops with one way through the code have in common: the class of their record in safeops."""
+        op = registry.get(self.name)
+        return self.name if op is None or isinstance(op, Composed) else type(op)
+
     def subjects(self):
         """What the clauses of the contract are checked on: the op as it comes, its composite, the variants."""
         if not isinstance(self.samples, str):
@@ -98,6 +104,14 @@ class Record:
             return result[0] if isinstance(result, tuple) else result
 
         return call, tensors[first]
+
+
+def firsts():
+    """The first op of each kind."""
+    found = {}
+    for name, record in RECORDS.items():
+        found.setdefault(record.kind, name)
+    return set(found.values())
 
 
 def on(route, name):
