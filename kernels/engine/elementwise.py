@@ -1,7 +1,7 @@
-"""What writes one value, or two, per element: out = keep ? c * w * f(x, y) : 0.
+"""What writes one value, or a few, per element: out = keep ? c * w * f(x, y) : 0, or f(x, y, z).
 
 With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and c = grad / denominator it is the
-backward, which writes the gradients of x and y. Without x and y (f = 1) it is the backward of a sum or a mean.
+backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
 import torch
@@ -21,67 +21,88 @@ from .indexing import (
 from .launch import COMPUTE, Kernel, Plan, arch_of, cached_plan, check_operands, trait
 from .tile import fetch, indices, kept, store, within
 
-# SLOPES: what f is where the kernel writes gradients. FLAT: both slopes, and where one is 0 nothing passes.
-NONE, DIFFERENCE, BOTH, FLAT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes.
+NONE, DIFFERENCE, ALL_SLOPES, FLAT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+
+
+@triton.jit
+def scaled(slope, c, SCALES: tl.constexpr, FLAT: tl.constexpr):
+    """c slope. c may be infinite or NaN where a flat loss has a slope of 0."""
+    value = slope
+    if SCALES:
+        value = c * value
+    if FLAT:
+        value = tl.where(slope == 0, 0.0, value)
+    return value
 
 
 @triton.jit
 def elementwise_tile(
-    space, x, y, mask, weight, grad, denominator, out, dy, m, n, parameters,
-    F: tl.constexpr, SLOPES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    GRAD: tl.constexpr, DENOMINATOR: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+    space, x, y, z, mask, weight, grad, denominator, out, dy, dz, m, n, parameters,
+    F: tl.constexpr, SLOPES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr,
+    WEIGHT: tl.constexpr, GRAD: tl.constexpr, DENOMINATOR: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
+    DZ: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
     value = tl.full([BM, BN], 1.0, C)
     other = value
+    third = value
     if X:
         a, b = fetch(x, space, m, n, keep, X, EDGE).to(C), fetch(y, space, m, n, keep, Y, EDGE).to(C)
-        if SLOPES == BOTH or SLOPES == FLAT:
-            slope, other_slope = F(a, b, *parameters)
-            other *= other_slope
-            value *= slope
+        if Z:
+            d = fetch(z, space, m, n, keep, Z, EDGE).to(C)
+            if SLOPES == NONE:
+                value *= F(a, b, d, *parameters)
+            else:
+                value, other, third = F(a, b, d, *parameters)
+        elif SLOPES == ALL_SLOPES or SLOPES == FLAT:
+            value, other = F(a, b, *parameters)
         else:
             value *= F(a, b, *parameters)
+    c = value
     if GRAD:
         c = fetch(grad, space, m, n, keep, GRAD, EDGE).to(C)
         if DENOMINATOR:
             c = c / fetch(denominator, space, m, n, keep, DENOMINATOR, EDGE).to(C)
         if WEIGHT:
             c = c * w.to(C)
-        value = c * value
-        other = c * other
     elif WEIGHT:
-        value = w.to(C) * value
+        c = w.to(C)
+    SCALES: tl.constexpr = GRAD or WEIGHT
+    value = scaled(value, c, SCALES, SLOPES == FLAT)
     if SLOPES == DIFFERENCE:
         other = -value
-    elif SLOPES == FLAT:
-        value = tl.where(slope == 0, 0.0, value)
-        other = tl.where(other_slope == 0, 0.0, other)
+    else:
+        other = scaled(other, c, SCALES, SLOPES == FLAT)
     # selected, not multiplied: where nothing is kept the gradient may be NaN
     inside = within(space, m, n)
     if OUT:
         store(out, space, m, n, tl.where(keep, value, 0.0), inside, OUT, EDGE)
     if DY:
         store(dy, space, m, n, tl.where(keep, other, 0.0), inside, DY, EDGE)
+    if DZ:
+        third = scaled(third, c, SCALES, SLOPES == FLAT)
+        store(dz, space, m, n, tl.where(keep, third, 0.0), inside, DZ, EDGE)
 
 
 @triton.jit
 def elementwise_kernel(
-    x, y, mask, weight, grad, denominator, out, dy,
+    x, y, z, mask, weight, grad, denominator, out, dy, dz,
     parameters,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, mask_outer, mask_inner, weight_outer, weight_inner,
-    grad_outer, grad_inner, denominator_outer, denominator_inner, out_outer, out_inner, dy_outer, dy_inner,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, mask_outer, mask_inner,
+    weight_outer, weight_inner, grad_outer, grad_inner, denominator_outer, denominator_inner, out_outer, out_inner,
+    dy_outer, dy_inner, dz_outer, dz_inner,
     M, N,
-    F: tl.constexpr, SLOPES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    GRAD: tl.constexpr, DENOMINATOR: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
+    F: tl.constexpr, SLOPES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr,
+    WEIGHT: tl.constexpr, GRAD: tl.constexpr, DENOMINATOR: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
+    DZ: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     space = (M, N, outer_shape, inner_shape)
-    xs, ys = (x, x_outer, x_inner), (y, y_outer, y_inner)
+    xs, ys, zs = (x, x_outer, x_inner), (y, y_outer, y_inner), (z, z_outer, z_inner)
     masks, ws = (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
     gs, ds = (grad, grad_outer, grad_inner), (denominator, denominator_outer, denominator_inner)
-    outs, dys = (out, out_outer, out_inner), (dy, dy_outer, dy_inner)
+    outs, dys, dzs = (out, out_outer, out_inner), (dy, dy_outer, dy_inner), (dz, dz_outer, dz_inner)
     parameters = tl.tuple([tl.full([1, 1], p, C) for p in parameters])
 
     m0, n0 = tile_corner(N, BM, BN, I)
@@ -92,13 +113,13 @@ def elementwise_kernel(
         whole = (m0 + BM <= M) & (n0 + BN <= N)
     if whole:  # needs no bounds
         elementwise_tile(
-            space, xs, ys, masks, ws, gs, ds, outs, dys, m, n, parameters,
-            F, SLOPES, X, Y, MASK, WEIGHT, GRAD, DENOMINATOR, OUT, DY, BM, BN, C, False,
+            space, xs, ys, zs, masks, ws, gs, ds, outs, dys, dzs, m, n, parameters,
+            F, SLOPES, X, Y, Z, MASK, WEIGHT, GRAD, DENOMINATOR, OUT, DY, DZ, BM, BN, C, False,
         )  # fmt: skip
     else:
         elementwise_tile(
-            space, xs, ys, masks, ws, gs, ds, outs, dys, m, n, parameters,
-            F, SLOPES, X, Y, MASK, WEIGHT, GRAD, DENOMINATOR, OUT, DY, BM, BN, C, True,
+            space, xs, ys, zs, masks, ws, gs, ds, outs, dys, dzs, m, n, parameters,
+            F, SLOPES, X, Y, Z, MASK, WEIGHT, GRAD, DENOMINATOR, OUT, DY, DZ, BM, BN, C, True,
         )  # fmt: skip
 
 
@@ -110,7 +131,7 @@ def tile_corner(N, BM: tl.constexpr, BN: tl.constexpr, I: tl.constexpr):
     return pid // across * BM, pid % across * BN
 
 
-OPERANDS = ("x", "y", "mask", "weight", "grad", "denominator", "out", "dy")
+OPERANDS = ("x", "y", "z", "mask", "weight", "grad", "denominator", "out", "dy", "dz")
 ELEMENTWISE = Kernel(
     elementwise_kernel,
     pointers=OPERANDS,
@@ -120,7 +141,7 @@ ELEMENTWISE = Kernel(
     indices=("M", "N"),
     constants=("F", "SLOPES", *(name.upper() for name in OPERANDS), "BM", "BN", "VEC", "C", "I"),
 )
-OUTPUTS = 2  # the last of the operands
+OUTPUTS = 3  # the last of the operands
 WIDEST = 1024  # columns of a tile with more than one row
 
 
@@ -136,7 +157,7 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
     kinds, vec = tile_kinds(dense, outer.without(sparse), inner.without(sparse))
     kinds = sparse_kinds(kinds, outer, inner, sparse)
     M, N = outer.numel, inner.numel
-    narrowest = min(t.element_size() for t in (*dense[:2], *tensors[-outputs:]) if t is not None)
+    narrowest = min(t.element_size() for t in (*dense[:3], *tensors[-outputs:]) if t is not None)
     BM, BN = tile_shape(M, N, vec, kernel.config(arch).tile(narrowest, vec), WIDEST)
     wide = needs_int64(outer, inner)
     values = constants | {
@@ -163,8 +184,8 @@ def elementwise(name, f, tensors, parameters=(), slopes=NONE):
         return
     check_operands(name, *outputs, *tensors)
     device, shape = outputs[0].device, outputs[0].shape
-    x, y, _, weight, grad, *_ = tensors
-    compute = compute_dtype(x, y, weight, grad, *outputs)
+    x, y, z, _, weight, grad, *_ = tensors
+    compute = compute_dtype(x, y, z, weight, grad, *outputs)
     constants = {"F": f, "SLOPES": slopes.value, "parameters": len(parameters)}
     made = cached_plan(
         (f, slopes.value, *map(trait, tensors), device),

@@ -225,6 +225,8 @@ def like(tensor, shape, dtype):
     return torch.empty(shape, dtype=dtype, device=tensor.device)
 
 
-def common_shape(input, target):
+def common_shape(first, *others):
     """torch.broadcast_shapes takes 5 us, and nearly always says what was known."""
-    return input.shape if input.shape == target.shape else torch.broadcast_shapes(input.shape, target.shape)
+    if all(first.shape == x.shape for x in others):
+        return first.shape
+    return torch.broadcast_shapes(first.shape, *(x.shape for x in others))

@@ -1,4 +1,4 @@
-"""Sums and means of keep ? w * f(x, y) : 0 over any dimensions, in one launch.
+"""Sums and means of keep ? w * f(x, y, z) : 0 over any dimensions, in one launch.
 
 Tiles are (BM, BN) over an outer and an inner group of dimensions; the inner group holds the one nearest in memory. What
 is reduced is the inner group (rows), the outer group (columns) or both, and nothing else differs. Where there are too
@@ -26,13 +26,16 @@ BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(
 
 @triton.jit
 def add_tile(
-    total, weights, count, space, x, y, mask, weight, m, n, parameters,
-    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
+    total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
+    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
     value = fetch(x, space, m, n, keep, X, EDGE).to(C)
-    if Y:
+    if Z:
+        other, third = fetch(y, space, m, n, keep, Y, EDGE).to(C), fetch(z, space, m, n, keep, Z, EDGE).to(C)
+        value = F(value, other, third, *parameters)
+    elif Y:
         value = F(value, fetch(y, space, m, n, keep, Y, EDGE).to(C), *parameters)
     if WEIGHT:
         w = w.to(C)
@@ -71,8 +74,8 @@ def over_axis(tile, AXIS: tl.constexpr):
 
 @triton.jit
 def add_tiles(
-    first, last, block, space, x, y, mask, weight, parameters,
-    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
+    first, last, block, space, x, y, z, mask, weight, parameters,
+    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
     AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
@@ -91,13 +94,13 @@ def add_tiles(
             whole = (m0 + BM <= space[0]) & (n0 + BN <= space[1])
         if whole:  # needs no bounds
             total, weights, count = add_tile(
-                total, weights, count, space, x, y, mask, weight, m, n, parameters,
-                F, X, Y, MASK, WEIGHT, BM, BN, LANES, GROUP, C, False,
+                total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
+                F, X, Y, Z, MASK, WEIGHT, BM, BN, LANES, GROUP, C, False,
             )  # fmt: skip
         else:
             total, weights, count = add_tile(
-                total, weights, count, space, x, y, mask, weight, m, n, parameters,
-                F, X, Y, MASK, WEIGHT, BM, BN, LANES, GROUP, C, True,
+                total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
+                F, X, Y, Z, MASK, WEIGHT, BM, BN, LANES, GROUP, C, True,
             )  # fmt: skip
     return over_axis(total, AXIS), over_axis(weights, AXIS), over_axis(count, AXIS)
 
@@ -113,12 +116,12 @@ def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.cons
 
 @triton.jit
 def sum_kernel(
-    x, y, mask, weight, denominator, out, used, partial, counter,
+    x, y, z, mask, weight, denominator, out, used, partial, counter,
     divisor, parameters,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, mask_outer, mask_inner, weight_outer, weight_inner,
-    out_strides,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, mask_outer, mask_inner,
+    weight_outer, weight_inner, out_strides,
     M, N, tiles, splits, per_split, outputs, reduced,
-    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
+    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
     AXIS: tl.constexpr, MEAN: tl.constexpr, DIVISOR: tl.constexpr, EMPTY_NAN: tl.constexpr, SPLIT: tl.constexpr,
     LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
@@ -127,7 +130,7 @@ def sum_kernel(
     block = tl.program_id(0).to(I)
     split = tl.program_id(1).to(I)
     space = (M, N, outer_shape, inner_shape)
-    xs, ys = (x, x_outer, x_inner), (y, y_outer, y_inner)
+    xs, ys, zs = (x, x_outer, x_inner), (y, y_outer, y_inner), (z, z_outer, z_inner)
     masks, ws = (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
     parameters = tl.tuple([tl.full([1, 1], p, C) for p in parameters])
 
@@ -139,16 +142,16 @@ def sum_kernel(
         count = tl.zeros([BO], tl.float64)
         for start in range(first, last, FLUSH):
             some, some_weights, some_count = add_tiles(
-                start, tl.minimum(start + FLUSH, last), block, space, xs, ys, masks, ws, parameters,
-                F, X, Y, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+                start, tl.minimum(start + FLUSH, last), block, space, xs, ys, zs, masks, ws, parameters,
+                F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
             )  # fmt: skip
             total += some
             weights += some_weights
             count += some_count
     else:
         total, weights, count = add_tiles(
-            first, last, block, space, xs, ys, masks, ws, parameters,
-            F, X, Y, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+            first, last, block, space, xs, ys, zs, masks, ws, parameters,
+            F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
         )  # fmt: skip
     if not (MASK or WEIGHT):
         count = tl.zeros([BO], tl.float64) + reduced
@@ -192,7 +195,7 @@ def sum_kernel(
         tl.store(used + offset, by, mask=inside)
 
 
-OPERANDS = ("x", "y", "mask", "weight")
+OPERANDS = ("x", "y", "z", "mask", "weight")
 SUM = Kernel(
     sum_kernel,
     pointers=(*OPERANDS, "denominator", "out", "used", "partial", "counter"),
@@ -200,7 +203,7 @@ SUM = Kernel(
     operands=OPERANDS,
     tuples=("out_strides",),
     indices=("M", "N", "tiles", "splits", "per_split", "outputs", "reduced"),
-    constants=("F", "X", "Y", "MASK", "WEIGHT", "AXIS", "MEAN", "DIVISOR", "EMPTY_NAN", "SPLIT", "LONG",
+    constants=("F", "X", "Y", "Z", "MASK", "WEIGHT", "AXIS", "MEAN", "DIVISOR", "EMPTY_NAN", "SPLIT", "LONG",
                "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
     # Three blocks to a multiprocessor, or two. Left alone, the assembler spills a register or two to fit one more;
     # told of a limit it does not.
@@ -209,10 +212,11 @@ SUM = Kernel(
 
 
 def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None):
-    """tensors: x, y, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor); count: of
+    """tensors: x, y, z, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor); count: of
     parameters."""
-    arrays = 1 + (tensors[2] is not None or tensors[3] is not None) + (tensors[3] is not None)
-    made = tiling.cut(SUM, tensors, 2, shape, reduced, arrays, arch, policy)
+    *_, mask, weight = tensors
+    arrays = 1 + (mask is not None or weight is not None) + (weight is not None)
+    made = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy)
     M, N = made.outer.numel, made.inner.numel
     values = {
         "F": f,
@@ -226,12 +230,15 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
     return made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
 
 
-def weighted_sum(name, f, x, y, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype):
-    """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(x, y, *parameters) : 0, or of
-    keep ? w * x : 0 where y is None."""
+def weighted_sum(
+    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype
+):
+    """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(*operands, *parameters) : 0, or
+    of keep ? w * x : 0 where x is the only one."""
+    x, y, z = operands = (*operands, None, None)[:3]
     if dtype is None:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    tensors = x, y, mask, weight
+    tensors = *operands, mask, weight
     check_operands(name, *tensors, denominator)
     dim = tuple(dim) if dim else ()
     given = None if denominator is None else denominator.dtype
@@ -239,9 +246,9 @@ def weighted_sum(name, f, x, y, mask, weight, denominator, divisor, dim, keepdim
            tiling.POLICY)  # fmt: skip
 
     def build():
-        shape = x.shape if y is None else torch.broadcast_shapes(x.shape, y.shape)
+        shape = torch.broadcast_shapes(*(t.shape for t in operands if t is not None))
         reduced = tiling.reduced_dims(shape, dim)
-        wide = torch.float64 in (dtype, *(t.dtype for t in (x, y, weight) if t is not None))
+        wide = torch.float64 in (dtype, *(t.dtype for t in (*operands, weight) if t is not None))
         compute = torch.float64 if wide else torch.float32
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
         made = plan(f, tensors, shape, reduced, dtype, compute, mean, (by.value, given), empty_nan, len(parameters),

@@ -2,56 +2,65 @@
 
     value(x, y, *parameters)    the loss of one element
     slope(x, y, *parameters)    its derivative by x, of a loss of x - y: that by y is the negative
-    slopes(x, y, *parameters)   both derivatives, of any other loss
+    slopes(x, y, *parameters)   all derivatives, of any other loss
 
-A loss with flags gives a dict in place of value, {flags: (value, slopes)}: they come first among the parameters. One
-that is `flat` in places has no gradient there, whatever comes in.
+One of three tensors takes (x, y, z, *parameters). A loss with flags gives a dict in place of value, {flags: (value,
+slopes)}: they come first among the parameters. Where the third tensor is optional, whether it is given comes before
+them, and without it the functors take (x, y). A loss that is `flat` in places has no gradient there, whatever comes in.
 
-x, y and the parameters, which stand in the order of the raw op's schema, come in the compute dtype, the parameters as
-(1, 1) tiles. A functor must let NaN through: clamp with comparisons, not with tl.minimum or tl.maximum.
+Operands and the parameters, which stand in the order of the raw op's schema, come in the compute dtype, the parameters
+as (1, 1) tiles. A functor must let NaN through: clamp with comparisons, not with tl.minimum or tl.maximum.
 """
 
 import torch
 
-from ..engine.elementwise import BOTH, DIFFERENCE, FLAT, elementwise
+from ..engine.elementwise import ALL_SLOPES, DIFFERENCE, FLAT, elementwise
 from ..engine.launch import common_shape, like
 from ..engine.sums import weighted_sum
 
 
-def pointwise_loss(name, value, slope=None, slopes=None, flat=False):
-    """(forward, backward): the launchers of `_<name>` and `_<name>_backward`, with the arguments of their schemas."""
-    formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
-    flags = len(next(iter(formulas)))
-    kind = DIFFERENCE if slope else FLAT if flat else BOTH
+def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, optional=False):
+    """(forward, backward): the launchers of `_<name>` and `_<name>_backward`, with the arguments of their schemas.
 
-    def forward(input, target, mask, weight, denominator, reduction, *options):
+    count: of the loss's tensors. optional: whether the last may be None."""
+    formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
+    flags = len(next(iter(formulas))) - optional
+    kind = DIFFERENCE if slope else FLAT if flat else ALL_SLOPES
+
+    def chosen(tensors, parameters):
+        """((value, derivative), the parameters that they take)"""
+        given = (tensors[-1] is not None,) * optional
+        return formulas[(*given, *parameters[:flags])], parameters[flags:]
+
+    def forward(*arguments):
+        tensors, (mask, weight, denominator, reduction, *options) = arguments[:count], arguments[count:]
         *parameters, empty_nan, divisor = options
-        value, _ = formulas[tuple(parameters[:flags])]
-        parameters = parameters[flags:]
-        dtype = torch.float64 if torch.float64 in (input.dtype, target.dtype) else torch.float32
+        (value, _), parameters = chosen(tensors, parameters)
+        given = [x for x in tensors if x is not None]
+        dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
         if reduction == 0:
-            out = like(input, common_shape(input, target), dtype)
-            elementwise(name, value, (input, target, mask, weight, None, None, out, None), parameters)
-            return out, torch.empty(0, dtype=torch.float64, device=input.device)
+            out = like(given[0], common_shape(*given), dtype)
+            three = (*tensors, None)[:3]
+            elementwise(name, value, (*three, mask, weight, None, None, out, None, None), parameters)
+            return out, torch.empty(0, dtype=torch.float64, device=out.device)
         mean, dim, keepdim = reduction == 1, None, False
         return weighted_sum(
-            name, value, input, target, mask, weight, denominator, divisor,
-            dim, keepdim, mean, parameters, empty_nan, dtype,
-        )  # fmt: skip
-
-    def backward(grad, denominator, input, target, mask, weight, *options):
-        *parameters, need_input, need_target, input_dtype, target_dtype = options
-        _, derivative = formulas[tuple(parameters[:flags])]
-        shape = common_shape(input, target)
-        input_dtype, target_dtype = input_dtype or input.dtype, target_dtype or target.dtype
-        dx = like(input, shape, input_dtype) if need_input else None
-        dy = like(target, shape, target_dtype) if need_target else None
-        tensors = (input, target, mask, weight, grad, denominator, dx, dy)
-        elementwise(name + "_backward", derivative, tensors, parameters[flags:], kind)
-        return (
-            dx if need_input else torch.empty(0, dtype=input_dtype, device=input.device),
-            dy if need_target else torch.empty(0, dtype=target_dtype, device=input.device),
+            name, value, tensors, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype
         )
+
+    def backward(grad, denominator, *arguments):
+        tensors, (mask, weight, *options) = arguments[:count], arguments[count:]
+        parameters, needs, dtypes = options[: -2 * count], options[-2 * count : -count], options[-count:]
+        (_, derivative), parameters = chosen(tensors, parameters)
+        shape, input = common_shape(*(x for x in tensors if x is not None)), tensors[0]
+        results = []
+        for x, need, dtype in zip((x if x is not None else input for x in tensors), needs, dtypes):
+            dtype = dtype or x.dtype
+            results.append(like(x, shape, dtype) if need else torch.empty(0, dtype=dtype, device=input.device))
+        three, outputs = (*tensors, None)[:3], [d if need else None for d, need in zip(results, needs)]
+        operands = (*three, mask, weight, grad, denominator, *outputs, *[None] * (3 - count))
+        elementwise(name + "_backward", derivative, operands, parameters, kind)
+        return tuple(results)
 
     forward.__name__ = forward.__qualname__ = name
     backward.__name__ = backward.__qualname__ = name + "_backward"

@@ -13,7 +13,7 @@ from ..engine.tiling import reduced_dims, restore_dims
 def launcher(name, mean):
     def launch(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
         return weighted_sum(
-            name, None, input, None, mask, weight, None, None, dim, keepdim, mean, (), empty_nan, dtype
+            name, None, (input,), mask, weight, None, None, dim, keepdim, mean, (), empty_nan, dtype
         )  # fmt: skip
 
     launch.__name__ = launch.__qualname__ = name
@@ -31,5 +31,5 @@ def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=N
         grad = restore_dims(grad, reduced)
         denominator = None if denominator is None else restore_dims(denominator, reduced)
     out = torch.empty(tuple(size), dtype=dtype, device=grad.device)
-    elementwise("masked_sum_backward", None, (None, None, mask, weight, grad, denominator, out, None))
+    elementwise("masked_sum_backward", None, (None, None, None, mask, weight, grad, denominator, out, None, None))
     return out

@@ -45,7 +45,7 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 # The losses' modules, each with `value`, and `slope` or `slopes`, or with FORMULAS for each choice of its flags; but
 # mse_loss, on which every variant is compiled.
 LOSSES = [importlib.import_module(f"safeops.kernels.losses.{name}") for name, op in registry.items()
-          if isinstance(op, PointwiseLoss) and op.count == 2 and name != "mse_loss"]  # fmt: skip
+          if isinstance(op, PointwiseLoss) and name != "mse_loss"]  # fmt: skip
 
 
 def formulas(module):
@@ -55,16 +55,22 @@ def formulas(module):
     return {" ".join((name, *map(str, flags))): pair for flags, pair in getattr(module, "FORMULAS", plain).items()}
 
 
+def third(f, x):
+    """The third operand of a loss that has one: like x."""
+    return x if "z" in getattr(f, "arg_names", ()) else None
+
+
 def reduced(f, x, y=None, mask=None, weight=None, dims=None, mean=True):
     gone = [dims is None or d in dims for d in range(x.dim())]
     compute = F64 if F64 in (x.dtype, y is not None and y.dtype) else F32
     by = (sums.BY_COUNT.value, None)
-    return sums.plan(f, (x, y, mask, weight), x.shape, gone, compute, compute, mean, by, False, parameters(f))
+    tensors = (x, y, third(f, x), mask, weight)
+    return sums.plan(f, tensors, x.shape, gone, compute, compute, mean, by, False, parameters(f))
 
 
 def parameters(functor):
-    """How many a loss has besides x and y."""
-    return 0 if functor is None else len(functor.arg_names) - 2
+    """How many a loss has besides its operands."""
+    return 0 if functor is None else len(functor.arg_names) - 2 - ("z" in functor.arg_names)
 
 
 @triton.jit
@@ -76,9 +82,12 @@ def mapped(f, x, y=None, mask=None, weight=None, grad=True, both=False):
     """x is also like the output where y is None."""
     compute = F64 if x.dtype == F64 else F32
     upstream = (meta((), F32), meta((), F64)) if grad else (None, None)
-    tensors = (None if y is None else x, y, mask, weight, *upstream, torch.empty_like(x), x.clone() if both else None)
+    z, dy = third(f, x), x.clone() if both else None
+    dz = None if z is None or not both else x.clone()
+    tensors = (None if y is None else x, y, z, mask, weight, *upstream, torch.empty_like(x), dy, dz)
     name = getattr(f, "__name__", "")
-    kind = elementwise.BOTH if "slopes" in name else elementwise.DIFFERENCE if name == "slope" else elementwise.NONE
+    kind = elementwise.DIFFERENCE if name == "slope" else elementwise.NONE
+    kind = elementwise.ALL_SLOPES if "slopes" in name else kind
     constants = {"F": f, "SLOPES": kind.value, "parameters": parameters(f)}
     return elementwise.plan(elementwise.ELEMENTWISE, tensors, elementwise.OUTPUTS, x.shape, compute, constants)
 
@@ -198,7 +207,7 @@ def check(name, plan, found):
     assert found["stack"] <= SPILLS, f"{name}: {found['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):
         return
-    reads, writes = vectors(plan, ("x", "y", "grad", "weight")), vectors(plan, ("out", "dx", "dy"))
+    reads, writes = vectors(plan, ("x", "y", "z", "grad", "weight")), vectors(plan, ("out", "dy", "dz"))
     assert reads or writes
     wide = {kind: sum(n for width, n in found[kind].items() if width >= 16) for kind in ("load", "store")}
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {found}"
@@ -211,7 +220,7 @@ def check(name, plan, found):
 def in_flight(plan, registers):
     """KiB that the blocks resident on one H200 multiprocessor ask for at once, before the first of it is used."""
     size = {"*i1": 1, "*fp16": 2, "*bf16": 2, "*fp32": 4, "*fp64": 8}
-    read = [n for n in ("x", "y", "mask", "weight") if plan.constants.get(n.upper()) == VECTOR.value]
+    read = [n for n in ("x", "y", "z", "mask", "weight") if plan.constants.get(n.upper()) == VECTOR.value]
     tile = plan.constants["BM"] * plan.constants["BN"]
     blocks = min(2048 // plan.config.threads, 65536 // (-(-registers // 8) * 8 * plan.config.threads))
     return blocks * tile * sum(size[plan.signature[n]] for n in read) / 1024

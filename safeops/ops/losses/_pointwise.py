@@ -197,11 +197,15 @@ class PointwiseLoss(Op):
             "dtypes": ", ".join(f"ScalarType? {x}_dtype=None" for x in self.names),
             "results": ", ".join(["Tensor"] * count),
         }
-        triton = {} if count > 2 else {"triton": f"losses.{name}.{name}"}
-        forward = declare_raw(f"_{name}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, **triton)
-        triton = {key: f"{path}_backward" for key, path in triton.items()}
+        triton = f"losses.{name}.{name}"
+        forward = declare_raw(
+            f"_{name}", _SCHEMA.format(**pieces), fake=_fake(count), composite=composite, triton=triton
+        )
         backward = declare_raw(
-            f"_{name}_backward", _SCHEMA_BACKWARD.format(**pieces), fake=_fake_backward(count), **triton
+            f"_{name}_backward",
+            _SCHEMA_BACKWARD.format(**pieces),
+            fake=_fake_backward(count),
+            triton=f"{triton}_backward",
         )
         super().__init__(name, forward, backward, definition)
 

@@ -29,7 +29,8 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
     loss = LOSSES[name]
     backward = backward or loss.backward
     x, y, mask, weight = build(layout, *dtypes)
-    x, y = loss.operands(x, y)
+    operands = loss.operands(x, y)
+    outs = (*out, out[1])[: loss.count]
     keep = kept(x.shape, mask, weight)
     if mean:  # one gradient for all, read through strides of 0
         grad, denominator = torch.tensor(1.5), torch.tensor(37.0, dtype=F64)
@@ -38,9 +39,10 @@ def check_backward(name, layout, dtypes=(F32, F32, F32), out=(F32, F32), mean=Tr
         grad, denominator = fill(x.shape, F32, 6), None
         grad[~keep] = NAN
         c = grad.double()
-    found = backward(grad, denominator, x, y, mask, weight, *loss.parameters, True, True, *out)
-    slopes, sizes = loss.truth(x, y)[1:], loss.sizes(x, y)[1:]
-    for gradient, like, dtype, slope, size in zip(found, (x, y), out, slopes, sizes):
+    needs = [True] * loss.count
+    found = backward(grad, denominator, *operands, mask, weight, *loss.parameters, *needs, *outs)
+    slopes, sizes = loss.truth(*operands)[1:], loss.sizes(*operands)[1:]
+    for gradient, like, dtype, slope, size in zip(found, operands, outs, slopes, sizes, strict=True):
         assert gradient.dtype == dtype and gradient.stride() == torch.empty_like(like).stride()
         by = c * weights(x.shape, weight)
         close(gradient, torch.where(keep, by * slope, 0), by * torch.maximum(size, slope.abs()), dtype)
@@ -109,20 +111,41 @@ def test_nan_and_inf_that_are_kept(name):
     parameters = loss.parameters
     x = torch.tensor([NAN, INF, -INF, 1.0, 0.0, 2.0])
     y = torch.tensor([0.0, 0.0, 0.0, NAN, 0.0, -1.0])
-    x, y = loss.operands(x, y)
+    operands, many = loss.operands(x, y), loss.count
     one = torch.tensor(1.0)
-    value = loss.forward(x, y, None, None, None, 0, *parameters, False, None)[0]
-    slopes = loss.backward(one, None, x, y, None, None, *parameters, True, True, F32, F32)
-    for found, expected, size in zip((value, *slopes), loss.truth(x, y), loss.sizes(x, y)):  # x = y too: pytorch#96813
+    value = loss.forward(*operands, None, None, None, 0, *parameters, False, None)[0]
+    slopes = loss.backward(one, None, *operands, None, None, *parameters, *[True] * many, *[F32] * many)
+    truths, sizes = loss.truth(*operands), loss.sizes(*operands)
+    for found, expected, size in zip((value, *slopes), truths, sizes):  # x = y too: pytorch#96813
         if loss.record.fields.get("several_terms"):  # of infinite ones the order decides
             found, expected = (t + torch.where(t.isfinite(), 0, NAN) for t in (found, expected))
         close(found, expected, torch.maximum(size, expected.abs()))
     assert value[[0, 3]].isnan().all()
-    assert loss.forward(x, y, None, None, None, 1, *parameters, False, None)[0].isnan()
+    assert loss.forward(*operands, None, None, None, 1, *parameters, False, None)[0].isnan()
     masked = x.isfinite() & y.isfinite()
-    value, _ = loss.forward(x, y, masked, None, None, 2, *parameters, False, None)
-    alone, _ = loss.forward(x[masked], y[masked], None, None, None, 2, *parameters, False, None)
+    value, _ = loss.forward(*operands, masked, None, None, 2, *parameters, False, None)
+    alone, _ = loss.forward(*(t[masked] for t in operands), None, None, None, 2, *parameters, False, None)
     torch.testing.assert_close(value, alone)
+
+
+def test_a_third_operand_that_is_broadcast_or_not_given():
+    x, y, w = fill((6, 40), F16, 1), torch.rand(6, 40), fill((40,), F32, 3).abs()
+    forward, backward = launchers("binary_cross_entropy_with_logits")
+    for z in (w, None):
+        leaves = [t.double().requires_grad_() for t in (x, y, torch.ones(40) if z is None else z)]
+        definition = LOSSES["binary_cross_entropy_with_logits"].record.definition
+        truth = definition(*leaves[:2], pos_weight=leaves[2], reduction="none")
+        close(forward(x, y, z, None, None, None, 0, False, None)[0], truth.detach())
+        close(forward(x, y, z, None, None, None, 2, False, None)[0], truth.detach().sum())
+        found = backward(torch.tensor(2.0), None, x, y, z, None, None, True, True, z is not None, F32, None, None)
+        wanted = torch.autograd.grad(2 * truth.sum(), leaves)
+        for gradient, want in zip(found[:2], wanted):
+            assert gradient.dtype == F32 and gradient.shape == x.shape
+            close(gradient, want, want.abs() + 2)
+        if z is None:
+            assert found[2].shape == (0,)
+        else:  # of the full shape: the caller sums it to the operand's
+            close(found[2].sum(0), wanted[2], wanted[2].abs() + 6)
 
 
 def test_gradients_overflow_to_inf():

@@ -153,11 +153,11 @@ def test_losses(name, dtypes):
     out = F64 if F64 in dtypes[:2] else F32
     for layout in ("odd", "channel mask", "transposed", "0-dim") if name == "mse_loss" else ("odd", "channel mask"):
         x, y, mask, weight = build(layout, *dtypes)
-        x, y = loss.operands(x, y)
-        expected, _, count, weight_sum = total(loss.truth(x, y)[0], x.shape, mask, weight)
-        scale = total(loss.sizes(x, y)[0], x.shape, mask, weight)[1] + expected.abs()
+        operands = loss.operands(x, y)
+        expected, _, count, weight_sum = total(loss.truth(*operands)[0], x.shape, mask, weight)
+        scale = total(loss.sizes(*operands)[0], x.shape, mask, weight)[1] + expected.abs()
         for reduction in (1, 2):
-            value, used = loss.forward(x, y, mask, weight, None, reduction, *loss.parameters, False, None)
+            value, used = loss.forward(*operands, mask, weight, None, reduction, *loss.parameters, False, None)
             by = used if reduction == 1 and count else 1
             close(value, expected / by, scale / by, out)
             close(used, count if weight is None else weight_sum, total(1, x.shape, mask, weight)[1], out)

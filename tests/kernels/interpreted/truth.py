@@ -26,30 +26,34 @@ class Loss:
     def __init__(self, name, parameters):
         self.name, self.options, self.parameters = name, parameters, tuple(parameters.values())
         self.forward, self.backward = launchers(name)
-        self.record = RECORDS[name]
+        self.record, self.op = RECORDS[name], registry[name]
+        self.count = self.op.count
 
     def operands(self, x, y):
-        """Any numbers, brought to where the loss is defined."""
-        return tuple(to(t) for to, t in zip(self.record.domain, (x, y)))
+        """Any numbers, brought to where the loss is defined. A third is of each element as well."""
+        tensors = (x, y, fill(x.shape, y.dtype, 5))[: self.count]
+        return tuple(to(t) for to, t in zip(self.record.domain, tensors))
 
-    def sizes(self, x, y):
+    def sizes(self, *operands):
         """Of what the loss, and each derivative, is summed from."""
         if self.record.sizes is None:
-            return self.truth(x, y)
-        return tuple(t.abs() for t in self.record.sizes(x.double(), y.double(), **self.options))
+            return self.truth(*operands)
+        return tuple(t.abs() for t in self.record.sizes(*(x.double() for x in operands), **self.options))
 
-    def truth(self, x, y):
-        """Of each element, in fp64: the loss, its derivative by x, that by y."""
-        x, y = (t.double().clone().requires_grad_() for t in (x, y))
-        value = self.record.definition(x, y, reduction="none", **self.options)
-        return value.detach(), *torch.autograd.grad(value.sum(), (x, y))
+    def truth(self, *operands):
+        """Of each element, in fp64: the loss, and its derivative by each operand."""
+        leaves = [t.double().clone().requires_grad_() for t in operands]
+        options = {self.op.names[-1]: leaves[-1]} if self.op.optional else {}
+        tensors = leaves[: self.count - self.op.optional]
+        value = self.record.definition(*tensors, reduction="none", **options, **self.options)
+        return value.detach(), *torch.autograd.grad(value.sum(), leaves)
 
 
 def losses():
-    """Every pointwise loss of two tensors: with the parameters of its record's call, and with each at the least that it
+    """Every pointwise loss: with the parameters of its record's call, and with each at the least that it
     may be, or with a flag turned."""
     for name, op in registry.items():
-        if isinstance(op, PointwiseLoss) and op.count == 2:
+        if isinstance(op, PointwiseLoss):
             plain = {p.name: RECORDS[name].call[p.name] for p in op.parameters}
             yield name, Loss(name, plain)
             for p in op.parameters:

@@ -47,7 +47,7 @@ def pointwise(name, element, twin, parameters=None, refused=None, *, domain=(any
         _samples(make),
         bad_calls=[*_bad_calls(op, domain), *_bad_parameters(op, domain, parameters, refused or {})],
         call={**operands, **tensors, **parameters},
-        gpu=_gpu(op, domain, parameters) if op.count == 2 else "CUDA tensors take the composite of a loss of three",
+        gpu=_gpu(op, domain, parameters),
         variants={"gradient of the weight": by_weight},
         data=every,
         torch_equivalent=_twin(op, twin),
@@ -226,7 +226,13 @@ def _bad_parameters(op, domain, parameters, refused):
 def _gpu(op, domain, parameters):
     def make(n, dtype, seed):
         mask, function = keep(n, seed), getattr(safeops, op.name)
-        x, y = (to(numbers(n, dtype, seed + i)) for i, to in enumerate(domain))
-        return Case(lambda x, y: function(x, y, mask=mask, **parameters), (x, y))
+        tensors = tuple(to(numbers(n, dtype, seed + i)) for i, to in enumerate(domain))
+        options = (op.names[-1],) if op.optional else ()
+
+        def call(*tensors):
+            last = dict(zip(options, tensors[2:]))
+            return function(*tensors[: op.count - len(last)], mask=mask, **last, **parameters)
+
+        return Case(call, tensors)
 
     return make
