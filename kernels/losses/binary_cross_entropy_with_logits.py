@@ -1,9 +1,8 @@
 """binary_cross_entropy_with_logits: f = z y log(1 + e^-x) + (1 - y) log(1 + e^x), where z is pos_weight, or 1."""
 
 import triton
-import triton.language as tl
 
-from .logistic import at_least, logistic, product, product_slope
+from .logistic import at_least, linear_cost, logistic, product_slope
 from .pointwise_loss import pointwise_loss
 
 
@@ -11,7 +10,7 @@ from .pointwise_loss import pointwise_loss
 def value(x, y, z):
     p, q, tail = logistic(x)
     hit, miss = y * z, 1 - y
-    return product(tl.where(x < 0, hit, miss), tl.abs(x)) + (hit + miss) * tail
+    return linear_cost(x, hit, miss) + (hit + miss) * tail
 
 
 @triton.jit

@@ -19,6 +19,12 @@ def product_slope(a, b):
 
 
 @triton.jit
+def linear_cost(x, hit, miss):
+    """hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail."""
+    return product(tl.where(x < 0, hit, miss), tl.abs(x))
+
+
+@triton.jit
 def at_least(x, low):
     """NaN stays NaN."""
     return tl.where(x < low, low, x)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .logistic import at_least, logistic, product, product_slope
+from .logistic import at_least, linear_cost, logistic, product_slope
 from .pointwise_loss import pointwise_loss
 
 
@@ -30,7 +30,7 @@ def value(x, y, alpha, gamma):
     p, q, tail = logistic(x)
     a, _ = balance(y, alpha)
     to, _ = power(y * q + (1 - y) * p, gamma)
-    return a * to * (product(tl.where(x < 0, y, 1 - y), tl.abs(x)) + tail)
+    return a * to * (linear_cost(x, y, 1 - y) + tail)
 
 
 value.max_registers = 112  # of 80 it would spill; arithmetic, not memory, is what it waits for
@@ -41,7 +41,7 @@ def slopes(x, y, alpha, gamma):
     p, q, tail = logistic(x)
     a, moved = balance(y, alpha)
     to, by = power(y * q + (1 - y) * p, gamma)
-    bce = product(tl.where(x < 0, y, 1 - y), tl.abs(x)) + tail
+    bce = linear_cost(x, y, 1 - y) + tail
     down, up = product_slope(y, at_least(-x, 0.0)), product_slope(1 - y, at_least(x, 0.0))
     turn = tl.where(p * q == 0, 0.0, by * bce * ((1 - y) - y) * (p * q))
     return a * (to * ((1 - y) * p - y * q) + turn), moved * to * bce + a * (by * (q - p) * bce + to * (down - up))

@@ -8,8 +8,7 @@ template <class C>
 struct BinaryCrossEntropyWithLogits {
   C value(C x, C y, C z) const {
     const C hit = y * z, miss = 1 - y;
-    return product(miss, math::at_least(x, C(0))) + product(hit, math::at_least(-x, C(0))) +
-           (hit + miss) * Logistic<C>(x).tail;
+    return linear_cost(x, hit, miss) + (hit + miss) * Logistic<C>(x).tail;
   }
 
   Slopes<C> slopes(C x, C y, C z) const {

@@ -27,6 +27,10 @@ struct Logistic {
   }
 };
 
+// hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail.
+template <class C>
+C linear_cost(C x, C hit, C miss) { return product(select(x < 0, hit, miss), std::fabs(x)); }
+
 // log(1 + e^x)
 template <class C>
 C softplus(C x) { return math::at_least(x, C(0)) + math::log1p_unit(exp_below(-std::fabs(x))); }

@@ -146,8 +146,8 @@ struct LossOperands {
 
   template <class... Others>
   LossOperands(const Tensor& input, const Tensor& target, const Others&... others)
-      : views{View(input), View(target), given(others)...}, shape(views[0].shape()) {
-    for (const View& view : views) shape = broadcast(shape, view.shape());
+      : views{View(input), View(target), given(others)...}, shape(broadcast(views[0].shape(), views[1].shape())) {
+    for (int i = 2; i < kCount; ++i) shape = broadcast(shape, views[i].shape());
   }
 
   static View given(const OptionalTensor& third) {
@@ -257,24 +257,27 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
                             Needed<Others>... need_others, const OptionalType& input_dtype,
                             const OptionalType& target_dtype, const OptionalTypeOf<Others>&... other_dtypes) {
     const Operands operands(input, target, others...);
-    const Tensor like[] = {input, target, others.value_or(input)...};
+    const Tensor* like[] = {&input, &target, (others ? &*others : &input)...};
     const bool needs[] = {need_input, need_target, need_others...};
-    const OptionalType dtypes[] = {input_dtype, target_dtype, other_dtypes...};
-    std::array<Tensor, kOperands> gradients{like[0], like[1], others.value_or(input)...};
+    const DType types[] = {floating(input_dtype, operands.views[0].dtype),
+                           floating(target_dtype, operands.views[1].dtype),
+                           floating(other_dtypes, operands.views[kOperands - 1].dtype)...};
+    const auto gradient = [&](int i) {
+      return needs[i] ? output_like(operands.shape, types[i], *like[i], operands.views[i])
+                      : empty_vector(types[i], input);
+    };
+    int place = 2;
+    const Gradients gradients{gradient(0), gradient(1), (static_cast<void>(others), gradient(place++))...};
     const Tensor* outputs[kOperands];
+    std::apply([&](const auto&... each) { int i = 0; ((outputs[i] = needs[i] ? &each : nullptr, ++i), ...); },
+               gradients);
     bool in_fp64 = in_double(weight) || dtype_of(grad) == DType::kDouble || operands.type() == DType::kDouble;
-    for (int i = 0; i < kOperands; ++i) {
-      const DType type = floating(dtypes[i], operands.views[i].dtype);
-      gradients[i] =
-          needs[i] ? output_like(operands.shape, type, like[i], operands.views[i]) : empty_vector(type, input);
-      outputs[i] = needs[i] ? &gradients[i] : nullptr;
-      in_fp64 |= needs[i] && type == DType::kDouble;
-    }
+    for (int i = 0; i < kOperands; ++i) in_fp64 |= needs[i] && types[i] == DType::kDouble;
     if (std::any_of(needs, needs + kOperands, [](bool need) { return need; })) {
       const auto run = in_fp64 ? compute_backward<double> : compute_backward<float>;
       run(outputs, grad, denominator, operands, mask, weight, parameters...);
     }
-    return std::apply([](auto&... each) { return Gradients(std::move(each)...); }, gradients);
+    return gradients;
   }
 };
 

@@ -28,21 +28,16 @@ struct FocalOf {
 
   C value(C x, C y) const {
     const Logistic<C> l(x);
-    return (hit * y + miss * (1 - y)) * power(y * l.q + (1 - y) * l.p) * entropy(x, y, l.tail);
+    return (hit * y + miss * (1 - y)) * power(y * l.q + (1 - y) * l.p) * (linear_cost(x, y, 1 - y) + l.tail);
   }
 
   Slopes<C> slopes(C x, C y) const {
     const Logistic<C> l(x);
     const C a = hit * y + miss * (1 - y), m = y * l.q + (1 - y) * l.p, pq = l.p * l.q;
-    const C to = power(m), by = power_slope(m), bce = entropy(x, y, l.tail);
+    const C to = power(m), by = power_slope(m), bce = linear_cost(x, y, 1 - y) + l.tail;
     const C down = product_slope(y, math::at_least(-x, C(0))), up = product_slope(1 - y, math::at_least(x, C(0)));
     return {a * (to * ((1 - y) * l.p - y * l.q) + select_or_zero(pq != 0, by * bce * ((1 - y) - y) * pq)),
             (hit - miss) * to * bce + a * (by * (l.q - l.p) * bce + to * (down - up))};
-  }
-
- private:
-  static C entropy(C x, C y, C tail) {
-    return product(1 - y, math::at_least(x, C(0))) + product(y, math::at_least(-x, C(0))) + tail;
   }
 };
 
