@@ -147,6 +147,45 @@ def multi_margin_loss(n, dtype, device):
     )
 
 
+@case("multilabel_soft_margin_loss")
+def multilabel_soft_margin_loss(n, dtype, device):
+    """Made of binary_cross_entropy_with_logits, whose terms are written and read in fp32."""
+    shape, s = SHAPES[""](n)[0], dtype.itemsize
+    y = _tensor(n, dtype, device, 1, shape).detach().sigmoid()
+    return Case(
+        (_tensor(n, dtype, device, 0, shape),),
+        forward_bytes=2 * s,  # read x, y
+        backward_bytes=3 * s,  # read x, y; write dx
+        ours=lambda x: safeops.multilabel_soft_margin_loss(x, y),
+        eager={"F.multilabel_soft_margin_loss(x, y)": lambda x: F.multilabel_soft_margin_loss(x, y)},
+        compiled=lambda x: F.multilabel_soft_margin_loss(x, y),
+        variant=True,
+    )
+
+
+@case("info_nce_loss")
+def info_nce_loss(n, dtype, device):
+    """n logits, of vectors of 256: mostly a product, in fp32."""
+    rows, width, s = max(1, round(n**0.5)), 256, dtype.itemsize
+    q, k = (_tensor(n, dtype, device, seed, (rows, width)) for seed in range(2))
+    own = torch.arange(rows, device=device)
+
+    def theirs(q, k):
+        return F.cross_entropy(F.normalize(q) @ F.normalize(k).T / 0.1, own)
+
+    return Case(
+        (q, k),
+        forward_bytes=2 * s,  # read q, k
+        backward_bytes=4 * s,  # read q, k; write dq, dk
+        ours=lambda q, k: safeops.info_nce_loss(q, k),
+        eager={"F.cross_entropy(F.normalize(q) @ F.normalize(k).T / t, arange)": theirs},
+        compiled=theirs,
+        variant=True,
+        arithmetic=True,
+        aten=theirs,
+    )
+
+
 # rows -> shape of about n logits
 LOGITS = {
     "": lambda n: (max(1, n // 32000), min(32000, n)),

@@ -11,7 +11,7 @@ import torch
 import safeops
 from safeops._op import registry
 
-TENSORS = ("mask", "weight", "denominator")  # keyword-only, and given in the call but where they are buffers
+TENSORS = ("negative_keys", "mask", "weight", "denominator")  # optional, given in the call but where they are buffers
 
 
 class _Loss(torch.nn.Module):
