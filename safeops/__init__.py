@@ -59,6 +59,7 @@ from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
 from safeops.ops.rows.info_nce_loss import info_nce_loss
+from safeops.ops.rows.linear_cross_entropy import linear_cross_entropy
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.multi_margin_loss import multi_margin_loss
@@ -97,6 +98,7 @@ __all__ = [
     "js_div",
     "kl_div",
     "l1_loss",
+    "linear_cross_entropy",
     "log_cosh_loss",
     "margin_ranking_loss",
     "masked_amax",
