@@ -3,9 +3,9 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import compute_dtype, to_one
 from safeops._library import declare_raw
-from safeops._loss import reduce
+from safeops._loss import reduce, validate_options
 from safeops._op import registry
 from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
 from safeops.ops.rows import cross_entropy as _cross_entropy
@@ -47,6 +47,7 @@ def define(
 # fact. The price is a fourth product: the backward computes the logits again.
 
 CHUNK = 2**22  # logits at a time
+NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
 
 
 def _chunks(x, linear_weight, linear_bias):
@@ -104,27 +105,17 @@ def _chunked_backward(
     compute = compute_dtype(input.dtype, grad.dtype)
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
     x = torch.where(keep.unsqueeze(1), input, 0)
-    # d(loss)/d(logit) = share p - even w - (the class's own part), p = exp(logit - log_sum)
     g = torch.where(keep, grad, 0).double()
-    log_sum = torch.where(keep, log_sum, float("inf"))  # p = 0
-    own = (1 - label_smoothing) * (g if weights is None else g * weights)
-    share = own + torch.where(keep, 2 * z_loss * log_sum * g, 0) if z_loss else own
-    if label_smoothing:
-        every, all_weight, count = _existing(linear_weight, linear_bias, weight)
-        even = label_smoothing * g / count
-        share = share + all_weight * even
-        even, every = even.to(compute), every.to(compute)
-    log_sum, share, own = (t.to(compute).unsqueeze(1) for t in (log_sum, share, own))
+    scale = _into_range(x.dtype, g if weights is None else g * weights)
+    slopes = _slopes_by_kernel if _has_kernel(x, weight, label_smoothing, z_loss) else _slopes
+    slopes = slopes(g * scale, keep, log_sum, weights, _existing(linear_weight, linear_bias, weight), label_smoothing,
+                    z_loss, compute)  # fmt: skip
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
     with torch.autocast(x.device.type, enabled=False):
         for part, logits in _chunks(x, linear_weight, linear_bias):
-            at, inside = _own(place, part, logits)
-            slope = logits.to(compute).sub_(log_sum).exp_().mul_(share)
-            if label_smoothing:
-                slope.addr_(even, every[part], alpha=-1)
-            slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
+            slope = slopes(logits, place - part.start, part)
             if need_bias:
                 d_bias[part] = registry["masked_sum"].call(slope, None, 0, False, None, None, "zero")
             slope = slope.to(x.dtype)
@@ -134,7 +125,55 @@ def _chunked_backward(
                 d_input += slope @ linear_weight[part]
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
-    return d_input.to(x.dtype), d_weight, d_bias
+    return (d_input / scale).to(x.dtype), d_weight.div_(scale), d_bias.div_(scale)
+
+
+# The slopes to the logits of a chunk, share p - even w, less the own part at the row's class, p = exp(logit - log_sum):
+# by the backward kernel of cross_entropy, or in torch.
+
+
+def _has_kernel(x, weight, label_smoothing, z_loss):
+    """Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the z-loss."""
+    return registry["cross_entropy"].cpu and x.is_cpu and (weight is None or not (label_smoothing or z_loss))
+
+
+def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
+    count, g = existing[2], (g if weights is None else g * weights).to(compute)
+    numbers = torch.stack([log_sum, label_smoothing / count.expand(log_sum.shape)][: 2 if label_smoothing else 1])
+
+    def slopes(logits, place, part):
+        options = keep, NO_CLASS, label_smoothing, z_loss
+        return _cross_entropy._backward(g, logits, place, numbers, None, *options, True, False, True)[0]
+
+    return slopes
+
+
+def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
+    every, all_weight, count = existing
+    log_sum = torch.where(keep, log_sum, float("inf"))  # p = 0
+    own = (1 - label_smoothing) * (g if weights is None else g * weights)
+    even = label_smoothing * g / count
+    share = own + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
+    even, every = even.to(compute), every.to(compute)
+    log_sum, share, own = (t.to(compute).unsqueeze(1) for t in (log_sum, share, own))
+
+    def slopes(logits, place, part):
+        slope = logits.to(compute).sub_(log_sum).exp_().mul_(share)
+        if label_smoothing:
+            slope.addr_(even, every[part], alpha=-1)
+        inside = (place >= 0) & (place < logits.shape[1])
+        at, less = torch.where(inside, place, 0).unsqueeze(1), torch.where(inside.unsqueeze(1), -own, 0)
+        return slope.scatter_add_(1, at, less)
+
+    return slopes
+
+
+def _into_range(dtype, g):
+    """A power of two by which the slopes to the logits fit fp16. The gradients made of them need not: those are inf."""
+    if dtype != torch.float16 or not len(g):
+        return 1.0
+    largest = g.abs().amax()
+    return torch.where(largest.isfinite() & (largest > 2.0**14), to_one(largest) * 2.0**14, 1)
 
 
 # ---- op
@@ -191,7 +230,7 @@ class LinearCrossEntropy(Classification):
     compiled = ("cpu", "cuda")
 
     def __init__(self):
-        super().__init__(NAME, None, _forward, _backward, define)
+        super().__init__(NAME, "LinearCrossEntropyLoss", _forward, _backward, define)
         self.raw, self.cpu, self.cuda = (), True, True
 
     def prepare(self, *operands):
@@ -200,12 +239,19 @@ class LinearCrossEntropy(Classification):
     def validate(self, *operands):
         """The public function has, of operands with their own shapes."""
 
+    def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss):
+        """What a module's constructor takes."""
+        validate_options(name, reduction, empty)
+        validate_index(name, ignore_index)
+        validate_numbers(name, label_smoothing, z_loss)
+
     def gradients(self, grad, needs, operands, results):
         input, linear_weight, target, *rest = operands
         return self.backward(grad, input, linear_weight, target, *results, *rest, needs[0], needs[1], needs[3])
 
 
 _linear_cross_entropy = LinearCrossEntropy()
+_linear_cross_entropy.example = "torch.eye(2), torch.tensor([[2.0, 0.0], [0.0, 3.0]]), torch.tensor([0, 1])"
 
 
 def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
