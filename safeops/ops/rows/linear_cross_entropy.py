@@ -59,11 +59,10 @@ def _chunks(x, linear_weight, linear_bias):
         yield part, x @ w if linear_bias is None else torch.addmm(linear_bias[part], x, w)
 
 
-def _own(place, part, logits):
-    """(where in a chunk each row's class is, whether it is there)."""
-    at = place - part.start
-    inside = (at >= 0) & (at < logits.shape[1])
-    return torch.where(inside, at, 0).unsqueeze(1), inside
+def _own(place, logits):
+    """(where in a chunk each row's class is, whether it is there); place: counted from the chunk's first class."""
+    inside = (place >= 0) & (place < logits.shape[1])
+    return torch.where(inside, place, 0).unsqueeze(1), inside
 
 
 def _existing(linear_weight, linear_bias, weight):
@@ -86,7 +85,7 @@ def _chunked(input, linear_weight, target, linear_bias, weight, mask, ignore_ind
         for part, logits in _chunks(x, linear_weight, linear_bias):
             of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, None, "zero")
             log_sum = torch.logaddexp(log_sum, of_part.double())
-            at, inside = _own(place, part, logits)
+            at, inside = _own(place - part.start, logits)
             own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
             if label_smoothing:
                 w = every[part]
@@ -125,6 +124,7 @@ def _chunked_backward(
                 d_input += slope @ linear_weight[part]
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
+            del logits, slope  # before the next are made
     return (d_input / scale).to(x.dtype), d_weight.div_(scale), d_bias.div_(scale)
 
 
@@ -161,9 +161,8 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
         slope = logits.to(compute).sub_(log_sum).exp_().mul_(share)
         if label_smoothing:
             slope.addr_(even, every[part], alpha=-1)
-        inside = (place >= 0) & (place < logits.shape[1])
-        at, less = torch.where(inside, place, 0).unsqueeze(1), torch.where(inside.unsqueeze(1), -own, 0)
-        return slope.scatter_add_(1, at, less)
+        at, inside = _own(place, logits)
+        return slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
 
     return slopes
 
