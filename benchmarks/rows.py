@@ -225,6 +225,39 @@ def classification(name, suffix, **options):
         )
 
 
+@case("linear_cross_entropy")
+def linear_cross_entropy(n, dtype, device):
+    """n logits, of vectors of 1024: four products, where the layer and its loss are three and keep all logits."""
+    (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
+    x = _tensor(n, dtype, device, 0, (rows, width))
+    w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(2), device=device)
+
+    def theirs(x, w):
+        return F.cross_entropy(F.linear(x, w), target)
+
+    each = (1 + w.numel() / x.numel()) * s  # read x, w
+    return Case(
+        (x, w),
+        forward_bytes=each,
+        backward_bytes=2 * each,  # read x, w; write dx, dw
+        ours=lambda x, w: safeops.linear_cross_entropy(x, w, target),
+        eager={"F.cross_entropy(F.linear(x, w), y)": theirs, **_torchs_own(target)},
+        compiled=theirs,
+        variant=True,
+        arithmetic=True,
+        aten=theirs,
+    )
+
+
+def _torchs_own(target):
+    """From torch 2.13 on: in chunks, too."""
+    if not hasattr(F, "linear_cross_entropy"):
+        return {}
+    options = torch.nn.LinearCrossEntropyOptions()
+    return {"F.linear_cross_entropy(x, w, y)": lambda x, w: F.linear_cross_entropy(x, w, target, options=options)}
+
+
 for _suffix in SHAPES:
     softmax("masked_softmax", torch.softmax, _suffix)
     normalize(_suffix)

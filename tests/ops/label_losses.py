@@ -101,7 +101,7 @@ row_loss(
     _info_nce_sizes,
     _eager,
     vectors(2),
-    {"query": plain(), "positive_key": plain(1), "negative_keys": plain(3)},
+    {"query": plain(), "positive_key": plain(1), "negative_keys": plain(3), "temperature": torch.tensor(0.5)},
     {"temperature": 0.5},
     [
         *bad_calls(NAME, ("query", "positive_key"), (), {"temperature": [0.0, -1.0, NAN]}),

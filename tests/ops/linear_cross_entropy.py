@@ -60,7 +60,9 @@ def terms(sample, outcome):
     value = heaviest * 2 * (logit + 3) + z * (logit + 3) ** 2
     scale = 1.0
     if outcome.values[0].dim() == 0:
-        scale = rows if kwargs.get("reduction", "mean") == "sum" else 4.0  # (the mean: half the rows of half the weight)
+        scale = (
+            rows if kwargs.get("reduction", "mean") == "sum" else 4.0
+        )  # (the mean: half the rows of half the weight)
     if not outcome.grads:
         return value * scale * rounding, {}
     up = float(outcome.upstream[0].double().abs().max()) * (scale / rows if scale == 4.0 else 1.0)
@@ -190,7 +192,7 @@ Record(
     family="classification",
     skip=NOT_SAFE | dict.fromkeys(SHAPED, HERE) | {
         "mixed_dtypes": "refused, as by a linear layer",
-        "routes": "in half one of them rounds the logits: they meet in fp32, tests/contract/test_linear_cross_entropy.py",
+        "routes": "one of them rounds half logits: in fp32 tests/contract/test_linear_cross_entropy.py has it",
         "threads": "the products are BLAS's, whose last digits depend on how many share them",
     },
 )  # fmt: skip

@@ -191,7 +191,7 @@ def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_
         definition,
         _samples(operands, vectors, options, by_class),
         bad_calls=bad_calls,
-        call={**PLAIN, **call, **options},
+        call={**PLAIN, **options, **call},
         gpu=NO_GPU,
         no_route=NO_ROUTE,
         adapt=_of_rows,

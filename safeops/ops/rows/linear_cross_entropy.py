@@ -219,8 +219,10 @@ _backward = declare_raw(
 
 
 class LinearCrossEntropy(Classification):
-    """Four products of N x D x C, three without the weight's gradient. Saved: the logsumexp of each row. Its raw ops are
-    in Python, for every device; it is not their definition, which makes all logits at once, that is to run anywhere."""
+    """Four products of N x D x C, three without the weight's gradient. Saved: the logsumexp of each row.
+
+    The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
+    """
 
     owner = None
     differentiable = (0, 1, 3)
@@ -344,7 +346,9 @@ def linear_cross_entropy(
     given = [x for x in (input, linear_weight, linear_bias) if x is not None]
     if len({x.dtype for x in given}) > 1:
         dtype = torch.get_autocast_dtype(input.device.type)
-        input, linear_weight, linear_bias = (x if x is None else x.to(dtype) for x in (input, linear_weight, linear_bias))
+        input, linear_weight, linear_bias = (
+            x if x is None else x.to(dtype) for x in (input, linear_weight, linear_bias)
+        )
     rows = target.shape
     flat = None if mask is None else mask.expand(rows).reshape(-1)
     loss, keep, weights = _linear_cross_entropy.call(
