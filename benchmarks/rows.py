@@ -147,6 +147,45 @@ def multi_margin_loss(n, dtype, device):
     )
 
 
+@case("multilabel_soft_margin_loss")
+def multilabel_soft_margin_loss(n, dtype, device):
+    """Made of binary_cross_entropy_with_logits, whose terms are written and read in fp32."""
+    shape, s = SHAPES[""](n)[0], dtype.itemsize
+    y = _tensor(n, dtype, device, 1, shape).detach().sigmoid()
+    return Case(
+        (_tensor(n, dtype, device, 0, shape),),
+        forward_bytes=2 * s,  # read x, y
+        backward_bytes=3 * s,  # read x, y; write dx
+        ours=lambda x: safeops.multilabel_soft_margin_loss(x, y),
+        eager={"F.multilabel_soft_margin_loss(x, y)": lambda x: F.multilabel_soft_margin_loss(x, y)},
+        compiled=lambda x: F.multilabel_soft_margin_loss(x, y),
+        variant=True,
+    )
+
+
+@case("info_nce_loss")
+def info_nce_loss(n, dtype, device):
+    """n logits, of vectors of 256: mostly a product, in fp32."""
+    rows, width, s = max(1, round(n**0.5)), 256, dtype.itemsize
+    q, k = (_tensor(n, dtype, device, seed, (rows, width)) for seed in range(2))
+    own = torch.arange(rows, device=device)
+
+    def theirs(q, k):
+        return F.cross_entropy(F.normalize(q) @ F.normalize(k).T / 0.1, own)
+
+    return Case(
+        (q, k),
+        forward_bytes=2 * s,  # read q, k
+        backward_bytes=4 * s,  # read q, k; write dq, dk
+        ours=lambda q, k: safeops.info_nce_loss(q, k),
+        eager={"F.cross_entropy(F.normalize(q) @ F.normalize(k).T / t, arange)": theirs},
+        compiled=theirs,
+        variant=True,
+        arithmetic=True,
+        aten=theirs,
+    )
+
+
 # rows -> shape of about n logits
 LOGITS = {
     "": lambda n: (max(1, n // 32000), min(32000, n)),
@@ -184,6 +223,39 @@ def classification(name, suffix, **options):
             aten=theirs,
             arithmetic=reads,
         )
+
+
+@case("linear_cross_entropy")
+def linear_cross_entropy(n, dtype, device):
+    """n logits, of vectors of 1024: four products, where the layer and its loss are three and keep all logits."""
+    (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
+    x = _tensor(n, dtype, device, 0, (rows, width))
+    w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()
+    target = torch.randint(0, classes, (rows,), generator=torch.Generator(device).manual_seed(2), device=device)
+
+    def theirs(x, w):
+        return F.cross_entropy(F.linear(x, w), target)
+
+    each = (1 + w.numel() / x.numel()) * s  # read x, w
+    return Case(
+        (x, w),
+        forward_bytes=each,
+        backward_bytes=2 * each,  # read x, w; write dx, dw
+        ours=lambda x, w: safeops.linear_cross_entropy(x, w, target),
+        eager={"F.cross_entropy(F.linear(x, w), y)": theirs, **_torchs_own(target)},
+        compiled=theirs,
+        variant=True,
+        arithmetic=True,
+        aten=theirs,
+    )
+
+
+def _torchs_own(target):
+    """From torch 2.13 on: in chunks, too."""
+    if not hasattr(F, "linear_cross_entropy"):
+        return {}
+    options = torch.nn.LinearCrossEntropyOptions()
+    return {"F.linear_cross_entropy(x, w, y)": lambda x, w: F.linear_cross_entropy(x, w, target, options=options)}
 
 
 for _suffix in SHAPES:

@@ -58,9 +58,12 @@ from safeops.ops.reductions.safe_norm import safe_norm
 from safeops.ops.rows.cosine_embedding_loss import cosine_embedding_loss
 from safeops.ops.rows.cosine_similarity import cosine_similarity
 from safeops.ops.rows.cross_entropy import cross_entropy
+from safeops.ops.rows.info_nce_loss import info_nce_loss
+from safeops.ops.rows.linear_cross_entropy import linear_cross_entropy
 from safeops.ops.rows.masked_log_softmax import masked_log_softmax
 from safeops.ops.rows.masked_softmax import masked_softmax
 from safeops.ops.rows.multi_margin_loss import multi_margin_loss
+from safeops.ops.rows.multilabel_soft_margin_loss import multilabel_soft_margin_loss
 from safeops.ops.rows.nll_loss import nll_loss
 from safeops.ops.rows.normalize import normalize
 from safeops.ops.rows.triplet_margin_loss import triplet_margin_loss
@@ -91,9 +94,11 @@ __all__ = [
     "grad_norm",
     "hinge_embedding_loss",
     "huber_loss",
+    "info_nce_loss",
     "js_div",
     "kl_div",
     "l1_loss",
+    "linear_cross_entropy",
     "log_cosh_loss",
     "margin_ranking_loss",
     "masked_amax",
@@ -115,6 +120,7 @@ __all__ = [
     "masked_var",
     "mse_loss",
     "multi_margin_loss",
+    "multilabel_soft_margin_loss",
     "nll_loss",
     "nn",
     "normalize",

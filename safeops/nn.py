@@ -11,7 +11,8 @@ import torch
 import safeops
 from safeops._op import registry
 
-TENSORS = ("mask", "weight", "denominator")  # keyword-only, and given in the call but where they are buffers
+# optional, and given in the call but where they are buffers
+TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "denominator")
 
 
 class _Loss(torch.nn.Module):

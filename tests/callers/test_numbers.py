@@ -57,7 +57,9 @@ OF_SIZE = {"n": lambda n: n, "n/4": lambda n: 0.25 * n, "1/n": lambda n: 1 / n, 
 POSITIVE = ["n", "n/4", "1/n"]
 # (of an order the sign decides the formula, and that of 1/n torch cannot prove)
 KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"]}
-KINDS |= dict.fromkeys(("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "z_loss"), POSITIVE)
+KINDS |= dict.fromkeys(
+    ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "temperature", "z_loss"), POSITIVE
+)
 KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
 FIRSTS = firsts()  # of each kind of op all such numbers are tried, of the others one
 SIZES = [

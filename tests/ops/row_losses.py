@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from safeops.testing import Bad, Sample
+from safeops.testing.subject import accepts
 from tests.ops.bad_calls import NAN, must
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import NOT_SAFE, Record
@@ -37,12 +38,15 @@ def _of_rows(op):
 
 
 def _definition(element, by_class=False):
-    """element: (*operands, **options) -> the loss of each row, of vectors that are 0 where the row is not kept.
-    by_class: `weight` is one of its options, and not of rows."""
+    """element: (*operands, **options) -> the loss of each row, of vectors that are 0 where the row is not kept. Rows
+    that meet one another are told by `keep` which those are. by_class: `weight` is one of its options, and not of rows.
+    """
 
-    def selected(operands, mask, weight):
+    def selected(operands, mask, weight, options):
         rows = operands[0].shape[:-1]
-        keep = kept(rows, mask, weight).to(operands[0].device)
+        keep = kept(rows, mask, weight).to(operands[0].device).expand(rows)
+        if accepts(element, "keep"):
+            options["keep"] = keep
         return keep, [torch.where(keep.unsqueeze(-1), x, 0) if x.dim() > len(rows) else x for x in operands]
 
     def reduced(terms, keep, weight, reduction, denominator, empty):
@@ -54,14 +58,14 @@ def _definition(element, by_class=False):
     def loss(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **options):
         if by_class:
             weight, options["weight"] = None, weight
-        keep, operands = selected(operands, mask, weight)
+        keep, operands = selected(operands, mask, weight, options)
         return reduced(element(*operands, **options), keep, weight, reduction, denominator, empty)
 
     def parts(*operands, mask=None, weight=None, reduction="mean", denominator=None, empty="zero", **options):
         """(operands, losses of the rows, what is made of them)"""
         if by_class:
             weight, options["weight"] = None, weight
-        keep, operands = selected(operands, mask, weight)
+        keep, operands = selected(operands, mask, weight, options)
         with torch.enable_grad():
             terms = element(*operands, **options).detach().requires_grad_()
             return operands, terms, reduced(terms, keep, weight, reduction, denominator, empty)
@@ -132,7 +136,7 @@ def _samples(operands, differentiable, options, by_class):
     yield sample("denominator", 5, mask=mask(5, 1), denominator=DENOMINATOR)
 
 
-def _bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
+def bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
     """names: of the vectors. rest: the further operands of two rows. numbers: {option: numbers out of range}."""
     x = torch.arange(10.0).reshape(2, 5)
     keep, count = torch.ones(2, dtype=torch.bool), len(names)
@@ -178,7 +182,7 @@ def _bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
 PLAIN = {"mask": torch.arange(5) != 2, "weight": plain(2)[:, 0].clone(), "denominator": torch.tensor(5.0)}
 
 
-def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=()):
+def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=(), **fields):
     """by_class: a weight for each class, where `weight` is that."""
     vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1)
     definition = _definition(element, by_class is not None)
@@ -187,7 +191,7 @@ def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_
         definition,
         _samples(operands, vectors, options, by_class),
         bad_calls=bad_calls,
-        call={**PLAIN, **call, **options},
+        call={**PLAIN, **options, **call},
         gpu=NO_GPU,
         no_route=NO_ROUTE,
         adapt=_of_rows,
@@ -195,6 +199,8 @@ def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_
         torch_equivalent=_of_rows(_twin(twin, by_class is not None)),
         terms=_terms(definition, sizes),
         skip=NOT_SAFE | ROWS | dict(skip),
+        family="row_losses",
+        **fields,
     )
 
 
@@ -247,7 +253,7 @@ def _triplet_sizes(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
     return size, (2.0, 2.0, 2.0)
 
 
-def _vectors(count, *rest):
+def vectors(count, *rest):
     return lambda seed: (*(data(5, 4, seed=10 * seed + i) for i in range(count)), *rest)
 
 
@@ -256,11 +262,11 @@ row_loss(
     _cosine_embedding,
     _cosine_sizes,
     F.cosine_embedding_loss,
-    _vectors(2, SIGNS[:, None]),
+    vectors(2, SIGNS[:, None]),
     {"input1": plain(), "input2": plain(1), "target": SIGNS},
     {"margin": 0.25},
     [
-        *_bad_calls("cosine_embedding_loss", ("input1", "input2"), (SIGNS[:2],), {"margin": []}),
+        *bad_calls("cosine_embedding_loss", ("input1", "input2"), (SIGNS[:2],), {"margin": []}),
         Bad((torch.ones(2, 5), torch.ones(2, 5), 1.0), {}, TypeError, ("cosine_embedding_loss", "target", "float")),
         Bad((torch.ones(2, 5), torch.ones(2, 5), torch.ones(3)), {}, ValueError,
             ("cosine_embedding_loss", "target", "(3,)", "rows (2,)")),
@@ -275,10 +281,10 @@ row_loss(
     _triplet,
     _triplet_sizes,
     F.triplet_margin_loss,
-    _vectors(3),
+    vectors(3),
     {"anchor": plain(), "positive": plain(1), "negative": plain(3)},
     {"margin": 1.5, "p": 2.0, "eps": 1e-6, "swap": True},
-    _bad_calls(
+    bad_calls(
         "triplet_margin_loss",
         ("anchor", "positive", "negative"),
         (),
@@ -315,11 +321,11 @@ row_loss(
     _multi_margin,
     _multi_margin_sizes,
     F.multi_margin_loss,
-    _vectors(1, CLASSES[:, None]),
+    vectors(1, CLASSES[:, None]),
     {"input": plain(), "target": CLASSES, "weight": plain(2)[0].clone()},
     {"p": 2, "margin": 0.75},
     [
-        *_bad_calls("multi_margin_loss", ("input",), (_two,), {"margin": []}, of_rows=False),
+        *bad_calls("multi_margin_loss", ("input",), (_two,), {"margin": []}, of_rows=False),
         Bad((_scores, 1), {}, TypeError, ("multi_margin_loss", "target", "tensor", "int")),
         Bad((_scores, _two.float()), {}, TypeError, ("multi_margin_loss", "target", "class indices", "torch.float32")),
         Bad((_scores, _two[:1]), {}, ValueError, ("multi_margin_loss", "target", "(1,)", "rows (2,)")),

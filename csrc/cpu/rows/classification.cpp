@@ -94,12 +94,13 @@ int64_t find_places(const ClassRows& rows, const View& target, const View* mask,
           while (at + i < first && !missing.compare_exchange_weak(first, at + i)) {
           }
         }
+        const double other = counts && !found && rows.partial ? static_cast<double>(classes) : -1.0;
         if (weights) {
           const double w = found ? weights[index] : 0.0;
           found = found && w != 0;
           rows.weight[at + i] = w;
         }
-        rows.place[at + i] = found ? static_cast<double>(index) : -1.0;
+        rows.place[at + i] = found ? static_cast<double>(index) : other;
         if (keep) keep[at + i] = found;
       }
     }

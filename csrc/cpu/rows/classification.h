@@ -38,6 +38,7 @@ struct ClassRows {
   std::unique_ptr<double[]> place;   // the class of each row, -1 where it is not kept; of probabilities 0
   std::unique_ptr<double[]> weight;  // the class's weight; null without class weights, and of probabilities
   bool weighted = false;
+  bool partial = false;              // a row's class may be one of others than these: then its place is behind them
   std::vector<double> weights;       // of the classes
 
   explicit ClassRows(const char* op, const View& x);

@@ -157,10 +157,12 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* shares
 std::tuple<Tensor, Tensor> cross_entropy_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
                                                   const Tensor& numbers, const std::optional<Tensor>& weight,
                                                   const std::optional<Tensor>& mask, int64_t ignore_index,
-                                                  double smoothing, double z, bool need_input, bool need_target) {
+                                                  double smoothing, double z, bool need_input, bool need_target,
+                                                  bool partial) {
   constexpr char kName[] = "_cross_entropy_backward";
   const View g(grad), x(input), t(target);
   ClassRows rows(kName, x);
+  rows.partial = partial;
   const bool shares = t.is_floating();
   STD_TORCH_CHECK(g.is_floating() && rows.shape.is(g.ndim, g.sizes), kName,
                   ": grad must be floating, one for each row");

@@ -87,11 +87,11 @@ def _fake_backward(count):
     def fake(grad, denominator, *operands):
         tensors, needs, dtypes = operands[:count], operands[-2 * count : -count], operands[-count:]
         shape, input = _shape(tensors), tensors[0]
-        # (of a tensor that is not given: an empty result, of input's dtype)
-        given = [(x if x is not None else input, need, dtype) for x, need, dtype in zip(tensors, needs, dtypes)]
+        # (of a tensor that is not given: an empty result in fp32, as the kernel's)
+        types = [dtype or (torch.float32 if x is None else x.dtype) for x, dtype in zip(tensors, dtypes)]
         return tuple(
-            like(x, shape, dtype or x.dtype) if need else input.new_empty(0, dtype=dtype or x.dtype)
-            for x, need, dtype in given
+            like(x, shape, dtype) if need else input.new_empty(0, dtype=dtype)
+            for x, need, dtype in zip(tensors, needs, types)
         )
 
     return fake

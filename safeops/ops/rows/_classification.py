@@ -8,7 +8,7 @@ from torch.compiler import is_compiling
 
 from safeops import _check
 from safeops._definitions import kept
-from safeops._dtypes import FLOATING
+from safeops._dtypes import FLOATING, LARGEST
 from safeops._loss import REDUCTION, validate_denominator, validate_options
 from safeops._op import Op, registry
 from safeops._route import PLAIN
@@ -38,13 +38,12 @@ def whole_rows(x):
     return x.redistribute(placements=[Replicate() if p.is_shard(class_dim(x)) else p for p in x.placements])
 
 
-def rows_of(input, target, weight, mask, ignore_index, compute):
+def rows_of(classes, target, weight, mask, ignore_index, compute):
     """(class of each row, which rows are kept, their class weights or None), in the rows' shape.
 
     A row that is not kept is of class 0, with weight 0. One whose class does not exist is not kept: on the CPU the
     caller has heard of it before, elsewhere nobody may wait for it.
     """
-    classes = input.shape[class_dim(input)]
     keep = target != ignore_index
     if mask is not None:
         keep = keep & mask
@@ -90,6 +89,11 @@ def validate_weight(name, weight):
 def validate_index(name, ignore_index):
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, torch.SymInt)):
         raise TypeError(f"{name}: ignore_index must be an int, got {type(ignore_index).__name__}")
+
+
+def validate_numbers(name, label_smoothing, z_loss):
+    _check.number(name, "label_smoothing", label_smoothing, minimum=0, maximum=1)
+    _check.number(name, "z_loss", z_loss, minimum=0, maximum=LARGEST)
 
 
 class Classification(Op):

@@ -27,6 +27,16 @@ def one_a_row(name, key, x, rows):
         raise ValueError(f"{name}: {key} {tuple(x.shape)} must have a number for each of the rows {tuple(rows)}")
 
 
+def validate_class_weight(name, weight, input):
+    """Of a number for each class along input's last dim."""
+    if weight is None:
+        return
+    _check.floating(name, "weight", weight)
+    classes = input.shape[-1]
+    if tuple(weight.shape) != (classes,):
+        raise ValueError(f"{name}: weight must be ({classes},), one a class, got {tuple(weight.shape)}")
+
+
 def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
     """What all have in common. operands: by name, the first of them first."""
     _check.mask(name, "mask", mask, "the rows", rows)
@@ -80,3 +90,7 @@ ARGUMENTS = """\
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the rows' shape for "none".
 """
+# The same where `weight` is one of classes, which a function describes itself.
+ARGUMENTS_BY_CLASS = ARGUMENTS.replace(
+    "        weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.\n", ""
+).replace("(by the sum of weights, with weights)", "(not by weights: as torch's)")

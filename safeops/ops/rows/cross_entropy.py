@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops._dtypes import FLOATING, compute_dtype, wide_on_cpu
 from safeops._library import declare_raw
 from safeops._loss import reduce, validate_options
 from safeops.ops.rows._classification import (
@@ -14,6 +14,7 @@ from safeops.ops.rows._classification import (
     row_shape,
     rows_of,
     validate_index,
+    validate_numbers,
     validate_reduction,
     whole_rows,
 )
@@ -34,7 +35,7 @@ def define(input, target, weight=None, mask=None, ignore_index=-100, label_smoot
         keep = keep if mask is None else keep & mask
         place = torch.where(keep.unsqueeze(dim), whole_rows(target).to(x.dtype), 0)
     else:
-        place, keep, weights = rows_of(x, target, weight, mask, ignore_index, compute)
+        place, keep, weights = rows_of(x.shape[dim], target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(dim), x, 0)  # select before arithmetic
     if x.shape[dim] == 0:
         loss = x.sum(dim)  # 0, but in the graph
@@ -158,7 +159,7 @@ _backward = declare_raw(
     "_cross_entropy_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor numbers, Tensor? weight=None, Tensor? mask=None, "
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, bool need_input=True, "
-    "bool need_target=False) -> (Tensor, Tensor)",
+    "bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: of some of the classes
     fake=_fake_backward,
 )
 
@@ -203,18 +204,13 @@ class CrossEntropy(Classification):
             if ignore_index >= 0:
                 raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")
         self.validate_common(input, target, weight, mask, ignore_index)
-        self._validate_numbers(name, label_smoothing, z_loss)
+        validate_numbers(name, label_smoothing, z_loss)
 
     def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss):
         """What a module's constructor takes."""
         validate_options(name, reduction, empty)
         validate_index(name, ignore_index)
-        self._validate_numbers(name, label_smoothing, z_loss)
-
-    @staticmethod
-    def _validate_numbers(name, label_smoothing, z_loss):
-        _check.number(name, "label_smoothing", label_smoothing, minimum=0, maximum=1)
-        _check.number(name, "z_loss", z_loss, minimum=0, maximum=LARGEST)
+        validate_numbers(name, label_smoothing, z_loss)
 
     def gradients(self, grad, needs, operands, results):
         input, target, *rest = operands

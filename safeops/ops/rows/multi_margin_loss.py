@@ -7,7 +7,16 @@ from safeops._dtypes import compute_dtype
 from safeops._op import Composed, registry
 from safeops._symbolic import as_operand
 from safeops.ops.reductions import masked_mean  # noqa: F401  (the records it is made of)
-from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, select, validate, vectors
+from safeops.ops.rows._row_loss import (
+    ARGUMENTS_BY_CLASS,
+    finish,
+    hinge,
+    one_a_row,
+    select,
+    validate,
+    validate_class_weight,
+    vectors,
+)
 
 NAME = "multi_margin_loss"
 
@@ -52,10 +61,7 @@ def _refuse(target, classes):
 @_multi_margin_loss.public(
     "(Tensor input, Tensor target, *, int p=1, float margin=1.0, Tensor? weight=None, Tensor? mask=None, "
     'str reduction="mean", Tensor? denominator=None, str empty="zero") -> Tensor',
-    arguments=ARGUMENTS.replace(
-        "        weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.\n",
-        "",
-    ).replace("(by the sum of weights, with weights)", "(not by weights: as torch's)"),
+    arguments=ARGUMENTS_BY_CLASS,
 )
 def multi_margin_loss(
     input, target, *, p=1, margin=1.0, weight=None, mask=None, reduction="mean", denominator=None, empty="zero"
@@ -89,10 +95,7 @@ def multi_margin_loss(
     if target.is_floating_point() or target.dtype == torch.bool:
         raise TypeError(f"{NAME}: target must be class indices, integers, got {target.dtype}")
     classes = input.shape[-1]
-    if weight is not None:
-        _check.floating(NAME, "weight", weight)
-        if tuple(weight.shape) != (classes,):
-            raise ValueError(f"{NAME}: weight must be ({classes},), one a class, got {tuple(weight.shape)}")
+    validate_class_weight(NAME, weight, input)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
     _check.same_device(NAME, "input", input, weight=weight)
     validate_options(NAME, reduction, empty, p, margin)

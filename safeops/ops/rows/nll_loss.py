@@ -25,7 +25,7 @@ def define(input, target, weight=None, mask=None, ignore_index=-100):
     input, dim, dtype = whole_rows(input), class_dim(input), compute_dtype(input.dtype)
     # a weight too small or too large for fp32 is read as it is
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
-    place, keep, weights = rows_of(input, target, weight, mask, ignore_index, compute)
+    place, keep, weights = rows_of(input.shape[dim], target, weight, mask, ignore_index, compute)
     if input.shape[dim] == 0:
         loss = input.to(compute).sum(dim)  # 0, but in the graph
     else:

@@ -16,6 +16,8 @@ NAN, INF = math.nan, math.inf
 NAMES = [name for name, record in RECORDS.items() if record.family == "row_losses"]
 KERNELS = all(registry[name].cpu if DEVICE == "cpu" else registry[name].cuda for name in NAMES)
 each_loss = pytest.mark.parametrize("name", NAMES)
+each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name != "info_nce_loss"])
+OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # whose weight is one of classes
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
@@ -28,6 +30,8 @@ def operands(name, *shape, dtype=torch.float32):
     if name == "triplet_margin_loss":
         return vectors(*shape, count=3, dtype=dtype)
     rows = shape[:-1]
+    if name in ("info_nce_loss", "multilabel_soft_margin_loss"):
+        return vectors(*shape, dtype=dtype)
     if name == "multi_margin_loss":
         index = torch.randint(0, max(shape[-1], 1), rows, generator=torch.Generator().manual_seed(1))
         return [*vectors(*shape, count=1, dtype=dtype), index.to(DEVICE)]
@@ -149,7 +153,7 @@ def test_a_masked_row_does_not_exist(route, name):
     for garbage in (NAN, INF, 3e38):
         dirty = [torch.where(keep[:, None], x.detach(), garbage).requires_grad_() for x in leaves(clean)]
         given = [*dirty, *[x for x in clean if not x.is_floating_point()]]
-        by_weight = [] if name == "multi_margin_loss" else [{"weight": weight}]
+        by_weight = [] if name in OF_CLASSES else [{"weight": weight}]
         for options in ({"mask": keep}, *by_weight):
             got = function(*given, **options)
             torch.testing.assert_close(got, want)
@@ -167,7 +171,7 @@ def test_a_masked_row_does_not_exist(route, name):
 
 
 @each_route
-@each_loss
+@each_of_single_rows
 def test_a_kept_nan_shows(route, name):
     for i in range(len(leaves(operands(name, 3, 4)))):
         given = operands(name, 3, 4)
@@ -175,12 +179,12 @@ def test_a_kept_nan_shows(route, name):
             given[i][1, 2] = NAN
         none = on(route, name)(*given, reduction="none")
         assert none.isnan().tolist() == [False, True, False] and on(route, name)(*given).isnan()
-        if name != "multi_margin_loss":  # whose slope is 0 or 1, also there
+        if name not in OF_CLASSES:  # whose slopes are 0 or 1, or the logit itself, also there
             assert torch.autograd.grad(none.sum(), given[i])[0][1].isnan().any()
 
 
 @each_route
-@each_loss
+@each_of_single_rows
 @pytest.mark.parametrize("shape", [(4,), (0, 4), (3, 0), (1, 1), (2, 3, 7), (70, 130), (3, 5000)], ids=str)
 def test_sizes(route, name, shape):
     given = operands(name, *shape)
@@ -205,7 +209,8 @@ def test_the_kernels_of_the_parts_run(name):
     loss, forward = dispatched(lambda: getattr(safeops, name)(*given))
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(given)))
     part = f"safeops::_{registry[name].parts[0].name}"
-    assert forward.count(part) == (1 if name == "cosine_embedding_loss" else 2)  # (multi_margin_loss: masked_mean)
+    once = ("cosine_embedding_loss", "multilabel_soft_margin_loss")
+    assert forward.count(part) == (1 if name in once else 2)  # (multi_margin_loss: masked_mean)
     assert "safeops::_masked_mean" in forward and any(op.startswith("safeops") for op in backward)
 
 
@@ -214,13 +219,14 @@ def test_modules(name):
     op, call = registry[name], RECORDS[name].call
     given = operands(name, 5, 6)
     keep = flags(True, False, True, True, True)
-    own = {key: call[key] for key in ("margin", "p", "eps", "swap") if key in call}
+    own = {key: call[key] for key in ("margin", "p", "eps", "swap", "temperature") if key in call}
     module = getattr(safeops.nn, op.module)(reduction="sum", **own)
     want = getattr(safeops, name)(*given, reduction="sum", mask=keep, **own)
     assert torch.equal(module(*given, mask=keep), want) and not module.state_dict()
     assert all(f"{key}={value}" in repr(module) for key, value in own.items())
-    with pytest.raises(TypeError, match=rf"^{op.module}: margin must be"):
-        getattr(safeops.nn, op.module)(margin="1")
+    for key in {"margin", "temperature"} & own.keys():
+        with pytest.raises(TypeError, match=rf"^{op.module}: {key} must be"):
+            getattr(safeops.nn, op.module)(**{key: "1"})
 
 
 def test_triplet_of_equal_vectors_is_at_distance_0_with_gradient_0():

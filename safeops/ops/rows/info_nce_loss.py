@@ -1,0 +1,118 @@
+"""info_nce_loss: of several keys, a query is to be nearest to its own."""
+
+import torch
+
+from safeops import _check, _loss
+from safeops._dtypes import compute_dtype
+from safeops._op import Composed, registry, total
+from safeops._symbolic import as_operand
+from safeops.ops.rows import cross_entropy, normalize  # noqa: F401  (the records it is made of)
+from safeops.ops.rows._matmul import matmul
+from safeops.ops.rows._row_loss import ARGUMENTS, finish, select, validate, vectors
+
+NAME = "info_nce_loss"
+
+
+def validate_options(name, reduction, empty, temperature):
+    _loss.validate_options(name, reduction, empty)
+    if not isinstance(temperature, torch.Tensor):
+        return _check.number(name, "temperature", temperature, above=0)
+    _check.floating(name, "temperature", temperature)
+    _check.real_scalar(name, "temperature", temperature)
+
+
+_info_nce_loss = Composed(
+    NAME,
+    "normalize",
+    "cross_entropy",
+    "masked_sum",
+    "masked_mean",
+    "masked_count",
+    module="InfoNCELoss",
+    example="torch.eye(2), torch.tensor([[1.0, 0.5], [0.0, 2.0]])",
+    validate_options=validate_options,
+)
+
+
+def _validate_negatives(query, negative_keys):
+    if negative_keys is None:
+        return
+    _check.floating(NAME, "negative_keys", negative_keys)
+    rows, width = query.shape
+    fits = negative_keys.dim() in (2, 3) and negative_keys.shape[-1] == width
+    if not fits or negative_keys.dim() == 3 and negative_keys.shape[0] != rows:
+        raise ValueError(
+            f"{NAME}: negative_keys {tuple(negative_keys.shape)} must be (M, {width}), or ({rows}, M, {width}) where "
+            f"each row has its own, for query {tuple(query.shape)}"
+        )
+
+
+_SCHEMA = (
+    "(Tensor query, Tensor positive_key, Tensor? negative_keys=None, *, {temperature}, Tensor? mask=None, "
+    'Tensor? weight=None, str reduction="mean", Tensor? denominator=None, str empty="zero") -> Tensor'
+)
+
+
+@_info_nce_loss.public(
+    ".Tensor" + _SCHEMA.format(temperature="Tensor temperature"),  # (first: else the tensor would be read as a number)
+    _SCHEMA.format(temperature="float temperature=0.1"),
+    arguments=ARGUMENTS,
+)
+def info_nce_loss(
+    query, positive_key, negative_keys=None, *, temperature=0.1, mask=None, weight=None, reduction="mean",
+    denominator=None, empty="zero",
+):  # fmt: skip
+    """-log softmax(cos(query, keys) / temperature) at each query's own key; the mean over the kept rows.
+
+    The keys of a row are its `positive_key` and its negatives: by default the positive keys of all other kept rows. The
+    cosines are products in fp32 (of fp64 in fp64), also of half and under autocast; a zero vector has cosine 0 with
+    everything, and gradient 0. van den Oord et al., "Representation Learning with Contrastive Predictive Coding", 2018.
+
+    Args:
+        query: floating tensor (N, D), a vector for each row.
+        positive_key: floating tensor of `query`'s shape: the key that belongs to the query.
+        negative_keys: floating tensor, instead of the other rows' keys: (M, D), the same for all rows, or (N, M, D).
+        temperature: number greater than 0, or 0-dim floating tensor (differentiable, such as CLIP's).
+        {arguments}
+            A masked-out row's key is no negative of the others, either.
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
+        ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, `temperature` out of range.
+
+    Example:
+        >>> query, key = torch.eye(3), torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> safeops.info_nce_loss(query, key, temperature=1.0, mask=torch.tensor([True, True, False]))
+        tensor(0.3133)
+    """
+    rows = vectors(NAME, query=query, positive_key=positive_key)
+    if query.dim() != 2:
+        raise ValueError(f"{NAME}: query must be (N, D), got {tuple(query.shape)}")
+    _validate_negatives(query, negative_keys)
+    operands = {"query": query, "positive_key": positive_key, "negative_keys": negative_keys}
+    validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, temperature=temperature)
+    validate_options(NAME, reduction, empty, temperature)
+    given = [x for x in operands.values() if x is not None]
+    compute = compute_dtype(*(x.dtype for x in given))
+    keep, (query, key) = select(mask, weight, query, positive_key)
+    query, key = _unit(query, compute), _unit(key, compute)
+    query = query / as_operand(temperature, query)
+    if negative_keys is None:
+        logits = matmul(query, key)  # (N, N): a row's own on the diagonal
+        if keep is not None:
+            logits = torch.where(keep, logits, float("-inf"))  # a class that does not exist
+        own = logits.new_ones(rows, dtype=torch.int64).cumsum(0) - 1
+    else:
+        if negative_keys.dim() == 3 and keep is not None:
+            negative_keys = torch.where(keep.expand(rows)[:, None, None], negative_keys, 0)
+        negatives = _unit(negative_keys, compute)
+        near = total(query * key, None, -1, True)
+        far = matmul(query, negatives) if negatives.dim() == 2 else matmul(query[:, None], negatives)[:, 0]
+        logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
+        own = logits.new_zeros(rows, dtype=torch.int64)
+    loss, _, _ = registry["cross_entropy"].call(logits, own, None, keep, -100, 0.0, 0.0)
+    return finish(NAME, loss, keep, weight, reduction, denominator, empty)
+
+
+def _unit(x, dtype):
+    return registry["normalize"].call(x.to(dtype), -1, None)

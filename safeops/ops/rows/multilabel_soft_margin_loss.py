@@ -1,0 +1,59 @@
+"""multilabel_soft_margin_loss: whether each class is a row's, one question for each."""
+
+from safeops import _check, _loss
+from safeops._op import Composed, registry
+from safeops.ops.losses import binary_cross_entropy_with_logits  # noqa: F401  (the record it is made of)
+from safeops.ops.rows._row_loss import ARGUMENTS_BY_CLASS, finish, validate, validate_class_weight, vectors
+
+NAME = "multilabel_soft_margin_loss"
+
+_multilabel_soft_margin_loss = Composed(
+    NAME,
+    "binary_cross_entropy_with_logits",
+    "masked_mean",
+    "masked_sum",
+    "masked_count",
+    module="MultiLabelSoftMarginLoss",
+    buffers=("weight",),
+    example="torch.tensor([[2.0, -1.0], [0.0, 3.0]]), torch.eye(2)",
+    validate_options=_loss.validate_options,
+)
+
+
+@_multilabel_soft_margin_loss.public(
+    "(Tensor input, Tensor target, *, Tensor? weight=None, Tensor? mask=None, "
+    'str reduction="mean", Tensor? denominator=None, str empty="zero") -> Tensor',
+    arguments=ARGUMENTS_BY_CLASS,
+)
+def multilabel_soft_margin_loss(
+    input, target, *, weight=None, mask=None, reduction="mean", denominator=None, empty="zero"
+):
+    """The mean over the classes of weight (y log(1 + e^-x) + (1 - y) log(1 + e^x)), of logits x and labels y.
+
+    Then the mean over the kept rows. As `torch.nn.functional.multilabel_soft_margin_loss`; an infinite logit whose
+    label is right costs 0, with gradient 0, where torch has NaN.
+
+    Args:
+        input: floating tensor (..., C), a logit for each class in each row.
+        target: floating tensor of `input`'s shape, from 0 to 1. Differentiable.
+        weight: floating tensor (C,), a weight for each class; a class of weight 0 costs nothing, has gradient 0, and
+            counts among the C. Differentiable.
+        {arguments}
+
+    Raises:
+        TypeError: an operand is not floating, `mask` is not bool, an option is of another type.
+        ValueError: shapes do not fit, `weight` is not of C numbers, devices differ, unknown `reduction` or `empty`.
+
+    Example:
+        >>> input, target = torch.tensor([[0.0, torch.inf], [torch.nan, 0.0]]), torch.ones(2, 2)
+        >>> safeops.multilabel_soft_margin_loss(input, target, mask=torch.tensor([True, False]))
+        tensor(0.3466)
+    """
+    rows = vectors(NAME, input=input, target=target)
+    validate_class_weight(NAME, weight, input)
+    validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
+    _check.same_device(NAME, "input", input, weight=weight)
+    each = None if mask is None else mask.unsqueeze(-1)  # (..., 1)
+    terms = registry["binary_cross_entropy_with_logits"].call(input, target, None, each, weight, "none", None, "zero")
+    loss = registry["masked_mean"].call(terms, None, -1, False, None, None, "zero")
+    return finish(NAME, loss, mask, None, reduction, denominator, empty)

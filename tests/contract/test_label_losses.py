@@ -1,0 +1,196 @@
+"""multilabel_soft_margin_loss and info_nce_loss: parity with torch, the keys of info_nce_loss, what does not exist."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import safeops
+from tests.contract.common import DEVICE, each_route, equal, flags, on, t
+from tests.contract.test_row_losses import each_reduction, vectors
+
+NAN, INF = math.nan, math.inf
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+@each_route
+@each_reduction
+@each_dtype
+@pytest.mark.parametrize("weighted", [False, True])
+def test_multilabel_soft_margin_loss_is_torchs(route, reduction, dtype, weighted):
+    x, y = vectors(9, 6, dtype=dtype)
+    y = y.detach().sigmoid().requires_grad_()
+    weight = torch.rand(6, dtype=dtype, device=DEVICE).requires_grad_() if weighted else None
+    leaves = [x, y, weight] if weighted else [x, y]
+    for a, b in ((x, y), (x[0], y[0])):
+        ours = on(route, "multilabel_soft_margin_loss")(a, b, weight=weight, reduction=reduction)
+        theirs = F.multilabel_soft_margin_loss(a, b, weight=weight, reduction=reduction)
+        torch.testing.assert_close(ours, theirs)
+        got, want = (torch.autograd.grad(z.sum(), leaves) for z in (ours, theirs))
+        torch.testing.assert_close(got, want)
+
+
+@each_route
+def test_a_label_that_is_certain(route):
+    """Infinite logits with the right label cost nothing; torch has NaN."""
+    x, y = t(INF, -INF, 0.0).requires_grad_(), t(1.0, 0.0, 1.0)
+    assert F.multilabel_soft_margin_loss(x, y).isnan()
+    loss = on(route, "multilabel_soft_margin_loss")(x, y)
+    assert equal(loss, math.log(2) / 3)
+    assert equal(torch.autograd.grad(loss, x)[0], [0, 0, -1 / 6])
+    assert on(route, "multilabel_soft_margin_loss")(x, 1 - y) == INF
+
+
+@each_route
+def test_a_class_of_weight_0_does_not_exist_but_counts(route):
+    x, y = vectors(5, 4)
+    weight = t(1.0, 0.0, 2.0, 0.5)
+    dirty = torch.where(weight == 0, NAN, x.detach()).requires_grad_()
+    loss = on(route, "multilabel_soft_margin_loss")(dirty, y.sigmoid(), weight=weight)
+    torch.testing.assert_close(loss, F.multilabel_soft_margin_loss(x, y.sigmoid(), weight=weight))
+    grad = torch.autograd.grad(loss, dirty)[0]
+    assert (grad[:, 1] == 0).all() and (grad[:, 0] != 0).all()
+    assert on(route, "multilabel_soft_margin_loss")(x, y.sigmoid(), weight=torch.zeros_like(weight), empty="nan") == 0
+
+
+# ---- info_nce_loss
+
+
+def eager(query, key, negatives=None, temperature=0.1, reduction="mean"):
+    """As users write it."""
+    q, k = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+    if negatives is None:
+        logits, own = q @ k.T, torch.arange(len(q), device=q.device)
+    else:
+        n = F.normalize(negatives, dim=-1)
+        far = q @ n.T if n.dim() == 2 else torch.einsum("nd,nmd->nm", q, n)
+        logits = torch.cat([(q * k).sum(-1, keepdim=True), far], 1)
+        own = torch.zeros(len(q), dtype=torch.int64, device=q.device)
+    return F.cross_entropy(logits / temperature, own, reduction=reduction)
+
+
+def operands(kind, n=7, dtype=torch.float64):
+    """(query, positive_key), and for the other kinds negative_keys."""
+    shape = {"in the batch": None, "shared": (5, 6), "own": (n, 5, 6)}[kind]
+    given = vectors(n, 6, dtype=dtype)
+    return given if shape is None else [*given, torch.randn(shape, dtype=dtype, device=DEVICE).requires_grad_()]
+
+
+each_kind = pytest.mark.parametrize("kind", ["in the batch", "shared", "own"])
+
+
+@each_route
+@each_reduction
+@each_kind
+@each_dtype
+def test_info_nce_loss_is_that_of_normalized_products(route, kind, reduction, dtype):
+    given = operands(kind, dtype=dtype)
+    for temperature in (0.07, 1.0, 30):
+        ours = on(route, "info_nce_loss")(*given, temperature=temperature, reduction=reduction)
+        theirs = eager(*given, temperature=temperature, reduction=reduction)
+        # a cosine's rounding, relative to 1, is divided by the temperature
+        allowed = 32 * torch.finfo(dtype).eps / min(temperature, 1)
+        torch.testing.assert_close(ours, theirs, rtol=allowed, atol=allowed * given[0].shape[0])
+        got, want = (torch.autograd.grad(z.sum(), given) for z in (ours, theirs))
+        for g, w in zip(got, want):
+            torch.testing.assert_close(g, w, rtol=allowed, atol=allowed * float(w.abs().max()))
+
+
+@each_route
+@each_kind
+def test_the_temperature_has_a_gradient(route, kind):
+    given = operands(kind)
+    for value in (0.07, 1.0):
+        temperature = torch.tensor(value, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        ours, theirs = (f(*given, temperature=temperature) for f in (on(route, "info_nce_loss"), eager))
+        torch.testing.assert_close(ours, theirs)
+        got, want = (torch.autograd.grad(z, (*given, temperature)) for z in (ours, theirs))
+        torch.testing.assert_close(got, want)
+        as_op = torch.ops.safeops.info_nce_loss(*given, temperature=temperature)
+        torch.testing.assert_close(torch.autograd.grad(as_op, temperature), want[-1:])
+
+
+@each_kind
+def test_second_order_and_forward_mode(kind):
+    given = operands(kind, n=4)
+    keep = flags(True, False, True, True)
+
+    def loss(*given):
+        return safeops.info_nce_loss(*given, temperature=0.5, mask=keep)
+
+    assert torch.autograd.gradcheck(loss, given, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(loss, given, check_fwd_over_rev=True)
+
+
+@each_route
+@each_kind
+def test_a_masked_row_is_nobodys_negative(route, kind):
+    keep = flags(True, False, True, True, False, True, False)
+    given = operands(kind)
+    rows = [x if i == 2 and kind == "shared" else x[keep] for i, x in enumerate(given)]
+    want = eager(*rows)
+    dwant = torch.autograd.grad(want, given)
+    weight = torch.where(keep, 2.0, 0.0)
+    for garbage in (NAN, INF, 1e300):
+        dirty = [x.detach().clone() for x in given]
+        for i, x in enumerate(dirty):
+            if not (i == 2 and kind == "shared"):
+                x[~keep] = garbage
+            x.requires_grad_()
+        for options in ({"mask": keep}, {"weight": weight}):
+            got = on(route, "info_nce_loss")(*dirty, **options)
+            torch.testing.assert_close(got, want)
+            torch.testing.assert_close(torch.autograd.grad(got, dirty), dwant)
+
+
+@each_route
+@each_kind
+def test_zero_vectors_and_halves(route, kind):
+    given = [x.detach().clone() for x in operands(kind)]
+    for x in given:
+        x[1] = 0
+        x.requires_grad_()
+    loss = on(route, "info_nce_loss")(*given, reduction="none")
+    keys = 7 if kind == "in the batch" else 6
+    assert torch.allclose(loss[1], torch.tensor(keys, dtype=torch.float64, device=DEVICE).log())
+    for d in torch.autograd.grad(loss.sum(), given):
+        assert (d[1] == 0).all() and d.isfinite().all() and (d[0] != 0).any()
+    for dtype in (torch.float16, torch.bfloat16):
+        # 300^2 does not fit fp16; and bf16 products would be off by 1 in 256, over the temperature
+        large = [(x.detach() * 300).to(dtype) for x in given]
+        got = on(route, "info_nce_loss")(*large, temperature=0.01, reduction="none")
+        want = eager(*(x.double() for x in large), temperature=0.01, reduction="none")
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=64 * 2**-24 / 0.01)
+
+
+@each_kind
+def test_no_autocast_in_the_products(kind):
+    """Nor in those of the backward, inside a region."""
+    given = operands(kind, dtype=torch.float32)
+    want = safeops.info_nce_loss(*given)
+    dwant = torch.autograd.grad(want, given)
+    for function in (safeops.info_nce_loss, torch.compile(safeops.info_nce_loss, backend="aot_eager", fullgraph=True)):
+        with torch.autocast(DEVICE, dtype=torch.bfloat16):
+            got = function(*given)
+            dgot = torch.autograd.grad(got, given)
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(dgot, dwant, rtol=1e-5, atol=1e-6)
+
+
+@each_route
+def test_one_row_has_no_negative(route):
+    given = operands("in the batch", n=1)
+    loss = on(route, "info_nce_loss")(*given)
+    assert loss == 0 and all((d == 0).all() for d in torch.autograd.grad(loss, given))
+    assert on(route, "info_nce_loss")(*given, torch.zeros(0, 6, device=DEVICE, dtype=torch.float64)) == 0
+
+
+def test_the_same_from_run_to_run():
+    given = operands("in the batch", n=300, dtype=torch.float32)
+    outcomes = []
+    for _ in range(3):
+        loss = safeops.info_nce_loss(*given)
+        outcomes.append([loss, *torch.autograd.grad(loss, given)])
+    assert all(torch.equal(a, b) for other in outcomes[1:] for a, b in zip(outcomes[0], other))

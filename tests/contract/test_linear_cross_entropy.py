@@ -1,0 +1,317 @@
+"""linear_cross_entropy beyond its record: chunks, reported failures, memory, what does not exist."""
+
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import safeops
+from safeops._op import registry
+from safeops.testing.memory import _peak_bytes
+from tests.contract.common import DEVICE, each_route, flags, on
+from tests.ops import definitions
+from tests.ops.linear_cross_entropy import _twin
+
+NAN, INF = float("nan"), float("inf")
+NAME = "linear_cross_entropy"
+module = sys.modules["safeops.ops.rows.linear_cross_entropy"]
+each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+
+
+@pytest.fixture(params=[1, 40, 2**23], ids=["one class", "several chunks", "one chunk"])
+def chunk(request, monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", request.param)
+
+
+@pytest.fixture(params=["kernel", "torch"])
+def slopes(request, monkeypatch):
+    """By which of the two the slopes to the logits are made."""
+    monkeypatch.setattr(registry["cross_entropy"], "cpu", request.param == "kernel" and registry["cross_entropy"].cpu)
+
+
+def operands(rows=9, classes=23, width=6, dtype=torch.float64):
+    shapes = (rows, width), (classes, width), (classes,)
+    x, w, b = (torch.randn(shape, dtype=torch.float64, device=DEVICE).to(dtype).requires_grad_() for shape in shapes)
+    return x, w, torch.randint(0, classes, (rows,), device=DEVICE), b
+
+
+def outcome(function, *operands, upstream=None, **options):
+    x, w, target, b = operands
+    value = function(x, w, target, linear_bias=b, **options)
+    upstream = torch.ones_like(value) if upstream is None else upstream.to(value.dtype)
+    return [value, *torch.autograd.grad(value, (x, w, b), upstream)]
+
+
+WEIGHT = torch.linspace(0.5, 1.5, 23, dtype=torch.float64)
+OPTIONS = {
+    "plain": {},
+    "ignored": {"ignore_index": 3},
+    "weighted": {"weight": WEIGHT},
+    "smoothing": {"label_smoothing": 0.2},
+    "z-loss": {"z_loss": 0.125},
+    "all": {"label_smoothing": 0.2, "z_loss": 0.125, "weight": WEIGHT},
+}
+
+
+@each_reduction
+@pytest.mark.parametrize("options", OPTIONS)
+def test_every_option_in_chunks(chunk, slopes, options, reduction):
+    """Equal to a linear layer and its loss; with "none" each row is scaled by its own upstream (Liger#1298, #678)."""
+    given = operands()
+    given[2][1] = 3
+    options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
+    upstream = torch.randn(9 if reduction == "none" else (), dtype=torch.float64, device=DEVICE)
+    got = outcome(safeops.linear_cross_entropy, *given, upstream=upstream, reduction=reduction, **options)
+    want = outcome(_twin, *given, upstream=upstream, reduction=reduction, **options)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@each_reduction
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_routes_meet_in_fp32(chunk, options, reduction):
+    given = operands(dtype=torch.float32)
+    options = {key: x.to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in OPTIONS[options].items()}
+    got, want = (outcome(on(route, NAME), *given, reduction=reduction, **options) for route in ("kernel", "composite"))
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_is_no_worse_than_a_linear_layer(chunk, slopes, dtype):
+    given = operands(60, 300, 40, dtype)
+    truth = outcome(_twin, *(x.double() if x.is_floating_point() else x for x in given))
+    theirs = outcome(_twin, *given)
+    for got, other, want in zip(outcome(safeops.linear_cross_entropy, *given), theirs, truth):
+        size = want.abs().max()
+        assert (got.double() - want).abs().max() <= (other.double() - want).abs().max() + torch.finfo(dtype).eps * size
+    assert got.dtype == dtype
+
+
+def test_many_small_contributions_to_half_gradients(monkeypatch):
+    """Liger#512, axolotl#1601, xtuner#1747: a sum in bf16 of 256 and of 1 stays 256, chunk after chunk.
+
+    One row's probability of every class is about 1 / C: of its gradient, a chunk of classes is a small part.
+    """
+    monkeypatch.setattr(module, "CHUNK", 1)
+    classes, rows = 2048, 4
+    x = torch.ones(rows, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    w = torch.ones(classes, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    b = torch.zeros(classes, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    target = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    w.data[0] = 0  # else the sum over the classes is 0
+    got = outcome(safeops.linear_cross_entropy, x, w, target, b, reduction="sum")
+    want = outcome(_twin, *(t.double() for t in (x, w)), target, b.double(), reduction="sum")
+    for g, d in zip(got, want):
+        assert (g.double() - d).abs().max() <= 2**-7 * d.abs().max()
+    # and over the rows, which are one product
+    rows = 4096
+    x = torch.ones(rows, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
+    w, b = w.detach()[:2].requires_grad_(), b.detach()[:2].requires_grad_()
+    got = outcome(safeops.linear_cross_entropy, x, w, target.new_zeros(rows), b, reduction="sum")
+    want = outcome(_twin, *(t.double() for t in (x, w)), target.new_zeros(rows), b.double(), reduction="sum")
+    for g, d in zip(got, want):
+        assert (g.double() - d).abs().max() <= 2**-7 * d.abs().max()
+
+
+def most_bytes(rows, width, bytes_):
+    """A chunk of logits and one of their slopes; `input` with zeros where it is masked, and its gradient in fp32."""
+    return 2 * module.CHUNK * bytes_ + rows * width * (2 * bytes_ + 8) + 64 * rows + 2**20
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="measured by the CPU's profiler")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_logits_never_exist(dtype):
+    rows, classes, width = 2048, 32768, 16
+    x, w, target, b = operands(rows, classes, width, dtype)
+    allowed = most_bytes(rows, width, dtype.itemsize)
+    forward = _peak_bytes("cpu", lambda: safeops.linear_cross_entropy(x, w, target, linear_bias=b))
+    loss = safeops.linear_cross_entropy(x, w, target, linear_bias=b)
+    backward = _peak_bytes("cpu", lambda: torch.autograd.grad(loss, (x, w, b), retain_graph=True))
+    assert forward <= allowed and backward <= allowed + x.nbytes + w.nbytes + b.nbytes
+    logits = rows * classes * dtype.itemsize
+    assert _peak_bytes("cpu", lambda: F.cross_entropy(F.linear(x, w, b), target)) >= logits > 3 * allowed
+    assert most_bytes(4096, 1024, 2) <= 4096 * 131_072 * 2 / 8  # a language model's
+
+
+def test_what_is_saved(monkeypatch):
+    """The operands, and a number for each row."""
+    x, w, target, b = operands()
+    kept = {}
+
+    def note(t):
+        kept[t.data_ptr()] = t.numel()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        safeops.linear_cross_entropy(x, w, target, linear_bias=b, reduction="none")
+    for t in (x, w, target, b):
+        kept.pop(t.data_ptr(), None)
+    assert sum(kept.values()) <= 9
+
+
+@each_route
+@pytest.mark.parametrize("by", ["mask", "ignore_index", "weight"])
+def test_a_row_that_does_not_exist(route, chunk, by):
+    given = operands(5, 7)
+    given[2][:] = torch.tensor([0, 3, 2, 3, 1])
+    keep = given[2] != 3
+    options = {
+        "mask": {"mask": keep},
+        "ignore_index": {"ignore_index": 3},
+        "weight": {"weight": torch.where(torch.arange(7, device=DEVICE) == 3, 0.0, 1.0)},
+    }[by]
+    x, w, target, b = given
+    want = outcome(_twin, x, w, torch.where(keep, target, -100), b)
+    for garbage in (NAN, INF, 1e300):
+        dirty = torch.where(keep[:, None], x.detach(), garbage).requires_grad_()
+        torch.testing.assert_close(outcome(on(route, NAME), dirty, w, target, b, **options), want)
+        upstream = torch.where(keep, 1.0, NAN)
+        none = outcome(on(route, NAME), dirty, w, target, b, upstream=upstream, reduction="none", **options)
+        assert (none[0][~keep] == 0).all() and (none[1][~keep] == 0).all() and all(t.isfinite().all() for t in none)
+
+
+@each_route
+def test_nothing_kept(route):
+    x, w, target, b = operands(3, 7)
+    target[:] = -100
+    assert all((t == 0).all() for t in outcome(on(route, NAME), x, w, target, b))
+    assert on(route, NAME)(x, w, target, empty="nan").isnan()
+    with pytest.raises(ValueError, match=f'^{NAME}: empty="raise"'):
+        on(route, NAME)(x, w, target, empty="raise")
+
+
+@each_route
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+def test_a_class_with_a_bias_of_minus_infinity_does_not_exist(route, chunk, smoothing):
+    x, w, _, b = operands(5, 8)
+    target, others = torch.tensor([0, 1, 6, 7, 0], device=DEVICE), [0, 1, 2, 4, 5, 6, 7]
+    without = torch.where(target > 3, target - 1, target)
+    b.data[3] = -INF
+    got = outcome(on(route, NAME), x, w, target, b, label_smoothing=smoothing)
+    short = (t.detach()[others].requires_grad_() for t in (w, b))
+    w_short, b_short = short
+    want = outcome(_twin, x, w_short, without, b_short, label_smoothing=smoothing)
+    torch.testing.assert_close(got[:2], want[:2])
+    assert (got[2][3] == 0).all() and got[3][3] == 0
+    torch.testing.assert_close([t[others] for t in got[2:]], want[2:])
+    own = on(route, NAME)(x, w, torch.full_like(target, 3), linear_bias=b, reduction="none")
+    assert (own == INF).all()
+
+
+@each_route
+def test_a_kept_nan_shows(route, chunk):
+    for place in range(3):
+        given = operands(4, 7)
+        with torch.no_grad():
+            (given[0], given[1], given[3])[place].view(-1)[8 if place == 0 else 2] = NAN
+        value, *grads = outcome(on(route, NAME), *given, reduction="none")
+        assert value.isnan().tolist() == ([False, True, False, False] if place == 0 else [True] * 4)
+        assert grads[0][1].isnan().all() and grads[1].isnan().any() and grads[2].isnan().all()
+
+
+@each_route
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 3), (2, 0, 3)], ids=str)
+def test_shapes(route, shape):
+    x = torch.randn(*shape, 4, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    w = torch.randn(5, 4, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    target = torch.randint(0, 5, shape, device=DEVICE)
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        value = on(route, NAME)(x, w, target.to(dtype), reduction="none")
+        want = definitions.linear_cross_entropy(x, w, target, reduction="none")
+        torch.testing.assert_close(value, want)
+        assert value.shape == shape
+        got, wanted = (torch.autograd.grad(v.sum(), (x, w)) for v in (value, want))
+        torch.testing.assert_close(got, wanted)
+
+
+def test_layouts(chunk):
+    """Transposed, expanded, and slices of something larger: the same numbers."""
+    x, w, target, b = operands(6, 8)
+    want = outcome(safeops.linear_cross_entropy, x, w, target, b, reduction="none")
+    for change in (lambda t: t.mT.contiguous().mT, lambda t: torch.cat([t, t], -1)[..., : t.shape[-1]]):
+        strided = [change(t.detach()).requires_grad_() for t in (x, w)]
+        got = outcome(safeops.linear_cross_entropy, *strided, target, b, reduction="none")
+        torch.testing.assert_close(got, want)
+    same = x.detach()[:1].expand(6, -1).requires_grad_()
+    got = outcome(safeops.linear_cross_entropy, same, w, target, b.detach()[:1].expand(8).requires_grad_())
+    want = outcome(_twin, same.detach().clone().requires_grad_(), w, target, b.detach()[:1].repeat(8).requires_grad_())
+    torch.testing.assert_close(got, want)
+    value = safeops.linear_cross_entropy(x, w, target, linear_bias=b, reduction="none")
+    (grad,) = torch.autograd.grad(value.sum(), x)  # whose upstream gradient has strides of 0
+    torch.testing.assert_close(grad, outcome(_twin, x, w, target, b, reduction="none")[1])
+
+
+@pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16], ids=str)
+def test_under_autocast(autocast):
+    """Operands of one dtype are computed in it; of several, such as half activations and the parameters, in autocast's,
+    as a linear layer has it."""
+    x, w, target, b = operands(dtype=torch.float32)
+    plain = outcome(safeops.linear_cross_entropy, x, w, target, b)
+    with torch.autocast(DEVICE, dtype=autocast):
+        assert all(torch.equal(a, c) for a, c in zip(outcome(safeops.linear_cross_entropy, x, w, target, b), plain))
+        half = x.detach().to(autocast).requires_grad_()
+        mixed = outcome(safeops.linear_cross_entropy, half, w, target, b)
+    assert [t.dtype for t in mixed] == [torch.float32, autocast, torch.float32, torch.float32]
+    all_half = [t.detach().to(autocast).requires_grad_() for t in (w, b)]
+    want = outcome(safeops.linear_cross_entropy, half, all_half[0], target, all_half[1])
+    assert all(torch.equal(a, c.to(a.dtype)) for a, c in zip(mixed, want))
+
+
+def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
+    """GradScaler looks for inf. The slopes themselves, of a row, do not fit where the gradients do."""
+    x, w, target, b = operands(4, 7, dtype=torch.float16)
+    x, w = x.detach().mul(2**-6).requires_grad_(), w.detach().mul(2**-6).requires_grad_()
+    upstream = torch.full((4,), 2.0**17, device=DEVICE)
+    got = outcome(safeops.linear_cross_entropy, x, w, target, b, upstream=upstream, reduction="none")
+    want = outcome(_twin, *(t.double() for t in (x, w)), target, b.double(), upstream=upstream, reduction="none")
+    assert want[3].half().isinf().any() and want[1].half().isfinite().all()
+    for g, d in zip(got[1:], want[1:]):
+        assert torch.equal(g.isfinite(), d.half().isfinite())
+        assert ((g.double() - d).abs()[g.isfinite()] <= 2**-7 * d.abs().max()).all()
+
+
+def test_there_are_chunks(monkeypatch):
+    """No product is larger than CHUNK, compiled neither."""
+    sizes = []
+    chunks = module._chunks
+
+    def watched(*operands):
+        for part, logits in chunks(*operands):
+            sizes.append(logits.numel())
+            yield part, logits
+
+    monkeypatch.setattr(module, "CHUNK", 40)
+    monkeypatch.setattr(module, "_chunks", watched)
+    given = operands()
+    for function in (safeops.linear_cross_entropy, torch.compile(safeops.linear_cross_entropy, backend="aot_eager")):
+        sizes.clear()
+        got = outcome(function, *given)
+        assert sum(sizes) == 2 * 9 * 23 and max(sizes) <= 40
+        torch.testing.assert_close(got, outcome(_twin, *given))
+
+
+def test_export():
+    class Call(torch.nn.Module):
+        def forward(self, x, w, target):
+            return safeops.linear_cross_entropy(x, w, target, label_smoothing=0.1)
+
+    x, w, target, _ = operands(dtype=torch.float32)
+    rows = torch.export.Dim("rows", min=2)
+    program = torch.export.export(Call(), (x, w, target), dynamic_shapes=({0: rows}, None, {0: rows}))
+    for n in (9, 4):
+        got, want = (f(x[:n], w, target[:n]) for f in (program.module(), Call()))
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
+
+
+def test_frozen_operands():
+    """Each gradient alone, by a product less; none of the bias without a bias."""
+    x, w, target, b = operands()
+    every = outcome(safeops.linear_cross_entropy, x, w, target, b)
+    for i, leaf in enumerate((x, w, b)):
+        fixed = [t if t is leaf else t.detach() for t in (x, w, b)]
+        loss = safeops.linear_cross_entropy(fixed[0], fixed[1], target, linear_bias=fixed[2])
+        torch.testing.assert_close(torch.autograd.grad(loss, leaf)[0], every[i + 1])
+    mask = flags(*[True] * 9)
+    loss = safeops.linear_cross_entropy(x, w, target, mask=mask)
+    torch.testing.assert_close(loss, F.cross_entropy(F.linear(x, w), target))

@@ -1,0 +1,119 @@
+"""Losses of rows that meet many classes or keys at once: multilabel_soft_margin_loss, info_nce_loss."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from safeops.testing import Bad
+from tests.ops.bad_calls import NAN
+from tests.ops.operands import data, plain, weights
+from tests.ops.row_losses import bad_calls, row_loss, vectors
+from tests.ops.rows import normalize
+
+# ---- multilabel_soft_margin_loss
+
+
+def _times(a, b):
+    """0 where a is 0 and b infinite."""
+    none = (a == 0) & b.isinf()
+    return torch.where(none, 0, a) * torch.where(none, 0, b)
+
+
+def _softplus(x):
+    """With derivative sigmoid(x) everywhere: that of |x| at 0 is chosen."""
+    above, below = torch.where(x > 0, x, 0), torch.where(x > 0, 0, x)
+    return torch.where(x > 0, above + torch.exp(-above).log1p(), torch.exp(below).log1p())
+
+
+def _multilabel(x, y, weight=None):
+    exists = torch.ones((), dtype=torch.bool) if weight is None else weight != 0
+    x, y = torch.where(exists, x, 0), torch.where(exists, y, 0)
+    terms = _times(1 - y, _softplus(x)) + _times(y, _softplus(-x))
+    terms = terms if weight is None else torch.where(exists, terms * weight, 0)
+    return terms.sum(-1) / max(x.shape[-1], 1)
+
+
+def _multilabel_sizes(x, y, weight=None):
+    """Of one logit's terms, and of their slopes to the logit and to the label."""
+    hit, miss = _softplus(-x), _softplus(x)
+    w, classes = 1.0 if weight is None else weight.abs(), max(x.shape[-1], 1)
+    each = (y.abs() * hit + (1 - y).abs() * miss) * w
+    slopes = (y.abs() * (-x).sigmoid() + (1 - y).abs() * x.sigmoid(), hit + miss)
+    return each.sum(-1) / classes, tuple(s * w / classes for s in slopes)
+
+
+NAME = "multilabel_soft_margin_loss"
+_x, _y = torch.arange(10.0).reshape(2, 5), torch.ones(2, 5)
+row_loss(
+    NAME,
+    _multilabel,
+    _multilabel_sizes,
+    F.multilabel_soft_margin_loss,
+    lambda seed: (data(5, 4, seed=10 * seed), data(5, 4, seed=10 * seed + 1, low=0.0, high=1.0)),
+    {"input": plain(), "target": plain(1) / 2, "weight": plain(2)[0].clone()},
+    {},
+    [
+        *bad_calls(NAME, ("input", "target"), (), {}, of_rows=False),
+        Bad((_x, _y), {"weight": torch.ones(2)}, ValueError, (NAME, "weight", "(2,)", "(5,)")),
+        Bad((_x, _y), {"weight": torch.ones(5, device="meta")}, ValueError, (NAME, "weight", "meta")),
+    ],
+    by_class=weights(4, seed=7),
+    several_terms=True,  # of an infinite label
+    skip={"weight_zero": "a weight is a class's: tests/contract/test_label_losses.py has it"},
+)
+
+# ---- info_nce_loss
+
+
+def _info_nce(query, positive_key, temperature=0.1, keep=None):
+    """Of keys in the batch. With others: tests/contract/test_label_losses.py."""
+    logits = normalize(query) @ normalize(positive_key).mT / temperature
+    own = torch.eye(len(query), dtype=torch.bool, device=query.device)
+    logits = torch.where(keep | own, logits, -torch.inf)
+    top = logits.detach().amax(-1, keepdim=True) if len(query) else logits
+    return (logits - top).exp().sum(-1).log() + top.sum(-1) - torch.where(own, logits, 0).sum(-1)
+
+
+def _info_nce_sizes(query, positive_key, temperature=0.1, keep=None):
+    """The logits are of the size 1 / t, and their rounding is one of the probabilities p, relative; the slope to a
+    query is a sum of (p - own) key / t, less its part along the query, over its length. A key meets all rows."""
+    size = 2 / temperature + math.log(max(len(query), 1))
+
+    def slope(x):
+        norm = x.norm(dim=-1, keepdim=True)
+        return 4 * len(x) / temperature * (1 + 2 / temperature) / torch.where(norm == 0, 1, norm)
+
+    return torch.full(query.shape[:-1], size, dtype=torch.float64), (slope(query), slope(positive_key))
+
+
+def _eager(query, positive_key, reduction, temperature=0.1):
+    logits = F.normalize(query, dim=-1) @ F.normalize(positive_key, dim=-1).mT / temperature
+    return F.cross_entropy(logits, torch.arange(len(query), device=query.device), reduction=reduction)
+
+
+SQUARE = "n rows have n^2 cosines: tests/contract/test_label_losses.py has it, of fewer"
+NAME = "info_nce_loss"
+_x, _key = torch.arange(10.0).reshape(2, 5), torch.ones(2, 5)
+row_loss(
+    NAME,
+    _info_nce,
+    _info_nce_sizes,
+    _eager,
+    vectors(2),
+    {"query": plain(), "positive_key": plain(1), "negative_keys": plain(3), "temperature": torch.tensor(0.5)},
+    {"temperature": 0.5},
+    [
+        *bad_calls(NAME, ("query", "positive_key"), (), {"temperature": [0.0, -1.0, NAN]}),
+        Bad((_x[0], _x[0]), {}, ValueError, (NAME, "query", "(N, D)", "(5,)")),
+        Bad((_x, _key, _x.long()), {}, TypeError, (NAME, "negative_keys", "floating", "torch.int64")),
+        Bad((_x, _key, 1.0), {}, TypeError, (NAME, "negative_keys", "tensor", "float")),
+        Bad((_x, _key, _x[:, :3]), {}, ValueError, (NAME, "negative_keys", "(2, 3)", "(M, 5)", "(2, M, 5)")),
+        Bad((_x, _key, torch.ones(3, 4, 5)), {}, ValueError, (NAME, "negative_keys", "(3, 4, 5)", "(2, M, 5)")),
+        Bad((_x, _key, _x[0]), {}, ValueError, (NAME, "negative_keys", "(5,)", "(M, 5)")),
+        Bad((_x, _key, _x.to("meta")), {}, ValueError, (NAME, "negative_keys", "meta")),
+        Bad((_x, _key), {"temperature": torch.ones(2)}, ValueError, (NAME, "temperature", "(2,)")),
+        Bad((_x, _key), {"temperature": torch.tensor(1)}, TypeError, (NAME, "temperature", "torch.int64")),
+    ],
+    skip={"repeatable": SQUARE, "threads": SQUARE},
+)
