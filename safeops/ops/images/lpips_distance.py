@@ -99,16 +99,15 @@ def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="
     _loss.validate_options(NAME, reduction, empty)
     validate(features0, features1, weights, mask)
     weights = [None] * len(features0) if weights is None else [w.reshape(-1, 1, 1) for w in weights]
+    compute = compute_dtype(*(f.dtype for f in (*features0, *features1)))
     total, count = 0, None
     for f0, f1, weight in zip(features0, features1, weights):
         keep = None if mask is None else shrink(mask, f0.shape[2:])
         if keep is not None:
             f0, f1 = torch.where(keep, f0, 0), torch.where(keep, f1, 0)
-        compute = compute_dtype(f0.dtype, f1.dtype)
         u0, u1 = (registry["normalize"].call(f.to(compute), 1, None) for f in (f0, f1))
         apart = registry["masked_sum_of_squares"].call(u0 - u1, None, 1, True, weight, None, "zero")
         total = total + registry["masked_mean"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
         kept = registry["masked_count"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
         count = kept if count is None else count * (kept > 0)
-    dtype = compute_dtype(*(f.dtype for f in (*features0, *features1)))
-    return finish(NAME, total, count, dtype, reduction, empty)
+    return finish(NAME, total, count, compute, reduction, empty)

@@ -61,6 +61,6 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
     rms = registry["masked_rms"].call(error, keep, dims, False, None, None, "zero")
     count = registry["masked_count"].call(error, keep, dims, False, None, None, "zero")
     equal = rms == 0
-    ratio = as_operand(data_range, rms) / torch.where(equal, 1, rms)
-    value = torch.where(equal, float("inf"), 20 * torch.log10(ratio))
+    decibels = -20 * torch.log10(torch.where(equal, 1, rms) / as_operand(data_range, rms))
+    value = torch.where(equal, float("inf"), decibels)
     return finish(NAME, value, count, compute, reduction, empty)

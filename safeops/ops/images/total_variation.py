@@ -44,10 +44,10 @@ def total_variation(input, *, mask=None, reduction="mean", empty="zero"):
     _check.same_device(NAME, "input", input, mask=mask)
     compute, dims = compute_dtype(input.dtype), tuple(range(1, input.dim()))
     keep = None if mask is None else mask.expand(input.shape)
-    total = 0
+    total, x = 0, input.to(compute)
     for d in dims[1:]:
-        n = max(input.shape[d] - 1, 0)
-        first, second = (input.narrow(d, i if n else 0, n).to(compute) for i in (0, 1))
+        n = max(x.shape[d] - 1, 0)
+        first, second = (x.narrow(d, i if n else 0, n) for i in (0, 1))
         both = None if keep is None else keep.narrow(d, 0, n) & keep.narrow(d, 1 if n else 0, n)
         total = total + registry["masked_norm"].call(second - first, both, dims, False, None, None, "zero", 1)
     count = registry["masked_count"].call(input, mask, dims, False, None, None, "zero")
