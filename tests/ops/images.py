@@ -413,7 +413,7 @@ def _total_variation(input, *, mask=None, reduction="mean", empty="zero"):
     keep, total = _keep(input, mask), 0
     for d in range(2, input.dim()):
         n = max(input.shape[d] - 1, 0)
-        (a, here), (b, there) = ((t.narrow(d, i, n) for t in (input, keep)) for i in (0, min(n, 1)))
+        (a, here), (b, there) = ([t.narrow(d, i, n) for t in (input, keep)] for i in (0, min(n, 1)))
         pair = here & there
         step = torch.where(pair, b - a, 0)
         step = step * torch.where(step.isnan(), step, step.sign()).detach()
