@@ -1,8 +1,6 @@
 // 1 - SSIM of windows, with s = x + y and d = x - y: luminance' = 2 E[d]^2 / (E[s]^2 + E[d]^2 + c1), contrast' =
 // 2 var d / (var s + var d + c2), and 1 - SSIM = 1 - (1 - luminance') (1 - contrast').
 // I/O: reads x, y, mask; writes the map, or three numbers of a plane.
-#include "cpu/images/ssim.h"
-
 #include "cpu/images/similarity.h"
 
 namespace safeops::cpu {
