@@ -27,6 +27,9 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     **dict.fromkeys(("dice_loss", "tversky_loss"), (2 + 8 / 4, 2 + 8 / 4)),  # x, a fourth of an index; write dx, not x
     "triplet_margin_loss": (6, 12),  # made of other ops, which are given fp32: three vectors; the same, and written
     "multi_margin_loss": (2, 4),
+    # made of other ops, which are given what those before them made
+    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance"), (4, 6)),
+    "total_variation": (2, 4),
     "masked_select": (4, 4.5),
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
     "masked_count": (1, None),  # read mask
