@@ -76,24 +76,4 @@ struct Blur {
                                          share_down = pick<&share_loop<C, false>>();
 };
 
-// The last `size` rows of those that were pushed, in their order.
-template <class C>
-struct Ring {
-  int64_t size, length;  // of rows; of a row, in elements
-  std::unique_ptr<C[]> memory;
-  std::unique_ptr<const C*[]> rows;
-  int64_t pushed = 0;
-
-  Ring(int64_t size_, int64_t length_)
-      : size(size_), length(length_), memory(new C[size_ * length_]()), rows(new const C*[size_]) {}
-
-  // Where the next row is to be written.
-  C* push() { return memory.get() + pushed++ % size * length; }
-
-  const C* const* last() const {
-    for (int64_t k = 0; k < size; ++k) rows[k] = memory.get() + (pushed + k) % size * length;
-    return rows.get();
-  }
-};
-
 }  // namespace safeops::cpu

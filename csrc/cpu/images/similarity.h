@@ -1,7 +1,7 @@
 // What 1 - SSIM of a window is made of, from its moments.
 #pragma once
 
-#include "cpu/images/ssim.h"
+#include "cpu/images/moments.h"
 
 namespace safeops::cpu {
 

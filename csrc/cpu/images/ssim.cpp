@@ -41,17 +41,18 @@ struct Forward {
   decltype(pick<&sum_loop<C>>()) add = pick<&sum_loop<C>>();
   SumGroups<uint8_t, int64_t> count{};
 
-  Forward(const Images<C>& images_, const Sink<C>* map_, double* sums_, int64_t columns)
-      : images(images_), map(map_), sums(sums_), moments(images_, columns), contrast(new C[moments.step]()),
+  Forward(const Images<C>& images_, const Sink<C>* map_, double* sums_, int64_t tall, int64_t wide)
+      : images(images_), map(map_), sums(sums_), moments(images_, tall, wide), contrast(new C[moments.step]()),
         loss(new C[moments.step]()) {}
 
   void run(const Tile& tile, int64_t unit) {
     moments.begin(tile);
     const auto loop = images.masked ? kept : images.shared ? padded : all;
     double total[3] = {};
-    for (int64_t r = 0; r < tile.rows; ++r) {
+    for (int64_t i = 0; i < tile.slices * tile.rows; ++i) {
       moments.advance();
-      const int64_t at = (tile.plane * images.window_rows + tile.row + r) * images.window_columns + tile.column;
+      const int64_t slice = tile.plane * images.window_slices + i / tile.rows, row = tile.row + i % tile.rows;
+      const int64_t at = (slice * images.window_rows + row) * images.window_columns + tile.column;
       loop(SimilarityRow<C>(moments), tile.columns, loss.get(), contrast.get());
       if (map) {
         write(at, tile.columns);
@@ -77,22 +78,21 @@ struct Forward {
 
 template <class C>
 Tensor forward(const Images<C>& images, bool by_window, const Tensor& like) {
-  const int64_t sizes[] = {images.shape.size[0], images.shape.size[1], images.window_rows, images.window_columns};
   const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);
   const auto run = [&](const Sink<C>* map, double* sums) {
-    images.for_tiles(images.window_rows, images.window_columns, [&](int64_t columns) {
-      return std::make_unique<Forward<C>>(images, map, sums, columns);
-    });
+    const auto start = [&](int64_t tall, int64_t wide) {
+      return std::make_unique<Forward<C>>(images, map, sums, tall, wide);
+    };
+    images.for_tiles(images.window_slices, images.window_rows, images.window_columns, start);
   };
   if (by_window) {
-    const Shape shape(4, sizes);
-    const Tensor out = new_output(shape, dtype_v<C>, like);
+    const Tensor out = new_output(images.map, dtype_v<C>, like);
     Sink<C> map;
-    map.bind(View(out), shape, Order::contiguous(shape));
+    map.bind(View(out), images.map, Order::contiguous(images.map));
     run(&map, nullptr);
     return out;
   }
-  const int64_t shape[] = {3, sizes[0], sizes[1]};
+  const int64_t shape[] = {3, images.shape.size[0], images.shape.size[1]};
   const Tensor out = empty(Shape(3, shape), DType::kDouble, like);
   const std::unique_ptr<double[]> sums(new double[images.planes * tiles * 3]());
   run(nullptr, sums.get());

@@ -1,5 +1,5 @@
-// The gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted sum
-// of those of the windows that see it:
+// The gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
+// sum of those of the windows that see it:
 //     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
 // The moments are made anew, a row of windows after the other.
 // I/O: reads x, y, mask, and the map's gradient; writes dx, dy.
@@ -58,12 +58,11 @@ struct Upstream {
 
   Upstream(const Tensor& grad, const Images<C>& images, bool by_window_)
       : by_window(by_window_), view(grad), classes(images.shape.size[1]) {
-    const int64_t sizes[] = {images.shape.size[0], classes, images.window_rows, images.window_columns};
-    const int64_t planes[] = {3, sizes[0], sizes[1]};
-    const bool good = by_window ? Shape(4, sizes).is(view.ndim, view.sizes)
-                                : Shape(3, planes).is(view.ndim, view.sizes) && view.dtype == DType::kDouble;
+    const int64_t sums[] = {3, images.shape.size[0], classes};
+    const bool good = by_window ? images.map.is(view.ndim, view.sizes)
+                                : Shape(3, sums).is(view.ndim, view.sizes) && view.dtype == DType::kDouble;
     STD_TORCH_CHECK(good, "_ssim_backward: grad must be a result of _ssim");
-    if (by_window) map.bind(view, Shape(4, sizes), Order::contiguous(Shape(4, sizes)));
+    if (by_window) map.bind(view, images.map, Order::contiguous(images.map));
   }
 
   C of_plane(int64_t k, int64_t plane) const {
@@ -81,7 +80,7 @@ struct Backward {
   Moments<C> moments;
   Pixels<C> pixels;
   int64_t step;
-  Ring<C> ring;
+  Slices<C> rows, slices;  // the last rows, and of volumes the last slices, of blurred slopes
   std::unique_ptr<C[]> slopes, sums, map, first, second;
   alignas(64) C buffer[kBuffer];
   decltype(pick<&slopes_loop<C, false, false, false>>()) loops[2][3] = {
@@ -93,62 +92,95 @@ struct Backward {
                                              kept = pick<&gradient_loop<C, true>>();
 
   Backward(const Images<C>& images_, const Upstream<C>& upstream_, const Sink<C>* dx_, const Sink<C>* dy_,
-           int64_t columns)
-      : images(images_), upstream(upstream_), dx(dx_), dy(dy_), moments(images_, columns + images_.size - 1),
-        pixels(images_, columns), step(moments.step), ring(images_.size, 4 * step), slopes(new C[4 * step]()),
-        sums(new C[4 * step]()), map(new C[step]()), first(new C[step]()), second(new C[step]()) {
+           int64_t tall, int64_t wide)
+      : images(images_), upstream(upstream_), dx(dx_), dy(dy_),
+        moments(images_, tall + images_.size - 1, wide + images_.size - 1), pixels(images_, wide), step(moments.step),
+        rows(images_.size, 4 * step), slices(images_.slices_of_window(), images_.volumes ? 4 * step * tall : 0),
+        slopes(new C[4 * step]()), sums(new C[4 * step]()), map(new C[step]()), first(new C[step]()),
+        second(new C[step]()) {
     if (upstream.by_window) upstream.map.prime(buffer);
   }
 
   // The gradients of a tile of pixels.
-  void run(const Tile& tile, int64_t) {
-    const int64_t size = images.size, back = size - 1 - images.before;  // the first window that sees a pixel
-    const int64_t top = tile.row - back, left = tile.column - back;
-    const int64_t from = std::max<int64_t>(top, 0), to = std::min(tile.row + tile.rows + images.before,
-                                                                  images.window_rows);
-    const int64_t start = std::max<int64_t>(left, 0), stop = std::min(tile.column + tile.columns + images.before,
-                                                                      images.window_columns);
-    const Tile windows{tile.plane, from, to - from, start, stop - start};
+  void run(const Tile& tile_, int64_t) {
+    tile = tile_;
+    const int64_t back = images.size - 1 - images.before;  // how far before a pixel the windows begin that see it
+    const int64_t back_slice = images.volumes ? back : 0;
+    const auto from = [](int64_t at, int64_t reach) { return std::max<int64_t>(at - reach, 0); };
+    const auto to = [](int64_t at, int64_t reach, int64_t end) { return std::min(at + reach, end); };
+    windows.plane = tile.plane;
+    windows.slice = from(tile.slice, back_slice), windows.row = from(tile.row, back);
+    windows.column = from(tile.column, back);
+    windows.slices = to(tile.slice + tile.slices, images.before_slice, images.window_slices) - windows.slice;
+    windows.rows = to(tile.row + tile.rows, images.before, images.window_rows) - windows.row;
+    windows.columns = to(tile.column + tile.columns, images.before, images.window_columns) - windows.column;
     std::fill_n(slopes.get(), 4 * step, C(0));  // where there are no windows
     moments.begin(windows);
     pixels.level = moments.pixels.level;
-    ring.pushed = 0;
-    for (int64_t r = top; r < tile.row + tile.rows + images.before; ++r) {
-      C* next = ring.push();
-      if (r < from || r >= to) {
-        std::fill_n(next, ring.length, C(0));
-      } else {
-        moments.advance();
-        differentiate(windows, r, slopes.get() + start - left);
-        const C* row = slopes.get();
-        images.blur.across(&row, images.weights.get(), size, tile.columns, step, next);
+    slices.pushed = 0;
+    for (int64_t z = tile.slice - back_slice; z < tile.slice + tile.slices + images.before_slice; ++z) {
+      blur_slice(z, back);
+      if (!images.volumes || slices.pushed < slices.size) continue;
+      for (int64_t r = 0; r < tile.rows; ++r) {
+        images.blur.down(slices.last(4 * step * r), images.weights.get(), slices.size, tile.columns, step, sums.get());
+        write(z - images.before_slice, tile.row + r);
       }
-      if (ring.pushed >= size) write(tile, r - images.before);
     }
   }
 
  private:
-  void differentiate(const Tile& windows, int64_t row, C* out) {
-    const auto loop = loops[upstream.by_window][images.masked ? 2 : images.shared ? 1 : 0];
-    if (upstream.by_window) {
-      const int64_t base = (windows.plane * images.window_rows + row) * images.window_columns + windows.column;
-      for (int64_t at = 0; at < windows.columns; at += kChunk) {
-        const int64_t n = std::min(kChunk, windows.columns - at);
-        std::copy_n(upstream.map.fetch(base + at, n, base + at + images.window_columns, buffer), n, map.get() + at);
+  Tile tile{}, windows{};  // the windows that see a pixel of the tile
+
+  // The slopes of a slice of windows, blurred across and down: written, or of volumes pushed.
+  void blur_slice(int64_t z, int64_t back) {
+    C* out = images.volumes ? slices.push() : sums.get();
+    if (z < windows.slice || z >= windows.slice + windows.slices) {
+      std::fill_n(out, slices.length, C(0));
+      return;
+    }
+    const C* w = images.weights.get();
+    rows.pushed = 0;
+    for (int64_t r = tile.row - back; r < tile.row + tile.rows + images.before; ++r) {
+      C* next = rows.push();
+      if (r < windows.row || r >= windows.row + windows.rows) {
+        std::fill_n(next, rows.length, C(0));
+      } else {
+        moments.advance();
+        differentiate(z, r, slopes.get() + windows.column - (tile.column - back));
+        const C* row = slopes.get();
+        images.blur.across(&row, w, images.size, tile.columns, step, next);
       }
-      loop(SimilarityRow<C>(moments), map.get(), 0, 0, windows.columns, step, out);
-    } else {
-      loop(SimilarityRow<C>(moments), nullptr, upstream.of_plane(0, windows.plane),
-           upstream.of_plane(1, windows.plane), windows.columns, step, out);
+      if (rows.pushed < images.size) continue;
+      images.blur.down(rows.last(0), w, images.size, tile.columns, step, out);
+      if (images.volumes)
+        out += 4 * step;
+      else
+        write(z, r - images.before);
     }
   }
 
-  void write(const Tile& tile, int64_t row) {
-    images.blur.down(ring.last(), images.weights.get(), images.size, tile.columns, step, sums.get());
-    pixels.read(tile.plane, row, tile.column, tile.columns);
+  void differentiate(int64_t slice, int64_t row, C* out) {
+    const auto loop = loops[upstream.by_window][images.masked ? 2 : images.shared ? 1 : 0];
+    const int64_t n = windows.columns;
+    if (!upstream.by_window)
+      return loop(SimilarityRow<C>(moments), nullptr, upstream.of_plane(0, tile.plane),
+                  upstream.of_plane(1, tile.plane), n, step, out);
+    const int64_t plane_row = (tile.plane * images.window_slices + slice) * images.window_rows + row;
+    const int64_t base = plane_row * images.window_columns + windows.column;
+    for (int64_t at = 0; at < n; at += kChunk) {
+      const int64_t m = std::min(kChunk, n - at);
+      std::copy_n(upstream.map.fetch(base + at, m, base + at + images.window_columns, buffer), m, map.get() + at);
+    }
+    loop(SimilarityRow<C>(moments), map.get(), 0, 0, n, step, out);
+  }
+
+  // The gradients of a row of pixels, of the blurred slopes in `sums`.
+  void write(int64_t slice, int64_t row) {
+    pixels.read(tile.plane, slice, row, tile.column, tile.columns);
     (images.masked ? kept : all)(sums.get(), step, pixels.s.get(), pixels.d.get(), pixels.keep.get(), tile.columns,
                                  images.scale, first.get(), second.get());
-    const int64_t at = (tile.plane * images.height + row) * images.width + tile.column;
+    const int64_t plane_row = (tile.plane * images.depth + slice) * images.height + row;
+    const int64_t at = plane_row * images.width + tile.column;
     if (dx) store(*dx, at, tile.columns, first.get());
     if (dy) store(*dy, at, tile.columns, second.get());
   }
@@ -168,8 +200,8 @@ void backward(const Images<C>& images, const Upstream<C>& upstream, const Tensor
   Sink<C> first, second;
   if (dx) first.bind(View(*dx), images.shape, images.order);
   if (dy) second.bind(View(*dy), images.shape, images.order);
-  images.for_tiles(images.height, images.width, [&](int64_t columns) {
-    return std::make_unique<Backward<C>>(images, upstream, dx ? &first : nullptr, dy ? &second : nullptr, columns);
+  images.for_tiles(images.depth, images.height, images.width, [&](int64_t tall, int64_t wide) {
+    return std::make_unique<Backward<C>>(images, upstream, dx ? &first : nullptr, dy ? &second : nullptr, tall, wide);
   });
 }
 

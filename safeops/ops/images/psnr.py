@@ -46,6 +46,7 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
     _loss.validate_options(NAME, reduction, empty)
     _check.floating(NAME, "input", input)
     _check.floating(NAME, "target", target)
+    _check.dimensions(NAME, "input", input, 63)
     if input.dim() == 0:
         raise ValueError(f"{NAME}: input must be (N, ...), got shape ()")
     if target.shape != input.shape:

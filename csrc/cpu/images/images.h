@@ -1,7 +1,5 @@
-// What the forward and the backward of SSIM share: the images as they are read, and the moments of their windows.
-//
-// With s = x + y and d = x - y, in units of the data range and about the level of a tile:
-//   pixels of a row -> s, d -> (across) w s, w d, w s^2, w d^2 -> ring of rows -> (down) E s, E d, E s^2, E d^2
+// Two images and a mask as SSIM reads them: tile by tile, row by row, as s = x + y and d = x - y in units of the data
+// range and about the level of the tile. (N, C, H, W) are volumes (N, C, 1, H, W) whose windows are one slice deep.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +13,8 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTileRows = 128, kTileColumns = 512;  // at most; the moments of so many columns stay in the L2 cache
+// At most. The rows of moments, and of volumes the slices of them, that a tile keeps stay in the cache.
+constexpr int64_t kTileRows[] = {128, 32}, kTileColumns[] = {512, 128};
 constexpr int64_t kWork = 8;  // a pixel is about so many elements of an elementwise loop
 
 // ---- loops over a row
@@ -70,20 +69,21 @@ struct Options {
   bool same;
 };
 
-// A part of a plane: windows or pixels [row, row + rows) x [column, column + columns).
+// A part of a plane (n, c): windows or pixels [slice, slice + slices) x [row, row + rows) x [column, column + columns).
 struct Tile {
-  int64_t plane, row, rows, column, columns;
+  int64_t plane, slice, slices, row, rows, column, columns;
 };
 
 template <class C>
 struct Images {
   using OptionalTensor = std::optional<Tensor>;
 
-  Shape shape;
+  Shape shape, map;  // map: of the windows
   Order order;
-  int64_t planes, height, width, size, before;  // before: how many pixels a window begins before its own place
-  int64_t window_rows, window_columns;
-  bool masked, shared;  // shared: windows may lack pixels
+  bool volumes, masked, shared;  // shared: windows may lack pixels
+  int64_t planes, depth, height, width, size;
+  int64_t before, before_slice;  // how many pixels a window begins before its own place
+  int64_t window_slices, window_rows, window_columns;
   C scale, c1, c2;
   std::unique_ptr<C[]> weights;
   Source<C> x, y;
@@ -91,13 +91,17 @@ struct Images {
   Blur<C> blur;
 
   Images(const View& x_, const View& y_, const OptionalTensor& mask_, const Options& o)
-      : shape(x_.shape()), order(Order::contiguous(shape)), size(o.size), masked(mask_), shared(mask_ || o.same) {
-    STD_TORCH_CHECK(shape.ndim == 4 && shape.is(y_.ndim, y_.sizes), "_ssim: needs two images (N, C, H, W) of one shape");
+      : shape(x_.shape()), map(shape), order(Order::contiguous(shape)), volumes(shape.ndim == 5), masked(mask_),
+        shared(mask_ || o.same), size(o.size) {
+    STD_TORCH_CHECK((shape.ndim == 4 || volumes) && shape.is(y_.ndim, y_.sizes),
+                    "_ssim: needs two images (N, C, H, W) or (N, C, D, H, W) of one shape");
     STD_TORCH_CHECK(size > 0 && size % 2, "_ssim: win_size must be odd");
-    planes = shape.size[0] * shape.size[1], height = shape.size[2], width = shape.size[3];
-    before = o.same ? size / 2 : 0;
-    window_rows = o.same ? height : std::max<int64_t>(height - size + 1, 0);
-    window_columns = o.same ? width : std::max<int64_t>(width - size + 1, 0);
+    for (int d = 2; d < map.ndim && !o.same; ++d) map.size[d] = std::max<int64_t>(shape.size[d] - size + 1, 0);
+    const int row = volumes ? 3 : 2;
+    planes = shape.size[0] * shape.size[1], depth = volumes ? shape.size[2] : 1;
+    height = shape.size[row], width = shape.size[row + 1];
+    window_slices = volumes ? map.size[2] : 1, window_rows = map.size[row], window_columns = map.size[row + 1];
+    before = o.same ? size / 2 : 0, before_slice = volumes ? before : 0;
     scale = static_cast<C>(1 / o.data_range);
     c1 = static_cast<C>(2 * o.k1 * o.k1), c2 = static_cast<C>(2 * o.k2 * o.k2);
     weigh(o.sigma);
@@ -105,28 +109,33 @@ struct Images {
     if (mask_) mask.bind(View(*mask_), shape, order);
   }
 
+  int64_t slices_of_window() const { return volumes ? size : 1; }
+
   // Elements of an array of a row, with room for what the loops read and write beyond it.
   int64_t step(int64_t columns) const {
     constexpr int64_t kLine = 64 / sizeof(C);
     return (columns + size + kLine - 1) / kLine * kLine + 2 * kVectors / sizeof(C);
   }
 
-  // Work on rows x columns of each plane is done in tiles: unit / tiles_of_plane is a unit's plane.
+  // Work on slices x rows x columns of each plane is done in tiles: unit / tiles_of_plane is a unit's plane.
   int64_t tiles_of_plane(int64_t rows, int64_t columns) const {
-    return (rows + kTileRows - 1) / kTileRows * ((columns + kTileColumns - 1) / kTileColumns);
+    return (rows + kTileRows[volumes] - 1) / kTileRows[volumes] *
+           ((columns + kTileColumns[volumes] - 1) / kTileColumns[volumes]);
   }
 
-  // For each thread work = start(columns of a tile, at most); then work->run(tile, unit) for its tiles.
+  // For each thread work = start(rows, columns of a tile, at most); then work->run(tile, unit) for its tiles.
   template <class Start>
-  void for_tiles(int64_t rows, int64_t columns, const Start& start) const {
-    if (rows == 0 || columns == 0) return;
-    const int64_t down = (rows + kTileRows - 1) / kTileRows, across = (columns + kTileColumns - 1) / kTileColumns;
+  void for_tiles(int64_t slices, int64_t rows, int64_t columns, const Start& start) const {
+    if (slices * rows * columns == 0) return;
+    const int64_t across = (columns + kTileColumns[volumes] - 1) / kTileColumns[volumes];
+    const int64_t down = tiles_of_plane(rows, columns) / across;
     const int64_t tall = (rows + down - 1) / down, wide = (columns + across - 1) / across;
-    parallel(planes * down * across, tall * wide * kWork, [&](int64_t begin, int64_t end) {
-      const auto work = start(wide);
+    parallel(planes * down * across, slices * tall * wide * kWork, [&](int64_t begin, int64_t end) {
+      const auto work = start(tall, wide);
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t i = unit / across % down * tall, j = unit % across * wide;
-        const Tile tile{unit / across / down, i, std::min(tall, rows - i), j, std::min(wide, columns - j)};
+        const Tile tile{unit / across / down,     0, slices, i, std::min(tall, rows - i), j,
+                        std::min(wide, columns - j)};
         if (tile.rows > 0 && tile.columns > 0) work->run(tile, unit);
       }
     });
@@ -166,14 +175,16 @@ struct Pixels {
   }
 
   // The tile's level: the mean of each image's finite pixels that its windows may see.
-  void find_level(int64_t plane, int64_t row, int64_t rows, int64_t column, int64_t columns) {
+  void find_level(const Tile& t) {
     double sums[2] = {};
     int64_t counts[2] = {};
-    for (int64_t r = std::max<int64_t>(row, 0); r < std::min(row + rows, images.height); ++r)
-      for_pieces(plane, r, column, columns, [&](int64_t n, int64_t, const C* a, const C* b, const uint8_t* m) {
-        (m ? level_kept : level_all)(a, m, n, &sums[0], &counts[0]);
-        (m ? level_kept : level_all)(b, m, n, &sums[1], &counts[1]);
-      });
+    const auto add = [&](int64_t n, int64_t, const C* a, const C* b, const uint8_t* m) {
+      (m ? level_kept : level_all)(a, m, n, &sums[0], &counts[0]);
+      (m ? level_kept : level_all)(b, m, n, &sums[1], &counts[1]);
+    };
+    for (int64_t z = std::max<int64_t>(t.slice, 0); z < std::min(t.slice + t.slices, images.depth); ++z)
+      for (int64_t r = std::max<int64_t>(t.row, 0); r < std::min(t.row + t.rows, images.height); ++r)
+        for_pieces(t.plane, z, r, t.column, t.columns, add);
     const auto mean = [](double sum, int64_t count) {
       const C level = static_cast<C>(count ? sum / static_cast<double>(count) : 0.0);
       return level - level == 0 ? level : C(0);
@@ -182,9 +193,10 @@ struct Pixels {
   }
 
   // Reads s, d and which are kept; zeros outside of the image.
-  void read(int64_t plane, int64_t row, int64_t column, int64_t columns) {
+  void read(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = std::max<int64_t>(column, 0), last = std::min(column + columns, images.width);
-    const bool outside = row < 0 || row >= images.height || last <= first;
+    const bool beyond = slice < 0 || slice >= images.depth || row < 0 || row >= images.height;
+    const bool outside = beyond || last <= first;
     const int64_t left = outside ? columns : first - column, right = outside ? columns : last - column;
     const auto clear = [&](int64_t from, int64_t to) {
       std::fill(s.get() + from, s.get() + to, C(0));
@@ -195,7 +207,7 @@ struct Pixels {
     if (left > 0) clear(0, left);
     if (right < columns) clear(right, columns);
     if (outside) return;
-    for_pieces(plane, row, column, columns, [&](int64_t n, int64_t at, const C* a, const C* b, const uint8_t* m) {
+    for_pieces(plane, slice, row, column, columns, [&](int64_t n, int64_t at, const C* a, const C* b, const uint8_t* m) {
       (m ? pixels_kept : pixels_all)(a, b, m, n, level, images.scale, s.get() + at, d.get() + at);
       if (m) {
         normalize(m, n, keep.get() + at);
@@ -209,8 +221,9 @@ struct Pixels {
  private:
   // body(n, where they are in the row, x, y, mask or null) for pieces of the part inside the image
   template <class Body>
-  void for_pieces(int64_t plane, int64_t row, int64_t column, int64_t columns, const Body& body) {
-    const int64_t last = std::min(column + columns, images.width), base = (plane * images.height + row) * images.width;
+  void for_pieces(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns, const Body& body) {
+    const int64_t last = std::min(column + columns, images.width);
+    const int64_t base = ((plane * images.depth + slice) * images.height + row) * images.width;
     for (int64_t at = std::max<int64_t>(column, 0); at < last; at += kChunk) {
       const int64_t n = std::min(kChunk, last - at), ahead = base + at + images.width;
       const C* a = images.x.fetch(base + at, n, ahead, x);
@@ -225,63 +238,6 @@ struct Pixels {
                                            pixels_kept = pick<&pixels_loop<C, true>>();
   decltype(pick<&flags_loop<C>>()) flags = pick<&flags_loop<C>>();
   decltype(pick<&normalize_mask_loop>()) normalize = pick<&normalize_mask_loop>();
-};
-
-// The moments of a row of windows after the other.
-template <class C>
-struct Moments {
-  const Images<C>& images;
-  int64_t step;
-  Pixels<C> pixels;
-  Ring<C> ring, shares;
-  std::unique_ptr<C[]> means, share;  // four arrays: E s, E d, E s^2, E d^2; not divided by the share of kept weights
-  std::unique_ptr<uint8_t[]> counted;
-  std::unique_ptr<uint8_t[]> centres;  // which pixels of the last `size` rows are kept
-
-  Moments(const Images<C>& images_, int64_t columns)
-      : images(images_), step(images_.step(columns)), pixels(images_, columns + images_.size),
-        ring(images_.size, 4 * step), shares(images_.size, images_.shared ? step : 0), means(new C[4 * step]()),
-        share(new C[step]()), counted(new uint8_t[step]()),
-        centres(images_.masked ? new uint8_t[images_.size * pixels.step]() : nullptr) {}
-
-  Tile tile{};
-  int64_t next = 0;  // the row of pixels that is read next
-
-  // Windows of these rows and columns; some may lie outside of the plane.
-  void begin(const Tile& tile_) {
-    tile = tile_;
-    ring.pushed = shares.pushed = 0;
-    next = tile.row - images.before;
-    pixels.find_level(tile.plane, next, tile.rows + images.size - 1, tile.column - images.before,
-                      tile.columns + images.size - 1);
-    for (int64_t k = 1; k < images.size; ++k) push();
-  }
-
-  // The next row of windows, in `means`, `share` and, with a mask, `counted`.
-  void advance() {
-    push();
-    const C* w = images.weights.get();
-    images.blur.down(ring.last(), w, images.size, tile.columns, step, means.get());
-    if (images.shared) images.blur.share_down(shares.last(), w, images.size, tile.columns, share.get());
-    if (images.masked) {
-      const int64_t half = images.size / 2;
-      const uint8_t* row = centres.get() + (ring.pushed + half) % images.size * pixels.step;
-      std::copy_n(row + half, tile.columns, counted.get());
-    }
-  }
-
- private:
-  void push() {
-    const C* w = images.weights.get();
-    const int64_t columns = tile.columns + images.size - 1;
-    pixels.read(tile.plane, next++, tile.column - images.before, columns);
-    if (images.masked) std::copy_n(pixels.keep.get(), columns, centres.get() + ring.pushed % images.size * pixels.step);
-    images.blur.moments(pixels.s.get(), pixels.d.get(), w, images.size, tile.columns, step, ring.push());
-    if (images.shared) {
-      const C* kept = pixels.kept.get();
-      images.blur.share_across(&kept, w, images.size, tile.columns, shares.push());
-    }
-  }
 };
 
 }  // namespace safeops::cpu
