@@ -25,6 +25,12 @@ from safeops.ops.elementwise.safe_reciprocal import safe_reciprocal
 from safeops.ops.elementwise.safe_rsqrt import safe_rsqrt
 from safeops.ops.elementwise.safe_sqrt import safe_sqrt
 from safeops.ops.elementwise.xlogy import xlogy
+from safeops.ops.images.lpips_distance import lpips_distance
+from safeops.ops.images.ms_ssim import ms_ssim
+from safeops.ops.images.psnr import psnr
+from safeops.ops.images.ssim import ssim
+from safeops.ops.images.ssim_loss import ssim_loss
+from safeops.ops.images.total_variation import total_variation
 from safeops.ops.losses.binary_cross_entropy import binary_cross_entropy
 from safeops.ops.losses.binary_cross_entropy_with_logits import binary_cross_entropy_with_logits
 from safeops.ops.losses.charbonnier_loss import charbonnier_loss
@@ -100,6 +106,7 @@ __all__ = [
     "l1_loss",
     "linear_cross_entropy",
     "log_cosh_loss",
+    "lpips_distance",
     "margin_ranking_loss",
     "masked_amax",
     "masked_amin",
@@ -118,6 +125,7 @@ __all__ = [
     "masked_sum",
     "masked_sum_of_squares",
     "masked_var",
+    "ms_ssim",
     "mse_loss",
     "multi_margin_loss",
     "multilabel_soft_margin_loss",
@@ -125,6 +133,7 @@ __all__ = [
     "nn",
     "normalize",
     "poisson_nll_loss",
+    "psnr",
     "safe_acos",
     "safe_asin",
     "safe_atan2",
@@ -141,7 +150,10 @@ __all__ = [
     "sigmoid_focal_loss",
     "smooth_l1_loss",
     "soft_margin_loss",
+    "ssim",
+    "ssim_loss",
     "to_device",
+    "total_variation",
     "triplet_margin_loss",
     "tversky_loss",
     "xlogy",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).resolve().parents[1] / "csrc"
-FAMILIES = {"elementwise", "selection", "reductions", "rows", "losses", "lists"}
+FAMILIES = {"elementwise", "selection", "reductions", "rows", "losses", "images", "lists"}
 SOURCES = sorted(p for p in (CSRC / "cpu").rglob("*.*") if p.suffix in (".h", ".cpp"))
 
 

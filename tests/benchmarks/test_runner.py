@@ -30,6 +30,9 @@ LESS = {  # bytes an element must move in bf16, forward and backward, where a ke
     "multilabel_soft_margin_loss": (4, 6),
     "info_nce_loss": (4, 8),
     "linear_cross_entropy": (2 + 32000, 4 + 64000),  # of 2 rows: 32000 / 2 times as many weights
+    # made of other ops, which are given what those before them made
+    **dict.fromkeys(("ms_ssim", "psnr", "lpips_distance"), (4, 6)),
+    "total_variation": (2, 4),
     "masked_select": (4, 4.5),
     "safe_gather_one": (12 / 1024, 2 + 10 / 1024),
     "masked_count": (1, None),  # read mask

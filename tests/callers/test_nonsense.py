@@ -89,8 +89,10 @@ def of_dimensions(name, ndim):
     return found
 
 
-# of a row's dims are those of a loss's other operands; a linear layer's weight has two
-OF_ANY_DIMS = [name for name in CALLS if RECORDS[name].family != "row_losses" and name != "linear_cross_entropy"]
+# of a row's dims are those of a loss's other operands; a linear layer's weight has two, images have four or five
+OF_ANY_DIMS = [
+    name for name in CALLS if RECORDS[name].family not in ("row_losses", "images") and name != "linear_cross_entropy"
+]
 
 
 @pytest.mark.parametrize("name", OF_ANY_DIMS)

@@ -60,14 +60,14 @@ row_loss(
     ],
     by_class=weights(4, seed=7),
     several_terms=True,  # of an infinite label
-    skip={"weight_zero": "a weight is a class's: tests/contract/test_label_losses.py has it"},
+    skip={"weight_zero": "a weight is a class's: tests/contract/rows/test_label_losses.py has it"},
 )
 
 # ---- info_nce_loss
 
 
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
-    """Of keys in the batch. With others: tests/contract/test_label_losses.py."""
+    """Of keys in the batch. With others: tests/contract/rows/test_label_losses.py."""
     logits = normalize(query) @ normalize(positive_key).mT / temperature
     own = torch.eye(len(query), dtype=torch.bool, device=query.device)
     logits = torch.where(keep | own, logits, -torch.inf)
@@ -92,7 +92,7 @@ def _eager(query, positive_key, reduction, temperature=0.1):
     return F.cross_entropy(logits, torch.arange(len(query), device=query.device), reduction=reduction)
 
 
-SQUARE = "n rows have n^2 cosines: tests/contract/test_label_losses.py has it, of fewer"
+SQUARE = "n rows have n^2 cosines: tests/contract/rows/test_label_losses.py has it, of fewer"
 NAME = "info_nce_loss"
 _x, _key = torch.arange(10.0).reshape(2, 5), torch.ones(2, 5)
 row_loss(

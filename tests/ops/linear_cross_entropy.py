@@ -159,7 +159,7 @@ def _bad_calls():
 
 # ---- record
 
-HERE = "operands do not broadcast: tests/contract/test_linear_cross_entropy.py has it"
+HERE = "operands do not broadcast: tests/contract/rows/test_linear_cross_entropy.py has it"
 SHAPED = (
     "masked_garbage masked_upstream masked_garbage_transforms nothing_kept weight_zero kept_nonfinite layouts "
     "upstream_layouts sizes accumulation saved_bytes peak_memory export"
@@ -184,7 +184,7 @@ Record(
     },
     kernel_call={"reduction": "none", "denominator": None},
     gpu="plain torch operations, on any device",
-    no_route="not a kernel: tests/contract/test_linear_cross_entropy.py watches that there are chunks",
+    no_route="not a kernel: tests/contract/rows/test_linear_cross_entropy.py watches that there are chunks",
     variants={"gradient of the weight": (_by_weight(), {"terms": terms, "skip": NOT_SAFE | dict.fromkeys(
         [*SHAPED, "mixed_dtypes", "routes"], HERE)})},
     torch_equivalent=_twin,
@@ -192,7 +192,7 @@ Record(
     family="classification",
     skip=NOT_SAFE | dict.fromkeys(SHAPED, HERE) | {
         "mixed_dtypes": "refused, as by a linear layer",
-        "routes": "one of them rounds half logits: in fp32 tests/contract/test_linear_cross_entropy.py has it",
+        "routes": "one of them rounds half logits: in fp32 tests/contract/rows/test_linear_cross_entropy.py has it",
         "threads": "the products are BLAS's, whose last digits depend on how many share them",
     },
 )  # fmt: skip

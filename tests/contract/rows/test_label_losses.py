@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import safeops
 from tests.contract.common import DEVICE, each_route, equal, flags, on, t
-from tests.contract.test_row_losses import each_reduction, vectors
+from tests.contract.rows.test_row_losses import each_reduction, vectors
 
 NAN, INF = math.nan, math.inf
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -1,0 +1,105 @@
+"""The functions of images: of planes of at most 512 x 512, what must be moved is two images forward, and one gradient
+more backward. The rival of the SSIM family is the arithmetic of pytorch-msssim: five moments, a convolution each."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+import safeops
+
+from .case import Case, case, data
+
+BETAS = (0.3, 0.3, 0.4)  # three scales: small images have no more
+
+
+def _planes(n, dtype, device, seed, grad=True, channels=1):
+    side = max(1, min(512, math.isqrt(n // channels)))
+    shape = (max(1, n // (channels * side * side)), channels, side, side)
+    return data(math.prod(shape), dtype, device, seed, False, shape).sigmoid().requires_grad_(grad)
+
+
+def _moments(x, y):
+    """(SSIM, contrast)"""
+    g = torch.exp(-((torch.arange(11.0, device=x.device) - 5) ** 2) / 4.5)
+    g, channels = (g / g.sum()).to(x.dtype), x.shape[1]
+
+    def blur(z):
+        for size in ((11, 1), (1, 11)):
+            z = F.conv2d(z, g.reshape(1, 1, *size).expand(channels, 1, *size), groups=channels)
+        return z
+
+    mx, my = blur(x), blur(y)
+    contrast = (2 * (blur(x * y) - mx * my) + 9e-4) / (blur(x * x) - mx * mx + blur(y * y) - my * my + 9e-4)
+    return contrast * (2 * mx * my + 1e-4) / (mx * mx + my * my + 1e-4), contrast
+
+
+def _ssim(x, y):
+    return _moments(x, y)[0].mean()
+
+
+def _ms_ssim(x, y):
+    value = 1
+    for scale, beta in enumerate(BETAS, 1):
+        ssim, contrast = _moments(x, y)
+        value = value * (ssim if scale == len(BETAS) else contrast).mean((2, 3)).relu() ** beta
+        x, y = F.avg_pool2d(x, 2), F.avg_pool2d(y, 2)
+    return value.mean()
+
+
+def of_two(name, text, theirs, forward=2, backward=3, **options):
+    """forward, backward: how many images are moved."""
+
+    @case(name)
+    def build(n, dtype, device):
+        x, y = _planes(n, dtype, device, 0), _planes(n, dtype, device, 1, grad=False)
+        ours, s = getattr(safeops, name), dtype.itemsize
+        return Case(
+            (x,),
+            forward_bytes=forward * s,  # read x, y
+            backward_bytes=backward * s,  # read x, y; write dx (nothing else is saved)
+            ours=lambda x: ours(x, y, **options),
+            eager={text: lambda x: theirs(x, y)},
+            compiled=lambda x: theirs(x, y),
+        )
+
+
+of_two("ssim", "five convolutions", _ssim)
+of_two("ssim_loss", "1 - five convolutions", lambda x, y: 1 - _ssim(x, y))
+of_two("ms_ssim", "five convolutions a scale", _ms_ssim, betas=BETAS)
+of_two("psnr", "10 log10(1 / mse)", lambda x, y: -10 * (x - y).square().mean((1, 2, 3)).log10().mean())
+
+
+@case("total_variation")
+def _variation(n, dtype, device):
+    def plain(x):
+        return sum((a - b).abs().sum((1, 2, 3)).mean() for a, b in
+                   ((x[..., 1:, :], x[..., :-1, :]), (x[..., 1:], x[..., :-1])))  # fmt: skip
+
+    return Case(
+        (_planes(n, dtype, device, 0),),
+        forward_bytes=dtype.itemsize,  # read x
+        backward_bytes=2 * dtype.itemsize,  # read x; write dx
+        ours=safeops.total_variation,
+        eager={"(x[1:] - x[:-1]).abs().sum() of each dim": plain},
+        compiled=plain,
+    )
+
+
+@case("lpips_distance")
+def _lpips(n, dtype, device):
+    channels = 64
+    f0, f1 = (_planes(n, dtype, device, seed, grad=seed == 0, channels=channels) for seed in (0, 1))
+
+    def plain(f0):
+        u0, u1 = (f / (f.square().sum(1, keepdim=True).sqrt() + 1e-10) for f in (f0, f1))
+        return (u0 - u1).square().sum(1).mean()
+
+    return Case(
+        (f0,),
+        forward_bytes=2 * dtype.itemsize,  # read both features
+        backward_bytes=3 * dtype.itemsize,  # the same; write the gradient of one
+        ours=lambda f0: safeops.lpips_distance([f0], [f1]),
+        eager={"(f / (|f| + 1e-10)) of both, as lpips": plain},
+        compiled=plain,
+    )

@@ -1,0 +1,243 @@
+// Two images and a mask as SSIM reads them: tile by tile, row by row, as s = x + y and d = x - y in units of the data
+// range and about the level of the tile. (N, C, H, W) are volumes (N, C, 1, H, W) whose windows are one slice deep.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "cpu/engine/elementwise.h"
+#include "cpu/engine/parallel.h"
+#include "cpu/images/blur.h"
+
+namespace safeops::cpu {
+
+// At most. The rows of moments, and of volumes the slices of them, that a tile keeps stay in the cache.
+constexpr int64_t kTileRows[] = {128, 32}, kTileColumns[] = {512, 128};
+constexpr int64_t kWork = 8;  // a pixel is about so many elements of an elementwise loop
+
+// ---- loops over a row
+
+// Adds the finite kept values, and how many they are.
+template <class C, bool kMask>
+void level_loop(const C* x, const uint8_t* keep, int64_t n, double* sum, int64_t* count) {
+  double total = 0;
+  int64_t kept = 0;
+  _Pragma("omp simd reduction(+ : total, kept)")
+  for (int64_t i = 0; i < n; ++i) {
+    bool there = x[i] - x[i] == 0;
+    if constexpr (kMask) there = there & (keep[i] != 0);
+    total += static_cast<double>(select_or_zero(there, x[i]));
+    kept += there;
+  }
+  *sum += total, *count += kept;
+}
+
+template <class C>
+struct Levels {
+  C x = 0, y = 0;
+};
+
+// s and d of pixels, 0 where they are not kept.
+template <class C, bool kMask>
+void pixels_loop(const C* x, const C* y, const uint8_t* keep, int64_t n, Levels<C> level, C scale, C* s, C* d) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    const C a = (x[i] - level.x) * scale, b = (y[i] - level.y) * scale;
+    if constexpr (kMask) {
+      s[i] = select_or_zero(keep[i] != 0, a + b);
+      d[i] = select_or_zero(keep[i] != 0, a - b);
+    } else {
+      s[i] = a + b, d[i] = a - b;
+    }
+  }
+}
+
+template <class C>
+void flags_loop(const uint8_t* keep, int64_t n, C* out) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) out[i] = keep[i] != 0 ? C(1) : C(0);
+}
+
+// ---- the images
+
+struct Options {
+  double data_range;
+  int64_t size;
+  double sigma, k1, k2;
+  bool same;
+};
+
+// A part of a plane (n, c): windows or pixels [slice, slice + slices) x [row, row + rows) x [column, column + columns).
+struct Tile {
+  int64_t plane, slice, slices, row, rows, column, columns;
+};
+
+template <class C>
+struct Images {
+  using OptionalTensor = std::optional<Tensor>;
+
+  Shape shape, map;  // map: of the windows
+  Order order;
+  bool volumes, masked, shared;  // shared: windows may lack pixels
+  int64_t planes, depth, height, width, size;
+  int64_t before, before_slice;  // how many pixels a window begins before its own place
+  int64_t window_slices, window_rows, window_columns;
+  C scale, c1, c2;
+  std::unique_ptr<C[]> weights;
+  Source<C> x, y;
+  Source<uint8_t> mask;
+  Blur<C> blur;
+
+  Images(const View& x_, const View& y_, const OptionalTensor& mask_, const Options& o)
+      : shape(x_.shape()), map(shape), order(Order::contiguous(shape)), volumes(shape.ndim == 5), masked(mask_),
+        shared(mask_ || o.same), size(o.size) {
+    STD_TORCH_CHECK((shape.ndim == 4 || volumes) && shape.is(y_.ndim, y_.sizes),
+                    "_ssim: needs two images (N, C, H, W) or (N, C, D, H, W) of one shape");
+    STD_TORCH_CHECK(size > 0 && size % 2, "_ssim: win_size must be odd");
+    for (int d = 2; d < map.ndim && !o.same; ++d) map.size[d] = std::max<int64_t>(shape.size[d] - size + 1, 0);
+    const int row = volumes ? 3 : 2;
+    planes = shape.size[0] * shape.size[1], depth = volumes ? shape.size[2] : 1;
+    height = shape.size[row], width = shape.size[row + 1];
+    window_slices = volumes ? map.size[2] : 1, window_rows = map.size[row], window_columns = map.size[row + 1];
+    before = o.same ? size / 2 : 0, before_slice = volumes ? before : 0;
+    scale = static_cast<C>(1 / o.data_range);
+    c1 = static_cast<C>(2 * o.k1 * o.k1), c2 = static_cast<C>(2 * o.k2 * o.k2);
+    weigh(o.sigma);
+    x.bind(x_, shape, order), y.bind(y_, shape, order);
+    if (mask_) mask.bind(View(*mask_), shape, order);
+  }
+
+  int64_t slices_of_window() const { return volumes ? size : 1; }
+
+  // Elements of an array of a row, with room for what the loops read and write beyond it.
+  int64_t step(int64_t columns) const {
+    constexpr int64_t kLine = 64 / sizeof(C);
+    return (columns + size + kLine - 1) / kLine * kLine + 2 * kVectors / sizeof(C);
+  }
+
+  // Work on slices x rows x columns of each plane is done in tiles: unit / tiles_of_plane is a unit's plane.
+  int64_t tiles_of_plane(int64_t rows, int64_t columns) const {
+    return (rows + kTileRows[volumes] - 1) / kTileRows[volumes] *
+           ((columns + kTileColumns[volumes] - 1) / kTileColumns[volumes]);
+  }
+
+  // For each thread work = start(rows, columns of a tile, at most); then work->run(tile, unit) for its tiles.
+  template <class Start>
+  void for_tiles(int64_t slices, int64_t rows, int64_t columns, const Start& start) const {
+    if (slices * rows * columns == 0) return;
+    const int64_t across = (columns + kTileColumns[volumes] - 1) / kTileColumns[volumes];
+    const int64_t down = tiles_of_plane(rows, columns) / across;
+    const int64_t tall = (rows + down - 1) / down, wide = (columns + across - 1) / across;
+    parallel(planes * down * across, slices * tall * wide * kWork, [&](int64_t begin, int64_t end) {
+      const auto work = start(tall, wide);
+      for (int64_t unit = begin; unit < end; ++unit) {
+        const int64_t i = unit / across % down * tall, j = unit % across * wide;
+        const Tile tile{unit / across / down,     0, slices, i, std::min(tall, rows - i), j,
+                        std::min(wide, columns - j)};
+        if (tile.rows > 0 && tile.columns > 0) work->run(tile, unit);
+      }
+    });
+  }
+
+ private:
+  void weigh(double sigma) {
+    weights.reset(new C[size]);
+    double total = 0;
+    const auto weight = [&](int64_t k) {
+      const double t = static_cast<double>(k - size / 2) / sigma;
+      return std::exp(-0.5 * t * t);
+    };
+    for (int64_t k = 0; k < size; ++k) total += weight(k);
+    for (int64_t k = 0; k < size; ++k) weights[k] = static_cast<C>(weight(k) / total);
+  }
+};
+
+// ---- one thread's reading of them
+
+// Rows of a plane, columns [column, column + columns) of it, which may lie outside of the image.
+template <class C>
+struct Pixels {
+  const Images<C>& images;
+  int64_t step;
+  std::unique_ptr<C[]> s, d, kept;
+  std::unique_ptr<uint8_t[]> keep;
+  Levels<C> level;
+  alignas(64) C x[kBuffer], y[kBuffer];
+  alignas(64) uint8_t mask[kBuffer];
+
+  Pixels(const Images<C>& images_, int64_t columns)
+      : images(images_), step(images_.step(columns)), s(new C[step]()), d(new C[step]()), kept(new C[step]()),
+        keep(new uint8_t[step]()) {
+    images.x.prime(x), images.y.prime(y);
+    if (images.masked) images.mask.prime(mask);
+  }
+
+  // The tile's level: the mean of each image's finite pixels that its windows may see.
+  void find_level(const Tile& t) {
+    double sums[2] = {};
+    int64_t counts[2] = {};
+    const auto add = [&](int64_t n, int64_t, const C* a, const C* b, const uint8_t* m) {
+      (m ? level_kept : level_all)(a, m, n, &sums[0], &counts[0]);
+      (m ? level_kept : level_all)(b, m, n, &sums[1], &counts[1]);
+    };
+    for (int64_t z = std::max<int64_t>(t.slice, 0); z < std::min(t.slice + t.slices, images.depth); ++z)
+      for (int64_t r = std::max<int64_t>(t.row, 0); r < std::min(t.row + t.rows, images.height); ++r)
+        for_pieces(t.plane, z, r, t.column, t.columns, add);
+    const auto mean = [](double sum, int64_t count) {
+      const C level = static_cast<C>(count ? sum / static_cast<double>(count) : 0.0);
+      return level - level == 0 ? level : C(0);
+    };
+    level = {mean(sums[0], counts[0]), mean(sums[1], counts[1])};
+  }
+
+  // Reads s, d and which are kept; zeros outside of the image.
+  void read(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns) {
+    const int64_t first = std::max<int64_t>(column, 0), last = std::min(column + columns, images.width);
+    const bool beyond = slice < 0 || slice >= images.depth || row < 0 || row >= images.height;
+    const bool outside = beyond || last <= first;
+    const int64_t left = outside ? columns : first - column, right = outside ? columns : last - column;
+    const auto clear = [&](int64_t from, int64_t to) {
+      std::fill(s.get() + from, s.get() + to, C(0));
+      std::fill(d.get() + from, d.get() + to, C(0));
+      std::fill(kept.get() + from, kept.get() + to, C(0));
+      std::fill(keep.get() + from, keep.get() + to, uint8_t(0));
+    };
+    if (left > 0) clear(0, left);
+    if (right < columns) clear(right, columns);
+    if (outside) return;
+    for_pieces(plane, slice, row, column, columns, [&](int64_t n, int64_t at, const C* a, const C* b, const uint8_t* m) {
+      (m ? pixels_kept : pixels_all)(a, b, m, n, level, images.scale, s.get() + at, d.get() + at);
+      if (m) {
+        normalize(m, n, keep.get() + at);
+        flags(m, n, kept.get() + at);
+      } else if (images.shared) {
+        std::fill_n(kept.get() + at, n, C(1));
+      }
+    });
+  }
+
+ private:
+  // body(n, where they are in the row, x, y, mask or null) for pieces of the part inside the image
+  template <class Body>
+  void for_pieces(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns, const Body& body) {
+    const int64_t last = std::min(column + columns, images.width);
+    const int64_t base = ((plane * images.depth + slice) * images.height + row) * images.width;
+    for (int64_t at = std::max<int64_t>(column, 0); at < last; at += kChunk) {
+      const int64_t n = std::min(kChunk, last - at), ahead = base + at + images.width;
+      const C* a = images.x.fetch(base + at, n, ahead, x);
+      const C* b = images.y.fetch(base + at, n, ahead, y);
+      body(n, at - column, a, b, images.masked ? images.mask.fetch(base + at, n, ahead, mask) : nullptr);
+    }
+  }
+
+  decltype(pick<&level_loop<C, false>>()) level_all = pick<&level_loop<C, false>>(),
+                                          level_kept = pick<&level_loop<C, true>>();
+  decltype(pick<&pixels_loop<C, false>>()) pixels_all = pick<&pixels_loop<C, false>>(),
+                                           pixels_kept = pick<&pixels_loop<C, true>>();
+  decltype(pick<&flags_loop<C>>()) flags = pick<&flags_loop<C>>();
+  decltype(pick<&normalize_mask_loop>()) normalize = pick<&normalize_mask_loop>();
+};
+
+}  // namespace safeops::cpu

@@ -1,0 +1,122 @@
+// 1 - SSIM of windows, with s = x + y and d = x - y: luminance' = 2 E[d]^2 / (E[s]^2 + E[d]^2 + c1), contrast' =
+// 2 var d / (var s + var d + c2), and 1 - SSIM = 1 - (1 - luminance') (1 - contrast').
+// I/O: reads x, y, mask; writes the map, or three numbers of a plane.
+#include "cpu/images/similarity.h"
+
+namespace safeops::cpu {
+
+namespace {
+
+// loss and contrast' of n windows, 0 where they do not count
+template <class C, bool kShare, bool kCounted>
+void similarity_loop(const SimilarityRow<C>& row, int64_t n, C* loss, C* contrast) {
+  const SimilarityRow<C> r = row;
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    const Similarity<C> at = Similarity<C>::template at<kShare, kCounted>(r, i);
+    const C value = at.luminance + at.contrast - at.luminance * at.contrast;
+    loss[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
+    contrast[i] = kCounted ? select_or_zero(r.counted[i] != 0, at.contrast) : at.contrast;
+  }
+}
+
+template <class C>
+void sum_loop(const C* values, int64_t n, double* sum) {
+  double total = 0;
+  _Pragma("omp simd reduction(+ : total)")
+  for (int64_t i = 0; i < n; ++i) total += static_cast<double>(values[i]);
+  *sum += total;
+}
+
+template <class C>
+struct Forward {
+  const Images<C>& images;
+  const Sink<C>* map;  // or the sums of tiles, (tiles, 3)
+  double* sums;
+  Moments<C> moments;
+  std::unique_ptr<C[]> contrast, loss;
+  decltype(pick<&similarity_loop<C, false, false>>())
+      all = pick<&similarity_loop<C, false, false>>(),
+      kept = pick<&similarity_loop<C, true, true>>(), padded = pick<&similarity_loop<C, true, false>>();
+  decltype(pick<&sum_loop<C>>()) add = pick<&sum_loop<C>>();
+  SumGroups<uint8_t, int64_t> count{};
+
+  Forward(const Images<C>& images_, const Sink<C>* map_, double* sums_, int64_t tall, int64_t wide)
+      : images(images_), map(map_), sums(sums_), moments(images_, tall, wide), contrast(new C[moments.step]()),
+        loss(new C[moments.step]()) {}
+
+  void run(const Tile& tile, int64_t unit) {
+    moments.begin(tile);
+    const auto loop = images.masked ? kept : images.shared ? padded : all;
+    double total[3] = {};
+    for (int64_t i = 0; i < tile.slices * tile.rows; ++i) {
+      moments.advance();
+      const int64_t slice = tile.plane * images.window_slices + i / tile.rows, row = tile.row + i % tile.rows;
+      const int64_t at = (slice * images.window_rows + row) * images.window_columns + tile.column;
+      loop(SimilarityRow<C>(moments), tile.columns, loss.get(), contrast.get());
+      if (map) {
+        write(at, tile.columns);
+        continue;
+      }
+      add(loss.get(), tile.columns, total);
+      add(contrast.get(), tile.columns, total + 1);
+      int64_t counted = tile.columns;
+      if (images.masked) count.rows(moments.counted.get(), 1, tile.columns, &counted);
+      total[2] += static_cast<double>(counted);
+    }
+    if (!map) std::copy_n(total, 3, sums + 3 * unit);
+  }
+
+ private:
+  void write(int64_t at, int64_t n) const {
+    for (int64_t done = 0; done < n; done += kChunk) {
+      const int64_t m = std::min(kChunk, n - done);
+      std::copy_n(loss.get() + done, m, map->target(at + done, loss.get() + done));
+    }
+  }
+};
+
+template <class C>
+Tensor forward(const Images<C>& images, bool by_window, const Tensor& like) {
+  const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);
+  const auto run = [&](const Sink<C>* map, double* sums) {
+    const auto start = [&](int64_t tall, int64_t wide) {
+      return std::make_unique<Forward<C>>(images, map, sums, tall, wide);
+    };
+    images.for_tiles(images.window_slices, images.window_rows, images.window_columns, start);
+  };
+  if (by_window) {
+    const Tensor out = new_output(images.map, dtype_v<C>, like);
+    Sink<C> map;
+    map.bind(View(out), images.map, Order::contiguous(images.map));
+    run(&map, nullptr);
+    return out;
+  }
+  const int64_t shape[] = {3, images.shape.size[0], images.shape.size[1]};
+  const Tensor out = empty(Shape(3, shape), DType::kDouble, like);
+  const std::unique_ptr<double[]> sums(new double[images.planes * tiles * 3]());
+  run(nullptr, sums.get());
+  double* to = reinterpret_cast<double*>(View(out).data);
+  for (int64_t p = 0; p < images.planes; ++p)
+    for (int k = 0; k < 3; ++k) {
+      double total = 0;
+      for (int64_t t = p * tiles; t < (p + 1) * tiles; ++t) total += sums[3 * t + k];
+      to[k * images.planes + p] = total;
+    }
+  return out;
+}
+
+Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, double data_range,
+            int64_t win_size, double win_sigma, double k1, double k2, bool same, bool by_window) {
+  const View x(input), y(target);
+  const Options options{data_range, win_size, win_sigma, k1, k2, same};
+  if (x.dtype == DType::kDouble || y.dtype == DType::kDouble)
+    return forward(Images<double>(x, y, mask, options), by_window, input);
+  return forward(Images<float>(x, y, mask, options), by_window, input);
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CPU, m) { m.impl("_ssim", TORCH_BOX(&ssim)); }
+
+}  // namespace safeops::cpu

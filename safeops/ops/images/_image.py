@@ -1,0 +1,27 @@
+"""What the functions of whole images share that are made of other ops: a number for each image, and its reduction."""
+
+import torch
+
+from safeops import _loss
+
+
+def finish(name, values, count, dtype, reduction, empty):
+    """The reduction over the images. values: (N,). count: how many kept elements each is made of."""
+    exists = count > 0
+    nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
+    if reduction == "none" and empty == "raise":
+        _loss.raise_if_nothing_kept(name, exists.all(), values.shape, f"{values.numel()} images")
+    values = torch.where(exists, values, nothing)
+    return _loss.reduce(name, values, exists, None, reduction, None, empty).to(dtype)
+
+
+# What the docstrings say of their arguments, in place of {arguments}.
+ARGUMENTS = """\
+        {own}
+        empty: value of a mean or sum over no image, and with "none" of an image of which nothing is kept: "zero"
+            (attached to the graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be
+            compiled whole).
+
+    Returns:
+        fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or (N,) for "none".
+"""

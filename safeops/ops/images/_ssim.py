@@ -1,0 +1,273 @@
+"""The SSIM family: what `ssim`, `ssim_loss` and `ms_ssim` have in common.
+
+All are made of 1 - SSIM at each window, or of its sums over the windows of each plane (n, c). With s = x + y and
+d = x - y, in units of the data range and each about a reference of its plane, so that no large offset cancels:
+
+    1 - luminance = 2 E[d]^2 / (E[s]^2 + E[d]^2 + 2 k1^2)          luminance = (2 mx my + C1) / (mx^2 + my^2 + C1)
+    1 - contrast  = 2 var d  / (var s + var d  + 2 k2^2)           contrast  = (2 cov + C2) / (var x + var y + C2)
+
+which takes four moments instead of five, is never below 0, and keeps its digits where the images are nearly equal.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from safeops import _check, _loss
+from safeops._definitions import accumulate
+from safeops._dtypes import compute_dtype
+from safeops._library import declare_raw, like
+from safeops._op import Op
+from safeops._symbolic import SYMBOLIC
+
+# ---- definition
+
+
+def window(size, sigma):
+    """The normalised weights of a Gaussian, whose products weigh the pixels of a window."""
+    exp = torch.exp if isinstance(sigma, torch.Tensor) else math.exp
+    scaled = [(k - size // 2) / sigma for k in range(size)]
+    weights = [exp(-0.5 * x * x) for x in scaled]
+    total = sum(weights)
+    return [w / total for w in weights]
+
+
+def blur(x, weights, spatial, same):
+    """Weighted sums over the windows, one dim after the other. By slices: a convolution of cuDNN may run in TF32."""
+    size = len(weights)
+    if same:
+        x = F.pad(x, (size // 2,) * (2 * spatial))
+    for d in range(-spatial, 0):
+        n = x.shape[d] - size + 1
+        x = sum(w * x.narrow(d, k, n) for k, w in enumerate(weights))
+    return x
+
+
+def reach(counted, size, spatial):
+    """The pixels that a counted window sees."""
+    seen = F.pad(counted, (size - 1,) * (2 * spatial))
+    for d in range(-spatial, 0):
+        n = seen.shape[d] - size + 1
+        slices = [seen.narrow(d, k, n) for k in range(size)]
+        seen = slices[0]
+        for x in slices[1:]:
+            seen = seen | x
+    return seen
+
+
+def reference(x, keep, dims):
+    """The mean of the finite pixels of each plane."""
+    x = x.detach()  # what is subtracted before the moments changes none of them
+    finite = keep & x.isfinite()
+    count = finite.sum(dims, keepdim=True).clamp(min=1)
+    mean = (accumulate(torch.where(finite, x, 0), dims, keepdim=True) / count).to(x.dtype)
+    return torch.where(mean.isfinite(), mean, 0)
+
+
+def variance(squares, mean):
+    """E[x^2] - E[x]^2, never below 0, where rounding would bring it; its slope is not cut off."""
+    v = squares - mean * mean
+    return v - (v - v.clamp(min=0)).detach()
+
+
+def define(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, by_window):
+    """by_window: 1 - SSIM of each window, 0 where it does not count; else (3, N, C) in fp64, the sums over a plane's
+    windows: of 1 - SSIM, of 1 - contrast, and how many they are. A window counts where the pixel at its centre is kept,
+    and is made of its kept pixels."""
+    compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
+    dims = tuple(range(2, input.dim()))
+    if 0 in input.shape:
+        sizes = _map_shape(input.shape, win_size, same) if by_window else (3, *input.shape[:2])
+        nothing = input.to(compute).sum() + target.to(compute).sum()
+        return nothing.expand(sizes) if by_window else nothing.double().expand(sizes)
+    keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
+    counted = keep = keep.expand(input.shape)
+    if not same:
+        for d in dims:
+            counted = counted.narrow(d, win_size // 2, counted.shape[d] - win_size + 1)
+        if mask is not None:
+            keep = keep & reach(counted, win_size, spatial)
+    x, y = input.to(compute), target.to(compute)
+    origin_x, origin_y = reference(x, keep, dims), reference(y, keep, dims)
+    x = (torch.where(keep, x, origin_x) - origin_x) / data_range  # select before arithmetic
+    y = (torch.where(keep, y, origin_y) - origin_y) / data_range
+    weights, s, d = window(win_size, win_sigma), x + y, x - y
+    moments = blur(torch.stack((s, d, s * s, d * d)), weights, spatial, same)
+    if same or mask is not None:
+        share = blur(keep.to(compute), weights, spatial, same)
+        moments = torch.where(counted, moments, 0) / torch.where(counted, share, 1)
+    mean_s, mean_d, squares_s, squares_d = moments.unbind()
+    var_s, var_d = variance(squares_s, mean_s), variance(squares_d, mean_d)
+    mean_s, mean_d = mean_s + (origin_x + origin_y) / data_range, mean_d + (origin_x - origin_y) / data_range
+    contrast = 2 * var_d / (var_s + var_d + 2 * k2 * k2)
+    mean_d = mean_d * mean_d
+    luminance = 2 * mean_d / (mean_s * mean_s + mean_d + 2 * k1 * k1)
+    loss = luminance + contrast - luminance * contrast
+    loss, contrast = torch.where(counted, loss, 0), torch.where(counted, contrast, 0)
+    if by_window:
+        return loss
+    return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))])
+
+
+# ---- op
+
+
+def _map_shape(shape, win_size, same):
+    """How many windows there are: a pixel each, or as many as lie inside."""
+    return (*shape[:2], *(n if same else max(n - win_size + 1, 0) for n in shape[2:]))
+
+
+def _fake(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, by_window):
+    if by_window:
+        compute = compute_dtype(input.dtype, target.dtype)
+        return input.new_empty(_map_shape(input.shape, win_size, same), dtype=compute)
+    return input.new_empty((3, *input.shape[:2]), dtype=torch.float64)
+
+
+def _fake_backward(grad, input, target, mask, data_range, win_size, win_sigma, k1, k2, same, by_window, *needs):
+    tensors = zip((input, target), needs)
+    return tuple(like(x, x.shape, x.dtype) if needed else x.new_empty(0) for x, needed in tensors)
+
+
+_OPTIONS = (
+    "Tensor input, Tensor target, Tensor? mask=None, float data_range=1.0, int win_size=11, float win_sigma=1.5, "
+    "float k1=0.01, float k2=0.03, bool same=False, bool by_window=False"
+)
+_forward = declare_raw("_ssim", f"({_OPTIONS}) -> Tensor", fake=_fake, composite=define)
+_backward = declare_raw(
+    "_ssim_backward",
+    f"(Tensor grad, {_OPTIONS}, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
+    fake=_fake_backward,
+)
+
+# ---- record
+
+
+class StructuralSimilarity(Op):
+    """The op is the sums over each plane's windows, or with "none" the map; what is made of them is a few numbers."""
+
+    differentiable = (0, 1)
+    example = "torch.zeros(1, 3, 16, 16), torch.ones(1, 3, 16, 16)"
+
+    def __init__(self, name, module=None):
+        self.module = module
+        super().__init__(name, _forward, _backward, define)
+
+    def prepare(self, input, target, mask, options, by_window):
+        self.validate(input, target, mask, options, by_window)
+        data_range, win_size, win_sigma, k1, k2, padding = options
+        operands = input, target, mask, data_range, win_size, win_sigma, k1, k2, padding == "same", by_window
+        return True, operands
+
+    def validate(self, input, target, mask, options, by_window):
+        validate(self.name, input, target, mask, options)
+
+    def validate_options(self, name, reduction, empty, *options):
+        _loss.validate_options(name, reduction, empty)
+        validate_window(name, *options)
+
+    def gradients(self, grad, needs, operands, results):
+        return self.backward(grad, *operands, *needs[:2])
+
+    def reduce(self, similarity, sums, dtype, reduction, denominator, empty):
+        """The sum or mean over all windows, of SSIM or of 1 - SSIM, from the sums of 1 - SSIM."""
+        loss, _, count = sums.unbind()
+        count = count.detach()
+        total = count - loss if similarity else loss
+        if reduction == "mean" and denominator is None:
+            denominator = count.sum()
+        return _loss.reduce(self.name, total, count > 0, None, reduction, denominator, empty).to(dtype)
+
+    def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
+        """The public function."""
+        name = self.name
+        _loss.validate_options(name, reduction, empty)
+        _loss.validate_denominator(name, reduction, denominator)
+        _check.tensor(name, "input", input)
+        _check.same_device(name, "input", input, denominator=denominator)
+        found = self.call(input, target, mask, options, reduction == "none")
+        if reduction != "none":
+            dtype = compute_dtype(input.dtype, target.dtype)
+            return self.reduce(similarity, found, dtype, reduction, denominator, empty)
+        if not similarity:
+            return found
+        found = 1 - found
+        return found if mask is None else torch.where(counted(mask, input.shape, *options), found, 0)
+
+
+def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
+    """Which windows count: those whose centre is kept."""
+    keep = mask.expand(shape)
+    if padding == "valid":
+        for d in range(2, len(shape)):
+            keep = keep.narrow(d, win_size // 2, max(shape[d] - win_size + 1, 0))
+    return keep
+
+
+# ---- checks
+
+
+def validate_images(name, input, target):
+    """(N, C, H, W) or (N, C, D, H, W), two of one shape."""
+    _check.floating(name, "input", input)
+    _check.floating(name, "target", target)
+    validate_dims(name, input)
+    if target.shape != input.shape:
+        raise ValueError(f"{name}: target {tuple(target.shape)} must have the shape of input {tuple(input.shape)}")
+
+
+def validate_dims(name, input):
+    if input.dim() not in (4, 5):
+        raise ValueError(f"{name}: input must be (N, C, H, W) or (N, C, D, H, W), got shape {tuple(input.shape)}")
+
+
+def validate(name, input, target, mask, options, scales=1):
+    """scales: how often the images are seen, each time at half the size."""
+    validate_images(name, input, target)
+    _check.mask(name, "mask", mask, "input", input.shape)
+    _check.same_device(name, "input", input, target=target, mask=mask)
+    validate_window(name, *options)
+    win_size, padding = options[1], options[-1]
+    if padding == "valid":
+        coarsest = 2 ** (scales - 1)
+        for n in input.shape[2:]:
+            if 0 < n and -(-n // coarsest) < win_size:
+                of = f" at scale {scales}, an image of sizes divided by {coarsest}" if scales > 1 else ""
+                raise ValueError(
+                    f"{name}: win_size {win_size} is larger than the image, input {tuple(input.shape)}{of}; "
+                    f'padding="same" takes any size'
+                )
+
+
+def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
+    """What a module's constructor takes."""
+    _check.number(name, "data_range", data_range, above=0)
+    if isinstance(win_size, bool) or not isinstance(win_size, (int, *SYMBOLIC[:1])):
+        raise TypeError(f"{name}: win_size must be an int, got {type(win_size).__name__}")
+    if win_size < 1 or win_size % 2 == 0:
+        raise ValueError(f"{name}: win_size must be odd and at least 1, got {win_size}")
+    _check.number(name, "win_sigma", win_sigma, above=0)
+    _check.number(name, "k1", k1, above=0)
+    _check.number(name, "k2", k2, above=0)
+    _check.choice(name, "padding", padding, ("valid", "same"))
+
+
+# What the docstring of each function says of its arguments, in place of {arguments}.
+ARGUMENTS = """\
+        input: floating tensor (N, C, H, W) or (N, C, D, H, W); half is read as it is, and computed in fp32.
+        target: floating tensor of `input`'s shape. Differentiable, too.
+        mask: bool tensor, broadcastable to `input`; True = keep. A window is made of its kept pixels, weighted anew
+            (normalised convolution), and counts where the pixel at its centre is kept. Masked-out pixels do not exist:
+            NaN, inf or garbage there changes neither the result nor a gradient, and their own gradient is exactly 0.
+        {own}
+        data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
+        win_size: how many pixels a window has along each dim: odd.
+        win_sigma: standard deviation of the Gaussian that weighs them, in pixels.
+        k1: constant of the luminance, greater than 0: C1 = (k1 data_range)^2.
+        k2: constant of the contrast, greater than 0: C2 = (k2 data_range)^2.
+        padding: "valid": the windows that lie inside the image. "same": one for each pixel, those at the border made
+            of the pixels that there are.
+        empty: value of a mean or sum over no window: "zero" (attached to the graph, zero gradients), "nan", or "raise"
+            (ValueError; synchronises to know, and cannot be compiled whole).
+"""

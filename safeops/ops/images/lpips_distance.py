@@ -1,0 +1,113 @@
+"""lpips_distance: how far images are apart in the features of a network."""
+
+import torch
+import torch.nn.functional as F
+
+from safeops import _check, _loss
+from safeops._dtypes import compute_dtype
+from safeops._op import Composed, registry
+from safeops.ops.images._image import ARGUMENTS, finish
+from safeops.ops.reductions import masked_count, masked_mean, masked_sum, masked_sum_of_squares  # noqa: F401
+from safeops.ops.rows import normalize  # noqa: F401  (with those above: its parts)
+
+NAME = "lpips_distance"
+
+_lpips_distance = Composed(NAME, "normalize", "masked_sum_of_squares", "masked_mean", "masked_count", "masked_sum")
+
+
+def shrink(mask, size):
+    """A mask of the images as one of a layer: a position is kept where all pixels that fall into it are."""
+    if tuple(mask.shape[2:]) in (tuple(size), (1, 1)):
+        return mask
+    return F.adaptive_max_pool2d((~mask).to(torch.float32), size) == 0
+
+
+def validate(features0, features1, weights, mask):
+    layers = _validate_list("features0", features0)
+    if not layers:
+        raise ValueError(f"{NAME}: features0 must have a layer at least, got none")
+    for key, x in (("features1", features1), ("weights", weights)):
+        if not (key == "weights" and x is None) and _validate_list(key, x) != layers:
+            raise ValueError(f"{NAME}: {key} must have one tensor for each of the {layers} layers, got {len(x)}")
+    first = features0[0]
+    for i, (f0, f1) in enumerate(zip(features0, features1)):
+        shape = tuple(f0.shape)
+        if f0.dim() != 4 or f0.shape[0] != first.shape[0]:
+            wanted = f"(N, C, H, W), of as many images as features0[0] {tuple(first.shape)}"
+            raise ValueError(f"{NAME}: features0[{i}] must be {wanted}, got shape {shape}")
+        if f1.shape != f0.shape:
+            raise ValueError(f"{NAME}: features1[{i}] {tuple(f1.shape)} must have the shape of features0[{i}] {shape}")
+        operands = {f"features0[{i}]": f0, f"features1[{i}]": f1}
+        if weights is not None:
+            operands[f"weights[{i}]"] = w = weights[i]
+            if w.shape not in ((shape[1],), (1, shape[1], 1, 1)):
+                wanted = f"({shape[1]},), one number for each channel of features0[{i}] {shape}"
+                raise ValueError(f"{NAME}: weights[{i}] must be {wanted}, got {tuple(w.shape)}")
+        _check.same_device(NAME, "features0[0]", first, **operands)
+    if mask is not None:
+        _check.boolean(NAME, "mask", mask, "True = keep")
+        if mask.dim() != 4 or mask.shape[0] not in (1, first.shape[0]) or mask.shape[1] != 1:
+            wanted = f"(N, 1, H, W) for features0[0] {tuple(first.shape)}"
+            raise ValueError(f"{NAME}: mask must be {wanted}, got shape {tuple(mask.shape)}")
+        _check.same_device(NAME, "features0[0]", first, mask=mask)
+
+
+def _validate_list(key, x):
+    """How many tensors it has."""
+    if not isinstance(x, (tuple, list)):
+        raise TypeError(f"{NAME}: {key} must be a list of tensors, got {type(x).__name__}")
+    for i, t in enumerate(x):
+        _check.floating(NAME, f"{key}[{i}]", t)
+    return len(x)
+
+
+@_lpips_distance.public(
+    "(Tensor[] features0, Tensor[] features1, Tensor[]? weights=None, *, Tensor? mask=None, "
+    'str reduction="mean", str empty="zero") -> Tensor',
+    arguments=ARGUMENTS,
+)
+def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="mean", empty="zero"):
+    """Learned perceptual distance: at each position |w (u0 - u1)^2| of the unit features, averaged, summed over layers.
+
+    u is a position's vector of channels at length 1, computed in fp32: 64 channels of 40 overflow no half, and a zero
+    vector stays 0 with gradient 0. The features are those of any network, a tensor for each layer. Zhang et al., "The
+    unreasonable effectiveness of deep features as a perceptual metric", 2018.
+
+    Args:
+        features0: list of floating tensors (N, C, H, W), C, H and W each layer's own.
+        features1: list of tensors of the same shapes. Differentiable, too.
+        weights: list of floating tensors, for each layer a number for each channel, (C,) or (1, C, 1, 1) as the paper's
+            linear layers have them; None: all are 1. Differentiable.
+        mask: bool tensor (N, 1, H, W) of the images' size, or the layers'; True = keep. A position of a smaller layer
+            is kept where all pixels that fall into it are. Positions that are not do not exist: NaN, inf or garbage
+            there changes neither the result nor a gradient, and their own gradient is exactly 0.
+        reduction: "mean" over the images, "sum", or "none": (N,).
+        {arguments}
+
+    Raises:
+        TypeError: the features are no lists of floating tensors, `mask` is not bool.
+        ValueError: no layer, features of different depth or shape, weights that do not fit the channels, a mask that
+            does not fit the images, devices differ, unknown `reduction` or `empty`.
+
+    Example:
+        >>> x = torch.zeros(1, 2, 4, 4)
+        >>> east, north = x.clone(), x.clone()
+        >>> east[:, 0], north[:, 1] = 3.0, 5.0
+        >>> safeops.lpips_distance([east, east], [north, east * 2]), safeops.lpips_distance([x], [east])
+        (tensor(2.), tensor(1.))
+    """
+    _loss.validate_options(NAME, reduction, empty)
+    validate(features0, features1, weights, mask)
+    weights = [None] * len(features0) if weights is None else [w.reshape(-1, 1, 1) for w in weights]
+    compute = compute_dtype(*(f.dtype for f in (*features0, *features1)))
+    total, count = 0, None
+    for f0, f1, weight in zip(features0, features1, weights):
+        keep = None if mask is None else shrink(mask, f0.shape[2:])
+        if keep is not None:
+            f0, f1 = torch.where(keep, f0, 0), torch.where(keep, f1, 0)
+        u0, u1 = (registry["normalize"].call(f.to(compute), 1, None) for f in (f0, f1))
+        apart = registry["masked_sum_of_squares"].call(u0 - u1, None, 1, True, weight, None, "zero")
+        total = total + registry["masked_mean"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
+        kept = registry["masked_count"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
+        count = kept if count is None else count * (kept > 0)
+    return finish(NAME, total, count, compute, reduction, empty)

@@ -1,0 +1,67 @@
+"""psnr: the ratio of the data range to the error of images, in decibels."""
+
+import torch
+
+from safeops import _check, _loss
+from safeops._dtypes import compute_dtype
+from safeops._op import Composed, registry
+from safeops._symbolic import as_operand
+from safeops.ops.images._image import ARGUMENTS, finish
+from safeops.ops.reductions import masked_count, masked_mean, masked_rms, masked_sum  # noqa: F401  (its parts)
+
+NAME = "psnr"
+
+_psnr = Composed(NAME, "masked_rms", "masked_count", "masked_mean", "masked_sum")
+
+
+@_psnr.public(
+    '(Tensor input, Tensor target, *, Tensor? mask=None, float data_range=1.0, str reduction="mean", '
+    'str empty="zero") -> Tensor',
+    arguments=ARGUMENTS,
+)
+def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="zero"):
+    """Peak signal-to-noise ratio: 20 log10(data_range / rms(input - target)) of each image; the mean over the images.
+
+    The differences are taken and squared in fp32 where half would lose or overflow them. Equal images have +inf, which
+    is the true value, and gradient 0, where the usual formula's is NaN.
+
+    Args:
+        input: floating tensor (N, ...); half is read as it is.
+        target: floating tensor of `input`'s shape. Differentiable, too.
+        mask: bool tensor, broadcastable to `input`; True = keep. Masked-out pixels do not exist: NaN, inf or garbage
+            there changes neither the result nor a gradient, and their own gradient is exactly 0.
+        data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
+        reduction: "mean" over the images, "sum", or "none": (N,).
+        {arguments}
+
+    Raises:
+        TypeError: an image is not floating, `mask` is not bool, an option is of another type.
+        ValueError: shapes do not fit, `data_range` is not above 0, devices differ, unknown `reduction` or `empty`.
+
+    Example:
+        >>> x = torch.zeros(2, 3, 8, 8)
+        >>> safeops.psnr(x, x + torch.tensor([0.1, 0.01]).reshape(2, 1, 1, 1), reduction="none")
+        tensor([20., 40.])
+    """
+    _loss.validate_options(NAME, reduction, empty)
+    _check.floating(NAME, "input", input)
+    _check.floating(NAME, "target", target)
+    _check.dimensions(NAME, "input", input, 63)
+    if input.dim() == 0:
+        raise ValueError(f"{NAME}: input must be (N, ...), got shape ()")
+    if target.shape != input.shape:
+        raise ValueError(f"{NAME}: target {tuple(target.shape)} must have the shape of input {tuple(input.shape)}")
+    _check.mask(NAME, "mask", mask, "input", input.shape)
+    _check.same_device(NAME, "input", input, target=target, mask=mask)
+    _check.number(NAME, "data_range", data_range, above=0)
+    compute = compute_dtype(input.dtype, target.dtype)
+    # (a row for each image: one of no pixels has none)
+    error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
+    keep = None if mask is None else mask.unsqueeze(-1)
+    dims = tuple(range(1, error.dim()))
+    rms = registry["masked_rms"].call(error, keep, dims, False, None, None, "zero")
+    count = registry["masked_count"].call(error, keep, dims, False, None, None, "zero")
+    equal = rms == 0
+    decibels = -20 * torch.log10(torch.where(equal, 1, rms) / as_operand(data_range, rms))
+    value = torch.where(equal, float("inf"), decibels)
+    return finish(NAME, value, count, compute, reduction, empty)

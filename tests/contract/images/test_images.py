@@ -1,0 +1,419 @@
+"""The functions of images: reported failures that they answer, what is masked, sizes, memory, parity."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import safeops
+from safeops._op import registry
+from safeops.testing import no_synchronisation
+from safeops.testing.memory import _peak_bytes
+from tests.contract.common import DEVICE, each_route, on, t
+from tests.ops import definitions
+from tests.test_routes import dispatched
+
+NAN, INF = math.nan, math.inf
+KERNELS = registry["ssim"].cpu if DEVICE == "cpu" else registry["ssim"].cuda
+SIMILARITIES = ("ssim", "ssim_loss")
+each_similarity = pytest.mark.parametrize("name", SIMILARITIES)
+each_padding = pytest.mark.parametrize("padding", ["valid", "same"])
+kernels_only = pytest.mark.skipif(not KERNELS, reason="no kernels here")
+
+
+def images(*shape, dtype=torch.float32, seed=0, noise=0.1):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(shape, generator=g, dtype=torch.float64)
+    y = (x + noise * torch.randn(shape, generator=g, dtype=torch.float64)).clamp(0, 1)
+    return x.to(DEVICE, dtype), y.to(DEVICE, dtype)
+
+
+def kept(*shape, seed=0, share=0.7):
+    return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share).to(DEVICE)
+
+
+def value_and_gradients(function, *leaves, **options):
+    leaves = [x.detach().requires_grad_() for x in leaves]
+    value = function(*leaves, **options)
+    return value.detach(), torch.autograd.grad(value.sum(), leaves)
+
+
+def truth(name, *operands, **options):
+    return getattr(definitions, name)(*(x.double() for x in operands), **options)
+
+
+# ---- reported failures
+
+
+@each_route
+@each_padding
+def test_fused_ssim_37_similarity_of_nearly_equal_images_is_at_most_1(route, padding):
+    x = torch.full((1, 1, 11, 11), 0.6, device=DEVICE)
+    for y in (x + 1e-7, x - 1e-7, x):
+        for reduction in ("mean", "none"):
+            got = on(route, "ssim")(x, y, padding=padding, reduction=reduction)
+            assert (got <= 1).all() and (got > 0.999999).all()
+            assert (on(route, "ssim_loss")(x, y, padding=padding, reduction=reduction) >= 0).all()
+
+
+@each_route
+@each_padding
+def test_similarity_is_at_most_1_for_any_images(route, padding):
+    for size in (1e-3, 1.0, 300.0):
+        x, _ = images(2, 1, 40, 40, noise=0)
+        x = x * size
+        for y in (x.clone(), x * (1 + 1e-6), x.half().float()):
+            assert (on(route, "ssim")(x, y, padding=padding, reduction="none") <= 1).all()
+
+
+@each_route
+def test_fused_ssim_a_nan_pixel_shows_where_it_is_kept_and_nowhere_else(route):
+    x, y = images(1, 1, 24, 24)
+    x[..., 4, 5] = NAN
+    ssim = on(route, "ssim")
+    assert ssim(x, y).isnan()
+    near = ssim(x, y, padding="same", reduction="none").isnan()
+    assert near[..., :10, :11].all() and near.sum() == 10 * 11
+    keep = ~x.isnan()
+    value, (dx, dy) = value_and_gradients(ssim, x, y, mask=keep)
+    assert value.isfinite() and dx.isfinite().all() and dy.isfinite().all() and dx[..., 4, 5] == 0 == dy[..., 4, 5]
+
+
+@each_route
+@each_similarity
+def test_torchmetrics_1290_constants_are_not_those_of_half(route, name):
+    """C1 C2 = 9e-8 is 1.19e-7 in half: dark images show it."""
+    x, y = images(1, 1, 16, 16)
+    x, y = (x * 1e-2).half(), (y * 1e-2).half()
+    assert on(route, name)(x, y).item() == pytest.approx(truth(name, x, y).item(), rel=1e-5)
+
+
+@each_route
+@each_padding
+@pytest.mark.parametrize("mask", [None, kept(1, 1, 64, 64)], ids=["whole", "masked"])
+def test_an_offset_of_1000_leaves_the_digits(route, padding, mask):
+    x, y = images(2, 1, 64, 64)
+    x, y = x + 1000, y + 1000
+    options = {"mask": mask, "padding": padding}
+    got = on(route, "ssim")(x, y, reduction="none", **options)
+    want = truth("ssim", x, y, reduction="none", **options)
+    assert (got <= 1).all() and (got.double() - want).abs().max() < 1e-3
+    # The plain fp32 formula is off by more than the result.
+    mean, squares = F.avg_pool2d(x, 11, 1), F.avg_pool2d(x * x, 11, 1)
+    assert (
+        squares - mean * mean - F.avg_pool2d((x - 1000).square(), 11, 1) + (mean - 1000).square()
+    ).abs().max() > 0.01
+    ours = value_and_gradients(on(route, "ssim"), x, y, **options)[1]
+    wide = value_and_gradients(definitions.ssim, x.double(), y.double(), **options)[1]
+    for a, b in zip(ours, wide):
+        assert (a - b).abs().max() < 1e-3 * b.abs().max()
+
+
+@each_route
+def test_lpips_64_channels_of_40_in_half_and_zero_features(route):
+    x = torch.full((1, 64, 2, 2), 40.0, dtype=torch.float16, device=DEVICE)
+    y = x.clone()
+    y[:, 32:] = 0
+    assert x.norm(dim=1).isfinite().all() and (x.square().sum(1)).isinf().all()
+    distance = on(route, "lpips_distance")
+    assert distance([x], [y]).item() == pytest.approx(2 - math.sqrt(2), rel=1e-3)
+    zero = torch.zeros_like(x)
+    value, (dz, dx) = value_and_gradients(lambda a, b: distance([a], [b]), zero, x)
+    assert value == 1 and (dz == 0).all() and dx.isfinite().all()
+
+
+# ---- masks
+
+
+@each_route
+def test_a_kept_nan_that_no_counted_window_sees_has_gradient_0(route):
+    x, y = images(1, 1, 16, 16)
+    keep = torch.ones(1, 1, 16, 16, dtype=torch.bool, device=DEVICE)
+    keep[..., 5, 5] = False  # the centre of the one window that sees the corner
+    x[..., 0, 0] = NAN
+    value, (dx, dy) = value_and_gradients(on(route, "ssim"), x, y, mask=keep)
+    assert value.isfinite() and dx.isfinite().all() and dx[..., 0, 0] == 0 == dy[..., 0, 0]
+    assert on(route, "ssim")(x, y).isnan()
+
+
+@each_route
+@each_similarity
+def test_masked_windows_are_made_of_what_is_kept(route, name):
+    """A strip that is masked out is as if the images ended there, windows cut at the border."""
+    x, y = images(2, 3, 20, 30)
+    keep = torch.arange(30, device=DEVICE) < 21
+    whole = on(route, name)(x, y, mask=keep, padding="same", reduction="none")
+    part = on(route, name)(x[..., :21], y[..., :21], padding="same", reduction="none")
+    torch.testing.assert_close(whole[..., :21], part)
+    assert (whole[..., 21:] == 0).all()
+
+
+@each_route
+@pytest.mark.parametrize("name", ["ssim", "ssim_loss", "ms_ssim", "psnr", "total_variation"])
+def test_nothing_kept(route, name):
+    x, y = images(2, 2, 12, 13)
+    operands = (x,) if name == "total_variation" else (x, y)
+    options = {"win_size": 3, "betas": (0.5, 0.5)} if name == "ms_ssim" else {}
+    none = torch.zeros(2, 1, 12, 13, dtype=torch.bool, device=DEVICE)
+    some = none.clone()
+    some[1] = True
+    function = on(route, name)
+    value, grads = value_and_gradients(function, *operands, mask=none, **options)
+    assert value == 0 and all((g == 0).all() for g in grads)
+    assert function(*operands, mask=none, empty="nan", **options).isnan()
+    with pytest.raises(ValueError, match=f'^{name}: empty="raise"'):
+        function(*operands, mask=none, empty="raise", **options)
+    second = function(*operands, mask=some, **options)
+    torch.testing.assert_close(second, function(*(x[1:] for x in operands), **options))
+
+
+# ---- sizes
+
+
+@each_route
+@each_padding
+@pytest.mark.parametrize("size", [(11, 11), (12, 31), (150, 21), (130, 515), (11, 1100)], ids=str)
+def test_sizes_beyond_tiles_and_chunks(route, padding, size):
+    x, y = images(1, 2, *size)
+    mask = kept(1, 1, *size)
+    for options in ({}, {"mask": mask}):
+        for reduction in ("mean", "none"):
+            how = {**options, "padding": padding, "reduction": reduction}
+            got = value_and_gradients(on(route, "ssim"), x, y, **how)
+            want = value_and_gradients(definitions.ssim, x.double(), y.double(), **how)
+            torch.testing.assert_close(got[0].double(), want[0], rtol=1e-4, atol=1e-5)
+            for a, b in zip(got[1], want[1]):
+                assert (a - b).abs().max() <= 1e-4 * b.abs().max()
+
+
+@each_route
+@pytest.mark.parametrize(
+    "options", [{"win_size": 1}, {"win_size": 25, "win_sigma": 30.0}, {"win_sigma": 1e-3}], ids=str
+)
+def test_other_windows(route, options):
+    x, y = images(1, 2, 40, 33)
+    for padding in ("valid", "same"):
+        got = value_and_gradients(on(route, "ssim"), x, y, padding=padding, **options)
+        want = value_and_gradients(definitions.ssim, x.double(), y.double(), padding=padding, **options)
+        assert got[0].item() == pytest.approx(want[0].item(), rel=1e-5)
+        for a, b in zip(got[1], want[1]):
+            assert (a - b).abs().max() <= 1e-4 * b.abs().max()
+
+
+@each_route
+@each_similarity
+@each_padding
+@pytest.mark.parametrize(
+    "shape", [(0, 3, 12, 12), (2, 0, 12, 12), (2, 3, 0, 12), (2, 3, 12, 0), (0, 1, 12, 12, 12)], ids=str
+)
+def test_no_pixels(route, name, padding, shape):
+    x, y = torch.zeros(shape, device=DEVICE), torch.zeros(shape, device=DEVICE)
+    value, (dx, dy) = value_and_gradients(on(route, name), x, y, padding=padding)
+    assert value == 0 and dx.shape == dy.shape == shape
+    smaller = [n - 10 if n and padding == "valid" else n for n in shape[2:]]
+    assert on(route, name)(x, y, padding=padding, reduction="none").shape == (*shape[:2], *smaller)
+
+
+def test_same_takes_images_smaller_than_a_window():
+    x, y = images(1, 1, 3, 2)
+    assert safeops.ssim(x, y, padding="same").item() == pytest.approx(truth("ssim", x, y, padding="same").item())
+
+
+# ---- parity
+
+
+def plain_ssim(x, y, data_range=1.0):
+    """As it is written: pytorch-msssim's five convolutions."""
+    g = torch.exp(-((torch.arange(11.0) - 5) ** 2) / 4.5).to(x)
+    g = g / g.sum()
+    w = (g[:, None] * g).expand(x.shape[1], 1, 11, 11)
+    mx, my, xx, yy, xy = (F.conv2d(z, w, groups=x.shape[1]) for z in (x, y, x * x, y * y, x * y))
+    c1, c2 = (0.01 * data_range) ** 2, (0.03 * data_range) ** 2
+    contrast = (2 * (xy - mx * my) + c2) / (xx - mx * mx + yy - my * my + c2)
+    return contrast * (2 * mx * my + c1) / (mx * mx + my * my + c1), contrast
+
+
+@each_route
+@pytest.mark.parametrize("data_range", [1.0, 255.0])
+def test_ssim_and_ms_ssim_are_the_usual_ones(route, data_range):
+    x, y = (z * data_range for z in images(2, 3, 176, 192, dtype=torch.float64))
+    torch.testing.assert_close(on(route, "ssim")(x, y, data_range=data_range), plain_ssim(x, y, data_range)[0].mean())
+    value, a, b = 1, x, y
+    for beta in (0.0448, 0.2856, 0.3001, 0.2363):
+        value = value * plain_ssim(a, b, data_range)[1].mean((2, 3)) ** beta
+        a, b = F.avg_pool2d(a, 2), F.avg_pool2d(b, 2)
+    value = value * plain_ssim(a, b, data_range)[0].mean((2, 3)) ** 0.1333
+    got = on(route, "ms_ssim")(x, y, data_range=data_range, reduction="none")
+    torch.testing.assert_close(got, value)
+
+
+@each_route
+def test_negative_contrast_is_no_nan(route):
+    x, _ = images(1, 1, 48, 48)
+    plain = plain_ssim(x, 1 - x)[1].mean() ** 0.5
+    assert plain.isnan()
+    value, (dx, dy) = value_and_gradients(on(route, "ms_ssim"), x, 1 - x, betas=(0.5, 0.5))
+    assert value == 0 and (dx == 0).all() and (dy == 0).all()
+
+
+@each_route
+def test_psnr_and_total_variation_of_known_images(route):
+    x = torch.zeros(2, 1, 3, 3, device=DEVICE)
+    y = x.clone()
+    y[0, 0, 1, 1] = 0.3
+    psnr = on(route, "psnr")
+    got = psnr(x, y, reduction="none")
+    assert got[0].item() == pytest.approx(-20 * math.log10(0.1)) and got[1] == INF  # rms 0.3 / 3
+    value, grads = value_and_gradients(psnr, x, x.clone())
+    assert value == INF and all((g == 0).all() for g in grads)  # the usual formula's are NaN
+    variation = on(route, "total_variation")
+    assert variation(y, reduction="none").tolist() == pytest.approx([1.2, 0])
+    assert variation(y, mask=y < 0.2) == 0 and variation(y).item() == pytest.approx(0.6)
+    assert variation(torch.full((1, 1, 1, 1), 3.0, device=DEVICE)) == 0
+
+
+@each_route
+def test_nearly_equal_images_keep_the_digits_of_their_loss(route):
+    x, y = images(1, 1, 32, 32, dtype=torch.float64, noise=0)
+    y = x + 1e-4 * torch.sin(torch.arange(32.0, device=DEVICE))
+    x, y = x.float(), y.float()
+    want = truth("ssim_loss", x, y).item()
+    assert 0 < want < 1e-6 and on(route, "ssim_loss")(x, y).item() == pytest.approx(want, rel=1e-3)
+
+
+# ---- lpips_distance
+
+
+class Network(torch.nn.Module):
+    """A small convolutional network that tells the features of each layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 16, 3, 2, 1), torch.nn.Conv2d(16, 32, 3, 2, 1)]
+        )
+
+    def forward(self, x):
+        features = []
+        for layer in self.layers:
+            x = layer(x).relu()
+            features.append(x)
+        return features
+
+
+@each_route
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_lpips_of_the_features_of_a_network(route, dtype):
+    network, (x, y) = Network().to(DEVICE, dtype), images(2, 3, 24, 20, dtype=dtype)
+    weights = [torch.rand(1, c, 1, 1, device=DEVICE) for c in (8, 16, 32)]
+    x.requires_grad_()
+    f0, f1 = network(x), network(y)
+    got = on(route, "lpips_distance")(f0, f1, weights, reduction="none")
+    want = 0
+    for a, b, w in zip(f0, f1, weights):
+        a, b = (F.normalize(f.double(), dim=1, eps=1e-30) for f in (a, b))
+        want = want + ((a - b).square() * w).sum(1).mean((1, 2))
+    torch.testing.assert_close(got.double(), want)
+    (dx,) = torch.autograd.grad(got.sum(), x)
+    assert got.dtype == torch.float32 and dx.isfinite().all() and dx.abs().sum() > 0
+    assert on(route, "lpips_distance")(f1, f1, weights) == 0
+
+
+@each_route
+def test_lpips_mask_of_the_images_reaches_every_layer(route):
+    network, (x, y) = Network().to(DEVICE), images(1, 3, 24, 20)
+    keep = torch.ones(1, 1, 24, 20, dtype=torch.bool, device=DEVICE)
+    keep[..., :9, :] = False
+    f0, f1 = network(x), network(y)
+    for f, rows in zip(f0, (9, 5, 3)):  # a position goes with any pixel of it
+        f[..., :rows, :] = NAN
+    distance = on(route, "lpips_distance")
+    assert distance(f0, f1).isnan() and distance(f0, f1, mask=keep).isfinite()
+    f0[2][..., 3, 0] = NAN
+    assert distance(f0, f1, mask=keep).isnan()
+    parts = [[f[..., rows:, :] for f, rows in zip(layers, (9, 5, 3))] for layers in (network(x), f1)]
+    f0 = network(x)
+    torch.testing.assert_close(distance(f0, f1, mask=keep), distance(*parts))
+
+
+def test_lpips_called_directly_as_an_op():
+    f0, f1 = [torch.rand(2, 3, 4, 4), torch.rand(2, 5, 2, 2)], [torch.rand(2, 3, 4, 4), torch.rand(2, 5, 2, 2)]
+    weights = [torch.rand(3), torch.rand(5)]
+    want = safeops.lpips_distance(f0, f1, weights)
+    assert torch.equal(torch.ops.safeops.lpips_distance(f0, f1, weights), want)
+
+
+# ---- kernels
+
+
+@kernels_only
+def test_which_kernels_run():
+    x, y = images(1, 3, 32, 32)
+    x.requires_grad_()
+    for name in (*SIMILARITIES, "ms_ssim"):
+        options = {"betas": (0.5, 0.5)} if name == "ms_ssim" else {}
+        value, ops = dispatched(lambda name=name, options=options: getattr(safeops, name)(x, y, **options))
+        assert ops.count("safeops::_ssim") == (2 if options else 1)
+        _, ops = dispatched(lambda value=value: torch.autograd.grad(value, x))
+        assert ops.count("safeops::_ssim_backward") == (2 if options else 1)
+
+
+@kernels_only
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_memory_is_that_of_the_gradients(dtype):
+    x, y = images(2, 3, 256, 256, dtype=dtype)
+    x.requires_grad_(), y.requires_grad_()
+
+    def step():
+        return torch.autograd.grad(safeops.ssim_loss(x, y, mask=None), (x, y))
+
+    assert _peak_bytes(DEVICE, step) <= 2 * x.nbytes + 65536
+
+
+@kernels_only
+def test_nothing_of_the_size_of_an_image_is_saved():
+    x, y = images(2, 3, 64, 64)
+    x.requires_grad_()
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda z: kept.append(z) or z, lambda z: z):
+        safeops.ssim_loss(x, y, mask=y > 0.1)
+    own = {z.data_ptr() for z in (x, y)}
+    assert all(z.numel() <= 18 or z.dtype == torch.bool or z.data_ptr() in own for z in kept)
+
+
+@each_similarity
+def test_no_synchronisation(name):
+    x, y = images(1, 1, 16, 16)
+    x.requires_grad_()
+    with no_synchronisation(DEVICE):
+        torch.autograd.grad(getattr(safeops, name)(x, y, mask=y > 0.1), x)
+
+
+def test_the_mean_over_micro_batches_by_denominator():
+    x, y = images(4, 1, 20, 20)
+    mask = kept(4, 1, 20, 20)
+    count = mask[..., 5:-5, 5:-5].sum().float()
+    parts = [slice(0, 1), slice(1, 4)]
+    whole = value_and_gradients(safeops.ssim_loss, x, y, mask=mask)
+    ours = value_and_gradients(
+        lambda x, y: sum(safeops.ssim_loss(x[p], y[p], mask=mask[p], denominator=count) for p in parts), x, y
+    )
+    torch.testing.assert_close(ours, whole)
+
+
+def test_module():
+    x, y = images(1, 3, 16, 16)
+    module = copy.deepcopy(safeops.nn.SSIMLoss(win_size=7, data_range=2.0))
+    assert torch.equal(module(x, y), safeops.ssim_loss(x, y, win_size=7, data_range=2.0))
+    with pytest.raises(ValueError, match="^SSIMLoss: win_size must be odd"):
+        safeops.nn.SSIMLoss(win_size=4)
+
+
+def test_int_pixels_are_refused_by_name():
+    x = t(1, 2, 3).reshape(1, 1, 1, 3).to(torch.uint8)
+    for name in ("ssim", "ssim_loss", "ms_ssim", "psnr"):
+        with pytest.raises(TypeError, match=f"^{name}: input must be a floating point tensor"):
+            getattr(safeops, name)(x, x)
