@@ -172,8 +172,7 @@ class StructuralSimilarity(Op):
 
     def reduce(self, similarity, sums, dtype, reduction, denominator, empty):
         """The sum or mean over all windows, of SSIM or of 1 - SSIM, from the sums of 1 - SSIM."""
-        loss, _, count = sums.unbind()
-        count = count.detach()
+        loss, count = sums[0], sums[2].detach()  # (not unbound: a DTensor lacks the gradient of what is not used)
         total = count - loss if similarity else loss
         if reduction == "mean" and denominator is None:
             denominator = count.sum()

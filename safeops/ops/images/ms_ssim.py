@@ -77,13 +77,16 @@ def ms_ssim(
     validate_betas(betas)
     options = data_range, win_size, win_sigma, k1, k2, padding
     validate(NAME, input, target, mask, options, len(betas))
+    for key, x in {"input": input, "target": target, "mask": mask}.items():
+        if x is not None:
+            _check.no_dtensor(NAME, key, x)  # torch's own pooling of one has no gradient
     compute = compute_dtype(input.dtype, target.dtype)
     value, exists = 1, True
     for scale, beta in enumerate(betas, 1):
-        loss, contrast_loss, count = _ms_ssim.call(input, target, mask, options, False).unbind()
-        count = count.detach()
         last = scale == len(betas)
-        mean = (loss if last else contrast_loss) / count.clamp(min=1)
+        sums = _ms_ssim.call(input, target, mask, options, False)
+        count = sums[2].detach()
+        mean = sums[0 if last else 1] / count.clamp(min=1)
         value, exists = value * power(1 - mean, beta), (count > 0) & exists
         if not last:
             keep = None if mask is None else mask.expand(input.shape)
