@@ -74,7 +74,8 @@ def backward(
     g = torch.where(keep, grad, 0).double()
     scale = _into_range(x.dtype, g if weights is None else g * weights)
     slopes = _slopes_by_kernel if _has_kernel(x, weight, label_smoothing, z_loss) else _slopes
-    slopes = slopes(g * scale, keep, log_sum, weights, _existing(linear_weight, linear_bias, weight), label_smoothing,
+    g = g if scale is None else g * scale
+    slopes = slopes(g, keep, log_sum, weights, _existing(linear_weight, linear_bias, weight), label_smoothing,
                     z_loss, compute)  # fmt: skip
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
@@ -92,7 +93,10 @@ def backward(
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
             del logits, slope  # before the next are made
-    return (d_input / scale).to(x.dtype), d_weight.div_(scale), d_bias.div_(scale)
+    if scale is not None:
+        for d in (d_input, d_weight, d_bias):
+            d.div_(scale)
+    return d_input.to(x.dtype), d_weight, d_bias
 
 
 # The slopes to the logits of a chunk, share p - even w, less the own part at the row's class, p = exp(logit - log_sum):
@@ -135,8 +139,9 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
 
 
 def _into_range(dtype, g):
-    """A power of two by which the slopes to the logits fit fp16. The gradients made of them need not: those are inf."""
+    """A power of two by which the slopes to the logits fit fp16; None where they do. The gradients need not: they are
+    divided by it again, and inf."""
     if dtype != torch.float16 or not len(g):
-        return 1.0
+        return None
     largest = g.abs().amax()
     return torch.where(largest.isfinite() & (largest > 2.0**14), to_one(largest) * 2.0**14, 1)

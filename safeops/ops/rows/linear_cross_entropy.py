@@ -169,7 +169,7 @@ def linear_cross_entropy(
 ):  # fmt: skip
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
-    As `torch.nn.functional.linear_cross_entropy`. Four million logits exist at a time, forward and backward, which
+    As `torch.nn.functional.linear_cross_entropy`. Eight million logits exist at a time, forward and backward, which
     computes them again: one product more than a linear layer and its loss, for a language model's largest tensors. The
     products are in the operands' dtype, their sums, softmax and loss in fp32: that over the chunks for `input`'s
     gradient, and that over all rows for the weight's and the bias's, each rounded once. Second derivatives, functorch
