@@ -89,8 +89,8 @@ def test_modules_copy_save_and_print(name):
     for twin in (copy.deepcopy(module), torch.load(buffer, weights_only=False)):
         assert torch.equal(twin(*operands), module(*operands))
     assert not list(module.parameters()) and module.state_dict().keys() == set(module.op.buffers)
-    for option, value in {"reduction": "'sum'", **own}.items():
-        assert option in module.op.buffers or f"{option}={value}" in repr(module)
+    for option, value in {"reduction": "sum", **own}.items():
+        assert option in module.op.buffers or f"{option}={value!r}" in repr(module)
 
 
 @each_module
