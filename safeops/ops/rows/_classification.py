@@ -78,6 +78,15 @@ def has_missing_class(target, mask, ignore_index, classes):
     return False
 
 
+def refuse_missing_class(name, target, mask, ignore_index, classes, described):
+    if has_missing_class(target, mask, ignore_index, classes):
+        kept = target if mask is None else target[mask.expand(target.shape)]
+        wrong = kept[((kept < 0) | (kept >= classes)) & (kept != ignore_index)][0].item()
+        raise IndexError(
+            f"{name}: target {wrong} is out of range for the {described}, and not ignore_index ({ignore_index})"
+        )
+
+
 def validate_weight(name, weight):
     """As far as a module knows, which has not seen the number of classes."""
     if weight is not None:
@@ -145,13 +154,8 @@ class Classification(Op):
         _check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
         if target.dtype in FLOATING:
             return
-        if has_missing_class(target, mask, ignore_index, classes):
-            kept = target if mask is None else target[mask.expand(target.shape)]
-            wrong = kept[((kept < 0) | (kept >= classes)) & (kept != ignore_index)][0].item()
-            raise IndexError(
-                f"{name}: target {wrong} is out of range for the {classes} classes of input {tuple(input.shape)}, and "
-                f"not ignore_index ({ignore_index})"
-            )
+        of = f"{classes} classes of input {tuple(input.shape)}"
+        refuse_missing_class(name, target, mask, ignore_index, classes, of)
 
     def differentiated(self, *operands):
         return self.definition(*operands)[0]

@@ -1,13 +1,12 @@
 """linear_cross_entropy beyond its record: chunks, reported failures, memory, what does not exist."""
 
-import sys
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import safeops
 from safeops._op import registry
+from safeops.ops.rows import _linear_chunks
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, flags, on
 from tests.ops import definitions
@@ -15,13 +14,12 @@ from tests.ops.linear_cross_entropy import _twin
 
 NAN, INF = float("nan"), float("inf")
 NAME = "linear_cross_entropy"
-module = sys.modules["safeops.ops.rows.linear_cross_entropy"]
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
 @pytest.fixture(params=[1, 40, 2**23], ids=["one class", "several chunks", "one chunk"])
 def chunk(request, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", request.param)
+    monkeypatch.setattr(_linear_chunks, "CHUNK", request.param)
 
 
 @pytest.fixture(params=["kernel", "torch"])
@@ -92,7 +90,7 @@ def test_many_small_contributions_to_half_gradients(monkeypatch):
 
     One row's probability of every class is about 1 / C: of its gradient, a chunk of classes is a small part.
     """
-    monkeypatch.setattr(module, "CHUNK", 1)
+    monkeypatch.setattr(_linear_chunks, "CHUNK", 1)
     classes, rows = 2048, 4
     x = torch.ones(rows, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
     w = torch.ones(classes, 8, dtype=torch.bfloat16, device=DEVICE).requires_grad_()
@@ -114,8 +112,8 @@ def test_many_small_contributions_to_half_gradients(monkeypatch):
 
 
 def most_bytes(rows, width, bytes_):
-    """A chunk of logits and one of their slopes; `input` with zeros where it is masked, and its gradient in fp32."""
-    return 2 * module.CHUNK * bytes_ + rows * width * (2 * bytes_ + 8) + 64 * rows + 2**20
+    """Two chunks; `input` with zeros where it is masked, its gradient in fp32, twice; numbers of rows; partial sums."""
+    return 2 * _linear_chunks.CHUNK * bytes_ + rows * width * (2 * bytes_ + 8) + 128 * rows + 2**20
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="measured by the CPU's profiler")
@@ -273,15 +271,15 @@ def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
 def test_there_are_chunks(monkeypatch):
     """No product is larger than CHUNK, compiled neither."""
     sizes = []
-    chunks = module._chunks
+    chunks = _linear_chunks._chunks
 
     def watched(*operands):
         for part, logits in chunks(*operands):
             sizes.append(logits.numel())
             yield part, logits
 
-    monkeypatch.setattr(module, "CHUNK", 40)
-    monkeypatch.setattr(module, "_chunks", watched)
+    monkeypatch.setattr(_linear_chunks, "CHUNK", 40)
+    monkeypatch.setattr(_linear_chunks, "_chunks", watched)
     given = operands()
     for function in (safeops.linear_cross_entropy, torch.compile(safeops.linear_cross_entropy, backend="aot_eager")):
         sizes.clear()

@@ -223,7 +223,7 @@ def test_modules(name):
     module = getattr(safeops.nn, op.module)(reduction="sum", **own)
     want = getattr(safeops, name)(*given, reduction="sum", mask=keep, **own)
     assert torch.equal(module(*given, mask=keep), want) and not module.state_dict()
-    assert all(f"{key}={value}" in repr(module) for key, value in own.items())
+    assert all(f"{key}={value!r}" in repr(module) for key, value in own.items())
     for key in {"margin", "temperature"} & own.keys():
         with pytest.raises(TypeError, match=rf"^{op.module}: {key} must be"):
             getattr(safeops.nn, op.module)(**{key: "1"})

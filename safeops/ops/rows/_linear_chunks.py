@@ -1,0 +1,147 @@
+"""linear_cross_entropy in chunks of the classes, in plain torch for any device: what its raw ops do.
+
+Of classes, not of rows: each gradient of the weight is then one product over all rows, summed in fp32 inside it and
+rounded once, with no fp32 buffer as large as the weight; and "none" is no other case, for nothing is scaled after the
+fact. The price is a fourth product: the backward computes the logits again.
+"""
+
+import torch
+
+from safeops._dtypes import compute_dtype, to_one
+from safeops._op import registry
+from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
+from safeops.ops.rows import cross_entropy
+from safeops.ops.rows._classification import rows_of
+
+CHUNK = 2**23  # logits at a time
+NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
+
+
+def _chunks(x, linear_weight, linear_bias):
+    """(slice of the classes, their logits): a buffer of its own each, in the operands' dtype as a linear layer's."""
+    size = max(1, CHUNK // max(1, len(x)))
+    for first in range(0, len(linear_weight), size):
+        part = slice(first, first + size)
+        w = linear_weight[part].mT
+        yield part, x @ w if linear_bias is None else torch.addmm(linear_bias[part], x, w)
+
+
+def _own(place, logits):
+    """(where in a chunk each row's class is, whether it is there); place: counted from the chunk's first class."""
+    inside = (place >= 0) & (place < logits.shape[1])
+    return torch.where(inside, place, 0).unsqueeze(1), inside
+
+
+def _existing(linear_weight, linear_bias, weight):
+    """(weight of each class, 0 where its bias of -inf says that there is none; their sum; how many there are)."""
+    every = linear_weight.new_ones(len(linear_weight), dtype=torch.float64) if weight is None else weight.double()
+    exists = torch.ones_like(every, dtype=torch.bool) if linear_bias is None else linear_bias != float("-inf")
+    every = torch.where(exists, every, 0)
+    return every, every.sum(), exists.sum().double()
+
+
+def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
+    dtype = compute_dtype(input.dtype)
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)
+    x = torch.where(keep.unsqueeze(1), input, 0)
+    log_sum = x.new_full(place.shape, float("-inf"), dtype=torch.float64)
+    own, spread = torch.zeros_like(log_sum), torch.zeros_like(log_sum)
+    every, all_weight, count = _existing(linear_weight, linear_bias, weight)
+    with torch.autocast(x.device.type, enabled=False):
+        for part, logits in _chunks(x, linear_weight, linear_bias):
+            of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, None, "zero")
+            log_sum = torch.logaddexp(log_sum, of_part.double())
+            at, inside = _own(place - part.start, logits)
+            own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
+            if label_smoothing:
+                w = every[part]
+                spread += registry["masked_sum"].call(logits, w != 0, -1, False, w, torch.float64, "zero")
+    loss = log_sum - own if weights is None else weights * (log_sum - own)
+    if label_smoothing:
+        loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
+    loss = torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0).to(dtype)
+    return loss, keep, loss.new_empty(0) if weights is None else weights, log_sum
+
+
+def backward(
+    grad, input, linear_weight, target, log_sum, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss,
+    need_input, need_weight, need_bias,
+):  # fmt: skip
+    compute = compute_dtype(input.dtype, grad.dtype)
+    place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
+    x = torch.where(keep.unsqueeze(1), input, 0)
+    g = torch.where(keep, grad, 0).double()
+    scale = _into_range(x.dtype, g if weights is None else g * weights)
+    slopes = _slopes_by_kernel if _has_kernel(x, weight, label_smoothing, z_loss) else _slopes
+    g = g if scale is None else g * scale
+    slopes = slopes(g, keep, log_sum, weights, _existing(linear_weight, linear_bias, weight), label_smoothing,
+                    z_loss, compute)  # fmt: skip
+    d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
+    d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
+    d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
+    with torch.autocast(x.device.type, enabled=False):
+        for part, logits in _chunks(x, linear_weight, linear_bias):
+            slope = slopes(logits, place - part.start, part)
+            if need_bias:
+                d_bias[part] = registry["masked_sum"].call(slope, None, 0, False, None, None, "zero")
+            slope = slope.to(x.dtype)
+            if need_input and compute == x.dtype:
+                d_input.addmm_(slope, linear_weight[part])
+            elif need_input:
+                d_input += slope @ linear_weight[part]
+            if need_weight:
+                torch.mm(slope.mT, x, out=d_weight[part])
+            del logits, slope  # before the next are made
+    if scale is not None:
+        for d in (d_input, d_weight, d_bias):
+            d.div_(scale)
+    return d_input.to(x.dtype), d_weight, d_bias
+
+
+# The slopes to the logits of a chunk, share p - even w, less the own part at the row's class, p = exp(logit - log_sum):
+# by the backward kernel of cross_entropy, or in torch.
+
+
+def _has_kernel(x, weight, label_smoothing, z_loss):
+    """Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the z-loss."""
+    return registry["cross_entropy"].cpu and x.is_cpu and (weight is None or not (label_smoothing or z_loss))
+
+
+def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
+    count, g = existing[2], (g if weights is None else g * weights).to(compute)
+    numbers = torch.stack([log_sum, label_smoothing / count.expand(log_sum.shape)][: 2 if label_smoothing else 1])
+
+    def slopes(logits, place, part):
+        options = keep, NO_CLASS, label_smoothing, z_loss
+        return cross_entropy._backward(g, logits, place, numbers, None, *options, True, False, True)[0]
+
+    return slopes
+
+
+def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
+    every, all_weight, count = existing
+    log_sum = torch.where(keep, log_sum, float("inf"))  # p = 0
+    own = (1 - label_smoothing) * (g if weights is None else g * weights)
+    even = label_smoothing * g / count
+    share = own + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
+    even, every = even.to(compute), every.to(compute)
+    log_sum, share, own = (t.to(compute).unsqueeze(1) for t in (log_sum, share, own))
+
+    def slopes(logits, place, part):
+        slope = logits.to(compute).sub_(log_sum).exp_().mul_(share)
+        if label_smoothing:
+            slope.addr_(even, every[part], alpha=-1)
+        at, inside = _own(place, logits)
+        return slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
+
+    return slopes
+
+
+def _into_range(dtype, g):
+    """A power of two by which the slopes to the logits fit fp16; None where they do. The gradients need not: they are
+    divided by it again, and inf."""
+    if dtype != torch.float16 or not len(g):
+        return None
+    largest = g.abs().amax()
+    return torch.where(largest.isfinite() & (largest > 2.0**14), to_one(largest) * 2.0**14, 1)
