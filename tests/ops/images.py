@@ -170,8 +170,12 @@ SMALL = {"win_size": 3, "win_sigma": 1.0}
 
 def _samples(denominator):
     pixels = mask(2, 1, 5, 6)
-    yield Sample(_pair(2, 2, 5, 6, seed=1), {"mask": pixels, **SMALL}, name="mean, masked", slow=True)
-    options = {"mask": mask(2, 2, 5, 6, seed=1), "padding": "same", "reduction": "none", **SMALL}
+    yield Sample(_pair(2, 2, 5, 6, seed=1), {"mask": pixels, **SMALL}, name="mean, masked")
+    # (compiled: Inductor's sympy, in torch 2.13, fails on strides of (H - 2) (W - 2) where H and W are symbols)
+    options = {"mask": mask(2, 1, 4, 5, seed=4), "padding": "same", "k2": 0.2, **SMALL}
+    yield Sample(_pair(2, 3, 4, 5, seed=15), options, name="mean, masked, same", slow=True)
+    # (a larger constant: routes are held to what the largest gradient allows, and here windows have two pixels)
+    options = {"mask": mask(2, 2, 5, 6, seed=1), "padding": "same", "reduction": "none", "k2": 0.2, **SMALL}
     yield Sample(_pair(2, 2, 5, 6, seed=3), options, name="none, masked, same")
     yield Sample(_pair(2, 2, 5, 6, seed=5), {"reduction": "none", **SMALL}, name="none")
     options = {"reduction": "sum", "padding": "same", "data_range": 2.5, "k1": 0.2, "k2": 0.1, **SMALL}
@@ -334,10 +338,11 @@ def _ms_terms(sample, outcome):
 
 def _ms_samples():
     options = {"win_size": 3, "win_sigma": 1.0, "betas": (0.4, 0.6)}
-    yield Sample(_pair(2, 2, 6, 7, seed=1), {"mask": mask(2, 1, 6, 7, keep=0.9), **options}, name="masked", slow=True)
+    yield Sample(_pair(2, 2, 6, 7, seed=1), {"mask": mask(2, 1, 6, 7, keep=0.9), **options}, name="masked")
     yield Sample(_pair(2, 2, 6, 8, seed=3), {"reduction": "none", **options}, name="none")
     same = {"padding": "same", "reduction": "sum", "data_range": 2.0, **options, "betas": (0.2, 0.3, 0.5)}
-    yield Sample(_pair(2, 1, 5, 7, seed=5), {"mask": mask(2, 1, 5, 7, seed=3), **same}, name="sum, masked, odd sizes")
+    masked = {"mask": mask(2, 1, 5, 7, seed=3), **same}
+    yield Sample(_pair(2, 3, 5, 7, seed=5), masked, name="sum, masked, odd sizes", slow=True)
     volumes = {"padding": "same", **options}
     yield Sample(_pair(2, 1, 3, 4, 5, seed=7), volumes, name="volumes")
 

@@ -207,7 +207,7 @@ struct Pixels {
     if (left > 0) clear(0, left);
     if (right < columns) clear(right, columns);
     if (outside) return;
-    for_pieces(plane, slice, row, column, columns, [&](int64_t n, int64_t at, const C* a, const C* b, const uint8_t* m) {
+    const auto take = [&](int64_t n, int64_t at, const C* a, const C* b, const uint8_t* m) {
       (m ? pixels_kept : pixels_all)(a, b, m, n, level, images.scale, s.get() + at, d.get() + at);
       if (m) {
         normalize(m, n, keep.get() + at);
@@ -215,7 +215,8 @@ struct Pixels {
       } else if (images.shared) {
         std::fill_n(kept.get() + at, n, C(1));
       }
-    });
+    };
+    for_pieces(plane, slice, row, column, columns, take);
   }
 
  private:

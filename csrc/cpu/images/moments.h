@@ -58,7 +58,7 @@ struct Moments {
       for (int64_t k = 1; k < slices.size; ++k) push_slice();
   }
 
-  // The next row of windows, in `means`, `share` and, with a mask, `counted`; after the last row that of the next slice.
+  // The next row of windows, in `means`, `share` and, with a mask, `counted`; then the next slice's.
   void advance() {
     if (!images.volumes) {
       if (row == 0) begin_slice();

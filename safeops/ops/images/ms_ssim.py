@@ -23,13 +23,23 @@ def validate_betas(betas):
 
 
 def halve(x, mask):
-    """(images of half the size, whose pixels are means of the 2 x 2 that are kept, and which of them exist)"""
+    """Images of half the size, whose pixels are means of the 2 x 2 that are kept."""
+    if 0 in x.shape:  # which pooling refuses
+        return x[(..., *[slice(None, None, 2)] * (x.dim() - 2))]
     pool = F.avg_pool2d if x.dim() == 4 else F.avg_pool3d
     options = {"kernel_size": 2, "ceil_mode": True, "count_include_pad": False}
     if mask is None:
         return pool(x, **options)
     share = pool(mask.to(x.dtype), **options)
     return pool(torch.where(mask, x, 0), **options) / torch.where(share > 0, share, 1)
+
+
+def halve_mask(keep):
+    """Which pixels of half the size exist: those that one of the 2 x 2 is kept of."""
+    if 0 in keep.shape:
+        return halve(keep, None)
+    pool = F.max_pool2d if keep.dim() == 4 else F.max_pool3d
+    return pool(keep.to(torch.float32), kernel_size=2, ceil_mode=True) > 0
 
 
 def power(x, beta):
@@ -81,6 +91,7 @@ def ms_ssim(
         if x is not None:
             _check.no_dtensor(NAME, key, x)  # torch's own pooling of one has no gradient
     compute = compute_dtype(input.dtype, target.dtype)
+    input, target = input.to(compute), target.to(compute)  # the scales' gradients are added wide
     value, exists = 1, True
     for scale, beta in enumerate(betas, 1):
         last = scale == len(betas)
@@ -90,14 +101,8 @@ def ms_ssim(
         value, exists = value * power(1 - mean, beta), (count > 0) & exists
         if not last:
             keep = None if mask is None else mask.expand(input.shape)
-            input, target = halve(input.to(compute), keep), halve(target.to(compute), keep)
+            input, target = halve(input, keep), halve(target, keep)
             mask = None if mask is None else halve_mask(keep)
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     value = torch.where(exists, value, nothing)
     return _loss.reduce(NAME, value, exists, None, reduction, None, empty).to(compute)
-
-
-def halve_mask(keep):
-    """Which pixels of half the size exist: those that one of the 2 x 2 is kept of."""
-    pool = F.max_pool2d if keep.dim() == 4 else F.max_pool3d
-    return pool(keep.to(torch.float32), kernel_size=2, ceil_mode=True) > 0

@@ -124,6 +124,15 @@ def test_lpips_64_channels_of_40_in_half_and_zero_features(route):
     assert value == 1 and (dz == 0).all() and dx.isfinite().all()
 
 
+@each_route
+@each_padding
+def test_rounding_makes_no_variance_negative(route, padding):
+    """Differences of two sizes, each without variance, on a level so high that nothing else is seen."""
+    x = torch.full((1, 1, 40, 40), 1000.0, device=DEVICE)
+    y = x + torch.where(torch.arange(40, device=DEVICE) < 20, 0.37, -0.41)
+    assert (on(route, "ssim_loss")(x, y, padding=padding, reduction="none") >= 0).all()
+
+
 # ---- masks
 
 
