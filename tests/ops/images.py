@@ -252,7 +252,7 @@ def _plain_images(seed):
 
 
 CALL = {"input": _plain_images(1), "target": _plain_images(2), "mask": torch.arange(13) % 5 != 2}
-WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2": 0.05, "padding": "same"}
+WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2": 0.5, "padding": "same"}
 
 
 def _record(name, definition, samples, bad_calls, call, **fields):
