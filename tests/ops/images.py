@@ -367,7 +367,11 @@ _record(
     CALL | WINDOWS | {"betas": (0.5, 0.5)},
     data=(0, 1),
     terms=_ms_terms,
-    skip={"accumulation": "the sums are those of ssim, which has it", **OF_WHOLE},
+    skip={
+        **OF_WHOLE,
+        "accumulation": "the sums are those of ssim, which has it",
+        "inductor": "torch 2.13's fails on the strides of what is half of symbolic sizes; ssim has it",
+    },
 )
 
 # ---- psnr, total_variation
