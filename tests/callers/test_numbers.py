@@ -55,11 +55,11 @@ def test_a_changing_number_keeps_its_sign_of_zero():
 # what is made of a size n, and what a number of a name may be
 OF_SIZE = {"n": lambda n: n, "n/4": lambda n: 0.25 * n, "1/n": lambda n: 1 / n, "-n/2": lambda n: -0.5 * n}
 POSITIVE = ["n", "n/4", "1/n"]
-# (of an order the sign decides the formula, and that of 1/n torch cannot prove)
-KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"]}
-KINDS |= dict.fromkeys(
-    ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "temperature", "z_loss"), POSITIVE
-)
+# (of an order the sign decides the formula, and that of 1/n torch cannot prove; a window of one pixel has no variance
+# but what rounding makes)
+KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win_sigma": ["n", "n/4"]}
+POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "temperature", "z_loss")
+KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2"), POSITIVE)
 KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
 FIRSTS = firsts()  # of each kind of op all such numbers are tried, of the others one
 SIZES = [

@@ -253,7 +253,7 @@ def _plain_images(seed):
 
 
 CALL = {"input": _plain_images(1), "target": _plain_images(2), "mask": torch.arange(13) % 5 != 2}
-WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2": 0.05, "padding": "same"}
+WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2": 0.5, "padding": "same"}
 
 
 def _record(name, definition, samples, bad_calls, call, **fields):
@@ -368,7 +368,11 @@ _record(
     CALL | WINDOWS | {"betas": (0.5, 0.5)},
     data=(0, 1),
     terms=_ms_terms,
-    skip={"accumulation": "the sums are those of ssim, which has it", **OF_WHOLE},
+    skip={
+        **OF_WHOLE,
+        "accumulation": "the sums are those of ssim, which has it",
+        "inductor": "torch 2.13's fails on the strides of what is half of symbolic sizes; ssim has it",
+    },
 )
 
 # ---- psnr, total_variation

@@ -206,6 +206,8 @@ def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
 
 # ---- checks
 
+LEAST_K = 1e-15  # its square is a normal number in fp32: of two constant images that is all the divisor
+
 
 def validate_images(name, input, target):
     """(N, C, H, W) or (N, C, D, H, W), two of one shape."""
@@ -247,8 +249,8 @@ def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
     if win_size < 1 or win_size % 2 == 0:
         raise ValueError(f"{name}: win_size must be odd and at least 1, got {win_size}")
     _check.number(name, "win_sigma", win_sigma, above=0)
-    _check.number(name, "k1", k1, above=0)
-    _check.number(name, "k2", k2, above=0)
+    _check.number(name, "k1", k1, minimum=LEAST_K)
+    _check.number(name, "k2", k2, minimum=LEAST_K)
     _check.choice(name, "padding", padding, ("valid", "same"))
 
 
@@ -263,8 +265,8 @@ ARGUMENTS = """\
         data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
         win_size: how many pixels a window has along each dim: odd.
         win_sigma: standard deviation of the Gaussian that weighs them, in pixels.
-        k1: constant of the luminance, greater than 0: C1 = (k1 data_range)^2.
-        k2: constant of the contrast, greater than 0: C2 = (k2 data_range)^2.
+        k1: constant of the luminance, at least 1e-15: C1 = (k1 data_range)^2.
+        k2: constant of the contrast, at least 1e-15: C2 = (k2 data_range)^2.
         padding: "valid": the windows that lie inside the image. "same": one for each pixel, those at the border made
             of the pixels that there are.
         empty: value of a mean or sum over no window: "zero" (attached to the graph, zero gradients), "nan", or "raise"

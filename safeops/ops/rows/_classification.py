@@ -51,7 +51,11 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
     place = torch.where(keep, target, 0).long()
     if weight is None:
         return place, keep, None
-    weights = weight.to(compute)[place] if classes else weight.to(compute).sum().expand(keep.shape)
+    weights = (
+        weight.to(compute).index_select(0, place.reshape(-1)).reshape(place.shape)
+        if classes
+        else weight.to(compute).sum().expand(keep.shape)
+    )
     keep = kept(keep, weights)
     return place, keep, torch.where(keep, weights, 0)
 
@@ -67,9 +71,7 @@ def has_missing_class(target, mask, ignore_index, classes):
     may_look = target.is_cpu and type(target) in PLAIN and not is_compiling() and not transforms_active()
     if not may_look or (mask is not None and type(mask) not in PLAIN):
         return False
-    counts = target != ignore_index
-    if mask is not None:
-        counts = counts & mask
+    counts = _counts(target, mask, ignore_index)
     indices = torch.where(counts, target.long() if classes else -1, 0)
     try:
         torch.zeros(()).expand(max(classes, 1)).gather(0, indices.reshape(-1))
@@ -78,13 +80,18 @@ def has_missing_class(target, mask, ignore_index, classes):
     return False
 
 
+def _counts(target, mask, ignore_index):
+    """Which rows have a class; ignore_index may be None."""
+    counts = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+    return counts if mask is None else counts & mask
+
+
 def refuse_missing_class(name, target, mask, ignore_index, classes, described):
     if has_missing_class(target, mask, ignore_index, classes):
-        kept = target if mask is None else target[mask.expand(target.shape)]
-        wrong = kept[((kept < 0) | (kept >= classes)) & (kept != ignore_index)][0].item()
-        raise IndexError(
-            f"{name}: target {wrong} is out of range for the {described}, and not ignore_index ({ignore_index})"
-        )
+        wrong = _counts(target, mask, ignore_index) & ((target < 0) | (target >= classes))
+        first = target.expand(wrong.shape)[wrong][0].item()  # an error is on its way: it may wait
+        but = "" if ignore_index is None else f", and not ignore_index ({ignore_index})"
+        raise IndexError(f"{name}: target {first} is out of range for the {described}{but}")
 
 
 def validate_weight(name, weight):
@@ -98,6 +105,8 @@ def validate_weight(name, weight):
 def validate_index(name, ignore_index):
     if isinstance(ignore_index, bool) or not isinstance(ignore_index, (int, torch.SymInt)):
         raise TypeError(f"{name}: ignore_index must be an int, got {type(ignore_index).__name__}")
+    if isinstance(ignore_index, int) and not -(2**63) <= ignore_index < 2**63:
+        raise ValueError(f"{name}: ignore_index must be an integer of 64 bits, got {ignore_index}")
 
 
 def validate_numbers(name, label_smoothing, z_loss):

@@ -72,11 +72,13 @@ def backward(
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
     x = torch.where(keep.unsqueeze(1), input, 0)
     g = torch.where(keep, grad, 0).double()
-    scale = _into_range(x.dtype, g if weights is None else g * weights)
+    existing = _existing(linear_weight, linear_bias, weight)
+    most = 1 if weights is None else torch.maximum(weights.abs(), existing[1].abs() / existing[2])
+    scale = _into_range(x, linear_weight, g * most * (1 + 2 * z_loss * log_sum.abs()))
     slopes = _slopes_by_kernel if _has_kernel(x, weight, label_smoothing, z_loss) else _slopes
     g = g if scale is None else g * scale
-    slopes = slopes(g, keep, log_sum, weights, _existing(linear_weight, linear_bias, weight), label_smoothing,
-                    z_loss, compute)  # fmt: skip
+    slopes = slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute)
+    del existing  # a number for each class, which not all slopes keep
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
@@ -138,10 +140,12 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
     return slopes
 
 
-def _into_range(dtype, g):
-    """A power of two by which the slopes to the logits fit fp16; None where they do. The gradients need not: they are
-    divided by it again, and inf."""
-    if dtype != torch.float16 or not len(g):
+def _into_range(x, linear_weight, g):
+    """g: the size of each row's slopes. A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
+    a mean over many rows they would vanish, of a scaled loss overflow. The gradients are divided by it again: one too
+    large for fp16 becomes inf there. None for other dtypes."""
+    if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
-    largest = g.abs().amax()
-    return torch.where(largest.isfinite() & (largest > 2.0**14), to_one(largest) * 2.0**14, 1)
+    rows, largest = g.abs(), linear_weight.abs().amax().double()
+    most = torch.maximum(rows.sum() * x.abs().amax().double().clamp(min=1), 2 * rows.amax() * largest.clamp(min=1))
+    return torch.where(most.isfinite() & (most > 0), to_one(most) * 2.0**14, 1)

@@ -3,6 +3,7 @@
 import torch
 
 from safeops import _check, _loss
+from safeops._dtypes import LARGEST
 from safeops._op import Composed, registry
 from safeops._symbolic import as_operand
 from safeops.ops.rows import cosine_similarity  # noqa: F401  (the record it is made of)
@@ -13,7 +14,7 @@ NAME = "cosine_embedding_loss"
 
 def validate_options(name, reduction, empty, margin):
     _loss.validate_options(name, reduction, empty)
-    _check.number(name, "margin", margin)
+    _check.number(name, "margin", margin, minimum=-LARGEST, maximum=LARGEST)
 
 
 _cosine_embedding_loss = Composed(
@@ -64,5 +65,6 @@ def cosine_embedding_loss(
     keep, (x1, x2) = select(mask, weight, input1, input2)
     cos = registry["cosine_similarity"].call(x1, x2, -1, None)
     apart = hinge(cos - as_operand(margin, cos))
-    loss = torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, 0))
+    other = torch.where(target == target, 0, torch.nan)  # a target of NaN shows
+    loss = torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

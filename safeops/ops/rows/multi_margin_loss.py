@@ -3,10 +3,11 @@
 import torch
 
 from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import LARGEST, compute_dtype
 from safeops._op import Composed, registry
 from safeops._symbolic import as_operand
 from safeops.ops.reductions import masked_mean  # noqa: F401  (the records it is made of)
+from safeops.ops.rows._classification import refuse_missing_class
 from safeops.ops.rows._row_loss import (
     ARGUMENTS_BY_CLASS,
     finish,
@@ -25,7 +26,7 @@ def validate_options(name, reduction, empty, p, margin):
     _loss.validate_options(name, reduction, empty)
     if not _check.is_number(p) or p not in (1, 2):
         raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")
-    _check.number(name, "margin", margin)
+    _check.number(name, "margin", margin, minimum=-LARGEST, maximum=LARGEST)
 
 
 _multi_margin_loss = Composed(
@@ -43,19 +44,6 @@ _multi_margin_loss = Composed(
 def _of_class(x, own, keepdim):
     """The number of each row's own class."""
     return registry["masked_sum"].call(x, own, -1, keepdim, None, None, "zero")
-
-
-def _look_up(target, classes):
-    """Raise where an index is out of range, without reading one: as a CPU kernel of torch does."""
-    torch.empty(classes, device=target.device).index_select(0, target.reshape(-1))
-
-
-def _refuse(target, classes):
-    bad = (target < 0) | (target >= classes)
-    if int(bad.sum()):  # an error is on its way: it may wait
-        raise IndexError(
-            f"{NAME}: target has the class index {target[bad][0].item()}, out of range for {classes} classes"
-        ) from None
 
 
 @_multi_margin_loss.public(
@@ -101,25 +89,21 @@ def multi_margin_loss(
     validate_options(NAME, reduction, empty, p, margin)
     keep, (x,) = select(mask, None, input)
     index = target.long() if keep is None else torch.where(keep, target, 0).long()
-    if index.device.type == "cpu" and type(index) is torch.Tensor and classes:
-        try:
-            _look_up(index, classes)
-        except (IndexError, RuntimeError):
-            _refuse(index, classes)
-            raise
-    else:
-        inside = _check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
-        keep = inside if keep is None else keep & inside
-        index = torch.where(inside, index, 0)
+    if classes:
+        refuse_missing_class(NAME, target, mask, None, classes, f"{classes} classes of input {tuple(input.shape)}")
+    inside = _check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
+    keep = inside if keep is None else keep & inside
+    index = torch.where(inside, index, 0)
     compute = compute_dtype(x.dtype)
-    x = x.to(compute)
+    x = torch.where(inside.unsqueeze(-1), x, 0).to(compute)
     # (no arange, beside which a DTensor would be a stranger)
     own = index.unsqueeze(-1) == x.new_ones(classes, dtype=torch.int64).cumsum(0) - 1  # (..., C)
+    if weight is not None:
+        w = _of_class(weight.to(compute_dtype(compute, weight.dtype)).expand(*rows, classes), own, False)
+        x = torch.where((w == 0).unsqueeze(-1), 0, x)  # select before arithmetic
     d = hinge(as_operand(margin, x) - _of_class(x, own, True) + x)
     d = torch.where(own, 0, d * d if p == 2 else d)
     loss = registry["masked_mean"].call(d, None, -1, False, None, None, "zero")
     if weight is not None:
-        w = weight.to(compute_dtype(compute, weight.dtype))
-        w = _of_class(w.expand(*rows, classes), own, False)
-        loss = (torch.where(w == 0, 0, loss) * w).to(compute)
+        loss = (loss * w).to(compute)
     return finish(NAME, loss, keep, None, reduction, denominator, empty)

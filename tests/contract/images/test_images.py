@@ -426,3 +426,12 @@ def test_int_pixels_are_refused_by_name():
     for name in ("ssim", "ssim_loss", "ms_ssim", "psnr"):
         with pytest.raises(TypeError, match=f"^{name}: input must be a floating point tensor"):
             getattr(safeops, name)(x, x)
+
+
+@each_route
+@pytest.mark.parametrize("name", SIMILARITIES)
+def test_equal_images_with_the_least_constants(name, route):
+    z = torch.zeros(1, 1, 12, 12, device=DEVICE)
+    assert on(route, name)(z, z, k1=1e-15, k2=1e-15) == (1 if name == "ssim" else 0)
+    with pytest.raises(ValueError, match=f"^{name}: k1 must be at least 1e-15, got 1e-25"):
+        on(route, name)(z, z, k1=1e-25)

@@ -288,3 +288,28 @@ def test_nothing_kept_is_0_whatever_the_denominator(denominator):
     x = torch.randn(2, 3, requires_grad=True)
     loss = safeops.cross_entropy(x, torch.tensor([-100, -100]), denominator=denominator)
     assert loss == 0 and not torch.autograd.grad(loss, x)[0].any()
+
+
+@each_route
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+def test_the_gradient_of_class_weights_is_the_same_on_any_threads(name, route):
+    """An indexed read is added to by atomics, on a CPU too."""
+    rows = 100_000
+    x, target = torch.randn(rows, 5, device=DEVICE).log_softmax(1), torch.randint(0, 5, (rows,), device=DEVICE)
+    threads, found = torch.get_num_threads(), set()
+    try:
+        for count in (1, 2, 2, 2, 2):
+            torch.set_num_threads(count)
+            weight = torch.linspace(0.5, 1.5, 5, device=DEVICE).requires_grad_()
+            loss = on(route, name)(x, target, weight=weight)
+            found.add(tuple(torch.autograd.grad(loss, weight)[0].tolist()))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, 2**70])
+def test_ignore_index_has_64_bits(name, value):
+    with pytest.raises(ValueError, match=f"^{name}: ignore_index must be an integer of 64 bits, got {value}"):
+        getattr(safeops, name)(torch.zeros(2, 3, device=DEVICE), t(0, 1, dtype=torch.int64), ignore_index=value)

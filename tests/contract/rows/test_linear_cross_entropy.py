@@ -313,3 +313,22 @@ def test_frozen_operands():
     mask = flags(*[True] * 9)
     loss = safeops.linear_cross_entropy(x, w, target, mask=mask)
     torch.testing.assert_close(loss, F.cross_entropy(F.linear(x, w), target))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-10, 2.0**12])
+def test_half_slopes_of_many_rows_do_not_vanish(scale):
+    """p / N is below fp16's subnormal numbers."""
+    rows, classes, width = 32768, 256, 8
+    x, w = (torch.randn(rows, width).half(), (torch.randn(classes, width) / 8).half())
+    target = torch.randint(0, 16, (rows,))
+
+    def gradients(loss, dtype):
+        leaves = [t.to(DEVICE, dtype, copy=True).requires_grad_() for t in (x, w)]
+        return torch.autograd.grad(loss(*leaves, target.to(DEVICE)) * scale, leaves)
+
+    got = gradients(safeops.linear_cross_entropy, torch.float16)
+    want = gradients(lambda x, w, target: F.cross_entropy(x @ w.mT, target), torch.float64)
+    for g, true in zip(got, want):
+        assert g.dtype == torch.float16
+        rounded = float((true.half().double() - true).norm())
+        assert float((g.double() - true).norm()) <= 1.5 * rounded + 1e-3 * float(true.norm())

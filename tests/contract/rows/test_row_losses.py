@@ -108,7 +108,7 @@ def test_a_class_of_weight_0_and_an_index_under_the_mask(route):
     for garbage in (4, -1, 2**40):
         assert torch.equal(on(route, "multi_margin_loss")(x, torch.where(keep, target, garbage), mask=keep), want)
     if DEVICE == "cpu":
-        with pytest.raises(IndexError, match="^multi_margin_loss: target has the class index 4, out of range for 4"):
+        with pytest.raises(IndexError, match="^multi_margin_loss: target 4 is out of range for the 4 classes"):
             on(route, "multi_margin_loss")(x, torch.where(keep, target, 4))
 
 
@@ -236,3 +236,35 @@ def test_triplet_of_equal_vectors_is_at_distance_0_with_gradient_0():
     far = torch.linalg.vector_norm(1 - negative + 0.25, dim=-1)
     torch.testing.assert_close(loss.detach(), (1 - far).clamp(min=0))
     assert not torch.autograd.grad(loss.sum(), positive)[0].any()
+
+
+@each_route
+@pytest.mark.parametrize("p", [1, 2])
+@pytest.mark.parametrize("garbage", [NAN, INF, -INF])
+def test_multi_margin_row_of_a_class_without_weight(route, p, garbage):
+    x = torch.tensor([[garbage, 0.0], [1.0, 0.5]], device=DEVICE, requires_grad=True)
+    loss = on(route, "multi_margin_loss")(x, t(0, 1, dtype=torch.int64), p=p, weight=t(0.0, 1.0))
+    assert torch.autograd.grad(loss, x)[0][0].tolist() == [0, 0] and loss.isfinite()
+
+
+@pytest.mark.parametrize("backend", ["aot_eager"])
+def test_multi_margin_compiled_leaves_out_a_class_that_does_not_exist(backend):
+    torch._dynamo.reset()
+    x = torch.tensor([[0.1, 0.2, 0.7], [0.5, 0.2, 0.3]], device=DEVICE, requires_grad=True)
+    compiled = torch.compile(safeops.multi_margin_loss, fullgraph=True, backend=backend)
+    loss = compiled(x, t(0, 3, dtype=torch.int64))
+    torch.testing.assert_close(loss, safeops.multi_margin_loss(x[:1], t(0, dtype=torch.int64)))
+    assert torch.autograd.grad(loss, x)[0][1].tolist() == [0, 0, 0]
+
+
+@each_route
+def test_cosine_embedding_target_of_nan_shows(route):
+    loss = on(route, "cosine_embedding_loss")(*vectors(3, 3), t(NAN, 5.0, 1.0), reduction="none")
+    assert loss.isnan().tolist() == [True, False, False] and loss[1] == 0
+
+
+@pytest.mark.parametrize("name", ["cosine_embedding_loss", "multi_margin_loss"])
+@pytest.mark.parametrize("margin", [NAN, INF])
+def test_margins_are_finite(name, margin):
+    with pytest.raises(ValueError, match=f"^{name}: margin must"):
+        getattr(safeops, name)(*operands(name, 3, 4), margin=margin)
