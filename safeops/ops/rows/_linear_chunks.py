@@ -141,9 +141,9 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
 
 
 def _into_range(x, linear_weight, g):
-    """g: the size of each row's slopes. A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
+    """A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
     a mean over many rows they would vanish, of a scaled loss overflow. The gradients are divided by it again: one too
-    large for fp16 becomes inf there. None for other dtypes."""
+    large for fp16 becomes inf there. None for other dtypes. g: the size of each row's slopes."""
     if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
     rows, largest = g.abs(), linear_weight.abs().amax().double()
