@@ -65,7 +65,9 @@ FIRSTS = firsts()  # of each kind of op all such numbers are tried, of the other
 SIZES = [
     (name, key, kind) for name, key in PLACES for kind in list(KINDS.get(key, OF_SIZE))[: None if name in FIRSTS else 1]
 ]
-PLAIN = [(*size, True) for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator"]
+# (the images of ms_ssim's call are too small for its defaults)
+PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
+PLAIN = [(*size, True) for size in PLAIN]
 
 
 @pytest.mark.parametrize("name, key, kind, plain", [*((*size, False) for size in SIZES), *PLAIN])

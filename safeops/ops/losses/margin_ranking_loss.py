@@ -32,7 +32,7 @@ def margin_ranking_loss(
         input1: floating tensor x1.
         input2: floating tensor x2 of `input1`'s shape; broadcast with a warning.
         target: floating tensor y, broadcastable with them: 1 or -1. Differentiable.
-        margin: by how much.
+        margin: by how much. Where it is just met the slope is 0: equal scores need one above 0.
         {arguments}
 
     Example:

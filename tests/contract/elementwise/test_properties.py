@@ -25,8 +25,8 @@ NONFINITE = [NAN, INF, -INF]
 # g x / y of xlogy goes through g x, as torch's does: its extremes are those of one product.
 POOLS = {"xlogy": [x for x in POOL if x == 0 or 1e-10 < abs(x) < 1e10]}
 # Multiples of the tolerance: what a gradient may lose where it or a step on its way is subnormal; what the exponent
-# b - 1 of a slope does, rounded, to a power of a number near the ends of the range.
-SUBNORMAL, SLOPES = {"safe_atan2": 2**12, "safe_pow": 2**12}, {"safe_pow": 8}
+# b - 1 of a slope does, rounded, to a power of a number near the ends of the range, whose logarithm is up to 709.
+SUBNORMAL, SLOPES = {"safe_atan2": 2**12, "safe_pow": 2**12}, {"safe_pow": 1 + 709 / 64}
 
 
 def judge(route, name, sample, safe):
