@@ -150,8 +150,7 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
             f"{NAME}: {', '.join(named)} must be of one dtype, as in a linear layer outside autocast, got "
             f"{', '.join(map(str, dtypes))}"
         )
-    classes = f"{classes} classes of linear_weight {tuple(linear_weight.shape)}"
-    refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), classes)
+    refuse_missing_class(NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
 
 
 # ---- public function

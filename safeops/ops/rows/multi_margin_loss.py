@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check, _loss
-from safeops._dtypes import LARGEST, compute_dtype
+from safeops._dtypes import compute_dtype
 from safeops._op import Composed, registry
 from safeops._symbolic import as_operand
 from safeops.ops.reductions import masked_mean  # noqa: F401  (the records it is made of)
@@ -26,7 +26,7 @@ def validate_options(name, reduction, empty, p, margin):
     _loss.validate_options(name, reduction, empty)
     if not _check.is_number(p) or p not in (1, 2):
         raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")
-    _check.number(name, "margin", margin, minimum=-LARGEST, maximum=LARGEST)
+    _check.number(name, "margin", margin)
 
 
 _multi_margin_loss = Composed(
@@ -90,7 +90,7 @@ def multi_margin_loss(
     keep, (x,) = select(mask, None, input)
     index = target.long() if keep is None else torch.where(keep, target, 0).long()
     if classes:
-        refuse_missing_class(NAME, target, mask, None, classes, f"{classes} classes of input {tuple(input.shape)}")
+        refuse_missing_class(NAME, target, mask, None, classes, "input", input.shape)
     inside = _check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
     keep = inside if keep is None else keep & inside
     index = torch.where(inside, index, 0)
