@@ -172,7 +172,9 @@ def _samples(denominator):
     pixels = mask(2, 1, 5, 6)
     yield Sample(_pair(2, 2, 5, 6, seed=1), {"mask": pixels, **SMALL}, name="mean, masked")
     # (compiled: Inductor's sympy, in torch 2.13, fails on strides of (H - 2) (W - 2) where H and W are symbols)
-    options = {"mask": mask(2, 1, 4, 5, seed=4), "padding": "same", "k2": 0.2, **SMALL}
+    most = torch.ones(2, 1, 4, 5, dtype=torch.bool)  # no window is left with a pixel or two, whose variance is rounding
+    most[0, 0, 1, 2] = most[1, 0, :, 0] = False
+    options = {"mask": most, "padding": "same", "k2": 0.2, **SMALL}
     yield Sample(_pair(2, 3, 4, 5, seed=15), options, name="mean, masked, same", slow=True)
     # (a larger constant: routes are held to what the largest gradient allows, and here windows have two pixels)
     options = {"mask": mask(2, 2, 5, 6, seed=1), "padding": "same", "reduction": "none", "k2": 0.2, **SMALL}
@@ -400,7 +402,8 @@ def _image_samples(*operands, **options):
             tuple(f(*shape, seed=seed + i) for i, f in enumerate(operands)), given | options, name=name, slow=slow
         )
 
-    yield sample(1, 2, 2, 5, 6, mask=mask(2, 1, 5, 6), name="masked", slow=True)
+    # (no two sizes are equal, which a trace would take for one)
+    yield sample(1, 2, 3, 5, 6, mask=mask(2, 1, 5, 6), name="masked", slow=True)
     yield sample(3, 3, 2, 4, 5, reduction="none", mask=mask(3, 2, 4, 5, seed=1), name="none")
     yield sample(5, 2, 1, 3, 4, 5, reduction="sum", name="volumes, sum")
 
