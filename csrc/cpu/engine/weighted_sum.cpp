@@ -12,7 +12,38 @@ void quotient_loop(const void*, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) out[i] = g[i] / d[i];
 }
 
+template <class C, bool kFlat, bool kMask, bool kWeight>
+void scale_loop(const void*, const Chunk<C>& chunk) {
+  const C *c = chunk.in[0], *w = chunk.in[1];
+  const uint8_t* mask = chunk.mask;
+  C* out = chunk.out[0];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    C scale = c[i];
+    if constexpr (kWeight) scale *= w[i];
+    bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
+    if constexpr (kFlat) keep = keep & (out[i] != 0);
+    out[i] = select_or_zero(keep, scale * out[i]);
+  }
+}
+
+template <class C, bool kFlat>
+Loop<C> pick_scale(bool mask, bool weight) {
+  if (mask) return weight ? pick<&scale_loop<C, kFlat, true, true>>() : pick<&scale_loop<C, kFlat, true, false>>();
+  return weight ? pick<&scale_loop<C, kFlat, false, true>>() : pick<&scale_loop<C, kFlat, false, false>>();
+}
+
 }  // namespace
+
+template <class C>
+Loop<C> pick_selection(bool mask, bool weight) {
+  return pick_value<C, Identity<C>>(mask, weight);
+}
+
+template <class C>
+Loop<C> pick_scale(bool flat, bool mask, bool weight) {
+  return flat ? pick_scale<C, true>(mask, weight) : pick_scale<C, false>(mask, weight);
+}
 
 template <class C>
 GradientScale<C>::GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator) : view(grad) {
@@ -36,5 +67,9 @@ GradientScale<C>::GradientScale(const Tensor& grad, const std::optional<Tensor>&
 
 template struct GradientScale<float>;
 template struct GradientScale<double>;
+template Loop<float> pick_selection(bool mask, bool weight);
+template Loop<double> pick_selection(bool mask, bool weight);
+template Loop<float> pick_scale(bool flat, bool mask, bool weight);
+template Loop<double> pick_scale(bool flat, bool mask, bool weight);
 
 }  // namespace safeops::cpu

@@ -49,6 +49,19 @@ Loop<C> pick_value(bool mask, bool weight) {
   return weight ? pick<&value_loop<C, F, false, true>>() : pick<&value_loop<C, F, false, false>>();
 }
 
+template <class C>
+struct Identity {
+  C value(C x, C) const { return x; }
+};
+
+// in: [weight], x;  out: w x, kept weights
+template <class C>
+Loop<C> pick_selection(bool mask, bool weight);
+
+// in: c, [weight];  out: slopes, of which it makes the gradients c w slope. flat: that of a slope of 0 is 0 whatever c is.
+template <class C>
+Loop<C> pick_scale(bool flat, bool mask, bool weight);
+
 // A weight too small or too large for fp32 is read as it is: it makes the loop run in double.
 inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
 

@@ -31,8 +31,6 @@ namespace safeops::cpu {
 
 enum LossReduction : int64_t { kNone = 0, kMean = 1, kSum = 2 };
 
-// ---- the loops of the gradients.  in: c = grad / denominator, [weight], x, y;  out: dx, dy, null where not wanted
-
 template <class F, class = void>
 constexpr bool has_slopes = false;
 template <class F>
@@ -50,16 +48,44 @@ template <class Loss, class... Arguments>
 constexpr bool chooses<std::void_t<decltype(Loss::choose(std::declval<const Arguments&>()...))>, Loss, Arguments...> =
     true;
 
+// What a loop is called with. The loops of a loss with slopes() know no mask and no weight, for they are costly, in code
+// and to compile: `select` goes over what they have put out, which is in the L1 cache then.
 template <class F, class C>
-struct SignedLoss {
-  F loss;
+struct LossLoop {
+  F loss;  // (first: to the loop of engine/weighted_sum.h this is the loss)
   C sign;  // -1 where the first output is dy = -dx
+  bool weighted;
+  Loop<C> select;
 };
+
+// ---- the loops of the values.  in: [weight], x, y, [z];  out: values, weights
+
+template <class C, class F>
+void values_loop(const void* op, const Chunk<C>& chunk) {
+  const LossLoop<F, C>& loop = *static_cast<const LossLoop<F, C>*>(op);
+  const F f = loop.loss;
+  const C *const *in = chunk.in + loop.weighted, *x = in[0], *y = in[1], *z = in[2];
+  C* values = chunk.out[0];
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    if constexpr (has_third<F, C>)
+      values[i] = f.value(x[i], y[i], z[i]);
+    else
+      values[i] = f.value(x[i], y[i]);
+  }
+  if (!loop.select) return;
+  Chunk<C> computed = chunk;
+  computed.in[loop.weighted] = values;
+  loop.select(op, computed);
+}
+
+// ---- the loops of the gradients.  in: c = grad / denominator, [weight], x, y, [z];  out: dx, dy, [dz], null where not
+// wanted
 
 // dx = c w slope(x, y), and dy = -dx where both are wanted
 template <class C, class F, bool kMask, bool kWeight>
 void slope_loop(const void* op, const Chunk<C>& chunk) {
-  const SignedLoss<F, C> f = *static_cast<const SignedLoss<F, C>*>(op);
+  const LossLoop<F, C> f = *static_cast<const LossLoop<F, C>*>(op);
   const C *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight], *y = chunk.in[2 + kWeight];
   const uint8_t* mask = chunk.mask;
   C *dx = chunk.out[0], *dy = chunk.out[1];
@@ -80,48 +106,37 @@ C at(Slopes<C> slopes) {  // (by value: a reference keeps gcc from vectorising t
   return kPlace == 0 ? slopes.first : kPlace == 1 ? slopes.second : slopes.third;
 }
 
-// The gradient of one operand: out = c w slope. What the others alone need is not computed.
-template <int kPlace, class C, class F, bool kMask, bool kWeight>
-void slopes_loop(const F& f, const Chunk<C>& chunk) {
-  const C *c = chunk.in[0], *w = chunk.in[1];
-  const C *x = chunk.in[1 + kWeight], *y = chunk.in[2 + kWeight], *z = chunk.in[3 + kWeight];
-  const uint8_t* mask = chunk.mask;
+// The gradient of one operand, of its slopes. What the others alone need is not computed.
+template <int kPlace, class C, class F>
+void gradient_loop(const LossLoop<F, C>& loop, const F& f, const Chunk<C>& chunk) {
+  const C *const *in = chunk.in + 1 + loop.weighted, *x = in[0], *y = in[1], *z = in[2];
   C* out = chunk.out[kPlace];
   if (!out) return;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    C scale = c[i], slope;
-    if constexpr (kWeight) scale *= w[i];
     if constexpr (has_third<F, C>)
-      slope = at<kPlace>(f.slopes(x[i], y[i], z[i]));
+      out[i] = at<kPlace>(f.slopes(x[i], y[i], z[i]));
     else
-      slope = at<kPlace>(f.slopes(x[i], y[i]));
-    bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
-    if constexpr (is_flat<F>) keep = keep & (slope != 0);
-    out[i] = select_or_zero(keep, scale * slope);
+      out[i] = at<kPlace>(f.slopes(x[i], y[i]));
   }
-}
-
-template <class C, class F, bool kMask, bool kWeight>
-void slopes_loops(const void* op, const Chunk<C>& chunk) {
-  const F f = static_cast<const SignedLoss<F, C>*>(op)->loss;
-  slopes_loop<0, C, F, kMask, kWeight>(f, chunk);
-  slopes_loop<1, C, F, kMask, kWeight>(f, chunk);
-  if constexpr (has_third<F, C>) slopes_loop<2, C, F, kMask, kWeight>(f, chunk);
-}
-
-template <class C, class F, bool kMask, bool kWeight>
-Loop<C> pick_gradient() {
-  if constexpr (has_slopes<F>)
-    return pick<&slopes_loops<C, F, kMask, kWeight>>();
-  else
-    return pick<&slope_loop<C, F, kMask, kWeight>>();
+  Chunk<C> slopes = chunk;
+  slopes.out[0] = out;
+  loop.select(&loop, slopes);
 }
 
 template <class C, class F>
-Loop<C> pick_gradient(bool mask, bool weight) {
-  if (mask) return weight ? pick_gradient<C, F, true, true>() : pick_gradient<C, F, true, false>();
-  return weight ? pick_gradient<C, F, false, true>() : pick_gradient<C, F, false, false>();
+void gradients_loop(const void* op, const Chunk<C>& chunk) {
+  const LossLoop<F, C>& loop = *static_cast<const LossLoop<F, C>*>(op);
+  const F f = loop.loss;
+  gradient_loop<0>(loop, f, chunk);
+  gradient_loop<1>(loop, f, chunk);
+  if constexpr (has_third<F, C>) gradient_loop<2>(loop, f, chunk);
+}
+
+template <class C, class F>
+Loop<C> pick_slope(bool mask, bool weight) {
+  if (mask) return weight ? pick<&slope_loop<C, F, true, true>>() : pick<&slope_loop<C, F, true, false>>();
+  return weight ? pick<&slope_loop<C, F, false, true>>() : pick<&slope_loop<C, F, false, false>>();
 }
 
 // run(the loss of these parameters)
@@ -191,21 +206,28 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     const View &x = operands.views[0], &y = operands.views[1];
     const Shape& shape = operands.shape;
     const auto run = [&](const auto& loss) {
-      const Loop<C> loop = pick_value<C, std::decay_t<decltype(loss)>>(mask.has_value(), weight.has_value());
+      using F = std::decay_t<decltype(loss)>;
+      const bool masked = mask.has_value(), weighted = weight.has_value();
+      const LossLoop<F, C> op{loss, C(1), weighted, masked || weighted ? pick_selection<C>(masked, weighted) : nullptr};
+      Loop<C> loop;
+      if constexpr (has_slopes<F>)
+        loop = pick<&values_loop<C, F>>();
+      else
+        loop = pick_value<C, F>(masked, weighted);
       if (reduction == kNone) {
         Pair result{output_like(shape, dtype, input, x), empty_vector(DType::kDouble, input)};
         const View out(std::get<0>(result));
         Elementwise<C> work(shape, out);
         operands.bind(work, mask, weight);
         work.output(out);
-        work.run(loop, &loss);
+        work.run(loop, &op);
         return result;
       }
       Pair result{empty(Shape(), dtype, input), empty(Shape(), DType::kDouble, input)};
       const bool follow_x = shape.is(x.ndim, x.sizes);
       Reduction<C> work(shape, ReducedDims(shape, nullptr, 0), follow_x ? x : y);
       operands.bind(work, mask, weight);
-      work.run(loop, &loss, finish, std::get<0>(result), std::get<1>(result));
+      work.run(loop, &op, finish, std::get<0>(result), std::get<1>(result));
       return result;
     };
     return with_loss<Loss<C>>(run, parameters...);
@@ -239,14 +261,19 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     operands.bind(work, mask, weight);
     const auto run = [&](const auto& loss) {
       using F = std::decay_t<decltype(loss)>;
-      const SignedLoss<F, C> op{loss, static_cast<C>(outputs[0] ? 1 : -1)};
+      const bool masked = mask.has_value(), weighted = weight.has_value();
+      const LossLoop<F, C> op{loss, static_cast<C>(outputs[0] ? 1 : -1), weighted,
+                              pick_scale<C>(is_flat<F>, masked, weighted)};
+      Loop<C> loop;
       if constexpr (has_slopes<F>) {
         for (int i = 0; i < kOperands; ++i) work.output(View(outputs[i] ? *outputs[i] : *first), outputs[i] != nullptr);
+        loop = pick<&gradients_loop<C, F>>();
       } else {  // slope_loop's first output is dy where that alone is wanted
         work.output(View(*first));
         work.output(View(outputs[1] ? *outputs[1] : *first), outputs[0] && outputs[1]);
+        loop = pick_slope<C, F>(masked, weighted);
       }
-      work.run(pick_gradient<C, F>(mask.has_value(), weight.has_value()), &op);
+      work.run(loop, &op);
     };
     with_loss<Loss<C>>(run, parameters...);
   }

@@ -15,11 +15,6 @@ const int64_t* data(const Dims& dim) { return dim ? dim->data() : nullptr; }
 int64_t count(const Dims& dim) { return dim ? static_cast<int64_t>(dim->size()) : -1; }
 
 template <class C>
-struct Identity {
-  C value(C x, C) const { return x; }
-};
-
-template <class C>
 void reduce(const Shape& shape, const ReducedDims& dims, const View& x, const std::optional<Tensor>& mask,
             const std::optional<Tensor>& weight, const Finish& finish, const Tensor& value, const Tensor& denominator) {
   const Identity<C> op;
@@ -27,7 +22,7 @@ void reduce(const Shape& shape, const ReducedDims& dims, const View& x, const st
   if (weight) work.input(View(*weight));
   work.input(x);
   if (mask) work.mask(View(*mask));
-  work.run(pick_value<C, Identity<C>>(mask.has_value(), weight.has_value()), &op, finish, value, denominator);
+  work.run(pick_selection<C>(mask.has_value(), weight.has_value()), &op, finish, value, denominator);
 }
 
 // in: c = grad / denominator, [weight];  out: dx = keep ? c w : 0
