@@ -34,14 +34,13 @@ def check_repeatable(subject: Subject, sample: Sample) -> None:
 @check("bitwise independent of the number of threads")
 def check_threads(subject: Subject, sample: Sample) -> None:
     before = torch.get_num_threads()
-    for cast in each_dtype(_grown(sample, 2**16 + 1), (torch.float32, torch.float16)):
+    for cast, threads in zip(each_dtype(_grown(sample, 2**16 + 1), (torch.float32, torch.float16)), (3, 2)):
         try:
             torch.set_num_threads(1)
             first = run(subject.op, cast)
-            for threads in (2, 3):
-                torch.set_num_threads(threads)
-                got = run(subject.op, cast, first.upstream or None)
-                assert_outcomes_equal(got, first, f"{threads} threads differ from one")
+            torch.set_num_threads(threads)
+            got = run(subject.op, cast, first.upstream or None)
+            assert_outcomes_equal(got, first, f"{threads} threads differ from one")
         finally:
             torch.set_num_threads(before)
 
@@ -118,27 +117,41 @@ class _Recorder(_torch.TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-_OPCHECKS = ("test_schema", "test_faketensor", "test_autograd_registration", "test_aot_dispatch_dynamic")
-
-
 @check("torch.library.opcheck on the dispatcher's op and on every raw op that a forward and backward calls")
 def check_opcheck(subject: Subject, sample: Sample) -> None:
-    calls, in_half = list(subject.raw_ops), []
-    for cast, kept in zip(each_dtype(sample, (torch.float32, torch.float16)), (calls, in_half)):
+    calls = list(subject.raw_ops)
+    for cast in each_dtype(sample, (torch.float32, torch.float16)):
         with _Recorder(subject.namespace) as recorder:
             run(subject.op, cast)
-        kept += recorder.calls
-    if isinstance(subject.direct, (_torch.OpOverload, _torch.OpOverloadPacket)):
-        live, _ = attach(sample.cast(torch.float32).clone())
-        calls.append((_overload(subject.direct, live), live.args, dict(live.kwargs)))
+        calls += recorder.calls
+    calls += _direct(subject, sample)
     if not calls:
         raise NotApplicable(f"no op of {subject.namespace} is called, none is given as `direct` or `raw_ops`")
-    # The compiled tests are the slow ones: on few samples, in one dtype. Schema and fake kernel are tested on all.
-    thorough = sample.slow or not any(s.slow for s in subject.samples)
-    for i, (function, args, kwargs) in enumerate(calls + in_half):
+    _opcheck(calls, "test_schema", "test_faketensor", "test_autograd_registration")
+
+
+@check("torch.library.opcheck as AOTAutograd traces them, with sizes that are symbols", slow=True)
+def check_opcheck_traced(subject: Subject, sample: Sample) -> None:
+    with _Recorder(subject.namespace) as recorder:
+        run(subject.op, sample.cast(torch.float32))
+    calls = [*subject.raw_ops, *recorder.calls, *_direct(subject, sample)]
+    if not calls:
+        raise NotApplicable(f"no op of {subject.namespace} is called, none is given as `direct` or `raw_ops`")
+    _opcheck(calls, "test_aot_dispatch_dynamic")
+
+
+def _direct(subject, sample):
+    """The call of the dispatcher's op, if that is one."""
+    if not isinstance(subject.direct, (_torch.OpOverload, _torch.OpOverloadPacket)):
+        return []
+    live, _ = attach(sample.cast(torch.float32).clone())
+    return [(_overload(subject.direct, live), live.args, dict(live.kwargs))]
+
+
+def _opcheck(calls, *tests):
+    for function, args, kwargs in calls:
         if function.name().split("::")[1].startswith("_"):  # raw ops have no autograd of their own
             args, kwargs = _torch.tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
-        tests = _OPCHECKS if thorough and i < len(calls) else _OPCHECKS[:2]
         try:
             torch.library.opcheck(function, args, kwargs, test_utils=tests)
         except Exception as error:

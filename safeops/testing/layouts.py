@@ -120,22 +120,22 @@ def _right(subject, sample, because, upstream=None, truth=None):
 def check_upstream_layouts(subject: Subject, sample: Sample) -> None:
     if not sample.leaves():
         raise NotApplicable("nothing is differentiable")
-    for sized in (sample, sample.grown(300)) if sample.shape() and sample.shape()[0] > 1 else (sample,):
-        for cast in each_dtype(sized, (torch.float32, torch.float16)):
-            known = None
-            for name, layout in LAYOUTS.items():
+    sizes = (sample, sample.grown(300)) if sample.shape() and sample.shape()[0] > 1 else (sample,)
+    for sized, dtype in zip(sizes, (torch.float32, torch.float16)):
+        cast, known = each_dtype(sized, (dtype, torch.float64))[0], None
+        for name, layout in LAYOUTS.items():
 
-                def upstream(out, layout=layout):
-                    made = make_upstream(out)
-                    laid = layout(made)
-                    return made if laid is None else laid
+            def upstream(out, layout=layout):
+                made = make_upstream(out)
+                laid = layout(made)
+                return made if laid is None else laid
 
-                because = f"with a {name} upstream gradient"
-                if name in REPEATS:
-                    _right(subject, cast, because, upstream)
-                else:
-                    known = _right(subject, cast, because, upstream, known)
-            _after_sum(subject, cast)
+            because = f"with a {name} upstream gradient"
+            if name in REPEATS:
+                _right(subject, cast, because, upstream)
+            else:
+                known = _right(subject, cast, because, upstream, known)
+        _after_sum(subject, cast)
 
 
 def _after_sum(subject, sample):

@@ -11,8 +11,8 @@ from .compare import assert_nonfinite_alike, assert_outcomes_equal, assert_right
 from .derivatives import functional
 from .registry import check
 from .sample import NotApplicable, Sample
-from .subject import DTYPES, Subject, accepts, attach, make_upstream, outputs, run
-from .values import each_dtype
+from .subject import Subject, accepts, attach, make_upstream, outputs, run
+from .values import each_dtype, fitting
 
 GARBAGE = ("nan", "inf", "-inf", "max")
 
@@ -163,31 +163,18 @@ def _only(sample, masked):
 def check_kept_nonfinite(subject: Subject, sample: Sample) -> None:
     keep = sample.keep()
     keys = sample.masked_keys() if keep is not None else tuple(k for k in sample.floats() if isinstance(k, int))
-    found = False
+    cases = []
     for sized in _small_and_large(sample):
         for key in keys:
             alive = torch.ones_like(sized.get(key), dtype=torch.bool) if keep is None else ~sized.dead(key)
-            if not alive.any():
-                continue
-            # The last kept element: the tail of a vector loop, where a wrong neutral element hides it.
-            for place in (alive.flatten().nonzero()[0], alive.flatten().nonzero()[-1]):
-                for value, dtypes in _NONFINITE.items():
-                    found = True
-                    _show(subject, sized, key, int(place), value, dtypes)
-    if not found:
+            if alive.any():
+                # The last kept element: the tail of a vector loop, where a wrong neutral element hides it.
+                places = [int(alive.flatten().nonzero()[i]) for i in (0, -1)]
+                cases += [(sized, key, place, value) for value in NONFINITE for place in places]
+    if not cases:
         raise NotApplicable("nothing is kept")
-
-
-# The signs in different dtypes: both are computed alike once they are read.
-_NONFINITE = {
-    float("nan"): DTYPES,
-    float("inf"): (torch.float16, torch.float32),
-    -float("inf"): (torch.bfloat16, torch.float64),
-}
-
-
-def _show(subject, sample, key, place, value, dtypes):
-    for cast in each_dtype(sample, dtypes):
+    for (sized, key, place, value), dtype in _in_turn(cases, sample):
+        cast = sized.cast(dtype)
         tensor = cast.get(key).clone(memory_format=torch.contiguous_format)
         tensor.view(-1)[place] = value
         changed = cast.replace({key: tensor})
@@ -201,24 +188,32 @@ def _show(subject, sample, key, place, value, dtypes):
             assert_nonfinite_alike(label, result, want)
 
 
+NONFINITE = (float("nan"), float("inf"), -float("inf"))
+
+
+def _in_turn(cases, sample):
+    """Each case in one dtype, all of them by turns: they differ in how they are read, and fp64 in its arithmetic. One
+    further each round, so that no place or value always meets the same."""
+    dtypes = list(fitting(sample))
+    return [(case, dtypes[(i + i // len(dtypes)) % len(dtypes)]) for i, case in enumerate(cases)]
+
+
 @check("a NaN or inf in the upstream gradient makes every gradient non-finite that the definition says, and no other")
 def check_kept_upstream(subject: Subject, sample: Sample) -> None:
-    found = False
+    cases = []
     for sized in _small_and_large(sample):
-        for cast in each_dtype(sized):
-            clean = run(subject.op, cast)
-            for which, upstream in enumerate(clean.upstream):
-                if not upstream.numel():
-                    continue
-                for name, place in (("first", 0), ("last", -1), ("every", slice(None))):
-                    for value in (float("nan"), float("inf")):
-                        found = True
-                        dirty = upstream.clone(memory_format=torch.contiguous_format)
-                        dirty.view(-1)[place] = value
-                        changed = [dirty if i == which else u for i, u in enumerate(clean.upstream)]
-                        _finite_alike(subject, cast, changed, f"{value} for the {name} upstream gradient")
-    if not found:
+        upstream = run(subject.op, sized).upstream
+        for which in (i for i, u in enumerate(upstream) if u.numel()):
+            places = ("first", 0), ("last", -1), ("every", slice(None))
+            cases += [(sized, which, *place, value) for place in places for value in NONFINITE[:2]]
+    if not cases:
         raise NotApplicable("nothing is differentiable")
+    for (sized, which, name, place, value), dtype in _in_turn(cases, sample):
+        cast = sized.cast(dtype)
+        upstream = list(run(subject.op, cast).upstream)
+        upstream[which] = upstream[which].clone(memory_format=torch.contiguous_format)
+        upstream[which].view(-1)[place] = value
+        _finite_alike(subject, cast, upstream, f"{value} for the {name} upstream gradient")
 
 
 def _finite_alike(subject, sample, upstream, label):

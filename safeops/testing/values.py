@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 
 from .compare import assert_close, assert_no_worse, assert_nonfinite_alike, assert_right, cancellation
@@ -17,17 +19,20 @@ def _cast(sample: Sample, dtype) -> Sample:
     return cast
 
 
+def fitting(sample: Sample, dtypes=DTYPES) -> dict:
+    """{dtype: the sample in it}, of the dtypes that can hold its values."""
+    casts = {}
+    for dtype in dtypes:
+        with contextlib.suppress(NotApplicable):
+            casts[dtype] = _cast(sample, dtype)
+    if not casts:
+        raise NotApplicable("values fit none of the dtypes")
+    return casts
+
+
 def each_dtype(sample: Sample, dtypes=DTYPES):
     """The sample in every dtype that can hold its values."""
-    fitting = []
-    for dtype in dtypes:
-        try:
-            fitting.append(_cast(sample, dtype))
-        except NotApplicable:
-            pass
-    if not fitting:
-        raise NotApplicable("values fit none of the dtypes")
-    return fitting
+    return list(fitting(sample, dtypes).values())
 
 
 def _label(sample: Sample) -> str:

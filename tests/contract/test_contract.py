@@ -7,8 +7,10 @@ from safeops.testing import CHECKS, run_check
 from tests.ops import RECORDS
 from tests.ops.record import firsts
 
-# What a variant, which the composite computes, is asked at once. The rest it shares with its op, and is a slow test.
-OF_VARIANTS = "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
+# What the composite is asked at once, of an op and of its variants. The rest is a slow test.
+OF_COMPOSITES = (
+    "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
+)
 
 
 def cases():
@@ -18,9 +20,8 @@ def cases():
     compiled = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
-            variant = subject.name.removesuffix(" (composite)") != record.name
             for check in (name for name in CHECKS if name not in subject.skip):
-                repeats = variant and check not in OF_VARIANTS
+                repeats = subject.name != record.name and check not in OF_COMPOSITES
                 composed = check == "inductor" and isinstance(registry.get(record.name), Composed)
                 compiles = CHECKS[check].slow and (record.name not in compiled or composed)
                 marks = [pytest.mark.slow] if repeats or compiles else []

@@ -90,7 +90,7 @@ def _filled_definition(condition, x):
 def _subjects():
     skip = NO_SUM | NO_WEIGHT
     skip |= {"finite": "not a safe_ function", "routes": "there is one route", "errors": "in test_bad_calls"}
-    skip |= dict.fromkeys(("direct", "opcheck"), "no dispatcher op takes functions")
+    skip |= dict.fromkeys(("direct", "opcheck", "opcheck_traced"), "no dispatcher op takes functions")
     skip |= {"saved_bytes": COMPOSITE, "peak_memory": COMPOSITE}
     fields = {"dtype_rule": "elementwise", "device": DEVICE}
     x, y = data(3, 5, seed=1, low=0.5), data(3, 5, seed=2, low=0.5)

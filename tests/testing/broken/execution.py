@@ -130,6 +130,16 @@ def fake_kernel_lies(x, mask, **options):
     return definition(x, mask, **options)
 
 
+toy.lib.define("_eager(Tensor x) -> Tensor")
+toy.lib.impl("_eager", lambda x: x.to(wide(x)).clone(), "CPU")
+
+
+@plant("opcheck_traced", "opcheck of safeops_toy._eager", direct=None)
+def has_no_fake_kernel(x, mask, **options):
+    torch.ops.safeops_toy._eager(x.detach())
+    return definition(x, mask, **options)
+
+
 def detached(*args, **kwargs):
     return half_square(*args, **kwargs).detach()
 
