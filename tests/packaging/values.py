@@ -26,7 +26,7 @@ from tests.ops import RECORDS  # noqa: E402
 
 for record in RECORDS.values():
     subject = next(record.subjects(), None)
-    for check in ("value", "gradient", "masked_garbage"):  # each sample, in each dtype; what is masked hides nothing
+    for check in ("value", "gradient"):  # each sample, in each dtype
         if subject is not None:
             run_check(subject, check)
 print(route, "ok")
