@@ -60,16 +60,20 @@ KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2"), POSITIVE)
 KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
-FIRSTS = firsts()  # of each kind of op
-SIZES = [
-    (name, key, kind) for name, key in PLACES for kind in list(KINDS.get(key, OF_SIZE))[: None if name in FIRSTS else 1]
-]
+SIZES = [(name, key, kind) for name, key in PLACES for kind in KINDS.get(key, OF_SIZE)]
 # (the images of ms_ssim's call are too small for its defaults)
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
-PLAIN = [(*size, True) for size in PLAIN]
+FIRSTS = firsts()  # of each kind of op: the others' tests are slow
 
 
-@pytest.mark.parametrize("name, key, kind, plain", [*((*size, False) for size in SIZES), *PLAIN])
+def unless_first(name, *more):
+    return pytest.param(name, *more, marks=[] if name in FIRSTS else pytest.mark.slow)
+
+
+CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)]
+
+
+@pytest.mark.parametrize("name, key, kind, plain", [unless_first(*case) for case in CASES])
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
     """plain: with no argument but those, which is a way of its own to a loss's kernel."""
 
@@ -92,7 +96,6 @@ def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
 
 
 CHANGING = {name: [key for other, key in PLACES if other == name] for name, _ in PLACES}
-SLOW = [name for name in CHANGING if name not in FIRSTS or name == "ms_ssim"]  # (five times the graph of ssim)
 SETS = {
     "alpha": (0.125, 0.25, 0.5, 0.75, 1.0),
     "capacity": (20, 12, 31, 17, 23),
@@ -103,7 +106,7 @@ SETS = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in CHANGING])
+@pytest.mark.parametrize("name", [unless_first(name) for name in CHANGING])
 def test_numbers_that_change_are_compiled_once(name):
     """All of a call at once: one that became a constant would compile it anew each time. By aot_eager: the tracer alone
     takes any number, and it is the layer below that makes constants of them."""
