@@ -5,11 +5,7 @@
 
 #include <cmath>
 
-#ifdef __CUDACC__
-#define SAFEOPS_EVERYWHERE __host__ __device__
-#else
-#define SAFEOPS_EVERYWHERE
-#endif
+#include "everywhere.h"
 
 namespace safeops {
 

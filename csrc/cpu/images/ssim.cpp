@@ -1,5 +1,4 @@
-// 1 - SSIM of windows, with s = x + y and d = x - y: luminance' = 2 E[d]^2 / (E[s]^2 + E[d]^2 + c1), contrast' =
-// 2 var d / (var s + var d + c2), and 1 - SSIM = 1 - (1 - luminance') (1 - contrast').
+// 1 - SSIM of windows, and their contrast' (common/similarity.h).
 // I/O: reads x, y, mask; writes the map, or three numbers of a plane.
 #include "cpu/images/similarity.h"
 
@@ -13,9 +12,8 @@ void similarity_loop(const SimilarityRow<C>& row, int64_t n, C* loss, C* contras
   const SimilarityRow<C> r = row;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
-    const Similarity<C> at = Similarity<C>::template at<kShare, kCounted>(r, i);
-    const C value = at.luminance + at.contrast - at.luminance * at.contrast;
-    loss[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
+    const Similarity<C> at = r.template at<kShare>(i, r.template inverse<kShare, kCounted>(i));
+    loss[i] = kCounted ? select_or_zero(r.counted[i] != 0, at.loss()) : at.loss();
     contrast[i] = kCounted ? select_or_zero(r.counted[i] != 0, at.contrast) : at.contrast;
   }
 }

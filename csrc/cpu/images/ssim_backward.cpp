@@ -1,7 +1,8 @@
 // The gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
 // sum of those of the windows that see it:
 //     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
-// The moments are made anew, a row of windows after the other.
+// The weights are symmetric, so that this sum is a blur as well. The moments are made anew, a row of windows after the
+// other.
 // I/O: reads x, y, mask, and the map's gradient; writes dx, dy.
 #include "cpu/images/similarity.h"
 
@@ -9,24 +10,20 @@ namespace safeops::cpu {
 
 namespace {
 
-// The slopes of n windows, an array each of E s, E s^2, E d, E d^2; of_loss: the map's gradient, or one number for all.
+// The slopes of n windows, an array each by E s, E d, E s^2, E d^2; of_loss: the map's gradient, or one number for all.
 template <class C, bool kMap, bool kShare, bool kCounted>
 void slopes_loop(const SimilarityRow<C>& row, const C* map, C of_loss, C of_contrast, int64_t n, int64_t step, C* out) {
   const SimilarityRow<C> r = row;
-  C *by_s = out, *by_ss = out + step, *by_d = out + 2 * step, *by_dd = out + 3 * step;
+  C *by_s = out, *by_d = out + step, *by_ss = out + 2 * step, *by_dd = out + 3 * step;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
-    const Similarity<C> at = Similarity<C>::template at<kShare, kCounted>(r, i);
-    const C g = kMap ? map[i] : of_loss;
-    const C luminance = g * (1 - at.contrast), contrast = g * (1 - at.luminance) + of_contrast;
-    const C ss = -contrast * at.contrast / at.below, dd = contrast * (2 - at.contrast) / at.below;
-    const C s = -2 * luminance * at.luminance * at.total_s / at.bottom - 2 * at.mean_s * ss;
-    const C d = 2 * luminance * at.total_d * (2 - at.luminance) / at.bottom - 2 * at.mean_d * dd;
-    const auto store = [&](C* to, C slope) {
-      if constexpr (kShare) slope *= at.inverse;
-      to[i] = kCounted ? select_or_zero(r.counted[i] != 0, slope) : slope;
+    const C inverse = r.template inverse<kShare, kCounted>(i);
+    const MomentSlopes<C> slope = r.template at<kShare>(i, inverse).slopes(kMap ? map[i] : of_loss, of_contrast);
+    const auto store = [&](C* to, C value) {  // the mean is the sum times the inverse
+      if constexpr (kShare) value *= inverse;
+      to[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
     };
-    store(by_s, s), store(by_ss, ss), store(by_d, d), store(by_dd, dd);
+    store(by_s, slope.s), store(by_d, slope.d), store(by_ss, slope.ss), store(by_dd, slope.dd);
   }
 }
 
@@ -34,7 +31,7 @@ void slopes_loop(const SimilarityRow<C>& row, const C* map, C of_loss, C of_cont
 template <class C, bool kMask>
 void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const uint8_t* keep, int64_t n, C scale, C* dx,
                    C* dy) {
-  const C *by_s = sums, *by_ss = sums + step, *by_d = sums + 2 * step, *by_dd = sums + 3 * step;
+  const C *by_s = sums, *by_d = sums + step, *by_ss = sums + 2 * step, *by_dd = sums + 3 * step;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const C ds = (by_s[i] + 2 * s[i] * by_ss[i]) * scale, dd = (by_d[i] + 2 * d[i] * by_dd[i]) * scale;
@@ -196,7 +193,8 @@ struct Backward {
 };
 
 template <class C>
-void backward(const Images<C>& images, const Upstream<C>& upstream, const Tensor* dx, const Tensor* dy) {
+void backward(const Images<C>& images, const Tensor& grad, bool by_window, const Tensor* dx, const Tensor* dy) {
+  const Upstream<C> upstream(grad, images, by_window);
   Sink<C> first, second;
   if (dx) first.bind(View(*dx), images.shape, images.order);
   if (dy) second.bind(View(*dy), images.shape, images.order);
@@ -214,9 +212,7 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& input
   const Tensor dx = need_input ? output_like(x.shape(), x.dtype, input, x) : empty_vector(x.dtype, input);
   const Tensor dy = need_target ? output_like(y.shape(), y.dtype, target, y) : empty_vector(y.dtype, target);
   const auto run = [&](const auto& images) {
-    using C = std::remove_reference_t<decltype(images.scale + 0)>;
-    backward(images, Upstream<std::decay_t<C>>(grad, images, by_window), need_input ? &dx : nullptr,
-             need_target ? &dy : nullptr);
+    backward(images, grad, by_window, need_input ? &dx : nullptr, need_target ? &dy : nullptr);
   };
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble)
     run(Images<double>(x, y, mask, options));

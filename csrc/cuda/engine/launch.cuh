@@ -1,4 +1,4 @@
-// How every kernel is launched, where its operands have an element, and what a warp does together.
+// How every kernel is launched, where its operands have an element, and what a warp or a block does together.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,6 +16,20 @@ constexpr unsigned kWarp = 0xffffffffu;
 template <class Kernel, class... Arguments>
 void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&... arguments) {
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
+}
+
+// The same for blocks of another size, each with `shared` bytes of shared_memory(), of which a GPU has 99 KiB at least.
+template <class Kernel, class... Arguments>
+void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t stream,
+                  const Arguments&... arguments) {
+  // What is refused here, check_launch() finds. Up to 48 KiB would need no asking.
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  kernel<<<blocks, threads, shared, stream>>>(arguments...);
+}
+
+__device__ inline char* shared_memory() {
+  extern __shared__ uint4 memory[];
+  return reinterpret_cast<char*>(memory);
 }
 #endif
 
@@ -65,6 +79,19 @@ __device__ inline T warp_reduce(T value, const Combine& combine) {
     std::memcpy(&other, word, sizeof(T));
     value = combine(value, other);
   }
+  return value;
+}
+
+// The values of all threads of a block combined, in a fixed order: every thread has the result. scratch: room for a
+// value of each warp, in shared memory; it may be written anew after the next __syncthreads().
+template <int kThreads, class T, class Combine>
+__device__ inline T block_reduce(T value, T* scratch, const Combine& combine) {
+  value = warp_reduce(value, combine);
+  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
+  __syncthreads();
+  value = scratch[0];
+#pragma unroll
+  for (int warp = 1; warp < kThreads / 32; ++warp) value = combine(value, scratch[warp]);
   return value;
 }
 

@@ -143,11 +143,15 @@ _backward = declare_raw(
 
 # ---- record
 
+LARGEST_ON_CUDA = 21  # win_size: a tile of such windows fits into the shared memory of any GPU
+
 
 class StructuralSimilarity(Op):
     """The op is the sums over each plane's windows, or with "none" the map; what is made of them is a few numbers."""
 
+    owner = "C++/CUDA"
     differentiable = (0, 1)
+    compiled = ("cpu", "cuda")  # tiles in shared memory, which Inductor does not make of the composite
     example = "torch.zeros(1, 3, 16, 16), torch.ones(1, 3, 16, 16)"
 
     def __init__(self, name, module=None):
@@ -158,7 +162,8 @@ class StructuralSimilarity(Op):
         self.validate(input, target, mask, options, by_window)
         data_range, win_size, win_sigma, k1, k2, padding = options
         operands = input, target, mask, data_range, win_size, win_sigma, k1, k2, padding == "same", by_window
-        return True, operands
+        takes = not input.is_cuda or (input.dim() == 4 and win_size <= LARGEST_ON_CUDA)
+        return takes, operands
 
     def validate(self, input, target, mask, options, by_window):
         validate(self.name, input, target, mask, options)

@@ -2,7 +2,8 @@
 // shuffles, broadcasting, saturation) is tested where there is no GPU. Found on the include path
 // before the toolkit's header.
 //
-// Each lane of a warp is a fiber; a shuffle deposits its value and yields until every lane has. Not emulated: rounding
+// Each lane of a warp is a fiber; a shuffle deposits its value and yields until every lane has, a barrier until every
+// thread of the block has come. Shared memory begins as NaN, with a guard zone behind it. Not emulated: rounding
 // of the GPU's own instructions (fp32 division is IEEE on both), writes seen out of order, speed.
 #pragma once
 
@@ -14,6 +15,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
@@ -95,7 +97,21 @@ void __stwb(T* p, T value) {
 }
 
 struct EmulatedIndex { unsigned x = 0; };
-inline EmulatedIndex threadIdx, blockIdx;
+inline EmulatedIndex threadIdx, blockIdx, gridDim;
+
+struct EmulatedBlock {
+  int threads, waiting = 0, round = 0;  // round: how many barriers all threads have passed
+  std::vector<uint4> memory;                       // shared; the last four are the guard
+  EmulatedBlock(int threads_, int shared) : threads(threads_), memory((shared + 15) / 16 + 4) {
+    std::memset(memory.data(), 0xFF, memory.size() * 16);
+  }
+  bool intact(int shared) const {
+    const unsigned char* bytes = reinterpret_cast<const unsigned char*>(memory.data());
+    for (size_t i = shared; i < memory.size() * 16; ++i)
+      if (bytes[i] != 0xFF) return false;
+    return true;
+  }
+};
 
 // Several warps are under way at once and take turns by chance, and blocks start last first: what one warp writes while
 // another waits for it is tested in many orders. A warp's turn is one step of each of its lanes, up to their next
@@ -105,6 +121,7 @@ struct EmulatedWarp {
   bool done[32];
   int running, round[32];
   unsigned slot[2][32], first_thread, block;
+  std::shared_ptr<EmulatedBlock> shared;  // with the other warps of its block
   std::vector<char> stacks = std::vector<char>(32 << 16);
   void (*body)(void*);
   void* argument;
@@ -135,6 +152,16 @@ inline unsigned __shfl_sync(unsigned, unsigned value, int source) {
     for (int l = 0; l < 32; ++l) all = all && (warp.done[l] || warp.round[l] > round);
   }
   return warp.slot[round % 2][source];
+}
+
+inline void __syncthreads() {
+  EmulatedBlock& block = *emulated_warp->shared;
+  const int round = block.round;
+  if (++block.waiting == block.threads) {
+    block.waiting = 0;
+    ++block.round;
+  }
+  while (block.round == round) emulated_yield();
 }
 
 inline unsigned __ballot_sync(unsigned, bool vote) {
@@ -185,8 +212,10 @@ inline void begin_warp(EmulatedWarp& warp, unsigned block, unsigned first_thread
 }
 
 template <class Body>
-void run_blocks(unsigned blocks, unsigned threads, Body body) {
+void run_blocks(unsigned blocks, unsigned threads, Body body, int shared = 0) {
   void (*call)(void*) = [](void* p) { (*static_cast<Body*>(p))(); };
+  std::shared_ptr<EmulatedBlock> latest;
+  gridDim.x = blocks;
   const uint64_t warps = uint64_t(blocks) * (threads / 32);
   uint64_t begun = 0;
   int under_way = 0, asleep = 0;
@@ -194,6 +223,8 @@ void run_blocks(unsigned blocks, unsigned threads, Body body) {
     for (; under_way < kEmulatedWarps && begun < warps; ++begun, ++under_way)
       for (EmulatedWarp& warp : emulated_warps)
         if (warp.running == 0) {
+          if (begun % (threads / 32) == 0) latest = std::make_shared<EmulatedBlock>(threads, shared);
+          warp.shared = latest;
           begin_warp(warp, blocks - 1 - unsigned(begun / (threads / 32)), begun % (threads / 32) * 32, call, &body);
           break;
         }
@@ -212,6 +243,8 @@ void run_blocks(unsigned blocks, unsigned threads, Body body) {
       swapcontext(&emulated_scheduler, &warp.lane[i]);
     }
     under_way -= warp.running == 0;
+    if (warp.running == 0 && !warp.shared->intact(shared))
+      throw std::runtime_error("emulated CUDA: a write past the end of shared memory");
     idle = warp.running == 0 ? 0 : idle + 1;
     if (idle < 300'000) continue;
     for (EmulatedWarp& other : emulated_warps) other.running = 0;
@@ -285,6 +318,13 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t, const Arguments&... arg
   run_blocks(blocks, 128, [&] { kernel(arguments...); });
   check_guards();
 }
+template <class Kernel, class... Arguments>
+void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t,
+                  const Arguments&... arguments) {
+  run_blocks(blocks, threads, [&] { kernel(arguments...); }, shared);
+  check_guards();
+}
+inline char* shared_memory() { return reinterpret_cast<char*>(emulated_warp->shared->memory.data()); }
 }  // namespace safeops::cuda
 
 // CPU tensors in the place of CUDA ones, but for one that the tests put in the host's memory; a namespace of their own.

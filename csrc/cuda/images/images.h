@@ -1,0 +1,105 @@
+// Two images and a mask as the kernels read them, tile by tile, whatever their dtypes and strides. Host only, but for
+// the structs.
+#pragma once
+
+#include <cmath>
+
+#include "cuda/engine/tensors.h"
+
+namespace safeops::cuda {
+
+// A tile has so many windows along each dim: their sums and pixels fit into the shared memory of any GPU, in fp32 of
+// three blocks (csrc/cuda/images/README.md has the account).
+template <class C>
+constexpr int kWindows = sizeof(C) == 8 ? 28 : 42;
+constexpr int kLargest = 21;  // pixels along a window's side; safeops/ops/images/_ssim.py sends larger ones elsewhere
+
+// What has the shape of an image: where it begins, and its strides in bytes.
+struct Field {
+  char* base = nullptr;  // null: there is none
+  Type type = kF32;
+  int64_t n = 0, c = 0, row = 0, column = 0;
+};
+
+template <class C>
+struct Images {
+  Field x, y, mask;
+  int height, width, window_rows, window_columns;
+  uint32_t channels, down, across;  // down x across tiles in each plane (n, c)
+  int size, before;                 // of a window: its side, and how many pixels it begins before its own place
+  C scale, c1, c2;
+  C weights[kLargest];
+};
+
+struct Options {
+  double data_range;
+  int64_t size;
+  double sigma, k1, k2;
+  bool same;
+};
+
+// t has `shape`, or broadcasts to it.
+inline Field field(const Tensor& t, Type type, const Shape& shape) {
+  const safeops::View view(t);
+  int64_t stride[safeops::kMaxDims];
+  expand_strides(view.ndim, view.sizes, view.strides, shape, stride);
+  const int64_t bytes = size_of(type);
+  return {view.data, type, stride[0] * bytes, stride[1] * bytes, stride[2] * bytes, stride[3] * bytes};
+}
+
+// What the kernels ask of their operands.
+struct Checked {
+  Shape shape, map;  // map: of the windows
+  Type x, y;
+  bool wide, shared;  // shared: windows may lack pixels
+
+  Checked(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
+          const char* op)
+      : shape(View(input).shape()), map(shape), x(float_type(input, op, "input")), y(float_type(target, op, "target")),
+        wide(x == kF64 || y == kF64), shared(mask || o.same) {
+    check_device(target, input, op, "target");
+    STD_TORCH_CHECK(shape.ndim == 4 && View(target).shape().is(shape.ndim, shape.size), op,
+                    ": needs two images (N, C, H, W) of one shape");
+    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // places beside a tile, too, are counted in 32 bits
+    STD_TORCH_CHECK(shape.size[2] < kMost && shape.size[3] < kMost, op, ": images of more than 2^31 rows or columns");
+    STD_TORCH_CHECK(o.size % 2 && o.size > 0 && o.size <= kLargest, op, ": win_size must be odd and at most ", kLargest);
+    if (mask) {
+      check_device(*mask, input, op, "mask");
+      STD_TORCH_CHECK(dtype_of(*mask) == DType::kBool, op, ": mask must be bool");
+    }
+    for (int d = 2; d < 4 && !o.same; ++d) map.size[d] = shape.size[d] < o.size ? 0 : shape.size[d] - o.size + 1;
+  }
+};
+
+// step: from tile to tile along each dim, of `rows` x `columns`.
+template <class C>
+Images<C> make_images(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
+                      const Checked& is, const int64_t* sizes, int64_t step) {
+  Images<C> images;
+  images.x = field(input, is.x, is.shape), images.y = field(target, is.y, is.shape);
+  if (mask) images.mask = field(*mask, kBool, is.shape);
+  images.channels = uint32_t(is.shape.size[1]);
+  images.height = int(is.shape.size[2]), images.width = int(is.shape.size[3]);
+  images.window_rows = int(is.map.size[2]), images.window_columns = int(is.map.size[3]);
+  images.down = uint32_t((sizes[0] + step - 1) / step), images.across = uint32_t((sizes[1] + step - 1) / step);
+  images.size = int(o.size), images.before = o.same ? int(o.size / 2) : 0;
+  images.scale = C(1 / o.data_range);
+  images.c1 = C(2 * o.k1 * o.k1), images.c2 = C(2 * o.k2 * o.k2);
+  double weight[kLargest], total = 0;
+  for (int k = 0; k < images.size; ++k) {
+    const double t = (k - images.size / 2) / o.sigma;
+    total += weight[k] = std::exp(-0.5 * t * t);
+  }
+  for (int k = 0; k < images.size; ++k) images.weights[k] = C(weight[k] / total);
+  return images;
+}
+
+// All tiles, of which each is a block.
+template <class C>
+unsigned blocks_of(const Images<C>& images, const Checked& is) {
+  const int64_t blocks = is.shape.size[0] * is.shape.size[1] * images.down * images.across;
+  STD_TORCH_CHECK(blocks < (int64_t(1) << 31), "safeops: images of more than 2^31 tiles");
+  return unsigned(blocks);
+}
+
+}  // namespace safeops::cuda

@@ -1,0 +1,134 @@
+// The gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
+// sum of those of the windows that see it, whose weights are symmetric:
+//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
+// A block has a tile of windows, makes their moments anew, and then the gradients of those pixels that no other window
+// sees: 32 x 32 of 42 x 42 windows of 11 x 11, in fp32.
+// I/O: reads x, y, mask, the map's gradient, where tiles meet more than once; writes dx, dy.
+#include <tuple>
+
+#include "moments.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Gradients {
+  Field grad;    // of the map; or of the sums (3, N, C), whose first dim is its rows
+  bool by_window;
+  Field dx, dy;  // none where not wanted
+};
+
+template <class C, int kSize, bool kShared>
+__global__ void __launch_bounds__(kTileThreads, kMinBlocks<C>)
+    ssim_backward_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Gradients to) {
+  using T = Tile<C, kSize, kShared>;
+  constexpr int kRun = T::kRun;
+  T tile(images);
+  const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // reach: of a pixel, to the first window that sees it
+  tile.read(tile.row * pixels - reach, tile.column * pixels - reach);
+  tile.across();
+
+  // the windows' slopes, in the place of the sums
+  const char* grad = to.grad.base + tile.n * to.grad.n + tile.c * to.grad.c;
+  C of_loss = 0, of_contrast = 0;
+  if (!to.by_window) of_loss = C(load<double>(grad)), of_contrast = C(load<double>(grad + to.grad.row));
+  C slopes[4][kRun] = {};
+  const int window_column = threadIdx.x % kWindows<C>, window = threadIdx.x / kWindows<C> * kRun;
+  if (window < kWindows<C>) {
+    C sum[T::kArrays][kRun] = {};
+    tile.down(window, window_column, sum);
+    const auto differentiate = [&](int k, int y, int x, bool counted, const Similarity<C>& it, C inverse) {
+      if (!counted) return;
+      if (to.by_window) of_loss = load<C>(grad + y * to.grad.row + x * to.grad.column);
+      const MomentSlopes<C> by = it.slopes(of_loss, of_contrast);
+      slopes[0][k] = by.s * inverse, slopes[1][k] = by.d * inverse;  // the mean is the sum times the inverse
+      slopes[2][k] = by.ss * inverse, slopes[3][k] = by.dd * inverse;
+    };
+    tile.each_window(sum, window, window_column, differentiate);
+  }
+  __syncthreads();
+  if (window < kWindows<C>) tile.put(slopes, window, window_column, T::kPitch);
+  __syncthreads();
+
+  // blurred across, in the same place; a last run may go beyond the pixels, into what nobody reads
+  C across[4][kRun] = {};
+  const int at = threadIdx.x % kWindows<C>, first = threadIdx.x / kWindows<C> * kRun;
+  if (first < pixels)
+    tile.weigh(across, [&](int j, C(&value)[4]) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) value[q] = tile.sums[(q * tile.reach + at) * T::kPitch + first + j];
+    });
+  __syncthreads();
+  if (first < pixels) tile.put(across, at, first, 1);
+  __syncthreads();
+
+  // and down, each to a pixel
+  const int pixel_column = threadIdx.x % pixels, pixel = threadIdx.x / pixels * kRun;
+  const int x = tile.first_column + reach + pixel_column, row = tile.first_row + reach + pixel;
+  if (pixel >= pixels || x >= images.width) return;
+  C sum[4][kRun] = {};
+  tile.down(pixel, pixel_column, sum);
+#pragma unroll
+  for (int k = 0; k < kRun; ++k) {
+    const int y = row + k;
+    if (pixel + k >= pixels || y >= images.height) break;
+    const int place = (pixel + k + reach) * tile.pitch + pixel_column + reach;
+    const C ds = (sum[0][k] + 2 * tile.s[place] * sum[2][k]) * images.scale;
+    const C dd = (sum[1][k] + 2 * tile.d[place] * sum[3][k]) * images.scale;
+    // A pixel that no window sees has gradient 0, also where it is NaN: all its sums are 0.
+    const bool unseen = sum[0][k] == 0 && sum[1][k] == 0 && sum[2][k] == 0 && sum[3][k] == 0;
+    const bool alive = !kShared || (tile.kept[place] && !unseen);
+    const auto put = [&](const Field& out, C value) {
+      if (out.base == nullptr) return;
+      char* p = out.base + tile.n * out.n + tile.c * out.c + y * out.row + x * out.column;
+      store_raw(p, out.type, Dynamic<C>::encode(alive ? value : C(0), out.type));
+    };
+    put(to.dx, ds + dd), put(to.dy, ds - dd);
+  }
+}
+
+std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
+                                         const std::optional<Tensor>& mask, double data_range, int64_t win_size,
+                                         double win_sigma, double k1, double k2, bool same, bool by_window,
+                                         bool need_input, bool need_target) {
+  constexpr const char* kOp = "safeops::_ssim_backward";
+  const Options options{data_range, win_size, win_sigma, k1, k2, same};
+  const Checked is(input, target, mask, options, kOp);
+  check_device(grad, input, kOp, "grad");
+  const safeops::View view(grad);
+  const int64_t sums[] = {3, is.shape.size[0], is.shape.size[1]};
+  const DType wide = is.wide ? DType::kDouble : DType::kFloat;
+  const bool good = by_window ? is.map.is(view.ndim, view.sizes) && view.dtype == wide
+                              : Shape(3, sums).is(view.ndim, view.sizes) && view.dtype == DType::kDouble;
+  STD_TORCH_CHECK(good, kOp, ": grad must be a result of _ssim");
+  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
+  const Tensor dx = need_input ? output_like(input, is.shape, is.x) : empty_vector(DType(is.x), input);
+  const Tensor dy = need_target ? output_like(target, is.shape, is.y) : empty_vector(DType(is.y), target);
+  Gradients to{{}, by_window, {}, {}};
+  if (by_window) {
+    to.grad = field(grad, Type(wide), is.map);
+  } else {
+    const int64_t bytes = sizeof(double);
+    to.grad = {view.data, kF64, view.strides[1] * bytes, view.strides[2] * bytes, view.strides[0] * bytes, 0};
+  }
+  if (need_input) to.dx = field(dx, is.x, is.shape);
+  if (need_target) to.dy = field(dy, is.y, is.shape);
+  const cudaStream_t stream = current_stream(input);
+  const auto run = [&](auto compute, auto known, auto shared) {
+    using C = decltype(compute);
+    const int64_t pixels = kWindows<C> - (win_size - 1);
+    const auto images = make_images<C>(input, target, mask, options, is, is.shape.size + 2, pixels);
+    const unsigned blocks = blocks_of(images, is);
+    if (blocks == 0 || !(need_input || need_target)) return;
+    start_blocks(ssim_backward_kernel<C, known(), shared()>, blocks, kTileThreads,
+                 Tile<C, known(), shared()>::bytes(int(win_size)), stream, images, to);
+  };
+  by_kind(is.wide, is.shared, win_size, run);
+  check_launch(kOp);
+  return {dx, dy};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) { m.impl("_ssim_backward", TORCH_BOX(&ssim_backward)); }
+
+}  // namespace safeops::cuda
