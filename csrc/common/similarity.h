@@ -22,10 +22,10 @@ struct MomentSlopes {
 
 template <class C>
 struct Similarity {
-  C mean_s, mean_d;       // about the level
-  C total_s, total_d;     // as they are
-  C bottom, below;        // E[s]^2 + E[d]^2 + c1, var s + var d + c2
-  C luminance, contrast;  // 1 less that of SSIM
+  C mean_s, mean_d;         // about the level
+  C total_s, total_d;       // as they are
+  C per_bottom, per_below;  // 1 / (E[s]^2 + E[d]^2 + c1), 1 / (var s + var d + c2): finite, as no c is below 2e-30
+  C luminance, contrast;    // 1 less that of SSIM
 
   SAFEOPS_EVERYWHERE static Similarity of(const SimilarityTerms<C>& terms, C s, C d, C squares_s, C squares_d) {
     Similarity x;
@@ -34,17 +34,17 @@ struct Similarity {
     // a variance is not below 0, where rounding would bring it; a NaN shows
     const C var_s = spread_s < 0 ? C(0) : spread_s, var_d = spread_d < 0 ? C(0) : spread_d;
     x.total_s = s + terms.level_s, x.total_d = d + terms.level_d;
-    x.bottom = x.total_s * x.total_s + x.total_d * x.total_d + terms.c1, x.below = var_s + var_d + terms.c2;
-    x.luminance = 2 * x.total_d * x.total_d / x.bottom, x.contrast = 2 * var_d / x.below;
+    const C bottom = x.total_s * x.total_s + x.total_d * x.total_d + terms.c1, below = var_s + var_d + terms.c2;
+    x.per_bottom = 1 / bottom, x.per_below = 1 / below;
+    x.luminance = 2 * x.total_d * x.total_d * x.per_bottom, x.contrast = 2 * var_d * x.per_below;
     return x;
   }
 
   SAFEOPS_EVERYWHERE C loss() const { return luminance + contrast - luminance * contrast; }
 
-  // Of of_loss (1 - SSIM) + of_contrast contrast'. (c1 and c2 are not below 2e-30: their inverses are finite.)
+  // Of of_loss (1 - SSIM) + of_contrast contrast'.
   SAFEOPS_EVERYWHERE MomentSlopes<C> slopes(C of_loss, C of_contrast) const {
     const C by_luminance = of_loss * (1 - contrast), by_contrast = of_loss * (1 - luminance) + of_contrast;
-    const C per_bottom = 1 / bottom, per_below = 1 / below;
     MomentSlopes<C> slope;
     slope.ss = -by_contrast * contrast * per_below, slope.dd = by_contrast * (2 - contrast) * per_below;
     slope.s = -2 * by_luminance * luminance * total_s * per_bottom - 2 * mean_s * slope.ss;

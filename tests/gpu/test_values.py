@@ -150,6 +150,27 @@ def test_masked_count(shape):
         same(safeops.masked_count(x, None, dim), torch.ones_like(mask).sum(dim))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 181, 200), (1, 1, 1500, 1600)], ids=str)  # of more tiles than a block adds up
+@pytest.mark.parametrize("name", ["ssim", "ssim_loss", "ms_ssim"])
+def test_similarity_equals_the_cpu(name, shape, dtype):
+    """Masked and not, of a window that the kernel was compiled for and of others: values, and both gradients."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(shape, generator=generator, dtype=torch.float64)
+    y = (x + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
+    mask = torch.rand(shape, generator=generator) < 0.8
+    for options in ({}, {"mask": mask}, {"padding": "same", "win_size": 5}, {"mask": mask, "win_size": 7}):
+        results = []
+        for device in ("cpu", "cuda"):
+            given = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
+            leaves = [t.to(device, dtype).detach().requires_grad_() for t in (x, y)]
+            value = getattr(safeops, name)(*leaves, **given)
+            results.append([t.detach().cpu().double() for t in (value, *torch.autograd.grad(value * 1e4, leaves))])
+        tolerance = max(torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4)
+        for got, want in zip(*results):
+            assert (got - want).abs().max() <= tolerance * want.abs().max()
+
+
 def test_mixed_devices_are_named():
     gpu, cpu = torch.ones(4, 4, device="cuda"), torch.ones(4, 4)
     calls = {

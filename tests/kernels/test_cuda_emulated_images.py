@@ -120,9 +120,9 @@ def test_planes(ops):
 
 
 @each_padding
-@pytest.mark.parametrize("offset, scale", [(1000.0, 1.0), (-3e4, 255.0), (1e30, 1e30), (0.0, 1e-30)])
+@pytest.mark.parametrize("offset, scale", [(1000.0, 1.0), (-3e4, 255.0), (3e38, 3e35), (0.0, 1e-30)])
 def test_an_offset_leaves_the_digits(ops, offset, scale, same):
-    """Judged where numbers are what fp32 can tell apart: the operands are rounded before."""
+    """Judged where numbers are what fp32 can tell apart: the operands are rounded before. 3e38 twice is too much."""
     x, y = images(1, 1, 20, 21)
     x, y = ((t.double() * scale + offset).float() for t in (x, y))
     for mask in (None, kept(1, 1, 20, 21)):

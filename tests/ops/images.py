@@ -6,8 +6,10 @@ import math
 import torch
 import torch.nn.functional as F
 
+import safeops
 from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import NAN, must
+from tests.ops.gpu import Case, keep, numbers
 from tests.ops.operands import HUGE, data, mask
 from tests.ops.record import NOT_SAFE, Record
 
@@ -258,14 +260,30 @@ CALL = {"input": _plain_images(1), "target": _plain_images(2), "mask": torch.ara
 WINDOWS = {"data_range": 1.5, "win_size": 3, "win_sigma": 1.25, "k1": 0.02, "k2": 0.5, "padding": "same"}
 
 
-def _record(name, definition, samples, bad_calls, call, **fields):
+def _record(name, definition, samples, bad_calls, call, gpu=NO_GPU, **fields):
     skip = NOT_SAFE | OF_IMAGES | fields.pop("skip", {})
-    Record(
-        name, definition, samples, bad_calls=bad_calls, call=call, gpu=NO_GPU, no_route=NO_ROUTE, skip=skip, **fields
-    )
+    Record(name, definition, samples, bad_calls=bad_calls, call=call, gpu=gpu, no_route=NO_ROUTE, skip=skip, **fields)
 
 
-for _name, _loss in (("ssim", False), ("ssim_loss", True)):
+def _map_case(name, masked):
+    """The map of two images of about n pixels, whose leaves are vectors. (Of the sums: tests/gpu/test_values.py.)"""
+
+    def make(n, dtype, seed):
+        rows = math.isqrt(n)
+        sides = 1, 1, rows, n // rows
+        mask = keep(math.prod(sides), seed).reshape(sides) if masked else None
+
+        def call(*leaves):
+            pair = [x.reshape(sides) for x in leaves]
+            return getattr(safeops, name)(*pair, mask=mask, data_range=4.0, padding="same", reduction="none")
+
+        return Case(call, (numbers(math.prod(sides), dtype, seed), numbers(math.prod(sides), dtype, seed + 50)))
+
+    return make
+
+
+# (launches: ssim is 1 - what the kernel gives, by torch)
+for _name, _loss, _launches in (("ssim", False, ((2, 0), (2, 0))), ("ssim_loss", True, ((1, 0), (1, 0)))):
     _of_loss = {"denominator": torch.tensor(5.0)} if _loss else {}
     _formula = _similarity(_loss)
     _record(
@@ -274,6 +292,8 @@ for _name, _loss in (("ssim", False), ("ssim_loss", True)):
         _samples(_loss),
         [*_bad_windows(_name), *(_bad_denominators(_name) if _loss else ())],
         CALL | _of_loss | WINDOWS,
+        gpu=_map_case(_name, masked=_loss),
+        launches=_launches,
         data=(0, 1),
         torch_equivalent=_plain(_formula),
         terms=_terms,
@@ -368,6 +388,7 @@ _record(
     _ms_samples(),
     _bad_scales(),
     CALL | WINDOWS | {"betas": (0.5, 0.5)},
+    gpu="its kernel is that of ssim, with torch's pooling between: tests/gpu/test_values.py",
     data=(0, 1),
     terms=_ms_terms,
     skip={

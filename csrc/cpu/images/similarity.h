@@ -17,7 +17,8 @@ struct SimilarityRow {
       : s(m.means.get()), d(s + m.step), squares_s(d + m.step), squares_d(squares_s + m.step), share(m.share.get()),
         counted(m.counted.get()) {
     const Levels<C>& level = m.pixels.level;
-    terms = {(level.x + level.y) * m.images.scale, (level.x - level.y) * m.images.scale, m.images.c1, m.images.c2};
+    const C x = level.x * m.images.scale, y = level.y * m.images.scale;  // before they are added: twice may be too much
+    terms = {x + y, x - y, m.images.c1, m.images.c2};
   }
 
   // Of the share; of a window that does not count, any number.

@@ -14,8 +14,17 @@ namespace safeops::cuda {
 constexpr int kTileThreads = 256;
 template <class C>
 constexpr int kRunOf = sizeof(C) == 8 ? 4 : 7;
-template <class C>
-constexpr int kMinBlocks = sizeof(C) == 8 ? 2 : 3;  // of an SM: in fp32 at most 80 registers a thread
+template <int kSize>
+constexpr int kMinBlocks = kSize ? 3 : 2;  // of an SM: at most 80 registers a thread, or 128
+
+// f(codec) of a floating type that C is wide enough for.
+template <class C, class F>
+__device__ inline void by_type(Type type, const F& f) {
+  if (type == kF16) f(F16());
+  else if (type == kBF16) f(BF16());
+  else if (sizeof(C) == 4 || type == kF32) f(F32());
+  else if constexpr (sizeof(C) == 8) f(F64());
+}
 
 // Along a dim. kSize: known when compiled, or 0. kShared: windows may lack pixels.
 template <class C, int kSize, bool kShared>
@@ -73,71 +82,73 @@ struct Tile {
     constexpr int kStep = kTileThreads / kColumns, kReads = (kReach + kStep - 1) / kStep;
     static_assert(kReach <= kColumns && kReads <= 32);  // a bit for each read
     const int i = threadIdx.x / kColumns, j = threadIdx.x % kColumns;
-    // rows of the tile that lie inside of the image
-    const int begin = first_row < 0 ? -first_row : 0, left = images.height - first_row, end = left < reach ? left : reach;
+    // The reads [from, to) are of rows inside of the image; of none where the column is not.
+    const auto reads_before = [i](int row) { return row <= i ? 0 : (row - i + kStep - 1) / kStep; };
     const bool across = j < reach && first_column + j >= 0 && first_column + j < images.width;
-    unsigned inside = 0;
+    const int left = images.height - first_row;
+    const int from = reads_before(-first_row), to = across ? reads_before(left < reach ? left : reach) : 0;
+    const auto inside = [from, to](int u) { return from <= u && u < to; };
+    const auto fetch = [&](const Field& of, auto element, auto& raw) {
+      const char* p = of.base + n * of.n + c * of.c;
+      p += int64_t(first_row + i) * of.row + int64_t(first_column + j) * of.column;
 #pragma unroll
-    for (int u = 0; u < kReads; ++u) inside |= unsigned(across && i + u * kStep >= begin && i + u * kStep < end) << u;
-    const auto fetch = [&](const Field& from, auto element, auto& raw) {
-      const char* p = from.base + n * from.n + c * from.c;
-      p += int64_t(first_row + i) * from.row + int64_t(first_column + j) * from.column;
-#pragma unroll
-      for (int u = 0; u < kReads; ++u, p += kStep * from.row)
-        raw[u] = inside >> u & 1 ? load<decltype(element)>(p) : decltype(element)(0);
+      for (int u = 0; u < kReads; ++u, p += kStep * of.row)
+        raw[u] = inside(u) ? load<decltype(element)>(p) : decltype(element)(0);
     };
     using Word = typename Dynamic<C>::Word;
-    const auto fetch_any = [&](const Field& from, Word(&raw)[kReads]) {
-      if (size_of(from.type) == 2) fetch(from, uint16_t(), raw);
-      else if (size_of(from.type) == 4) fetch(from, uint32_t(), raw);
-      else if constexpr (sizeof(Word) == 8) fetch(from, uint64(), raw);
-    };
-    Word x[kReads], y[kReads];
-    fetch_any(images.x, x);
-    fetch_any(images.y, y);
-    unsigned keep = inside;
-    if (kShared && images.mask.base) {
+    Word raw_x[kReads], raw_y[kReads];
+    by_type<C>(images.x.type, [&](auto codec) { fetch(images.x, typename decltype(codec)::Raw(), raw_x); });
+    by_type<C>(images.y.type, [&](auto codec) { fetch(images.y, typename decltype(codec)::Raw(), raw_y); });
+    const bool masked = kShared && images.mask.base;
+    unsigned keep = 0;
+    if (masked) {
       uint8_t flag[kReads];
       fetch(images.mask, uint8_t(), flag);  // 0 outside
-      keep = 0;
 #pragma unroll
       for (int u = 0; u < kReads; ++u) keep |= unsigned(flag[u] != 0) << u;
     }
+    const auto there = [&](int u) { return masked ? (keep >> u & 1) != 0 : inside(u); };
+    C x[kReads], y[kReads];
+    const auto decode = [&](Type type, const Word(&raw)[kReads], C(&value)[kReads]) {
+      by_type<C>(type, [&](auto codec) {
+        using Codec = decltype(codec);
+#pragma unroll
+        for (int u = 0; u < kReads; ++u) value[u] = C(Codec::decode(typename Codec::Raw(raw[u])));
+      });
+    };
+    decode(images.x.type, raw_x, x), decode(images.y.type, raw_y, y);
 
     struct Level {
-      C x, count_x, y, count_y;
+      C x, y;
+      int count_x, count_y;
     } level{};
     constexpr C kDown = C(0x1p-12);  // no sum of a tile's finite values overflows
     static_assert(kReach * kReach <= 1 << 12);
-    const auto add = [&](C value, bool there, C& sum, C& count) {
-      there = there && value - value == 0;
-      sum += there ? value * kDown : C(0), count += there ? C(1) : C(0);
-    };
 #pragma unroll
     for (int u = 0; u < kReads; ++u) {
-      add(Dynamic<C>::decode(x[u], images.x.type), keep >> u & 1, level.x, level.count_x);
-      add(Dynamic<C>::decode(y[u], images.y.type), keep >> u & 1, level.y, level.count_y);
+      if (there(u) && x[u] - x[u] == 0) level.x += x[u] * kDown, ++level.count_x;
+      if (there(u) && y[u] - y[u] == 0) level.y += y[u] * kDown, ++level.count_y;
     }
     level = block_reduce<kTileThreads>(level, reinterpret_cast<Level*>(sums), [](Level l, const Level& other) {
       l.x += other.x, l.count_x += other.count_x, l.y += other.y, l.count_y += other.count_y;
       return l;
     });
-    const auto mean = [](C sum, C count) {
-      const C m = count > 0 ? sum * (1 / (kDown * count)) : C(0);
+    const auto mean = [](C sum, int count) {
+      const C m = count ? sum * (1 / (kDown * C(count))) : C(0);
       return m - m == 0 ? m : C(0);
     };
     const C level_x = mean(level.x, level.count_x), level_y = mean(level.y, level.count_y);
-    terms = {(level_x + level_y) * images.scale, (level_x - level_y) * images.scale, images.c1, images.c2};
+    // in units of the range before they are added: twice a level may be too much
+    const C scaled_x = level_x * images.scale, scaled_y = level_y * images.scale;
+    terms = {scaled_x + scaled_y, scaled_x - scaled_y, images.c1, images.c2};
 
 #pragma unroll
     for (int u = 0; u < kReads; ++u) {
-      const int row = i + u * kStep, at = row * pitch + j;
-      if (j >= reach || row >= reach) continue;
-      const bool there = keep >> u & 1;
-      const C a = (Dynamic<C>::decode(x[u], images.x.type) - level_x) * images.scale;
-      const C b = (Dynamic<C>::decode(y[u], images.y.type) - level_y) * images.scale;
-      s[at] = there ? a + b : C(0), d[at] = there ? a - b : C(0);
-      if constexpr (kShared) kept[at] = there;
+      if (j >= reach || i + u * kStep >= reach) continue;
+      const C a = (x[u] - level_x) * images.scale, b = (y[u] - level_y) * images.scale;
+      const int at = (i + u * kStep) * pitch + j;
+      s[at] = there(u) ? a + b : C(0), d[at] = there(u) ? a - b : C(0);
+      if constexpr (kShared) kept[at] = there(u);
     }
     __syncthreads();
   }

@@ -1,5 +1,5 @@
-// 1 - SSIM of each window (common/similarity.h), as a map or as three numbers of each plane: its sum, that of contrast',
-// and how many windows count. A block has a tile of windows; a second launch adds up the tiles of a plane.
+// ssim, ssim_loss, ms_ssim: 1 - SSIM of each window (common/similarity.h), as a map or as three numbers of each plane:
+// its sum, that of contrast', and how many windows count. A block has a tile of windows; a second launch adds up the tiles of a plane.
 // I/O: reads x, y, mask, where tiles meet more than once; writes the map, or three numbers of a plane.
 #include "moments.cuh"
 
@@ -17,7 +17,7 @@ struct Sums {
 };
 
 template <class C, int kSize, bool kShared>
-__global__ void __launch_bounds__(kTileThreads, kMinBlocks<C>)
+__global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     ssim_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Result result) {
   using T = Tile<C, kSize, kShared>;
   constexpr int kRun = T::kRun;
@@ -37,9 +37,9 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<C>)
     });
   }
   if (result.map.base) return;
-  __syncthreads();  // the sums that were read there
+  // (in the place of the pixels, which no thread still reads)
   const Sums total = block_reduce<kTileThreads>(
-      Sums{loss, contrast, count}, reinterpret_cast<Sums*>(tile.sums), [](Sums a, const Sums& b) {
+      Sums{loss, contrast, count}, reinterpret_cast<Sums*>(tile.s), [](Sums a, const Sums& b) {
         a.loss += b.loss, a.contrast += b.contrast, a.count += b.count;
         return a;
       });

@@ -1,4 +1,4 @@
-// The gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
+// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
 // sum of those of the windows that see it, whose weights are symmetric:
 //     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
 // A block has a tile of windows, makes their moments anew, and then the gradients of those pixels that no other window
@@ -18,7 +18,7 @@ struct Gradients {
 };
 
 template <class C, int kSize, bool kShared>
-__global__ void __launch_bounds__(kTileThreads, kMinBlocks<C>)
+__global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     ssim_backward_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Gradients to) {
   using T = Tile<C, kSize, kShared>;
   constexpr int kRun = T::kRun;
@@ -67,23 +67,29 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<C>)
   if (pixel >= pixels || x >= images.width) return;
   C sum[4][kRun] = {};
   tile.down(pixel, pixel_column, sum);
+  const int rest = pixels - pixel, left = images.height - row, count = rest < left ? rest : left;  // of this run
+  C dx[kRun], dy[kRun];
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
-    const int y = row + k;
-    if (pixel + k >= pixels || y >= images.height) break;
     const int place = (pixel + k + reach) * tile.pitch + pixel_column + reach;
     const C ds = (sum[0][k] + 2 * tile.s[place] * sum[2][k]) * images.scale;
     const C dd = (sum[1][k] + 2 * tile.d[place] * sum[3][k]) * images.scale;
     // A pixel that no window sees has gradient 0, also where it is NaN: all its sums are 0.
     const bool unseen = sum[0][k] == 0 && sum[1][k] == 0 && sum[2][k] == 0 && sum[3][k] == 0;
     const bool alive = !kShared || (tile.kept[place] && !unseen);
-    const auto put = [&](const Field& out, C value) {
-      if (out.base == nullptr) return;
-      char* p = out.base + tile.n * out.n + tile.c * out.c + y * out.row + x * out.column;
-      store_raw(p, out.type, Dynamic<C>::encode(alive ? value : C(0), out.type));
-    };
-    put(to.dx, ds + dd), put(to.dy, ds - dd);
+    dx[k] = alive ? ds + dd : C(0), dy[k] = alive ? ds - dd : C(0);
   }
+  const auto write = [&](const Field& out, const C(&value)[kRun]) {
+    if (out.base == nullptr) return;
+    char* p = out.base + tile.n * out.n + tile.c * out.c + row * out.row + x * out.column;
+    by_type<C>(out.type, [&](auto codec) {
+      using Codec = decltype(codec);
+#pragma unroll
+      for (int k = 0; k < kRun; ++k, p += out.row)
+        if (k < count) store(p, Codec::encode(typename Codec::Value(value[k])));
+    });
+  };
+  write(to.dx, dx), write(to.dy, dy);
 }
 
 std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& input, const Tensor& target,

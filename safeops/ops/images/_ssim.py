@@ -61,7 +61,7 @@ def reference(x, keep, dims):
     x = x.detach()  # what is subtracted before the moments changes none of them
     finite = keep & x.isfinite()
     count = finite.sum(dims, keepdim=True).clamp(min=1)
-    mean = (accumulate(torch.where(finite, x, 0), dims, keepdim=True) / count).to(x.dtype)
+    mean = accumulate(torch.where(finite, x / count, 0), dims, keepdim=True).to(x.dtype)  # no sum overflows
     return torch.where(mean.isfinite(), mean, 0)
 
 
@@ -99,7 +99,8 @@ def define(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, b
         moments = torch.where(counted, moments, 0) / torch.where(counted, share, 1)
     mean_s, mean_d, squares_s, squares_d = moments.unbind()
     var_s, var_d = variance(squares_s, mean_s), variance(squares_d, mean_d)
-    mean_s, mean_d = mean_s + (origin_x + origin_y) / data_range, mean_d + (origin_x - origin_y) / data_range
+    origin_x, origin_y = origin_x / data_range, origin_y / data_range  # before they are added: twice may be too much
+    mean_s, mean_d = mean_s + (origin_x + origin_y), mean_d + (origin_x - origin_y)
     contrast = 2 * var_d / (var_s + var_d + 2 * k2 * k2)
     mean_d = mean_d * mean_d
     luminance = 2 * mean_d / (mean_s * mean_s + mean_d + 2 * k1 * k1)

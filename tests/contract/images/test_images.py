@@ -112,6 +112,18 @@ def test_an_offset_of_1000_leaves_the_digits(route, padding, mask):
 
 
 @each_route
+@each_padding
+def test_an_offset_of_which_twice_is_too_much_leaves_the_digits(route, padding):
+    x, y = (3e38 + 3e35 * t for t in images(1, 1, 20, 21, dtype=torch.float64))
+    x, y, options = x.float(), y.float(), {"padding": padding, "data_range": 3e35, "k2": 0.1, "reduction": "none"}
+    value, gradients = value_and_gradients(on(route, "ssim"), x, y, **options)
+    wide, wanted = value_and_gradients(definitions.ssim, x.double(), y.double(), **options)
+    assert (value - wide).abs().max() < 1e-3
+    for a, b in zip(gradients, wanted):
+        assert (a - b).abs().max() < 1e-3 * b.abs().max()
+
+
+@each_route
 def test_lpips_64_channels_of_40_in_half_and_zero_features(route):
     x = torch.full((1, 64, 2, 2), 40.0, dtype=torch.float16, device=DEVICE)
     y = x.clone()
