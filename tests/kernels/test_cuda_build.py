@@ -25,6 +25,7 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
 }
 SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "scan.cuh"' in p.read_text()]
+IMAGES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "moments.cuh"' in p.read_text()]
 # shared by safe_gather and safe_index_select: with CUB's sort, and the sums
 INDEXED, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "run_sums"))
 ARCHS = ("80", "90", "100", "120")
@@ -220,6 +221,25 @@ def test_scans_move_packets_without_spills(built, source, arch):
 
 
 @needs_library
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", IMAGES, ids=lambda s: s.stem)
+def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, arch):
+    """Of blocks of 256 threads: three where the window's size was known, else two. csrc/cuda/images/README.md."""
+    table, report = (demangled(t) for t in built[source.stem, arch])
+    assert not not_resident(report)
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    tiles = {name: row["registers"] for name, row in report.items() if "ssim" in name}
+    assert len(tiles) == 6, list(tiles)
+    for name, registers in tiles.items():
+        known = "<float, 11," in name
+        assert (3 if known else 2) * 256 * -(-registers // 8) * 8 <= 65536, (name, registers)
+        if known:  # a thread has 13 pixels of each image under way, by each width of theirs
+            assert table[name]["LDG.32"] >= 26 and table[name]["LDG.U16"] >= 26, table[name]
+
+
+@needs_library
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_sort_compiles_without_spills_or_stack(built, arch):
     """CUB's kernels, of the one sort that is instantiated."""
@@ -344,5 +364,5 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
     functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     names = [f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward"))]
-    for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", *names):
+    for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", "_ssim", "_ssim_backward", *names):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 import safeops
 from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import NAN, must
-from tests.ops.gpu import Case, keep, numbers
+from tests.ops.gpu import Case, numbers
+from tests.ops.gpu import keep as kept
 from tests.ops.operands import HUGE, data, mask
 from tests.ops.record import NOT_SAFE, Record
 
@@ -271,7 +272,7 @@ def _map_case(name, masked):
     def make(n, dtype, seed):
         rows = math.isqrt(n)
         sides = 1, 1, rows, n // rows
-        mask = keep(math.prod(sides), seed).reshape(sides) if masked else None
+        mask = kept(math.prod(sides), seed).reshape(sides) if masked else None
 
         def call(*leaves):
             pair = [x.reshape(sides) for x in leaves]

@@ -62,7 +62,8 @@ struct Checked {
                     ": needs two images (N, C, H, W) of one shape");
     constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // places beside a tile, too, are counted in 32 bits
     STD_TORCH_CHECK(shape.size[2] < kMost && shape.size[3] < kMost, op, ": images of more than 2^31 rows or columns");
-    STD_TORCH_CHECK(o.size % 2 && o.size > 0 && o.size <= kLargest, op, ": win_size must be odd and at most ", kLargest);
+    const bool good = o.size % 2 && o.size > 0 && o.size <= kLargest;
+    STD_TORCH_CHECK(good, op, ": win_size must be odd and at most ", kLargest);
     if (mask) {
       check_device(*mask, input, op, "mask");
       STD_TORCH_CHECK(dtype_of(*mask) == DType::kBool, op, ": mask must be bool");

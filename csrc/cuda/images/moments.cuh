@@ -5,26 +5,14 @@
 #pragma once
 
 #include "common/similarity.h"
-#include "cuda/engine/launch.cuh"
-#include "cuda/engine/types.cuh"
-#include "images.h"
+#include "pixels.cuh"
 
 namespace safeops::cuda {
 
-constexpr int kTileThreads = 256;
 template <class C>
 constexpr int kRunOf = sizeof(C) == 8 ? 4 : 7;
 template <int kSize>
 constexpr int kMinBlocks = kSize ? 3 : 2;  // of an SM: at most 80 registers a thread, or 128
-
-// f(codec) of a floating type that C is wide enough for.
-template <class C, class F>
-__device__ inline void by_type(Type type, const F& f) {
-  if (type == kF16) f(F16());
-  else if (type == kBF16) f(BF16());
-  else if (sizeof(C) == 4 || type == kF32) f(F32());
-  else if constexpr (sizeof(C) == 8) f(F64());
-}
 
 // Along a dim. kSize: known when compiled, or 0. kShared: windows may lack pixels.
 template <class C, int kSize, bool kShared>
@@ -36,8 +24,8 @@ struct Tile {
   const Images<C>& images;
   const int size, reach, pitch;  // reach: pixels that the windows see; odd pitches: columns lie in different banks
   int n, c, row, column;         // its plane, and which tile of it
-  int first_row, first_column;  // its first pixel, which may lie outside of the image
-  C *sums, *s, *d;  // (kArrays, reach, kPitch), (reach, pitch) each
+  int first_row, first_column;   // its first pixel, which may lie outside of the image
+  C *sums, *s, *d;               // (kArrays, reach, kPitch), (reach, pitch) each
   uint8_t* kept;
   SimilarityTerms<C> terms;
 
@@ -74,81 +62,22 @@ struct Tile {
     }
   }
 
-  // The pixels, and the tile's level: the mean of each image's finite kept ones. A thread has every fourth pixel of a
-  // column, and holds them all: one round trip to memory.
+  // s and d of the pixels from (first_row, first_column) on, 0 where they are not kept.
   __device__ void read(int first_row_, int first_column_) {
     first_row = first_row_, first_column = first_column_;
-    constexpr int kReach = kWindows<C> + (kSize ? kSize : kLargest) - 1, kColumns = 64;
-    constexpr int kStep = kTileThreads / kColumns, kReads = (kReach + kStep - 1) / kStep;
-    static_assert(kReach <= kColumns && kReads <= 32);  // a bit for each read
-    const int i = threadIdx.x / kColumns, j = threadIdx.x % kColumns;
-    // The reads [from, to) are of rows inside of the image; of none where the column is not.
-    const auto reads_before = [i](int row) { return row <= i ? 0 : (row - i + kStep - 1) / kStep; };
-    const bool across = j < reach && first_column + j >= 0 && first_column + j < images.width;
-    const int left = images.height - first_row;
-    const int from = reads_before(-first_row), to = across ? reads_before(left < reach ? left : reach) : 0;
-    const auto inside = [from, to](int u) { return from <= u && u < to; };
-    const auto fetch = [&](const Field& of, auto element, auto& raw) {
-      const char* p = of.base + n * of.n + c * of.c;
-      p += int64_t(first_row + i) * of.row + int64_t(first_column + j) * of.column;
-#pragma unroll
-      for (int u = 0; u < kReads; ++u, p += kStep * of.row)
-        raw[u] = inside(u) ? load<decltype(element)>(p) : decltype(element)(0);
-    };
-    using Word = typename Dynamic<C>::Word;
-    Word raw_x[kReads], raw_y[kReads];
-    by_type<C>(images.x.type, [&](auto codec) { fetch(images.x, typename decltype(codec)::Raw(), raw_x); });
-    by_type<C>(images.y.type, [&](auto codec) { fetch(images.y, typename decltype(codec)::Raw(), raw_y); });
-    const bool masked = kShared && images.mask.base;
-    unsigned keep = 0;
-    if (masked) {
-      uint8_t flag[kReads];
-      fetch(images.mask, uint8_t(), flag);  // 0 outside
-#pragma unroll
-      for (int u = 0; u < kReads; ++u) keep |= unsigned(flag[u] != 0) << u;
-    }
-    const auto there = [&](int u) { return masked ? (keep >> u & 1) != 0 : inside(u); };
-    C x[kReads], y[kReads];
-    const auto decode = [&](Type type, const Word(&raw)[kReads], C(&value)[kReads]) {
-      by_type<C>(type, [&](auto codec) {
-        using Codec = decltype(codec);
-#pragma unroll
-        for (int u = 0; u < kReads; ++u) value[u] = C(Codec::decode(typename Codec::Raw(raw[u])));
-      });
-    };
-    decode(images.x.type, raw_x, x), decode(images.y.type, raw_y, y);
-
-    struct Level {
-      C x, y;
-      int count_x, count_y;
-    } level{};
-    constexpr C kDown = C(0x1p-12);  // no sum of a tile's finite values overflows
-    static_assert(kReach * kReach <= 1 << 12);
-#pragma unroll
-    for (int u = 0; u < kReads; ++u) {
-      if (there(u) && x[u] - x[u] == 0) level.x += x[u] * kDown, ++level.count_x;
-      if (there(u) && y[u] - y[u] == 0) level.y += y[u] * kDown, ++level.count_y;
-    }
-    level = block_reduce<kTileThreads>(level, reinterpret_cast<Level*>(sums), [](Level l, const Level& other) {
-      l.x += other.x, l.count_x += other.count_x, l.y += other.y, l.count_y += other.count_y;
-      return l;
-    });
-    const auto mean = [](C sum, int count) {
-      const C m = count ? sum * (1 / (kDown * C(count))) : C(0);
-      return m - m == 0 ? m : C(0);
-    };
-    const C level_x = mean(level.x, level.count_x), level_y = mean(level.y, level.count_y);
+    using Read = Pixels<C, kSize, kShared>;
+    const Read pixels(images, n, c, first_row, first_column, reach);
+    const Levels<C> level = pixels.levels(reinterpret_cast<Levels<C>*>(sums));
     // in units of the range before they are added: twice a level may be too much
-    const C scaled_x = level_x * images.scale, scaled_y = level_y * images.scale;
-    terms = {scaled_x + scaled_y, scaled_x - scaled_y, images.c1, images.c2};
-
+    const C x = level.x * images.scale, y = level.y * images.scale;
+    terms = {x + y, x - y, images.c1, images.c2};
 #pragma unroll
-    for (int u = 0; u < kReads; ++u) {
-      if (j >= reach || i + u * kStep >= reach) continue;
-      const C a = (x[u] - level_x) * images.scale, b = (y[u] - level_y) * images.scale;
-      const int at = (i + u * kStep) * pitch + j;
-      s[at] = there(u) ? a + b : C(0), d[at] = there(u) ? a - b : C(0);
-      if constexpr (kShared) kept[at] = there(u);
+    for (int u = 0; u < Read::kReads; ++u) {
+      const int i = pixels.row + u * Read::kStep, at = i * pitch + pixels.column;
+      if (i >= reach || pixels.column >= reach) continue;
+      const C a = (pixels.x[u] - level.x) * images.scale, b = (pixels.y[u] - level.y) * images.scale;
+      s[at] = pixels.there(u) ? a + b : C(0), d[at] = pixels.there(u) ? a - b : C(0);
+      if constexpr (kShared) kept[at] = pixels.there(u);
     }
     __syncthreads();
   }

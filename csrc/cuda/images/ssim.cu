@@ -1,5 +1,6 @@
 // ssim, ssim_loss, ms_ssim: 1 - SSIM of each window (common/similarity.h), as a map or as three numbers of each plane:
-// its sum, that of contrast', and how many windows count. A block has a tile of windows; a second launch adds up the tiles of a plane.
+// its sum, that of contrast', and how many windows count. A block has a tile of windows; a second launch adds up the
+// tiles of a plane.
 // I/O: reads x, y, mask, where tiles meet more than once; writes the map, or three numbers of a plane.
 #include "moments.cuh"
 
@@ -69,7 +70,8 @@ __global__ void merge_kernel(const __grid_constant__ Parts parts) {
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) sum += part[u];
   }
-  sum = block_reduce<kThreads>(sum, reinterpret_cast<double*>(shared_memory()), [](double a, double b) { return a + b; });
+  double* scratch = reinterpret_cast<double*>(shared_memory());
+  sum = block_reduce<kThreads>(sum, scratch, [](double a, double b) { return a + b; });
   if (threadIdx.x == 0) store(parts.out + blockIdx.x * sizeof(double), sum);
 }
 

@@ -1,5 +1,5 @@
-// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
-// sum of those of the windows that see it, whose weights are symmetric:
+// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's
+// gradient is the weighted sum of those of the windows that see it, whose weights are symmetric:
 //     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
 // A block has a tile of windows, makes their moments anew, and then the gradients of those pixels that no other window
 // sees: 32 x 32 of 42 x 42 windows of 11 x 11, in fp32.

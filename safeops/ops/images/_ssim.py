@@ -269,7 +269,8 @@ ARGUMENTS = """\
             NaN, inf or garbage there changes neither the result nor a gradient, and their own gradient is exactly 0.
         {own}
         data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
-        win_size: how many pixels a window has along each dim: odd.
+        win_size: how many pixels a window has along each dim: odd. On CUDA there is a kernel for (N, C, H, W) and
+            windows of up to 21; larger ones, and volumes, run as plain torch operations.
         win_sigma: standard deviation of the Gaussian that weighs them, in pixels.
         k1: constant of the luminance, at least 1e-15: C1 = (k1 data_range)^2.
         k2: constant of the contrast, at least 1e-15: C2 = (k2 data_range)^2.

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import safeops
 from safeops._op import registry
@@ -143,6 +144,20 @@ def test_rounding_makes_no_variance_negative(route, padding):
     x = torch.full((1, 1, 40, 40), 1000.0, device=DEVICE)
     y = x + torch.where(torch.arange(40, device=DEVICE) < 20, 0.37, -0.41)
     assert (on(route, "ssim_loss")(x, y, padding=padding, reduction="none") >= 0).all()
+
+
+@pytest.mark.parametrize("name", [*SIMILARITIES, "ms_ssim"])
+def test_what_the_cuda_kernel_takes(name):
+    """Volumes, and windows of which a tile has no room in shared memory, take the composite there."""
+    with FakeTensorMode():
+        image, volume = (torch.empty(1, 1, *[48] * dims, device="cuda") for dims in (2, 3))
+
+    def takes(x, size):
+        return registry[name].prepare(x, x, None, (1.0, size, 1.5, 0.01, 0.03, "valid"), False)[0]
+
+    assert takes(image, 3) and takes(image, 11) and takes(image, 21)
+    assert not takes(image, 23) and not takes(volume, 11)
+    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 11, 11, 11), 11)  # a CPU's has no limits
 
 
 # ---- masks

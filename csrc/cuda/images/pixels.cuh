@@ -1,0 +1,102 @@
+// The pixels of a tile as its threads read them, whatever the images' dtypes and strides, and the tile's level.
+#pragma once
+
+#include "cuda/engine/launch.cuh"
+#include "cuda/engine/types.cuh"
+#include "images.h"
+
+namespace safeops::cuda {
+
+constexpr int kTileThreads = 256;
+
+// f(codec) of a floating type that C is wide enough for.
+template <class C, class F>
+__device__ inline void by_type(Type type, const F& f) {
+  if (type == kF16) f(F16());
+  else if (type == kBF16) f(BF16());
+  else if (sizeof(C) == 4 || type == kF32) f(F32());
+  else if constexpr (sizeof(C) == 8) f(F64());
+}
+
+// The means of each image's finite kept pixels, with their counts while they are added up.
+template <class C>
+struct Levels {
+  C x, y;
+  int count_x, count_y;
+};
+
+// A thread has every fourth pixel of a column, and holds them all: one round trip to memory.
+template <class C, int kSize, bool kShared>
+struct Pixels {
+  static constexpr int kReach = kWindows<C> + (kSize ? kSize : kLargest) - 1, kColumns = 64;
+  static constexpr int kStep = kTileThreads / kColumns, kReads = (kReach + kStep - 1) / kStep;
+  static_assert(kReach <= kColumns && kReads <= 32, "a column for each thread, a bit for each pixel");
+  using Word = typename Dynamic<C>::Word;
+
+  int row, column;  // in the tile, of the first one
+  int from, to;     // the pixels that lie inside of the image; none where the column does not
+  bool masked;
+  unsigned keep;    // a bit for each, with a mask
+  C x[kReads], y[kReads];
+
+  // Those of plane (n, c) from (first_row, first_column), which may lie outside of the image; reach: rows and columns.
+  __device__ Pixels(const Images<C>& images, int n, int c, int first_row, int first_column, int reach)
+      : row(threadIdx.x / kColumns), column(threadIdx.x % kColumns), masked(kShared && images.mask.base), keep(0) {
+    const auto before = [this](int end) { return end <= row ? 0 : (end - row + kStep - 1) / kStep; };
+    const bool across = column < reach && first_column + column >= 0 && first_column + column < images.width;
+    const int left = images.height - first_row;
+    from = before(-first_row), to = across ? before(left < reach ? left : reach) : 0;
+    const auto fetch = [&](const Field& of, auto element, auto& raw) {
+      const char* p = of.base + n * of.n + c * of.c;
+      p += int64_t(first_row + row) * of.row + int64_t(first_column + column) * of.column;
+#pragma unroll
+      for (int u = 0; u < kReads; ++u, p += kStep * of.row)
+        raw[u] = from <= u && u < to ? load<decltype(element)>(p) : decltype(element)(0);
+    };
+    Word raw_x[kReads], raw_y[kReads];  // all of them are under way before one is decoded
+    by_type<C>(images.x.type, [&](auto codec) { fetch(images.x, typename decltype(codec)::Raw(), raw_x); });
+    by_type<C>(images.y.type, [&](auto codec) { fetch(images.y, typename decltype(codec)::Raw(), raw_y); });
+    if (masked) {
+      uint8_t flag[kReads];
+      fetch(images.mask, uint8_t(), flag);
+#pragma unroll
+      for (int u = 0; u < kReads; ++u) keep |= unsigned(flag[u] != 0) << u;
+    }
+    decode(images.x.type, raw_x, x), decode(images.y.type, raw_y, y);
+  }
+
+  // Whether pixel u lies inside of the image and is kept.
+  __device__ bool there(int u) const { return masked ? (keep >> u & 1) != 0 : from <= u && u < to; }
+
+  // Of the tile. scratch: room for one of each warp.
+  __device__ Levels<C> levels(Levels<C>* scratch) const {
+    constexpr C kDown = C(0x1p-12);  // no sum of a tile's finite values overflows
+    static_assert(kReach * kReach <= 1 << 12);
+    Levels<C> level{};
+#pragma unroll
+    for (int u = 0; u < kReads; ++u) {
+      if (there(u) && x[u] - x[u] == 0) level.x += x[u] * kDown, ++level.count_x;
+      if (there(u) && y[u] - y[u] == 0) level.y += y[u] * kDown, ++level.count_y;
+    }
+    level = block_reduce<kTileThreads>(level, scratch, [](Levels<C> a, const Levels<C>& b) {
+      a.x += b.x, a.y += b.y, a.count_x += b.count_x, a.count_y += b.count_y;
+      return a;
+    });
+    const auto mean = [](C sum, int count) {
+      const C m = count ? sum * (1 / (kDown * C(count))) : C(0);
+      return m - m == 0 ? m : C(0);
+    };
+    return {mean(level.x, level.count_x), mean(level.y, level.count_y), level.count_x, level.count_y};
+  }
+
+ private:
+  static __device__ void decode(Type type, const Word (&raw)[kReads], C (&value)[kReads]) {
+    by_type<C>(type, [&](auto codec) {
+      using Codec = decltype(codec);
+#pragma unroll
+      for (int u = 0; u < kReads; ++u) value[u] = C(Codec::decode(typename Codec::Raw(raw[u])));
+    });
+  }
+};
+
+}  // namespace safeops::cuda
