@@ -115,21 +115,25 @@ struct Tile {
       for (int k = 0; k < kRun; ++k) sums[(q * reach + at) * kPitch + column + k * step] = sum[q][k];
   }
 
-  // For each window (row, column) of the map that is window k of the run at (at, column), and counts:
-  // body(k, row, column, its similarity, the inverse of its share).
+  // Where the map has a window of this tile, if it has it.
+  __device__ int map_row(int at) const { return first_row + images.before + at; }
+  __device__ int map_column(int at) const { return first_column + images.before + at; }
+  __device__ bool in_map(int y, int x) const {
+    return y >= 0 && y < images.window_rows && x >= 0 && x < images.window_columns;
+  }
+
+  // For each window k of the run at (at, column) that the map has, of the run's sums:
+  // body(k, whether it counts, its similarity, the inverse of its share).
   template <class Body>
   __device__ void each_window(const C (&sum)[kArrays][kRun], int at, int column, const Body& body) const {
-    const int map_row = first_row + images.before + at, map_column = first_column + images.before + column;
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
-      const int y = map_row + k;
-      if (y < 0 || y >= images.window_rows || map_column < 0 || map_column >= images.window_columns) continue;
+      if (!in_map(map_row(at + k), map_column(column))) continue;
       const bool counted = !kShared || kept[(at + k + size / 2) * pitch + column + size / 2];
       C inverse = C(1);
       if constexpr (kShared) inverse = 1 / (counted ? sum[4][k] : C(1));
-      body(k, y, map_column, counted,
-           Similarity<C>::of(terms, sum[0][k] * inverse, sum[1][k] * inverse, sum[2][k] * inverse,
-                             sum[3][k] * inverse), inverse);
+      const auto mean = [&](int q) { return sum[q][k] * inverse; };
+      body(k, counted, Similarity<C>::of(terms, mean(0), mean(1), mean(2), mean(3)), inverse);
     }
   }
 };

@@ -31,9 +31,10 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     C sum[T::kArrays][kRun] = {};
     tile.down(at, column, sum);
     const Field& map = result.map;
-    char* plane = map.base + tile.n * map.n + tile.c * map.c;
-    tile.each_window(sum, at, column, [&](int, int y, int x, bool counted, const Similarity<C>& it, C) {
-      if (map.base) store(plane + y * map.row + x * map.column, counted ? it.loss() : C(0));
+    char* first = map.base + tile.n * map.n + tile.c * map.c;
+    first += tile.map_row(at) * map.row + tile.map_column(column) * map.column;
+    tile.each_window(sum, at, column, [&](int k, bool counted, const Similarity<C>& it, C) {
+      if (map.base) store(first + k * map.row, counted ? it.loss() : C(0));
       else if (counted) loss += it.loss(), contrast += it.contrast, count += 1;
     });
   }

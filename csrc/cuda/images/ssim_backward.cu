@@ -24,22 +24,28 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   constexpr int kRun = T::kRun;
   T tile(images);
   const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // reach: of a pixel, to the first window that sees it
+  const char* grad = to.grad.base + tile.n * to.grad.n + tile.c * to.grad.c;
+  C of_plane = 0, of_contrast = 0;
+  if (!to.by_window) of_plane = C(load<double>(grad)), of_contrast = C(load<double>(grad + to.grad.row));
   tile.read(tile.row * pixels - reach, tile.column * pixels - reach);
   tile.across();
 
   // the windows' slopes, in the place of the sums
-  const char* grad = to.grad.base + tile.n * to.grad.n + tile.c * to.grad.c;
-  C of_loss = 0, of_contrast = 0;
-  if (!to.by_window) of_loss = C(load<double>(grad)), of_contrast = C(load<double>(grad + to.grad.row));
   C slopes[4][kRun] = {};
   const int window_column = threadIdx.x % kWindows<C>, window = threadIdx.x / kWindows<C> * kRun;
   if (window < kWindows<C>) {
+    C of_loss[kRun];  // on their way while the sums are made
+#pragma unroll
+    for (int k = 0; k < kRun; ++k) {
+      const int y = tile.map_row(window + k), x = tile.map_column(window_column);
+      of_loss[k] = of_plane;
+      if (to.by_window && tile.in_map(y, x)) of_loss[k] = load<C>(grad + y * to.grad.row + x * to.grad.column);
+    }
     C sum[T::kArrays][kRun] = {};
     tile.down(window, window_column, sum);
-    const auto differentiate = [&](int k, int y, int x, bool counted, const Similarity<C>& it, C inverse) {
+    const auto differentiate = [&](int k, bool counted, const Similarity<C>& it, C inverse) {
       if (!counted) return;
-      if (to.by_window) of_loss = load<C>(grad + y * to.grad.row + x * to.grad.column);
-      const MomentSlopes<C> by = it.slopes(of_loss, of_contrast);
+      const MomentSlopes<C> by = it.slopes(of_loss[k], of_contrast);
       slopes[0][k] = by.s * inverse, slopes[1][k] = by.d * inverse;  // the mean is the sum times the inverse
       slopes[2][k] = by.ss * inverse, slopes[3][k] = by.dd * inverse;
     };
