@@ -76,8 +76,10 @@ struct Tile {
       const int i = pixels.row + u * Read::kStep, at = i * pitch + pixels.column;
       if (i >= reach || pixels.column >= reach) continue;
       const C a = (pixels.x[u] - level.x) * images.scale, b = (pixels.y[u] - level.y) * images.scale;
-      s[at] = pixels.there(u) ? a + b : C(0), d[at] = pixels.there(u) ? a - b : C(0);
-      if constexpr (kShared) kept[at] = pixels.there(u);
+      // (where no window lacks a pixel, none of the map sees one that is not there)
+      const bool there = !kShared || (pixels.keep >> u & 1);
+      s[at] = there ? a + b : C(0), d[at] = there ? a - b : C(0);
+      if constexpr (kShared) kept[at] = there;
     }
     __syncthreads();
   }

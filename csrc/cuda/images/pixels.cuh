@@ -33,19 +33,18 @@ struct Pixels {
   static_assert(kReach <= kColumns && kReads <= 32, "a column for each thread, a bit for each pixel");
   using Word = typename Dynamic<C>::Word;
 
-  int row, column;  // in the tile, of the first one
-  int from, to;     // the pixels that lie inside of the image; none where the column does not
-  bool masked;
-  unsigned keep;    // a bit for each, with a mask
-  C x[kReads], y[kReads];
+  int row, column;         // in the tile, of the first one
+  unsigned keep;           // a bit for each pixel that lies inside of the image and is kept
+  C x[kReads], y[kReads];  // 0 where it is not
 
   // Those of plane (n, c) from (first_row, first_column), which may lie outside of the image; reach: rows and columns.
   __device__ Pixels(const Images<C>& images, int n, int c, int first_row, int first_column, int reach)
-      : row(threadIdx.x / kColumns), column(threadIdx.x % kColumns), masked(kShared && images.mask.base), keep(0) {
+      : row(threadIdx.x / kColumns), column(threadIdx.x % kColumns) {
     const auto before = [this](int end) { return end <= row ? 0 : (end - row + kStep - 1) / kStep; };
     const bool across = column < reach && first_column + column >= 0 && first_column + column < images.width;
     const int left = images.height - first_row;
-    from = before(-first_row), to = across ? before(left < reach ? left : reach) : 0;
+    const int from = before(-first_row), to = across ? before(left < reach ? left : reach) : 0;  // inside of the image
+    keep = to > from ? (1u << to) - (1u << from) : 0;
     const auto fetch = [&](const Field& of, auto element, auto& raw) {
       const char* p = of.base + n * of.n + c * of.c;
       p += int64_t(first_row + row) * of.row + int64_t(first_column + column) * of.column;
@@ -56,28 +55,30 @@ struct Pixels {
     Word raw_x[kReads], raw_y[kReads];  // all of them are under way before one is decoded
     by_type<C>(images.x.type, [&](auto codec) { fetch(images.x, typename decltype(codec)::Raw(), raw_x); });
     by_type<C>(images.y.type, [&](auto codec) { fetch(images.y, typename decltype(codec)::Raw(), raw_y); });
-    if (masked) {
+    if (kShared && images.mask.base) {
       uint8_t flag[kReads];
       fetch(images.mask, uint8_t(), flag);
 #pragma unroll
-      for (int u = 0; u < kReads; ++u) keep |= unsigned(flag[u] != 0) << u;
+      for (int u = 0; u < kReads; ++u) {
+        if (flag[u]) continue;
+        keep &= ~(1u << u);
+        raw_x[u] = raw_y[u] = 0;
+      }
     }
     decode(images.x.type, raw_x, x), decode(images.y.type, raw_y, y);
   }
-
-  // Whether pixel u lies inside of the image and is kept.
-  __device__ bool there(int u) const { return masked ? (keep >> u & 1) != 0 : from <= u && u < to; }
 
   // Of the tile. scratch: room for one of each warp.
   __device__ Levels<C> levels(Levels<C>* scratch) const {
     constexpr C kDown = C(0x1p-12);  // no sum of a tile's finite values overflows
     static_assert(kReach * kReach <= 1 << 12);
-    Levels<C> level{};
+    Levels<C> level{0, 0, __popc(keep), __popc(keep)};
+    const auto add = [](C value, C& sum, int& count) {
+      if (value - value == 0) sum += value * kDown;
+      else --count;
+    };
 #pragma unroll
-    for (int u = 0; u < kReads; ++u) {
-      if (there(u) && x[u] - x[u] == 0) level.x += x[u] * kDown, ++level.count_x;
-      if (there(u) && y[u] - y[u] == 0) level.y += y[u] * kDown, ++level.count_y;
-    }
+    for (int u = 0; u < kReads; ++u) add(x[u], level.x, level.count_x), add(y[u], level.y, level.count_y);
     level = block_reduce<kTileThreads>(level, scratch, [](Levels<C> a, const Levels<C>& b) {
       a.x += b.x, a.y += b.y, a.count_x += b.count_x, a.count_y += b.count_y;
       return a;
