@@ -93,17 +93,21 @@ Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tenso
     const auto images = make_images<C>(input, target, mask, options, is, is.map.size + 2, kWindows<C>);
     const unsigned blocks = blocks_of(images, is);
     const auto launch = [&](const Result& to) {
-      start_blocks(ssim_kernel<C, known(), shared()>, blocks, kTileThreads, Tile<C, known(), shared()>::bytes(win_size),
-                   stream, images, to);
+      const int bytes = Tile<C, known(), shared()>::bytes(int(win_size));
+      start_blocks(ssim_kernel<C, known(), shared()>, blocks, kTileThreads, bytes, stream, images, to);
     };
-    if (by_window) return blocks ? launch({field(out, type, is.map), nullptr}) : void();
     const int64_t tiles = planes ? blocks / planes : 0, parts = 3 * planes * tiles;
-    if (planes == 0) return;
-    if (tiles == 1) return launch({Field(), static_cast<char*>(out.data_ptr())});
-    const Tensor workspace = safeops::empty(Shape(1, &parts), DType::kDouble, input);
-    if (tiles) launch({Field(), static_cast<char*>(workspace.data_ptr())});
-    const Parts all{static_cast<char*>(workspace.data_ptr()), static_cast<char*>(out.data_ptr()), tiles};
-    start_blocks(merge_kernel, unsigned(3 * planes), kThreads, kThreads / 32 * int(sizeof(double)), stream, all);
+    char* const sums = static_cast<char*>(out.data_ptr());
+    if (by_window) {
+      if (blocks) launch({field(out, type, is.map), nullptr});
+    } else if (tiles == 1) {
+      launch({Field(), sums});
+    } else if (planes) {  // (the sums of no tiles are 0)
+      const Tensor workspace = safeops::empty(Shape(1, &parts), DType::kDouble, input);
+      const Parts all{static_cast<char*>(workspace.data_ptr()), sums, tiles};
+      if (tiles) launch({Field(), static_cast<char*>(workspace.data_ptr())});
+      start_blocks(merge_kernel, unsigned(3 * planes), kThreads, kThreads / 32 * int(sizeof(double)), stream, all);
+    }
   };
   by_kind(is.wide, is.shared, win_size, run);
   check_launch(kOp);
