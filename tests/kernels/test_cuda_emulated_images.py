@@ -171,6 +171,15 @@ def test_a_kept_one_shows_where_it_is_seen_and_nowhere_else(ops, value, same):
         assert torch.equal(dx.isnan(), reached) and torch.equal(dy.isnan(), reached)
 
 
+def test_the_level_is_that_of_the_finite_pixels(ops):
+    """Most of the tile is NaN, and there are windows beside."""
+    x, y = images(1, 1, 40, 16)
+    x, y = x + 1000, y + 1000
+    x[..., 12:, :], y[..., 16:, :] = NAN, float("inf")
+    chosen = options(5, False, True)
+    near(ops._ssim(x, y, None, *chosen), _ssim.define(x.double(), y.double(), None, *chosen), 1e-4)
+
+
 def test_a_kept_nan_that_no_counted_window_sees_has_gradient_0(ops):
     x, y = images(1, 1, 16, 16)
     mask = torch.ones(1, 1, 16, 16, dtype=torch.bool)
