@@ -212,7 +212,7 @@ def test_nothing_kept(route, name):
 @each_padding
 @pytest.mark.parametrize("size", [(11, 11), (12, 31), (150, 21), (130, 515), (11, 1100)], ids=str)
 def test_sizes_beyond_tiles_and_chunks(route, padding, size):
-    x, y = images(1, 2, *size)
+    x, y = images(1, 1, *size)
     mask = kept(1, 1, *size)
     for options in ({}, {"mask": mask}):
         for reduction in ("mean", "none"):
