@@ -208,7 +208,7 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     if value.numel():
         launch(
             "cosine_similarity", COSINE, (x1, x2, value, norm1, norm2), (2, 3, 4), shape, dim, compute,
-            floor(eps, compute), phases=SUM, partials=5,
+            (floor(eps, compute),), phases=SUM, partials=5,
         )  # fmt: skip
     return value.squeeze(dim) if shape else value, norm1, norm2
 
@@ -228,6 +228,6 @@ def cosine_similarity_backward(
     if shape.numel() and (need_x1 or need_x2):
         launch(
             "cosine_similarity_backward", COSINE_BACKWARD, (x1, x2, grad, value, norm1, norm2, dx1, dx2),
-            (2, 3, 4, 5), shape, dim, compute, floor(eps, compute_dtype(x1, x2)), phases=MAP,
+            (2, 3, 4, 5), shape, dim, compute, (floor(eps, compute_dtype(x1, x2)),), phases=MAP,
         )  # fmt: skip
     return tuple(x1.new_empty(0, dtype=dtype) if dx is None else dx for dx, dtype in zip((dx1, dx2), dtypes))

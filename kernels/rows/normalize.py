@@ -15,7 +15,7 @@ def normalize(input, dim=-1, eps=None):
     norm = torch.empty(thin(shape, dim), dtype=torch.float64, device=input.device)
     if norm.numel():
         launch(
-            "normalize", ROWS, (input, None, out, norm, None), (3, 4), shape, dim, compute, floor(eps, compute),
+            "normalize", ROWS, (input, None, out, norm, None), (3, 4), shape, dim, compute, (floor(eps, compute),),
             {"OP": NORMALIZE.value}, partials=3,
         )  # fmt: skip
     return out, norm
@@ -27,7 +27,7 @@ def normalize_backward(grad, input, norm, dim=-1, eps=None):
         compute = compute_dtype(input, grad)
         launch(
             "normalize_backward", ROWS_BACKWARD, (input, grad, None, out, norm, None), (4, 5), input.shape,
-            dim % max(input.dim(), 1), compute, floor(eps, compute_dtype(input)),
+            dim % max(input.dim(), 1), compute, (floor(eps, compute_dtype(input)),),
             {"OP": NORMALIZE.value}, partials=1,
         )  # fmt: skip
     return out

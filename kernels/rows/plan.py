@@ -8,6 +8,7 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.indexing import (
     INNER,
+    OUTER,
     VECTOR,
     Group,
     broadcast_strides,
@@ -25,8 +26,9 @@ MOST_THREADS = 512
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 FEWEST = 16  # neighbours that make a group of their own
-# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row
-MAP, SUM, SUM_AND_WRITE = range(3)
+# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one result
+# a row, which depends on one element of it
+MAP, SUM, SUM_AND_WRITE, PICK = range(4)
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
@@ -45,9 +47,9 @@ def whole_tile(axis, M, N, vec, tile, itemsize, most):
     return None if rows * columns > most else (rows, columns)
 
 
-def part_tile(axis, M, N, vec, tile, itemsize):
+def part_tile(axis, M, N, vec, tile, widest):
     """The same for rows that are read in parts: few at a time, for blocks enough."""
-    widest = tile if axis is INNER else 4 * NEAR // itemsize
+    widest = tile if axis is INNER else widest
     columns = max(min(widest, at_least(N)), vec)
     return max(min(tile // columns, at_least(M)), 1), columns
 
@@ -65,14 +67,20 @@ def split_rows(tiles, groups, phases):
     """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts."""
     policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
-    if phases == MAP or counters > COUNTERS:
+    if phases in (MAP, PICK) or counters > COUNTERS:
         return 1, tiles
     return tiling.split_tiles(tiles, groups, policy._replace(blocks=policy.blocks // phases))
 
 
-def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0):
+def plan(
+    kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0,
+    heads=False, registers=None,
+):  # fmt: skip
     """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
-    a row; partials: the numbers that each part of a row leaves for the whole of it."""
+    a row; partials: the numbers that each part of a row leaves for the whole of it. heads: whether much is to be worked
+    out for each row beside its elements. Where rows lie across memory, a tile then has as many of them as threads: only
+    so Triton does it once a row, and not in every thread that holds an element of it. registers: the most that the
+    variant of vector accesses may take, where the assembler left alone would spill."""
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
@@ -84,8 +92,12 @@ def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=Non
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
-    whole = None if phases == MAP else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
-    BM, BN = whole or part_tile(axis, M, N, vec, tile, itemsize)
+    apart = phases == MAP or heads and axis is OUTER
+    whole = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
+    BM, BN = whole or part_tile(axis, M, N, vec, tile, config.threads if heads else 4 * NEAR // itemsize)
+    if phases == PICK:
+        most = min(config.threads, at_least(M if axis is INNER else N))
+        BM, BN = (most, 1) if axis is INNER else (1, most)
     while config.threads < min(MOST_THREADS, BM * BN // per_thread):
         config = replace(config, threads=config.threads * 2)
     lanes, group = tiling.lanes_of(axis, BM, BN, vec, config.threads)
@@ -122,6 +134,8 @@ def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=Non
     made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch)  # fmt: skip
+    if registers:
+        config = replace(config, max_registers=(registers, config.max_registers[1]))
     made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
     for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
         if kind is VECTOR:
@@ -130,23 +144,21 @@ def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=Non
     return made
 
 
-def launch(
-    name, kernel, tensors, per_row, shape, dim, compute, eps=0.0, constants=None, *, phases=SUM_AND_WRITE, partials=0
-):
-    """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to."""
+def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), constants=None, **options):
+    """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to. floats, constants: the
+    kernel's own arguments. options: those of the plan."""
     given = [t for t in tensors if t is not None]
     check_operands(name, *given)
     device = given[0].device
     key = (kernel.fn, *map(trait, tensors), shape, dim, compute, *(constants or {}).items(), device, tiling.POLICY)
 
     def build():
-        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch_of(device),
-                    phases=phases, partials=partials)  # fmt: skip
+        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch_of(device), **options)
 
     made = cached_plan(key, build)
     if made.grid[0]:
-        scratch = () if phases == MAP else tiling.workspace(made, device)
-        made(device, *tensors, *scratch, float(eps))
+        scratch = () if options.get("phases") in (MAP, PICK) else tiling.workspace(made, device)
+        made(device, *tensors, *scratch, *map(float, floats))
 
 
 def floor(eps, compute):

@@ -67,16 +67,17 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     return unit, x, tl.sum(x * x, ACROSS, keep_dims=True)
 
 
-def declare(fn, operands, *first, split=True):
-    """A kernel of rows; split: one that may spread a row over several blocks."""
+def declare(fn, operands, *first, split=True, floats=("eps",), indices=()):
+    """A kernel of rows; split: one that may spread a row over several blocks. first, indices: constants and indices of
+    its own."""
     tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
     return Kernel(
         fn,
         pointers=(*operands, "partial", "counter") if split else operands,
-        floats=("eps",),
+        floats=floats,
         operands=operands,
         tuples=("batch_shape", *(f"{name}_batch" for name in operands)),
-        indices=("M", "N", "tiles", "across", *(("groups", "splits", "per_split") if split else ())),
+        indices=("M", "N", "tiles", "across", *(("groups", "splits", "per_split") if split else ()), *indices),
         constants=(*first, *(name.upper() for name in operands), "AXIS", *tiling,
                    *(("LANES", "GROUP") if split else ()), "VEC", "C", "I"),
         # left alone, the assembler spills two registers of the general variant to fit one block more

@@ -154,6 +154,7 @@ _forward = declare_raw(
     "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
     fake=_fake,
     composite=_composite,
+    triton="rows.cross_entropy.cross_entropy",
 )
 _backward = declare_raw(
     "_cross_entropy_backward",
@@ -161,6 +162,7 @@ _backward = declare_raw(
     "int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, bool need_input=True, "
     "bool need_target=False, bool partial=False) -> (Tensor, Tensor)",  # partial: of some of the classes
     fake=_fake_backward,
+    triton="rows.cross_entropy_backward.cross_entropy_backward",
 )
 
 # ---- record

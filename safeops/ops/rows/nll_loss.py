@@ -59,12 +59,14 @@ _forward = declare_raw(
     "(Tensor, Tensor, Tensor)",
     fake=_fake,
     composite=define,
+    triton="rows.nll_loss.nll_loss",
 )
 _backward = declare_raw(
     "_nll_loss_backward",
     "(Tensor grad, SymInt[] size, ScalarType dtype, Tensor target, Tensor? weight=None, Tensor? mask=None, "
     "int ignore_index=-100) -> Tensor",
     fake=_fake_backward,
+    triton="rows.nll_loss.nll_loss_backward",
 )
 
 # ---- record

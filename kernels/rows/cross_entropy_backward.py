@@ -1,0 +1,143 @@
+"""The backward of cross_entropy: dx_c = g ((k + 2 z L) p_c - e w_c - own part), p_c = exp(x_c - L), from the numbers L,
+k, e of each row. The own part is (1 - s) w_y of the row's class alone, or of probabilities (1 - s) w_c q_c;
+dq_c = g (1 - s) w_c (L - x_c). No row is summed: a block takes one tile.
+
+Without logits it is the backward of nll_loss, which is the own part alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine.elementwise import compute_dtype
+from ..engine.indexing import INNER
+from ..engine.tile import fetch, offset_of, store, within
+from .classification import class_dim, class_of, per_class, per_row
+from .plan import MAP, launch
+from .row import declare, tile_at
+
+
+@triton.jit
+def cross_entropy_backward_kernel(
+    x, shares, weight, target, mask, grad, numbers, dx, dq,
+    smoothing, z_loss, ignore_index,
+    outer_shape, inner_shape, x_outer, x_inner, shares_outer, shares_inner, weight_outer, weight_inner, target_outer,
+    target_inner, mask_outer, mask_inner, grad_outer, grad_inner, numbers_outer, numbers_inner, dx_outer, dx_inner,
+    dq_outer, dq_inner,
+    batch_shape, x_batch, shares_batch, weight_batch, target_batch, mask_batch, grad_batch, numbers_batch, dx_batch,
+    dq_batch,
+    M, N, tiles, across, count,
+    SMOOTH: tl.constexpr, PARTIAL: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
+    TARGET: tl.constexpr, MASK: tl.constexpr, GRAD: tl.constexpr, NUMBERS: tl.constexpr, DX: tl.constexpr,
+    DQ: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    I: tl.constexpr,
+):  # fmt: skip
+    """count: of rows, which is how far apart the kinds of numbers are."""
+    pid = tl.program_id(0).to(I)
+    t, block = pid % tiles, pid // tiles
+    batch, block = block // across, block % across
+    if X:
+        x = x + offset_of(batch, batch_shape, x_batch)
+        numbers = numbers + offset_of(batch, batch_shape, numbers_batch)
+    if SHARES:
+        shares = shares + offset_of(batch, batch_shape, shares_batch)
+    if TARGET:
+        target = target + offset_of(batch, batch_shape, target_batch)
+    if MASK:
+        mask = mask + offset_of(batch, batch_shape, mask_batch)
+    if DX:
+        dx = dx + offset_of(batch, batch_shape, dx_batch)
+    if DQ:
+        dq = dq + offset_of(batch, batch_shape, dq_batch)
+    grad = grad + offset_of(batch, batch_shape, grad_batch)
+    space = (M, N, outer_shape, inner_shape)
+    targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
+    ws = (weight, weight_outer, weight_inner)
+    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    edge, nowhere = within(space, m, n), tl.zeros([1, 1], tl.int1)
+    if X:
+        v = fetch((x, x_outer, x_inner), space, m, n, edge, X, True).to(C)
+    if SHARES:
+        q = fetch((shares, shares_outer, shares_inner), space, m, n, edge, SHARES, True).to(C)
+    per_class = 1.0
+    if WEIGHT and (SHARES or SMOOTH):
+        per_class = fetch(ws, space, m, n, edge, WEIGHT, True).to(C)
+
+    # of each row, in fp64: g (k + 2 z L), g (1 - s) w_y, g e
+    place, kept, w = class_of(space, targets, masks, ws, ignore_index, m, n, TARGET, MASK, WEIGHT, PARTIAL, AXIS, C, I)
+    g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
+    w = w.to(tl.float64)
+    if not WEIGHT or SHARES:
+        w = 1.0
+    own = (g * (1 - smoothing) * w).to(C)
+    if X:
+        log_sum = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+        # +inf: the row's own logit, which alone is it. The loss is 0, and its gradient.
+        kept &= log_sum != float("inf")
+        factor = w
+        if SHARES or (WEIGHT and SMOOTH):
+            numbers = numbers + count.to(tl.int64)
+            factor = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+        factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * log_sum)
+        high = log_sum.to(C)
+        low = (log_sum - high.to(tl.float64)).to(C)  # far less than 1
+        factor = (g * factor).to(C) * (1 - low)
+        if SMOOTH:
+            numbers = numbers + count.to(tl.int64)
+            even = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+            even = (g * even).to(C)
+    if DX:
+        value = tl.zeros([BM, BN], C)
+        if X:
+            value = factor * tl.exp(v - high)
+            if SMOOTH:
+                value -= tl.where(v != float("-inf"), even * per_class, 0.0)
+        if SHARES:
+            value -= own * (q * per_class)
+        else:
+            value -= tl.where((n[None, :] if AXIS == INNER else m[:, None]) == place, own, 0.0)
+        store((dx, dx_outer, dx_inner), space, m, n, tl.where(kept, value, 0.0), edge, DX, True)
+    if DQ:
+        # a class of -inf without a share does not exist
+        nothing = (v == float("-inf")) & (q * per_class == 0)
+        slope = tl.where(nothing, 0.0, per_class * ((high - v) + low))
+        store((dq, dq_outer, dq_inner), space, m, n, tl.where(kept, own * slope, 0.0), edge, DQ, True)
+
+
+OPERANDS = ("x", "shares", "weight", "target", "mask", "grad", "numbers", "dx", "dq")
+CROSS_ENTROPY_BACKWARD = declare(
+    cross_entropy_backward_kernel, OPERANDS, "SMOOTH", "PARTIAL", split=False,
+    floats=("smoothing", "z_loss", "ignore_index"), indices=("count",),
+)  # fmt: skip
+PER_ROW = tuple(range(3, 7))
+OPTIONS = {"phases": MAP, "heads": True}
+
+
+def prepare(grad, input, target, numbers, weight, mask, smooth, partial, dx, dq):
+    """(what a plan takes, its constants). input, numbers: None for nll_loss, of whose dx the shape is then."""
+    like = dx if input is None else input
+    shares = target.is_floating_point()
+    tensors = (
+        input,
+        target if shares else None,
+        per_class(weight, like),
+        *(per_row(t, like) for t in (None if shares else target, mask, grad, numbers)),
+        dx,
+        dq,
+    )
+    plan = CROSS_ENTROPY_BACKWARD, tensors, PER_ROW, like.shape, class_dim(like), compute_dtype(like, target, weight, grad)
+    return plan, {"SMOOTH": smooth, "PARTIAL": partial, "count": grad.numel()}
+
+
+def cross_entropy_backward(
+    grad, input, target, numbers, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0,
+    need_input=True, need_target=False, partial=False,
+):  # fmt: skip
+    dx = torch.empty_like(input) if need_input else None
+    dq = torch.empty_like(target) if need_target else None
+    if input.numel() and (need_input or need_target):
+        plan, constants = prepare(
+            grad, input, target, numbers[0], weight, mask, label_smoothing != 0, partial, dx, dq
+        )  # fmt: skip
+        launch("cross_entropy_backward", *plan, (label_smoothing, z_loss, ignore_index), constants, **OPTIONS)
+    return tuple(input.new_empty(0) if d is None else d for d in (dx, dq))

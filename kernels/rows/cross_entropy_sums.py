@@ -1,0 +1,202 @@
+"""The sums over the classes of a row that its cross entropy is made of, in one read of its logits.
+
+A state is (top, total, mass, own, count, every, moment):
+
+    top      the largest logit
+    total    sum exp(x - top); where top is inf, how many logits are
+    mass     sum w q, of class probabilities q and class weights w
+    own      sum w q (x - top)
+    count    how many classes exist: those whose logit is not -inf. With label smoothing, as what follows
+    every    the sum of their w; count, where there are no weights
+    moment   sum w (x - top) over them
+
+Sums of x are about the top: of large logits that differ by little they would cancel. A lane has the state of the
+elements that one thread holds, as in engine/accumulate.py, but with more sums than those states have room for.
+"""
+
+import triton
+import triton.language as tl
+
+from ..engine.blocks import load_partials
+from ..engine.indexing import INNER
+from ..engine.state import EXPONENTIALS, lowest_top
+from ..engine.tile import fetch, within
+from ..engine.tiling import COLUMNS, FLUSH, ROWS
+from .row import tile_at
+
+SUMS = tl.constexpr(7)
+
+
+@triton.jit
+def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
+    """Of dtype DTYPE, for logits of dtype C."""
+    zero = tl.zeros(shape, DTYPE)
+    return lowest_top(shape, EXPONENTIALS, C).to(DTYPE), zero, zero, zero, zero, zero, zero
+
+
+@triton.jit
+def shrink(top, larger, C: tl.constexpr):
+    """exp(top - larger), in C; 1 where both are inf."""
+    return tl.where(top == larger, 1.0, tl.exp((top - larger).to(C)).to(top.dtype))
+
+
+@triton.jit
+def move(weights, top, larger):
+    """What a sum about the top grows by where the top does. (A lane of no elements has the lowest top.)"""
+    return tl.where(weights == 0, 0.0, weights * (top - larger))
+
+
+@triton.jit
+def lanes(tile, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
+    """A tile as (down, middle, across), of which one dimension, 2 - LANES, are the elements of a lane."""
+    if LANES == ROWS:
+        tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM // GROUP, GROUP, BN))
+    else:
+        tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM, BN // GROUP, GROUP))
+    return tile
+
+
+@triton.jit
+def add_tile(
+    state, space, x, shares, weight, m, n,
+    SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    ALONG: tl.constexpr = 2 - LANES
+    top, total, mass, own, count, every, moment = state
+    edge = within(space, m, n)
+    v = lanes(tl.where(edge, fetch(x, space, m, n, edge, X, True).to(C), float("-inf")), BM, BN, LANES, GROUP)
+    larger = tl.maximum(top, tl.max(v, ALONG))  # of NaN the other: the exponentials show it
+    highest = tl.expand_dims(larger, ALONG)
+    away = v - highest
+    total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, tl.exp(away)), ALONG)
+    if WEIGHT:
+        w = lanes(fetch(weight, space, m, n, edge, WEIGHT, True).to(C), BM, BN, LANES, GROUP)
+    if SHARES:
+        share = lanes(tl.where(edge, fetch(shares, space, m, n, edge, SHARES, True).to(C), 0.0), BM, BN, LANES, GROUP)
+        if WEIGHT:
+            share *= w
+        own += move(mass, top, larger) + tl.sum(tl.where(share == 0, 0.0, share * away), ALONG)
+        mass += tl.sum(share, ALONG)
+    if SMOOTH:
+        exists = v != float("-inf")
+        if WEIGHT:
+            moment += move(every, top, larger) + tl.sum(tl.where(exists, w * away, 0.0), ALONG)
+            every += tl.sum(tl.where(exists, w, 0.0), ALONG)
+        else:
+            moment += move(count, top, larger) + tl.sum(tl.where(exists, away, 0.0), ALONG)
+        count += tl.sum(exists.to(C), ALONG)
+    return larger, total, mass, own, count, every, moment
+
+
+@triton.jit
+def merge_along(state, axis: tl.constexpr, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
+                C: tl.constexpr):  # fmt: skip
+    """The states along one axis as one. Sums are trees of a fixed shape."""
+    top, total, mass, own, count, every, moment = state
+    larger = tl.max(top, axis)
+    highest = tl.expand_dims(larger, axis)
+    total = tl.sum(total * shrink(top, highest, C), axis)
+    if SHARES:
+        own += move(mass, top, highest)
+    if SMOOTH:
+        moment += move(every if WEIGHT else count, top, highest)
+    return (
+        larger, total, tl.sum(mass, axis), tl.sum(own, axis), tl.sum(count, axis), tl.sum(every, axis),
+        tl.sum(moment, axis),
+    )  # fmt: skip
+
+
+@triton.jit
+def merge(a, b, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
+    joined = (
+        tl.join(a[0], b[0]), tl.join(a[1], b[1]), tl.join(a[2], b[2]), tl.join(a[3], b[3]), tl.join(a[4], b[4]),
+        tl.join(a[5], b[5]), tl.join(a[6], b[6]),
+    )  # fmt: skip
+    return merge_along(joined, 1, SMOOTH, SHARES, WEIGHT, C)
+
+
+@triton.jit
+def sum_tiles(
+    first, last, block, space, x, shares, weight,
+    SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    I: tl.constexpr,
+):  # fmt: skip
+    """The states of a block's rows over tiles [first, last), at most FLUSH of them, in fp64."""
+    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the lanes' shape
+    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
+    state = empty_state([DOWN, ACROSS], C, C)
+    for t in range(first, last):
+        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+        state = add_tile(state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C)
+    state = merge_along(state, 1 if AXIS == INNER else 0, SMOOTH, SHARES, WEIGHT, C)
+    return tl.tuple([s.to(tl.float64) for s in state])
+
+
+@triton.jit
+def sum_range(
+    first, last, block, space, x, shares, weight,
+    SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr,
+    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """The same of any number of tiles."""
+    if LONG:
+        state = empty_state([BM if AXIS == INNER else BN], C, tl.float64)
+        for start in range(first, last, FLUSH):
+            some = sum_tiles(
+                start, tl.minimum(start + FLUSH, last), block, space, x, shares, weight,
+                SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+            )  # fmt: skip
+            state = merge(state, some, SMOOTH, SHARES, WEIGHT, C)
+    else:
+        state = sum_tiles(
+            first, last, block, space, x, shares, weight,
+            SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+        )  # fmt: skip
+    return state
+
+
+@triton.jit
+def store_state(where, size, state, SMOOTH: tl.constexpr, SHARES: tl.constexpr):
+    """A part's sums among the partials, in arrays of `size`."""
+    for i in tl.static_range(SUMS):
+        if i < 2 or (SHARES and i < 4) or (SMOOTH and i >= 4):
+            tl.store(where + size * i, state[i])
+
+
+@triton.jit
+def load_sum(
+    i: tl.constexpr, partial, splits, first, output, rows, SMOOTH: tl.constexpr, SHARES: tl.constexpr,
+    BS: tl.constexpr, BO: tl.constexpr,
+):  # fmt: skip
+    if i < 2 or (SHARES and i < 4) or (SMOOTH and i >= 4):
+        value = load_partials(partial + splits * rows * i, splits, first, output, rows, BS, 0)[0]
+    else:
+        value = tl.zeros([BS, BO], tl.float64)
+    return value
+
+
+@triton.jit
+def merge_partials(
+    partial, splits, output, rows, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr,
+    BO: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """The state of all parts, in order of part whoever wrote last."""
+    state = empty_state([BO], C, tl.float64)
+    for first in range(0, splits, BS):
+        top, inside = load_partials(partial, splits, first, output, rows, BS, 0)
+        top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
+        part = (
+            top,
+            load_sum(1, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+            load_sum(2, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+            load_sum(3, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+            load_sum(4, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+            load_sum(5, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+            load_sum(6, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+        )  # fmt: skip
+        part = merge_along(part, 0, SMOOTH, SHARES, WEIGHT, C)
+        state = merge(state, part, SMOOTH, SHARES, WEIGHT, C)
+    return state

@@ -1,0 +1,82 @@
+"""nll_loss: -w_y x_y of each row, y its class. Its backward is that of cross_entropy, without the part of the logits."""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine.elementwise import compute_dtype
+from ..engine.tile import offset_of, store
+from .classification import at_class, at_row, class_dim, class_of, per_class, per_row, row_numbers
+from .cross_entropy_backward import OPTIONS as BACKWARD
+from .cross_entropy_backward import prepare as prepare_backward
+from .plan import PICK, launch
+from .row import declare, one_per_row, tile_at
+
+
+@triton.jit
+def nll_loss_kernel(
+    x, weight, target, mask, loss, keep, weights,
+    ignore_index,
+    outer_shape, inner_shape, x_outer, x_inner, weight_outer, weight_inner, target_outer, target_inner, mask_outer,
+    mask_inner, loss_outer, loss_inner, keep_outer, keep_inner, weights_outer, weights_inner,
+    batch_shape, x_batch, weight_batch, target_batch, mask_batch, loss_batch, keep_batch, weights_batch,
+    M, N, tiles, across,
+    X: tl.constexpr, WEIGHT: tl.constexpr, TARGET: tl.constexpr, MASK: tl.constexpr, LOSS: tl.constexpr,
+    KEEP: tl.constexpr, WEIGHTS: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(0).to(I)
+    batch, block = group // across, group % across
+    x = x + offset_of(batch, batch_shape, x_batch)
+    target = target + offset_of(batch, batch_shape, target_batch)
+    if MASK:
+        mask = mask + offset_of(batch, batch_shape, mask_batch)
+    if WEIGHTS:
+        weights = weights + offset_of(batch, batch_shape, weights_batch)
+    loss = loss + offset_of(batch, batch_shape, loss_batch)
+    keep = keep + offset_of(batch, batch_shape, keep_batch)
+    space = (M, N, outer_shape, inner_shape)
+    m, n = tile_at(space, block, 0, AXIS, BM, BN, 1, I)
+    targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
+    xs, ws = (x, x_outer, x_inner), (weight, weight_outer, weight_inner)
+    place, kept, w = class_of(space, targets, masks, ws, ignore_index, m, n, TARGET, MASK, WEIGHT, False, AXIS, C, I)
+    where = x + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
+    value = -tl.load(where, mask=kept, other=0).to(C)
+    if WEIGHT:
+        value *= w
+    inside = one_per_row(space, m, n, AXIS)
+    store((loss, loss_outer, loss_inner), space, m, n, tl.where(kept, value, 0.0), inside, LOSS, True)
+    store((keep, keep_outer, keep_inner), space, m, n, kept, inside, KEEP, True)
+    if WEIGHTS:
+        store((weights, weights_outer, weights_inner), space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
+
+
+OPERANDS = ("x", "weight", "target", "mask", "loss", "keep", "weights")
+NLL_LOSS = declare(nll_loss_kernel, OPERANDS, split=False, floats=("ignore_index",))
+PER_ROW = tuple(range(2, len(OPERANDS)))
+
+
+def prepare(input, target, weight, mask):
+    """(results, what a plan takes)."""
+    loss, keep = row_numbers(input, compute_dtype(input)), row_numbers(input, torch.bool)
+    weights = None if weight is None else row_numbers(input, compute_dtype(input, weight))
+    rows = (per_row(t, input) for t in (target, mask, loss, keep, weights))
+    tensors = input, per_class(weight, input), *rows
+    return (loss, keep, weights), (
+        NLL_LOSS, tensors, PER_ROW, input.shape, class_dim(input), compute_dtype(input, weight)
+    )  # fmt: skip
+
+
+def nll_loss(input, target, weight=None, mask=None, ignore_index=-100):
+    (loss, keep, weights), plan = prepare(input, target, weight, mask)
+    if loss.numel():
+        launch("nll_loss", *plan, (ignore_index,), phases=PICK)
+    return loss, keep, loss.new_empty(0) if weights is None else weights
+
+
+def nll_loss_backward(grad, size, dtype, target, weight=None, mask=None, ignore_index=-100):
+    dx = torch.empty(size, dtype=dtype, device=grad.device)
+    if dx.numel():
+        plan, constants = prepare_backward(grad, None, target, None, weight, mask, False, False, dx, None)
+        launch("nll_loss_backward", *plan, (0.0, 0.0, ignore_index), constants, **BACKWARD)
+    return dx
