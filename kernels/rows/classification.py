@@ -85,3 +85,8 @@ def per_class(weight, x):
 
 def row_numbers(x, dtype, *many):
     return torch.empty((*many, *row_shape(x)), dtype=dtype, device=x.device)
+
+
+def count_numbers(shares, weighted, smooth):
+    """How many numbers of a row the backward of cross_entropy needs: L, and where there are any k and e."""
+    return 1 + (shares or (weighted and smooth)) + smooth

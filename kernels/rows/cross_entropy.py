@@ -13,7 +13,7 @@ from ..engine.blocks import is_last
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.tile import offset_of, store
-from .classification import at_class, at_row, class_dim, class_of, per_class, per_row, row_numbers
+from .classification import at_class, at_row, class_dim, class_of, count_numbers, per_class, per_row, row_numbers
 from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range
 from .plan import SUM, launch
 from .row import declare, one_per_row, tile_at
@@ -145,7 +145,7 @@ def prepare(input, target, weight, mask, smooth):
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
     loss, keep = row_numbers(input, dtype), row_numbers(input, torch.bool)
     weights = row_numbers(input, compute) if weighted and not shares else None
-    numbers = row_numbers(input, torch.float64, 1 + (shares or (weighted and smooth)) + smooth)
+    numbers = row_numbers(input, torch.float64, count_numbers(shares, weighted, smooth))
     tensors = (
         input,
         target if shares else None,

@@ -12,7 +12,7 @@ import triton.language as tl
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.tile import fetch, offset_of, store, within
-from .classification import class_dim, class_of, per_class, per_row
+from .classification import class_dim, class_of, count_numbers, per_class, per_row, row_shape
 from .plan import MAP, launch
 from .row import declare, tile_at
 
@@ -135,6 +135,9 @@ def cross_entropy_backward(
 ):  # fmt: skip
     dx = torch.empty_like(input) if need_input else None
     dq = torch.empty_like(target) if need_target else None
+    many = count_numbers(target.is_floating_point(), weight is not None, label_smoothing != 0)
+    if numbers.dtype != torch.float64 or numbers.shape != (many, *row_shape(input)) or not numbers.is_contiguous():
+        raise ValueError(f"cross_entropy_backward: numbers {tuple(numbers.shape)} are not those of the forward")
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(
             grad, input, target, numbers[0], weight, mask, label_smoothing != 0, partial, dx, dq

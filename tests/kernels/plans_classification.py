@@ -5,13 +5,13 @@ import re
 import torch
 from safeops.kernels.rows import cross_entropy as ce
 from safeops.kernels.rows import cross_entropy_backward as ce_backward
+from safeops.kernels.rows import nll_loss as nll
 from safeops.kernels.rows import plan as row
 
-from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
+from tests.kernels.plans_statistics import BF16, F32, F64, meta
 
 OFTEN = re.compile(  # as in plans_statistics.py
-    r"aligned cross_entropy(_backward)?( few long| smoothing weight| images)? bfloat16|"
-    r"general cross_entropy(_backward)? shares odd bfloat16"
+    r"aligned cross_entropy( shares few long|_backward images)? bfloat16|general cross_entropy(_backward)? odd bfloat16"
 )
 I64 = torch.int64
 
@@ -37,34 +37,59 @@ def backward(x, shares=False, weight=False, smooth=False, partial=False, need_ta
     return row.plan(*plan, constants, **ce_backward.OPTIONS)
 
 
+def picked(x, weight=True):
+    target, w, mask, _ = tensors(x, False, weight)
+    return row.plan(*nll.prepare(x, target, w, mask)[1], phases=row.PICK)
+
+
+def picked_backward(x, weight=True):
+    target, w, mask, rows = tensors(x, False, weight)
+    plan, constants = ce_backward.prepare(meta(rows, F32), None, target, None, w, mask, False, False, x, None)
+    return row.plan(*plan, constants, **ce_backward.OPTIONS)
+
+
 def cases():
+    """bf16, and what differs in fp64. The names say which of a kernel's branches a plan has."""
     found = {}
-    for dtype in (F16, BF16, F32, F64):
+    for dtype in (BF16, F64):
         name, x = str(dtype)[6:], meta((8192, 32000), dtype)
         found[f"aligned cross_entropy {name}"] = forward(x)
         found[f"aligned cross_entropy_backward {name}"] = backward(x)
-    for dtype in (BF16, F32):
-        name, x, short = str(dtype)[6:], meta((8192, 32000), dtype), meta((1 << 16, 1024), dtype)
-        few, images = meta((128, 131072), dtype), meta((64, 32, 4096), dtype)
-        across, odd = meta((8192, 4096), dtype, (1, 8192)), meta((511, 4095), dtype)
-        tall, wide = meta((2, 1 << 18, 64), dtype), meta((1 << 17, 1 << 16), dtype)
-        for make, which in ((forward, "cross_entropy"), (backward, "cross_entropy_backward")):
-            found[f"aligned {which} short {name}"] = make(short)
-            found[f"aligned {which} few long {name}"] = make(few)
-            found[f"aligned {which} images {name}"] = make(images)
-            found[f"aligned {which} few long columns {name}"] = make(tall)
-            found[f"aligned {which} wide {name}"] = make(wide)
-            found[f"aligned {which} weight {name}"] = make(x, weight=True)
-            found[f"aligned {which} smoothing {name}"] = make(x, smooth=True)
-            found[f"aligned {which} smoothing weight {name}"] = make(x, weight=True, smooth=True)
-            found[f"aligned {which} smoothing few long {name}"] = make(few, weight=True, smooth=True)
-            found[f"aligned {which} shares {name}"] = make(x, shares=True)
-            found[f"aligned {which} shares all {name}"] = make(x, True, True, True)
-            found[f"aligned {which} shares few long {name}"] = make(few, True, True, True)
-            found[f"aligned {which} shares images {name}"] = make(images, True, True, True)
-            found[f"general {which} transposed {name}"] = make(across, weight=True, smooth=True)
-            found[f"general {which} odd {name}"] = make(odd)
-            found[f"general {which} shares odd {name}"] = make(odd, True, True, True)
-        found[f"aligned cross_entropy_backward both {name}"] = backward(x, True, True, True, need_target=True)
-        found[f"aligned cross_entropy_backward partial {name}"] = backward(x, partial=True)
+    name, x, short, few = "bfloat16", meta((8192, 32000), BF16), meta((1 << 16, 1024), BF16), meta((128, 131072), BF16)
+    images, across, odd = meta((64, 32, 4096), BF16), meta((8192, 4096), BF16, (1, 8192)), meta((511, 4095), BF16)
+    many, tall, huge = meta((1 << 12, 1 << 17), BF16), meta((2, 1 << 18, 64), BF16), meta((1 << 17, 1 << 16), BF16)
+    for make, which in ((forward, "cross_entropy"), (backward, "cross_entropy_backward")):
+        found[f"aligned {which} short {name}"] = make(short)
+        found[f"aligned {which} images {name}"] = make(images)
+        found[f"aligned {which} wide {name}"] = make(huge)
+        found[f"aligned {which} smoothing weight {name}"] = make(x, weight=True, smooth=True)
+        found[f"aligned {which} shares images {name}"] = make(images, True, True, True)
+        found[f"general {which} odd {name}"] = make(odd, weight=True, smooth=True)
+    found[f"aligned cross_entropy few long {name}"] = forward(few)
+    found[f"aligned cross_entropy few long columns {name}"] = forward(tall)
+    found[f"aligned cross_entropy smoothing few long {name}"] = forward(few, weight=True, smooth=True)
+    found[f"aligned cross_entropy shares many long {name}"] = forward(many, True)
+    found[f"aligned cross_entropy shares few long {name}"] = forward(few, True, True, True)
+    found[f"general cross_entropy transposed {name}"] = forward(across, True, True, True)
+    found[f"aligned cross_entropy_backward both {name}"] = backward(x, True, True, True, need_target=True)
+    found[f"aligned cross_entropy_backward partial {name}"] = backward(x, smooth=True, partial=True)
+    found[f"general nll_loss {name}"] = picked(x)
+    found[f"general nll_loss images {name}"] = picked(images)
+    found[f"aligned nll_loss_backward {name}"] = picked_backward(x, weight=False)
     return found
+
+
+def covered(plans):
+    """Rows whole, in parts and split; class indices and probabilities, with smoothing and without."""
+    seen = {
+        (plan.kernel.fn.__name__, *(bool(plan.constants.get(name)) for name in ("SHARES", "SMOOTH"))) for plan in plans
+    }
+    every = {(False, False), (False, True), (True, True)}
+    for kernel in ("cross_entropy_kernel", "cross_entropy_backward_kernel"):
+        assert {(kernel, *which) for which in every} <= seen
+    cut = {
+        tuple(plan.constants[name] for name in ("WHOLE", "SPLIT", "LONG"))
+        for plan in plans
+        if plan.kernel is ce.CROSS_ENTROPY
+    }
+    assert {(True, False, False), (False, False, False), (False, True, False), (False, False, True)} <= cut

@@ -110,7 +110,7 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
             every = (exists * per_class).sum(dim)
             found[1] = found[1] + label_smoothing * every / exists.sum(dim)
     if label_smoothing != 0:
-        found.append(label_smoothing / exists.sum(dim))
+        found.append(label_smoothing / exists.sum(dim).double())
     return torch.stack([torch.where(keep, number, 0) for number in found])
 
 

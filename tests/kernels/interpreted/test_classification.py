@@ -1,0 +1,353 @@
+"""cross_entropy and nll_loss, and their backward, against the records' definitions in fp64 and their autograd."""
+
+import pytest
+import torch
+import triton.runtime.interpreter as interpreter
+from safeops.kernels.engine import indexing, launch
+from safeops.kernels.rows import cross_entropy, cross_entropy_backward, nll_loss
+from safeops.kernels.rows import plan as row
+
+from safeops.ops.rows import cross_entropy as op
+from safeops.ops.rows.nll_loss import define as define_nll
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
+from tests.ops import RECORDS, definitions
+from tests.ops.classification import adapted
+
+NAN, INF = float("nan"), float("inf")
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of what is not kept
+
+# name -> (shape, memory order or None): classes that lie along memory and across it, whole in a tile and in several
+LAYOUTS = {
+    "rows": ((5, 40), None),
+    "odd rows": ((3, 37), None),
+    "long rows": ((2, 300), None),
+    "odd long row": ((301,), None),
+    "images": ((2, 9, 4, 8), None),
+    "odd images": ((2, 5, 17), None),
+    "long columns": ((2, 70, 20), None),
+    "classes last": ((2, 50, 7), (0, 2, 1)),
+    "no two fuse": ((2, 3, 2, 5), (3, 1, 0, 2)),
+    "one class": ((4, 1), None),
+    "one row": ((1, 12), None),
+    "one number": ((1,), None),
+    "no rows": ((0, 5), None),
+    "no classes": ((3, 0), None),
+}
+SPLIT = ("long rows", "odd long row", "images", "odd images", "long columns")
+OPTIONS = {
+    "plain": {},
+    "weight": {"weight": True},
+    "z-loss": {"z_loss": 0.125},
+    "smoothing": {"label_smoothing": 0.25},
+    "all": {"weight": True, "label_smoothing": 0.25, "z_loss": 0.125},
+    "shares": {"shares": True},
+    "shares all": {"shares": True, "weight": True, "label_smoothing": 0.25, "z_loss": 0.125},
+}
+NAMES = ("weight", "mask", "ignore_index", "label_smoothing", "z_loss")
+DEFAULTS = {"weight": None, "mask": None, "ignore_index": -100, "label_smoothing": 0.0, "z_loss": 0.0}
+
+
+def numbers_of(options):
+    return [(DEFAULTS | options)[name] for name in NAMES]
+
+
+def rows_of(shape):
+    return shape[:1] + shape[2:] if len(shape) > 1 else ()
+
+
+def labels(shape, seed=0, dtype=torch.int64):
+    """Some rows of no class: ignored, or out of range on either side."""
+    classes, rows = shape[min(1, len(shape) - 1)], rows_of(shape)
+    target = torch.randint(0, max(classes, 1), rows, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+    if len(rows) and classes:
+        for at, wrong in enumerate((-100, classes, -1)):
+            target.view(-1)[4 + at :: 7] = wrong
+    return target if classes else target - 100
+
+
+def example(layout, dtype=F32, shares=False, weight=False, **options):
+    """(x, target, options), with garbage wherever rows are masked."""
+    shape, order = LAYOUTS[layout]
+    x = in_order(shape, order or tuple(range(len(shape))), dtype, 1)
+    mask = torch.rand(rows_of(shape), generator=torch.Generator().manual_seed(3)) < 0.8
+    dim = min(1, x.dim() - 1)
+    x.masked_fill_(~mask.unsqueeze(dim), NAN)
+    target = fill(shape, dtype, 2).abs() if shares else labels(shape)
+    if shares:
+        target.masked_fill_(~mask.unsqueeze(dim), INF)
+    if weight:
+        options["weight"] = fill(shape[dim : dim + 1], F32, 5).abs() + 0.25
+        options["weight"][:1] = 1.0 if shares or shape[dim] == 1 else 0.0
+    return x, target, options | {"mask": mask}
+
+
+def gradients(x, target, grad, saved, options, **needs):
+    needs = {"need_input": True, "need_target": target.is_floating_point(), "partial": False} | needs
+    return cross_entropy_backward.cross_entropy_backward(
+        grad, x, target, saved, *numbers_of(options), *needs.values()
+    )  # fmt: skip
+
+
+def wide(options):
+    return {key: t.double() if key == "weight" and t is not None else t for key, t in options.items()}
+
+
+def truth(name, x, target, grad, options):
+    """(loss of each row, gradients), in fp64."""
+    leaves = [t.detach().double().requires_grad_() for t in (x, target) if t.is_floating_point()]
+    loss = getattr(definitions, name)(*leaves, *(() if len(leaves) == 2 else (target,)), reduction="none", **wide(options))
+    return loss.detach(), torch.autograd.grad(loss, leaves, grad.double())
+
+
+def check(x, target, options, grad=None):
+    grad = fill(rows_of(x.shape), F32, 9) if grad is None else grad
+    loss, keep, weights, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(options))
+    kept = [t.nan_to_num(0) if t.is_floating_point() and t.shape == x.shape else t for t in (x, target)]
+    _, keep_wanted, weights_wanted, numbers_wanted = op._composite(*kept, *numbers_of(options))
+    assert torch.equal(keep, keep_wanted) and weights.dtype == weights_wanted.dtype and numbers.dtype == F64
+    close(weights, weights_wanted.double())
+    wanted, slopes = truth("cross_entropy", x, target, torch.where(keep, grad, 0), options)
+    compute = loss.dtype
+    scale = 10 * (1 + wanted.abs().max()) if wanted.numel() else None
+    close(loss, wanted, scale, compute)
+    if x.numel():
+        close(numbers, numbers_wanted, 10 + numbers_wanted.abs(), compute)
+    found = gradients(x, target, torch.where(keep, grad, NAN), numbers, options)
+    for d, slope, leaf in zip(found, slopes, (x, target)):
+        assert d.dtype == leaf.dtype and d.stride() == torch.empty_like(leaf).stride()
+        assert not d.masked_fill(keep.unsqueeze(min(1, x.dim() - 1)), 0).any()
+        close(d, slope, slope.abs().max() * 4 if slope.numel() else None, leaf.dtype)
+    return numbers
+
+
+# ---- cross entropy
+
+
+def variants():
+    return [plan.constants for plan in launch._plans.values() if "SPLIT" in plan.constants]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layout, options):
+    check(*example(layout, **OPTIONS[options]))
+    assert any(c["SPLIT"] for c in variants()) == (layout in SPLIT)
+
+
+@pytest.mark.parametrize("sample", RECORDS["cross_entropy"].samples, ids=lambda sample: sample.name)
+def test_the_records_samples(sample):
+    def call(input, target, weight=None, mask=None, reduction=None, denominator=None, **options):
+        mask = None if mask is None else mask.expand(rows_of(input.shape))
+        check(input.float(), target.float() if target.is_floating_point() else target,
+              options | {"weight": None if weight is None else weight.float(), "mask": mask})  # fmt: skip
+
+    adapted(call)(*sample.args, **sample.kwargs)
+
+
+@pytest.mark.parametrize("layout, dtype", [("long rows", F16), ("rows", BF16), ("images", F64), ("odd images", F16)])
+@pytest.mark.parametrize("options", ["plain", "all", "shares all"])
+def test_dtypes(layout, dtype, options):
+    check(*example(layout, dtype, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_operands_of_several_dtypes(shares):
+    x, target, options = example("rows", BF16, shares, weight=True, label_smoothing=0.25)
+    options["weight"] = options["weight"].double() * 1e-60  # which fp32 does not hold
+    loss, *_ = cross_entropy.cross_entropy(x, target, *numbers_of(options))
+    assert loss.dtype == F32
+    x, target = x.float(), target.half() if shares else target.int()
+    check(x, target, options | {"weight": None})
+    check(x, target, options | {"weight": options["weight"] * 1e60})
+
+
+@pytest.mark.parametrize("options", ["plain", "all", "shares all"])
+@pytest.mark.parametrize("shape", [(1, 2300), (3, 300, 2)])
+def test_long_rows_of_which_there_are_enough(shape, options, monkeypatch):
+    """One block reads all of a row, and flushes its fp32 sums every 16 tiles."""
+    monkeypatch.setattr(row, "COUNTERS", 0)
+    monkeypatch.setitem(LAYOUTS, "many", (shape, None))
+    check(*example("many", **OPTIONS[options]))
+    assert not any(c["SPLIT"] or c["WHOLE"] for c in variants()) and all(c["LONG"] for c in variants())
+
+
+def test_any_strides():
+    x, target, options = example("rows", weight=True, label_smoothing=0.25)
+    check(shifted(x), target, options)
+    weight = torch.empty(40, 3)[:, 1].copy_(options["weight"])
+    check(x[:, :40], target.repeat(2)[:5], options | {"weight": weight, "mask": torch.tensor(True).expand(5)})
+    check(x[:1].nan_to_num(1).expand(5, 40), target[:1].expand(5), options, torch.tensor(1.5).expand(5))
+    uniform = torch.full((), 0.125).expand(5, 37)
+    check(fill((5, 37), F32, 1), uniform, {"label_smoothing": 0.25})
+
+
+@pytest.mark.parametrize("options", ["plain", "all"])
+def test_chunks_of_the_classes(options):
+    """`partial`: a row's class may be none of the chunk's. With the numbers of all classes, the chunks make the whole."""
+    x, target, given = example("long rows", **(OPTIONS[options] | {"weight": False}))
+    target[0], given["mask"] = 299, None
+    x, grad = x.nan_to_num(0), torch.tensor([1.5, -2.0])
+    numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))[3]
+    whole = gradients(x, target, grad, numbers, given)[0]
+    for part in (slice(0, 120), slice(120, 300)):
+        chunk = gradients(x[:, part], target - part.start, grad, numbers, given | {"ignore_index": -(2**63)}, partial=True)
+        close(chunk[0], whole[:, part].double(), whole.abs().max())
+        gone = gradients(x[:, part], target, grad, numbers, given | {"ignore_index": int(target[0])}, partial=True)[0]
+        assert not gone[0].any() and gone[1].any()
+
+
+def test_one_gradient_of_two():
+    x, q, options = example("rows", **OPTIONS["shares all"])
+    numbers, grad = check(x, q, options), torch.ones(5)
+    both = gradients(x, q, grad, numbers, options)
+    for i, needs in enumerate(({"need_target": False}, {"need_input": False})):
+        one = gradients(x, q, grad, numbers, options, **needs)
+        assert torch.equal(one[i], both[i]) and one[1 - i].shape == (0,)
+
+
+# ---- what is infinite, and what is small
+
+
+@pytest.mark.parametrize("options", ["plain", "weight", "smoothing", "z-loss"])
+@pytest.mark.parametrize("length", [20, 300])
+def test_infinite_logits(length, options):
+    x, last = torch.zeros(9, length), length - 1
+    target = torch.tensor([last, last, 0, 0, 0, 0, 0, last, 1])
+    x[0, last], x[1, last], x[2, last] = INF, -INF, -INF
+    x[3, last], x[4, last], x[5], x[6, :2] = INF, NAN, -INF, INF
+    x[7, last], x[7, 0] = INF, torch.finfo(F32).max
+    given = {key: torch.full((length,), 2.0) if key == "weight" else n for key, n in OPTIONS[options].items()}
+    loss, keep, _, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))
+    (dx, _) = gradients(x, target, torch.ones(9), numbers, given)
+    certain, finite = options in ("plain", "weight"), [2, 8]
+    want, slopes = truth("cross_entropy", x[finite], target[finite], torch.ones(2), given)
+    close(loss[finite], want)
+    close(dx[finite], slopes[0], torch.full_like(slopes[0], 4))
+    assert keep.all() and loss[1] == INF and dx[1].isfinite().all() and dx[2, last] == 0
+    for r in (0, 7):
+        assert (loss[r] == 0 and not dx[r].any()) if certain else (loss[r].isnan() and dx[r].isnan().any())
+    assert loss[3:7].isnan().all() and dx[3:7].isnan().any(1).all()
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_classes_of_minus_infinity(length):
+    """They do not exist, but where they have a share: then the loss is inf."""
+    x, q = fill((3, length), F32, 1), fill((3, length), F32, 2).abs()
+    x[:, 0] = x[:, length // 2] = -INF
+    q[:2, 0] = q[:2, length // 2] = 0
+    others = [c for c in range(length) if c not in (0, length // 2)]
+    w = fill((length,), F32, 5).abs() + 0.25
+    for target, few in ((torch.full((3,), 1), torch.full((3,), 0)), (q, q[:, others])):
+        given = {"weight": w, "label_smoothing": 0.25}
+        loss, _, _, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))
+        shares = target.is_floating_point()
+        rows = slice(0, 2 if shares else 3)
+        want = cross_entropy.cross_entropy(x[rows, others], few[rows], *numbers_of(given | {"weight": w[others]}))[0]
+        close(loss[rows], want.double())
+        assert not shares or loss[2] == INF
+        dx, dq = gradients(x, target, torch.ones(3), numbers, given)
+        assert not dx[rows, 0].any() and dx[rows].isfinite().all() and (not shares or not dq[rows, 0].any())
+
+
+@pytest.mark.parametrize("length", [20, 300])
+def test_logits_of_any_size(length):
+    """Sums about the top do not cancel, nor leave the range."""
+    x = fill((3, length), F32, 1) * 1e-3 + 1e4
+    check(x, labels((3, length)), {"label_smoothing": 0.25})
+    check(x, fill((3, length), F32, 2).abs() / length, {"label_smoothing": 0.25})
+    x = torch.full((1, length), -3e38)
+    x[0, 1], x[0, length - 1] = -1e38, 3e38
+    check(x, torch.tensor([length - 1]), {})
+
+
+def test_a_confident_row():
+    """Of log(1 + 1.7e-6) what fp32 holds of the sum, and p - 1 before it is rounded to half."""
+    x = torch.zeros(2, 3, dtype=F16)
+    x[:, 0] = torch.tensor([6.0, 14.0])
+    loss, _, _, numbers = cross_entropy.cross_entropy(x, torch.tensor([0, 0]))
+    want, slopes = truth("cross_entropy", x, torch.tensor([0, 0]), torch.ones(2), {})
+    assert ((loss.double() - want).abs() < 2**-23).all()
+    dx = gradients(x, torch.tensor([0, 0]), torch.ones(2), numbers, {})[0]
+    assert abs(dx[0, 0].double() / slopes[0][0, 0] - 1) < 2**-10
+
+
+def test_a_gradient_too_large_for_half_is_inf():
+    x, target = fill((2, 24), F16, 1), torch.tensor([3, 5])
+    numbers = cross_entropy.cross_entropy(x, target)[3]
+    assert gradients(x, target, torch.full((2,), 1e6), numbers, {})[0][0, 3] == -INF
+
+
+# ---- execution
+
+
+@pytest.mark.parametrize("options", ["all", "shares all"])
+def test_whichever_block_is_first(options, monkeypatch):
+    """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
+    counters = torch.zeros(64, dtype=torch.int32)
+    monkeypatch.setattr(row.tiling, "split_counters", lambda device: counters)
+    x, target, given = example("long rows", **OPTIONS[options])
+
+    def every():
+        loss, keep, weights, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))
+        return loss, keep, weights, numbers, *gradients(x, target, torch.ones(2), numbers, given)
+
+    def same(a, b):
+        return all(torch.equal(s, t) for s, t in zip(a, b)) and not counters.any()
+
+    first = every()
+    builder = interpreter.interpreter_builder
+    in_order = builder.set_grid_idx
+    last = lambda *index: in_order(*(n - 1 - i for i, n in zip(index, builder.grid_dim)))  # noqa: E731
+    monkeypatch.setattr(builder, "set_grid_idx", last)
+    assert same(first, every())
+    monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
+    launch._plans.clear()
+    assert same(first, every())
+    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+
+
+def test_the_callers_tensors_are_not_written():
+    x, q, options = example("images", **OPTIONS["shares all"])
+    operands = x, q, options["weight"], options["mask"]
+    before = [t.clone() for t in operands]
+    check(x, q, options)
+    assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before, operands))
+
+
+def test_numbers_of_another_call_are_refused():
+    x, target, options = example("rows", **OPTIONS["all"])
+    numbers = cross_entropy.cross_entropy(x, target, *numbers_of(options))[3]
+    for wrong in (numbers[:2], numbers[:, :3], numbers.float()):
+        with pytest.raises(ValueError, match="numbers"):
+            gradients(x, target, torch.ones(5), wrong, options)
+
+
+# ---- nll_loss
+
+
+@pytest.mark.parametrize("weight", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nll_loss(layout, weight):
+    check_nll(*example(layout, weight=weight))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F64])
+def test_dtypes_of_nll_loss(dtype):
+    x, target, options = example("images", dtype, weight=True)
+    check_nll(x, target.int(), options)
+    if dtype != BF16:  # the interpreter makes zeros of fp64
+        check_nll(x, target, options | {"weight": options["weight"].double(), "ignore_index": 3})
+
+
+def check_nll(x, target, options):
+    values = numbers_of(options)[:3]
+    loss, keep, weights = nll_loss.nll_loss(x, target, *values)
+    _, keep_wanted, weights_wanted = define_nll(x, target, *values)
+    assert torch.equal(keep, keep_wanted) and torch.equal(weights, weights_wanted)
+    grad = fill(rows_of(x.shape), F32, 9)
+    wanted, (slope,) = truth("nll_loss", x, target, torch.where(keep, grad, 0), options)
+    close(loss, wanted, dtype=loss.dtype)
+    dx = nll_loss.nll_loss_backward(torch.where(keep, grad, NAN), x.shape, x.dtype, target, *values)
+    assert dx.dtype == x.dtype and dx.is_contiguous()
+    close(dx, slope, dtype=x.dtype)
+
