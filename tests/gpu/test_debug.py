@@ -87,6 +87,14 @@ def test_audit_sees_copies_between_devices():
     ]
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+def test_audit_sees_classes_that_do_not_exist(name):
+    x, target = torch.zeros(3, 4, device="cuda"), torch.tensor([0, -100, 4], device="cuda")
+    with audit(select=["index-range"]) as found:
+        getattr(safeops, name)(x, target)
+    assert [finding.detail for finding in found.findings] == ["1 of 3 are not in [0, 4), the first is 4"]
+
+
 def test_an_index_out_of_range_is_raised_at_its_op():
     """In a process of its own: the assert ends the CUDA context."""
     program = (

@@ -5,7 +5,9 @@ import functools
 import torch
 import torch.nn.functional as F
 
+import safeops
 from safeops.testing import Bad, Sample
+from tests.ops import gpu
 from tests.ops.bad_calls import NAN, X, must
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import BY_COMPOSITE, DEVICE, NOT_SAFE, ONE_OPERAND, Record
@@ -313,6 +315,19 @@ def _direct(name, **options):
     return getattr(torch.ops.safeops, name).default, (x, indices(4, classes=5).to(DEVICE)), options
 
 
+def _gpu_case(name, options, n, dtype, seed):
+    """Rows of about a thousand classes, or one row that several blocks share."""
+    classes = next((c for c in (1000, 1024, 8) if n % c == 0), n)
+    target, keep = gpu.indices(n // classes, classes, seed), gpu.keep(n // classes, seed)
+    keep[0] = True
+    function = getattr(safeops, name)
+
+    def call(x):
+        return function(x.view(-1, classes), target, mask=keep, reduction="none", **options)
+
+    return gpu.Case(call, (gpu.numbers(n, dtype, seed),))
+
+
 def _record(definition, twin, samples, bad_calls, call, skip):
     name = definition.__name__
     numbers = {key: value for key, value in call.items() if type(value) is float}
@@ -323,7 +338,7 @@ def _record(definition, twin, samples, bad_calls, call, skip):
         bad_calls=bad_calls,
         call=call,
         kernel_call={"reduction": "none", "denominator": None},  # the mean is other ops'
-        gpu="it has no CUDA kernel: there it is the composite",
+        gpu=functools.partial(_gpu_case, name, numbers),
         variants={"gradient of the weight": (_by_weight(), {"skip": SKIP | BY_COMPOSITE, "row_terms": row_terms})},
         torch_equivalent=_twin(twin),
         skip=SKIP | skip,

@@ -11,6 +11,7 @@ from safeops.ops.rows._classification import (
     INDICES,
     Classification,
     class_dim,
+    is_watched,
     row_shape,
     rows_of,
     validate_index,
@@ -175,6 +176,8 @@ class CrossEntropy(Classification):
     saved = slice(3, 4)
 
     def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
+        if is_watched(input):
+            return False, ()
         if target.dtype not in INDICES[:2]:
             if target.dtype == torch.uint8:
                 target = target.to(torch.int32)

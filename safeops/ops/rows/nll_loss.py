@@ -10,6 +10,7 @@ from safeops.ops.rows._classification import (
     INDICES,
     Classification,
     class_dim,
+    is_watched,
     row_shape,
     rows_of,
     validate_index,
@@ -79,6 +80,8 @@ class NLLLoss(Classification):
     saved = slice(0)
 
     def prepare(self, input, target, weight, mask, ignore_index):
+        if is_watched(input):
+            return False, ()
         if target.dtype not in INDICES[:2]:
             if target.dtype != torch.uint8:
                 return False, ()
