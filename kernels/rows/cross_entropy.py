@@ -25,7 +25,9 @@ def finish(
     SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
     """(loss, L, k, e) of each row, in fp64."""
-    top, total, mass, own, count, every, moment = tl.tuple([tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state])
+    top, total, mass, own, count, every, moment = tl.tuple(
+        [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
+    )
     spread = tl.log(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
     log_sum = top + spread
     certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
@@ -89,7 +91,7 @@ def cross_entropy_kernel(
 
     first = split * per_split
     last = tl.minimum(first + per_split, tiles)
-    if AXIS == INNER and not (WHOLE or SPLIT):  # rows that nobody keeps are not read. (A single tile would have to wait to know.)
+    if AXIS == INNER and not WHOLE and not SPLIT:  # a row that is not kept is not read, if it has tiles to wait for
         kept = class_of(space, targets, masks, ws, ignore_index, m, n, TARGET, MASK, WEIGHT, False, AXIS, C, I)[1]
         last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
     state = sum_range(

@@ -125,7 +125,8 @@ def prepare(grad, input, target, numbers, weight, mask, smooth, partial, dx, dq)
         dx,
         dq,
     )
-    plan = CROSS_ENTROPY_BACKWARD, tensors, PER_ROW, like.shape, class_dim(like), compute_dtype(like, target, weight, grad)
+    compute = compute_dtype(like, target, weight, grad)
+    plan = CROSS_ENTROPY_BACKWARD, tensors, PER_ROW, like.shape, class_dim(like), compute
     return plan, {"SMOOTH": smooth, "PARTIAL": partial, "count": grad.numel()}
 
 

@@ -1,4 +1,4 @@
-"""nll_loss: -w_y x_y of each row, y its class. Its backward is that of cross_entropy, without the part of the logits."""
+"""nll_loss: -w_y x_y of each row, y its class. Its backward is that of cross_entropy without logits."""
 
 import torch
 import triton

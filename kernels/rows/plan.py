@@ -26,8 +26,8 @@ MOST_THREADS = 512
 PER_THREAD = 128
 NEAR = 32  # bytes of neighbouring rows that a tile takes at least, where rows lie across memory
 FEWEST = 16  # neighbours that make a group of their own
-# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one result
-# a row, which depends on one element of it
+# phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one
+# result a row, which depends on one element of it
 MAP, SUM, SUM_AND_WRITE, PICK = range(4)
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 

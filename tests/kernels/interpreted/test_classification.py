@@ -95,7 +95,9 @@ def wide(options):
 def truth(name, x, target, grad, options):
     """(loss of each row, gradients), in fp64."""
     leaves = [t.detach().double().requires_grad_() for t in (x, target) if t.is_floating_point()]
-    loss = getattr(definitions, name)(*leaves, *(() if len(leaves) == 2 else (target,)), reduction="none", **wide(options))
+    loss = getattr(definitions, name)(
+        *leaves, *(() if len(leaves) == 2 else (target,)), reduction="none", **wide(options)
+    )
     return loss.detach(), torch.autograd.grad(loss, leaves, grad.double())
 
 
@@ -127,8 +129,10 @@ def variants():
     return [plan.constants for plan in launch._plans.values() if "SPLIT" in plan.constants]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout, options", [
+    (layout, options) for layout in LAYOUTS for options in OPTIONS
+    if options in ("plain", "shares all") or layout in ("rows", "long rows") or (layout, options) == ("images", "all")
+])  # fmt: skip
 def test_layouts(layout, options):
     check(*example(layout, **OPTIONS[options]))
     assert any(c["SPLIT"] for c in variants()) == (layout in SPLIT)
@@ -144,8 +148,8 @@ def test_the_records_samples(sample):
     adapted(call)(*sample.args, **sample.kwargs)
 
 
-@pytest.mark.parametrize("layout, dtype", [("long rows", F16), ("rows", BF16), ("images", F64), ("odd images", F16)])
-@pytest.mark.parametrize("options", ["plain", "all", "shares all"])
+@pytest.mark.parametrize("layout, dtype", [("long rows", F16), ("rows", BF16), ("images", F64)])
+@pytest.mark.parametrize("options", ["plain", "shares all"])
 def test_dtypes(layout, dtype, options):
     check(*example(layout, dtype, **OPTIONS[options]))
 
@@ -161,8 +165,7 @@ def test_operands_of_several_dtypes(shares):
     check(x, target, options | {"weight": options["weight"] * 1e60})
 
 
-@pytest.mark.parametrize("options", ["plain", "all", "shares all"])
-@pytest.mark.parametrize("shape", [(1, 2300), (3, 300, 2)])
+@pytest.mark.parametrize("shape, options", [((1, 2300), "all"), ((3, 200, 2), "plain"), ((3, 200, 2), "shares all")])
 def test_long_rows_of_which_there_are_enough(shape, options, monkeypatch):
     """One block reads all of a row, and flushes its fp32 sums every 16 tiles."""
     monkeypatch.setattr(row, "COUNTERS", 0)
@@ -183,14 +186,16 @@ def test_any_strides():
 
 @pytest.mark.parametrize("options", ["plain", "all"])
 def test_chunks_of_the_classes(options):
-    """`partial`: a row's class may be none of the chunk's. With the numbers of all classes, the chunks make the whole."""
+    """`partial`: a row's class may be none of the chunk's. With the numbers of all classes, chunks make the whole."""
     x, target, given = example("long rows", **(OPTIONS[options] | {"weight": False}))
     target[0], given["mask"] = 299, None
     x, grad = x.nan_to_num(0), torch.tensor([1.5, -2.0])
     numbers = cross_entropy.cross_entropy(x, target, *numbers_of(given))[3]
     whole = gradients(x, target, grad, numbers, given)[0]
     for part in (slice(0, 120), slice(120, 300)):
-        chunk = gradients(x[:, part], target - part.start, grad, numbers, given | {"ignore_index": -(2**63)}, partial=True)
+        chunk = gradients(
+            x[:, part], target - part.start, grad, numbers, given | {"ignore_index": -(2**63)}, partial=True
+        )
         close(chunk[0], whole[:, part].double(), whole.abs().max())
         gone = gradients(x[:, part], target, grad, numbers, given | {"ignore_index": int(target[0])}, partial=True)[0]
         assert not gone[0].any() and gone[1].any()
@@ -350,4 +355,3 @@ def check_nll(x, target, options):
     dx = nll_loss.nll_loss_backward(torch.where(keep, grad, NAN), x.shape, x.dtype, target, *values)
     assert dx.dtype == x.dtype and dx.is_contiguous()
     close(dx, slope, dtype=x.dtype)
-
