@@ -64,22 +64,22 @@ def address(operand, space, m, n, KIND: tl.constexpr):
 
 
 @triton.jit
-def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr):
-    """One operand's elements of a tile, 0 outside the tensor (EDGE: the tile reaches over it).
+def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr, OTHER: tl.constexpr = 0):
+    """One operand's elements of a tile, OTHER outside the tensor (EDGE: the tile reaches over it).
 
     Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
     inside a 16-byte access would break it up."""
     where = address(operand, space, m, n, KIND)
     if KIND == STRIDED:
-        value = tl.load(where, mask=keep, other=0)
+        value = tl.load(where, mask=keep, other=OTHER)
     elif KIND == SCALAR or not EDGE:
         value = tl.load(where)
     elif KIND == ROW:
-        value = tl.load(where, mask=(m < space[0])[:, None], other=0)
+        value = tl.load(where, mask=(m < space[0])[:, None], other=OTHER)
     elif KIND == COLUMN:
-        value = tl.load(where, mask=(n < space[1])[None, :], other=0)
+        value = tl.load(where, mask=(n < space[1])[None, :], other=OTHER)
     else:
-        value = tl.load(where, mask=within(space, m, n), other=0)
+        value = tl.load(where, mask=within(space, m, n), other=OTHER)
     return value
 
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 
 from ..engine.blocks import load_partials
-from ..engine.indexing import INNER
+from ..engine.indexing import INNER, STRIDED, VECTOR
 from ..engine.state import EXPONENTIALS, lowest_top
 from ..engine.tile import fetch, within
 from ..engine.tiling import COLUMNS, FLUSH, ROWS
@@ -35,9 +35,16 @@ def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def exponential(x):
+    """exp(x) by way of exp2, of which Triton's, unlike its exp, flushes to 0 what is below the normal numbers: three
+    instructions less of eleven."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def shrink(top, larger, C: tl.constexpr):
     """exp(top - larger), in C; 1 where both are inf."""
-    return tl.where(top == larger, 1.0, tl.exp((top - larger).to(C)).to(top.dtype))
+    return tl.where(top == larger, 1.0, exponential((top - larger).to(C)).to(top.dtype))
 
 
 @triton.jit
@@ -65,11 +72,14 @@ def add_tile(
     ALONG: tl.constexpr = 2 - LANES
     top, total, mass, own, count, every, moment = state
     edge = within(space, m, n)
-    v = lanes(tl.where(edge, fetch(x, space, m, n, edge, X, True).to(C), float("-inf")), BM, BN, LANES, GROUP)
+    v = fetch(x, space, m, n, edge, X, True, float("-inf")).to(C)
+    if X != VECTOR and X != STRIDED:  # one number for a row of the tile has no outside
+        v = tl.where(edge, v, float("-inf"))
+    v = lanes(v, BM, BN, LANES, GROUP)
     larger = tl.maximum(top, tl.max(v, ALONG))  # of NaN the other: the exponentials show it
     highest = tl.expand_dims(larger, ALONG)
     away = v - highest
-    total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, tl.exp(away)), ALONG)
+    total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, exponential(away)), ALONG)
     if WEIGHT:
         w = lanes(fetch(weight, space, m, n, edge, WEIGHT, True).to(C), BM, BN, LANES, GROUP)
     if SHARES:

@@ -63,13 +63,14 @@ def grouped(shape, strides, dim):
     return axis, batch, outer, near
 
 
-def split_rows(tiles, groups, phases):
-    """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts."""
+def split_rows(tiles, groups, phases, heads):
+    """(splits, tiles of each): rows too few to fill a GPU are spread over several blocks, if they are read in parts.
+    heads: over fewer, since what a block does beside its tiles takes the time of two."""
     policy = tiling.POLICY
     counters = 1 + 2 * groups if phases == SUM_AND_WRITE else groups
     if phases in (MAP, PICK) or counters > COUNTERS:
         return 1, tiles
-    return tiling.split_tiles(tiles, groups, policy._replace(blocks=policy.blocks // phases))
+    return tiling.split_tiles(tiles, groups, policy._replace(blocks=policy.blocks // phases // (4 if heads else 1)))
 
 
 def plan(
@@ -104,7 +105,7 @@ def plan(
     down, across = -(-M // BM), -(-N // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
-    splits, per_split = split_rows(tiles, groups, phases)
+    splits, per_split = split_rows(tiles, groups, phases, heads)
     rows = groups * (BM if axis is INNER else BN)
     wide = needs_int64(outside, inner, splits * rows * partials)
     values = {
