@@ -109,6 +109,7 @@ OPERANDS = ("x", "shares", "weight", "target", "mask", "grad", "numbers", "dx", 
 CROSS_ENTROPY_BACKWARD = declare(
     cross_entropy_backward_kernel, OPERANDS, "SMOOTH", "PARTIAL", split=False,
     floats=("smoothing", "z_loss", "ignore_index"), indices=("count",),
+    tile_bytes=16384,  # four accesses a thread: what is worked out for a row takes as long as eight elements
 )  # fmt: skip
 PER_ROW = tuple(range(3, 7))
 OPTIONS = {"phases": MAP, "heads": True}

@@ -93,6 +93,8 @@ def plan(
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
+    if heads:
+        tile = min(tile, config.threads * per_thread)
     apart = phases == MAP or heads and axis is OUTER
     whole = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
     BM, BN = whole or part_tile(axis, M, N, vec, tile, config.threads if heads else 4 * NEAR // itemsize)

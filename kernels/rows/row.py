@@ -67,7 +67,7 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     return unit, x, tl.sum(x * x, ACROSS, keep_dims=True)
 
 
-def declare(fn, operands, *first, split=True, floats=("eps",), indices=()):
+def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_bytes=Config.tile_bytes):
     """A kernel of rows; split: one that may spread a row over several blocks. first, indices: constants and indices of
     its own."""
     tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
@@ -81,5 +81,5 @@ def declare(fn, operands, *first, split=True, floats=("eps",), indices=()):
         constants=(*first, *(name.upper() for name in operands), "AXIS", *tiling,
                    *(("LANES", "GROUP") if split else ()), "VEC", "C", "I"),
         # left alone, the assembler spills two registers of the general variant to fit one block more
-        configs={None: Config(max_registers=(None, 128))},
+        configs={None: Config(tile_bytes=tile_bytes, max_registers=(None, 128))},
     )  # fmt: skip

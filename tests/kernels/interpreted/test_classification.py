@@ -170,7 +170,9 @@ def test_operands_of_several_dtypes(shares):
     check(x, target, options | {"weight": options["weight"] * 1e60})
 
 
-@pytest.mark.parametrize("shape, options", [((1, 2300), "all"), ((3, 200, 2), "smoothing"), ((3, 200, 2), "shares all")])
+@pytest.mark.parametrize(
+    "shape, options", [((1, 2300), "all"), ((3, 200, 2), "smoothing"), ((3, 200, 2), "shares all")]
+)
 def test_long_rows_of_which_there_are_enough(shape, options, monkeypatch):
     """One block reads all of a row, and flushes its fp32 sums every 16 tiles."""
     monkeypatch.setattr(row, "COUNTERS", 0)
@@ -264,6 +266,7 @@ def test_logits_of_any_size(length):
     """Sums about the top do not cancel, nor leave the range."""
     x = fill((3, length), F32, 1) * 1e-3 + 1e4
     check(x, labels((3, length)), {"label_smoothing": 0.25})
+    check(x - 2e4, labels((3, length)), {})
     check(x, fill((3, length), F32, 2).abs() / length, {"label_smoothing": 0.25})
     x = torch.full((1, length), -3e38)
     x[0, 1], x[0, length - 1] = -1e38, 3e38
