@@ -24,7 +24,10 @@ def finish(
     state, kept, own_logit, w, smoothing, z_loss,
     SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """(loss, L, k, e) of each row, in fp64."""
+    """(loss, L, k, e) of each row, in fp64.
+
+    `kept` is asked first: of rows across memory it was loaded by one thread a row, and Triton then hands the sums to
+    that thread. Else each thread would work out the logarithms of the eight rows that its access holds."""
     top, total, mass, own, count, every, moment = tl.tuple(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
     )

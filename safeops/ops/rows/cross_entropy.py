@@ -170,10 +170,14 @@ _backward = declare_raw(
 
 
 class CrossEntropy(Classification):
-    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: logsumexp of each row."""
+    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: logsumexp of each row.
+
+    The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
+    """
 
     differentiable = (0, 1)
     saved = slice(3, 4)
+    compiled = ("cpu", "cuda")
 
     def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
         if is_watched(input):

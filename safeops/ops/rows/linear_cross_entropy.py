@@ -91,7 +91,6 @@ class LinearCrossEntropy(CrossEntropy):
     owner = None
     differentiable = (0, 1, 3)
     constant = slice(4, 5)  # the class weights
-    compiled = ("cpu", "cuda")
 
     def __init__(self):
         super().__init__(NAME, "LinearCrossEntropyLoss", _forward, _backward, define)
