@@ -276,9 +276,10 @@ def test_resources(target, batch, tmp_path):
 
 @pytest.mark.parametrize("target", each_target("sm_90", "sm_120"))
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
-    """One aligned plan of each kernel. (How often, differs: what is unrolled, what both sides of a branch share.)"""
+    """One aligned plan of each kernel, but of nll_loss, which picks single elements. (How often, differs: what is
+    unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
-    assert len(plans) == len(launch.KERNELS)
+    assert {kernel.fn.__name__ for kernel in launch.KERNELS.values() if kernel.fn not in plans} == {"nll_loss_kernel"}
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         told, done = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
