@@ -14,7 +14,7 @@ from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.tile import offset_of, store
 from .classification import at_class, at_row, class_dim, class_of, count_numbers, per_class, per_row, row_numbers
-from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range
+from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range, widened
 from .plan import SUM, launch
 from .row import declare, one_per_row, tile_at
 
@@ -29,7 +29,7 @@ def finish(
     `kept` is asked first: of rows across memory it was loaded by one thread a row, and Triton then hands the sums to
     that thread. Else each thread would work out the logarithms of the eight rows that its access holds."""
     top, total, mass, own, count, every, moment = tl.tuple(
-        [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0) for s in state]
+        [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0).to(tl.float64) for s in state]
     )
     spread = tl.log(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
     log_sum = top + spread
@@ -105,6 +105,7 @@ def cross_entropy_kernel(
     if SPLIT:
         rows = groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
+        state = widened(state)
         store_state(partial + split * rows + output, splits * rows, state, SMOOTH, SHARES)
         finished = is_last(counter + group, splits)
     if finished:

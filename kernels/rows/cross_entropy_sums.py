@@ -133,14 +133,18 @@ def sum_tiles(
     BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
     I: tl.constexpr,
 ):  # fmt: skip
-    """The states of a block's rows over tiles [first, last), at most FLUSH of them, in fp64."""
+    """The states of a block's rows over tiles [first, last), at most FLUSH of them."""
     DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the lanes' shape
     ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
     state = empty_state([DOWN, ACROSS], C, C)
     for t in range(first, last):
         m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
         state = add_tile(state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C)
-    state = merge_along(state, 1 if AXIS == INNER else 0, SMOOTH, SHARES, WEIGHT, C)
+    return merge_along(state, 1 if AXIS == INNER else 0, SMOOTH, SHARES, WEIGHT, C)
+
+
+@triton.jit
+def widened(state):
     return tl.tuple([s.to(tl.float64) for s in state])
 
 
@@ -151,7 +155,7 @@ def sum_range(
     LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
-    """The same of any number of tiles."""
+    """The same of any number of tiles: in fp64 where there are many."""
     if LONG:
         state = empty_state([BM if AXIS == INNER else BN], C, tl.float64)
         for start in range(first, last, FLUSH):
@@ -159,7 +163,7 @@ def sum_range(
                 start, tl.minimum(start + FLUSH, last), block, space, x, shares, weight,
                 SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
             )  # fmt: skip
-            state = merge(state, some, SMOOTH, SHARES, WEIGHT, C)
+            state = merge(state, widened(some), SMOOTH, SHARES, WEIGHT, C)
     else:
         state = sum_tiles(
             first, last, block, space, x, shares, weight,
