@@ -159,8 +159,8 @@ def prepare(input, target, weight, mask, smooth):
         *(per_row(t, input) for t in (None if shares else target, mask, loss, keep, weights, numbers[0])),
     )
     options = {"phases": SUM, "partials": SUMS.value, "heads": True}
-    if smooth and weighted and not shares:
-        options["registers"] = 80
+    if smooth and weighted:
+        options["registers"] = (None, 255) if shares else (80 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
     return (loss, keep, weights, numbers), plan, {"SMOOTH": smooth, "count": loss.numel()}, options
 

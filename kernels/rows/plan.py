@@ -75,13 +75,14 @@ def split_rows(tiles, groups, phases, heads):
 
 def plan(
     kernel, tensors, per_row, shape, dim, compute, constants=None, arch=None, *, phases=SUM_AND_WRITE, partials=0,
-    heads=False, registers=None,
+    heads=False, registers=(None, None),
 ):  # fmt: skip
     """tensors: the operands, of which `per_row` have one number a row; rows lie along `dim`. phases: what is done with
     a row; partials: the numbers that each part of a row leaves for the whole of it. heads: whether much is to be worked
     out for each row beside its elements. Where rows lie across memory, a tile then has as many of them as threads: only
     so Triton does it once a row, and not in every thread that holds an element of it. registers: the most that the
-    variant of vector accesses may take, where the assembler left alone would spill."""
+    variant of vector accesses may take, of rows along memory and across it, where the assembler left alone would spill.
+    """
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     axis, batch, outer, inner = (g.first(len(tensors)) if i else g for i, g in enumerate(grouped(shape, strides, dim)))
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
@@ -137,8 +138,9 @@ def plan(
     made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch)  # fmt: skip
-    if registers:
-        config = replace(config, max_registers=(registers, config.max_registers[1]))
+    most_registers = registers[axis is not INNER]
+    if most_registers:
+        config = replace(config, max_registers=(most_registers, config.max_registers[1]))
     made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
     for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
         if kind is VECTOR:

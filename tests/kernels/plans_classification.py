@@ -11,7 +11,8 @@ from safeops.kernels.rows import plan as row
 from tests.kernels.plans_statistics import BF16, F32, F64, meta
 
 OFTEN = re.compile(  # as in plans_statistics.py
-    r"aligned cross_entropy( shares few long|_backward images)? bfloat16|general cross_entropy(_backward)? odd bfloat16"
+    r"aligned cross_entropy( shares few long| smoothing images|_backward images)? bfloat16|"
+    r"general cross_entropy(_backward)? odd bfloat16"
 )
 I64 = torch.int64
 
@@ -68,6 +69,8 @@ def cases():
     found[f"aligned cross_entropy few long {name}"] = forward(few)
     found[f"aligned cross_entropy few long columns {name}"] = forward(tall)
     found[f"aligned cross_entropy smoothing few long {name}"] = forward(few, weight=True, smooth=True)
+    found[f"aligned cross_entropy smoothing images {name}"] = forward(images, weight=True, smooth=True)
+    found[f"aligned cross_entropy shares few long columns {name}"] = forward(tall, True, True, True)
     found[f"aligned cross_entropy shares many long {name}"] = forward(many, True)
     found[f"aligned cross_entropy shares few long {name}"] = forward(few, True, True, True)
     found[f"general cross_entropy transposed {name}"] = forward(across, True, True, True)
