@@ -8,11 +8,10 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.indexing import (
     INNER,
-    VECTOR,
     Group,
+    at_least,
     broadcast_strides,
     needs_int64,
-    power_of_2,
     sparse_kinds,
     split_inner,
     tile_kinds,
@@ -28,11 +27,6 @@ FEWEST = 16  # neighbours that make a group of their own
 # phases: results that depend on their own tile alone; one result a row; results that depend on the whole row
 MAP, SUM, SUM_AND_WRITE = range(3)
 AT_ONCE = 8  # numbers of each part that the gathering block holds
-
-
-def at_least(n):
-    """The smallest power of two that is at least n."""
-    return power_of_2(2 * max(n, 1) - 1)
 
 
 def whole_tile(axis, M, N, vec, tile, itemsize, most):
@@ -123,10 +117,6 @@ def plan(kernel, tensors, per_row, shape, dim, compute, constants=None, arch=Non
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch)  # fmt: skip
     made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
-    for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
-        if kind is VECTOR:
-            for d in range(len(steps)):
-                made.attrs[kernel.fn.arg_names.index(f"{name}_batch"), d] = [["tt.divisibility", vec]]
     return made
 
 

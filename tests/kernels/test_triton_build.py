@@ -5,7 +5,7 @@ prints the table of registers, stack and accesses.
 
 Covered here: all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
 columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each
-skeleton. Statistics and rows have files of their own, plans_*.py.
+skeleton. Statistics, rows and regions have files of their own, plans_*.py.
 What of it is compiled for which architecture, `compiled_for` says.
 """
 
@@ -27,14 +27,14 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import triton
 import triton.language as tl
 from safeops.kernels.engine import elementwise, launch, sums
-from safeops.kernels.engine.indexing import VECTOR
+from safeops.kernels.engine.indexing import LINE, VECTOR
 from safeops.kernels.losses import mse_loss
 from triton.backends.compiler import GPUTarget
 
 from safeops import _library
 from safeops._op import registry
 from safeops.ops.losses._pointwise import PointwiseLoss
-from tests.kernels import plans_rows, plans_statistics
+from tests.kernels import plans_regions, plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
 
 BIN = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -213,7 +213,7 @@ def check(name, plan, found):
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {found}"
     if " odd " not in name:  # whose last tile is read element by element
         narrow = min(int(re.sub(r"\D", "", plan.signature[n])) // 8 for n in reads + writes)
-        if narrow == 2:
+        if narrow == 2 and plan.constants.get("MASK") != LINE.value:  # of which a thread takes two bytes
             assert 2 not in found["load"] and 2 not in found["store"], f"{name}: single elements: {found}"
 
 
@@ -231,7 +231,7 @@ def line(target, name, plan, found):
     return f"{target:7} {name:38} {found['registers']:4} registers  stack {found['stack']}  {accesses}"
 
 
-FIRST, MORE = cases(), plans_statistics.cases() | plans_rows.cases()
+FIRST, MORE = cases(), plans_statistics.cases() | plans_rows.cases() | plans_regions.cases()
 CASES = FIRST | MORE
 
 
@@ -243,7 +243,8 @@ def compiled_for(target):
         narrow = re.compile(r".*\bfloat(16|32)\b")
         return [*(name for name in FIRST if "2^33" not in name or "bfloat16" in name),
                 *(name for name in MORE if not narrow.fullmatch(name))]  # fmt: skip
-    more = [name for name in MORE if plans_statistics.OFTEN.fullmatch(name) or plans_rows.OFTEN.fullmatch(name)]
+    often_too = [plans.OFTEN.fullmatch for plans in (plans_statistics, plans_rows, plans_regions)]
+    more = [name for name in MORE if any(match(name) for match in often_too)]
     return [name for name in FIRST if often.fullmatch(name) and "odd mse" not in name] + more
 
 
@@ -280,6 +281,12 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
         told, done = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
         assert max(width for _, width in told) >= 16, plan.kernel.fn.__name__
         assert set(done) == set(told), (plan.kernel.fn.__name__, sorted(set(told)), sorted(set(done)))
+
+
+def test_class_indices_are_handed_on_as_they_are_read():
+    """The threads that hold the prediction get a row of indices, not what is made of it for every class."""
+    plan = CASES["aligned regions indices bfloat16"]
+    assert plan.compile(TARGETS["sm_90"]).metadata.shared <= 4 * plan.constants["BN"]
 
 
 def test_every_kernel_is_covered():
