@@ -91,8 +91,8 @@ class Plan:
             values |= {f"{name}_outer": o, f"{name}_inner": i, name.upper(): kind.value}
             if kind is VECTOR or kind is LINE:  # aligned, and so are its rows, and those of every batch
                 multiple(16, names.index(name))
-                for steps in {f"{name}_outer", f"{name}_batch"} & set(names):
-                    for d in range(len(values[steps])):
+                for steps in (f"{name}_outer", f"{name}_batch"):
+                    for d in range(len(values[steps]) if steps in names else 0):
                         multiple(vec, names.index(steps), d)
         if inner.numel % vec == 0:
             multiple(vec, names.index("N"))
