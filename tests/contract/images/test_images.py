@@ -311,6 +311,20 @@ def test_psnr_and_total_variation_of_known_images(route):
 
 
 @each_route
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_equal_images_make_no_nan_on_the_way_back(route):
+    """Nor in the second derivative. What follows the logarithm would turn the NaN into 0: anomaly detection sees it."""
+    x, _ = images(2, 1, 3, 4)
+    y = x.clone()
+    y[0] += 0.25
+    x.requires_grad_()
+    with torch.autograd.detect_anomaly():
+        (dx,) = torch.autograd.grad(on(route, "psnr")(x, y, reduction="none").sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((dx[0].square() + dx[1]).sum(), x)
+    assert dx[0].all() and not dx[1].any() and second[0].all() and not second[1].any()
+
+
+@each_route
 def test_nearly_equal_images_keep_the_digits_of_their_loss(route):
     x, y = images(1, 1, 32, 32, dtype=torch.float64, noise=0)
     y = x + 1e-4 * torch.sin(torch.arange(32.0, device=DEVICE))
