@@ -106,7 +106,7 @@ def region_sums_kernel(
     for tile in range(first, tl.minimum(first + per_split, tiles)):
         m0, n0 = corner(space, block, tile, AXIS, BM, BN)
         m, n = indices(m0, n0, BM, BN, VEC, I)
-        if VEC == 1 or INDEXED:
+        if VEC == 1 or INDEXED:  # (of whole tiles, what indices say of each class would go through shared memory)
             whole = False
         else:
             whole = (m0 + BM <= M) & (n0 + BN <= N)

@@ -1,5 +1,5 @@
-// Total variation: for each image the sum of |x - its neighbour| over the pairs of neighbours along the spatial dims that
-// are both kept, and how many pixels are kept; the gradient is g sum sign(x - neighbour).
+// Total variation: for each image the sum of |x - its neighbour| over the pairs of kept neighbours along the spatial
+// dims, and how many pixels are kept; the gradient is g sum sign(x - neighbour).
 //
 // I/O: forward reads x and the mask once from memory, as does the backward, which writes dx. A pixel is read again for
 // each of its neighbours, from the cache.

@@ -20,8 +20,8 @@ constexpr int64_t kMaxBlocks = 1024;  // of an image
 
 // ---- loops over pixels
 
-// Class indices as int32 (out of its range: `lost_as`); whether one is beyond the classes. In loops of their own, because
-// gcc vectorises no loop over both widths and a byte: three times slower.
+// Class indices as int32 (out of its range: `lost_as`); whether one is beyond the classes. In loops of their own,
+// because gcc vectorises no loop over both widths and a byte: three times slower.
 inline bool index_loop(const int64_t* index, int64_t n, int64_t classes, int32_t lost_as, int32_t* to) {
   int64_t lost = 0;
   _Pragma("omp simd reduction(| : lost)")
