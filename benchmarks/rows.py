@@ -132,7 +132,6 @@ def triplet_margin_loss(n, dtype, device):
 
 @case("multi_margin_loss")
 def multi_margin_loss(n, dtype, device):
-    """Made of sums of rows: what one gives another is written and read in fp32."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     index = torch.randint(shape[1], shape[:1], generator=torch.Generator(device).manual_seed(3), device=device)
     wide = {"F.multi_margin_loss(x, y)": lambda x: F.multi_margin_loss(x.float(), index)}  # it knows no half on the CPU

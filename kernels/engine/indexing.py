@@ -16,6 +16,7 @@ SCALAR = tl.constexpr(2)  # one element for the whole tensor, such as the gradie
 ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
 STRIDED = tl.constexpr(4)  # anything else
 COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
+LINE = tl.constexpr(6)  # the same with the vector accesses of VECTOR
 
 OUTER, INNER, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # AXIS: which group is reduced
 
@@ -128,6 +129,16 @@ def sparse_kinds(kinds, outer, inner, which):
     return kinds
 
 
+def shared_kinds(kinds, outer, inner, which):
+    """The same for operands `which` that many rows share, such as a class index all classes: read once for a tile, with
+    vector accesses where tile_kinds found them."""
+    shared = sparse_kinds(kinds, outer, inner, which)
+    for i in which:
+        if kinds[i] is VECTOR:
+            shared[i] = VECTOR if any(outer.strides[i]) else LINE
+    return shared
+
+
 def tile_shape(M, N, vec, tile, widest):
     """(BM, BN): BN a power of 4, which keeps the variants few, and at most N, which loses less than half a tile."""
     columns = power_of_2(max(N, 1))
@@ -142,6 +153,11 @@ def tile_shape(M, N, vec, tile, widest):
 def power_of_2(n):
     """The largest that is at most n."""
     return 1 << (n.bit_length() - 1)
+
+
+def at_least(n):
+    """The smallest power of two that is at least n."""
+    return power_of_2(2 * max(n, 1) - 1)
 
 
 def needs_int64(outer, inner, *counts):

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from .indexing import VECTOR
+from .indexing import LINE, VECTOR
 
 POINTER = {
     torch.float16: "*fp16",
@@ -89,10 +89,11 @@ class Plan:
         for name, tensor, kind, o, i in zip(kernel.operands, tensors, kinds, outer.strides, inner.strides):
             dtypes = dtypes | {name: None if tensor is None else tensor.dtype}
             values |= {f"{name}_outer": o, f"{name}_inner": i, name.upper(): kind.value}
-            if kind is VECTOR:  # aligned, and so are its rows
+            if kind is VECTOR or kind is LINE:  # aligned, and so are its rows, and those of every batch
                 multiple(16, names.index(name))
-                for d in range(len(o)):
-                    multiple(vec, names.index(f"{name}_outer"), d)
+                for steps in (f"{name}_outer", f"{name}_batch"):
+                    for d in range(len(values[steps]) if steps in names else 0):
+                        multiple(vec, names.index(steps), d)
         if inner.numel % vec == 0:
             multiple(vec, names.index("N"))
 

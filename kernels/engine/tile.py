@@ -8,7 +8,7 @@ columns over the inner one.
 import triton
 import triton.language as tl
 
-from .indexing import COLUMN, INNER, OUTER, ROW, SCALAR, STRIDED, VECTOR
+from .indexing import COLUMN, INNER, LINE, OUTER, ROW, SCALAR, STRIDED, VECTOR
 
 
 @triton.jit
@@ -49,11 +49,14 @@ def within(space, m, n):
 
 @triton.jit
 def address(operand, space, m, n, KIND: tl.constexpr):
-    """Pointers to an operand's elements of a tile: (BM, BN); (BM, 1) for ROW, (1, BN) for COLUMN, (1, 1) for SCALAR."""
+    """Pointers to an operand's elements of a tile: (BM, BN); (BM, 1) for ROW, (1, BN) for COLUMN and LINE, (1, 1) for
+    SCALAR."""
     if KIND == SCALAR:
         where = operand[0] + tl.zeros([1, 1], tl.int32)
     elif KIND == COLUMN:
         where = operand[0] + offset_of(n, space[3], operand[2])[None, :]
+    elif KIND == LINE:
+        where = operand[0] + n[None, :]
     else:
         where = operand[0] + offset_of(m, space[2], operand[1])[:, None]
         if KIND == VECTOR:
@@ -76,7 +79,7 @@ def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr, OT
         value = tl.load(where)
     elif KIND == ROW:
         value = tl.load(where, mask=(m < space[0])[:, None], other=OTHER)
-    elif KIND == COLUMN:
+    elif KIND == COLUMN or KIND == LINE:
         value = tl.load(where, mask=(n < space[1])[None, :], other=OTHER)
     else:
         value = tl.load(where, mask=within(space, m, n), other=OTHER)

@@ -9,10 +9,12 @@ from .indexing import (
     ALL,
     INNER,
     OUTER,
+    Group,
     broadcast_strides,
     fuse,
     memory_order,
     needs_int64,
+    shared_kinds,
     split_inner,
     tile_kinds,
     tile_shape,
@@ -86,6 +88,10 @@ class Cut(NamedTuple):
     wide: bool  # 64-bit indices
     workspace: int  # numbers that the splits leave for the last block
 
+    def with_shared(self, which):
+        """The same with operands at these places that rows share read once for a tile."""
+        return self._replace(kinds=shared_kinds(self.kinds, self.outer, self.inner, which))
+
     def plan(self, kernel, tensors, dtypes, values, arch):
         """dtypes and values: those of the kernel's own arguments."""
         dtypes = dtypes | scratch(self.values["SPLIT"])
@@ -95,28 +101,39 @@ class Cut(NamedTuple):
         return made
 
 
-def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1):
+def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, at_once=1, batched=False, tile_of=None):
     """tensors: the operands, the first `data` of which set the size of a tile; reduced: a bool per dimension; arrays:
-    the partial results that a split leaves for each output; at_once: of which the last block holds so many."""
+    the partial results that a split leaves for each output; at_once: of which the last block holds so many; batched:
+    whether the first dimension belongs to neither group, and a block has one of its indices; tile_of(axis, M, N, vec,
+    elements): (BM, BN), where `tile_shape` does not do."""
     policy = policy or POLICY
     strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
+    batch, steps = 1, [None if s is None else (0,) for s in strides]
+    if batched:
+        batch, shape, reduced = shape[0], shape[1:], reduced[1:]
+        # (nobody steps over a batch of one, whose stride may be anything)
+        steps, strides = [s and (s[0] * (batch > 1),) for s in strides], [s and s[1:] for s in strides]
     axis, outer, inner, outputs = groups(shape, strides, reduced)
     out_strides = (inner if axis is OUTER else outer).strides[-1]
     outer, inner = outer.first(len(tensors)), inner.first(len(tensors))
-    kinds, vec = tile_kinds(tensors, outer, inner)
+    outside = Group((batch, *outer.shape), tuple(s and (*b, *s) for b, s in zip(steps, outer.strides)))
+    kinds, vec = tile_kinds(tensors, outside, inner)
     config = kernel.config(arch)
     M, N = outer.numel, inner.numel
     sizes = [None if t is None else t.element_size() for t in tensors]
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest
-    BM, BN = tile_shape(M, N, vec, config.tile(narrowest, vec), widest)
+    elements = config.tile(narrowest, vec)
+    BM, BN = tile_of(axis, M, N, vec, elements) if tile_of else tile_shape(M, N, vec, elements, widest)
     lanes, group = lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
     by_axis = {OUTER.value: (down, across, BN), INNER.value: (across, down, BM), ALL.value: (down * across, 1, 1)}
     tiles, blocks, BO = by_axis[axis.value]
+    blocks, outputs = batch * blocks, batch * outputs
     splits, per_split = split_tiles(tiles, blocks, policy)
-    wide = needs_int64(outer, inner, arrays * splits * outputs)
+    wide = needs_int64(outside, inner, arrays * splits * outputs)
     values = {
+        **{f"{name}_batch": step for name, step in zip(kernel.operands, steps)},
         "out_strides": out_strides,
         "M": M,
         "N": N,

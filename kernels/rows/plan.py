@@ -9,11 +9,10 @@ from ..engine import tiling
 from ..engine.indexing import (
     INNER,
     OUTER,
-    VECTOR,
     Group,
+    at_least,
     broadcast_strides,
     needs_int64,
-    power_of_2,
     sparse_kinds,
     split_inner,
     tile_kinds,
@@ -30,11 +29,6 @@ FEWEST = 16  # neighbours that make a group of their own
 # result a row, which depends on one element of it
 MAP, SUM, SUM_AND_WRITE, PICK = range(4)
 AT_ONCE = 8  # numbers of each part that the gathering block holds
-
-
-def at_least(n):
-    """The smallest power of two that is at least n."""
-    return power_of_2(2 * max(n, 1) - 1)
 
 
 def whole_tile(axis, M, N, vec, tile, itemsize, most):
@@ -142,10 +136,6 @@ def plan(
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
     made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
-    for name, steps, kind in zip(kernel.operands, batch.strides, kinds):
-        if kind is VECTOR:
-            for d in range(len(steps)):
-                made.attrs[kernel.fn.arg_names.index(f"{name}_batch"), d] = [["tt.divisibility", vec]]
     return made
 
 

@@ -182,7 +182,9 @@ def bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
 PLAIN = {"mask": torch.arange(5) != 2, "weight": plain(2)[:, 0].clone(), "denominator": torch.tensor(5.0)}
 
 
-def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=(), **fields):
+def row_loss(
+    name, element, sizes, twin, operands, call, options, bad_calls, by_class=None, skip=(), gpu=NO_GPU, **fields
+):
     """by_class: a weight for each class, where `weight` is that."""
     vectors = tuple(i for i, x in enumerate(operands(0)) if x.shape[-1] > 1)
     definition = _definition(element, by_class is not None)
@@ -192,7 +194,7 @@ def row_loss(name, element, sizes, twin, operands, call, options, bad_calls, by_
         _samples(operands, vectors, options, by_class),
         bad_calls=bad_calls,
         call={**PLAIN, **options, **call},
-        gpu=NO_GPU,
+        gpu=gpu,
         no_route=NO_ROUTE,
         adapt=_of_rows,
         data=vectors,
@@ -336,6 +338,7 @@ row_loss(
         Bad((_scores, _two), {"p": 3}, ValueError, ("multi_margin_loss", "p", "1 or 2", "3")),
         Bad((_scores, _two), {"p": True}, ValueError, ("multi_margin_loss", "p", "1 or 2", "True")),
     ],
+    gpu="no kernel on CUDA: plain torch operations run there, which tests of kernels tell nothing about",
     by_class=CLASS_WEIGHT,
     skip={
         "partial_gradients": "one operand, where there is no weight",

@@ -20,9 +20,9 @@ constexpr int64_t kMaxBlocks = 1024;  // of an image
 
 // ---- loops over pixels
 
-// Class indices as int32 (out of its range: -1); whether one is beyond the classes. In loops of their own, because
-// gcc vectorises no loop over both widths and a byte: three times slower.
-inline bool index_loop(const int64_t* index, int64_t n, int64_t classes, int32_t* to) {
+// Class indices as int32 (out of its range: `lost_as`); whether one is beyond the classes. In loops of their own,
+// because gcc vectorises no loop over both widths and a byte: three times slower.
+inline bool index_loop(const int64_t* index, int64_t n, int64_t classes, int32_t lost_as, int32_t* to) {
   int64_t lost = 0;
   _Pragma("omp simd reduction(| : lost)")
   for (int64_t i = 0; i < n; ++i) {
@@ -30,7 +30,7 @@ inline bool index_loop(const int64_t* index, int64_t n, int64_t classes, int32_t
     lost |= index[i] ^ static_cast<int64_t>(to[i]);
   }
   for (int64_t i = 0; lost != 0 && i < n; ++i)
-    if (index[i] != static_cast<int64_t>(to[i])) to[i] = -1;
+    if (index[i] != static_cast<int64_t>(to[i])) to[i] = lost_as;
   uint32_t most = 0;
   _Pragma("omp simd reduction(max : most)")
   for (int64_t i = 0; i < n; ++i) {
@@ -196,12 +196,13 @@ struct Regions {
 
   // Those of pixels [first, last) of image n; whether one is beyond the classes, and so perhaps an error.
   bool read_indices(int64_t n, int64_t first, int64_t last, Buffers& buffers) const {
+    const int32_t lost_as = ignored == -1 ? -2 : -1;  // no class, and not the index that is ignored
     bool beyond = false;
     for (int64_t at = first; at < last; at += kChunk) {
       const int64_t m = std::min(kChunk, last - at), start = n * classes * pixels + at;
       int32_t* to = buffers.classes.get() + at - first;
       const uint64_t* from = index.fetch(start, m, start + kAhead, buffers.index);
-      beyond |= read_(reinterpret_cast<const int64_t*>(from), m, classes, to);
+      beyond |= read_(reinterpret_cast<const int64_t*>(from), m, classes, lost_as, to);
       if (ignores) not_ignored_(to, m, ignored, buffers.kept.get() + at - first);
     }
     return beyond;

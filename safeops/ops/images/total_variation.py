@@ -1,15 +1,71 @@
 """total_variation: how much neighbouring pixels differ."""
 
+import torch
+
 from safeops import _check, _loss
+from safeops._definitions import accumulate, magnitude
 from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops.ops.images._image import ARGUMENTS, finish
 from safeops.ops.images._ssim import validate_dims
-from safeops.ops.reductions import masked_count, masked_mean, masked_norm, masked_sum  # noqa: F401  (its parts)
 
 NAME = "total_variation"
 
-_total_variation = Composed(NAME, "masked_norm", "masked_count", "masked_mean", "masked_sum")
+# ---- definition
+
+
+def define(input, mask=None):
+    """(2, N) in fp64: the sum of |difference| over each image's pairs of kept neighbours, and how many are kept."""
+    dims = tuple(range(1, input.dim()))
+    x = input.to(compute_dtype(input.dtype))
+    keep = (input.new_ones((), dtype=torch.bool) if mask is None else mask).expand(input.shape)
+    total = 0
+    for d in dims[1:]:
+        n = max(x.shape[d] - 1, 0)
+        (first, here), (second, there) = ([t.narrow(d, i if n else 0, n) for t in (x, keep)] for i in (0, 1))
+        step = torch.where(here & there, second - first, 0)
+        total = total + accumulate(magnitude(step), dims).double()
+    return torch.stack([total, keep.sum(dims).double()])
+
+
+# ---- op
+
+_forward = declare_raw(
+    "_total_variation",
+    "(Tensor input, Tensor? mask=None) -> Tensor",
+    fake=lambda input, mask: input.new_empty((2, *input.shape[:1]), dtype=torch.float64),
+    composite=define,
+)
+_backward = declare_raw(
+    "_total_variation_backward",
+    "(Tensor grad, Tensor input, Tensor? mask=None) -> Tensor",
+    fake=lambda grad, input, mask: like(input, input.shape, input.dtype),
+)
+
+# ---- record
+
+
+class TotalVariation(Op):
+    """The op is the sum over each image; what is made of it is a few numbers."""
+
+    example = "torch.zeros(1, 3, 16, 16)"
+
+    def prepare(self, input, mask):
+        self.validate(input, mask)
+        return True, (input, mask)
+
+    def validate(self, input, mask):
+        _check.floating(NAME, "input", input)
+        validate_dims(NAME, input)
+        _check.mask(NAME, "mask", mask, "input", input.shape)
+        _check.same_device(NAME, "input", input, mask=mask)
+
+    def gradients(self, grad, needs, operands, results):
+        return (self.backward(grad, *operands),)
+
+
+_total_variation = TotalVariation(NAME, _forward, _backward, define)
 
 
 @_total_variation.public(
@@ -38,17 +94,5 @@ def total_variation(input, *, mask=None, reduction="mean", empty="zero"):
         (tensor(6.), tensor(1.))
     """
     _loss.validate_options(NAME, reduction, empty)
-    _check.floating(NAME, "input", input)
-    validate_dims(NAME, input)
-    _check.mask(NAME, "mask", mask, "input", input.shape)
-    _check.same_device(NAME, "input", input, mask=mask)
-    compute, dims = compute_dtype(input.dtype), tuple(range(1, input.dim()))
-    keep = None if mask is None else mask.expand(input.shape)
-    total, x = 0, input.to(compute)
-    for d in dims[1:]:
-        n = max(x.shape[d] - 1, 0)
-        first, second = (x.narrow(d, i if n else 0, n) for i in (0, 1))
-        both = None if keep is None else keep.narrow(d, 0, n) & keep.narrow(d, 1 if n else 0, n)
-        total = total + registry["masked_norm"].call(second - first, both, dims, False, None, None, "zero", 1)
-    count = registry["masked_count"].call(input, mask, dims, False, None, None, "zero")
-    return finish(NAME, total, count, compute, reduction, empty)
+    sums = _total_variation.call(input, mask)
+    return finish(NAME, sums[0], sums[1].detach(), compute_dtype(input.dtype), reduction, empty)

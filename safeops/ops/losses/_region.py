@@ -70,12 +70,14 @@ _forward = declare_raw(
     "bool squared=False) -> Tensor",
     fake=_fake,
     composite=define,
+    triton="losses.region_sums.region_sums",
 )
 _backward = declare_raw(
     "_region_sums_backward",
     "(Tensor grad, Tensor input, Tensor target, Tensor? mask=None, Tensor? exists=None, int? ignore_index=None, "
     "bool squared=False, bool need_input=True, bool need_target=False) -> (Tensor, Tensor)",
     fake=_fake_backward,
+    triton="losses.region_sums_backward.region_sums_backward",
 )
 
 # ---- record
@@ -246,7 +248,7 @@ ARGUMENTS = """\
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the regions' shape for "none". The sums
-        are exact to fp32 in half, too. On CUDA it runs as plain torch operations.
+        are exact to fp32 in half, too.
 
     Raises:
         TypeError: `input` is not floating, class indices are not integers, `mask` is not bool, an option is of another

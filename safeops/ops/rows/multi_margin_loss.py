@@ -3,17 +3,16 @@
 import torch
 
 from safeops import _check, _loss
+from safeops._definitions import accumulate, kept
 from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry
-from safeops._symbolic import as_operand
-from safeops.ops.reductions import masked_mean  # noqa: F401  (the records it is made of)
+from safeops._library import declare_raw, like
+from safeops._op import Op
 from safeops.ops.rows._classification import refuse_missing_class
 from safeops.ops.rows._row_loss import (
     ARGUMENTS_BY_CLASS,
     finish,
     hinge,
     one_a_row,
-    select,
     validate,
     validate_class_weight,
     vectors,
@@ -21,29 +20,64 @@ from safeops.ops.rows._row_loss import (
 
 NAME = "multi_margin_loss"
 
-
-def validate_options(name, reduction, empty, p, margin):
-    _loss.validate_options(name, reduction, empty)
-    if not _check.is_number(p) or p not in (1, 2):
-        raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")
-    _check.number(name, "margin", margin)
+# ---- definition
 
 
-_multi_margin_loss = Composed(
-    NAME,
-    "masked_mean",
-    "masked_sum",
-    "masked_count",
-    module="MultiMarginLoss",
-    buffers=("weight",),
-    example="torch.eye(2), torch.tensor([0, 1])",
-    validate_options=validate_options,
+def own_class(place, x):
+    """Which number of a row is its own class's: (..., C)."""
+    # (no arange, beside which a DTensor would be a stranger)
+    return place.unsqueeze(-1) == x.new_ones(x.shape[-1], dtype=torch.int64).cumsum(0) - 1
+
+
+def define(input, place, margin=1.0, p=1):
+    """The loss of each row. place: (...) int64, a row's own class, or -1 where there is none: its loss is 0."""
+    own, there = own_class(place, input), (place >= 0).unsqueeze(-1)
+    x = torch.where(there, input, 0).to(compute_dtype(input.dtype))  # select before arithmetic
+    d = hinge(margin - torch.where(own, x, 0).sum(-1, keepdim=True) + x)
+    d = torch.where(own | ~there, 0, d * d if p == 2 else d)
+    return (accumulate(d, -1) / max(input.shape[-1], 1)).to(d.dtype)
+
+
+# ---- op
+
+_forward = declare_raw(
+    "_multi_margin_loss",
+    "(Tensor input, Tensor place, float margin=1.0, int p=1) -> Tensor",
+    fake=lambda input, place, margin, p: input.new_empty(place.shape, dtype=compute_dtype(input.dtype)),
+    composite=define,
+)
+_backward = declare_raw(
+    "_multi_margin_loss_backward",
+    "(Tensor grad, Tensor input, Tensor place, float margin=1.0, int p=1) -> Tensor",
+    fake=lambda grad, input, place, margin, p: like(input, input.shape, input.dtype),
 )
 
+# ---- record
 
-def _of_class(x, own, keepdim):
-    """The number of each row's own class."""
-    return registry["masked_sum"].call(x, own, -1, keepdim, None, None, "zero")
+
+class MultiMarginLoss(Op):
+    """The op is the loss of each row, whose class has been found."""
+
+    module, buffers, example = "MultiMarginLoss", ("weight",), "torch.eye(2), torch.tensor([0, 1])"
+
+    def prepare(self, input, place, margin, p):
+        return True, (input, place.contiguous(), margin, int(p))
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def validate_options(self, name, reduction, empty, p, margin):
+        """What a module's constructor takes."""
+        _loss.validate_options(name, reduction, empty)
+        if not _check.is_number(p) or p not in (1, 2):
+            raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")
+        _check.number(name, "margin", margin)
+
+    def gradients(self, grad, needs, operands, results):
+        return (self.backward(grad, *operands),)
+
+
+_multi_margin_loss = MultiMarginLoss(NAME, _forward, _backward, define)
 
 
 @_multi_margin_loss.public(
@@ -86,24 +120,19 @@ def multi_margin_loss(
     validate_class_weight(NAME, weight, input)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
     _check.same_device(NAME, "input", input, weight=weight)
-    validate_options(NAME, reduction, empty, p, margin)
-    keep, (x,) = select(mask, None, input)
+    _multi_margin_loss.validate_options(NAME, reduction, empty, p, margin)
+    keep = kept(mask, None)
     index = target.long() if keep is None else torch.where(keep, target, 0).long()
     if classes:
         refuse_missing_class(NAME, target, mask, None, classes, "input", input.shape)
     inside = _check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
     keep = inside if keep is None else keep & inside
-    index = torch.where(inside, index, 0)
-    compute = compute_dtype(x.dtype)
-    x = torch.where(inside.unsqueeze(-1), x, 0).to(compute)
-    # (no arange, beside which a DTensor would be a stranger)
-    own = index.unsqueeze(-1) == x.new_ones(classes, dtype=torch.int64).cumsum(0) - 1  # (..., C)
+    place, w = torch.where(keep, index, -1), None
     if weight is not None:
-        w = _of_class(weight.to(compute_dtype(compute, weight.dtype)).expand(*rows, classes), own, False)
-        x = torch.where((w == 0).unsqueeze(-1), 0, x)  # select before arithmetic
-    d = hinge(as_operand(margin, x) - _of_class(x, own, True) + x)
-    d = torch.where(own, 0, d * d if p == 2 else d)
-    loss = registry["masked_mean"].call(d, None, -1, False, None, None, "zero")
+        w = weight.to(compute_dtype(input.dtype, weight.dtype)).expand(*rows, classes)
+        w = torch.where(own_class(torch.where(inside, index, 0), w), w, 0).sum(-1)
+        place = torch.where(w == 0, -1, place)
+    loss = _multi_margin_loss.call(input, place, margin, p)
     if weight is not None:
-        loss = (loss * w).to(compute)
+        loss = (loss * w).to(loss.dtype)
     return finish(NAME, loss, keep, None, reduction, denominator, empty)

@@ -311,6 +311,43 @@ def test_psnr_and_total_variation_of_known_images(route):
 
 
 @each_route
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 5, 1030), (3, 2, 300, 250), (1, 2, 3, 9, 11), (2, 1, 1, 7), (1, 1, 6, 1)], ids=str
+)
+def test_total_variation_of_sizes(route, shape):
+    """Around the lengths of pieces and units; every layout; a pixel without a neighbour."""
+    x, _ = images(*shape)
+    keep = kept(*shape, share=0.6)
+    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+    turned = x.transpose(-1, -2).contiguous().transpose(-1, -2)
+    upstream = torch.rand(shape[0], generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    for given, mask in ((x, None), (x.contiguous(memory_format=last), keep), (turned, None), (x.expand(shape), keep)):
+        dirty = given if mask is None else torch.where(mask, given, NAN)
+        results = []
+        for function, leaf in ((on(route, "total_variation"), dirty), (definitions.total_variation, given.double())):
+            leaf = leaf.detach().requires_grad_()
+            value = function(leaf, mask=mask, reduction="none")
+            results.append((value, *torch.autograd.grad(value, leaf, upstream.to(value.dtype))))
+        (value, gradient), (want, slopes) = results
+        torch.testing.assert_close(value, want.float())
+        torch.testing.assert_close(gradient, slopes.float())
+
+
+@each_route
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_equal_images_make_no_nan_on_the_way_back(route):
+    """Nor in the second derivative. What follows the logarithm would turn the NaN into 0: anomaly detection sees it."""
+    x, _ = images(2, 1, 3, 4)
+    y = x.clone()
+    y[0] += 0.25
+    x.requires_grad_()
+    with torch.autograd.detect_anomaly():
+        (dx,) = torch.autograd.grad(on(route, "psnr")(x, y, reduction="none").sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad((dx[0].square() + dx[1]).sum(), x)
+    assert dx[0].all() and not dx[1].any() and second[0].all() and not second[1].any()
+
+
+@each_route
 def test_nearly_equal_images_keep_the_digits_of_their_loss(route):
     x, y = images(1, 1, 32, 32, dtype=torch.float64, noise=0)
     y = x + 1e-4 * torch.sin(torch.arange(32.0, device=DEVICE))

@@ -207,7 +207,14 @@ def test_an_index_out_of_range_is_an_index_error(route, name, garbage):
     index[1, 8999] = garbage
     last = torch.ones(2, 3, 9000, dtype=torch.bool)
     last[1, :2, 8999] = False  # of that pixel, one class is kept
-    for options in ({}, {"ignore_index": 1}, {"mask": last}, {"mask": last[:, 2]}, {"weight": t(0.0, 1.0, 1.0)}):
+    for options in (
+        {},
+        {"ignore_index": 1},
+        *[{"ignore_index": -1}] * (garbage != -1),
+        {"mask": last},
+        {"mask": last[:, 2]},
+        {"weight": t(0.0, 1.0, 1.0)},
+    ):
         with pytest.raises(
             IndexError, match=rf"^{name}: target has the class index {garbage}, out of range for the 3 "
         ):

@@ -95,6 +95,27 @@ def test_multi_margin_loss_is_torchs(route, reduction, p, margin):
 
 
 @each_route
+@pytest.mark.parametrize("shape", [(7, 1), (600, 3), (3, 1024), (3, 1025), (2, 3000)], ids=str)
+def test_multi_margin_loss_of_sizes(route, shape):
+    """Around the lengths that are read at once; the class first, last, and in each piece; every layout."""
+    for dtype in (torch.float32, torch.bfloat16):
+        x, target = operands("multi_margin_loss", *shape, dtype=dtype)
+        target[0], target[-1] = 0, shape[1] - 1
+        across = x.detach().t().contiguous().t().requires_grad_()
+        upstream = torch.rand(shape[0], generator=torch.Generator().manual_seed(3)).to(DEVICE)
+        for p, a in ((1, x), (2, across)):
+            wide = a.detach().double().requires_grad_()
+            ours = on(route, "multi_margin_loss")(a, target, p=p, reduction="none")
+            truth = F.multi_margin_loss(wide, target, p=p, reduction="none")
+            torch.testing.assert_close(ours, truth.float())
+            got, want = (
+                torch.autograd.grad(ours, a, upstream)[0],
+                torch.autograd.grad(truth, wide, upstream.double())[0],
+            )
+            torch.testing.assert_close(got, want.to(dtype))
+
+
+@each_route
 def test_a_class_of_weight_0_and_an_index_under_the_mask(route):
     x, target = operands("multi_margin_loss", 5, 4)
     weight = torch.tensor([1.0, 0.0, 2.0, 3.0], device=DEVICE)
@@ -208,9 +229,9 @@ def test_the_kernels_of_the_parts_run(name):
     given = operands(name, 5, 6)
     loss, forward = dispatched(lambda: getattr(safeops, name)(*given))
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(given)))
-    part = f"safeops::_{registry[name].parts[0].name}"
-    once = ("cosine_embedding_loss", "multilabel_soft_margin_loss")
-    assert forward.count(part) == (1 if name in once else 2)  # (multi_margin_loss: masked_mean)
+    part, *_ = registry[name].parts or [registry[name]]
+    once = ("cosine_embedding_loss", "multi_margin_loss", "multilabel_soft_margin_loss")
+    assert forward.count(f"safeops::_{part.name}") == (1 if name in once else 2)
     assert "safeops::_masked_mean" in forward and any(op.startswith("safeops") for op in backward)
 
 

@@ -82,6 +82,20 @@ def unread_is_garbage():
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def fused_once():
+    """tl.fma rounds the sum alone, as on a GPU; the interpreter's own rounds the product too. (This one in fp64.)"""
+    import triton.runtime.interpreter as interpreter
+
+    def create_fma(self, x, y, z):
+        wide = x.data.astype(np.float64) * y.data + z.data
+        return interpreter.TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_fma", create_fma)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def unwritten_is_nan():
     """torch.empty gives NaN: an element that a kernel forgets shows."""

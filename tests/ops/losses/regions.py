@@ -2,13 +2,14 @@
 
 import torch
 
+from safeops._op import registry
 from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import NAN, must
+from tests.ops.gpu import Case, indices, keep, numbers
 from tests.ops.operands import HUGE, data, mask, plain, plain_mask, weights
 from tests.ops.record import NOT_SAFE, Record
 
 HERE = "tests/contract/losses/test_regions.py"
-NO_GPU = "no kernel on CUDA: plain torch operations run there, which tests of kernels tell nothing about"
 NO_ROUTE = f"what is made of its kernel's sums are a few aten operations more: {HERE} watches it"
 BY_CLASS = {
     "weight_zero": f"a weight is a class's, not an element's: {HERE} has it",
@@ -208,6 +209,22 @@ def _bad_calls(name, parameters):
     yield Bad((x, x), {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
 
 
+def _gpu(name):
+    """The kernel alone: what is made of its sums are aten operations on as many numbers as there are regions."""
+
+    def make(n, dtype, seed):
+        classes, pixels = 4, n // 8
+        shape = (2, classes, pixels)
+        x = numbers(2 * classes * pixels, dtype, seed).sigmoid().reshape(shape)
+        target = indices(2 * pixels, classes, seed).reshape(2, pixels)  # some are no class
+        mask = keep(2 * pixels, seed).reshape(2, 1, pixels)
+        sums = registry[name].call
+        options = {"squared_pred": True, "smooth_nr": 0.0, "smooth_dr": 0.0, "ignore_index": 1, "batch": False}
+        return Case(lambda x: sums(x, target, mask, None, "mean", None, "zero", tuple(options.values())), (x,))
+
+    return make
+
+
 def region(name, formula, parameters=None):
     parameters, definition = parameters or {}, _definition(formula)
     options = {"squared_pred": True, "smooth_nr": 0.5, "smooth_dr": 0.25, "ignore_index": None, "batch": False}
@@ -218,7 +235,7 @@ def region(name, formula, parameters=None):
         _samples(parameters),
         bad_calls=_bad_calls(name, parameters),
         call={"input": plain(), "target": plain(1), **tensors, **options, **parameters},
-        gpu=NO_GPU,
+        gpu=_gpu(name),
         no_route=NO_ROUTE,
         data=(0, 1),
         torch_equivalent=_monai(formula),

@@ -1,0 +1,175 @@
+"""dice_loss, tversky_loss: the sums that they are made of, over the kept pixels of each class of each image.
+
+    sums[0] = sum p t    sums[1] = sum p, or p^2    sums[2] = sum t, or t^2    sums[3] = how many pixels are kept
+
+I/O: reads p and t once; of class indices 8 bytes a pixel for every eight classes (channels last: for every 64).
+
+The sums are exact to fp32 for any number of pixels. A product of two halves is exact in fp32, and so is nearly what a
+thread adds up of one access; all above that is added in twice the digits of fp32, the rounding errors beside the sums.
+Sums in plain fp32 are not: of a constant prediction, as networks begin with, each addition rounds the same way. And
+fp64 for each element would be, but most GPUs convert to it at a few elements a clock, and memory brings as many.
+"""
+
+from dataclasses import replace
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine import tiling
+from ..engine.blocks import is_last
+from ..engine.indexing import ALL, INNER, OUTER
+from ..engine.launch import Config, Kernel, arch_of, cached_plan, trait
+from ..engine.sums import add_partials
+from ..engine.tile import corner, indices
+from ..engine.tiling import COLUMNS, ROWS, VECTORS
+from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
+
+
+@triton.jit
+def add(high, low, x):
+    """(high, low) + x in twice the digits (Knuth's two-sum)."""
+    total = high + x
+    part = total - high
+    return total, low + ((high - (total - part)) + (x - part))
+
+
+@triton.jit
+def within_lane(terms, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
+    """What one thread holds of the terms (BM, BN, 2, 2) of a tile, added up as in sums.py."""
+    if LANES == VECTORS:
+        terms = tl.sum(tl.reshape(terms, (BM, BN // GROUP, GROUP, SUMS)), 2)
+    elif LANES == COLUMNS:
+        terms = tl.sum(tl.reshape(terms, (BM, BN // GROUP, GROUP, SUMS)), 1)
+    else:
+        terms = tl.sum(tl.reshape(terms, (BM // GROUP, GROUP, BN, SUMS)), 0)
+    return terms
+
+
+@triton.jit
+def over_axis(high, low, AXIS: tl.constexpr):
+    """(classes of the block, SUMS) in fp64."""
+    # (of an infinite sum the rounding error is NaN)
+    total = high.to(tl.float64) + tl.where(low == low, low, 0.0).to(tl.float64)
+    if AXIS == ALL:
+        total = tl.sum(tl.sum(total, 1, keep_dims=True), 0)
+    elif AXIS == INNER:
+        total = tl.sum(total, 1)
+    else:
+        total = tl.sum(total, 0)
+    return total
+
+
+@triton.jit
+def add_tile(
+    high, low, space, x, y, mask, m, n, number, classes, ignored,
+    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, INDEXED: tl.constexpr, SQUARED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    p, t, keep = region_tile(
+        space, x, y, mask, m, n, number, classes, ignored,
+        X, Y, MASK, INDEXED, BM, BN, C, EDGE,
+    )  # fmt: skip
+    both = p * t
+    if SQUARED:
+        p, t = p * p, t * t
+    # The four as one: each by itself, they would be added up in the threads that read the class indices, and not in
+    # those that hold the prediction. Within the last two dimensions p comes before t.
+    terms = tl.join(tl.join(both, t), tl.join(p, keep.to(C)))
+    return add(high, low, within_lane(terms, BM, BN, LANES, GROUP))
+
+
+@triton.jit
+def region_sums_kernel(
+    x, y, mask, exists, out, partial, counter,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, mask_outer, mask_inner, x_batch, y_batch, mask_batch,
+    M, N, tiles, splits, per_split, outputs, classes, ignored, exists_stride,
+    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr, INDEXED: tl.constexpr,
+    SQUARED: tl.constexpr, AXIS: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # classes of one block
+    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the accumulators' shape
+    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
+    across = (classes + BO - 1) // BO  # blocks of one image
+    image, block = tl.program_id(0).to(I) // across, tl.program_id(0).to(I) % across
+    split = tl.program_id(1).to(I)
+    space = (M, N, outer_shape, inner_shape)
+    number = class_numbers(block, AXIS, BM, BN, I)
+    xs = of_image(x, x_batch, x_outer, x_inner, image, X)
+    ys = of_image(y, y_batch, y_outer, y_inner, image, Y)
+    masks = of_image(mask, mask_batch, mask_outer, mask_inner, image, MASK)
+
+    high = tl.zeros([DOWN, ACROSS, SUMS], C)
+    low = high
+    first = split * per_split
+    for tile in range(first, tl.minimum(first + per_split, tiles)):
+        m0, n0 = corner(space, block, tile, AXIS, BM, BN)
+        m, n = indices(m0, n0, BM, BN, VEC, I)
+        if VEC == 1 or INDEXED:  # (of whole tiles, what indices say of each class would go through shared memory)
+            whole = False
+        else:
+            whole = (m0 + BM <= M) & (n0 + BN <= N)
+        if whole:  # needs no bounds
+            high, low = add_tile(
+                high, low, space, xs, ys, masks, m, n, number, classes, ignored,
+                X, Y, MASK, INDEXED, SQUARED, BM, BN, LANES, GROUP, C, False,
+            )  # fmt: skip
+        else:
+            high, low = add_tile(
+                high, low, space, xs, ys, masks, m, n, number, classes, ignored,
+                X, Y, MASK, INDEXED, SQUARED, BM, BN, LANES, GROUP, C, True,
+            )  # fmt: skip
+
+    which, output = tl.arange(0, SUMS).to(I)[None, :], block * BO + tl.arange(0, BO).to(I)[:, None]
+    place = which * outputs + image * classes + output
+    where = out  # (SUMS, N, C); each split of the pixels leaves as many partial sums
+    if SPLIT:
+        where = partial + split * outputs * SUMS
+    total = over_axis(high, low, AXIS)
+    if EXISTS:  # a bool for each class
+        total = tl.where(tl.load(exists + output * exists_stride, mask=output < classes, other=0), total, 0.0)
+    tl.store(where + place, total, mask=output < classes)
+    if SPLIT:
+        if is_last(counter + tl.program_id(0), splits):
+            places, inside = tl.reshape(place, (BO * SUMS,)), tl.reshape(output + which * 0, (BO * SUMS,)) < classes
+            whole = add_partials(partial, splits, places, outputs * SUMS, BS, BO * SUMS)
+            tl.store(out + places, whole, mask=inside)
+
+
+OPERANDS = ("x", "y", "mask")
+REGION_SUMS = Kernel(
+    region_sums_kernel,
+    pointers=(*OPERANDS, "exists", "out", "partial", "counter"),
+    floats=(),
+    operands=OPERANDS,
+    tuples=("x_batch", "y_batch", "mask_batch"),
+    indices=("M", "N", "tiles", "splits", "per_split", "outputs", "classes", "ignored", "exists_stride"),
+    constants=("X", "Y", "MASK", "EXISTS", "INDEXED", "SQUARED", "AXIS", "SPLIT", "BM", "BN", "BS", "LANES", "GROUP",
+               "VEC", "C", "I"),
+    configs={None: Config(max_registers=(80, 128))},  # as in sums.py
+)  # fmt: skip
+
+
+def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
+    # Fewer parts than a sum has, and more of them gathered at a time: there are four numbers of each class.
+    policy = tiling.POLICY._replace(blocks=tiling.POLICY.blocks // 2, partials=tiling.POLICY.partials * 4 // SUMS.value)
+    tensors, dtypes = (input, target, mask), {"out": torch.float64}
+    made = plan(REGION_SUMS, tensors, 1, input, exists, ignore_index, squared, dtypes, arch, policy)
+    if made.constants["AXIS"] == OUTER.value and made.constants["VEC"] == 8:  # a thread has the sums of eight classes
+        made.config = replace(made.config, max_registers=(128, 128))
+    return made
+
+
+def region_sums(input, target, mask=None, exists=None, ignore_index=None, squared=False):
+    """(4, N, C) in fp64."""
+    check("region_sums", input, target, mask, exists)
+    device = input.device
+    out = torch.empty(SUMS.value, *input.shape[:2], dtype=torch.float64, device=device)
+    if out.numel():
+        made = cached_plan(
+            (REGION_SUMS.fn, *map(trait, (input, target, mask, exists)), ignore_index, squared, device, tiling.POLICY),
+            lambda: sums_plan(input, target, mask, exists, ignore_index, squared, arch_of(device)),
+        )
+        made(device, input, target, mask, exists, out, *tiling.workspace(made, device))
+    return out

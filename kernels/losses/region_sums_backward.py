@@ -1,0 +1,164 @@
+"""The gradients of the region losses' sums: dp = keep ? both t + own : 0 (squared: 2 own p), and dt likewise, for the
+gradients `both` and `own` of a region's sums of p t, and of p.
+
+I/O: reads of p and t what the result depends on (of class indices those alone, once for eight classes of a pixel, where
+nothing is squared), the mask; writes dp, dt.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine import tiling
+from ..engine.indexing import INNER, OUTER
+from ..engine.launch import Config, Kernel, arch_of, cached_plan, trait
+from ..engine.tile import corner, indices, store, within
+from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
+
+
+@triton.jit
+def apart(number, C: tl.constexpr):
+    """An fp64 number as the sum of two of dtype C."""
+    high = number.to(C)
+    low = tl.where(tl.abs(high) < float("inf"), number - high.to(tl.float64), 0.0)
+    return high, low.to(C)
+
+
+@triton.jit
+def slope(both, other, own, x, SQUARED: tl.constexpr):
+    """both other + own (squared: own x), where `both` and `own` are numbers of the region, apart.
+
+    The two terms may cancel: they are added in the digits of fp64, with fused products for what fp32 rounds away. (In
+    fp64, in which nothing is left of the numbers, that is as exact.)"""
+    term, rest = own
+    if SQUARED:
+        term = own[0] * x
+        rest = tl.fma(own[0], x, -term) + own[1] * x
+    value = tl.fma(both[0], other, term)
+    return tl.where(tl.abs(value) < float("inf"), value + (both[1] * other + rest), value)
+
+
+@triton.jit
+def backward_tile(
+    space, x, y, mask, out, dy, both, own, own_target, m, n, number, there, classes, ignored,
+    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
+    INDEXED: tl.constexpr, SQUARED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr,
+    EDGE: tl.constexpr,
+):  # fmt: skip
+    p, t, keep = region_tile(
+        space, x, y, mask, m, n, number, classes, ignored, X, Y, MASK, INDEXED, BM, BN, C, EDGE
+    )  # fmt: skip
+    if EXISTS:
+        keep &= there
+    # selected, not multiplied: where nothing is kept the gradient may be NaN
+    inside = within(space, m, n)
+    if OUT:
+        if INDEXED and not SQUARED:
+            value = tl.where(t != 0, both, own)
+        else:
+            value = slope(both, t, own, p, SQUARED)
+        store(out, space, m, n, tl.where(keep, value, 0.0), inside, OUT, EDGE)
+    if DY:
+        store(dy, space, m, n, tl.where(keep, slope(both, p, own_target, t, SQUARED), 0.0), inside, DY, EDGE)
+
+
+@triton.jit
+def region_sums_backward_kernel(
+    out, dy, x, y, mask, exists, grad,
+    outer_shape, inner_shape, out_outer, out_inner, dy_outer, dy_inner, x_outer, x_inner, y_outer, y_inner,
+    mask_outer, mask_inner, out_batch, dy_batch, x_batch, y_batch, mask_batch, grad_strides,
+    M, N, tiles, per_split, classes, ignored, exists_stride,
+    OUT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr,
+    INDEXED: tl.constexpr, SQUARED: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # classes of one block
+    across = (classes + BO - 1) // BO  # blocks of one image
+    image, block = tl.program_id(0).to(I) // across, tl.program_id(0).to(I) % across
+    space = (M, N, outer_shape, inner_shape)
+    xs = of_image(x, x_batch, x_outer, x_inner, image, X)
+    ys = of_image(y, y_batch, y_outer, y_inner, image, Y)
+    masks = of_image(mask, mask_batch, mask_outer, mask_inner, image, MASK)
+    outs = of_image(out, out_batch, out_outer, out_inner, image, OUT)
+    dys = of_image(dy, dy_batch, dy_outer, dy_inner, image, DY)
+
+    # The sums' gradients, of each class of the block. Apart once, for all its tiles: on most GPUs fp64 is slow.
+    number = class_numbers(block, AXIS, BM, BN, I)
+    gradients = grad + image * grad_strides[1] + number * grad_strides[2]
+    inside, twice = number < classes, 2.0 if SQUARED else 1.0
+    there = inside
+    if EXISTS:  # a bool for each class
+        there = tl.load(exists + number * exists_stride, mask=inside, other=0)
+    both = apart(tl.load(gradients, mask=inside, other=0.0), C)
+    own = apart(tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice, C)
+    own_target = apart(tl.load(gradients + 2 * grad_strides[0], mask=inside, other=0.0) * twice, C)
+    if INDEXED and not SQUARED:  # the slopes are two numbers: of the pixels of the class, and of others
+        one = tl.full([1, 1], 1.0, C)
+        both, own = slope(both, one, own, one, False), slope(both, one - one, own, one, False)
+
+    first = tl.program_id(1).to(I) * per_split
+    for tile in range(first, tl.minimum(first + per_split, tiles)):
+        m0, n0 = corner(space, block, tile, AXIS, BM, BN)
+        m, n = indices(m0, n0, BM, BN, VEC, I)
+        if VEC == 1 or INDEXED:  # (of whole tiles, what indices say of each class would go through shared memory)
+            whole = False
+        else:
+            whole = (m0 + BM <= M) & (n0 + BN <= N)
+        if whole:  # needs no bounds
+            backward_tile(
+                space, xs, ys, masks, outs, dys, both, own, own_target, m, n, number, there, classes, ignored,
+                X, Y, MASK, EXISTS, OUT, DY, INDEXED, SQUARED, BM, BN, C, False,
+            )  # fmt: skip
+        else:
+            backward_tile(
+                space, xs, ys, masks, outs, dys, both, own, own_target, m, n, number, there, classes, ignored,
+                X, Y, MASK, EXISTS, OUT, DY, INDEXED, SQUARED, BM, BN, C, True,
+            )  # fmt: skip
+
+
+OPERANDS = ("out", "dy", "x", "y", "mask")
+REGION_SUMS_BACKWARD = Kernel(
+    region_sums_backward_kernel,
+    pointers=(*OPERANDS, "exists", "grad"),
+    floats=(),
+    operands=OPERANDS,
+    tuples=(*(f"{name}_batch" for name in OPERANDS), "grad_strides"),
+    indices=("M", "N", "tiles", "per_split", "classes", "ignored", "exists_stride"),
+    constants=("OUT", "DY", "X", "Y", "MASK", "EXISTS", "INDEXED", "SQUARED", "AXIS", "BM", "BN", "VEC", "C", "I"),
+    configs={None: Config(max_registers=(None, 128))},  # as in rows
+)
+
+
+def backward_plan(grad, tensors, like, exists, ignore_index, squared, arch=None):
+    """tensors: in the order of OPERANDS."""
+    return plan(
+        REGION_SUMS_BACKWARD, tensors, 3, like, exists, ignore_index, squared, {"grad": torch.float64}, arch,
+        grad_strides=grad.stride(),
+    )  # fmt: skip
+
+
+def region_sums_backward(
+    grad, input, target, mask=None, exists=None, ignore_index=None, squared=False, need_input=True, need_target=False
+):
+    """(gradient of input, gradient of target); one that is not needed has no elements."""
+    name = "region_sums_backward"
+    check(name, input, target, mask, exists)
+    if grad.dtype != torch.float64 or grad.shape != (SUMS.value, *input.shape[:2]) or grad.device != input.device:
+        raise ValueError(f"{name}: grad must be float64 of shape (4, N, C), got {grad.dtype} {tuple(grad.shape)}")
+    if need_target and target.dtype == torch.int64:
+        raise ValueError(f"{name}: class indices have no gradient")
+    device, dtype = input.device, target.dtype if target.is_floating_point() else torch.float32
+    dx = torch.empty_like(input) if need_input else input.new_empty(0)
+    dy = torch.empty_like(target) if need_target else target.new_empty(0, dtype=dtype)
+    if input.numel() and (need_input or need_target):
+        # what is not read: the prediction by its own gradient, and the target by its own, where nothing is squared
+        x = input if squared or need_target else None
+        y = target if squared or need_input else None
+        tensors = (dx if need_input else None, dy if need_target else None, x, y, mask)
+        made = cached_plan(
+            (REGION_SUMS_BACKWARD.fn, *map(trait, (*tensors, exists)), grad.stride(), input.shape, ignore_index,
+             squared, device, tiling.POLICY),
+            lambda: backward_plan(grad, tensors, input, exists, ignore_index, squared, arch_of(device)),
+        )  # fmt: skip
+        made(device, *tensors, exists, grad)
+    return dx, dy

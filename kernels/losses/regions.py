@@ -1,0 +1,111 @@
+"""What the sums of the region losses and their backward share: which elements a block takes, and what is kept.
+
+A region is a class of an image. Each image is cut by itself, into tiles of classes and pixels, whichever are nearer in
+memory: the tile knows which class a row or a column is, and reads the class index of a pixel, and what a mask says of
+it, once for all its classes. An index is compared with the number of the class, in the 64 bits that it comes in.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from ..engine import tiling
+from ..engine.elementwise import compute_dtype
+from ..engine.indexing import INNER, OUTER, at_least, power_of_2, tile_shape
+from ..engine.launch import COMPUTE, check_operands
+from ..engine.tile import fetch, kept
+
+SUMS = tl.constexpr(4)
+CLASSES = 8  # of a tile whose rows are classes: what more of them would save is little beside the prediction
+WIDEST = 64  # columns of a tile whose columns are classes
+
+
+@triton.jit
+def of_image(pointer, batch, outer, inner, image, KIND: tl.constexpr):
+    """An operand (tile.py) of one image."""
+    if KIND:
+        pointer += image * batch[0]
+    return pointer, outer, inner
+
+
+@triton.jit
+def class_numbers(block, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, I: tl.constexpr):
+    """Of the classes of a block: (BM, 1), (1, BN), or (1, 1) where the image has one and the pixels both groups."""
+    if AXIS == INNER:
+        number = block * BM + tl.arange(0, BM).to(I)[:, None]
+    elif AXIS == OUTER:
+        number = block * BN + tl.arange(0, BN).to(I)[None, :]
+    else:
+        number = tl.zeros([1, 1], I)
+    return number
+
+
+@triton.jit
+def region_tile(
+    space, x, y, mask, m, n, number, classes, ignored,
+    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, INDEXED: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """(prediction, target, which are kept); the two are 0 where nothing is kept, and where they are not given.
+
+    number: of the tile's classes. ignored: one of them, or none."""
+    keep, _ = kept(space, mask, mask, m, n, MASK, 0, BM, BN, EDGE)
+    p = tl.zeros([1, 1], C)
+    t = p
+    if INDEXED:
+        index = fetch(y, space, m, n, keep, Y, EDGE)
+        # compared in the 64 bits that it comes in, and narrow from then on
+        index = tl.where((index >= 0) & (index < classes) & (index != ignored), index, -1).to(tl.int32)
+        keep &= index >= 0
+        t = tl.where(keep & (index == number.to(tl.int32)), 1.0, 0.0).to(C)
+    elif Y:
+        t = fetch(y, space, m, n, keep, Y, EDGE).to(C)
+    if X:
+        p = fetch(x, space, m, n, keep, X, EDGE).to(C)
+    if not INDEXED:
+        t = tl.where(keep, t, 0.0)
+    return tl.where(keep, p, 0.0), t, keep
+
+
+def tile_of(axis, M, N, vec, elements):
+    """Several classes of a pixel, and as many pixels as there is room for."""
+    if axis is OUTER:
+        columns = max(min(at_least(N), WIDEST), vec)
+    elif axis is INNER:
+        columns = max(min(power_of_2(max(N, 1)), elements // min(at_least(M), CLASSES)), vec)
+    else:
+        return tile_shape(M, N, vec, elements, tiling.POLICY.widest)
+    return min(elements // columns, at_least(M)), columns
+
+
+def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arch=None, policy=None, **values):
+    """The plan of a kernel for operands of the shape of `like`, the last two of them the target and the mask, the first
+    `data` as tiling.cut says. values: of arguments that the kernel has alone."""
+    *others, target, mask = tensors
+    indexed = target is not None and target.dtype == torch.int64
+    tensors = (*others, target.unsqueeze(1) if indexed else target, mask)  # indices: (N, 1, d1, ...)
+    shape = like.shape
+    reduced = [d >= 2 for d in range(len(shape))]
+    cut = tiling.cut(kernel, tensors, data, shape, reduced, SUMS.value, arch, policy, batched=True, tile_of=tile_of)
+    cut = cut.with_shared((len(others), len(others) + 1))
+    values |= {
+        "classes": shape[1],
+        # (what is no class is left out anyway)
+        "ignored": ignore_index if ignore_index is not None and 0 <= ignore_index < shape[1] else -1,
+        "exists_stride": 0 if exists is None else exists.stride(0),
+        "EXISTS": exists is not None,
+        "INDEXED": indexed,
+        "SQUARED": squared,
+        "C": COMPUTE[compute_dtype(like, *tensors)],
+    }
+    return cut.plan(kernel, tensors, dtypes | {"exists": None if exists is None else torch.bool}, values, arch)
+
+
+def check(name, input, target, mask, exists):
+    """Memory safety only: what does not fit here would be read beyond its end."""
+    check_operands(name, input, target, mask, exists)
+    pixels = (input.shape[0], *input.shape[2:]) if target.dtype == torch.int64 else input.shape
+    if input.dim() < 2 or target.shape != pixels:
+        raise ValueError(f"{name}: target {tuple(target.shape)} for input {tuple(input.shape)}")
+    if exists is not None and (exists.dtype != torch.bool or exists.shape != input.shape[1:2]):
+        raise ValueError(f"{name}: exists must be {input.shape[1]} bools")

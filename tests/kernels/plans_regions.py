@@ -1,0 +1,58 @@
+"""The plans of the region losses' sums and of their backward, for test_triton_build.py: of tensors without data."""
+
+import re
+
+import torch
+from safeops.kernels.losses.region_sums import sums_plan
+from safeops.kernels.losses.region_sums_backward import backward_plan
+
+from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
+
+# as in plans_statistics.py
+OFTEN = re.compile(r"aligned regions(_backward)? (indices masked|soft squared|channels last) bfloat16")
+SHAPE, ONE, LAST, ODD = (8, 21, 512, 512), (1, 1, 2048, 2048), (8, 64, 512, 512), (8, 21, 511, 511)
+
+
+def operands(shape, dtype, soft=False, masked=False, last=False):
+    """(prediction, target, mask)"""
+    n, classes, *pixels = shape
+    strides = torch.empty(n, *pixels, classes, device="meta").movedim(-1, 1).stride() if last else None
+    x = meta(shape, dtype, strides)
+    target = torch.empty_like(x) if soft else meta((n, *pixels), torch.int64)
+    return x, target, meta((n, 1, *pixels), torch.bool) if masked else None
+
+
+def forward(x, target, mask, squared=False, exists=None):
+    return sums_plan(x, target, mask, exists, 255, squared)
+
+
+def backward(x, target, mask, squared=False, exists=None, both=True):
+    """both: gradients of a target that has one."""
+    soft = target.is_floating_point()
+    dy = torch.empty_like(target) if soft and both else None
+    tensors = (torch.empty_like(x), dy, x if squared or dy is not None else None, target, mask)
+    return backward_plan(meta((4, *x.shape[:2]), F64), tensors, x, exists, 255, squared)
+
+
+def cases():
+    found = {}
+    for dtype in (F16, BF16, F32, F64):
+        name, exists = str(dtype)[6:], meta(SHAPE[1:2], torch.bool)
+        for make, back in ((forward, ""), (backward, "_backward")):
+            found[f"aligned regions{back} indices {name}"] = make(*operands(SHAPE, dtype))
+            found[f"aligned regions{back} soft squared {name}"] = make(*operands(SHAPE, dtype, True, True), True)
+            if dtype in (F16, F64):  # as bf16 and fp32 from here
+                continue
+            found[f"aligned regions{back} indices masked {name}"] = make(
+                *operands(SHAPE, dtype, False, True), True, exists
+            )
+            found[f"aligned regions{back} one class {name}"] = make(*operands(ONE, dtype, True))
+            found[f"aligned regions{back} channels last {name}"] = make(*operands(LAST, dtype, last=True))
+            found[f"aligned regions{back} soft channels last {name}"] = make(
+                *operands(LAST, dtype, True, True, True), True
+            )
+            found[f"general regions{back} indices {name}"] = make(*operands(ODD, dtype, False, True))
+            found[f"general regions{back} soft {name}"] = make(*operands(ODD, dtype, True, True), True)
+            found[f"general regions{back} channels last {name}"] = make(*operands(ODD, dtype, False, True, True))
+            found[f"aligned regions{back} 2^33 {name}"] = make(*operands((2, 4, 1 << 30), dtype))
+    return found
