@@ -250,18 +250,14 @@ def compiled_for(target):
     return [name for name in FIRST if often.fullmatch(name) and "odd mse" not in name] + more
 
 
-def each_target(*names):
-    """One architecture has every variant; the others repeat some of them."""
-    return [name if name == "sm_90" else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 @pytest.fixture(autouse=True)
 def own_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", range(3))
-@pytest.mark.parametrize("target", each_target(*TARGETS))
+@pytest.mark.parametrize("target", TARGETS)
 def test_resources(target, batch, tmp_path):
     for name in compiled_for(target)[batch::3]:
         plan = CASES[name]
@@ -274,7 +270,8 @@ def test_resources(target, batch, tmp_path):
             assert in_flight(plan, found["registers"]) >= 48, name
 
 
-@pytest.mark.parametrize("target", each_target("sm_90", "sm_120"))
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["sm_90", "sm_120"])
 def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
     """One aligned plan of each kernel, but of nll_loss, which picks single elements. (How often, differs: what is
     unrolled, what both sides of a branch share.)"""
