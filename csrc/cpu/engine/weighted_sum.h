@@ -58,7 +58,7 @@ struct Identity {
 template <class C>
 Loop<C> pick_selection(bool mask, bool weight);
 
-// in: c, [weight];  out: slopes, of which it makes the gradients c w slope. flat: that of a slope of 0 is 0 whatever c is.
+// in: c, [weight];  out: slopes, of which it makes the gradients c w slope. flat: 0 of a slope of 0, whatever c is.
 template <class C>
 Loop<C> pick_scale(bool flat, bool mask, bool weight);
 

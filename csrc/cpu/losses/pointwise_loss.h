@@ -48,7 +48,7 @@ template <class Loss, class... Arguments>
 constexpr bool chooses<std::void_t<decltype(Loss::choose(std::declval<const Arguments&>()...))>, Loss, Arguments...> =
     true;
 
-// What a loop is called with. The loops of a loss with slopes() know no mask and no weight, for they are costly, in code
+// What a loop is called with. The loops of a loss with slopes() know no mask and no weight, for they are costly in code
 // and to compile: `select` goes over what they have put out, which is in the L1 cache then.
 template <class F, class C>
 struct LossLoop {
