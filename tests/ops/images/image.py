@@ -8,7 +8,7 @@ from tests.ops.operands import HUGE, data
 from tests.ops.record import NOT_SAFE, Record
 
 NO_GPU = "no kernel on CUDA: plain torch operations run there, which tests of kernels tell nothing about"
-HERE = "tests/contract/images/test_images.py"
+HERE = "tests/contract/images"
 NO_ROUTE = f"what is made of its kernel's sums are a few aten operations more: {HERE} watches it"
 OF_IMAGES = {
     "weight_zero": "has no weight",

@@ -1,4 +1,4 @@
-"""The functions of images: reported failures that they answer, what is masked, sizes, memory, parity."""
+"""The SSIM family: reported failures that it answers, what is masked, sizes, memory, parity."""
 
 import copy
 import math
@@ -12,37 +12,17 @@ import safeops
 from safeops._op import registry
 from safeops.testing import no_synchronisation
 from safeops.testing.memory import _peak_bytes
-from tests.contract.common import DEVICE, each_route, on, t
+from tests.contract.common import DEVICE, each_route, on
+from tests.contract.images.pixels import images, kept, truth, value_and_gradients
 from tests.ops import definitions
 from tests.test_routes import dispatched
 
-NAN, INF = math.nan, math.inf
+NAN = math.nan
 KERNELS = registry["ssim"].cpu if DEVICE == "cpu" else registry["ssim"].cuda
 SIMILARITIES = ("ssim", "ssim_loss")
 each_similarity = pytest.mark.parametrize("name", SIMILARITIES)
 each_padding = pytest.mark.parametrize("padding", ["valid", "same"])
 kernels_only = pytest.mark.skipif(not KERNELS, reason="no kernels here")
-
-
-def images(*shape, dtype=torch.float32, seed=0, noise=0.1):
-    g = torch.Generator().manual_seed(seed)
-    x = torch.rand(shape, generator=g, dtype=torch.float64)
-    y = (x + noise * torch.randn(shape, generator=g, dtype=torch.float64)).clamp(0, 1)
-    return x.to(DEVICE, dtype), y.to(DEVICE, dtype)
-
-
-def kept(*shape, seed=0, share=0.7):
-    return (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < share).to(DEVICE)
-
-
-def value_and_gradients(function, *leaves, **options):
-    leaves = [x.detach().requires_grad_() for x in leaves]
-    value = function(*leaves, **options)
-    return value.detach(), torch.autograd.grad(value.sum(), leaves)
-
-
-def truth(name, *operands, **options):
-    return getattr(definitions, name)(*(x.double() for x in operands), **options)
 
 
 # ---- reported failures
@@ -125,19 +105,6 @@ def test_an_offset_of_which_twice_is_too_much_leaves_the_digits(route, padding):
 
 
 @each_route
-def test_lpips_64_channels_of_40_in_half_and_zero_features(route):
-    x = torch.full((1, 64, 2, 2), 40.0, dtype=torch.float16, device=DEVICE)
-    y = x.clone()
-    y[:, 32:] = 0
-    assert x.norm(dim=1).isfinite().all() and (x.square().sum(1)).isinf().all()
-    distance = on(route, "lpips_distance")
-    assert distance([x], [y]).item() == pytest.approx(2 - math.sqrt(2), rel=1e-3)
-    zero = torch.zeros_like(x)
-    value, (dz, dx) = value_and_gradients(lambda a, b: distance([a], [b]), zero, x)
-    assert value == 1 and (dz == 0).all() and dx.isfinite().all()
-
-
-@each_route
 @each_padding
 def test_rounding_makes_no_variance_negative(route, padding):
     """Differences of two sizes, each without variance, on a level so high that nothing else is seen."""
@@ -184,25 +151,6 @@ def test_masked_windows_are_made_of_what_is_kept(route, name):
     part = on(route, name)(x[..., :21], y[..., :21], padding="same", reduction="none")
     torch.testing.assert_close(whole[..., :21], part)
     assert (whole[..., 21:] == 0).all()
-
-
-@each_route
-@pytest.mark.parametrize("name", ["ssim", "ssim_loss", "ms_ssim", "psnr", "total_variation"])
-def test_nothing_kept(route, name):
-    x, y = images(2, 2, 12, 13)
-    operands = (x,) if name == "total_variation" else (x, y)
-    options = {"win_size": 3, "betas": (0.5, 0.5)} if name == "ms_ssim" else {}
-    none = torch.zeros(2, 1, 12, 13, dtype=torch.bool, device=DEVICE)
-    some = none.clone()
-    some[1] = True
-    function = on(route, name)
-    value, grads = value_and_gradients(function, *operands, mask=none, **options)
-    assert value == 0 and all((g == 0).all() for g in grads)
-    assert function(*operands, mask=none, empty="nan", **options).isnan()
-    with pytest.raises(ValueError, match=f'^{name}: empty="raise"'):
-        function(*operands, mask=none, empty="raise", **options)
-    second = function(*operands, mask=some, **options)
-    torch.testing.assert_close(second, function(*(x[1:] for x in operands), **options))
 
 
 # ---- sizes
@@ -295,128 +243,12 @@ def test_negative_contrast_is_no_nan(route):
 
 
 @each_route
-def test_psnr_and_total_variation_of_known_images(route):
-    x = torch.zeros(2, 1, 3, 3, device=DEVICE)
-    y = x.clone()
-    y[0, 0, 1, 1] = 0.3
-    psnr = on(route, "psnr")
-    got = psnr(x, y, reduction="none")
-    assert got[0].item() == pytest.approx(-20 * math.log10(0.1)) and got[1] == INF  # rms 0.3 / 3
-    value, grads = value_and_gradients(psnr, x, x.clone())
-    assert value == INF and all((g == 0).all() for g in grads)  # the usual formula's are NaN
-    variation = on(route, "total_variation")
-    assert variation(y, reduction="none").tolist() == pytest.approx([1.2, 0])
-    assert variation(y, mask=y < 0.2) == 0 and variation(y).item() == pytest.approx(0.6)
-    assert variation(torch.full((1, 1, 1, 1), 3.0, device=DEVICE)) == 0
-
-
-@each_route
-@pytest.mark.parametrize(
-    "shape", [(2, 3, 5, 1030), (3, 2, 300, 250), (1, 2, 3, 9, 11), (2, 1, 1, 7), (1, 1, 6, 1)], ids=str
-)
-def test_total_variation_of_sizes(route, shape):
-    """Around the lengths of pieces and units; every layout; a pixel without a neighbour."""
-    x, _ = images(*shape)
-    keep = kept(*shape, share=0.6)
-    last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-    turned = x.transpose(-1, -2).contiguous().transpose(-1, -2)
-    upstream = torch.rand(shape[0], generator=torch.Generator().manual_seed(1)).to(DEVICE)
-    for given, mask in ((x, None), (x.contiguous(memory_format=last), keep), (turned, None), (x.expand(shape), keep)):
-        dirty = given if mask is None else torch.where(mask, given, NAN)
-        results = []
-        for function, leaf in ((on(route, "total_variation"), dirty), (definitions.total_variation, given.double())):
-            leaf = leaf.detach().requires_grad_()
-            value = function(leaf, mask=mask, reduction="none")
-            results.append((value, *torch.autograd.grad(value, leaf, upstream.to(value.dtype))))
-        (value, gradient), (want, slopes) = results
-        torch.testing.assert_close(value, want.float())
-        torch.testing.assert_close(gradient, slopes.float())
-
-
-@each_route
-@pytest.mark.filterwarnings("ignore:Anomaly Detection")
-def test_equal_images_make_no_nan_on_the_way_back(route):
-    """Nor in the second derivative. What follows the logarithm would turn the NaN into 0: anomaly detection sees it."""
-    x, _ = images(2, 1, 3, 4)
-    y = x.clone()
-    y[0] += 0.25
-    x.requires_grad_()
-    with torch.autograd.detect_anomaly():
-        (dx,) = torch.autograd.grad(on(route, "psnr")(x, y, reduction="none").sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad((dx[0].square() + dx[1]).sum(), x)
-    assert dx[0].all() and not dx[1].any() and second[0].all() and not second[1].any()
-
-
-@each_route
 def test_nearly_equal_images_keep_the_digits_of_their_loss(route):
     x, y = images(1, 1, 32, 32, dtype=torch.float64, noise=0)
     y = x + 1e-4 * torch.sin(torch.arange(32.0, device=DEVICE))
     x, y = x.float(), y.float()
     want = truth("ssim_loss", x, y).item()
     assert 0 < want < 1e-6 and on(route, "ssim_loss")(x, y).item() == pytest.approx(want, rel=1e-3)
-
-
-# ---- lpips_distance
-
-
-class Network(torch.nn.Module):
-    """A small convolutional network that tells the features of each layer."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList(
-            [torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.Conv2d(8, 16, 3, 2, 1), torch.nn.Conv2d(16, 32, 3, 2, 1)]
-        )
-
-    def forward(self, x):
-        features = []
-        for layer in self.layers:
-            x = layer(x).relu()
-            features.append(x)
-        return features
-
-
-@each_route
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lpips_of_the_features_of_a_network(route, dtype):
-    network, (x, y) = Network().to(DEVICE, dtype), images(2, 3, 24, 20, dtype=dtype)
-    weights = [torch.rand(1, c, 1, 1, device=DEVICE) for c in (8, 16, 32)]
-    x.requires_grad_()
-    f0, f1 = network(x), network(y)
-    got = on(route, "lpips_distance")(f0, f1, weights, reduction="none")
-    want = 0
-    for a, b, w in zip(f0, f1, weights):
-        a, b = (F.normalize(f.double(), dim=1, eps=1e-30) for f in (a, b))
-        want = want + ((a - b).square() * w).sum(1).mean((1, 2))
-    torch.testing.assert_close(got.double(), want)
-    (dx,) = torch.autograd.grad(got.sum(), x)
-    assert got.dtype == torch.float32 and dx.isfinite().all() and dx.abs().sum() > 0
-    assert on(route, "lpips_distance")(f1, f1, weights) == 0
-
-
-@each_route
-def test_lpips_mask_of_the_images_reaches_every_layer(route):
-    network, (x, y) = Network().to(DEVICE), images(1, 3, 24, 20)
-    keep = torch.ones(1, 1, 24, 20, dtype=torch.bool, device=DEVICE)
-    keep[..., :9, :] = False
-    f0, f1 = network(x), network(y)
-    for f, rows in zip(f0, (9, 5, 3)):  # a position goes with any pixel of it
-        f[..., :rows, :] = NAN
-    distance = on(route, "lpips_distance")
-    assert distance(f0, f1).isnan() and distance(f0, f1, mask=keep).isfinite()
-    f0[2][..., 3, 0] = NAN
-    assert distance(f0, f1, mask=keep).isnan()
-    parts = [[f[..., rows:, :] for f, rows in zip(layers, (9, 5, 3))] for layers in (network(x), f1)]
-    f0 = network(x)
-    torch.testing.assert_close(distance(f0, f1, mask=keep), distance(*parts))
-
-
-def test_lpips_called_directly_as_an_op():
-    f0, f1 = [torch.rand(2, 3, 4, 4), torch.rand(2, 5, 2, 2)], [torch.rand(2, 3, 4, 4), torch.rand(2, 5, 2, 2)]
-    weights = [torch.rand(3), torch.rand(5)]
-    want = safeops.lpips_distance(f0, f1, weights)
-    assert torch.equal(torch.ops.safeops.lpips_distance(f0, f1, weights), want)
 
 
 # ---- kernels
@@ -483,13 +315,6 @@ def test_module():
     assert torch.equal(module(x, y), safeops.ssim_loss(x, y, win_size=7, data_range=2.0))
     with pytest.raises(ValueError, match="^SSIMLoss: win_size must be odd"):
         safeops.nn.SSIMLoss(win_size=4)
-
-
-def test_int_pixels_are_refused_by_name():
-    x = t(1, 2, 3).reshape(1, 1, 1, 3).to(torch.uint8)
-    for name in ("ssim", "ssim_loss", "ms_ssim", "psnr"):
-        with pytest.raises(TypeError, match=f"^{name}: input must be a floating point tensor"):
-            getattr(safeops, name)(x, x)
 
 
 @each_route
