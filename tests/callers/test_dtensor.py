@@ -18,7 +18,7 @@ from tests.callers import ranks  # noqa: E402
 
 OLD = torch.__version__ < "2.12"
 REFUSED = ("linear_cross_entropy", "masked_compact", "masked_scatter", "masked_select", "ms_ssim", "safe_gather")
-pytestmark = pytest.mark.xdist_group("ranks")
+pytestmark = [pytest.mark.xdist_group("ranks"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

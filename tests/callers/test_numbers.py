@@ -63,7 +63,7 @@ KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
 SIZES = [(name, key, kind) for name, key in PLACES for kind in KINDS.get(key, OF_SIZE)]
 # (the images of ms_ssim's call are too small for its defaults)
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
-FIRSTS = firsts()  # of each kind of op: the others' tests are slow
+FIRSTS = firsts()  # of each family: the others' tests are slow
 
 
 def unless_first(name, *more):

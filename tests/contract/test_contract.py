@@ -14,8 +14,8 @@ OF_COMPOSITES = (
 
 
 def cases():
-    """Every op through every clause once. A slow test is what only repeats an op's clause, and what compiles an op of
-    which another of its kind is compiled, or for Inductor one that is made of others: it takes the time of all other
+    """Every op through every clause once. A slow test is what only repeats an op's clause, and what compiles an op
+    that is not the first of its family, or for Inductor one that is made of others: it takes the time of all other
     clauses together."""
     compiled = firsts()
     for record in RECORDS.values():

@@ -20,7 +20,8 @@ KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())
 
 
 @pytest.mark.skipif(not KERNELS or platform.machine() not in ("x86_64", "AMD64"), reason="one instruction set here")
-@pytest.mark.parametrize("isa", [pytest.param("default", marks=pytest.mark.slow), "avx2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", ["default", "avx2"])
 def test_numbers_hold(isa):
     if isa.upper() == torch.backends.cpu.get_cpu_capability():
         pytest.skip("this machine's best: every other test runs it")

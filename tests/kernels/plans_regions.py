@@ -3,7 +3,8 @@
 import re
 
 import torch
-from safeops.kernels.losses.region_sums import sums_plan
+from safeops.kernels.losses.region_sums import REGION_SUMS, sums_plan
+from safeops.kernels.losses.region_sums_backward import REGION_SUMS_BACKWARD as BACKWARD
 from safeops.kernels.losses.region_sums_backward import backward_plan
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
@@ -35,7 +36,7 @@ def backward(x, target, mask, squared=False, exists=None, both=True):
 
 
 def cases():
-    found = {}
+    found = {"aligned regions many small bfloat16": forward(*operands((1 << 14, 4, 32, 32), BF16))}
     for dtype in (F16, BF16, F32, F64):
         name, exists = str(dtype)[6:], meta(SHAPE[1:2], torch.bool)
         for make, back in ((forward, ""), (backward, "_backward")):
@@ -56,3 +57,11 @@ def cases():
             found[f"general regions{back} channels last {name}"] = make(*operands(ODD, dtype, False, True, True))
             found[f"aligned regions{back} 2^33 {name}"] = make(*operands((2, 4, 1 << 30), dtype))
     return found
+
+
+def covered(plans):
+    """Class indices and values, of which the squares are summed and those of which they are not; whole and in parts."""
+    sums, backward = ([plan.constants for plan in plans if plan.kernel is kernel] for kernel in (REGION_SUMS, BACKWARD))
+    for found in (sums, backward):
+        assert len({(constants["INDEXED"], constants["SQUARED"]) for constants in found}) == 4
+    assert {constants["SPLIT"] for constants in sums} == {False, True}

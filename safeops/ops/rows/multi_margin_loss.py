@@ -61,7 +61,7 @@ class MultiMarginLoss(Op):
     module, buffers, example = "MultiMarginLoss", ("weight",), "torch.eye(2), torch.tensor([0, 1])"
 
     def prepare(self, input, place, margin, p):
-        return True, (input, place.contiguous(), margin, int(p))
+        return True, (input, place.contiguous(), margin, p)
 
     def validate(self, *arguments):
         """The public function has."""
@@ -132,7 +132,7 @@ def multi_margin_loss(
         w = weight.to(compute_dtype(input.dtype, weight.dtype)).expand(*rows, classes)
         w = torch.where(own_class(torch.where(inside, index, 0), w), w, 0).sum(-1)
         place = torch.where(w == 0, -1, place)
-    loss = _multi_margin_loss.call(input, place, margin, p)
+    loss = _multi_margin_loss.call(input, place, margin, int(p))
     if weight is not None:
         loss = (loss * w).to(loss.dtype)
     return finish(NAME, loss, keep, None, reduction, denominator, empty)
