@@ -2,7 +2,6 @@
 
 import pytest
 
-from safeops._op import Composed, registry
 from safeops.testing import CHECKS, run_check
 from tests.ops import RECORDS
 from tests.ops.record import firsts
@@ -14,16 +13,14 @@ OF_COMPOSITES = (
 
 
 def cases():
-    """Every op through every clause once. A slow test is what only repeats an op's clause, and what compiles an op
-    that is not the first of its family, or for Inductor one that is made of others: it takes the time of all other
-    clauses together."""
-    compiled = firsts()
+    """Every op through every clause once. A slow test is what only repeats an op's clause, what traces an op that
+    is not the first of its family, and what Inductor compiles: it takes the time of all other clauses together."""
+    firsts_of_families = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
             for check in (name for name in CHECKS if name not in subject.skip):
                 repeats = subject.name != record.name and check not in OF_COMPOSITES
-                composed = check == "inductor" and isinstance(registry.get(record.name), Composed)
-                compiles = CHECKS[check].slow and (record.name not in compiled or composed)
+                compiles = check == "inductor" or (CHECKS[check].slow and record.name not in firsts_of_families)
                 marks = [pytest.mark.slow] if repeats or compiles else []
                 yield pytest.param(subject, check, marks=marks, id=f"{subject.name}-{check}")
 

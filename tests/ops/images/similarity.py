@@ -220,4 +220,5 @@ for _name, _loss, _launches in (("ssim", False, ((2, 0), (2, 0))), ("ssim_loss",
         data=(0, 1),
         torch_equivalent=_plain(_formula),
         terms=_terms,
+        skip={"accumulation": "the sums are those of ssim, which has it"} if _loss else {},
     )
