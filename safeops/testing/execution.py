@@ -130,7 +130,7 @@ def check_opcheck(subject: Subject, sample: Sample) -> None:
     _opcheck(calls, "test_schema", "test_faketensor", "test_autograd_registration")
 
 
-@check("torch.library.opcheck as AOTAutograd traces them, with sizes that are symbols", slow=True)
+@check("torch.library.opcheck as AOTAutograd traces them, with sizes that are symbols", slow=True, once=True)
 def check_opcheck_traced(subject: Subject, sample: Sample) -> None:
     with _Recorder(subject.namespace) as recorder:
         run(subject.op, sample.cast(torch.float32))

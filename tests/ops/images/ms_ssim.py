@@ -70,10 +70,10 @@ def _ms_samples():
     options = {"win_size": 3, "win_sigma": 1.0, "betas": (0.4, 0.6)}
     yield Sample(pair(2, 2, 6, 7, seed=1), {"mask": mask(2, 1, 6, 7, keep=0.9), **options}, name="masked")
     yield Sample(pair(2, 2, 6, 8, seed=3), {"reduction": "none", **options}, name="none")
-    same = {"padding": "same", "reduction": "sum", "data_range": 2.0, **options, "betas": (0.2, 0.3, 0.5)}
+    same = {"padding": "same", "reduction": "sum", "data_range": 2.0, **options}
     masked = {"mask": mask(2, 1, 5, 7, seed=3), **same}
     yield Sample(pair(2, 3, 5, 7, seed=5), masked, name="sum, masked, odd sizes", slow=True)
-    volumes = {"padding": "same", **options}
+    volumes = {"padding": "same", **options, "betas": (0.2, 0.3, 0.5)}
     yield Sample(pair(2, 1, 3, 4, 5, seed=7), volumes, name="volumes")
 
 
