@@ -9,7 +9,7 @@ from benchmarks import compare
 from tests.benchmarks.test_runner import run_briefly
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.xdist_group("benchmarks")
+pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]
 
 # a checkout whose safeops is this one's, but without safe_log, and with a masked_mean that sleeps
 STAND_IN = """

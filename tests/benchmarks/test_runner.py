@@ -17,7 +17,7 @@ from benchmarks.__main__ import elements, is_full, main, parse
 from benchmarks.timing import DISTURBED, Samples
 from safeops._op import registry
 
-pytestmark = pytest.mark.xdist_group("benchmarks")  # one run of the runner serves all tests
+pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]  # one run of the runner serves all tests
 
 LESS = {  # bytes an element must move in bf16, forward and backward, where a kernel is given more than it has to touch
     # read mask, what is kept; write it and its index / read its gradient and its index; write dx

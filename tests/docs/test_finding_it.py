@@ -19,6 +19,7 @@ def printed(code, folder):
     return run.stdout + run.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code, expected", EXAMPLES, ids=["trace", "locate_errors", "no_sync", "audit"])
 def test_the_example_prints_it(code, expected, tmp_path):
     lines = {shorter(line) for line in printed(code, tmp_path).splitlines()}
@@ -26,6 +27,7 @@ def test_the_example_prints_it(code, expected, tmp_path):
         assert shorter(line) in lines, "\n".join(sorted(lines))
 
 
+@pytest.mark.slow
 def test_a_wrong_line_is_noticed(tmp_path):
     code, expected = EXAMPLES[0]
     lines = {shorter(line) for line in printed(code.replace("0.0, 0.5", "0.1, 0.5"), tmp_path).splitlines()}

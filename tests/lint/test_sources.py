@@ -67,6 +67,7 @@ SYNTAX = ["patma", "fstring", "coroutines", "named_expressions", "positional_onl
 SYNTAX += ["exception_group", "unpack_ex", "decorators", "with", "typing", "dictcomps", "global"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SYNTAX)
 def test_every_syntax_is_read(name):
     path = TESTS / f"test_{name}.py"

@@ -158,7 +158,8 @@ def test_any_nan_stays_one_in_bf16(bits):
     assert safeops.safe_sqrt(x, dtype=torch.bfloat16).isnan().equal(x.isnan())
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_inductor_saturates_half(dtype, monkeypatch):
     """It keeps half in fp32, where nothing becomes infinite that half cannot hold."""
     if not COMPILER:
