@@ -18,9 +18,9 @@ PLACES = [place for place in PLACES if place not in NO_NUMBERS]
 VALUES = (0.25, 0.5, 1.5, 2.5, 3.25)
 
 
-def outcome(function, name, key, value):
-    """All that comes out of a call: values, and the gradients of its floating operands. key: what is no operand."""
-    operands = {k: x.clone() for k, x in tensors(name).items() if k not in key}
+def outcome(function, name, keys, value):
+    """All that comes out of a call: values, and the gradients of its floating operands; but of those at `keys`."""
+    operands = {k: x.clone() for k, x in tensors(name).items() if k not in keys}
     leaves = [x.requires_grad_() for x in operands.values() if x.is_floating_point()]
     results = function(value, operands)
     results = results if isinstance(results, tuple) else (results,)

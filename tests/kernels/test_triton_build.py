@@ -5,7 +5,7 @@ prints the table of registers, stack and accesses.
 
 Covered here: all four dtypes of the aligned variant (flat and odd-sized), every loss forward and backward, rows,
 columns, a mask shared by channels, weights, mixed dtypes, 64-bit indices; the general variant in two dtypes for each
-skeleton. Statistics, rows and regions have files of their own, plans_*.py.
+skeleton. Statistics, rows, classification and regions have files of their own, plans_*.py.
 What of it is compiled for which architecture, `compiled_for` says.
 """
 
