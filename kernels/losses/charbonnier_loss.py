@@ -7,13 +7,8 @@ from .pointwise_loss import pointwise_loss
 
 
 @triton.jit
-def normal(eps):
-    return tl.maximum(eps, 2.2250738585072014e-308 if eps.dtype == tl.float64 else 1.1754943508222875e-38)
-
-
-@triton.jit
 def value(x, y, eps):
-    a, eps = tl.abs(x - y), normal(eps)
+    a = tl.abs(x - y)
     h = tl.where(a > eps, a, eps)
     q = tl.where(a > eps, eps, a) / h  # NaN stays NaN
     return h * tl.sqrt(1 + q * q)
@@ -21,7 +16,7 @@ def value(x, y, eps):
 
 @triton.jit
 def slope(x, y, eps):
-    d, eps = x - y, normal(eps)
+    d = x - y
     far = tl.abs(d) > eps
     s = tl.where(far, tl.where(d > 0, 1.0, -1.0), d / eps)
     q = tl.where(far, eps / tl.abs(d), s)

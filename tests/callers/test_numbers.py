@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import safeops
 from tests.callers.calls import CALLS, NUMBERS, call, tensors
-from tests.ops.record import firsts
+from tests.ops.record import firsts, unless_first
 
 KEYS = [*NUMBERS, "capacity"]
 # not a choice between two formulas; nor what of logarithms is not read, which torch makes a constant of
@@ -60,17 +60,14 @@ KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2"), POSITIVE)
 KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
-FIRSTS = firsts()  # of each family all such numbers are tried, of the others one, by slow tests
+# of each family all such numbers are tried, of the others one, by slow tests
 SIZES = [
-    (name, key, kind) for name, key in PLACES for kind in list(KINDS.get(key, OF_SIZE))[: None if name in FIRSTS else 1]
+    (name, key, kind)
+    for name, key in PLACES
+    for kind in list(KINDS.get(key, OF_SIZE))[: None if name in firsts() else 1]
 ]
 # (the images of ms_ssim's call are too small for its defaults)
 PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "denominator" and size[0] != "ms_ssim"]
-
-
-def unless_first(name, *more):
-    return pytest.param(name, *more, marks=[] if name in FIRSTS else pytest.mark.slow)
-
 
 CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)]
 

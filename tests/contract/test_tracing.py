@@ -7,17 +7,13 @@ import torch.autograd.forward_ad as fwAD
 import safeops
 from tests.contract.common import DEVICE
 from tests.ops import RECORDS
+from tests.ops.record import unless_first
 
 DIFFERENTIABLE = [n for n, r in RECORDS.items() if not isinstance(r.call, str) and n != "masked_count"]
 TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_where"]
-FIRST = {RECORDS[n].family: n for n in reversed(TRACED)}.values()  # one of each family: the others' tests are slow
 
 
-def unless_first(names):
-    return [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in names]
-
-
-@pytest.mark.parametrize("name", unless_first(TRACED))
+@pytest.mark.parametrize("name", [unless_first(name) for name in TRACED])
 def test_derivatives_inside_a_compiled_function(name):
     function, x = RECORDS[name].of_one(DEVICE)
     direction = x.square()  # a shift would change no variance, a factor no direction
@@ -43,7 +39,7 @@ def several(name):
     return [key for key in floating if key != "target"]
 
 
-@pytest.mark.parametrize("name", unless_first(name for name in TRACED if len(several(name)) > 1))
+@pytest.mark.parametrize("name", [unless_first(name) for name in TRACED if len(several(name)) > 1])
 def test_one_tensor_as_two_operands_compiles(name):
     function, _ = RECORDS[name].of_one(DEVICE)
     p = torch.rand(5, 6, device=DEVICE, requires_grad=True)

@@ -1,5 +1,3 @@
-#include <limits>
-
 #include "cpu/losses/pointwise_loss.h"
 
 namespace safeops::cpu {
@@ -8,9 +6,7 @@ namespace safeops::cpu {
 template <class C>
 struct Charbonnier {
   C eps;
-  explicit Charbonnier(double eps_) : eps(static_cast<C>(eps_)) {
-    if (!(eps >= std::numeric_limits<C>::min())) eps = std::numeric_limits<C>::min();
-  }
+  explicit Charbonnier(double eps) : eps(static_cast<C>(eps)) {}
 
   C value(C x, C y) const {
     const C a = std::fabs(x - y), h = a > eps ? a : eps, q = (a > eps ? eps : a) / h;  // NaN stays NaN

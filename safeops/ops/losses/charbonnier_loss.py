@@ -3,18 +3,19 @@
 import torch
 
 from safeops._definitions import magnitude
-from safeops._dtypes import filled
+from safeops._dtypes import SMALLEST, filled
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
 def value(x, y, eps):
     d = x - y
     far = d.isinf()  # there the derivative of hypot is inf / inf
-    eps = filled(d, (), eps).clamp(min=torch.finfo(d.dtype).tiny)
-    return torch.where(far, magnitude(d), torch.hypot(torch.where(far, 0, d), eps))
+    return torch.where(far, magnitude(d), torch.hypot(torch.where(far, 0, d), filled(d, (), eps)))
 
 
-_charbonnier_loss = PointwiseLoss("charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, above=0.0))
+_charbonnier_loss = PointwiseLoss(
+    "charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, minimum=SMALLEST)
+)
 
 
 @_charbonnier_loss.public()
@@ -26,8 +27,7 @@ def charbonnier_loss(
     Charbonnier et al., "Two Deterministic Half-Quadratic Regularization Algorithms for Computed Imaging", 1994.
 
     Args:
-        eps: the loss at a difference of 0, greater than 0, at most 3.4e38. A subnormal one (below 1.2e-38 in fp32)
-            counts as the smallest normal number.
+        eps: the loss at a difference of 0: a normal number of fp32, 1.2e-38 to 3.4e38.
         {arguments}
 
     Example:

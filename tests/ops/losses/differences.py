@@ -40,5 +40,5 @@ pointwise("smooth_l1_loss", _smooth_l1, F.smooth_l1_loss, {"beta": 0.75}, refuse
 pointwise("huber_loss", lambda x, y, delta=1.0: _knee(x - y, delta), F.huber_loss, {"delta": 1.25},
           refused={"delta": [0.0, 1e39]})  # fmt: skip
 pointwise("charbonnier_loss", _charbonnier, lambda x, y, reduction, eps=1e-3: ((x - y) ** 2 + eps**2).sqrt(),
-          {"eps": 0.5}, refused={"eps": [0.0, 1e39]})  # fmt: skip
+          {"eps": 0.5}, refused={"eps": [0.0, 1e-39, 1e39]})  # fmt: skip
 pointwise("log_cosh_loss", _log_cosh, lambda x, y, reduction: (x - y).cosh().log())
