@@ -15,6 +15,7 @@ from .state import (
     MOMENTS,
     SQUARES,
     about,
+    below,
     empty_double_state,
     empty_state,
     lowest_top,
@@ -24,14 +25,6 @@ from .state import (
 )
 from .tile import corner, fetch, indices, kept
 from .tiling import COLUMNS, FLUSH, ROWS
-
-
-@triton.jit
-def finite_top(m):
-    """The maximum of a group, where inf - inf would be NaN: then exp(x - top) is 0 for -inf, and inf for inf."""
-    low = lowest_top([1, 1], EXPONENTIALS, m.dtype)
-    m = tl.where(m > low, m, low)  # NaN too: the exponentials show it
-    return tl.where(m < -low, m, -low)
 
 
 @triton.jit
@@ -62,12 +55,13 @@ def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr,
     count, weights, pivot, shift, top, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    highest = finite_top(tl.max(v, along))
-    terms = tl.exp(v - tl.expand_dims(highest, along))
+    highest, low = tl.max(v, along), lowest_top([1, 1], EXPONENTIALS, v.dtype)
+    highest = tl.where(highest > low, highest, low)  # -inf - (-inf) would be NaN; and NaN: the exponentials show it
+    terms = tl.exp(below(v, tl.expand_dims(highest, along)))
     if WEIGHT:
         terms = terms * w
     larger = tl.maximum(top, highest)
-    total = total * tl.exp(top - larger) + tl.sum(terms, along) * tl.exp(highest - larger)
+    total = total * tl.exp(below(top, larger)) + tl.sum(terms, along) * tl.exp(below(highest, larger))
     return count, weights, pivot, shift, larger, total
 
 

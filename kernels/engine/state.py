@@ -74,6 +74,14 @@ def about(total, shift, w, top, away, by):
 
 
 @triton.jit
+def below(x, top):
+    """x - top for a top that is not below x: NaN of NaN, and 0 of two that are inf (a `where` takes an instruction
+    more). The largest finite number counts as inf beside one."""
+    largest: tl.constexpr = -(LOWEST_DOUBLE if x.dtype == tl.float64 else LOWEST)
+    return tl.minimum(x - tl.minimum(top, largest), 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
     """The states along one axis as one: of lanes in C, of larger parts in fp64. Sums are trees of a fixed shape."""
     count, weights, pivot, shift, top, total = state
@@ -104,7 +112,7 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
     else:
         larger = tl.max(top, axis)
         if MODE == EXPONENTIALS:
-            total = total * tl.exp((top - tl.expand_dims(larger, axis)).to(C)).to(total.dtype)
+            total = total * tl.exp(below(top, tl.expand_dims(larger, axis)).to(C)).to(total.dtype)
         elif MODE == EXTREME:
             total = tl.where(top == tl.expand_dims(larger, axis), total, 0.0)
         total = tl.sum(total, axis)

@@ -12,7 +12,12 @@ def logarithm(state, by, parameter):
     count, weights, pivot, shift, top, total = state
     total = tl.where(total < 0, float("nan"), total)  # has no logarithm, and no slope
     origin = tl.where(total == 0, 0.0, top)  # so that exp(x - origin) is 0 for x = -inf
-    return top + tl.log(total), origin, 1 / tl.where(total == 0, 1.0, total), count > 0
+    return (
+        tl.where(total == 0, float("-inf"), top + tl.log(total)),
+        origin,
+        1 / tl.where(total == 0, 1.0, total),
+        count > 0,
+    )
 
 
 masked_logsumexp = launcher("masked_logsumexp", EXPONENTIALS, logarithm)

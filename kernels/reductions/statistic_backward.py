@@ -13,6 +13,7 @@ import triton.language as tl
 from ..engine.elementwise import compute_dtype, plan, tile_corner
 from ..engine.launch import Kernel, arch_of, cached_plan, check_operands, trait
 from ..engine.scaling import BEYOND, MARKED, apart
+from ..engine.state import below
 from ..engine.tile import fetch, indices, kept, store, within
 from ..engine.tiling import reduced_dims, restore_dims
 
@@ -29,7 +30,7 @@ def equal(x, origin, rest, c):
 
 @triton.jit
 def exponential(x, origin, rest, c):
-    return tl.exp((x - origin) - rest) * c
+    return tl.exp(below(x, origin) - rest) * c
 
 
 @triton.jit

@@ -166,13 +166,14 @@ struct LogSumExp {
 // large. Where every kept element is -inf, top counts as 0: exp(x) itself is the 0 it should be.
 void finish_logsumexp(const void* op, int64_t, const States& states, int64_t n, const double*,
                       double* const* results) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
     const bool none = states.count[i] == 0;
     const double top = states.value[i], second = states.second[i];
     // Negative weights may make a negative sum, which has no logarithm and no slope.
     const double sum = second < 0 ? std::numeric_limits<double>::quiet_NaN() : second;
-    results[0][i] = none ? f.nothing : top + std::log(sum);
+    results[0][i] = none ? f.nothing : sum == 0 ? -kInfinity : top + std::log(sum);
     results[1][i] = none || sum == 0 ? 0.0 : top;
     results[2][i] = none ? 0.0 : sum == 0 ? 1.0 : 1 / sum;
   }

@@ -23,7 +23,7 @@ inline C sign(C x) {
 template <class C, int kKind>
 inline C times_derivative(C c, C x, C origin, C rest) {
   if constexpr (kKind == kLinear) return c * ((x - origin) - rest);
-  if constexpr (kKind == kExp) return c * exp_(x - origin);
+  if constexpr (kKind == kExp) return c * exp_(select(x == origin, C(0), x - origin));  // of two that are inf, too
   if constexpr (kKind == kSign) return c * sign(x);
   const bool nan = (x != x) & (origin != origin);
   if constexpr (kKind == kEqual) return select_or_zero((x == origin) | nan, c);

@@ -118,7 +118,8 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
     keep = kept(mask, weight)
     x = input.double()
     sign = torch.where(x.isnan(), x, x.sign())
-    shape = (x - origin, torch.ones_like(x), (x - origin).exp(), sign, sign)[kind]
+    power = torch.where(x == origin, 0, x - origin)  # of two that are inf, too
+    shape = (x - origin, torch.ones_like(x), power.exp(), sign, sign)[kind]
     dx = torch.where(scale == 0, 0, grad.double() * scale) * shape  # no slope: whatever the gradient
     if kind in (EQUAL, EXTREME):  # selected: a NaN from upstream stays with the extreme
         extreme = ((x if kind == EQUAL else x.abs()) == origin) | (x.isnan() & origin.isnan())

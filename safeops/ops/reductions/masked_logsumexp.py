@@ -7,13 +7,18 @@ from safeops.ops.reductions._statistic import EXP, Statistic
 
 def _define(k, parameter):
     top = k.largest(k.x)
-    # Finite: inf - inf is NaN, and of a row that holds inf the others' exponentials count for nothing.
-    top = torch.where(top == -float("inf"), 0, top.clamp(max=torch.finfo(top.dtype).max))
-    total = k.sum(k.weighted(k.select((k.x - top).exp(), 0)))
+    infinite = (k.x == top) & (top == float("inf"))  # inf - inf is NaN, and should be 0
+    top = torch.where(top == -float("inf"), 0, top)
+    total = k.sum(k.weighted(k.select(torch.where(infinite, 0, k.x - top).exp(), 0)))
     total = total * torch.where(total < 0, float("nan"), 1)  # no logarithm, and no gradient of one
     nothing = total == 0  # every kept element is -inf
-    value = torch.where(nothing, float("-inf"), top + torch.where(nothing, 1, total).log())
-    return value, torch.where(nothing, 0, top), torch.where(nothing, 1, total.reciprocal())
+    scale = torch.where(nothing, 1, total.reciprocal())
+    # The infinite count by their mean: that gives them the gradient which they have not through the 0 above.
+    w = torch.where(infinite, 1 if k.weight is None else k.weight.detach(), 0)
+    mean = k.sum(torch.where(infinite, k.x, 0) * w) * scale.detach()
+    top_or_mean = torch.where(top == float("inf"), mean, top)
+    value = torch.where(nothing, float("-inf"), top_or_mean + torch.where(nothing, 1, total).log())
+    return value, torch.where(nothing, 0, top), scale
 
 
 _masked_logsumexp = Statistic("masked_logsumexp", _define, EXP)

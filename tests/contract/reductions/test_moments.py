@@ -191,9 +191,27 @@ def test_logsumexp_of_anything(route, dtype):
     x = tensor([[large, -large, 0.0], [-INF, -INF, -INF], [-INF, 1.0, -INF], [INF, 1.0, -INF]], dtype).requires_grad_()
     got = f(x, dim=1)
     assert torch.equal(got.double(), torch.tensor([large, -INF, 1.0, INF], dtype=torch.float64, device=DEVICE))
-    grad = grad_of(got[:3].sum(), x)
-    assert torch.equal(grad[:3].double(), tensor([[1, 0, 0], [0, 0, 0], [0, 1, 0]], torch.float64))
+    grad = grad_of(got.sum(), x)
+    assert torch.equal(grad.double(), tensor([[1, 0, 0], [0, 0, 0], [0, 1, 0], [1, 0, 0]], torch.float64))
     assert f(x[1], tensor([False] * 3, torch.bool)) == 0 and f(x[1], tensor([True, False, True], torch.bool)) == -INF
+
+
+@each_route
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pytorch_49724_logsumexp_of_inf(route, dtype):
+    """The infinite share the gradient, by their weights."""
+    f = on(route, "masked_logsumexp")
+    for length in (0, 500):
+        more = tensor([-INF, 3.0] * length, dtype)
+        x = torch.cat([tensor([1.0, INF, INF, 0.0], dtype), more]).requires_grad_()
+        weight = torch.cat([tensor([5.0, 3.0, 1.0, 2.0], dtype), more.exp()])
+        for w, want in ((None, [0, 0.5, 0.5, 0]), (weight, [0, 0.75, 0.25, 0])):
+            value = f(x, weight=w)
+            assert value == INF
+            assert grad_of(value, x).tolist() == want + [0] * len(more)
+        assert grad_of(f(torch.stack([x, x], 1), dim=0).sum(), x).tolist() == [0, 1, 1, 0] + [0] * len(more)
+    x = tensor([1.0, INF], dtype).requires_grad_()
+    assert not grad_of(x.logsumexp(0), x).isfinite().all()
 
 
 @each_route

@@ -35,9 +35,12 @@ def masked_std(input, *args, **kwargs):
 def masked_logsumexp(input, mask=None, dim=None, *, keepdim=False, weight=None, empty="zero"):
     m = Masked(input, mask, weight, dim, keepdim)
     top = m.extreme(m.x, True).detach()
-    top = torch.where(top.isfinite(), top, 0)
-    total = m.sum(m.w * torch.where(m.keep, m.x - top, 0).exp())
+    infinite = m.keep & (m.x == INF) & (top == INF)  # they alone count, and share the gradient by weight
+    x = torch.where(infinite, 0, torch.where(top == INF, -INF, m.x))
+    top, linear = torch.where(top.isfinite(), top, 0), torch.where(infinite, m.x, 0)
+    total = m.sum(m.w * torch.where(m.keep, x - top, 0).exp())
     total = total * torch.where(total < 0, NAN, 1)  # gradients of a NaN are NaN
+    top = top + m.sum(torch.where(infinite, m.w.detach(), 0) * linear) / total.detach()
     none = total == 0
     return m.result(torch.where(none, -INF, top + torch.where(none, 1, total).log()), m.count > 0, empty)
 
