@@ -1,4 +1,4 @@
-"""Coins on a table, two classes, pixels of unknown class left out: dice and focal loss of logits.
+"""Coins on a table, two classes, pixels of unknown class left out: focal loss of the logits, dice of their softmax.
 
     python examples/segmentation.py [STEPS]
 

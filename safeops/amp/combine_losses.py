@@ -97,6 +97,11 @@ def _read(losses, nonfinite):
             if len(given) != 2:
                 raise ValueError(f"combine_losses: {what} must be a tensor or (tensor, weight), got {len(given)} items")
             loss, weight = given
+        if not isinstance(loss, torch.Tensor):
+            got = type(loss).__name__
+            raise TypeError(
+                f"combine_losses: {what} must be a 0-dim tensor or (tensor, weight), got {got} for the tensor"
+            )
         _check.floating("combine_losses", what, loss)
         if loss.dim():
             raise ValueError(f"combine_losses: {what} must be a 0-dim tensor, got shape {tuple(loss.shape)}: reduce it")

@@ -175,7 +175,7 @@ bool backward(const Regions<C>& r, const Tensor& grad, bool squared, const Tenso
 
 // ---- the ops
 
-void check(bool good) { STD_TORCH_CHECK(good, "safeops: a class index is out of range"); }
+void check(bool good) { STD_TORCH_CHECK(good, "_region_sums: a class index of target is out of range"); }
 
 Tensor region_sums(const Tensor& input, const Tensor& target, const OptionalTensor& mask, const OptionalTensor& exists,
                    const std::optional<int64_t>& ignore_index, bool squared) {

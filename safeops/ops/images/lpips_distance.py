@@ -33,7 +33,7 @@ def validate(features0, features1, weights, mask):
     for i, (f0, f1) in enumerate(zip(features0, features1)):
         shape = tuple(f0.shape)
         if f0.dim() != 4 or f0.shape[0] != first.shape[0]:
-            wanted = f"(N, C, H, W), of as many images as features0[0] {tuple(first.shape)}"
+            wanted = "(N, C, H, W)" + f", of as many images as features0[0] {tuple(first.shape)}" * (i > 0)
             raise ValueError(f"{NAME}: features0[{i}] must be {wanted}, got shape {shape}")
         if f1.shape != f0.shape:
             raise ValueError(f"{NAME}: features1[{i}] {tuple(f1.shape)} must have the shape of features0[{i}] {shape}")

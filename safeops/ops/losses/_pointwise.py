@@ -137,7 +137,8 @@ class Flag(NamedTuple):
 # What the docstring of every loss says of its arguments, in place of {arguments}.
 OPERANDS = """\
         input: floating tensor, the prediction.
-        target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning. Differentiable.
+        target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning (not where the
+            call is compiled). Differentiable.
 """
 ARGUMENTS = """\
         mask: bool tensor, broadcastable to the shape of the loss; True = keep. Masked-out elements do not exist: NaN,

@@ -124,6 +124,11 @@ class RegionLoss(Op):
                     f"{name}: target {tuple(target.shape)} must be class indices, integers, got {target.dtype}; or the "
                     f"shape of input {tuple(shape)}"
                 )
+            if shape[1] == 1:
+                raise ValueError(
+                    f"{name}: of class indices {tuple(target.shape)} for the one class of input {tuple(shape)} every "
+                    "pixel would be of it: give 0 and 1 in input's shape, target.unsqueeze(1)"
+                )
         elif ignore_index is not None:
             raise ValueError(
                 f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {tuple(target.shape)}"
@@ -227,8 +232,9 @@ def quotient(value, total):
 # What the docstring of every region loss says of its arguments, in place of {arguments}.
 ARGUMENTS = """\
         input: floating tensor (N, C, d1, ...) of probabilities: after softmax, or sigmoid.
-        target: class indices (N, d1, ...), integers from 0 to C - 1; or values of `input`'s shape: one-hot, several
-            classes a pixel, soft. Differentiable where floating. Indices never become a one-hot tensor.
+        target: class indices (N, d1, ...), integers from 0 to C - 1, of at least two classes; or values of `input`'s
+            shape: 0 and 1 of one class, one-hot, several classes a pixel, soft. Differentiable where floating. Indices
+            never become a one-hot tensor.
         mask: bool tensor, broadcastable to the pixels (N, d1, ...), or, with all of `input`'s dims, to `input`; True =
             keep. Masked-out pixels do not exist: NaN, inf or garbage there changes neither the loss nor a gradient, and
             their own gradient is exactly 0.
@@ -255,5 +261,6 @@ ARGUMENTS = """\
             type.
         ValueError: shapes do not fit, a `weight` not of C numbers, devices differ, unknown `reduction` or `empty`, a
             number out of range.
-        IndexError: on the CPU, a class index of a kept pixel out of range. On CUDA such a pixel does not exist.
+        IndexError: on the CPU, a class index of a kept pixel out of range (RuntimeError where the call is compiled). On
+            CUDA such a pixel does not exist.
 """

@@ -39,10 +39,18 @@ class MaskedCount(Op):
     def prepare(self, input, mask, dim, keepdim, weight, dtype, empty):
         if dtype is not None or empty != "zero" or not isinstance(keepdim, bool):
             self.validate(input, mask, dim, keepdim, weight, dtype, empty)
-        return input.dtype in FLOATING, (input, mask, weight, as_dims("masked_count", dim), keepdim)
+        floating = input.dtype in FLOATING
+        if mask is None and not floating:
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)
+        return floating, (input, mask, weight, as_dims("masked_count", dim), keepdim)
 
     def validate(self, input, mask, dim, keepdim, weight, dtype, empty):
         _check.tensor("masked_count", "input", input)
+        if input.dtype == torch.bool and mask is None and weight is None:
+            raise ValueError(
+                f"masked_count: of a bool input {tuple(input.shape)} alone all would count, True or not: give it as the "
+                "mask too, masked_count(mask, mask)"
+            )
         validate("masked_count", input, mask, weight, dim, keepdim)
         if dtype is not None and dtype not in _DTYPES:
             raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
@@ -68,7 +76,8 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     `x[mask].numel()`.
 
     Args:
-        input: tensor of any shape and dtype (but floats of 8 bits). Only its shape is read: a NaN counts as well.
+        input: tensor of any shape and dtype (but floats of 8 bits). Only its shape is read: a NaN counts as well, and
+            so does a False. To count a mask, give it twice: masked_count(mask, mask).
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
         keepdim: keep the reduced dims with size 1.
@@ -82,8 +91,8 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
 
     Raises:
         TypeError: `input` is no tensor, `weight` is not floating, `mask` is not bool, dtype is not one of the above.
-        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`, or
-            "nan" in an integer dtype.
+        ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`,
+            "nan" in an integer dtype, or a bool `input` with neither `mask` nor `weight`.
         IndexError: dim out of range.
 
     Example:

@@ -205,7 +205,8 @@ ARGUMENTS = """\
 
     Raises:
         IndexError: on the CPU, a class that does not exist and is not `ignore_index`, in a row that `mask` keeps;
-            before anything is written. On other devices, and under torch.func's transforms, such a row is left out.
+            before anything is written (RuntimeError where the call is compiled). On other devices, and under
+            torch.func's transforms, such a row is left out.
         TypeError: an operand or option is of another type or dtype.
         ValueError: shapes do not fit, devices differ, unknown `reduction` or `empty`, a number out of range.
 """

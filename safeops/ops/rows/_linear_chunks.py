@@ -11,8 +11,9 @@ from safeops._dtypes import compute_dtype, to_one
 from safeops._op import registry
 from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
 from safeops.ops.rows import cross_entropy
-from safeops.ops.rows._classification import rows_of
+from safeops.ops.rows._classification import refuse_missing_class, rows_of
 
+NAME = "linear_cross_entropy"
 CHUNK = 2**23  # logits at a time
 NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
 
@@ -41,6 +42,8 @@ def _existing(linear_weight, linear_bias, weight):
 
 
 def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
+    # A compiled call could not look before.
+    refuse_missing_class(NAME, target, mask, ignore_index, len(linear_weight), "linear_weight", linear_weight.shape)
     dtype = compute_dtype(input.dtype)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)

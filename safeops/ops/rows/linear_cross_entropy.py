@@ -21,7 +21,7 @@ from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows.cross_entropy import CrossEntropy
 from safeops.ops.rows.cross_entropy import define as define_cross_entropy
 
-NAME = "linear_cross_entropy"
+NAME = _linear_chunks.NAME
 
 # ---- definition
 

@@ -105,7 +105,8 @@ def multi_margin_loss(
         TypeError: `input` is not floating, `target` not of integers, `mask` is not bool, an option is of another type.
         ValueError: shapes do not fit, `weight` is not of C numbers, devices differ, unknown `reduction` or `empty`,
             `p` is neither 1 nor 2.
-        IndexError: on the CPU, a class index of a kept row out of range. On CUDA such a row does not exist.
+        IndexError: on the CPU, a class index of a kept row out of range. On CUDA, and where the call is compiled, such
+            a row does not exist.
 
     Example:
         >>> input = torch.tensor([[0.1, 0.2, 0.4, 0.8]])

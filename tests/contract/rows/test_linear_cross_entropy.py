@@ -288,6 +288,13 @@ def test_there_are_chunks(monkeypatch):
         torch.testing.assert_close(got, outcome(_twin, *given))
 
 
+@pytest.mark.slow
+def test_a_compiled_call_refuses_a_class_out_of_range():
+    compiled = torch.compile(safeops.linear_cross_entropy, backend="aot_eager", fullgraph=True)
+    with pytest.raises(IndexError, match="linear_cross_entropy: target 9 is out of range for the 5 classes"):
+        compiled(torch.randn(2, 8), torch.randn(5, 8), torch.tensor([0, 9]))
+
+
 def test_export():
     class Call(torch.nn.Module):
         def forward(self, x, w, target):

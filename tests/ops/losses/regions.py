@@ -165,6 +165,7 @@ def _bad_calls(name, parameters):
     yield Bad((x, x.to(torch.complex64)), {}, TypeError, (name, "target", "real", "complex64"))
     yield Bad((x, index.float()), {}, TypeError, (name, "target", "class indices", "torch.float32", "(2, 4)"))
     yield Bad((x, index.bool()), {}, TypeError, (name, "target", "class indices", "torch.bool"))
+    yield Bad((x[:, :1], index), {}, ValueError, (name, "(2, 4)", "(2, 1, 4)", "target.unsqueeze(1)"))
     yield Bad((x, x[:, :2]), {}, ValueError, (name, "target", "(2, 2, 4)", "(2, 3, 4)"))
     yield Bad((x, x[:, :1]), {}, ValueError, (name, "target", "(2, 1, 4)", "(2, 3, 4)"))
     yield Bad((x, index[:, :2]), {}, ValueError, (name, "target", "(2, 2)", "(2, 4)", "(2, 3, 4)"))

@@ -53,6 +53,7 @@ def _bad_counts(name="masked_count"):
         # it counts integers, too, and reads no more of its input than the shape
         if bad.kwargs.get("dtype") is None and "floating" not in bad.words[:3] or "weight" in bad.words:
             yield bad
+    yield Bad((KEEP,), {}, ValueError, (name, "bool input", str(tuple(KEEP.shape)), "masked_count(mask, mask)"))
     yield Bad((X, KEEP), {"dtype": torch.int8}, TypeError, (name, "dtype", "torch.int8"))
     yield Bad((X, KEEP), {"empty": "nan"}, ValueError, (name, "nan", "torch.int64"))
     yield Bad((X, KEEP), {"empty": "nan", "dtype": torch.int32}, ValueError, (name, "nan", "torch.int32"))
