@@ -36,6 +36,18 @@ void prepare(const void* data, int64_t rows, const double* const* given, C* cons
   }
 }
 
+// p_c is the product of the two. (The low part of L is far less than 1.)
+template <class C>
+inline C share_of(C x, C high) {
+  return exp_raised<kLowest<C>>(x - high);
+}
+
+template <class C>
+inline C factor_of(const C* const* parameters, int64_t row) {
+  constexpr C kLower = 1 / static_cast<C>(int64_t{1} << kLowest<C>);
+  return kLower * parameters[kFactor][row] * (C(1) - parameters[kLow][row]);
+}
+
 // dq_c / (g (1 - s)). A class of -inf without a share does not exist.
 template <class C>
 inline C slope_of_share(C x, C q, C w, C high, C low) {
@@ -61,22 +73,21 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       for_blocks(n, [&](int64_t i) { dq[i] = own * slope_of_share(x[i], q[i], w ? w[i] : C(1), high, low); });
     if (!dx) continue;
     const C even = parameters[kEven][r];
-    // (the low part of L is far less than 1)
-    const C factor = parameters[kFactor][r] * (C(1) - low);
+    const C factor = factor_of(parameters, r);
     // What is written at once: for_blocks may come by twice.
     if (op.shares) {
       for_blocks(n, [&](int64_t i) {
         const C wi = w ? w[i] : C(1);
         const C minus = own * (q[i] * wi) + select_or_zero(x[i] != kNothing<C>, even * wi);
-        dx[i] = factor * exp_below(x[i] - high) - minus;
+        dx[i] = factor * share_of(x[i], high) - minus;
       });
     } else if (op.has_even) {
       for_blocks(n, [&](int64_t i) {
         const C minus = select_or_zero(x[i] != kNothing<C>, w ? even * w[i] : even);
-        dx[i] = factor * exp_below(x[i] - high) - minus;
+        dx[i] = factor * share_of(x[i], high) - minus;
       });
     } else {
-      for_blocks(n, [&](int64_t i) { dx[i] = factor * exp_below(x[i] - high); });
+      for_blocks(n, [&](int64_t i) { dx[i] = factor * share_of(x[i], high); });
     }
     const int64_t at = place_of(parameters, r) - p.first;
     if (!op.shares && at >= 0 && at < n) dx[at] -= own;
@@ -91,7 +102,7 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
   const int64_t n = p.width;
   SAFEOPS_SIMD
   for (int64_t k = 0; k < n; ++k) {
-    factor[k] = parameters[kFactor][k] * (C(1) - low[k]);
+    factor[k] = factor_of(parameters, k);
     live[k] = parameters[kPlaceHigh][k];
   }
   for (int64_t i = 0; i < p.height; ++i) {
@@ -110,12 +121,12 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
       for (int64_t k = 0; k < n; ++k) {
         const C share = q ? own[k] * (q[k] * w) : C(0);
         const C minus = share + select_or_zero(x[k] != kNothing<C>, even[k] * w);
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * exp_below(x[k] - high[k]) - minus);
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * share_of(x[k], high[k]) - minus);
       }
     } else {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * exp_below(x[k] - high[k]));
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * share_of(x[k], high[k]));
     }
   }
   if (op.shares || !p.out[0]) return;
