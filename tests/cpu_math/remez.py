@@ -78,6 +78,11 @@ def exp_tail(r):  # exp(r) = 1 + r + r^2 P(r)
     return (expm1(r) - r) / r**2
 
 
+def exp2_tail(f):  # 2^f = 1 + f P(f)
+    f = away(f)
+    return expm1(f * log(2)) / f
+
+
 def asin_tail(z):  # asin(x) = x + x z P(z), z = x^2
     x = sqrt(away(z))
     return (asin(x) - x) / x**3
@@ -100,6 +105,7 @@ def main():
         show("log_ratio_tail", "double", log_ratio_tail, lambda z: z * z / 3, mpf(0), mpf("0.01031"), degree)
     for type_, degree in (("float", 4), ("float", 5), ("double", 5), ("double", 9), ("double", 10)):
         show("exp", type_, exp_tail, lambda r: r * r / exp(r), -mpf_half_log2, mpf_half_log2, degree)
+    show("exp2", "float", exp2_tail, lambda f: abs(f) / 2**f, mpf("-0.50005"), mpf("0.50005"), 4)
     for type_, degree in (("float", 4), ("float", 5), ("double", 11), ("double", 12)):
         show("asin", type_, asin_tail, lambda z: z / (1 + z * asin_tail(z)), mpf(0), mpf("0.25"), degree)
     for degree in (4, 5, 10, 11):

@@ -1,6 +1,7 @@
 // The largest errors of csrc/cpu/math.h, in units of the last place of the result, against long double.
 //
 //     ulp [values]       one line "function type error worst-operands" each; `values` operands (0: every float)
+#include "cpu/engine/exp.h"
 #include "cpu/engine/math.h"
 #include "cpu/engine/pow.h"
 
@@ -130,6 +131,8 @@ void all(int64_t count, const char* only) {
     if (wanted(name)) binary<C>(name, count, ours, truth);
   };
   unary_of("exp", [](C x) { return m::exp(x); }, [](C x) -> Wide { return std::exp(T(x)); });
+  unary_of("exp_term", [](C x) { return safeops::cpu::exp_term(-unit(x)); },
+           [](C x) -> Wide { return std::exp(-T(unit(x))); });
   unary_of("expm1", [](C x) { return m::expm1_below(-std::fabs(x)); },
            [](C x) -> Wide { return std::expm1(-std::fabs(T(x))) + T(0); });
   unary_of("log1p", [](C x) { return m::log1p_unit(unit(x)); }, [](C x) -> Wide { return std::log1p(T(unit(x))); });

@@ -4,11 +4,15 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
+
+// gcc warns that the ABI of vectors passed by value depends on the instruction set: here all such calls are inlined.
+#pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace safeops::cpu {
 
 template <class To, class From>
-inline To bit_cast(From from) {
+inline To bit_cast(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof(to));
@@ -17,6 +21,26 @@ inline To bit_cast(From from) {
 
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+
+// The type of T's elements, T a number or a GNU vector of them; and T with others of that size.
+template <class T, class = void>
+struct ElementsOf {
+  using Type = T;
+  template <class E>
+  using With = E;
+};
+
+template <class T>
+struct ElementsOf<T, std::void_t<decltype(std::declval<T&>()[0])>> {
+  using Type = std::remove_reference_t<decltype(std::declval<T&>()[0])>;
+  template <class E>
+  using With [[gnu::vector_size(sizeof(T))]] = E;
+};
+
+template <class T>
+using ElementOf = typename ElementsOf<T>::Type;
+template <class T, class E>
+using WithElement = typename ElementsOf<T>::template With<E>;
 
 // A positive number too large for a double is stored negated and divided by kBeyond. Numbers that are negative
 // themselves never come near such magnitudes, so the sign tells.
@@ -38,6 +62,15 @@ template <class T>
 inline T select_or_zero(bool keep, T x) {
   using Bits = BitsOf<T>;
   return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
+}
+
+// zero ? 0 : x, of a number or of a register of them
+template <class T, class Condition>
+inline T zero_where(const Condition& zero, const T& x) {
+  if constexpr (std::is_arithmetic_v<T>)
+    return select_or_zero(!zero, x);
+  else
+    return zero ? T{} : x;
 }
 
 }  // namespace safeops::cpu

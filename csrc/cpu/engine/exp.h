@@ -1,7 +1,10 @@
 // exp, branch free: it vectorises inside any loop. At most 1 ulp off, subnormal results included.
 #pragma once
 
-#include "cpu/engine/convert.h"
+#include <cmath>
+#include <limits>
+
+#include "cpu/engine/bits.h"
 
 namespace safeops::cpu {
 
@@ -22,18 +25,19 @@ inline float exp_reduced(float x, float& shifted) {
   return 1.0f + (r + r * r * q);
 }
 
-inline double exp_reduced(double x, double& shifted) {
+template <class T>  // double, or a register of them
+inline T exp_reduced(const T& x, T& shifted) {
   shifted = x * 0x1.71547652b82fep+0 + kRoundDouble;
-  const double n = shifted - kRoundDouble;
-  const double r = (x - n * 0x1.62e42fefp-1) - n * 0x1.473de6af278edp-34;
-  const double high = 0x1.a01a01a7c2efep-13 +
-                      r * (0x1.a019b9149a41cp-16 +
-                           r * (0x1.71de0db2f6b19p-19 + r * (0x1.28917c89a43a7p-22 + r * 0x1.af389ecfc4b9cp-26)));
-  const double q =
+  const T n = shifted - kRoundDouble;
+  const T r = (x - n * 0x1.62e42fefp-1) - n * 0x1.473de6af278edp-34;
+  const T high = 0x1.a01a01a7c2efep-13 +
+                 r * (0x1.a019b9149a41cp-16 +
+                      r * (0x1.71de0db2f6b19p-19 + r * (0x1.28917c89a43a7p-22 + r * 0x1.af389ecfc4b9cp-26)));
+  const T q =
       0x1p-1 +
       r * (0x1.5555555555556p-3 +
            r * (0x1.5555555553d68p-5 + r * (0x1.11111111109b5p-7 + r * (0x1.6c16c17889ef1p-10 + r * high))));
-  const double near = 1.0 + r;
+  const T near = 1.0 + r;
   return near + (r * r * q + (r - (near - 1.0)));
 }
 
@@ -55,20 +59,50 @@ inline double exp_below(double x) {
   return select_or_zero(!(x < -746.0), e * power * 0x1p-64);
 }
 
-// exp_below as a term of a sum that has a 1 in it: 0 where it would be subnormal, which spares a multiplication (a
-// tenth of a logsumexp's time).
-inline float exp_term(float x) {
-  float shifted;
-  const float e = detail::exp_reduced(x, shifted);
-  const float power = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + (127u << 23));
-  return select_or_zero(!(x < -87.0f), e * power);
+// ---- of a number or of a register of them, for sums and shares of exponentials
+
+namespace detail {
+
+// e^x = 2^n 2^f with n = round(t), t = x / ln 2. That 1 / ln 2 is rounded changes e^x by |x| 1.3e-8, less than the
+// rounding of x itself does, and spares a subtraction. The low bits of `shifted` are n + kBias.
+template <int kBias, class T>
+inline T exp2_reduced(const T& x, T& shifted) {
+  if constexpr (std::is_same_v<ElementOf<T>, float>) {
+    shifted = x * 0x1.715476p+0f + (kRound + kBias);
+    const T f = x * 0x1.715476p+0f - (shifted - (kRound + kBias));
+    const T high = 0x1.c6b752p-5f + f * (0x1.3ceaap-7f + f * 0x1.5bba6cp-10f);
+    return 1.0f + f * (0x1.62e42ap-1f + f * (0x1.ebf9bcp-3f + f * high));
+  } else {
+    const T e = exp_reduced(x, shifted);
+    shifted += kBias;
+    return e;
+  }
 }
 
-inline double exp_term(double x) {
-  double shifted;
-  const double e = detail::exp_reduced(x, shifted);
-  const double power = bit_cast<double>((bit_cast<uint64_t>(shifted) << 52) + (uint64_t{1023} << 52));
-  return select_or_zero(!(x < -708.0), e * power);
+}  // namespace detail
+
+// 2^kRaise e^x for x <= 0 or NaN; 0 where that is less than the least normal number. Of float at most 3 ulp off,
+// beside what the rounding of x does.
+template <int kRaise, class T>
+inline T exp_raised(const T& x) {
+  using C = ElementOf<T>;
+  using Bits = WithElement<T, BitsOf<C>>;
+  constexpr int kLeast = std::numeric_limits<C>::min_exponent - 1 - kRaise;
+  T shifted;
+  const T e = detail::exp2_reduced<std::numeric_limits<C>::max_exponent - 1 + kRaise>(x, shifted);
+  // (added to the bits of e, the exponent would make a number of a NaN)
+  const T power = bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(shifted) << (std::numeric_limits<C>::digits - 1)));
+  return zero_where(x < C(kLeast * 0x1.62e42fefa39efp-1), T(e * power));
+}
+
+// Raised so far, what e^x is multiplied with may be lowered as far, and products that are subnormal come out right.
+template <class C>
+constexpr int kLowest = std::numeric_limits<C>::digits;
+
+// A term of a sum that has a 1 in it.
+template <class T>
+inline T exp_term(const T& x) {
+  return exp_raised<0>(x);
 }
 
 // For any x. The power is multiplied in two halves, so that neither leaves the normal numbers.

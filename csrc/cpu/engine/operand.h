@@ -35,6 +35,8 @@ struct Order {
 
 constexpr int64_t kAhead = 1536;  // how far a loop over consecutive chunks prefetches; a power of two would alias
 
+constexpr int64_t kNever = INT64_MAX;  // for loops that compute so long that the hardware keeps up by itself
+
 // Elements a loop takes at once where nothing goes through a buffer: few enough that the cache lines it prefetches for
 // a chunk fit the core's queue of outstanding misses. A full queue would stop the core, and memory would idle
 // meanwhile.
@@ -99,8 +101,10 @@ struct Sink : Operand {
     return kind == Kind::kDirect ? reinterpret_cast<C*>(data) + start : buffer;
   }
 
-  void commit(int64_t start, int64_t n, C* buffer) const {
-    prefetch<1>(start + kAhead, n);
+  void commit(int64_t start, int64_t n, C* buffer) const { commit(start, n, buffer, start + kAhead); }
+
+  void commit(int64_t start, int64_t n, C* buffer, int64_t ahead) const {
+    prefetch<1>(ahead, n);
     if (kind == Kind::kConvert) convert(buffer, data + start * element, n);
     if (kind == Kind::kStrided) strided(*this, start, n, buffer);
   }

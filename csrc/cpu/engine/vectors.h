@@ -4,9 +4,6 @@
 #include "cpu/engine/convert.h"
 #include "cpu/engine/row_sums.h"
 
-// gcc warns that the ABI of vectors passed by value depends on the instruction set: here all such calls are inlined.
-#pragma GCC diagnostic ignored "-Wpsabi"
-
 namespace safeops::cpu {
 
 // n contiguous elements of one output. keep: bytes of 0 and 1, null where all are kept. w: null without weights, and 0

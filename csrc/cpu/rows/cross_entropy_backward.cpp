@@ -15,6 +15,7 @@ enum { kGivenPlace, kGivenGrad, kGivenHigh, kGivenLow, kGivenWeight, kGivenFacto
 
 template <class C>
 void prepare(const void* data, int64_t rows, const double* const* given, C* const* parameters) {
+  constexpr C kLower = 1 / static_cast<C>(int64_t{1} << kLowest<C>);
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
@@ -25,7 +26,7 @@ void prepare(const void* data, int64_t rows, const double* const* given, C* cons
     const C low = static_cast<C>(given[kGivenLow][r]);
     parameters[kHigh][r] = static_cast<C>(given[kGivenHigh][r]);
     parameters[kLow][r] = low;
-    parameters[kFactor][r] = static_cast<C>(g * factor) * exp_(0 - low);
+    parameters[kFactor][r] = static_cast<C>(g * factor) * (kLower * exp_(0 - low));
     parameters[kEven][r] = op.has_even ? static_cast<C>(g * given[kGivenEven][r]) : C(0);
     parameters[kOwn][r] = static_cast<C>(g * own);
   }
@@ -34,6 +35,12 @@ void prepare(const void* data, int64_t rows, const double* const* given, C* cons
     const bool certain = given[kGivenHigh][r] == std::numeric_limits<double>::infinity();
     split_place(certain ? -1.0 : given[kGivenPlace][r], r, parameters);
   }
+}
+
+// p_c exp(rest), raised; the row's factor is lowered as far.
+template <class C>
+inline C share_of(C x, C high) {
+  return exp_raised<kLowest<C>>(x - high);
 }
 
 // dq_c / (g (1 - s)). A class of -inf without a share does not exist.
@@ -67,15 +74,15 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       for_blocks(n, [&](int64_t i) {
         const C wi = w ? w[i] : C(1);
         const C minus = own * (q[i] * wi) + select_or_zero(x[i] != kNothing<C>, even * wi);
-        dx[i] = factor * exp_below(x[i] - high) - minus;
+        dx[i] = factor * share_of(x[i], high) - minus;
       });
     } else if (op.has_even) {
       for_blocks(n, [&](int64_t i) {
         const C minus = select_or_zero(x[i] != kNothing<C>, w ? even * w[i] : even);
-        dx[i] = factor * exp_below(x[i] - high) - minus;
+        dx[i] = factor * share_of(x[i], high) - minus;
       });
     } else {
-      for_blocks(n, [&](int64_t i) { dx[i] = factor * exp_below(x[i] - high); });
+      for_blocks(n, [&](int64_t i) { dx[i] = factor * share_of(x[i], high); });
     }
     const int64_t at = place_of(parameters, r) - p.first;
     if (!op.shares && at >= 0 && at < n) dx[at] -= own;
@@ -104,12 +111,12 @@ void map_columns(const void* data, const Piece<C>& p, const C* const* parameters
       for (int64_t k = 0; k < n; ++k) {
         const C share = q ? own[k] * (q[k] * w) : C(0);
         const C minus = share + select_or_zero(x[k] != kNothing<C>, even[k] * w);
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * exp_below(x[k] - high[k]) - minus);
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * share_of(x[k], high[k]) - minus);
       }
     } else {
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k)
-        dx[k] = select_or_zero(live[k] >= 0, factor[k] * exp_below(x[k] - high[k]));
+        dx[k] = select_or_zero(live[k] >= 0, factor[k] * share_of(x[k], high[k]));
     }
   }
   if (op.shares || !p.out[0]) return;

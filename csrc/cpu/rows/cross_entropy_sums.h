@@ -64,9 +64,8 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
     if (!is_kept(parameters, r)) continue;
     const C* x = p.in[0] + r * p.step[0];
     const C top = max_run<kBytes>(x, n), pivot = pivot_of(top);
-    for_blocks(n, [&](int64_t i) { terms[i] = exp_term(x[i] - pivot); });
     states[kTop][r] = top;
-    states[kTotal][r] = top == kInfinity<C> ? count_infinite(x, n, 1) : sum(terms);
+    states[kTotal][r] = top == kInfinity<C> ? count_infinite(x, n, 1) : sum_exponentials<kBytes>(x, n, pivot);
     const C* w = of.weights ? of.weights + p.first : nullptr;
     if (of.shares) {
       const C* q = p.in[1] + r * p.step[1];

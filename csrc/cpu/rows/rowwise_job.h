@@ -135,7 +135,7 @@ struct Rowwise<C>::Job {
                  int64_t& step) const {
     const int64_t all = piece.height * piece.width;
     step = piece.width;
-    if (!piece.interleaved) return source.fetch(start, all, start + kAhead, buffer);
+    if (!piece.interleaved) return source.fetch(start, all, kNever, buffer);
     if (source.kind == Kind::kConstant) {
       step = 0;
       return buffer;
@@ -184,7 +184,7 @@ struct Rowwise<C>::Job {
         pick<&transpose<C>>()(s.out[i], piece.height, piece.width, r.sink_[i].target(start, s.stage));
         r.sink_[i].commit(start, piece.height * piece.width, s.stage);
       } else if (!piece.interleaved || piece.width == r.inner_) {
-        r.sink_[i].commit(start, piece.height * piece.width, s.out[i]);
+        r.sink_[i].commit(start, piece.height * piece.width, s.out[i], kNever);
       } else if (r.sink_[i].kind != Kind::kDirect) {
         for (int64_t k = 0; k < piece.height; ++k)
           r.sink_[i].commit(start + k * r.inner_, piece.width, s.out[i] + k * piece.width);

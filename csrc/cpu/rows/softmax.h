@@ -23,6 +23,15 @@ inline C ratio_of(double a, double b) {
   return exp_below(static_cast<C>(a == b ? 0.0 : a - b));
 }
 
+// sum of exp(x - pivot) over n values, of which one is the pivot
+template <int kBytes, class C>
+inline double sum_exponentials(const C* x, int64_t n, C pivot) {
+  return sum_run<kBytes, C>(n, [&](int64_t i, Vector<C, kBytes>& v) {
+    load_vector(x + i, v);
+    v = exp_term(v - pivot);
+  });
+}
+
 // Two pieces of a row: the largest value, and the sum of exp(x - it).
 template <class C>
 inline void merge_exponentials(int64_t rows, double* top, double* total, const double* other_top,
