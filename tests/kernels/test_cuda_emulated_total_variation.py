@@ -1,4 +1,4 @@
-"""The CUDA source of total_variation, run on the CPU thread by thread, against the definition in fp64.
+"""The CUDA sources of total_variation, run on the CPU thread by thread, against the definition in fp64.
 
 Shown here are packets and rows and where they end, layouts, masks, sums of many blocks and both directions. What it
 cannot show: anything about a GPU. That is scripts/gpu_check.py.
@@ -11,14 +11,15 @@ from safeops._torch import schema
 from safeops.ops.images import total_variation as op
 from tests.kernels.emulated import FLOATS, ROOT, compiled, counter, needs_compiler
 
+FOLDER = ROOT / "csrc/cuda/images"
+SOURCES = [FOLDER / "total_variation.cu", FOLDER / "total_variation_backward.cu"]
 NAN, INF = float("nan"), float("inf")
 pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    source = ROOT / "csrc/cuda/images/total_variation.cu"
-    return compiled([source], tmp_path_factory.mktemp("emulated") / "cuda_emulated_total_variation.so")
+    return compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_total_variation.so")
 
 
 @pytest.fixture(scope="module")
@@ -140,17 +141,19 @@ def test_blocks_are_added_up_the_same_whatever_their_order(ops):
     check(ops, image(3, 1, 100, 41), kept(3, 1, 100, 41))
 
 
-def test_units_beyond_a_blocks_threads(ops, tmp_path, monkeypatch):
+def test_units_beyond_a_blocks_threads(ops, tmp_path):
     """A block takes several units where an image has too many blocks."""
-    source = tmp_path / "few_blocks.cu"
-    text = (ROOT / "csrc/cuda/images/total_variation.cu").read_text()
-    assert "kMostBlocks = 4096" in text
-    text = text.replace("kMostBlocks = 4096", "kMostBlocks = 2").replace('"parts.cuh"', '"cuda/images/parts.cuh"')
-    source.write_text(text.replace('m.impl("_total', 'm.impl("_few_total'))
+    header = (FOLDER / "neighbours.cuh").read_text()
+    assert "kMostBlocks = 4096" in header
+    (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 4096", "kMostBlocks = 2"))
+    sources = [tmp_path / path.name for path in SOURCES]
+    for source, path in zip(sources, SOURCES):
+        text = path.read_text().replace('"parts.cuh"', '"cuda/images/parts.cuh"')
+        source.write_text(text.replace('m.impl("_total', 'm.impl("_few_total'))
     library = torch.library.Library("safeops_emulated", "FRAGMENT")
     for raw in (op._forward, op._backward):
         library.define(str(schema(raw)).removeprefix("safeops::").replace("_total", "_few_total", 1))
-    torch.ops.load_library(str(compiled([source], tmp_path / "few_blocks.so")))
+    torch.ops.load_library(str(compiled(sources, tmp_path / "few_blocks.so")))
     x = image(2, 1, 150, 88)
     few, usual = torch.ops.safeops_emulated._few_total_variation(x, None), ops._total_variation(x, None)
     assert torch.allclose(few, usual, rtol=1e-12)

@@ -4,6 +4,7 @@
 // I/O: reads x, y, mask, where tiles meet more than once; writes the map, or three numbers of a plane.
 #include "moments.cuh"
 #include "parts.cuh"
+#include "ssim_volumes.h"
 
 namespace safeops::cuda {
 namespace {
@@ -63,6 +64,11 @@ Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tenso
   const Type type = is.wide ? kF64 : kF32;
   const Tensor out =
       by_window ? safeops::empty(is.map, DType(type), input) : safeops::empty(Shape(3, shape), DType::kDouble, input);
+  if (is.shape.ndim == 5) {
+    ssim_of_volumes(out, input, target, mask, options, is, by_window);
+    check_launch(kOp);
+    return out;
+  }
   const cudaStream_t stream = current_stream(input);
   const auto run = [&](auto compute, auto known, auto shared) {
     using C = decltype(compute);
