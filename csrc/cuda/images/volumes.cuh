@@ -182,7 +182,7 @@ struct Launches {
     const int64_t rows = int64_t(images.depth) * images.height;
     const bool few = rows < kLimit && planes * std::max(windows.blocks(), pixels.blocks()) < kLimit;
     STD_TORCH_CHECK(few, "safeops: volumes of more than 2^31 tiles or rows");
-    const int64_t blocks = std::clamp<int64_t>(rows / 64, 1, 64);
+    const int64_t blocks = std::clamp<int64_t>(rows / 32, 1, 1024);  // of a plane, for its level
     STD_TORCH_CHECK(planes * blocks < kLimit, "safeops: more than 2^31 planes");
     const auto find = [&](const Tensor& parts) {
       start_blocks(level_kernel<C>, unsigned(planes * blocks), kTileThreads, kTileThreads / 32 * int(sizeof(Level)),
