@@ -160,15 +160,55 @@ def test_similarity_equals_the_cpu(name, shape, dtype):
     y = (x + 0.1 * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
     mask = torch.rand(shape, generator=generator) < 0.8
     for options in ({}, {"mask": mask}, {"padding": "same", "win_size": 5}, {"mask": mask, "win_size": 7}):
-        results = []
-        for device in ("cpu", "cuda"):
-            given = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
-            leaves = [t.to(device, dtype).detach().requires_grad_() for t in (x, y)]
-            value = getattr(safeops, name)(*leaves, **given)
-            results.append([t.detach().cpu().double() for t in (value, *torch.autograd.grad(value * 1e4, leaves))])
-        tolerance = max(torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4)
-        for got, want in zip(*results):
-            assert (got - want).abs().max() <= tolerance * want.abs().max()
+        equal_the_cpu(getattr(safeops, name), [x.to(dtype), y], options)
+
+
+def equal_the_cpu(function, leaves, options):
+    """Values and gradients."""
+    results, dtype = [], leaves[0].dtype
+    for device in ("cpu", "cuda"):
+        given = {key: v.to(device) if isinstance(v, torch.Tensor) else v for key, v in options.items()}
+        there = [t.to(device).detach().requires_grad_() for t in leaves]
+        value = function(*there, **given)
+        results.append([t.detach().cpu().double() for t in (value, *torch.autograd.grad(value.sum() * 1e4, there))])
+    tolerance = max(torch.finfo(dtype).eps, 1e-10 if dtype == torch.float64 else 1e-4)
+    for want, got in zip(*results):
+        assert torch.equal(got.isnan(), want.isnan())
+        assert (got - want).nan_to_num(0).abs().max() <= tolerance * want.nan_to_num(0).abs().max()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("sides", [(11, 12, 13), (70, 40, 75)], ids=str)
+def test_the_similarity_of_volumes_equals_the_cpu(sides, dtype):
+    """Of a window that the kernel was compiled for and of others, with an offset, masked and not."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand((2, 2, *sides), generator=generator, dtype=torch.float64)
+    y = (x + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).to(dtype)
+    mask = torch.rand(x.shape, generator=generator) < 0.8
+    for options in ({}, {"mask": mask}, {"padding": "same", "win_size": 5}, {"mask": mask, "win_size": 7}):
+        equal_the_cpu(safeops.ssim_loss, [x.to(dtype), y], options)
+        equal_the_cpu(safeops.ssim, [x.to(dtype), y], options | {"reduction": "none"})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(2, 3, 65, 512), (2, 3, 33, 301), (2, 2, 17, 30, 64)], ids=str)
+def test_total_variation_equals_the_cpu(shape, dtype):
+    x, mask = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype), torch.rand(shape) < 0.8
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    for given in (None, mask, mask[:, :1], mask[:, :, :1]):
+        for layout in (x, x.contiguous(memory_format=last), x.mT.contiguous().mT):
+            equal_the_cpu(safeops.total_variation, [layout], {"mask": given})
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(300, 7), (64, 1000), (3, 100_000), (2, 50, 60, 21)], ids=str)
+def test_multi_margin_loss_equals_the_cpu(shape, dtype):
+    """Rows along memory and across it."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    target, weight = torch.randint(shape[-1], shape[:-1]), torch.rand(shape[-1])
+    for options in ({"p": 2}, {"margin": 0.5, "weight": weight, "mask": torch.rand(shape[:-1]) < 0.8}):
+        for layout in (x, x.transpose(0, -1).contiguous().transpose(0, -1)):
+            equal_the_cpu(safeops.multi_margin_loss, [layout], {"target": target} | options)
 
 
 def test_mixed_devices_are_named():

@@ -1,10 +1,11 @@
-"""The plans of cross_entropy and nll_loss, forward and backward, for test_triton_build.py."""
+"""The plans of cross_entropy, nll_loss and multi_margin_loss, forward and backward, for test_triton_build.py."""
 
 import re
 
 import torch
 from safeops.kernels.rows import cross_entropy as ce
 from safeops.kernels.rows import cross_entropy_backward as ce_backward
+from safeops.kernels.rows import multi_margin_loss as margin
 from safeops.kernels.rows import nll_loss as nll
 from safeops.kernels.rows import plan as row
 
@@ -12,7 +13,8 @@ from tests.kernels.plans_statistics import BF16, F32, F64, meta
 
 OFTEN = re.compile(  # as in plans_statistics.py
     r"aligned cross_entropy( shares few long| smoothing images|_backward images)? bfloat16|"
-    r"general cross_entropy(_backward)? odd bfloat16"
+    r"aligned multi_margin(_backward few long)? bfloat16|"
+    r"general (cross_entropy|multi_margin)(_backward)? odd bfloat16"
 )
 I64 = torch.int64
 
@@ -49,6 +51,13 @@ def picked_backward(x, weight=True):
     return row.plan(*plan, constants, **ce_backward.OPTIONS)
 
 
+def margins(x, p=1, gradient=False):
+    rows = x.shape[:-1]
+    grad = meta((), F32).expand(rows) if gradient else None
+    _, plan, constants = margin.prepare(x, meta(rows, I64), p, grad)
+    return row.plan(*plan, constants, **margin.OPTIONS)
+
+
 def cases():
     """bf16, and what differs in fp64. The names say which of a kernel's branches a plan has."""
     found = {}
@@ -79,11 +88,22 @@ def cases():
     found[f"general nll_loss {name}"] = picked(x)
     found[f"general nll_loss images {name}"] = picked(images)
     found[f"aligned nll_loss_backward {name}"] = picked_backward(x, weight=False)
+    for gradient, which in ((False, "multi_margin"), (True, "multi_margin_backward")):
+        for dtype in (BF16, F64):
+            found[f"aligned {which} {str(dtype)[6:]}"] = margins(meta((8192, 32000), dtype), 2, gradient)
+        found[f"aligned {which} short {name}"] = margins(short, 1, gradient)
+        found[f"aligned {which} few long {name}"] = margins(few, 1, gradient)
+        found[f"aligned {which} many long {name}"] = margins(many, 2, gradient)
+        found[f"aligned {which} images {name}"] = margins(images.mT, 2, gradient)
+        found[f"aligned {which} few long columns {name}"] = margins(tall.mT, 1, gradient)
+        found[f"aligned {which} wide {name}"] = margins(huge, 1, gradient)
+        found[f"general {which} transposed {name}"] = margins(across[:, 1:], 1, gradient)
+        found[f"general {which} odd {name}"] = margins(odd, 2, gradient)
     return found
 
 
 def covered(plans):
-    """Rows whole, in parts and split; class indices and probabilities, with smoothing and without."""
+    """Rows whole, in parts and split; class indices and probabilities, with smoothing and without; both powers."""
     seen = {
         (plan.kernel.fn.__name__, *(bool(plan.constants.get(name)) for name in ("SHARES", "SMOOTH"))) for plan in plans
     }
@@ -96,3 +116,7 @@ def covered(plans):
         if plan.kernel is ce.CROSS_ENTROPY
     }
     assert {(True, False, False), (False, False, False), (False, True, False), (False, False, True)} <= cut
+    both = {(plan.constants["SQUARE"], plan.constants["SPLIT"], bool(plan.constants["DX"])) for plan in plans
+            if plan.kernel is margin.MULTI_MARGIN}  # fmt: skip
+    assert {(square, False, dx) for square in (False, True) for dx in (False, True)} <= both
+    assert {(False, True, False), (False, True, True)} <= both

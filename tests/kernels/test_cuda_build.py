@@ -26,6 +26,8 @@ SOURCES = {  # those on the elementwise loop: path -> which skeleton
 SELECTION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCANS = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "scan.cuh"' in p.read_text()]
 IMAGES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "moments.cuh"' in p.read_text()]
+VOLUMES = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "volumes.cuh"' in p.read_text()]
+VARIATION = [p for p in sorted((ROOT / "csrc" / "cuda").rglob("*.cu")) if '#include "neighbours.cuh"' in p.read_text()]
 # shared by safe_gather and safe_index_select: with CUB's sort, and the sums
 INDEXED, SUMS = (ROOT / f"csrc/cuda/selection/{name}.cu" for name in ("indexed", "run_sums"))
 ARCHS = ("80", "90", "100", "120")
@@ -240,6 +242,43 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
 
 
 @needs_library
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", VOLUMES, ids=lambda s: s.stem)
+def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
+    """Of a window and each slice that it sees: two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
+    table, report = (demangled(t) for t in built[source.stem, arch])
+    assert not not_resident(report)
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    tiles = {
+        name: row["registers"] for name, row in report.items() if re.search("(ssim_volume|slope|blur)_kernel", name)
+    }
+    assert len(tiles) == (9 if "backward" in source.stem else 6), list(tiles)
+    assert all(registers <= (128 if "<float" in name else 255) for name, registers in tiles.items()), tiles
+
+
+@needs_library
+@pytest.mark.skipif(shutil.which("c++filt") is None, reason="no c++filt: kernel names cannot be read here")
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("source", VARIATION, ids=lambda s: s.stem)
+def test_total_variation_moves_packets_without_spills(built, source, arch):
+    """Of rows that follow each other: five have a thread's pixels and neighbours forward, six backward."""
+    table, report = (demangled(t) for t in built[source.stem, arch])
+    assert not not_resident(report)
+    wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
+    assert not wrong, "local memory, or accesses not known to be global"
+    packed = {name: row for name, row in table.items() if "<Packed" in name}
+    assert len(packed) == 8
+    backward = "backward" in source.stem
+    for name, row in packed.items():
+        assert row["LDG.128"] >= 5 + backward and row.get("STG.128", 0) == 4 * backward, (name, row)
+        (registers,) = [r["registers"] for other, r in report.items() if other == name]
+        blocks = 65536 // (-(-registers // 8) * 8 * 256)
+        assert blocks * 256 * (5 + backward) * 16 >= 40 * 1024, (name, registers)
+
+
+@needs_library
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_sort_compiles_without_spills_or_stack(built, arch):
     """CUB's kernels, of the one sort that is instantiated."""
@@ -364,5 +403,6 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     backward = {"masked_select": ""}  # the others' own: masked_select's is masked_scatter
     functions += [path.stem for path in SELECTION] + ["safe_gather", "safe_index_select"]
     names = [f"_{f}{side}" for f in functions for side in ("", backward.get(f, "_backward"))]
-    for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", "_ssim", "_ssim_backward", *names):
+    for name in ("_masked_fill", "_health_", "_pick_", "_grad_norm", "_scale_", "_ssim", "_ssim_backward",
+                 "_total_variation", "_total_variation_backward", *names):  # fmt: skip
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"safeops::{name}", "CUDA"), name

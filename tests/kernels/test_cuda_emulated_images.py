@@ -11,7 +11,9 @@ from safeops._torch import schema
 from safeops.ops.images import _ssim
 from tests.kernels.emulated import FLOATS, ROOT, compiled, needs_compiler
 
-SOURCES = [ROOT / f"csrc/cuda/images/{name}.cu" for name in ("ssim", "ssim_backward")]
+SOURCES = [
+    ROOT / f"csrc/cuda/images/{name}.cu" for name in ("ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward")
+]
 NAN = float("nan")
 pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
@@ -100,7 +102,7 @@ def test_tiles(ops, sides, size, same, by_window):
 
 @each_padding
 @pytest.mark.parametrize("wide", [False, True], ids=["fp32", "fp64"])
-@pytest.mark.parametrize("size", [1, 3, _ssim.LARGEST_ON_CUDA])
+@pytest.mark.parametrize("size", [1, 3, _ssim.LARGEST_ON_CUDA[4]])
 def test_windows_of_any_size(ops, size, wide, same):
     sides = (max(size, 12), size + 29)
     x, y = images(1, 1, *sides, dtype=torch.float64 if wide else torch.float32)
@@ -254,9 +256,9 @@ def test_nothing(ops):
 def test_unusable_operands_are_refused(ops):
     x = torch.rand(1, 1, 24, 24)
     for call, text in (
-        (lambda: ops._ssim(x[None], x[None], None, *options()), "two images"),
+        (lambda: ops._ssim(x[0], x[0], None, *options()), "two images"),
         (lambda: ops._ssim(x, x[..., 1:], None, *options()), "of one shape"),
-        (lambda: ops._ssim(x, x, None, *options(_ssim.LARGEST_ON_CUDA + 2)), f"at most {_ssim.LARGEST_ON_CUDA}"),
+        (lambda: ops._ssim(x, x, None, *options(_ssim.LARGEST_ON_CUDA[4] + 2)), f"at most {_ssim.LARGEST_ON_CUDA[4]}"),
         (lambda: ops._ssim(x, x, None, *options(4)), "win_size must be odd"),
         (lambda: ops._ssim(x.long(), x, None, *options()), "input must be float16"),
         (lambda: ops._ssim(x, x, torch.ones(24), *options()), "mask must be bool"),

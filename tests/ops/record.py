@@ -28,7 +28,8 @@ class Record:
     gpu          (n, dtype, seed) -> the op on n elements of a GPU, as a `tests.ops.gpu.Case`.
     kernel_call  what to change in `call` so that it has a kernel.
     no_route     why the route of `call` cannot be watched.
-    launches     of a GPU: ((kernels, memory operations) forward, the same backward, None where the size decides).
+    launches     of a GPU: ((kernels, memory operations) forward, or what gives them of n; the same backward, None where
+                 the size decides).
     workspace    bytes an element that a GPU needs beside the results: sorted keys, a mask's ranks.
     variants     {name: (samples, fields)}: further subjects, of what the kernels do not compute.
     subjects     further subjects, ready made.

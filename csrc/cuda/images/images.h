@@ -12,19 +12,20 @@ namespace safeops::cuda {
 // three blocks (csrc/cuda/images/README.md has the account).
 template <class C>
 constexpr int kWindows = sizeof(C) == 8 ? 28 : 42;
-constexpr int kLargest = 21;  // pixels along a window's side; safeops/ops/images/_ssim.py sends larger ones elsewhere
+// Pixels along a window's side; safeops/ops/images/_ssim.py sends larger ones elsewhere.
+constexpr int kLargest = 21, kLargestOfVolumes = 11;
 
 // What has the shape of an image: where it begins, and its strides in bytes.
 struct Field {
   char* base = nullptr;  // null: there is none
   Type type = kF32;
-  int64_t n = 0, c = 0, row = 0, column = 0;
+  int64_t n = 0, c = 0, row = 0, column = 0, slice = 0;
 };
 
 template <class C>
 struct Images {
   Field x, y, mask;
-  int height, width, window_rows, window_columns;
+  int depth, height, width, window_slices, window_rows, window_columns;  // (of an image one slice)
   uint32_t channels, down, across;  // down x across tiles in each plane (n, c)
   int size, before;                 // of a window: its side, and how many pixels it begins before its own place
   C scale, c1, c2;
@@ -44,7 +45,9 @@ inline Field field(const Tensor& t, Type type, const Shape& shape) {
   int64_t stride[safeops::kMaxDims];
   expand_strides(view.ndim, view.sizes, view.strides, shape, stride);
   const int64_t bytes = size_of(type);
-  return {view.data, type, stride[0] * bytes, stride[1] * bytes, stride[2] * bytes, stride[3] * bytes};
+  const int row = shape.ndim - 2;
+  return {view.data,           type, stride[0] * bytes, stride[1] * bytes, stride[row] * bytes, stride[row + 1] * bytes,
+          row > 2 ? stride[2] * bytes : 0};
 }
 
 // What the kernels ask of their operands.
@@ -58,18 +61,26 @@ struct Checked {
       : shape(View(input).shape()), map(shape), x(float_type(input, op, "input")), y(float_type(target, op, "target")),
         wide(x == kF64 || y == kF64), shared(mask || o.same) {
     check_device(target, input, op, "target");
-    STD_TORCH_CHECK(shape.ndim == 4 && View(target).shape().is(shape.ndim, shape.size), op,
-                    ": needs two images (N, C, H, W) of one shape");
+    STD_TORCH_CHECK((shape.ndim == 4 || shape.ndim == 5) && View(target).shape().is(shape.ndim, shape.size), op,
+                    ": needs two images (N, C, H, W), or volumes (N, C, D, H, W), of one shape");
     constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // places beside a tile, too, are counted in 32 bits
-    STD_TORCH_CHECK(shape.size[2] < kMost && shape.size[3] < kMost, op, ": images of more than 2^31 rows or columns");
-    const bool good = o.size % 2 && o.size > 0 && o.size <= kLargest;
-    STD_TORCH_CHECK(good, op, ": win_size must be odd and at most ", kLargest);
+    for (int d = 2; d < shape.ndim; ++d)
+      STD_TORCH_CHECK(shape.size[d] < kMost, op, ": images of more than 2^31 rows or columns");
+    const int largest = shape.ndim == 5 ? kLargestOfVolumes : kLargest;
+    STD_TORCH_CHECK(o.size % 2 && o.size > 0 && o.size <= largest, op, ": win_size must be odd and at most ", largest);
     if (mask) {
       check_device(*mask, input, op, "mask");
       STD_TORCH_CHECK(dtype_of(*mask) == DType::kBool, op, ": mask must be bool");
     }
-    for (int d = 2; d < 4 && !o.same; ++d) map.size[d] = shape.size[d] < o.size ? 0 : shape.size[d] - o.size + 1;
+    for (int d = 2; d < shape.ndim && !o.same; ++d)
+      map.size[d] = shape.size[d] < o.size ? 0 : shape.size[d] - o.size + 1;
   }
+};
+
+struct Gradients {
+  Field grad;    // of the map; or of the sums (3, N, C), whose first dim is its rows
+  bool by_window;
+  Field dx, dy;  // none where not wanted
 };
 
 // step: from tile to tile along each dim, of `rows` x `columns`.
@@ -80,8 +91,10 @@ Images<C> make_images(const Tensor& input, const Tensor& target, const std::opti
   images.x = field(input, is.x, is.shape), images.y = field(target, is.y, is.shape);
   if (mask) images.mask = field(*mask, kBool, is.shape);
   images.channels = uint32_t(is.shape.size[1]);
-  images.height = int(is.shape.size[2]), images.width = int(is.shape.size[3]);
-  images.window_rows = int(is.map.size[2]), images.window_columns = int(is.map.size[3]);
+  const int row = is.shape.ndim - 2;
+  images.depth = row > 2 ? int(is.shape.size[2]) : 1, images.window_slices = row > 2 ? int(is.map.size[2]) : 1;
+  images.height = int(is.shape.size[row]), images.width = int(is.shape.size[row + 1]);
+  images.window_rows = int(is.map.size[row]), images.window_columns = int(is.map.size[row + 1]);
   images.down = uint32_t((sizes[0] + step - 1) / step), images.across = uint32_t((sizes[1] + step - 1) / step);
   images.size = int(o.size), images.before = o.same ? int(o.size / 2) : 0;
   images.scale = C(1 / o.data_range);

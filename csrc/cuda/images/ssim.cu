@@ -3,6 +3,8 @@
 // tiles of a plane.
 // I/O: reads x, y, mask, where tiles meet more than once; writes the map, or three numbers of a plane.
 #include "moments.cuh"
+#include "parts.cuh"
+#include "ssim_volumes.h"
 
 namespace safeops::cuda {
 namespace {
@@ -51,31 +53,6 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   store(p, total.loss), store(p + step, total.contrast), store(p + 2 * step, total.count);
 }
 
-// A row of parts for each block, and their sum.
-struct Parts {
-  const char* parts;
-  char* out;
-  int64_t count;
-};
-
-__global__ void merge_kernel(const __grid_constant__ Parts parts) {
-  constexpr int kAtOnce = 8;
-  const char* row = parts.parts + blockIdx.x * parts.count * int64_t(sizeof(double));
-  double sum = 0;
-#pragma unroll 1
-  for (int64_t i = threadIdx.x; i < parts.count; i += kThreads * kAtOnce) {
-    double part[kAtOnce] = {};
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u)
-      if (i + u * kThreads < parts.count) part[u] = load<double>(row + (i + u * kThreads) * int64_t(sizeof(double)));
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) sum += part[u];
-  }
-  double* scratch = reinterpret_cast<double*>(shared_memory());
-  sum = block_reduce<kThreads>(sum, scratch, [](double a, double b) { return a + b; });
-  if (threadIdx.x == 0) store(parts.out + blockIdx.x * sizeof(double), sum);
-}
-
 Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, double data_range,
             int64_t win_size, double win_sigma, double k1, double k2, bool same, bool by_window) {
   constexpr const char* kOp = "safeops::_ssim";
@@ -87,6 +64,11 @@ Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tenso
   const Type type = is.wide ? kF64 : kF32;
   const Tensor out =
       by_window ? safeops::empty(is.map, DType(type), input) : safeops::empty(Shape(3, shape), DType::kDouble, input);
+  if (is.shape.ndim == 5) {
+    ssim_of_volumes(out, input, target, mask, options, is, by_window);
+    check_launch(kOp);
+    return out;
+  }
   const cudaStream_t stream = current_stream(input);
   const auto run = [&](auto compute, auto known, auto shared) {
     using C = decltype(compute);
@@ -104,9 +86,8 @@ Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tenso
       launch({Field(), sums});
     } else if (planes) {  // (the sums of no tiles are 0)
       const Tensor workspace = safeops::empty(Shape(1, &parts), DType::kDouble, input);
-      const Parts all{static_cast<char*>(workspace.data_ptr()), sums, tiles};
       if (tiles) launch({Field(), static_cast<char*>(workspace.data_ptr())});
-      start_blocks(merge_kernel, unsigned(3 * planes), kThreads, kThreads / 32 * int(sizeof(double)), stream, all);
+      merge_parts({static_cast<char*>(workspace.data_ptr()), sums, tiles}, 3 * planes, stream);
     }
   };
   by_kind(is.wide, is.shared, win_size, run);

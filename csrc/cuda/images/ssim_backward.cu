@@ -7,15 +7,10 @@
 #include <tuple>
 
 #include "moments.cuh"
+#include "ssim_volumes.h"
 
 namespace safeops::cuda {
 namespace {
-
-struct Gradients {
-  Field grad;    // of the map; or of the sums (3, N, C), whose first dim is its rows
-  bool by_window;
-  Field dx, dy;  // none where not wanted
-};
 
 template <class C, int kSize, bool kShared>
 __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
@@ -124,6 +119,11 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& input
   }
   if (need_input) to.dx = field(dx, is.x, is.shape);
   if (need_target) to.dy = field(dy, is.y, is.shape);
+  if (is.shape.ndim == 5) {
+    if (need_input || need_target) ssim_of_volumes_backward(to, input, target, mask, options, is);
+    check_launch(kOp);
+    return {dx, dy};
+  }
   const cudaStream_t stream = current_stream(input);
   const auto run = [&](auto compute, auto known, auto shared) {
     using C = decltype(compute);

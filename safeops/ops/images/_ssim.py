@@ -144,7 +144,8 @@ _backward = declare_raw(
 
 # ---- record
 
-LARGEST_ON_CUDA = 21  # win_size: a tile of such windows fits into the shared memory of any GPU
+# win_size, by the dims of the input: what a tile of such windows needs, any GPU has of shared memory and registers.
+LARGEST_ON_CUDA = {4: 21, 5: 11}
 
 
 class StructuralSimilarity(Op):
@@ -163,7 +164,7 @@ class StructuralSimilarity(Op):
         self.validate(input, target, mask, options, by_window)
         data_range, win_size, win_sigma, k1, k2, padding = options
         operands = input, target, mask, data_range, win_size, win_sigma, k1, k2, padding == "same", by_window
-        takes = not input.is_cuda or (input.dim() == 4 and win_size <= LARGEST_ON_CUDA)
+        takes = not input.is_cuda or win_size <= LARGEST_ON_CUDA[input.dim()]
         return takes, operands
 
     def validate(self, input, target, mask, options, by_window):
@@ -269,8 +270,8 @@ ARGUMENTS = """\
             NaN, inf or garbage there changes neither the result nor a gradient, and their own gradient is exactly 0.
         {own}
         data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
-        win_size: how many pixels a window has along each dim: odd. On CUDA there is a kernel for (N, C, H, W) and
-            windows of up to 21; larger ones, and volumes, run as plain torch operations.
+        win_size: how many pixels a window has along each dim: odd. On CUDA there are kernels for windows of up to 21
+            pixels in (N, C, H, W) and 11 in (N, C, D, H, W); larger ones run as plain torch operations.
         win_sigma: standard deviation of the Gaussian that weighs them, in pixels.
         k1: constant of the luminance, at least 1e-15: C1 = (k1 data_range)^2.
         k2: constant of the contrast, at least 1e-15: C2 = (k2 data_range)^2.

@@ -49,7 +49,7 @@ _backward = declare_raw(
 class TotalVariation(Op):
     """The op is the sum over each image; what is made of it is a few numbers."""
 
-    example = "torch.zeros(1, 3, 16, 16)"
+    owner, example = "C++/CUDA", "torch.zeros(1, 3, 16, 16)"
 
     def prepare(self, input, mask):
         self.validate(input, mask)

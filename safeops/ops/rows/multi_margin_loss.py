@@ -45,11 +45,13 @@ _forward = declare_raw(
     "(Tensor input, Tensor place, float margin=1.0, int p=1) -> Tensor",
     fake=lambda input, place, margin, p: input.new_empty(place.shape, dtype=compute_dtype(input.dtype)),
     composite=define,
+    triton="rows.multi_margin_loss.multi_margin_loss",
 )
 _backward = declare_raw(
     "_multi_margin_loss_backward",
     "(Tensor grad, Tensor input, Tensor place, float margin=1.0, int p=1) -> Tensor",
     fake=lambda grad, input, place, margin, p: like(input, input.shape, input.dtype),
+    triton="rows.multi_margin_loss.multi_margin_loss_backward",
 )
 
 # ---- record

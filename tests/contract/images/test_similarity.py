@@ -115,7 +115,7 @@ def test_rounding_makes_no_variance_negative(route, padding):
 
 @pytest.mark.parametrize("name", [*SIMILARITIES, "ms_ssim"])
 def test_what_the_cuda_kernel_takes(name):
-    """Volumes, and windows of which a tile has no room in shared memory, take the composite there."""
+    """Windows of which a tile has no room in shared memory, or in registers, take the composite there."""
     with FakeTensorMode():
         image, volume = (torch.empty(1, 1, *[48] * dims, device="cuda") for dims in (2, 3))
 
@@ -123,8 +123,9 @@ def test_what_the_cuda_kernel_takes(name):
         return registry[name].prepare(x, x, None, (1.0, size, 1.5, 0.01, 0.03, "valid"), False)[0]
 
     assert takes(image, 3) and takes(image, 11) and takes(image, 21)
-    assert not takes(image, 23) and not takes(volume, 11)
-    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 11, 11, 11), 11)  # a CPU's has no limits
+    assert takes(volume, 3) and takes(volume, 11)
+    assert not takes(image, 23) and not takes(volume, 13)
+    assert takes(torch.zeros(1, 1, 48, 48), 23) and takes(torch.zeros(1, 1, 13, 13, 13), 13)  # a CPU's has no limits
 
 
 # ---- masks

@@ -1,0 +1,261 @@
+// Pixels beside their neighbours along the spatial dims, whatever their dtype, strides and mask. A thread has a packet
+// (16 bytes, or one element) of each of a few rows that follow each other: what it reads of a row serves those on both
+// sides of it.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "cuda/engine/launch.cuh"
+#include "cuda/engine/packets.cuh"
+#include "cuda/engine/tensors.h"
+
+namespace safeops::cuda {
+namespace {
+
+constexpr int kBlock = 256, kRows = 4;  // threads; rows of a thread
+constexpr int kMostBlocks = 4096;       // of an image: so few parts are added up at once
+
+// ---- what a thread holds of a row: a packet of a type, or an element of any
+
+template <class Codec>
+struct Packed {
+  using Value = typename Codec::Value;
+  using Word = typename Codec::Raw;
+  static constexpr int kElements = 16 / sizeof(Word);
+  uint4 raw;
+
+  __device__ void read(const char* p, Type) { raw = load<uint4>(p); }
+  __device__ Value get(int k, Type) const { return Codec::decode(packet_get<Word>(raw, k)); }
+  static __device__ Word read_one(const char* p, Type) { return load<Word>(p); }
+  static __device__ Value decode(Word word, Type) { return Codec::decode(word); }
+  static __device__ void write(char* p, const Value* value, Type) {
+    Word words[kElements];
+#pragma unroll
+    for (int k = 0; k < kElements; ++k) words[k] = Codec::encode(value[k]);
+    store(p, packet_of(words));
+  }
+};
+
+template <class C>
+struct Single {
+  using Value = C;
+  using Word = typename Dynamic<C>::Word;
+  static constexpr int kElements = 1;
+  Word raw;
+
+  __device__ void read(const char* p, Type type) { raw = read_one(p, type); }
+  __device__ Value get(int, Type type) const { return decode(raw, type); }
+  static __device__ Word read_one(const char* p, Type type) { return load_raw<Word>(p, type); }
+  static __device__ Value decode(Word word, Type type) { return Dynamic<C>::decode(word, type); }
+  static __device__ void write(char* p, const Value* value, Type type) {
+    store_raw(p, type, Dynamic<C>::encode(value[0], type));
+  }
+};
+
+// ---- the walk
+
+struct Dim {
+  int64_t size = 1, step = 0;  // step: how far along it a pixel's neighbour lies; 0: not a spatial dim
+  int64_t x = 0, mask = 0, dx = 0;  // strides in bytes
+};
+
+// An image's dims, nearest in memory first: packets lie along the first, rows along the second.
+struct Walk {
+  Type type;
+  const char *x, *mask = nullptr;
+  char* dx = nullptr;
+  int64_t x_image, mask_image = 0, dx_image = 0;  // strides in bytes
+  Dim dim[4];
+  Divider packets, groups, planes;      // of a row; of rows; along dim[2]
+  uint32_t units, blocks, block_units;  // of an image: what threads take at a time, blocks; units of a block
+};
+
+// kBefore: with the row before the first, whose neighbour it is.
+template <class T, bool kMask, bool kBefore>
+struct Patch {
+  using Value = typename T::Value;
+  static constexpr int V = T::kElements, kHeld = kRows + 1 + kBefore;
+  static constexpr unsigned kAll = (1u << V) - 1;
+
+  const Walk& walk;
+  int64_t at[4];         // of its first pixel
+  const char *x, *mask;  // likewise
+  T row[kHeld];
+  unsigned keep[kHeld];  // a bit for each element that is kept; none of a row that is not there
+
+  __device__ Patch(const Walk& of, uint32_t image, uint32_t unit) : walk(of) {
+    const auto divide = [&](const Divider& by) {
+      const uint32_t next = (__umulhi(unit, by.multiplier) + unit) >> by.shift, rest = unit - next * by.divisor;
+      unit = next;
+      return int64_t(rest);
+    };
+    at[0] = divide(of.packets) * V, at[1] = divide(of.groups) * kRows, at[2] = divide(of.planes), at[3] = unit;
+    x = of.x + image * of.x_image, mask = of.mask + image * of.mask_image;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) x += at[d] * of.dim[d].x, mask += at[d] * of.dim[d].mask;
+#pragma unroll
+    for (int i = 0; i < kHeld; ++i) {
+      const int r = i - kBefore;
+      const bool own = r >= 0 && r < kRows;  // the others only where they are neighbours
+      fetch(r, 0, 0, at[1] + r >= 0 && has(r) && (own || of.dim[1].step), row[i], keep[i]);
+    }
+  }
+
+  __device__ bool has(int i) const { return at[1] + i < walk.dim[1].size; }
+
+  // What lies in row i, `pixels` further on along dim d.
+  __device__ void fetch(int i, int d, int64_t pixels, bool there, T& to, unsigned& kept) const {
+    to = T(), kept = 0;
+    if (!there) return;
+    to.read(x + i * walk.dim[1].x + pixels * walk.dim[d].x, walk.type);
+    kept = kAll;
+    if constexpr (kMask) kept = bits(mask + i * walk.dim[1].mask + pixels * walk.dim[d].mask);
+  }
+
+  // An element of row i, beside its packet.
+  struct Beside {
+    typename T::Word word;
+    unsigned kept;
+  };
+  __device__ Beside beside(int i, int64_t pixels) const {
+    const Dim& dim = walk.dim[0];
+    const bool there = has(i) && dim.step && at[0] + pixels >= 0 && at[0] + pixels < dim.size;
+    if (!there) return {0, 0};
+    const unsigned kept = kMask ? load<uint8_t>(mask + i * walk.dim[1].mask + pixels * dim.mask) != 0 : 1;
+    return {T::read_one(x + i * walk.dim[1].x + pixels * dim.x, walk.type), kept};
+  }
+
+  // f(i, packet, kept) for each row i, of what lies `pixels` further on along dim d, one of the last two.
+  template <class F>
+  __device__ void elsewhere(int d, int pixels, const F& f) const {
+    const int64_t there = (d == 2 ? at[2] : at[3]) + pixels;
+    if (walk.dim[d].step == 0 || there < 0 || there >= walk.dim[d].size) return;
+    T other[kRows];
+    unsigned kept[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) fetch(i, d, pixels, has(i), other[i], kept[i]);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) f(i, other[i], kept[i]);
+  }
+
+  // f(k, a - b) for the elements k of which both are kept. Others are 0: selected before they are looked at.
+  template <class F>
+  __device__ void pairs(const T& a, unsigned kept, const T& b, const F& f) const {
+    if (kept == 0) return;
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const Value d = a.get(k, walk.type) - b.get(k, walk.type);
+      f(k, !kMask || (kept >> k & 1) ? d : Value(0));
+    }
+  }
+  // The same of neighbours in a packet: f(k, element k - element k + 1).
+  template <class F>
+  __device__ void inner_pairs(const T& a, unsigned kept, const F& f) const {
+    if constexpr (V > 1) {
+      if (walk.dim[0].step == 0 || kept == 0) return;
+#pragma unroll
+      for (int k = 0; k + 1 < V; ++k) {
+        const Value d = a.get(k, walk.type) - a.get(k + 1, walk.type);
+        f(k, !kMask || (kept >> k & 1) ? d : Value(0));
+      }
+    }
+  }
+
+ private:
+  __device__ unsigned bits(const char* p) const {
+    if (V == 1 || walk.dim[0].mask == 0) return load<uint8_t>(p) ? kAll : 0;
+    const auto nibble = [](uint32_t bytes) { return (__vminu4(bytes, 0x01010101u) * 0x01020408u) >> 24 & 15; };
+    if constexpr (V == 2) return nibble(load<uint16_t>(p));
+    if constexpr (V == 4) return nibble(load<uint32_t>(p));
+    const uint64 bytes = load<uint64>(p);
+    return nibble(uint32_t(bytes)) | nibble(uint32_t(bytes >> 32)) << 4;
+  }
+};
+
+// body(image, unit) for what this thread takes.
+template <class Body>
+__device__ void each_unit(const Walk& walk, const Body& body) {
+  const uint32_t image = blockIdx.x / walk.blocks, first = blockIdx.x % walk.blocks * walk.block_units;
+  const uint32_t left = walk.units - first, last = first + (left < walk.block_units ? left : walk.block_units);
+#pragma unroll 1
+  for (uint32_t unit = first + threadIdx.x; unit < last; unit += kBlock) body(image, unit);
+}
+
+// ---- host
+
+// dx: of x's shape, or none. elements: of a packet of 16 bytes, where all rows are made of whole ones; else 1.
+Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Tensor* dx, const char* op,
+               int& elements) {
+  const safeops::View x(input);
+  STD_TORCH_CHECK(x.ndim == 4 || x.ndim == 5, op, ": needs (N, C, H, W) or (N, C, D, H, W)");
+  Walk walk;
+  walk.type = float_type(input, op, "input"), walk.x = x.data;
+  const Shape shape = x.shape();
+  int64_t of_mask[safeops::kMaxDims] = {};
+  if (mask) {
+    const safeops::View m(*mask);
+    check_device(*mask, input, op, "mask");
+    STD_TORCH_CHECK(m.dtype == DType::kBool, op, ": mask must be bool");
+    expand_strides(m.ndim, m.sizes, m.strides, shape, of_mask);
+    walk.mask = m.data, walk.mask_image = of_mask[0];
+  }
+  const int64_t size = size_of(walk.type);
+  walk.x_image = x.strides[0] * size;
+  int64_t of_dx[safeops::kMaxDims] = {};
+  if (dx) {
+    const safeops::View d(*dx);
+    for (int i = 0; i < d.ndim; ++i) of_dx[i] = d.strides[i] * size;
+    walk.dx = d.data, walk.dx_image = of_dx[0];
+  }
+  int dims = 0;
+  const auto farther = [](const Dim& a, const Dim& b) { return b.x && (a.x == 0 || a.x > b.x); };
+  for (int d = shape.ndim - 1; d > 0; --d) {
+    if (shape.size[d] == 1) continue;
+    const Dim dim{shape.size[d], d > 1, x.strides[d] * size, of_mask[d], of_dx[d]};
+    int at = dims++;
+    for (; at > 0 && farther(walk.dim[at - 1], dim); --at) walk.dim[at] = walk.dim[at - 1];
+    walk.dim[at] = dim;
+  }
+  Dim &near = walk.dim[0], &next = walk.dim[1];
+  const int64_t n = near.size;
+  if (near.step == 0 && next.step && next.x == n * near.x && next.mask == n * near.mask && next.dx == n * near.dx) {
+    next.step = n, next.size *= n, next.x = near.x, next.mask = near.mask, next.dx = near.dx;  // channels come last
+    std::copy(walk.dim + 1, walk.dim + 4, walk.dim), walk.dim[3] = Dim();
+  }
+
+  elements = int(16 / size);
+  const auto whole = [&](const char* base, int64_t image, int64_t Dim::*stride, int64_t element) {
+    int64_t odd = int64_t(uintptr_t(base)) | image;
+    for (int d = 1; d < 4; ++d) odd |= walk.dim[d].*stride;
+    return near.*stride == element && odd % (elements * element) == 0;
+  };
+  const bool masks = !mask || near.mask == 0 || whole(walk.mask, walk.mask_image, &Dim::mask, 1);
+  if (near.size % elements || near.step > 1 || !masks || !whole(walk.x, walk.x_image, &Dim::x, size) ||
+      (dx && !whole(walk.dx, walk.dx_image, &Dim::dx, size)))
+    elements = 1;
+
+  const int64_t packets = near.size / elements, groups = (next.size + kRows - 1) / kRows;
+  const int64_t units = shape.numel() ? packets * groups * walk.dim[2].size * walk.dim[3].size : 0;
+  const int64_t block_units = (units + kMostBlocks * kBlock - 1) / (kMostBlocks * kBlock) * kBlock;
+  const int64_t blocks = units ? (units + block_units - 1) / block_units : 0;
+  constexpr int64_t kLimit = int64_t(1) << 31;
+  STD_TORCH_CHECK(units < kLimit && shape.size[0] * blocks < kLimit, op, ": too many pixels");
+  walk.units = uint32_t(units), walk.blocks = uint32_t(blocks), walk.block_units = uint32_t(block_units);
+  if (units) walk.packets = Divider(packets), walk.groups = Divider(groups), walk.planes = Divider(walk.dim[2].size);
+  return walk;
+}
+
+// run(T(), whether there is a mask) of those that are compiled.
+template <class Run>
+void by_kind(const Walk& walk, int elements, const Run& run) {
+  const auto with = [&](auto held) { walk.mask ? run(held, std::true_type()) : run(held, std::false_type()); };
+  if (elements == 1) return walk.type == kF64 ? with(Single<double>()) : with(Single<float>());
+  if (walk.type == kF16) with(Packed<F16>());
+  if (walk.type == kBF16) with(Packed<BF16>());
+  if (walk.type == kF32) with(Packed<F32>());
+  if (walk.type == kF64) with(Packed<F64>());
+}
+
+}  // namespace
+}  // namespace safeops::cuda

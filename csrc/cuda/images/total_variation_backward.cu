@@ -1,0 +1,95 @@
+// total_variation: the gradient, g sum sign(x - neighbour).
+// I/O: reads x and the mask, from the cache once more where threads meet; writes dx.
+#include "neighbours.cuh"
+
+namespace safeops::cuda {
+namespace {
+
+struct Upstream {
+  const char* grad;  // fp64, one number for each image
+  int64_t image;     // stride in bytes
+};
+
+template <class T, bool kMask>
+__global__ void __launch_bounds__(kBlock, 2)
+    total_variation_backward_kernel(const __grid_constant__ Walk walk, const __grid_constant__ Upstream upstream) {
+  using C = typename T::Value;
+  each_unit(walk, [&](uint32_t image, uint32_t unit) {
+    using P = Patch<T, kMask, true>;
+    constexpr int V = P::V;
+    const C g = C(load<double>(upstream.grad + image * upstream.image));
+    const P p(walk, image, unit);
+    typename P::Beside left[kRows], right[kRows];
+    const int64_t step = V == 1 ? walk.dim[0].step : 1;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) left[i] = p.beside(i, -step), right[i] = p.beside(i, V - 1 + step);
+    const auto sign = [](C d) { return fabs(d) > 0 ? copysign(C(1), d) : d; };  // 0 of equal ones, NaN of NaN
+    C sum[P::kHeld][V] = {};
+    unsigned paired[P::kHeld] = {};
+    if (walk.dim[1].step) {
+#pragma unroll
+      for (int i = 0; i + 1 < P::kHeld; ++i) {
+        const unsigned both = p.keep[i] & p.keep[i + 1];
+        paired[i] |= both, paired[i + 1] |= both;
+        p.pairs(p.row[i], both, p.row[i + 1], [&](int k, C d) { sum[i][k] += sign(d), sum[i + 1][k] -= sign(d); });
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      const T& row = p.row[i + 1];
+      const unsigned keep = p.keep[i + 1], both = V > 1 && walk.dim[0].step ? keep & keep >> 1 : 0;
+      C(&to)[V] = sum[i + 1];
+      const unsigned with_left = left[i].kept & keep & 1, with_right = right[i].kept & keep >> (V - 1) & 1;
+      paired[i + 1] |= both | both << 1 | with_left | with_right << (V - 1);
+      p.inner_pairs(row, both, [&](int k, C d) { to[k] += sign(d), to[k + 1 < V ? k + 1 : 0] -= sign(d); });
+      if (with_left) to[0] += sign(row.get(0, walk.type) - T::decode(left[i].word, walk.type));
+      if (with_right) to[V - 1] += sign(row.get(V - 1, walk.type) - T::decode(right[i].word, walk.type));
+    }
+#pragma unroll 1
+    for (int j = 4; j < 8; ++j)  // before and behind, along the other dims
+      p.elsewhere(j / 2, j % 2 ? 1 : -1, [&](int i, const T& other, unsigned kept) {
+        const unsigned both = kept & p.keep[i + 1];
+        paired[i + 1] |= both;
+        p.pairs(p.row[i + 1], both, other, [&](int k, C d) { sum[i + 1][k] += sign(d); });
+      });
+    char* dx = walk.dx + image * walk.dx_image;
+#pragma unroll
+    for (int d = 0; d < 4; ++d) dx += p.at[d] * walk.dim[d].dx;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i, dx += walk.dim[1].dx) {
+      if (!p.has(i)) continue;
+      C value[V];
+#pragma unroll
+      for (int k = 0; k < V; ++k) value[k] = paired[i + 1] >> k & 1 ? g * sum[i + 1][k] : C(0);  // 0 if g is NaN, too
+      T::write(dx, value, walk.type);
+    }
+  });
+}
+
+Tensor total_variation_backward(const Tensor& grad, const Tensor& input, const std::optional<Tensor>& mask) {
+  constexpr const char* kOp = "safeops::_total_variation_backward";
+  check_device(grad, input, kOp, "grad");
+  const safeops::View x(input), g(grad);
+  const bool good = x.ndim && g.dtype == DType::kDouble && g.ndim == 2 && g.sizes[0] == 2 && g.sizes[1] == x.sizes[0];
+  STD_TORCH_CHECK(good, kOp, ": grad must be float64 of shape (2, N)");
+  const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
+  const Tensor dx = output_like(input, x.shape(), float_type(input, kOp, "input"));
+  int elements;
+  const Walk walk = make_walk(input, mask, &dx, kOp, elements);
+  const int64_t images = x.sizes[0];
+  if (images && walk.blocks)
+    by_kind(walk, elements, [&](auto held, auto masked) {
+      start_blocks(total_variation_backward_kernel<decltype(held), masked()>, unsigned(images * walk.blocks), kBlock, 0,
+                   current_stream(input), walk, Upstream{g.data, g.strides[1] * int64_t(sizeof(double))});
+    });
+  check_launch(kOp);
+  return dx;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(safeops, CUDA, m) {
+  m.impl("_total_variation_backward", TORCH_BOX(&total_variation_backward));
+}
+
+}  // namespace safeops::cuda

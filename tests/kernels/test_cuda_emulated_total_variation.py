@@ -1,0 +1,188 @@
+"""The CUDA sources of total_variation, run on the CPU thread by thread, against the definition in fp64.
+
+Shown here are packets and rows and where they end, layouts, masks, sums of many blocks and both directions. What it
+cannot show: anything about a GPU. That is scripts/gpu_check.py.
+"""
+
+import pytest
+import torch
+
+from safeops._torch import schema
+from safeops.ops.images import total_variation as op
+from tests.kernels.emulated import FLOATS, ROOT, compiled, counter, needs_compiler
+
+FOLDER = ROOT / "csrc/cuda/images"
+SOURCES = [FOLDER / "total_variation.cu", FOLDER / "total_variation_backward.cu"]
+NAN, INF = float("nan"), float("inf")
+pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    return compiled(SOURCES, tmp_path_factory.mktemp("emulated") / "cuda_emulated_total_variation.so")
+
+
+@pytest.fixture(scope="module")
+def ops(built):
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
+    for raw in (op._forward, op._backward):
+        library.define(str(schema(raw)).removeprefix("safeops::"))
+    torch.ops.load_library(str(built))
+    yield torch.ops.safeops_emulated
+    library._destroy()
+
+
+def image(*shape, dtype=torch.float32, seed=0):
+    """Some neighbours are equal."""
+    torch.manual_seed(seed)
+    return (torch.randn(shape) * 4).round().div(4).to(dtype)
+
+
+def kept(*shape):
+    torch.manual_seed(3)
+    return torch.rand(shape) < 0.7
+
+
+def check(ops, x, mask=None, garbage=True):
+    if mask is not None and garbage:
+        x.masked_fill_(~mask, NAN)
+    got = ops._total_variation(x, mask)
+    leaf = (x if mask is None else torch.where(mask, x, 0)).double().clone().requires_grad_()
+    want = op.define(leaf, mask)
+    assert got.dtype == torch.float64 and torch.equal(got[1], want[1].detach())
+    assert torch.equal(got[0].isnan(), want[0].isnan())
+    rounding = 1e-12 if x.dtype == torch.float64 else 1e-6
+    assert ((got - want).nan_to_num(0).abs() <= rounding * want.nan_to_num(0).abs()).all(), (got, want)
+    grad = 0.75 - torch.arange(2.0 * len(x), dtype=torch.float64).reshape(len(x), 2).T  # sums of which are exact
+    dx = ops._total_variation_backward(grad, x, mask)
+    (slope,) = torch.autograd.grad(want, leaf, grad)
+    assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
+    assert mask is None or not dx[~mask.expand(x.shape)].any()
+    assert torch.equal(dx.isnan(), slope.isnan())
+    least = torch.finfo(x.dtype).eps * slope.nan_to_num(0).abs()
+    assert ((dx.double() - slope).nan_to_num(0).abs() <= least).all()
+    return got, dx
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "mask"])
+@pytest.mark.parametrize("shape", [(2, 3, 9, 16), (2, 2, 5, 13), (1, 2, 3, 5, 8), (2, 1, 4, 2, 7)], ids=str)
+def test_images_and_volumes(ops, shape, dtype, masked):
+    """Rows of whole packets and others; 5, 9 rows are more than a thread has."""
+    check(ops, image(*shape, dtype=dtype), kept(*shape) if masked else None)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1), (2, 3, 1, 1), (1, 1, 1, 40), (1, 1, 40, 1), (1, 1, 6, 1, 1), (2, 3, 8, 1)]
+)
+def test_sizes_of_one(ops, shape):
+    """What has no neighbour at all has gradient 0, of a gradient of NaN too."""
+    for mask in (None, kept(*shape)):
+        check(ops, image(*shape), mask)
+    if max(shape[2:]) == 1:
+        nan = torch.full((2, shape[0]), NAN, dtype=torch.float64)
+        assert not ops._total_variation_backward(nan, image(*shape), None).any()
+
+
+def test_a_pixel_whose_neighbours_are_masked_has_gradient_0(ops):
+    for width in (7, 8):
+        mask = torch.ones(1, 1, 7, width, dtype=torch.bool)
+        mask[..., 3, 2] = mask[..., 5, 2] = mask[..., 4, 1] = mask[..., 4, 3] = False
+        grad = torch.full((2, 1), NAN, dtype=torch.float64)
+        dx = ops._total_variation_backward(grad, image(1, 1, 7, width), mask)
+        assert dx[..., 4, 2] == 0 and torch.equal(
+            dx.isnan(), mask & (torch.arange(7 * width) != 4 * width + 2).view_as(mask)
+        )
+
+
+def layouts():
+    """(name, x, mask, whether by packets)"""
+    x, mask, last = image(2, 3, 6, 8), kept(2, 3, 6, 8), torch.channels_last
+    yield "channels last", x.contiguous(memory_format=last), mask.contiguous(memory_format=last), False
+    yield "channels last, a mask of pixels", x.contiguous(memory_format=last), mask[:, :1], False
+    yield "a mask of pixels", x, mask[:, :1], True
+    yield "a mask of columns", x, mask[0, 0, 0], True
+    yield "a mask of rows", x, mask[0, 0, :, :1], True
+    yield "a mask of images", x, torch.tensor([True, False]).reshape(2, 1, 1, 1), True
+    yield "one of all", x, torch.tensor(True), True
+    yield "a mask across", x, mask.mT.contiguous().mT, False
+    yield "a mask of odd rows", x, kept(2, 3, 6, 9)[..., :8], False
+    yield "transposed", x.mT.contiguous().mT, mask, False
+    yield "steps", image(2, 6, 12, 16)[:, ::2, ::2, ::2], mask, False
+    yield "rows of a larger image", image(2, 3, 6, 16)[..., :8], mask, True
+    yield "shifted", image(2, 3, 6, 9)[..., 1:], mask, False
+    yield "expanded", image(2, 1, 6, 8).expand(2, 3, 6, 8), mask[:, :1], True
+    yield "an expanded row", image(2, 3, 1, 8).expand(2, 3, 6, 8), None, True
+    yield "volumes, channels last", image(2, 3, 4, 5, 6).to(memory_format=torch.channels_last_3d), None, False
+    yield "depth nearest", image(1, 2, 5, 6, 8).permute(0, 1, 4, 3, 2), None, True
+
+
+@pytest.mark.parametrize("name, x, mask, packets", list(layouts()), ids=lambda p: p if isinstance(p, str) else "")
+def test_layouts(ops, built, name, x, mask, packets):
+    wide = counter(built)
+    wide()
+    check(ops, x, mask, garbage=x.is_contiguous())
+    assert (wide()[0] > 0) == packets
+
+
+def test_a_kept_nan_shows_and_inf(ops):
+    for value in (NAN, INF):
+        for width in (8, 9):
+            x = image(2, 1, 6, width)
+            x[0, 0, 3, 4] = value
+            x[1, 0, 0, 7] = x[1, 0, 1, 7] = INF  # inf - inf
+            check(ops, x)
+
+
+def test_blocks_are_added_up_the_same_whatever_their_order(ops):
+    x = image(1, 1, 200, 80, dtype=torch.float64)
+    got = check(ops, x)[0]
+    assert all(torch.equal(got, ops._total_variation(x, None)) for _ in range(3))
+    check(ops, image(3, 1, 100, 41), kept(3, 1, 100, 41))
+
+
+def test_units_beyond_a_blocks_threads(ops, tmp_path):
+    """A block takes several units where an image has too many blocks."""
+    header = (FOLDER / "neighbours.cuh").read_text()
+    assert "kMostBlocks = 4096" in header
+    (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 4096", "kMostBlocks = 2"))
+    sources = [tmp_path / path.name for path in SOURCES]
+    for source, path in zip(sources, SOURCES):
+        text = path.read_text().replace('"parts.cuh"', '"cuda/images/parts.cuh"')
+        source.write_text(text.replace('m.impl("_total', 'm.impl("_few_total'))
+    library = torch.library.Library("safeops_emulated", "FRAGMENT")
+    for raw in (op._forward, op._backward):
+        library.define(str(schema(raw)).removeprefix("safeops::").replace("_total", "_few_total", 1))
+    torch.ops.load_library(str(compiled(sources, tmp_path / "few_blocks.so")))
+    x = image(2, 1, 150, 88)
+    few, usual = torch.ops.safeops_emulated._few_total_variation(x, None), ops._total_variation(x, None)
+    assert torch.allclose(few, usual, rtol=1e-12)
+    grad = torch.ones_like(few)
+    dx = torch.ops.safeops_emulated._few_total_variation_backward(grad, x, None)
+    assert torch.equal(dx, ops._total_variation_backward(grad, x, None))
+    library._destroy()
+
+
+def test_a_gradient_of_half_overflows_to_infinity(ops):
+    x = image(1, 1, 4, 8, dtype=torch.float16)
+    dx = ops._total_variation_backward(torch.full((2, 1), 1e6, dtype=torch.float64), x, None)
+    assert dx.isinf().any() and not dx.isnan().any()
+
+
+def test_nothing(ops):
+    for shape in ((0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 1, 0, 3, 4)):
+        check(ops, torch.empty(shape))
+
+
+def test_unusable_operands_are_refused(ops):
+    x, grad = torch.rand(1, 1, 4, 4), torch.zeros(2, 1, dtype=torch.float64)
+    for call, text in (
+        (lambda: ops._total_variation(x[0], None), "needs .N, C, H, W."),
+        (lambda: ops._total_variation(x.long(), None), "input must be float16"),
+        (lambda: ops._total_variation(x, torch.ones(4)), "mask must be bool"),
+        (lambda: ops._total_variation(x, torch.ones(3, dtype=torch.bool)), "does not broadcast"),
+        (lambda: ops._total_variation_backward(grad.float(), x, None), "grad must be float64"),
+        (lambda: ops._total_variation_backward(grad[:1], x, None), "grad must be float64"),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            call()
