@@ -45,18 +45,25 @@ inline void transpose_block(const uint8_t* from, int64_t from_step, uint8_t* to,
   for (int64_t i = 0; i < 4; ++i) std::memcpy(to + i * to_step, &out[i], 4);
 }
 
-// `from` is dense, (rows, columns).
+// The rows of `from` and of `to` are so many elements apart.
 template <class T>
-void transpose(const T* from, int64_t rows, int64_t columns, T* to) {
+void transpose_rows(const T* from, int64_t rows, int64_t columns, int64_t from_step, T* to, int64_t to_step) {
   int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     int64_t c = 0;
-    for (; c + 4 <= columns; c += 4) transpose_block(from + r * columns + c, columns, to + c * rows + r, rows);
+    for (; c + 4 <= columns; c += 4)
+      transpose_block(from + r * from_step + c, from_step, to + c * to_step + r, to_step);
     for (; c < columns; ++c)
-      for (int64_t k = 0; k < 4; ++k) to[c * rows + r + k] = from[(r + k) * columns + c];
+      for (int64_t k = 0; k < 4; ++k) to[c * to_step + r + k] = from[(r + k) * from_step + c];
   }
   for (; r < rows; ++r)
-    for (int64_t c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
+    for (int64_t c = 0; c < columns; ++c) to[c * to_step + r] = from[r * from_step + c];
+}
+
+// Both dense.
+template <class T>
+void transpose(const T* from, int64_t rows, int64_t columns, T* to) {
+  transpose_rows(from, rows, columns, columns, to, rows);
 }
 
 }  // namespace safeops::cpu

@@ -4,7 +4,7 @@
 //
 // p (N, C, d1, ...): the prediction. t: the target, of p's shape, or 1 where class indices (N, d1, ...) say c, else 0.
 // I/O: forward reads p, t, mask once; backward reads them and writes dp, dt.
-#include "cpu/engine/row_sums.h"
+#include "cpu/engine/vectors.h"
 #include "cpu/losses/regions.h"
 
 namespace safeops::cpu {
@@ -38,48 +38,67 @@ void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   sums[0] += both, sums[1] += input, sums[2] += target;
 }
 
+// The same of a class by indices: its target is 1 or 0, and so are their squares.
+template <class C, bool kSquared>
+void index_sums_loop(const C* p, const int32_t* index, int32_t c, int64_t n, double* sums) {
+  double both = 0, input = 0;
+  int32_t target = 0;
+  _Pragma("omp simd reduction(+ : both, input, target)")
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = static_cast<double>(select_or_zero(index[i] >= 0, p[i]));
+    both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as every target makes it
+    input += kSquared ? x * x : x;
+    target += index[i] == c;
+  }
+  sums[0] += both, sums[1] += input, sums[2] += target;
+}
+
 template <class C>
 struct Sum {
   static constexpr bool kWantsAll = false;
+  const Regions<C>& r;
+  bool squared;
   double* partials;  // (units, classes of a unit, kSums)
-  int64_t group;
-  decltype(pick<&sums_loop<C, false>>()) add;
+  bool reads_input = true, reads_target = !r.indexed;
+  decltype(pick<&sums_loop<C, false>>()) add = squared ? pick<&sums_loop<C, true>>() : pick<&sums_loop<C, false>>();
+  decltype(pick<&index_sums_loop<C, false>>()) add_indexed =
+      squared ? pick<&index_sums_loop<C, true>>() : pick<&index_sums_loop<C, false>>();
   decltype(pick<&kept_loop<C>>()) select_kept = pick<&kept_loop<C>>();
+  decltype(pick<&normalize_mask_loop>()) normalize = pick<&normalize_mask_loop>();
   SumGroups<uint8_t, int64_t> count{};
-  double sums[kSums] = {};
   alignas(64) C input[kBuffer] = {}, target[kBuffer] = {};
+  alignas(64) uint8_t keep[kBuffer] = {};
 
-  Sum(bool squared, double* partials_, int64_t group_)
-      : partials(partials_), group(group_), add(squared ? pick<&sums_loop<C, true>>() : pick<&sums_loop<C, false>>()) {}
-
-  bool by_index() const { return false; }
-
-  void begin(int64_t, int64_t, int64_t) { std::fill_n(sums, kSums, 0.0); }
-
-  void chunk(const Pixels<C>& x) {
-    const C *p = x.p, *t = x.t;
-    int64_t kept = x.n;
-    if (x.keep) {
-      select_kept(p, x.keep, x.n, input);
-      select_kept(t, x.keep, x.n, target);
-      count.rows(x.keep, 1, x.n, &kept);
-      p = input, t = target;
+  void chunk(int64_t unit, const Tile&, int64_t c, const Pixels<C>& x) {
+    double* sums = partials + (unit * r.group + c % r.group) * kSums;
+    int64_t kept = x.index ? x.kept : x.n;
+    if (x.index) {
+      add_indexed(x.p, x.index, static_cast<int32_t>(c), x.n, sums);
+    } else if (x.keep) {
+      normalize(x.keep, x.n, keep);
+      select_kept(x.p, keep, x.n, input);
+      select_kept(x.t, keep, x.n, target);
+      count.rows(keep, 1, x.n, &kept);
+      add(input, target, x.n, sums);
+    } else {
+      add(x.p, x.t, x.n, sums);
     }
-    add(p, t, x.n, sums);
     sums[3] += static_cast<double>(kept);
   }
 
-  void end(int64_t unit, int64_t c) const { std::copy_n(sums, kSums, partials + (unit * group + c) * kSums); }
+  bool direct() const { return r.input.direct() && (r.indexed || r.target.direct()); }
+
+  void finish(const Tile&) const {}
 };
 
 // (kSums, N, C) from the units' partial sums, in the order of the pixels, whatever the threads did.
 template <class C>
 bool forward(const Regions<C>& r, bool squared, double* out) {
-  const std::unique_ptr<double[]> partials(new double[r.images * r.blocks * r.groups * r.group * kSums]);
-  const bool good = r.run([&] { return Sum<C>(squared, partials.get(), r.group); });
-  const int64_t each = r.images * r.classes;
+  const std::unique_ptr<double[]> partials(new double[r.images * r.blocks * r.groups * r.group * kSums]());
+  const bool good = r.run([&] { return Sum<C>{r, squared, partials.get()}; });
+  const int64_t classes = r.grid.classes, each = r.images * classes;
   for (int64_t i = 0; i < each; ++i) {
-    const int64_t n = i / r.classes, c = i % r.classes;
+    const int64_t n = i / classes, c = i % classes;
     double sums[kSums] = {};
     for (int64_t b = 0; b < r.blocks; ++b) {
       const int64_t unit = (n * r.blocks + b) * r.groups + c / r.group;
@@ -103,12 +122,18 @@ void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, d
   }
 }
 
-// The same of class indices, where nothing is squared: two numbers, and no need to read the prediction.
-template <class C, bool kKeep>
-void index_gradient_loop(const int32_t* index, int32_t c, const uint8_t* keep, int64_t n, C hit, C miss, C* dx) {
+// The same by class indices, of which one kind is all that a class has: two numbers, but for squares.
+template <class C, bool kSquared>
+void index_gradient_loop(const C* x, const int32_t* index, int32_t c, int64_t n, double both, double own, C* dx) {
+  const double none = both * 0;  // NaN shows
+  const C hit = static_cast<C>(both + own), miss = static_cast<C>(none + own);
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i)
-    dx[i] = select_or_zero(kKeep ? keep[i] != 0 : true, select(index[i] == c, hit, miss));
+  for (int64_t i = 0; i < n; ++i) {
+    C slope = select(index[i] == c, hit, miss);
+    if constexpr (kSquared)
+      slope = static_cast<C>(select(index[i] == c, both, none) + own * static_cast<double>(x[i]));
+    dx[i] = select_or_zero(index[i] >= 0, slope);
+  }
 }
 
 template <class C>
@@ -123,51 +148,53 @@ struct Gradient {
   const Regions<C>& r;
   View grad;  // (kSums, N, C)
   bool squared;
-  const Sink<C>*input, *target;  // null where not wanted
+  const TileSink<C>*input, *target;  // null where not wanted
+  bool reads_input = target || squared, reads_target = !r.indexed && (input || squared);
   decltype(pick_gradient<C>(true, true)) kept_slopes = pick_gradient<C>(true, squared),
                                          all_slopes = pick_gradient<C>(false, squared);
-  decltype(pick<&index_gradient_loop<C, true>>()) kept_indices = pick<&index_gradient_loop<C, true>>(),
-                                                  all_indices = pick<&index_gradient_loop<C, false>>();
-  double of[3] = {};  // the sums' gradients
-  int64_t of_class = 0;
-  bool there = true;
-  alignas(64) C buffer[kBuffer] = {};
+  decltype(pick<&index_gradient_loop<C, true>>()) by_index =
+      squared ? pick<&index_gradient_loop<C, true>>() : pick<&index_gradient_loop<C, false>>();
+  TileBuffer<C> first{r.grid}, second{r.grid};
 
-  void begin(int64_t, int64_t n, int64_t c) {
-    there = r.there(c), of_class = c;
-    for (int k = 0; k < 3; ++k) {
-      const double* g = reinterpret_cast<const double*>(grad.data);
-      of[k] = g[k * grad.strides[0] + n * grad.strides[1] + c * grad.strides[2]] * (squared && k ? 2 : 1);
-    }
+  void chunk(int64_t, const Tile& tile, int64_t c, const Pixels<C>& x) {
+    if (input) write(*input, tile, c, x, x.p, x.t, 1, first);
+    if (target) write(*target, tile, c, x, x.t, x.p, 2, second);
   }
 
-  bool by_index() const { return r.indexed && !squared; }
-
-  void chunk(const Pixels<C>& x) {
-    if (input) write(*input, x.p, x.t, x, of[1]);
-    if (target) write(*target, x.t, x.p, x, of[2]);
+  bool direct() const {
+    return (!reads_input || r.input.direct()) && (!reads_target || r.target.direct()) && (!input || input->direct()) &&
+           (!target || target->direct());
   }
 
-  void write(const Sink<C>& sink, const C* own, const C* other, const Pixels<C>& x, double g) {
-    C* to = sink.target(x.at, buffer);
-    if (!there)
+  void finish(const Tile& tile) {
+    if (input) input->commit(tile, first);
+    if (target) target->commit(tile, second);
+  }
+
+  // By the operand `own`, whose sum is number k.
+  void write(const TileSink<C>& sink, const Tile& tile, int64_t c, const Pixels<C>& x, const C* own, const C* other,
+             int k, TileBuffer<C>& buffer) {
+    const double both = of(0, tile.n, c), g = of(k, tile.n, c) * (squared ? 2 : 1);
+    C* to = sink.row(tile, c, buffer);
+    if (!r.there(c))
       std::fill_n(to, x.n, C(0));
-    else if (by_index())
-      (x.keep ? kept_indices : all_indices)(x.index, static_cast<int32_t>(of_class), x.keep, x.n,
-                                            static_cast<C>(of[0] + g), static_cast<C>(of[0] * 0 + g), to);
+    else if (x.index)
+      by_index(own, x.index, static_cast<int32_t>(c), x.n, both, g, to);
     else
-      (x.keep ? kept_slopes : all_slopes)(own, other, x.keep, x.n, of[0], g, to);
-    sink.commit(x.at, x.n, buffer);
+      (x.keep ? kept_slopes : all_slopes)(own, other, x.keep, x.n, both, g, to);
+    sink.commit(tile, c, buffer);
   }
 
-  void end(int64_t, int64_t) const {}
+  double of(int k, int64_t n, int64_t c) const {
+    return reinterpret_cast<const double*>(grad.data)[k * grad.strides[0] + n * grad.strides[1] + c * grad.strides[2]];
+  }
 };
 
 template <class C>
 bool backward(const Regions<C>& r, const Tensor& grad, bool squared, const Tensor* dx, const Tensor* dy) {
-  Sink<C> input, target;
-  if (dx) input.bind(View(*dx), r.shape, r.order);
-  if (dy) target.bind(View(*dy), r.shape, r.order);
+  TileSink<C> input, target;
+  if (dx) input.bind(View(*dx), r.shape, r.grid);
+  if (dy) target.bind(View(*dy), r.shape, r.grid);
   return r.run([&] {
     return Gradient<C>{r, View(grad), squared, dx ? &input : nullptr, dy ? &target : nullptr};
   });

@@ -338,12 +338,29 @@ def test_nobody_waits(name):
             value_and_gradient(function, x, index, ignore_index=2, mask=x[:, 0] > 0.2, weight=x[0, :, 0, 0])
 
 
-def test_channels_last_is_read_as_it_lies():
-    x, index = images(2, 5, 33, 47)
-    want = value_and_gradient(safeops.dice_loss, x, index)
-    got = value_and_gradient(safeops.dice_loss, x.contiguous(memory_format=torch.channels_last), index)
-    torch.testing.assert_close(got, want)
-    assert got[1].is_contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize("shape", [(2, 5, 33, 47), (1, 2, 64, 130), (2, 20, 40, 31), (1, 130, 9, 7)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_channels_last_is_read_as_it_lies(shape, dtype):
+    x, index = images(*shape, dtype=dtype)
+    keep = torch.rand(index.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
+    last, soft = {"memory_format": torch.channels_last}, x.flip(2)
+    for target, options in (
+        (index, {"mask": keep}),
+        (index, {"squared_pred": True}),
+        (soft, {}),
+        (soft, {"mask": keep, "squared_pred": True}),
+        (soft, {"mask": (x > 0.1).contiguous(**last)}),
+    ):
+        results = []
+        for layout in ({}, last):
+            z = x.detach().clone().contiguous(**layout).requires_grad_()
+            for y in [target] if target is index else [target, target.contiguous(**last)]:
+                live = [z] if y is index else [z, y.detach().clone().requires_grad_()]
+                loss = safeops.dice_loss(*live, *([y] if y is index else []), **options)
+                results.append((loss, *torch.autograd.grad(loss, live)))
+                assert results[-1][1].stride() == z.stride()
+        for other in results[1:]:
+            torch.testing.assert_close(other, results[0])
 
 
 # ---- modules
