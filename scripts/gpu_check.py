@@ -38,7 +38,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from gpu_verdicts import updated_records, verdicts  # noqa: E402
-from kernel_sources import ROOT  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
 
 # name: (share of --minutes, most it may use when earlier stages left some)
 STAGES = {
@@ -262,6 +263,7 @@ def probe():
     import torch
 
     import safeops
+    from safeops import _verified
     from safeops._op import registry
 
     spec = importlib.util.find_spec("triton")
@@ -279,7 +281,8 @@ def probe():
         "cpu": platform.processor() or platform.machine(),
         "safeops": safeops.__version__,
         "safeops_path": str(Path(safeops.__file__).parent),
-        "ops": {name: op.cuda for name, op in registry.items()},
+        "ops": {name: bool(op.owner) and gpu and op.runs_on("cuda") for name, op in registry.items()},
+        "identities": {name: _verified.identity(op, 0) for name, op in registry.items() if gpu and _verified.due(op)},
     }
 
 
@@ -326,7 +329,7 @@ def main(argv=None):
         print(f"   {op}: {verdict}")
     if args.record and args.device == "cuda":
         path = ROOT / "safeops" / "verified.json"
-        records = json.loads(path.read_text()) if path.exists() else {}
+        records = json.loads(path.read_text()) if path.exists() else []
         path.write_text(json.dumps(updated_records(records, results), indent=1) + "\n")
         print(f"== recorded in {path}")
     print(

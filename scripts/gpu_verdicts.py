@@ -1,8 +1,7 @@
 """What the tests that scripts/gpu_check.py ran say of each op, and the records that follow."""
 
+import json
 import re
-
-from kernel_sources import fingerprint
 
 
 def op_of(test, ops):
@@ -45,14 +44,18 @@ def verdicts(stages, ops):
     return result
 
 
-def updated_records(records, results, source_of=fingerprint):
-    """verified.json after this run: passed ops recorded, failed ops gone, the rest as they were."""
-    records = dict(records)
-    machine = results["machine"]
+def updated_records(records, results):
+    """verified.json after this run: each op that passed, or failed, has its record of it; the rest are as they were."""
+    machine, found = results["machine"], {_key(record): record for record in records}
+    facts = {key: machine.get(key) for key in ("driver", "torch")} | {"date": results["date"]}
     for op, verdict in results["ops"].items():
-        if verdict == "failed":
-            records.pop(op, None)
-        elif verdict == "passed":
-            keep = {key: machine.get(key) for key in ("gpu", "torch", "triton")}
-            records[op] = keep | {"date": results["date"], "source": source_of(op)}
-    return dict(sorted(records.items()))
+        if op in machine["identities"] and verdict != "incomplete":
+            passed = verdict == "passed"
+            record = machine["identities"][op] | facts | {"passed": passed, "why": "" if passed else "the GPU check"}
+            found[_key(record)] = record
+    return sorted(found.values(), key=lambda record: json.dumps(record, sort_keys=True))
+
+
+def _key(record):
+    """As safeops/_verified.py has it."""
+    return tuple(record.get(name) for name in ("op", "gpu", "capability", "triton", "source"))

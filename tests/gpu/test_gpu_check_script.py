@@ -20,7 +20,6 @@ def load(name):
     return module
 
 
-kernel_sources = load("kernel_sources")
 gpu_verdicts = load("gpu_verdicts")
 gpu_check = load("gpu_check")
 OPS = {name: True for name in ("masked_fill", "masked_mean", "l1_loss", "smooth_l1_loss")}
@@ -175,73 +174,19 @@ def test_what_did_not_run_on_the_kernel_to_the_end_is_not_passed():
 
 
 def test_records_follow_the_verdicts():
-    machine = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "driver": "1"}
-    ops = {"masked_fill": "passed", "l1_loss": "failed", "masked_mean": "incomplete"}
+    identities = {op: {"op": op, "gpu": "NVIDIA H200", "capability": "9.0", "triton": "3.6.0", "source": f"of {op}"}
+                  for op in ("masked_fill", "l1_loss", "masked_mean")}  # fmt: skip
+    machine = {"torch": "2.11.0", "driver": "1", "identities": identities}
+    ops = {"masked_fill": "passed", "l1_loss": "failed", "masked_mean": "incomplete", "lpips_distance": "passed"}
     results = {"machine": machine, "date": "2030-01-02", "ops": ops}
-    before = {"l1_loss": {"gpu": "old"}, "masked_mean": {"gpu": "old"}}
-    after = gpu_verdicts.updated_records(before, results, source_of=lambda op: f"sha of {op}")
+    before = [identities["l1_loss"] | {"passed": True}, identities["masked_mean"] | {"passed": True, "date": "old"}]
+    after = {record["op"]: record for record in gpu_verdicts.updated_records(before, results)}
+    facts = {"torch": "2.11.0", "driver": "1", "date": "2030-01-02"}
     assert after == {
-        "masked_fill": {
-            "gpu": "NVIDIA H200",
-            "torch": "2.11.0",
-            "triton": "3.6.0",
-            "date": "2030-01-02",
-            "source": "sha of masked_fill",
-        },
-        "masked_mean": {"gpu": "old"},
+        "masked_fill": identities["masked_fill"] | facts | {"passed": True, "why": ""},
+        "l1_loss": identities["l1_loss"] | facts | {"passed": False, "why": "the GPU check"},
+        "masked_mean": before[1],
     }
-    assert before == {"l1_loss": {"gpu": "old"}, "masked_mean": {"gpu": "old"}}
-
-
-# ---- fingerprints
-
-
-def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
-    files = {
-        "csrc/cuda/some/a.cu": '// a, and_a: of two ops\n#include <vector>\n#include "shared.cuh"\n',
-        "csrc/cuda/some/and_a.cu": "// and_a: more of it\n",
-        "csrc/cuda/some/shared.cuh": '#include "cuda/engine/deep.h"\n',
-        "csrc/cuda/some/shared.cu": "",  # where what shared.cuh declares is defined
-        "csrc/cuda/some/shared.cpp": '#include "common/host.h"\n',
-        "csrc/cuda/engine/deep.h": "1",
-        "csrc/cuda/engine/other.h": "1",
-        "csrc/common/host.h": "",
-        "kernels/some/b.py": '"""b: an op."""\nfrom ..engine.loop import (\n  x,\n)\nfrom . import tools, more as m\n',
-        "kernels/some/b_backward.py": "from . import other\n",
-        "kernels/engine/loop.py": "from ..engine import launch\n",
-        "kernels/engine/launch.py": "",
-        "kernels/some/tools.py": "",
-        "kernels/some/more.py": "",
-        "kernels/some/other.py": '"""What b is made of: nothing of it."""\n',
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    names = lambda op: [p.name for p in kernel_sources.sources(op, tmp_path)]  # noqa: E731
-    assert names("a") == ["host.h", "deep.h", "a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
-    assert names("and_a") == ["host.h", "deep.h", "a.cu", "and_a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
-    assert names("b") == ["launch.py", "loop.py", "b.py", "b_backward.py", "more.py", "other.py", "tools.py"]
-    before = kernel_sources.fingerprint("a", tmp_path)
-    (tmp_path / "csrc/cuda/engine/other.h").write_text("2")
-    assert kernel_sources.fingerprint("a", tmp_path) == before
-    (tmp_path / "csrc/cuda/engine/deep.h").write_text("2")
-    assert kernel_sources.fingerprint("a", tmp_path) != before
-    with pytest.raises(LookupError, match="nothing"):
-        kernel_sources.fingerprint("nothing", tmp_path)
-
-
-def test_every_op_has_sources_and_every_record_is_of_these_sources():
-    """A record of other bytes is a claim nobody checked: drop it, or run the GPU check again."""
-    from safeops._library import has_kernel
-    from safeops._op import registry
-
-    for op in registry.values():
-        if op.raw and all(has_kernel(name, "CUDA") for name in op.raw):
-            assert len(kernel_sources.sources(op.name)) >= 2, op.name
-    records = json.loads((ROOT / "safeops" / "verified.json").read_text())
-    for op, record in records.items():
-        assert set(record) == {"gpu", "torch", "triton", "date", "source"}, op
-        assert record["source"] == kernel_sources.fingerprint(op), f"{op}: its kernel changed since the record"
 
 
 def test_without_a_wheel_or_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):
