@@ -115,12 +115,18 @@ def cuda_archs(cuda: Path, development: bool) -> list[str]:
     return archs
 
 
-def identity(archs: list[str]) -> list[str]:
-    """What the binary says of itself: the fingerprint of each op's sources, and for which architectures it has code."""
+def identity(archs: list[str]) -> Path:
+    """A header of what the binary says of itself: the fingerprint of each op's sources, the architectures it has code
+    for."""
     spec = spec_from_file_location("sources", "safeops/_sources.py")  # which imports no torch
     spec.loader.exec_module(tool := module_from_spec(spec))
     marks = [f"{op}={tool.fingerprint(op, Path(), tool.CPP)}" for op in sorted(tool.kernel_files(Path(), tool.CPP))]
-    return [f'-DSAFEOPS_SOURCES="{" ".join(marks)}"', f'-DSAFEOPS_ARCHS="{" ".join(archs)}"']
+    text = f'#define SAFEOPS_SOURCES "{" ".join(marks)}"\n#define SAFEOPS_ARCHS "{" ".join(archs)}"\n'
+    path = BUILD / f"identity_{'_'.join(archs)}.h"
+    if not path.exists() or path.read_text() != text:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
 
 
 def gencode(archs: list[str], tuned: bool) -> list[str]:
@@ -175,7 +181,7 @@ class BuildExt(build_ext):
         for source in sources:
             tuned = "#include <cub/" in Path(source).read_text()
             call = [*nvcc, *gencode(archs, tuned)] if source.endswith(".cu") else cxx
-            call = [*cxx, *identity(archs)] if source == "csrc/cuda/module.cpp" else call
+            call = [*cxx, "-include", identity(archs)] if source == "csrc/cuda/module.cpp" else call
             objects.append(self.add("compile_cuda", f"{source}.o", [source], call))
         runtime = [f"-L{cuda / 'lib64'}", f"-L{cuda / 'lib'}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         return self.link("_cuda", objects, runtime)

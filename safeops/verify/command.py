@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 
@@ -34,7 +35,9 @@ def add_parser(commands):
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 8)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit of a check (default: {SECONDS})")
-    parser.add_argument("--record", metavar="FILE", help="where to (default: verified.json in the cache folder)")
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE", help="where to (default: verified.json in the cache folder)"
+    )
 
 
 def run(arguments):
@@ -83,7 +86,7 @@ def due(device, names=(), missing=False):
             left[name] = verdict.reason
         elif not missing or _verified.verdict(op, device.index or 0).open:
             found.append(name)
-    return left, found
+    return ({} if missing else left), found
 
 
 def verify(device, arguments):
@@ -91,7 +94,9 @@ def verify(device, arguments):
     left, ops = due(device, arguments.ops, arguments.missing)
     where = _verified.gpu(device.index or 0)[0] if device.type == "cuda" else "the CPU"
     print(f"safeops verify: {len(ops)} ops on {where}", flush=True)
-    facts, failed, results = of_machine(), False, []
+    if not ops and not left:
+        return EXIT_PASSED
+    facts, results = of_machine(), []
     jobs = arguments.jobs or min(8, os.cpu_count() or 1)
     with progress(len(ops)) as tell:
         for result in pool.Pool(ops, pool.command(str(device), arguments.full), jobs, arguments.seconds):
@@ -100,8 +105,7 @@ def verify(device, arguments):
             if device.type == "cuda" and result.verdict != pool.UNKNOWN:
                 _verified.save([record(result, device.index or 0, facts)], arguments.record)
     print(table(results, left))
-    failed = any(result.verdict != pool.PASSED for result in results)
-    return EXIT_FAILED if failed else EXIT_PASSED
+    return EXIT_FAILED if any(result.verdict != pool.PASSED for result in results) else EXIT_PASSED
 
 
 def of_machine():
