@@ -2,7 +2,9 @@
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
+import json
 import os
 import shutil
 import subprocess
@@ -102,6 +104,9 @@ def verify(device, arguments):
         for result in pool.Pool(ops, pool.command(str(device), arguments.full), jobs, arguments.seconds):
             results.append(result)
             tell(result)
+            if arguments.log:
+                with open(arguments.log, "a") as log:
+                    log.write(f"{json.dumps({'stage': 'verify', **dataclasses.asdict(result)})}\n")
             if device.type == "cuda" and result.verdict != pool.UNKNOWN:
                 _verified.save([record(result, device.index or 0, facts)], arguments.record)
     print(table(results, left))
@@ -173,7 +178,7 @@ def table(results, left):
 def automatically(index):
     """What SAFEOPS_VERIFY=auto does: the ops of device `index` without a record, in one go. Of several processes one
     does it, and the others find the records."""
-    arguments = argparse.Namespace(full=False, ops=[], missing=True, jobs=0, seconds=SECONDS, record=None)
+    arguments = argparse.Namespace(full=False, ops=[], missing=True, jobs=0, seconds=SECONDS, log=None, record=None)
     with _verified.locked():
         _verified.forget()
         with contextlib.redirect_stdout(sys.stderr):

@@ -59,7 +59,8 @@ def losses(op):
     whole = operands(16, 33, last=(16, 33))
     options = {"mask": flags(16, 33)}
     yield Sample(whole, options, name="mean")
-    yield Sample(whole, {**options, **toggled, "weight": weight, "reduction": "none"}, name="none, weighted")
+    positive = tuple(x.abs() for x in whole) if toggled else whole  # some of the other formulas have logarithms
+    yield Sample(positive, {**options, **toggled, "weight": weight, "reduction": "none"}, name="none, weighted")
     if "pos_weight" in names:
         options["pos_weight"] = weight
     four = operands(3, 4, 5, 6, last=(4, 1, 6))
@@ -135,6 +136,7 @@ def elementwise(op):
     low = -1.0 if op.name in ("safe_acos", "safe_asin") else -3.0
     for shapes in (((16, 33), (16, 33)), ((3, 4, 5, 6), (4, 1, 6)), ((16, 33), ())):
         x = tuple(numbers(*shape, seed=i, low=low, high=-low) for i, shape in enumerate(shapes[:count]))
+        x = (x[0], x[1].abs() + 0.25) if op.name == "xlogy" else x
         yield Sample(x, name=" and ".join(str(tuple(t.shape)) for t in x))
 
 

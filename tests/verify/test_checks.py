@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from safeops._op import registry
+from safeops.testing import run
 from safeops.verify import checks, worker
 from tests.verify.stand_in import stand_in
 
@@ -90,6 +91,17 @@ KERNELS = sorted(name for name, op in registry.items() if op.raw)
 def test_every_sample_runs_the_kernels(name):
     op = registry[name]
     assert checks.apply(op, checks.subject(op, "cpu"), checks.KERNEL_RUNS) >= 1
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_samples_are_where_the_op_is_defined(name):
+    """No NaN, nor where a graph is replayed, on half of each operand: that would equal nothing."""
+    subject = checks.subject(registry[name], "cpu")
+    for sample in subject.samples:
+        cast = sample.cast(torch.float32)
+        for operands in (cast, cast.replace({key: x / 2 for key, x in cast.leaves().items()})):
+            for what, result in run(subject.op, operands):
+                assert not result.isnan().any(), (sample.name, what)
 
 
 FIRSTS = ["mse_loss", "masked_mean", "safe_div", "masked_compact", "grad_norm"]

@@ -88,6 +88,16 @@ def test_the_record_goes_where_it_is_asked_to(gpu, tmp_path):
     assert not _verified.user_file().exists() and _verified.verdict(_op.registry["mse_loss"], 0).kernel
 
 
+def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
+    log = tmp_path / "log.jsonl"
+    assert verify("--ops", "mse_loss", "l1_loss", "--log", str(log)) == 0
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["stage"], line["op"], line["verdict"]) for line in found] == [
+        ("verify", "l1_loss", "passed"),
+        ("verify", "mse_loss", "passed"),
+    ]
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [
