@@ -94,7 +94,8 @@ class Check:
         names = list(STAGES)
         reserved = sum(STAGES[later][0] for later in names[names.index(stage) + 1 :]) * total
         left = total - (time.monotonic() - self.started)
-        return max(min(most * total, left - reserved), min(share * total, left), 1)
+        least = 20 if stage == "install" else 1  # without it there is nothing
+        return max(min(most * total, left - reserved), min(share * total, left), least)
 
     def stage(self, name, command):
         """Run a stage's command: its exit status (None where it was killed), and its output."""
