@@ -37,6 +37,7 @@ def add_parser(commands):
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 8)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit of a check (default: {SECONDS})")
+    parser.add_argument("--log", type=Path, metavar="FILE", help="the results as lines of JSON, too, as they come")
     parser.add_argument(
         "--record", type=Path, metavar="FILE", help="where to (default: verified.json in the cache folder)"
     )
