@@ -84,6 +84,22 @@ def test_the_same_target_in_any_form(route, name, squared_pred):
 
 @each_route
 @each_loss
+def test_one_index_for_all_pixels(route, name):
+    """Expanded from one element: nothing to read but that."""
+    x, _ = images(2, 3, 4, 5)
+    index = torch.tensor(2, device=DEVICE)
+    function = on(route, name)
+    results = []
+    for target in (index.expand(2, 4, 5), index.repeat(2, 4, 5)):
+        leaf = x.clone().requires_grad_()
+        value = function(leaf, target)
+        results.append((value.detach(), torch.autograd.grad(value, leaf)[0]))
+    for got, want in zip(*results):
+        assert torch.equal(got, want)
+
+
+@each_route
+@each_loss
 @pytest.mark.parametrize(
     "shape",
     [(1, 1, 1), (2, 3), (3, 2, 511), (1, 2, 513), (2, 1, 8192), (1, 3, 8193), (1, 20, 9000), (2, 9, 17, 3, 5),
