@@ -12,7 +12,7 @@ from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, cancella
 from safeops.testing.layouts import LAYOUTS, REPEATS, _after_sum, _relaid, _right
 from safeops.testing.sample import NotApplicable
 from safeops.testing.values import fitting
-from safeops.verify.samples import callable_of, family, samples
+from safeops.verify.samples import callable_of, family, has_classes, samples
 
 # Elements, nearly: less than a vector, beyond a block, a wave of blocks, and what one block adds up by itself.
 SIZES = (1, 1000, 5000, 70_000, 1_050_000)
@@ -107,7 +107,7 @@ def _check_layouts(subject, sample):
     sized = sample.grown(2000)
     casts = list(fitting(sized).values())
     cases = [(name, keys) for name in LAYOUTS if name not in REPEATS] + [("offset", [key]) for key in keys]
-    cases += [("row_expanded", [key]) for key in keys]
+    cases += [(name, [key]) for key in keys for name in ("row_expanded", "expanded")] + [("column_expanded", keys)]
     for i, (name, chosen) in enumerate(cases):
         laid = _relaid(casts[i % len(casts)], LAYOUTS[name], chosen)
         if laid is not None:
@@ -168,15 +168,26 @@ MORE = (
 )
 
 
+# What their operands have no room for: a class, an image or a window cannot be taken away, no element stands alone; and
+# what is moved is not added up.
+NOT_OF = {
+    "images": {"sizes", "uninitialized", "accumulation"},
+    "selection": {"mixed_dtypes", "accumulation"},
+    "lists": {"accumulation"},
+}
+
+
 def names(op, full=False):
     """The checks that an op is due."""
-    left = set()
+    left = set(NOT_OF.get(family(op), ()))
     if op.name in WAITS:
         left |= {"no_sync", "graph", "few_layouts"}
     if not op.differentiable:
-        left |= {"nothing_kept"}  # counts and lists have no policy for it
-    if family(op) == "selection" or (family(op) == "lists" and op.name != "grad_norm"):
-        left |= {"mixed_dtypes"}  # tensors of one dtype are asked for, or several results have each its own
+        left |= {"nothing_kept", "accumulation"}  # counts and lists: whole numbers, and no policy
+    if op.name in ("clip_grad_norm_", "health"):
+        left |= {"mixed_dtypes"}  # each of their results has its own
+    if has_classes(op):
+        left |= {"sizes", "uninitialized"}
     return [name for name in (KERNEL_RUNS, *QUICK, *(MORE if full else ())) if name not in left]
 
 

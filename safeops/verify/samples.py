@@ -187,10 +187,7 @@ def by_class(function):
     """Class indices and the mask come with the classes' dim, of size 1; class weights with dims behind it."""
 
     @functools.wraps(function)
-    def call(input, *rest, **options):
-        if not rest:
-            return function(input, **options)
-        (target,) = rest
+    def call(input, target, **options):
         given = {"target": target, **{key: options.pop(key) for key in ("mask",) if key in options}}
         for key, t in given.items():
             if not t.is_floating_point() and t.dim() == input.dim() and t.shape[1] == 1:
@@ -232,7 +229,7 @@ def samples(op):
     """All calls of an op; none where its family is not known."""
     name = family(op)
     make = FAMILIES.get(name)
-    made = (regions if name == "losses" and is_region(op) else make)(op) if make else ()
+    made = (regions if name == "losses" and has_classes(op) else make)(op) if make else ()
     return tuple(dataclasses.replace(sample, differentiable=differentiable(op, sample)) for sample in made)
 
 
@@ -245,9 +242,10 @@ def differentiable(op, sample):
 def callable_of(op):
     if family(op) == "lists":
         return of_list(op.name)
-    return by_class(function(op)) if family(op) == "rows" or is_region(op) else function(op)
+    return by_class(function(op)) if has_classes(op) else function(op)
 
 
-def is_region(op):
-    """A loss whose target may be class indices, and whose weights are the classes'."""
-    return "ignore_index" in inspect.signature(function(op)).parameters and family(op) == "losses"
+def has_classes(op):
+    """Whether a dim of the input are classes, of which the target may be indices."""
+    names = inspect.signature(function(op)).parameters if family(op) in ("rows", "losses") else ()
+    return "ignore_index" in names or ("target" in names and family(op) == "rows")
