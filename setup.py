@@ -29,7 +29,7 @@ import subprocess
 import sys
 import sysconfig
 from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -115,6 +115,20 @@ def cuda_archs(cuda: Path, development: bool) -> list[str]:
     return archs
 
 
+def identity(archs: list[str]) -> Path:
+    """A header of what the binary says of itself: the fingerprint of each op's sources, the architectures it has code
+    for."""
+    spec = spec_from_file_location("sources", "safeops/_sources.py")  # which imports no torch
+    spec.loader.exec_module(tool := module_from_spec(spec))
+    marks = [f"{op}={tool.fingerprint(op, Path(), tool.CPP)}" for op in sorted(tool.kernel_files(Path(), tool.CPP))]
+    text = f'#define SAFEOPS_SOURCES "{" ".join(marks)}"\n#define SAFEOPS_ARCHS "{" ".join(archs)}"\n'
+    path = BUILD / f"identity_{'_'.join(archs)}.h"
+    if not path.exists() or path.read_text() != text:
+        BUILD.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
 def gencode(archs: list[str], tuned: bool) -> list[str]:
     """-gencode flags: machine code for each architecture, and PTX for those to come. One run of the front end serves
     all; code that is tuned for each architecture needs a run for each."""
@@ -167,6 +181,7 @@ class BuildExt(build_ext):
         for source in sources:
             tuned = "#include <cub/" in Path(source).read_text()
             call = [*nvcc, *gencode(archs, tuned)] if source.endswith(".cu") else cxx
+            call = [*cxx, "-include", identity(archs)] if source == "csrc/cuda/module.cpp" else call
             objects.append(self.add("compile_cuda", f"{source}.o", [source], call))
         runtime = [f"-L{cuda / 'lib64'}", f"-L{cuda / 'lib'}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         return self.link("_cuda", objects, runtime)

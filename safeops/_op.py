@@ -5,7 +5,6 @@ makes the raw op's operands of them, `_route.route` decides who computes, and `v
 """
 
 import copy
-import os
 from typing import NamedTuple
 
 import torch
@@ -31,11 +30,18 @@ class Public:
     example: the operands of a call, for its docstring.
     parts: other ops that the function calls.
     raw: its raw ops. owner: whose kernel runs on CUDA, "C++/CUDA" or "Triton".
-    cpu, cuda: whether there is a kernel to take. verified: the record of the GPU that it has passed on.
+    cpu: whether there is a kernel to take. cuda: the same of each CUDA device, by its index.
     """
 
     module, buffers, example = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)"
-    parts, raw, owner, verified = (), (), None, None
+    parts, raw, owner = (), (), None
+
+    def runs_on(self, device):
+        """Whether tensors of a device take the kernels."""
+        device = torch.device(device)
+        if device.type == "cuda":
+            return self.cuda[torch.cuda.current_device() if device.index is None else device.index]
+        return device.type == "cpu" and self.cpu
 
     def validate_buffer(self, name, key, x):
         """Raise where the constructor of a module does not take this tensor."""
@@ -63,8 +69,11 @@ class Composed(Public):
         """validate_options(name, reduction, empty, ...): checks what a module's constructor takes."""
         self.name, self.module, self.buffers, self.example = name, module, buffers, example
         self.parts, self.validate_options = [registry[part] for part in parts], validate_options
-        self.cpu, self.cuda = (all(getattr(part, device) for part in self.parts) for device in ("cpu", "cuda"))
+        self.cpu = all(part.cpu for part in self.parts)
         registry[name] = self
+
+    def runs_on(self, device):
+        return all(part.runs_on(device) for part in self.parts)
 
 
 class Op(Public):
@@ -118,10 +127,7 @@ class Op(Public):
             self.eager[1] = _torch.direct_apply(_function(direct)), False
             self.traced[1] = self._trace_apply, True
         self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
-        self.verified = _verified.record(name)
-        # A kernel that no GPU has run is not the default.
-        trusted = self.verified is not None or os.environ.get("SAFEOPS_UNVERIFIED") == "1"
-        self.cuda = trusted and all(has_kernel(name, "CUDA") for name in self.raw)
+        self.cuda = _verified.Trust(self)
         self.call = _call(self)
         registry[name] = self
 

@@ -3,6 +3,7 @@
 import torch
 from torch.compiler import is_dynamo_compiling
 
+from safeops import _verified
 from safeops._torch import forward_ad, is_exporting, transforms_active
 
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
@@ -12,13 +13,14 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 def route(op, operands):
     """How to run `op`'s kernel on these operands (one of `op.eager` or `op.traced`), or None: the composite.
 
-    The kernel runs for plain tensors on a device that has it. functorch transforms and forward-mode AD run the
-    composite: a custom op would give them wrong or zero tangents.
+    The kernel runs for plain tensors on a device that has it, and of GPUs where it has passed. functorch transforms and
+    forward-mode AD run the composite: a custom op would give them wrong or zero tangents.
     """
     if transforms_active() or forward_ad._current_level >= 0:
         return None
     tensors = operands[: op.tensors]
-    cpu = cuda = wanted = False
+    cpu = wanted = False
+    cuda = None  # one of the operands there
     for x in tensors:
         if x is not None:
             if type(x) not in PLAIN:
@@ -26,12 +28,17 @@ def route(op, operands):
             if x.is_cpu:
                 cpu = True
             elif x.is_cuda:
-                cuda = True
+                cuda = x
             else:  # the dispatcher would follow a meta operand to the fake kernel
                 return None
             if x.requires_grad:
                 wanted = True
-    if cpu is cuda or not (op.cpu if cpu else op.cuda):
+    if cpu:
+        if cuda is not None or not op.cpu:
+            return None
+    elif cuda is None:
+        return None
+    elif not (_verified.trusted(op.name, cuda.device.index) if is_dynamo_compiling() else op.cuda[cuda.get_device()]):
         return None
     if wanted:
         wanted = torch.is_grad_enabled()

@@ -1,4 +1,4 @@
-"""The `safeops` command: `demo`, `doctor`, `lint`, `trace`, `audit`. Needs torch alone; who needs more says what."""
+"""The `safeops` command: `demo`, `doctor`, `verify`, `lint`, `trace`, `audit`. Needs torch; who needs more says so."""
 
 import argparse
 import importlib.metadata
@@ -12,10 +12,11 @@ import sys
 import torch
 
 import safeops
-from safeops import _library
+from safeops import _library, _verified
 from safeops._op import registry
 from safeops.debug import script
 from safeops.lint import command as lint
+from safeops.verify import command as verify
 
 ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 
@@ -41,6 +42,8 @@ def _run(argv):
         return doctor(arguments.json)
     if arguments.command in ("trace", "audit"):
         return script.run(arguments)
+    if arguments.command == "verify":
+        return verify.run(arguments)
     if arguments.command == "lint":
         return lint.run(arguments)
     from safeops.demo.run import main as demo
@@ -64,6 +67,7 @@ def _parser():
     doctor = commands.add_parser("doctor", help="versions, extensions, devices, and the route of every op")
     doctor.add_argument("--json", action="store_true", help="the same as JSON")
 
+    verify.add_parser(commands)
     script.add_parser(commands)
     lint.add_parser(commands)
     return parser
@@ -104,6 +108,7 @@ def examine():
             "_cuda": "loaded" if _library.cuda_extension else "not built",
         },
         "devices": ["cpu", *_cuda_devices()],
+        "records": str(_verified.user_file()),
         "unverified_allowed": os.environ.get("SAFEOPS_UNVERIFIED") == "1",
         "ops": [_op(op) for _, op in sorted(registry.items())],
     }
@@ -120,23 +125,37 @@ def _cpu_kernels():
 
 
 def _cuda_devices():
-    if not torch.cuda.is_available():
-        return []
     names = []
-    for i in range(torch.cuda.device_count()):
-        major, minor = torch.cuda.get_device_capability(i)
-        names.append(f"cuda:{i} {torch.cuda.get_device_name(i)} (sm_{major}{minor})")
+    for i in range(_cuda_count()):
+        name, (major, minor) = _verified.gpu(i)
+        names.append(f"cuda:{i} {name} (sm_{major}{minor})")
     return names
+
+
+def _cuda_count():
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _op(op):
     return {
         "name": op.name,
-        "cpu": "kernel" if op.cpu else "composite",
-        "cuda": "kernel" if op.cuda else "composite",
-        "cuda_kernel": op.owner if op.raw and all(_library.has_kernel(name, "CUDA") for name in op.raw) else None,
-        "verified": op.verified,
+        "cpu": _route(op.cpu),
+        "cuda_kernel": op.owner if _verified.due(op) else None,
+        "parts": [part.name for part in op.parts if part.raw],
+        "devices": {f"cuda:{i}": _on_cuda(op, i) for i in range(_cuda_count())},
     }
+
+
+def _on_cuda(op, index):
+    """The route on a device, and why. What calls other ops has none of its own."""
+    if not op.owner:
+        return {"route": "its parts'", "reason": "", "verify": False}
+    found = _verified.verdict(op, index)
+    return {"route": _route(found.kernel), "reason": found.reason, "verify": found.open}
+
+
+def _route(kernel):
+    return "kernel" if kernel else "composite"
 
 
 def _text(report):
@@ -151,30 +170,29 @@ def _text(report):
         ("C++ extension", report["extensions"]["_C"] + _hint(report["extensions"]["_C"])),
         ("CUDA extension", report["extensions"]["_cuda"]),
         ("devices", ", ".join(report["devices"])),
+        ("records", report["records"]),
     ]
-    header = ("op", "on CPU", "on CUDA", "CUDA kernel", "last passed the GPU tests")
-    rows = [(op["name"], op["cpu"], op["cuda"], op["cuda_kernel"] or "none", _record(op)) for op in report["ops"]]
+    devices = report["ops"][0]["devices"]
+    rows = [("op", "on CPU", "CUDA kernel", *(f"on {device}" for device in devices))]
+    for op in report["ops"]:
+        rows.append((op["name"], op["cpu"], op["cuda_kernel"] or "none", *map(_told, op["devices"].values())))
     text = "\n".join(f"{name:<16}{value}" for name, value in lines)
-    text += "\n\n" + _columns([header, *rows])
-    waiting = [op["name"] for op in report["ops"] if op["cuda_kernel"] and op["cuda"] == "composite"]
-    if waiting:
+    text += "\n\n" + _columns(rows)
+    if any(found["verify"] for op in report["ops"] for found in op["devices"].values()):
         text += (
-            "\n\nA CUDA kernel that never passed the GPU tests is not used: CUDA tensors take the composite."
-            "\nSAFEOPS_UNVERIFIED=1 uses it all the same."
+            "\n\nA CUDA kernel runs where it has passed its checks; until then CUDA tensors take the composite."
+            "\n`safeops verify` runs them on this machine's GPUs (SAFEOPS_VERIFY=auto: at the first call);"
+            "\nSAFEOPS_UNVERIFIED=1 uses the kernels all the same."
         )
     return text
 
 
+def _told(found):
+    return f"{found['route']} ({found['reason']})" if found["reason"] else found["route"]
+
+
 def _hint(state):
     return " (every op takes the composite: correct, slower)" if state == "not built" else ""
-
-
-def _record(op):
-    if op["cuda_kernel"] is None:
-        return "-"
-    if op["verified"] is None:
-        return "never (unverified)"
-    return ", ".join(str(op["verified"][key]) for key in ("gpu", "torch", "date") if key in op["verified"])
 
 
 def _columns(rows):

@@ -1,8 +1,22 @@
-"""What the tests that scripts/gpu_check.py ran say of each op, and the records that follow."""
+"""What the lines of a GPU check say of each op, and the records that follow. Of the standard library alone."""
 
+import json
 import re
 
-from kernel_sources import fingerprint
+BAD = ("failed", "error")
+# Tests of torch itself, and of tools that work on any route.
+OF_NO_KERNEL = ("test_what_torch_does.py", "test_debug.py", "test_to_device.py")
+
+
+def read(path):
+    """The lines of a log; one that a kill has cut off is left out."""
+    lines = []
+    for text in path.read_text().splitlines() if path.exists() else []:
+        try:
+            lines.append(json.loads(text))
+        except json.JSONDecodeError:
+            continue
+    return lines
 
 
 def op_of(test, ops):
@@ -16,43 +30,70 @@ def op_of(test, ops):
     return None
 
 
-# Tests of torch itself, and of tools that work on any route.
-OF_NO_KERNEL = ("test_what_torch_does.py", "test_debug.py", "test_to_device.py")
+def outcomes(lines, stage):
+    """{test: the worst that came of it} of all that were collected: "started" where it never ended, None where it never
+    began."""
+    order = [None, "started", "skipped", "passed", *BAD]
+    found = {}
+    for line in lines:
+        if line.get("stage") == stage:
+            for test in line.get("collected", ()):
+                found.setdefault(test, None)
+            if "test" in line:
+                found[line["test"]] = max(found.get(line["test"]), line["outcome"], key=order.index)
+    return found
 
 
-def verdicts(stages, ops):
-    """{op: "passed" | "failed" | "incomplete"}. A test of no op in particular that fails, fails them all, unless it
-    tests no kernel."""
-    wanted = ("contract", "gpu")
-    done = all(name in stages and not stages[name].get("killed") and "tests" in stages[name] for name in wanted)
-    sound = stages.get("sanitizer", {}).get("ok", True) or stages["sanitizer"].get("killed", False)
-    result = {}
-    for op, on_kernel in ops.items():
-        outcomes = {name: [] for name in wanted}
-        for name in wanted:
-            for test in stages.get(name, {}).get("tests", []):
-                if any(name in test["test"] for name in OF_NO_KERNEL):
-                    continue
-                about = op_of(test["test"], ops)
-                if about == op or (about is None and test["outcome"] in ("failed", "error")):
-                    outcomes[name].append(test["outcome"])
-        bad = any(o in ("failed", "error") for found in outcomes.values() for o in found)
-        complete = done and all(found.count("passed") for found in outcomes.values())
-        if bad or not sound:
-            result[op] = "failed"
+def verdicts(lines):
+    """{op: "passed" | "failed" | "incomplete"} of the ops with kernels. Passed: by `safeops verify`, and its own tests
+    were collected and ended, in both stages, and the sanitizer found nothing. A test of no op in particular that fails,
+    fails them all, unless it tests no kernel."""
+    ops = machine(lines)["identities"]
+    verified = {line["op"]: line["verdict"] for line in lines if line.get("stage") == "verify" and "op" in line}
+    unsound = {line["op"] for line in lines if line.get("stage") == "sanitizer" and line.get("errors")}
+    tests = {stage: {op: [] for op in ops} for stage in ("gpu", "contract")}
+    everyone = False
+    for stage, of_op in tests.items():
+        for test, outcome in outcomes(lines, stage).items():
+            if not any(name in test for name in OF_NO_KERNEL):
+                about = op_of(test, ops)
+                everyone |= about is None and outcome in BAD
+                if about is not None:
+                    of_op[about].append(outcome)
+    found = {}
+    for op in ops:
+        own = [of_op[op] for of_op in tests.values()]
+        ended = all("passed" in results and set(results) <= {"passed", "skipped", *BAD} for results in own)
+        if (
+            everyone
+            or op in unsound
+            or verified.get(op) == "failed"
+            or any(o in BAD for results in own for o in results)
+        ):
+            found[op] = "failed"
         else:
-            result[op] = "passed" if complete and on_kernel else "incomplete"
-    return result
+            found[op] = "passed" if ended and verified.get(op) == "passed" else "incomplete"
+    return found
 
 
-def updated_records(records, results, source_of=fingerprint):
-    """verified.json after this run: passed ops recorded, failed ops gone, the rest as they were."""
-    records = dict(records)
-    machine = results["machine"]
-    for op, verdict in results["ops"].items():
-        if verdict == "failed":
-            records.pop(op, None)
-        elif verdict == "passed":
-            keep = {key: machine.get(key) for key in ("gpu", "torch", "triton")}
-            records[op] = keep | {"date": results["date"], "source": source_of(op)}
-    return dict(sorted(records.items()))
+def machine(lines):
+    """What the fresh install said of itself."""
+    empty = {"gpu": None, "identities": {}}
+    return next((line["machine"] for line in lines if "machine" in line), empty)
+
+
+def updated_records(records, lines):
+    """verified.json after this run: each op that passed, or failed, has its record of it; the rest are as they were."""
+    here, found = machine(lines), {_key(record): record for record in records}
+    facts = {key: here.get(key) for key in ("driver", "torch", "date")}
+    for op, verdict in verdicts(lines).items():
+        if verdict != "incomplete":
+            passed = verdict == "passed"
+            record = here["identities"][op] | facts | {"passed": passed, "why": "" if passed else "the GPU check"}
+            found[_key(record)] = record
+    return sorted(found.values(), key=lambda record: json.dumps(record, sort_keys=True))
+
+
+def _key(record):
+    """As safeops/_verified.py has it."""
+    return tuple(record.get(name) for name in ("op", "gpu", "capability", "triton", "source"))

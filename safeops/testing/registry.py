@@ -39,12 +39,13 @@ def check(proves: str, *, slow: bool = False, once: bool = False, cuda: bool = F
     return register
 
 
-def run_check(subject: Subject, name: str) -> int:
-    """Run one check over the samples of `subject`; the number of samples it applied to.
+def run_check(subject: Subject, check: str | Check) -> int:
+    """Run one check, of `CHECKS` by its name, over the samples of `subject`; the number of samples it applied to.
 
     A check that applies to none of them fails, unless `subject.skip` gives the reason: nothing is left out silently.
     """
-    item = CHECKS[name]
+    item = CHECKS[check] if isinstance(check, str) else check
+    name = item.name
     if name in subject.skip or (item.cuda and not str(subject.device).startswith("cuda")):
         return 0
     samples = list(subject.samples)

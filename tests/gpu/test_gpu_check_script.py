@@ -1,7 +1,8 @@
-"""scripts/gpu_check.py's own logic, on any machine: time limits, what a killed stage keeps, verdicts, records."""
+"""scripts/gpu_check.py's own logic, on any machine: time limits, what crashes and hangs cost, verdicts, records."""
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,10 +21,10 @@ def load(name):
     return module
 
 
-kernel_sources = load("kernel_sources")
 gpu_verdicts = load("gpu_verdicts")
+gpu_processes = load("gpu_processes")
 gpu_check = load("gpu_check")
-OPS = {name: True for name in ("masked_fill", "masked_mean", "l1_loss", "smooth_l1_loss")}
+OPS = ("masked_fill", "masked_mean", "l1_loss", "smooth_l1_loss")
 
 
 # ---- time limits
@@ -34,7 +35,7 @@ def test_a_stage_beyond_its_limit_is_killed_with_its_children():
     child = f"import time, sys; '{marker}'; print('started', flush=True); time.sleep(60)"
     parent = f"import subprocess, sys; print('before', flush=True); subprocess.run([sys.executable, '-c', {child!r}])"
     begin = time.monotonic()
-    status, output = gpu_check.run_limited([sys.executable, "-c", parent], 2)
+    status, output = gpu_processes.run_limited([sys.executable, "-c", parent], 2)
     assert status is None and time.monotonic() - begin < 12
     assert "before" in output
     time.sleep(0.2)
@@ -50,7 +51,7 @@ def _read(path):
 
 
 def test_a_stage_within_its_limit_keeps_status_and_output():
-    assert gpu_check.run_limited([sys.executable, "-c", "print('x'); raise SystemExit(3)"], 30) == (3, "x\n")
+    assert gpu_processes.run_limited([sys.executable, "-c", "print('x'); raise SystemExit(3)"], 30) == (3, "x\n")
 
 
 def check(minutes, elapsed=0.0):
@@ -73,48 +74,99 @@ def test_stages_together_stay_within_the_minutes():
 
 def test_time_left_over_goes_to_later_stages():
     assert check(8, 10).seconds_for("gpu") > gpu_check.STAGES["gpu"][0] * 480
-    assert check(8, 10).seconds_for("benchmarks") == pytest.approx(470, abs=1)
-    assert check(8, 1000).seconds_for("benchmarks") == 1
+    assert check(8, 10).seconds_for("sanitizer") == pytest.approx(470, abs=1)
+    assert check(8, 1000).seconds_for("sanitizer") == 1
 
 
-# ---- results of a killed run
+# ---- tests that fail, crash, hang, and leave a device that takes no more work
+
+TESTS = """
+import os, signal, sys, time, pytest
+
+@pytest.mark.parametrize("name", ["masked_fill"])
+def test_quick(name): pass
+def test_broken(): assert 1 == 2
+@pytest.fixture
+def bad(): raise OSError("no device")
+def test_setup(bad): pass
+@pytest.mark.skip(reason="not here")
+def test_skipped(): pass
+def test_crash(): os.kill(os.getpid(), signal.SIGSEGV)
+def test_hang(): time.sleep(600)
+def test_illegal():
+    sys.modules["gpu_plugin"].synchronise = dead
+def dead(): raise RuntimeError("CUDA error: an illegal memory access")
+def test_after(): pass
+"""
+NAMES = "quick[masked_fill] broken setup skipped crash hang illegal after".split()
 
 
-def test_a_killed_test_run_keeps_the_finished_tests(tmp_path):
-    (tmp_path / "test_slow.py").write_text(
-        "import time, pytest\n"
-        "@pytest.mark.parametrize('name', ['masked_fill'])\n"
-        "def test_quick(name): pass\n"
-        "def test_broken(): assert 1 == 2\n"
-        "@pytest.fixture\n"
-        "def bad(): raise OSError('no device')\n"
-        "def test_setup(bad): pass\n"
-        "@pytest.mark.skip(reason='not here')\n"
-        "def test_skipped(): pass\n"
-        "def test_slow(): time.sleep(60)\n"
-    )
-    log = tmp_path / "log.jsonl"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_check", "-p", "no:cacheprovider", str(tmp_path)]
-    command += ["-c", "/dev/null", "--rootdir", str(tmp_path)]
-    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT / "scripts"), gpu_check.LOG: str(log)}
-    status, _ = gpu_check.run_limited(command, 6, cwd=tmp_path, env=environment)
-    assert status is None
-    found = {line["test"].rpartition("::")[2]: line for line in gpu_check.read_log(log)}
-    outcomes = {name: line["outcome"] for name, line in found.items()}
-    assert outcomes == {
-        "test_quick[masked_fill]": "passed",
-        "test_broken": "failed",
-        "test_setup": "error",
-        "test_skipped": "skipped",
+def run_tests(folder, options, seconds=60):
+    """(exit status, lines) of these tests under the plugin."""
+    (folder / "test_it.py").write_text(TESTS)
+    log = folder / "log.jsonl"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_plugin", "-p", "no:cacheprovider", str(folder)]
+    command += ["-c", "/dev/null", "--rootdir", str(folder), *options]
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT / "scripts"),
+        "SAFEOPS_GPU_CHECK_LOG": str(log),
+        "SAFEOPS_GPU_CHECK_STAGE": "gpu",
+        "SAFEOPS_GPU_CHECK_SECONDS": "5",
     }
-    assert "assert 1 == 2" in found["test_broken"]["message"] and "not here" in found["test_skipped"]["reason"]
+    status, output = gpu_processes.run_limited(command, seconds, cwd=folder, env=environment)
+    return status, gpu_verdicts.read(log)
 
 
-def test_a_line_cut_off_by_the_kill_is_left_out(tmp_path):
+def ends(lines):
+    return {test.partition("::test_")[2]: how for test, how in gpu_verdicts.outcomes(lines, "gpu").items()}
+
+
+def test_each_end_is_its_own_tests(tmp_path):
+    pytest.importorskip("xdist")
+    status, lines = run_tests(tmp_path, ["-n", "2", "--max-worker-restart", "100"])
+    assert status == 1
+    wanted = ["passed", "failed", "error", "skipped", "failed", "failed", "failed", "passed"]
+    assert ends(lines) == dict(zip(NAMES, wanted))
+    (collected,) = [line["collected"] for line in lines if "collected" in line]
+    assert len(collected) == len(NAMES)
+    told = {line["test"].partition("::test_")[2]: line.get("message", "") for line in lines if "test" in line}
+    assert "assert 1 == 2" in told["broken"] and "crashed" in told["crash"] and "crashed" in told["hang"]
+    assert any("illegal memory access" in line.get("message", "") for line in lines)
+
+
+def test_a_killed_run_keeps_what_it_has_found(tmp_path):
+    status, lines = run_tests(tmp_path, ["-k", "quick or broken or hang or after"], seconds=4)
+    assert status is None
+    assert ends(lines) == {"quick[masked_fill]": "passed", "broken": "failed", "hang": "started", "after": None}
+
+
+def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
     log = tmp_path / "log.jsonl"
     log.write_text(json.dumps({"test": "a", "outcome": "passed"}) + '\n{"test": "b", "outc')
-    assert [line["test"] for line in gpu_check.read_log(log)] == ["a"]
-    assert gpu_check.read_log(tmp_path / "none") == []
+    assert [line["test"] for line in gpu_verdicts.read(log)] == ["a"]
+    assert gpu_verdicts.read(tmp_path / "none") == []
+
+
+def test_the_sanitizers_reports_are_the_ops():
+    output = """========= COMPUTE-SANITIZER
+op: l1_loss
+op: masked_fill
+========= Invalid __global__ read of size 4 bytes
+=========     at kernel+0x10
+op: masked_mean
+========= ERROR SUMMARY: 1 error
+========= COMPUTE-SANITIZER
+op: smooth_l1_loss
+========= Error: Race reported between Write access and Read access
+"""
+    found = gpu_processes.reports(output)
+    assert {op: len(errors) for op, errors in found.items()} == {
+        "l1_loss": 0,
+        "masked_fill": 1,
+        "masked_mean": 0,
+        "smooth_l1_loss": 1,
+    }
 
 
 # ---- verdicts and records
@@ -136,112 +188,102 @@ def test_a_test_belongs_to_its_op(test, op):
     assert gpu_verdicts.op_of(test, OPS) == op
 
 
-def stages(**changes):
-    """Both test stages with one passed test an op; `changes` adds tests: {stage: [(name, outcome)]}."""
-    made = {}
-    for stage in ("contract", "gpu"):
-        tests = [{"test": f"t.py::test[{op}-x]", "outcome": "passed"} for op in OPS]
-        tests += [{"test": f"t.py::{name}", "outcome": outcome} for name, outcome in changes.get(stage, [])]
-        made[stage] = {"ok": True, "killed": False, "tests": tests}
-    return made
+IDENTITIES = {op: {"op": op, "gpu": "NVIDIA H200", "capability": "9.0", "triton": "3.6.0", "source": f"of {op}"}
+              for op in OPS}  # fmt: skip
+MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030-01-02", "identities": IDENTITIES}
+
+
+def lines(*more, verified="passed", without=()):
+    """Of a run in which all passed, but for what is added, or left out."""
+    made = [{"stage": "install", "machine": MACHINE}]
+    made += [{"stage": "verify", "op": op, "verdict": verified} for op in OPS]
+    for stage in ("gpu", "contract"):
+        tests = [f"t.py::test[{op}-x]" for op in OPS]
+        made.append({"stage": stage, "collected": tests})
+        for test in tests:
+            if (stage, test) not in without:
+                made += [{"stage": stage, "test": test, "outcome": outcome} for outcome in ("started", "passed")]
+    return made + list(more)
+
+
+def line_of(stage, name, outcome):
+    return {"stage": stage, "test": f"t.py::{name}", "outcome": outcome}
+
+
+def verdicts(*more, **changes):
+    return gpu_verdicts.verdicts(lines(*more, **changes))
 
 
 def test_verdicts():
-    assert set(gpu_verdicts.verdicts(stages(), OPS).values()) == {"passed"}
-    failed = gpu_verdicts.verdicts(stages(gpu=[("test[l1_loss-y]", "failed")]), OPS)
+    assert set(verdicts().values()) == {"passed"}
+    failed = verdicts(line_of("gpu", "test[l1_loss-y]", "failed"))
     assert failed.pop("l1_loss") == "failed" and set(failed.values()) == {"passed"}
-    assert gpu_verdicts.verdicts(stages(contract=[("test[masked_mean]", "error")]), OPS)["masked_mean"] == "failed"
-    everyone = gpu_verdicts.verdicts(stages(gpu=[("test_mixed_devices", "failed")]), OPS)
-    assert set(everyone.values()) == {"failed"}
-    assert set(gpu_verdicts.verdicts(stages(gpu=[("test[l1_loss-z]", "skipped")]), OPS).values()) == {"passed"}
-    torch_alone = gpu_verdicts.verdicts(stages(gpu=[("tests/gpu/test_what_torch_does.py::test_it", "failed")]), OPS)
-    assert set(torch_alone.values()) == {"passed"}
+    assert verdicts(line_of("contract", "test[masked_mean]", "error"))["masked_mean"] == "failed"
+    assert set(verdicts(line_of("gpu", "test_mixed_devices", "failed")).values()) == {"failed"}
+    assert set(verdicts(line_of("gpu", "test[l1_loss-z]", "skipped")).values()) == {"passed"}
+    torch_alone = {"stage": "gpu", "test": "tests/gpu/test_what_torch_does.py::test_it", "outcome": "failed"}
+    assert set(verdicts(torch_alone).values()) == {"passed"}
+    assert verdicts({"stage": "verify", "op": "l1_loss", "verdict": "failed"})["l1_loss"] == "failed"
+    racing = verdicts({"stage": "sanitizer", "op": "l1_loss", "errors": ["Race"]})
+    assert racing.pop("l1_loss") == "failed" and set(racing.values()) == {"passed"}
 
 
-def test_what_did_not_run_on_the_kernel_to_the_end_is_not_passed():
-    assert gpu_verdicts.verdicts(stages(), OPS | {"masked_fill": False})["masked_fill"] == "incomplete"
-    cut = stages()
-    cut["gpu"]["killed"] = True
-    assert set(gpu_verdicts.verdicts(cut, OPS).values()) == {"incomplete"}
-    without = stages()
-    del without["gpu"]
-    assert set(gpu_verdicts.verdicts(without, OPS).values()) == {"incomplete"}
-    untested = stages()
-    untested["gpu"]["tests"] = [t for t in untested["gpu"]["tests"] if "masked_mean" not in t["test"]]
-    assert gpu_verdicts.verdicts(untested, OPS)["masked_mean"] == "incomplete"
-    racing = stages()
-    racing["sanitizer"] = {"ok": False, "killed": False}
-    assert set(gpu_verdicts.verdicts(racing, OPS).values()) == {"failed"}
+@pytest.mark.parametrize("stage", ["gpu", "contract"])
+def test_what_did_not_end_has_not_passed(stage):
+    """Of its own tests: another op's verdict does not wait for them."""
+    test = "t.py::test[masked_mean-x]"
+    for more in ((), ({"stage": stage, "test": test, "outcome": "started"},)):
+        found = verdicts(*more, without={(stage, test)})
+        assert found.pop("masked_mean") == "incomplete" and set(found.values()) == {"passed"}
+    further = {"stage": stage, "collected": ["t.py::test[masked_mean-more]"]}
+    assert verdicts(further)["masked_mean"] == "incomplete"
+    assert set(verdicts(verified="unknown").values()) == {"incomplete"}
+    assert gpu_verdicts.verdicts([]) == {}
 
 
 def test_records_follow_the_verdicts():
-    machine = {"gpu": "NVIDIA H200", "torch": "2.11.0", "triton": "3.6.0", "driver": "1"}
-    ops = {"masked_fill": "passed", "l1_loss": "failed", "masked_mean": "incomplete"}
-    results = {"machine": machine, "date": "2030-01-02", "ops": ops}
-    before = {"l1_loss": {"gpu": "old"}, "masked_mean": {"gpu": "old"}}
-    after = gpu_verdicts.updated_records(before, results, source_of=lambda op: f"sha of {op}")
+    found = lines(line_of("gpu", "test[l1_loss-y]", "failed"), without={("gpu", "t.py::test[masked_mean-x]")})
+    before = [IDENTITIES["l1_loss"] | {"passed": True}, IDENTITIES["masked_mean"] | {"passed": True, "date": "old"}]
+    after = {record["op"]: record for record in gpu_verdicts.updated_records(before, found)}
+    facts = {"torch": "2.11.0", "driver": "1", "date": "2030-01-02"}
+    for op in ("masked_fill", "smooth_l1_loss"):
+        assert after.pop(op) == IDENTITIES[op] | facts | {"passed": True, "why": ""}
     assert after == {
-        "masked_fill": {
-            "gpu": "NVIDIA H200",
-            "torch": "2.11.0",
-            "triton": "3.6.0",
-            "date": "2030-01-02",
-            "source": "sha of masked_fill",
-        },
-        "masked_mean": {"gpu": "old"},
+        "l1_loss": IDENTITIES["l1_loss"] | facts | {"passed": False, "why": "the GPU check"},
+        "masked_mean": before[1],
     }
-    assert before == {"l1_loss": {"gpu": "old"}, "masked_mean": {"gpu": "old"}}
 
 
-# ---- fingerprints
+def test_records_can_be_made_later(tmp_path, monkeypatch):
+    log, records = tmp_path / "log.jsonl", tmp_path / "verified.json"
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines()))
+    records.write_text("[]")
+    monkeypatch.setattr(gpu_check, "RECORDS", records)
+    assert gpu_check.main(["--record-from", str(log)]) == 0
+    assert sorted(record["op"] for record in json.loads(records.read_text())) == sorted(OPS)
 
 
-def test_the_fingerprint_follows_every_file_of_the_kernel(tmp_path):
-    files = {
-        "csrc/cuda/some/a.cu": '// a, and_a: of two ops\n#include <vector>\n#include "shared.cuh"\n',
-        "csrc/cuda/some/and_a.cu": "// and_a: more of it\n",
-        "csrc/cuda/some/shared.cuh": '#include "cuda/engine/deep.h"\n',
-        "csrc/cuda/some/shared.cu": "",  # where what shared.cuh declares is defined
-        "csrc/cuda/some/shared.cpp": '#include "common/host.h"\n',
-        "csrc/cuda/engine/deep.h": "1",
-        "csrc/cuda/engine/other.h": "1",
-        "csrc/common/host.h": "",
-        "kernels/some/b.py": '"""b: an op."""\nfrom ..engine.loop import (\n  x,\n)\nfrom . import tools, more as m\n',
-        "kernels/some/b_backward.py": "from . import other\n",
-        "kernels/engine/loop.py": "from ..engine import launch\n",
-        "kernels/engine/launch.py": "",
-        "kernels/some/tools.py": "",
-        "kernels/some/more.py": "",
-        "kernels/some/other.py": '"""What b is made of: nothing of it."""\n',
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    names = lambda op: [p.name for p in kernel_sources.sources(op, tmp_path)]  # noqa: E731
-    assert names("a") == ["host.h", "deep.h", "a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
-    assert names("and_a") == ["host.h", "deep.h", "a.cu", "and_a.cu", "shared.cpp", "shared.cu", "shared.cuh"]
-    assert names("b") == ["launch.py", "loop.py", "b.py", "b_backward.py", "more.py", "other.py", "tools.py"]
-    before = kernel_sources.fingerprint("a", tmp_path)
-    (tmp_path / "csrc/cuda/engine/other.h").write_text("2")
-    assert kernel_sources.fingerprint("a", tmp_path) == before
-    (tmp_path / "csrc/cuda/engine/deep.h").write_text("2")
-    assert kernel_sources.fingerprint("a", tmp_path) != before
-    with pytest.raises(LookupError, match="nothing"):
-        kernel_sources.fingerprint("nothing", tmp_path)
+def test_the_stages_are_there():
+    from safeops.testing import CHECKS
+
+    assert all(hasattr(gpu_check.Check, stage) for stage in gpu_check.STAGES)
+    assert set(gpu_check.SAME_EVERYWHERE) - {"composite"} <= set(CHECKS)
+    assert all((ROOT / "tests/contract" / name).is_file() for name in gpu_check.ELSEWHERE)
 
 
-def test_every_op_has_sources_and_every_record_is_of_these_sources():
-    """A record of other bytes is a claim nobody checked: drop it, or run the GPU check again."""
-    from safeops._library import has_kernel
-    from safeops._op import registry
-
-    for op in registry.values():
-        if op.raw and all(has_kernel(name, "CUDA") for name in op.raw):
-            assert len(kernel_sources.sources(op.name)) >= 2, op.name
-    records = json.loads((ROOT / "safeops" / "verified.json").read_text())
-    for op, record in records.items():
-        assert set(record) == {"gpu", "torch", "triton", "date", "source"}, op
-        assert record["source"] == kernel_sources.fingerprint(op), f"{op}: its kernel changed since the record"
+@pytest.mark.slow
+def test_a_run_on_the_cpu(tmp_path):
+    """The wheel's own copy: installed, verified, measured; the tests of GPUs skip. In the time that there is."""
+    wheel = tmp_path / "wheel"
+    pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel)]
+    assert gpu_processes.run_limited([*pip, str(ROOT)], 600, env=os.environ | {"SAFEOPS_NO_EXT": "1"})[0] == 0
+    (built,) = wheel.glob("*.whl")
+    gpu_check.main(["--wheel", str(built), "--device", "cpu", "--minutes", "1", "--out", str(tmp_path)])
+    (log,) = tmp_path.glob("*.jsonl")
+    found = gpu_verdicts.read(log)
+    stages = [line["stage"] for line in found if "ended" in line or "skipped" in line]
+    assert stages == list(gpu_check.STAGES)
+    assert found[-1]["stage"] == "end" and "passed" not in found[-1]["verdicts"].values()
 
 
 def test_without_a_wheel_or_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):

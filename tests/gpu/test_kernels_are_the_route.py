@@ -23,7 +23,7 @@ def launches(function):
 
 @pytest.mark.parametrize("name", OPS)
 def test_kernel_is_registered_and_chosen(name):
-    assert registry[name].cuda, f"{name}: CUDA tensors take the composite"
+    assert registry[name].runs_on("cuda"), f"{name}: CUDA tensors take the composite"
 
 
 @pytest.mark.parametrize("n", [8, 1_000_003, 16_777_216])

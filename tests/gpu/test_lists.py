@@ -35,7 +35,7 @@ def run(name, inputs):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_kernel_is_chosen_and_launched_once_a_list(name):
-    assert registry[name].cuda
+    assert registry[name].runs_on("cuda")
     flat = [torch.ones(100, device="cuda").half() for _ in range(200)]
     factor, rows = torch.tensor(0.5, device="cuda"), torch.zeros(200, 8, dtype=torch.int64, device="cuda")
     calls = {

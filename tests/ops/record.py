@@ -11,6 +11,7 @@ import torch
 import safeops
 from safeops._op import registry
 from safeops.testing import CHECKS, Subject
+from safeops.verify.checks import kernels_off
 
 DEVICE = os.environ.get("SAFEOPS_TEST_DEVICE", "cpu")
 COMPILER = any(map(shutil.which, ("c++", "g++", "clang++", "cc", "gcc", "clang")))  # for Inductor
@@ -68,7 +69,7 @@ class Record:
 
     def subject(self, suffix, samples, skip=None, **fields):
         skip = dict(skip or {})
-        if not (registry[self.name].cpu if DEVICE == "cpu" else registry[self.name].cuda):
+        if not registry[self.name].runs_on(DEVICE):
             skip.update(saved_bytes=COMPOSITE, peak_memory=COMPOSITE)
         if not COMPILER:
             skip["inductor"] = "there is no compiler here, and Inductor needs one"
@@ -120,14 +121,8 @@ def on(route, name):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        was = [(op, op.cpu, op.cuda) for op in (registry[name], *registry[name].parts)]
-        for op, _, _ in was:
-            op.cpu = op.cuda = False
-        try:
+        with kernels_off((registry[name], *registry[name].parts)):
             return function(*args, **kwargs)
-        finally:
-            for op, cpu, cuda in was:
-                op.cpu, op.cuda = cpu, cuda
 
     return call
 

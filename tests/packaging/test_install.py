@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from safeops import _sources
 from tests.packaging.conftest import ROOT, closure, run
 from tests.packaging.test_wheel import needs_compiler
 
@@ -49,6 +50,23 @@ def test_doctor_needs_torch_alone(python, tmp_path):
     by_script = run([prefix(python) / "bin" / "safeops", "doctor"], cwd=tmp_path)
     for result in (by_module, by_script):
         assert "masked_mean" in result.stdout and "torch" in result.stdout
+
+
+def test_verify_runs_from_the_installed_wheel(python, tmp_path):
+    command = [python, "-m", "safeops", "verify", "--device", "cpu", "--ops", "safe_gather"]
+    out = run(command, cwd=tmp_path, SAFEOPS_CACHE=str(tmp_path)).stdout
+    assert "safe_gather: passed" in out and out.splitlines()[-1] == "1 passed"
+
+
+@needs_compiler
+def test_the_cuda_binary_says_what_it_is_made_of(python, architectures, tmp_path):
+    probe = "from safeops._library import cuda_extension as c; print(c and c.archs); print(c and c.sources)"
+    archs, marks = run([python, "-c", probe], cwd=tmp_path).stdout.splitlines()
+    if architectures == "all":
+        assert archs == "80 90 100 120"
+    if archs != "None":
+        found = dict(mark.split("=") for mark in marks.split())
+        assert found["safe_div"] == _sources.fingerprint("safe_div", ROOT, _sources.CPP)
 
 
 def cut(path):

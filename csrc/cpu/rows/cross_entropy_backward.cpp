@@ -7,7 +7,8 @@ namespace safeops::cpu {
 
 namespace {
 
-// Of a row: L in two parts, the largest logit and the rest; g (k + 2 z L) exp(-rest), g e, g (1 - s) w_y (of probabilities without w_y). All are 0 where dx is.
+// Of a row: L in two parts, the largest logit and the rest; g (k + 2 z L) exp(-rest), g e, g (1 - s) w_y (of
+// probabilities without w_y). All are 0 where dx is.
 enum { kHigh = kFirstFree, kLow, kFactor, kEven, kOwn };
 
 // The given numbers of a row. Those a call does not have stand for the place.

@@ -114,8 +114,7 @@ def backward(
 def _has_kernel(x, weight, label_smoothing, z_loss):
     """Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the z-loss."""
     op = registry["cross_entropy"]
-    has = {"cpu": op.cpu, "cuda": op.cuda}.get(x.device.type, False)
-    return has and (weight is None or not (label_smoothing or z_loss))
+    return op.runs_on(x.device) and (weight is None or not (label_smoothing or z_loss))
 
 
 def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):

@@ -95,7 +95,7 @@ class LinearCrossEntropy(CrossEntropy):
 
     def __init__(self):
         super().__init__(NAME, "LinearCrossEntropyLoss", _forward, _backward, define)
-        self.raw, self.cpu, self.cuda = (), True, True
+        self.raw, self.cpu = (), True
 
     def prepare(self, *operands):
         return True, operands

@@ -18,7 +18,7 @@ from tests.ops import definitions
 from tests.test_routes import dispatched
 
 NAN = math.nan
-KERNELS = registry["ssim"].cpu if DEVICE == "cpu" else registry["ssim"].cuda
+KERNELS = registry["ssim"].runs_on(DEVICE)
 SIMILARITIES = ("ssim", "ssim_loss")
 each_similarity = pytest.mark.parametrize("name", SIMILARITIES)
 each_padding = pytest.mark.parametrize("padding", ["valid", "same"])

@@ -12,7 +12,7 @@ from safeops.testing import no_synchronisation
 from tests.contract.common import DEVICE, each_route, equal, flags, leaf, names, on, t
 from tests.ops import RECORDS
 
-KERNELS = all(op.cpu if DEVICE == "cpu" else op.cuda for op in registry.values())
+KERNELS = all(op.runs_on(DEVICE) for op in registry.values())
 
 
 def test_masked_loss_by_multiplication_keeps_the_nan():

@@ -15,7 +15,7 @@ from tests.ops import RECORDS, definitions
 from tests.test_routes import dispatched
 
 NAN, INF = math.nan, math.inf
-KERNELS = all(registry[name].cpu if DEVICE == "cpu" else registry[name].cuda for name in ("dice_loss", "tversky_loss"))
+KERNELS = all(registry[name].runs_on(DEVICE) for name in ("dice_loss", "tversky_loss"))
 NAMES = ("dice_loss", "tversky_loss")
 each_loss = pytest.mark.parametrize("name", NAMES)
 kernels_only = pytest.mark.skipif(not KERNELS, reason="no kernels here")

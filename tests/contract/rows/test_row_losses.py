@@ -14,7 +14,7 @@ from tests.test_routes import dispatched
 
 NAN, INF = math.nan, math.inf
 NAMES = [name for name, record in RECORDS.items() if record.family == "row_losses"]
-KERNELS = all(registry[name].cpu if DEVICE == "cpu" else registry[name].cuda for name in NAMES)
+KERNELS = all(registry[name].runs_on(DEVICE) for name in NAMES)
 each_loss = pytest.mark.parametrize("name", NAMES)
 each_of_single_rows = pytest.mark.parametrize("name", [name for name in NAMES if name != "info_nce_loss"])
 OF_CLASSES = ("multi_margin_loss", "multilabel_soft_margin_loss")  # whose weight is one of classes

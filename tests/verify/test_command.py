@@ -1,0 +1,165 @@
+"""`safeops verify`: which ops, which devices, what it records and prints, and with what it exits."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from safeops import _op, _verified, cli
+from safeops.verify import command, pool
+from tests.test_verified import H200, T4, machine, passed  # noqa: F401
+
+WORKER = Path(__file__).with_name("scripted_worker.py")
+
+
+@pytest.fixture
+def gpu(machine, monkeypatch, tmp_path):  # noqa: F811
+    """The machine of tests/test_verified.py, whose workers find what `found` says."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
+    machine.found, machine.ran = {}, []
+
+    def stand_in(ops, worker, jobs, seconds):
+        machine.ran.append((list(ops), worker))
+        for op in ops:
+            yield machine.found.get(op, pool.Result(op, pool.PASSED, checks={"value": (0.5, 4)}))
+
+    monkeypatch.setattr(pool, "Pool", stand_in)
+    machine.gpus = [H200]
+    return machine
+
+
+def verify(*arguments):
+    return cli.main(["verify", *arguments])
+
+
+def test_what_passes_is_recorded_and_used(gpu, capsys):
+    assert not _verified.verdict(_op.registry["mse_loss"], 0).kernel
+    assert verify() == 0
+    ops, worker = gpu.ran[0]
+    assert ops == sorted(name for name, op in _op.registry.items() if _verified.due(op))
+    assert worker[-2:] == ["--device", "cuda:0"]
+    for name in ops:
+        assert _verified.verdict(_op.registry[name], 0).kernel
+    out = capsys.readouterr().out
+    assert f"{len(ops)} ops on NVIDIA H200" in out and out.splitlines()[-1] == f"{len(ops)} passed"
+    (record, *_) = [r for r in json.loads(_verified.user_file().read_text()) if r["op"] == "mse_loss"]
+    assert set(record) == {*_verified.identity(_op.registry["mse_loss"], 0), "driver", "torch", "date", "passed", "why"}
+
+
+def test_a_failure_is_recorded_and_no_memory_is_not(gpu, capsys):
+    gpu.found["mse_loss"] = pool.Result("mse_loss", pool.FAILED, "graph: killed by SIGABRT")
+    gpu.found["safe_div"] = pool.Result("safe_div", pool.UNKNOWN, "value: out of memory: 2 GiB")
+    assert verify("--ops", "mse_loss", "safe_div", "l1_loss") == 1
+    told = {name: _verified.verdict(_op.registry[name], 0) for name in ("mse_loss", "safe_div", "l1_loss")}
+    assert told["l1_loss"].kernel and told["safe_div"].open
+    assert "failed on" in told["mse_loss"].reason and "SIGABRT" in told["mse_loss"].reason
+    out = capsys.readouterr().out
+    assert "mse_loss: failed, 0.0 s: graph: killed by SIGABRT" in out
+    assert out.splitlines()[-1] == "1 passed, 1 failed, 1 unknown"
+
+
+def test_missing_runs_what_has_no_record(gpu, capsys):
+    _verified.save([passed(_op.registry["mse_loss"], 0), passed(_op.registry["safe_div"], 0, passed=False)])
+    assert verify("--missing", "--ops", "mse_loss", "safe_div", "l1_loss") == 0
+    assert gpu.ran[0][0] == ["l1_loss"]
+    assert verify("--missing", "--ops", "mse_loss") == 0 and len(gpu.ran) == 1
+    assert "0 ops on NVIDIA H200" in capsys.readouterr().out
+    assert verify("--ops", "mse_loss") == 0 and gpu.ran[1][0] == ["mse_loss"], "asked for, it runs again"
+
+
+def test_one_device_of_each_model(gpu):
+    gpu.gpus = [H200, T4, H200, ("NVIDIA A100", (8, 0))]
+    assert verify("--ops", "mse_loss") == 0
+    assert [worker[-1] for ops, worker in gpu.ran if ops] == ["cuda:0", "cuda:3"]
+
+
+def test_what_cannot_run_says_why(gpu, capsys):
+    gpu.gpus = [T4]
+    assert verify("--ops", "mse_loss") == 0
+    assert gpu.ran == [([], gpu.ran[0][1])] if gpu.ran else True
+    assert "mse_loss  not run" in capsys.readouterr().out
+
+
+def test_the_record_goes_where_it_is_asked_to(gpu, tmp_path):
+    assert verify("--ops", "mse_loss", "--record", str(tmp_path / "shipped.json")) == 0
+    assert not _verified.user_file().exists() and _verified.verdict(_op.registry["mse_loss"], 0).kernel
+
+
+def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
+    log = tmp_path / "log.jsonl"
+    assert verify("--ops", "mse_loss", "l1_loss", "--log", str(log)) == 0
+    found = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(line["stage"], line["op"], line["verdict"]) for line in found] == [
+        ("verify", "l1_loss", "passed"),
+        ("verify", "mse_loss", "passed"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (("--ops", "nope"), "there is no op 'nope'"),
+        (("--device", "nope"), "nope"),
+        (("--device", "meta"), "CPUs and CUDA devices"),
+    ],
+)
+def test_bad_arguments(gpu, capsys, arguments, words):
+    assert verify(*arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_without_a_gpu_it_says_so(gpu, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert verify() == 2 and verify("--device", "cuda") == 2
+    assert "--device cpu" in capsys.readouterr().err
+
+
+def test_automatically_asks_for_what_is_missing(gpu, capsys, monkeypatch):
+    monkeypatch.setenv("SAFEOPS_VERIFY", "auto")
+    _verified.save([passed(_op.registry["l1_loss"], 0)])
+    assert _op.registry["mse_loss"].runs_on("cuda:0") and _op.registry["safe_div"].runs_on("cuda:0")
+    ((ops, _),) = gpu.ran
+    assert "mse_loss" in ops and "l1_loss" not in ops
+    captured = capsys.readouterr()
+    assert captured.out == "" and "passed" in captured.err
+
+
+def test_a_real_worker_checks_an_op(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
+    assert verify("--device", "cpu", "--ops", "safe_gather", "--jobs", "1") == 0
+    assert "safe_gather: passed" in capsys.readouterr().out
+    assert not (tmp_path / "verified.json").exists(), "of a CPU there is nothing to record"
+
+
+def test_the_worker_is_this_package_with_its_kernels(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    given = pool.environment(2)
+    assert given["PYTHONPATH"].split(":")[1] == "elsewhere" and given["SAFEOPS_UNVERIFIED"] == "1"
+    assert pool.command("cuda:1", True) == [
+        sys.executable,
+        "-m",
+        "safeops.verify.worker",
+        "--device",
+        "cuda:1",
+        "--full",
+    ]
+
+
+def test_progress_is_a_line_for_each_where_nobody_looks(capsys):
+    with command.progress(2) as tell:
+        tell(pool.Result("a", pool.PASSED, seconds=1.25))
+        tell(pool.Result("b", pool.FAILED, "value: wrong", seconds=2))
+    assert capsys.readouterr().out.splitlines() == ["[1/2] a: passed, 1.2 s", "[2/2] b: failed, 2.0 s: value: wrong"]
+
+
+def test_progress_is_a_bar_where_somebody_does(capsys, monkeypatch):
+    pytest.importorskip("rich")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    with command.progress(2) as tell:
+        tell(pool.Result("a", pool.PASSED))
+        tell(pool.Result("b", pool.FAILED, "value: [3] wrong"))
+    out = capsys.readouterr().out
+    assert "b: failed, 0.0 s: value: [3] wrong" in out and "a: passed" not in out and "2/2" in out

@@ -1,0 +1,64 @@
+"""Workers that die, hang and fail: each is attributed to its op, and nothing is lost."""
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from safeops.verify.pool import FAILED, PASSED, UNKNOWN, Pool
+
+WORKER = Path(__file__).with_name("scripted_worker.py")
+ENDS = {
+    "segfault": (FAILED, "layouts: killed by SIGSEGV"),
+    "abort": (FAILED, "layouts: killed by SIGABRT: terminate called after throwing"),
+    "leave": (FAILED, "layouts: exit status 3"),
+    "hang": (FAILED, "layouts: no answer for 1 s"),
+    "wrong": (FAILED, "layouts: 1 of 4 wrong"),
+    "illegal": (FAILED, "layouts: an illegal memory access"),
+    "memory": (UNKNOWN, "layouts: out of memory: 2 GiB wanted"),
+}
+
+
+def run(ops, tmp_path, jobs):
+    """({op: result}, how many workers there were)"""
+    log = tmp_path / "workers"
+    results = list(Pool(ops, [sys.executable, str(WORKER), str(log)], jobs, seconds=1))
+    assert sorted(result.op for result in results) == sorted(ops)
+    return {result.op: result for result in results}, len(log.read_text().split())
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_each_end_costs_its_own_op(jobs, tmp_path):
+    between = [f"right {i}" for i in range(len(ENDS))]
+    found, workers = run([op for pair in zip(ENDS, between) for op in pair], tmp_path, jobs)
+    for op, (verdict, why) in ENDS.items():
+        assert (found[op].verdict, found[op].why) == (verdict, why)
+        assert found[op].checks == {"value": (0.5, 3)}
+    for op in between:
+        assert (found[op].verdict, found[op].why, len(found[op].checks)) == (PASSED, "", 2)
+    ended = {"segfault", "abort", "leave", "hang", "illegal"}
+    assert len(ended) + 1 <= workers <= len(ended) + jobs
+
+
+def test_a_worker_that_cannot_start_is_a_failure_of_each_op():
+    results = list(Pool(["a", "b"], [sys.executable, "-c", "raise SystemExit('no torch')"], 1, seconds=20))
+    assert [(r.op, r.verdict, r.why) for r in results] == [
+        (op, FAILED, "its start: exit status 1: no torch") for op in "ab"
+    ]
+
+
+def test_who_stops_iterating_leaves_no_worker_behind(tmp_path):
+    log = tmp_path / "workers"
+    for _ in Pool(["right", "hang", "hang too"], [sys.executable, str(WORKER), str(log)], 1, seconds=600):
+        break
+    for pid in log.read_text().split():
+        for _ in range(50):
+            if not Path(f"/proc/{pid}").exists():
+                break
+            time.sleep(0.1)
+        assert not Path(f"/proc/{pid}").exists()
+
+
+def test_no_ops_no_workers(tmp_path):
+    assert list(Pool([], ["nothing"], 8, seconds=1)) == []
