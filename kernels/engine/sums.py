@@ -16,7 +16,7 @@ import triton.language as tl
 from . import tiling
 from .blocks import is_last, load_partials
 from .indexing import ALL, INNER, OUTER
-from .launch import COMPUTE, Config, Kernel, arch_of, cached_plan, check_operands, trait
+from .launch import COMPUTE, Config, Kernel, cached_plan, check_operands, empty, traits
 from .tile import corner, fetch, indices, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 
@@ -238,29 +238,28 @@ def weighted_sum(
     x, y, z = operands = (*operands, None, None)[:3]
     if dtype is None:
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    tensors = *operands, mask, weight
-    check_operands(name, *tensors, denominator)
+    tensors = *operands, mask, weight, denominator
     dim = tuple(dim) if dim else ()
-    given = None if denominator is None else denominator.dtype
-    key = (f, *map(trait, tensors), given, divisor is None, dim, keepdim, mean, empty_nan, dtype, x.device,
-           tiling.POLICY)  # fmt: skip
+    found, addresses = traits(tensors)
+    key = (id(f), found, divisor is None, dim, keepdim, mean, empty_nan, dtype, tiling.POLICY)
 
-    def build():
+    def build(arch):
+        check_operands(name, *tensors)
         shape = torch.broadcast_shapes(*(t.shape for t in operands if t is not None))
         reduced = tiling.reduced_dims(shape, dim)
         wide = torch.float64 in (dtype, *(t.dtype for t in (*operands, weight) if t is not None))
         compute = torch.float64 if wide else torch.float32
+        given = None if denominator is None else denominator.dtype
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
-        made = plan(f, tensors, shape, reduced, dtype, compute, mean, (by.value, given), empty_nan, len(parameters),
-                    arch_of(x.device))  # fmt: skip
+        made = plan(f, tensors[:-1], shape, reduced, dtype, compute, mean, (by.value, given), empty_nan,
+                    len(parameters), arch)  # fmt: skip
         made.out_shape = tiling.reduced_shape(shape, reduced, keepdim)
         return made
 
-    made = cached_plan(key, build)
-    out = torch.empty(made.out_shape, dtype=dtype, device=x.device)
-    used = torch.empty(made.out_shape, dtype=torch.float64, device=x.device)
+    device = x.device
+    made = cached_plan(key, build, device)
+    out, used = empty(made.out_shape, dtype, device), empty(made.out_shape, torch.float64, device)
     if out.numel():
-        scratch = tiling.workspace(made, x.device)
         number = 1.0 if divisor is None else float(divisor)
-        made(x.device, *tensors, denominator, out, used, *scratch, number, parameters)
+        made((*tensors, out, used, *tiling.workspace(made, device)), addresses, number, parameters)
     return out, used

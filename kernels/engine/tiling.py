@@ -19,7 +19,7 @@ from .indexing import (
     tile_kinds,
     tile_shape,
 )
-from .launch import COUNTERS, Plan, split_counters
+from .launch import COUNTERS, Plan, split_buffers, split_counters
 
 # LANES: the elements of a tile that one thread holds, and may add up without moving data. VECTORS: the GROUP neighbours
 # of one access; COLUMNS and ROWS: every GROUP-th column or row.
@@ -165,7 +165,11 @@ def workspace(plan, device):
     """(partial, counter) of one launch."""
     if not plan.workspace:
         return None, None
-    return torch.empty(plan.workspace, dtype=torch.float64, device=device), split_counters(device)
+    kept = None if plan.index is None else split_buffers(plan.index)
+    partial, counter = kept or (None, split_counters(device))
+    if partial is None or partial.numel() < plan.workspace:
+        partial = torch.empty(plan.workspace, dtype=torch.float64, device=device)
+    return partial, counter
 
 
 def reduced_dims(shape, dim):
