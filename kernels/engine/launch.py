@@ -7,7 +7,8 @@ says and nothing else, so that a new shape seldom compiles a new one.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from math import prod
 
 import torch
 import triton
@@ -164,17 +165,14 @@ class Plan:
         if self.index is None:
             self.kernel.fn[self.grid](*tensors, *floats, *self.tail)
         elif torch.cuda.current_device() == self.index:
-            self._launch(tensors, addresses, floats)
+            start = self.start
+            if start is None:
+                start = self.start = starter(self.binary(self.index), self.grid, self.index)
+            made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
+            start((*addresses, *made, *floats, *self.tail))
         else:
             with torch.cuda.device(self.index):
-                self._launch(tensors, addresses, floats)
-
-    def _launch(self, tensors, addresses, floats):
-        start = self.start
-        if start is None:
-            start = self.start = starter(self.binary(self.index), self.grid, self.index)
-        made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
-        start((*addresses, *made, *floats, *self.tail))
+                self(tensors, addresses, *floats)
 
 
 def quick(value):
@@ -272,20 +270,17 @@ def check_operands(name, first, *others):
             raise TypeError(f"{name}: dtype {tensor.dtype} is not supported")
 
 
-def empty(shape, dtype, device):
-    """torch.empty, which takes twice as long to understand its arguments."""
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return torch.empty_strided(shape, strides[::-1], dtype=dtype, device=device)
+def allocator(shape, dtype, device):
+    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
+    steps = [prod([max(size, 1) for size in shape[d + 1 :]]) for d in range(len(shape))]
+    return partial(torch.empty_strided, shape, steps, dtype=dtype, device=device)
 
 
 def like(tensor, shape, dtype):
     """An output in the tensor's own memory order where it has the full shape, else contiguous."""
     if tensor.shape == shape:
         return torch.empty_like(tensor, dtype=dtype)
-    return empty(shape, dtype, tensor.device)
+    return torch.empty(shape, dtype=dtype, device=tensor.device)
 
 
 def common_shape(first, *others):

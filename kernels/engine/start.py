@@ -22,10 +22,11 @@ def starter(compiled, grid, index):
     function, metadata, run = compiled.function, compiled.packed_metadata, compiled.run
     if type(run).__module__ != "triton.backends.nvidia.driver" or RELEASE not in ((3, 6), (3, 7)) or _has_scratch(run):
         return lambda arguments: slowly(*arguments)
+    hooks = knobs.runtime  # whether somebody, such as Triton's profiler, is to be told of every launch
     launch, x, y, z, modes = run.launch, *grid, (run.launch_cooperative_grid, run.launch_pdl)
 
     def start_3_6(arguments):
-        if _hooks():
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             return slowly(*arguments)
         launch(x, y, z, stream(index), function, *modes, None, None, metadata, None, None, None, *arguments)
 
@@ -35,17 +36,12 @@ def starter(compiled, grid, index):
     kinds, signature = run.arg_annotations, run.kernel_signature
 
     def start_3_7(arguments):
-        if _hooks():
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             return slowly(*arguments)
         launch(x, y, z, stream(index), function, cooperative, dependent, metadata, None, None, None, None, None, kinds,
                signature, arguments)  # fmt: skip
 
     return start_3_7
-
-
-def _hooks():
-    """Whether somebody, such as Triton's profiler, is to be told of every launch."""
-    return knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls
 
 
 def _has_scratch(run):

@@ -16,7 +16,7 @@ import triton.language as tl
 from . import tiling
 from .blocks import is_last, load_partials
 from .indexing import ALL, INNER, OUTER
-from .launch import COMPUTE, Config, Kernel, cached_plan, check_operands, empty, traits
+from .launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, traits
 from .tile import corner, fetch, indices, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 
@@ -231,14 +231,12 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
 
 
 def weighted_sum(
-    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype
+    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype=None
 ):
     """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(*operands, *parameters) : 0, or
-    of keep ? w * x : 0 where x is the only one."""
+    of keep ? w * x : 0 where x is the only one. dtype: None is fp64 where an operand is, and else fp32."""
     x, y, z = operands = (*operands, None, None)[:3]
-    if dtype is None:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    tensors = *operands, mask, weight, denominator
+    tensors = x, y, z, mask, weight, denominator
     dim = tuple(dim) if dim else ()
     found, addresses = traits(tensors)
     key = (id(f), found, divisor is None, dim, keepdim, mean, empty_nan, dtype, tiling.POLICY)
@@ -247,18 +245,21 @@ def weighted_sum(
         check_operands(name, *tensors)
         shape = torch.broadcast_shapes(*(t.shape for t in operands if t is not None))
         reduced = tiling.reduced_dims(shape, dim)
-        wide = torch.float64 in (dtype, *(t.dtype for t in (*operands, weight) if t is not None))
+        wide = torch.float64 in [t.dtype for t in operands if t is not None]
+        result = dtype or (torch.float64 if wide else torch.float32)
+        wide = wide or result == torch.float64 or weight is not None and weight.dtype == torch.float64
         compute = torch.float64 if wide else torch.float32
         given = None if denominator is None else denominator.dtype
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
-        made = plan(f, tensors[:-1], shape, reduced, dtype, compute, mean, (by.value, given), empty_nan,
+        made = plan(f, tensors[:-1], shape, reduced, result, compute, mean, (by.value, given), empty_nan,
                     len(parameters), arch)  # fmt: skip
-        made.out_shape = tiling.reduced_shape(shape, reduced, keepdim)
+        out_shape = tiling.reduced_shape(shape, reduced, keepdim)
+        made.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
         return made
 
     device = x.device
     made = cached_plan(key, build, device)
-    out, used = empty(made.out_shape, dtype, device), empty(made.out_shape, torch.float64, device)
+    out, used = [make() for make in made.outputs]
     if out.numel():
         number = 1.0 if divisor is None else float(divisor)
         made((*tensors, out, used, *tiling.workspace(made, device)), addresses, number, parameters)

@@ -33,19 +33,18 @@ def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, op
         return formulas[(*given, *parameters[:flags])], parameters[flags:]
 
     def forward(*arguments):
-        tensors, (mask, weight, denominator, reduction, *options) = arguments[:count], arguments[count:]
-        *parameters, empty_nan, divisor = options
+        tensors = arguments[:count]
+        mask, weight, denominator, reduction, *parameters, empty_nan, divisor = arguments[count:]
         (value, _), parameters = chosen(tensors, parameters)
-        given = [x for x in tensors if x is not None]
-        dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
         if reduction == 0:
+            given = [x for x in tensors if x is not None]
+            dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
             out = like(given[0], common_shape(*given), dtype)
             three = (*tensors, None)[:3]
             elementwise(name, value, (*three, mask, weight, None, None, out, None, None), parameters)
             return out, torch.empty(0, dtype=torch.float64, device=out.device)
-        mean, dim, keepdim = reduction == 1, None, False
         return weighted_sum(
-            name, value, tensors, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype
+            name, value, tensors, mask, weight, denominator, divisor, None, False, reduction == 1, parameters, empty_nan
         )
 
     def backward(grad, denominator, *arguments):

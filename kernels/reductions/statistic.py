@@ -18,7 +18,7 @@ from ..engine import tiling
 from ..engine.accumulate import add_range
 from ..engine.blocks import is_last
 from ..engine.indexing import INNER, OUTER
-from ..engine.launch import COMPUTE, Config, Kernel, cached_plan, check_operands, empty, traits
+from ..engine.launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, traits
 from ..engine.state import ABSOLUTE, ARRAYS, COUNT, MOMENTS, MOST_ARRAYS, SQUARES, merge_partials, store_state
 from ..engine.tile import offset_of
 
@@ -162,18 +162,17 @@ def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=F
             mode, finish, (x, mask, weight), input.shape, reduced, dtype, torch.float64 if wide else torch.float32,
             absolute=absolute, negate=negate, saturate=saturate, empty_nan=empty_nan, arch=arch,
         )  # fmt: skip
-        made.out_shape = tiling.reduced_shape(input.shape, reduced, keepdim)
+        out_shape = tiling.reduced_shape(input.shape, reduced, keepdim)
+        kinds = (dtype,) if counting else (dtype, torch.float64, torch.float64)
+        made.outputs = [allocator(out_shape, kind, device) for kind in kinds]
         return made
 
     made = cached_plan(key, build, device)
-    out = empty(made.out_shape, dtype, device)
-    origin = scale = None
-    if not counting:
-        origin, scale = (empty(made.out_shape, torch.float64, device) for _ in range(2))
+    out, origin, scale = results = ([make() for make in made.outputs] + [None, None])[:3]
     if out.numel():
         tensors = x, mask, weight, out, origin, scale, *tiling.workspace(made, device)
         made(tensors, addresses, float(parameter))
-    return out if counting else (out, origin, scale)
+    return out if counting else tuple(results)
 
 
 def launcher(name, mode, finish, **options):
