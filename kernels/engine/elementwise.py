@@ -11,6 +11,7 @@ import triton.language as tl
 from .indexing import (
     broadcast_strides,
     fuse,
+    line,
     memory_order,
     needs_int64,
     sparse_kinds,
@@ -150,7 +151,11 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
 
     tensors: the kernel's operands, the last `outputs` of which have this shape, the others broadcast to it; sparse: the
     places of those that are small, and do not decide about the variant."""
-    strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
+    strides = line(tensors, shape)
+    if strides:
+        shape = (shape.numel(),)
+    else:
+        strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     order = memory_order(shape, (*strides[-outputs:], *strides[:-outputs]))  # written once, so in order of the output
     outer, inner = split_inner(fuse(order, shape, strides))
     dense = [None if i in sparse else t for i, t in enumerate(tensors)]

@@ -16,7 +16,7 @@ import triton.language as tl
 from . import tiling
 from .blocks import is_last, load_partials
 from .indexing import ALL, INNER, OUTER
-from .launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, traits
+from .launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, common_shape, traits
 from .tile import corner, fetch, indices, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 
@@ -243,7 +243,7 @@ def weighted_sum(
 
     def build(arch):
         check_operands(name, *tensors)
-        shape = torch.broadcast_shapes(*(t.shape for t in operands if t is not None))
+        shape = common_shape(*(t for t in operands if t is not None))
         reduced = tiling.reduced_dims(shape, dim)
         wide = torch.float64 in [t.dtype for t in operands if t is not None]
         result = dtype or (torch.float64 if wide else torch.float32)

@@ -12,6 +12,7 @@ from .indexing import (
     Group,
     broadcast_strides,
     fuse,
+    line,
     memory_order,
     needs_int64,
     shared_kinds,
@@ -107,7 +108,11 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     whether the first dimension belongs to neither group, and a block has one of its indices; tile_of(axis, M, N, vec,
     elements): (BM, BN), where `tile_shape` does not do."""
     policy = policy or POLICY
-    strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
+    strides = line(tensors, shape) if all(reduced) and not batched else None
+    if strides:
+        shape, reduced = (shape.numel(),), (True,)
+    else:
+        strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     batch, steps = 1, [None if s is None else (0,) for s in strides]
     if batched:
         batch, shape, reduced = shape[0], shape[1:], reduced[1:]
