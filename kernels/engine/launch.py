@@ -7,7 +7,7 @@ says and nothing else, so that a new shape seldom compiles a new one.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from math import prod
 
 import torch
@@ -190,6 +190,11 @@ def gpu_target(index):
     return GPUTarget("cuda", properties.major * 10 + properties.minor, 32)
 
 
+def gpu_index(device):
+    """The place of a GPU among them; None on the CPU, where kernels are interpreted."""
+    return device.index
+
+
 _arch = {}
 
 
@@ -213,7 +218,7 @@ def cached_plan(key, build, device):
         if len(_plans) >= PLANS:
             _plans.clear()
         plan = build(arch_of(device))
-        plan.index = device.index
+        plan.index = gpu_index(device)
         _plans[key] = plan
     return plan
 
@@ -242,7 +247,7 @@ def split_counters(device):
     return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
 
-def split_buffers(index):
+def split_buffers(index, device):
     """(partials, counters) of the current stream of a GPU, or None while it is captured.
 
     Zeroing counters for each call would be a second launch. One buffer per (device, stream) is enough: the kernels of a
@@ -255,7 +260,6 @@ def split_buffers(index):
     key = index, current_stream(index)
     found = _buffers.get(key)
     if found is None:
-        device = torch.device("cuda", index)
         partials = torch.empty(PARTIALS, dtype=torch.float64, device=device)
         found = _buffers[key] = partials, split_counters(device)
     return found
@@ -270,17 +274,22 @@ def check_operands(name, first, *others):
             raise TypeError(f"{name}: dtype {tensor.dtype} is not supported")
 
 
+@lru_cache(PLANS)
 def allocator(shape, dtype, device):
     """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
     steps = [prod([max(size, 1) for size in shape[d + 1 :]]) for d in range(len(shape))]
     return partial(torch.empty_strided, shape, steps, dtype=dtype, device=device)
 
 
+def empty(shape, dtype, device):
+    return allocator(shape, dtype, device)()
+
+
 def like(tensor, shape, dtype):
     """An output in the tensor's own memory order where it has the full shape, else contiguous."""
     if tensor.shape == shape:
         return torch.empty_like(tensor, dtype=dtype)
-    return torch.empty(shape, dtype=dtype, device=tensor.device)
+    return empty(shape, dtype, tensor.device)
 
 
 def common_shape(first, *others):

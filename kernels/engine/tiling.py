@@ -170,7 +170,7 @@ def workspace(plan, device):
     """(partial, counter) of one launch."""
     if not plan.workspace:
         return None, None
-    kept = None if plan.index is None else split_buffers(plan.index)
+    kept = None if plan.index is None else split_buffers(plan.index, device)
     partial, counter = kept or (None, split_counters(device))
     if partial is None or partial.numel() < plan.workspace:
         partial = torch.empty(plan.workspace, dtype=torch.float64, device=device)

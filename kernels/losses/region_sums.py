@@ -19,7 +19,7 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.blocks import is_last
 from ..engine.indexing import ALL, INNER, OUTER
-from ..engine.launch import Config, Kernel, cached_plan, traits
+from ..engine.launch import Config, Kernel, cached_plan, empty, traits
 from ..engine.sums import add_partials
 from ..engine.tile import corner, indices
 from ..engine.tiling import COLUMNS, ROWS, VECTORS
@@ -171,7 +171,7 @@ def region_sums(input, target, mask=None, exists=None, ignore_index=None, square
         return sums_plan(*tensors, ignore_index, squared, arch)
 
     made = cached_plan((id(REGION_SUMS), found, ignore_index, squared, tiling.POLICY), build, device)
-    out = torch.empty(SUMS.value, *input.shape[:2], dtype=torch.float64, device=device)
+    out = empty((SUMS.value, *input.shape[:2]), torch.float64, device)
     if out.numel():
         made((*tensors, out, *tiling.workspace(made, device)), addresses)
     return out
