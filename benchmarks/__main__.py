@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+TABLES = ("debugging", "calls")  # which are no ops, and have tables of their own
+
 
 def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
@@ -46,10 +48,10 @@ def elements(text: str) -> int:
 
 
 def chosen(options) -> list[str]:
-    """The names to measure: cases, and `debugging`, which is no op and has a table of its own."""
+    """The names to measure: cases, and those of TABLES."""
     from . import case
 
-    known = [*case.names(), "debugging"]
+    known = [*case.names(), *TABLES]
     names = options.ops.split(",") if options.ops else known
     if unknown := set(names) - set(known):
         raise SystemExit(f"unknown ops {sorted(unknown)}; there are {known}")
@@ -59,7 +61,7 @@ def chosen(options) -> list[str]:
 def collect(options, path) -> dict:
     import torch
 
-    from . import case, debugging, memory, overhead, report, speed, timing
+    from . import calls, case, debugging, memory, overhead, report, speed, timing
 
     names = chosen(options)
     if options.device == "cpu" and not options.fresh_memory:
@@ -70,7 +72,7 @@ def collect(options, path) -> dict:
     results = {"hardware": report.hardware(options.device), "settings": settings}
     results |= {"routes": routes(options.device), "speed": [], "overhead": [], "memory": []}
     # Breadth first: a run that is cut off has said something about every op.
-    ops = [name for name in names if name != "debugging"]
+    ops = [name for name in names if name not in TABLES]
     plan = list(itertools.product(options.dtypes.split(","), options.sizes, ops))
     for done, (dtype, n, name) in enumerate(plan):
         print(f"\r{done}/{len(plan)} {name} {dtype} {n} elements        ", end="", file=sys.stderr, flush=True)
@@ -86,8 +88,10 @@ def collect(options, path) -> dict:
     print("\r" + " " * 60 + "\r", end="", file=sys.stderr)
     if "debugging" in names:
         results["debugging"] = debugging.measure(options.device, options.rounds)
-        if path:
-            report.write(results, path)
+    if "calls" in names:
+        results["calls"] = calls.measure()
+    if path:
+        report.write(results, path)
     return results
 
 
@@ -109,7 +113,7 @@ def main(argv=None):
     path = options.json or report.SCRATCH / (f"compare-{name}" if options.compare else name)
     path = None if str(path) == "-" else path
     if options.compare:
-        return compare.run([name for name in chosen(options) if name != "debugging"], options, path)
+        return compare.run([name for name in chosen(options) if name not in TABLES], options, path)
     results = collect(options, path)
     print(report.markdown(results))
     written = [path] if path else []

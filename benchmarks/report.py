@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from .calls import GOAL as CALL_GOAL
+from .calls import PARTS
 from .debugging import GOAL as TRACE_GOAL
 from .memory import SLACK
 
@@ -76,7 +78,7 @@ def markdown(results: dict) -> str:
     lines += [HOW.format(**results["settings"]), ""]
     lines += _speed(results["speed"], device) + _overhead(results["overhead"], device)
     lines += _memory(results["memory"], device)
-    lines += _debugging(results.get("debugging", []))
+    lines += _debugging(results.get("debugging", [])) + _calls(results.get("calls", []))
     patterns = {r["op"]: r["eager_pattern"] for r in results["speed"] if r["direction"] == "forward"}
     lines += ["x-eager: against the pattern as most write it:", "", *(f"- {k}: `{v}`" for k, v in patterns.items()), ""]
     if missed := misses(results):
@@ -102,6 +104,9 @@ def misses(results: dict) -> list[str]:
     for record in results.get("debugging", []):
         if record["tool"] == "trace" and record["x_plain"] > TRACE_GOAL:
             found.append(f"a traced step takes {record['x_plain']:.2f} times a plain one, not {TRACE_GOAL}")
+    for record in results.get("calls", []):
+        if (ratio := record["parts"]["total"] / record["aten"]) > CALL_GOAL:
+            found.append(f"{record['op']}: a call takes {ratio:.1f} times an aten op's, not {CALL_GOAL:.1f}")
     return found
 
 
@@ -166,6 +171,16 @@ def _debugging(records):
     head = ["the demo's training step", "ms", "x-plain", "quiet"]
     rows = [[r["tool"], f"{r['milliseconds']:.0f}", f"{r['x_plain']:.2f}", f"{r['undisturbed']:.0%}"] for r in records]
     return table("What watching costs", head, rows)
+
+
+def _calls(records):
+    head = ["op", "us", "x-aten", *(f"{part} us" for part in PARTS), "new size us"]
+    rows = []
+    for r in records:
+        parts = r["parts"]
+        row = [r["op"], f"{parts['total']:.1f}", f"{parts['total'] / r['aten']:.1f}"]
+        rows.append([*row, *(f"{parts[part]:.1f}" for part in PARTS), f"{r['new_size']:.1f}"])
+    return table("Host time of a Triton op (fp32, no grad; beside a driver that does nothing)", head, rows)
 
 
 def write(results: dict, path: Path):

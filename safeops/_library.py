@@ -47,7 +47,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     if composite is not None:
         lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
-        lib.impl(name, _Lazy(*triton.rsplit(".", 1), complete), "CUDA")
+        lib.impl(name, _Lazy(*triton.rsplit(".", 1), defaults(op)), "CUDA")
     return op
 
 
@@ -120,10 +120,10 @@ def declare_public(function, *schemas):
 class _Lazy:
     """A launcher that imports Triton at its first call: `import safeops` must not pay for it."""
 
-    def __init__(self, module, name, complete):
-        self.module, self.name, self.complete, self.launch = module, name, complete, None
+    def __init__(self, module, name, defaults):
+        self.module, self.name, self.defaults, self.launch = module, name, defaults, None
 
     def __call__(self, *args):
         if self.launch is None:
             self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
-        return self.launch(*self.complete(args))
+        return self.launch(*args, *self.defaults[len(args) :])

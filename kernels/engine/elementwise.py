@@ -11,6 +11,7 @@ import triton.language as tl
 from .indexing import (
     broadcast_strides,
     fuse,
+    line,
     memory_order,
     needs_int64,
     sparse_kinds,
@@ -18,7 +19,7 @@ from .indexing import (
     tile_kinds,
     tile_shape,
 )
-from .launch import COMPUTE, Kernel, Plan, arch_of, cached_plan, check_operands, trait
+from .launch import COMPUTE, Kernel, Plan, cached_plan, check_operands, traits
 from .tile import fetch, indices, kept, store, within
 
 # SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes.
@@ -150,7 +151,11 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
 
     tensors: the kernel's operands, the last `outputs` of which have this shape, the others broadcast to it; sparse: the
     places of those that are small, and do not decide about the variant."""
-    strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
+    strides = line(tensors, shape)
+    if strides:
+        shape = (shape.numel(),)
+    else:
+        strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     order = memory_order(shape, (*strides[-outputs:], *strides[:-outputs]))  # written once, so in order of the output
     outer, inner = split_inner(fuse(order, shape, strides))
     dense = [None if i in sparse else t for i, t in enumerate(tensors)]
@@ -182,13 +187,14 @@ def elementwise(name, f, tensors, parameters=(), slopes=NONE):
     outputs = [t for t in tensors[-OUTPUTS:] if t is not None]
     if not outputs or not outputs[0].numel():
         return
-    check_operands(name, *outputs, *tensors)
-    device, shape = outputs[0].device, outputs[0].shape
-    x, y, z, _, weight, grad, *_ = tensors
-    compute = compute_dtype(x, y, z, weight, grad, *outputs)
-    constants = {"F": f, "SLOPES": slopes.value, "parameters": len(parameters)}
-    made = cached_plan(
-        (f, slopes.value, *map(trait, tensors), device),
-        lambda: plan(ELEMENTWISE, tensors, OUTPUTS, shape, compute, constants, arch_of(device)),
-    )
-    made(device, *tensors, tuple(map(float, parameters)))
+    found, addresses = traits(tensors)
+
+    def build(arch):
+        check_operands(name, *outputs, *tensors)
+        x, y, z, _, weight, grad, *_ = tensors
+        compute = compute_dtype(x, y, z, weight, grad, *outputs)
+        constants = {"F": f, "SLOPES": slopes.value, "parameters": len(parameters)}
+        return plan(ELEMENTWISE, tensors, OUTPUTS, outputs[0].shape, compute, constants, arch)
+
+    made = cached_plan((id(f), slopes.value, found), build, outputs[0].device)
+    made(tensors, addresses, parameters)

@@ -7,6 +7,8 @@ says and nothing else, so that a new shape seldom compiles a new one.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from math import prod
 
 import torch
 import triton
@@ -15,6 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .indexing import LINE, VECTOR
+from .start import current_stream, starter
 
 POINTER = {
     torch.float16: "*fp16",
@@ -55,15 +58,20 @@ class Kernel:
     configs: dict = field(default_factory=lambda: {None: Config()})  # by architecture; None for all others
 
     def __post_init__(self):
-        declared = (*self.pointers, *self.floats, *self.all_tuples, *self.indices, *self.constants)
+        declared = (*self.pointers, *self.floats, *self.tail)
         if tuple(self.fn.arg_names) != declared:
             raise TypeError(f"{self.fn.__name__} takes {self.fn.arg_names}, declared are {declared}")
         KERNELS[self.fn.__name__] = self
 
-    @property
+    @cached_property
     def all_tuples(self):
         strides = (f"{name}_{group}" for name in self.operands for group in ("outer", "inner"))
         return ("outer_shape", "inner_shape", *strides, *self.tuples)
+
+    @cached_property
+    def tail(self):
+        """The arguments that a plan fills in."""
+        return (*self.all_tuples, *self.indices, *self.constants)
 
     def config(self, arch=None):
         return self.configs.get(arch, self.configs[None])
@@ -77,39 +85,58 @@ class Plan:
 
     tensors: the operands; dtypes: of the other pointers, None for an absent one; values: by argument name."""
 
+    index = None  # of the GPU; None: interpreted
+
     def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch):
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)
-        names = kernel.fn.arg_names
-        values = values | {"outer_shape": outer.shape, "inner_shape": inner.shape}
-        self.attrs = {}
-
-        def multiple(of, *path):
-            self.attrs[path] = [["tt.divisibility", of]]
-
+        self.kinds, self.vec, self.wide = kinds, vec, wide
+        self.dtypes, self.values = dict(dtypes), dict(values, outer_shape=outer.shape, inner_shape=inner.shape)
         for name, tensor, kind, o, i in zip(kernel.operands, tensors, kinds, outer.strides, inner.strides):
-            dtypes = dtypes | {name: None if tensor is None else tensor.dtype}
-            values |= {f"{name}_outer": o, f"{name}_inner": i, name.upper(): kind.value}
-            if kind is VECTOR or kind is LINE:  # aligned, and so are its rows, and those of every batch
-                multiple(16, names.index(name))
-                for steps in (f"{name}_outer", f"{name}_batch"):
-                    for d in range(len(values[steps]) if steps in names else 0):
-                        multiple(vec, names.index(steps), d)
-        if inner.numel % vec == 0:
-            multiple(vec, names.index("N"))
+            self.dtypes[name] = None if tensor is None else tensor.dtype
+            self.values[f"{name}_outer"], self.values[f"{name}_inner"] = o, i
+            self.values[name.upper()] = kind.value
+        self.whole = inner.numel % vec == 0
+        self.tail = tuple([self.values[name] for name in kernel.tail])
+        self.start = None
 
-        index = "i64" if wide else "i32"
-        tuples = kernel.all_tuples
-        self.signature = {name: dtypes[name] and POINTER[dtypes[name]] for name in kernel.pointers}
-        self.signature |= dict.fromkeys(kernel.floats, "fp64")
+    # What is compiled. It is made when it is asked for: most plans find their binary by `variant`.
+
+    @cached_property
+    def attrs(self):
+        names, found = self.kernel.fn.arg_names, {}
+        for name, kind in zip(self.kernel.operands, self.kinds):
+            if kind is VECTOR or kind is LINE:  # aligned, and so are its rows, and those of every batch
+                found[(names.index(name),)] = [["tt.divisibility", 16]]
+                for steps in (f"{name}_outer", f"{name}_batch"):
+                    for d in range(len(self.values[steps]) if steps in names else 0):
+                        found[names.index(steps), d] = [["tt.divisibility", self.vec]]
+        if self.whole:
+            found[(names.index("N"),)] = [["tt.divisibility", self.vec]]
+        return found
+
+    @cached_property
+    def signature(self):
+        kernel, values, index = self.kernel, self.values, "i64" if self.wide else "i32"
+        found = {name: self.dtypes[name] and POINTER[self.dtypes[name]] for name in kernel.pointers}
+        found |= dict.fromkeys(kernel.floats, "fp64")
         if "parameters" in kernel.floats:
-            self.signature["parameters"] = ("fp64",) * values["parameters"]
-        self.signature |= {name: values[name] and (index,) * len(values[name]) for name in tuples}
-        self.signature |= dict.fromkeys(kernel.indices, index)
-        self.signature |= dict.fromkeys(kernel.constants, None)
-        self.signature = {name: "constexpr" if kind is None else kind for name, kind in self.signature.items()}
-        self.constants = {name: values.get(name) for name, kind in self.signature.items() if kind == "constexpr"}
-        self.tail = tuple(values[name] for name in (*tuples, *kernel.indices, *kernel.constants))
-        self.runners = {}  # by device index
+            found["parameters"] = ("fp64",) * values["parameters"]
+        found |= {name: values[name] and (index,) * len(values[name]) for name in kernel.all_tuples}
+        found |= dict.fromkeys(kernel.indices, index) | dict.fromkeys(kernel.constants, None)
+        return {name: "constexpr" if kind is None else kind for name, kind in found.items()}
+
+    @cached_property
+    def constants(self):
+        return {name: self.values.get(name) for name, kind in self.signature.items() if kind == "constexpr"}
+
+    def variant(self):
+        """All that signature, constants and attributes are made of: equal for plans that differ in sizes alone."""
+        values, dtypes = self.values, self.dtypes
+        lengths = tuple([None if (v := values[name]) is None else len(v) for name in self.kernel.all_tuples])
+        constants = tuple([quick(values[name]) for name in self.kernel.constants])
+        pointers = tuple([dtypes[name] for name in self.kernel.pointers])
+        return (id(self.kernel), self.config, self.wide, self.whole, values.get("parameters"), pointers, lengths,
+                constants)  # fmt: skip
 
     def source(self):
         return ASTSource(self.kernel.fn, self.signature, self.constants, self.attrs)
@@ -122,28 +149,35 @@ class Plan:
             options["maxnreg"] = max(registers, getattr(functor, "max_registers", 0))
         return triton.compile(self.source(), target=target, options=options)
 
-    def __call__(self, device, *pointers_and_floats):
-        """Launch on the current stream of `device`, in the interpreter if the tensors are on the CPU."""
-        if device.type == "cpu":
-            self.kernel.fn[self.grid](*pointers_and_floats, *self.tail)
-        elif torch.cuda.current_device() == device.index:
-            self._launch(device.index, pointers_and_floats)
-        else:
-            with torch.cuda.device(device):
-                self._launch(device.index, pointers_and_floats)
-
-    def _launch(self, index, arguments):
-        runner = self.runners.get(index)
-        if runner is None:
-            runner = self.runners[index] = self.binary(index)[self.grid]
-        runner(*arguments, *self.tail)
-
     def binary(self, index):
         """Compiled and loaded once for all plans that differ in sizes alone: new shapes must not load ever more."""
-        key = index, self.kernel.fn, tuple(self.signature.items()), tuple(self.constants.items()), repr(self.attrs)
+        key = index, self.variant()
         if key not in _binaries:
-            _binaries[key] = self.compile(gpu_target(index))
-        return _binaries[key]
+            # (the values too: what the key knows by its address must live as long as the key)
+            _binaries[key] = self.compile(gpu_target(index)), self.values
+        return _binaries[key][0]
+
+    # What a call does.
+
+    def __call__(self, tensors, addresses, *floats):
+        """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.
+        tensors: all pointers; addresses: those of the first of them."""
+        if self.index is None:
+            self.kernel.fn[self.grid](*tensors, *floats, *self.tail)
+        elif torch.cuda.current_device() == self.index:
+            start = self.start
+            if start is None:
+                start = self.start = starter(self.binary(self.index), self.grid, self.index)
+            made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
+            start((*addresses, *made, *floats, *self.tail))
+        else:
+            with torch.cuda.device(self.index):
+                self(tensors, addresses, *floats)
+
+
+def quick(value):
+    """What stands for a constant in a key: Triton hashes a function by its source, which takes 1 us each time."""
+    return id(value) if callable(value) else value
 
 
 _binaries = {}
@@ -154,6 +188,11 @@ def gpu_target(index):
     if torch.version.hip:
         return GPUTarget("hip", properties.gcnArchName.split(":")[0], 64)
     return GPUTarget("cuda", properties.major * 10 + properties.minor, 32)
+
+
+def gpu_index(device):
+    """The place of a GPU among them; None on the CPU, where kernels are interpreted."""
+    return device.index
 
 
 _arch = {}
@@ -172,42 +211,58 @@ _plans = {}
 PLANS = 4096  # forgotten all together when full: a program that needs more has ever new shapes
 
 
-def cached_plan(key, build):
+def cached_plan(key, build, device):
+    """The plan of this key, which build(architecture) makes."""
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= PLANS:
             _plans.clear()
-        plan = _plans[key] = build()
+        plan = build(arch_of(device))
+        plan.index = gpu_index(device)
+        _plans[key] = plan
     return plan
 
 
-def trait(tensor):
-    """All that a plan may depend on in a tensor."""
-    if tensor is None:
-        return None
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.data_ptr() % 16
+def traits(tensors):
+    """(all that a plan may depend on in these tensors, their addresses)"""
+    found, addresses = [], []
+    for x in tensors:
+        if x is None:
+            found.append(None)
+            addresses.append(0)
+        else:
+            address = x.data_ptr()
+            found += x.shape, x.stride(), x.dtype, x.get_device(), address % 16
+            addresses.append(address)
+    return tuple(found), addresses
 
 
 COUNTERS = 1024  # output blocks that may be split; more of them fill a GPU without splitting
-_counters = {}
+PARTIALS = 1 << 17  # numbers, a megabyte; a launch that leaves more for its last blocks outlasts an allocation
+_buffers = {}
 
 
 def split_counters(device):
-    """Zeroed counters of the blocks that have finished, one per output block; the last block puts its own back to 0.
+    """Zeroed counters of the blocks that have finished, one per output block; the last puts its own back to 0."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
 
-    Zeroing them for each call would be a second launch. One buffer per (device, stream) is enough: the kernels of a
+
+def split_buffers(index, device):
+    """(partials, counters) of the current stream of a GPU, or None while it is captured.
+
+    Zeroing counters for each call would be a second launch. One buffer per (device, stream) is enough: the kernels of a
     stream run one after another, and each leaves zeros behind, since its last block writes the 0 after every other
     block has counted. Two streams may run at once, and so have a buffer each. A captured graph may be replayed on
-    another stream, beside eager work on the one that captured it: it gets counters of its own, from its own memory
-    pool, that a node of the graph zeroes in every replay."""
-    if device.type == "cpu":
-        return torch.zeros(COUNTERS, dtype=torch.int32)
+    another stream, beside eager work on the one that captured it: it gets buffers of its own, from its own memory
+    pool, and a node of the graph zeroes its counters in every replay."""
     if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-    key = device.index, torch.cuda.current_stream(device).cuda_stream
-    if key not in _counters:
-        _counters[key] = torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-    return _counters[key]
+        return None
+    key = index, current_stream(index)
+    found = _buffers.get(key)
+    if found is None:
+        partials = torch.empty(PARTIALS, dtype=torch.float64, device=device)
+        found = _buffers[key] = partials, split_counters(device)
+    return found
 
 
 def check_operands(name, first, *others):
@@ -219,15 +274,28 @@ def check_operands(name, first, *others):
             raise TypeError(f"{name}: dtype {tensor.dtype} is not supported")
 
 
+@lru_cache(PLANS)
+def allocator(shape, dtype, device):
+    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
+    steps = [prod([max(size, 1) for size in shape[d + 1 :]]) for d in range(len(shape))]
+    return partial(torch.empty_strided, shape, steps, dtype=dtype, device=device)
+
+
+def empty(shape, dtype, device):
+    return allocator(shape, dtype, device)()
+
+
 def like(tensor, shape, dtype):
     """An output in the tensor's own memory order where it has the full shape, else contiguous."""
     if tensor.shape == shape:
         return torch.empty_like(tensor, dtype=dtype)
-    return torch.empty(shape, dtype=dtype, device=tensor.device)
+    return empty(shape, dtype, tensor.device)
 
 
 def common_shape(first, *others):
     """torch.broadcast_shapes takes 5 us, and nearly always says what was known."""
-    if all(first.shape == x.shape for x in others):
-        return first.shape
-    return torch.broadcast_shapes(first.shape, *(x.shape for x in others))
+    shape = first.shape
+    for x in others:
+        if x.shape != shape:
+            return torch.broadcast_shapes(shape, *(x.shape for x in others))
+    return shape

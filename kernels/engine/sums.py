@@ -16,7 +16,7 @@ import triton.language as tl
 from . import tiling
 from .blocks import is_last, load_partials
 from .indexing import ALL, INNER, OUTER
-from .launch import COMPUTE, Config, Kernel, arch_of, cached_plan, check_operands, trait
+from .launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, common_shape, traits
 from .tile import corner, fetch, indices, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 
@@ -231,36 +231,36 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
 
 
 def weighted_sum(
-    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype
+    name, f, operands, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype=None
 ):
     """(value, divisor) of the sum or mean over `dim` (None or (): all) of keep ? w * f(*operands, *parameters) : 0, or
-    of keep ? w * x : 0 where x is the only one."""
+    of keep ? w * x : 0 where x is the only one. dtype: None is fp64 where an operand is, and else fp32."""
     x, y, z = operands = (*operands, None, None)[:3]
-    if dtype is None:
-        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
-    tensors = *operands, mask, weight
-    check_operands(name, *tensors, denominator)
+    tensors = x, y, z, mask, weight, denominator
     dim = tuple(dim) if dim else ()
-    given = None if denominator is None else denominator.dtype
-    key = (f, *map(trait, tensors), given, divisor is None, dim, keepdim, mean, empty_nan, dtype, x.device,
-           tiling.POLICY)  # fmt: skip
+    found, addresses = traits(tensors)
+    key = (id(f), found, divisor is None, dim, keepdim, mean, empty_nan, dtype, tiling.POLICY)
 
-    def build():
-        shape = torch.broadcast_shapes(*(t.shape for t in operands if t is not None))
+    def build(arch):
+        check_operands(name, *tensors)
+        shape = common_shape(*(t for t in operands if t is not None))
         reduced = tiling.reduced_dims(shape, dim)
-        wide = torch.float64 in (dtype, *(t.dtype for t in (*operands, weight) if t is not None))
+        wide = torch.float64 in [t.dtype for t in operands if t is not None]
+        result = dtype or (torch.float64 if wide else torch.float32)
+        wide = wide or result == torch.float64 or weight is not None and weight.dtype == torch.float64
         compute = torch.float64 if wide else torch.float32
+        given = None if denominator is None else denominator.dtype
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
-        made = plan(f, tensors, shape, reduced, dtype, compute, mean, (by.value, given), empty_nan, len(parameters),
-                    arch_of(x.device))  # fmt: skip
-        made.out_shape = tiling.reduced_shape(shape, reduced, keepdim)
+        made = plan(f, tensors[:-1], shape, reduced, result, compute, mean, (by.value, given), empty_nan,
+                    len(parameters), arch)  # fmt: skip
+        out_shape = tiling.reduced_shape(shape, reduced, keepdim)
+        made.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
         return made
 
-    made = cached_plan(key, build)
-    out = torch.empty(made.out_shape, dtype=dtype, device=x.device)
-    used = torch.empty(made.out_shape, dtype=torch.float64, device=x.device)
+    device = x.device
+    made = cached_plan(key, build, device)
+    out, used = [make() for make in made.outputs]
     if out.numel():
-        scratch = tiling.workspace(made, x.device)
         number = 1.0 if divisor is None else float(divisor)
-        made(x.device, *tensors, denominator, out, used, *scratch, number, parameters)
+        made((*tensors, out, used, *tiling.workspace(made, device)), addresses, number, parameters)
     return out, used

@@ -12,6 +12,7 @@ from .indexing import (
     Group,
     broadcast_strides,
     fuse,
+    line,
     memory_order,
     needs_int64,
     shared_kinds,
@@ -19,7 +20,7 @@ from .indexing import (
     tile_kinds,
     tile_shape,
 )
-from .launch import COUNTERS, Plan, split_counters
+from .launch import COUNTERS, Plan, split_buffers, split_counters
 
 # LANES: the elements of a tile that one thread holds, and may add up without moving data. VECTORS: the GROUP neighbours
 # of one access; COLUMNS and ROWS: every GROUP-th column or row.
@@ -107,7 +108,11 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     whether the first dimension belongs to neither group, and a block has one of its indices; tile_of(axis, M, N, vec,
     elements): (BM, BN), where `tile_shape` does not do."""
     policy = policy or POLICY
-    strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
+    strides = line(tensors, shape) if all(reduced) and not batched else None
+    if strides:
+        shape, reduced = (shape.numel(),), (True,)
+    else:
+        strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     batch, steps = 1, [None if s is None else (0,) for s in strides]
     if batched:
         batch, shape, reduced = shape[0], shape[1:], reduced[1:]
@@ -165,7 +170,11 @@ def workspace(plan, device):
     """(partial, counter) of one launch."""
     if not plan.workspace:
         return None, None
-    return torch.empty(plan.workspace, dtype=torch.float64, device=device), split_counters(device)
+    kept = None if plan.index is None else split_buffers(plan.index, device)
+    partial, counter = kept or (None, split_counters(device))
+    if partial is None or partial.numel() < plan.workspace:
+        partial = torch.empty(plan.workspace, dtype=torch.float64, device=device)
+    return partial, counter
 
 
 def reduced_dims(shape, dim):

@@ -15,7 +15,7 @@ as (1, 1) tiles. A functor must let NaN through: clamp with comparisons, not wit
 import torch
 
 from ..engine.elementwise import ALL_SLOPES, DIFFERENCE, FLAT, elementwise
-from ..engine.launch import common_shape, like
+from ..engine.launch import common_shape, empty, like
 from ..engine.sums import weighted_sum
 
 
@@ -33,19 +33,18 @@ def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, op
         return formulas[(*given, *parameters[:flags])], parameters[flags:]
 
     def forward(*arguments):
-        tensors, (mask, weight, denominator, reduction, *options) = arguments[:count], arguments[count:]
-        *parameters, empty_nan, divisor = options
+        tensors = arguments[:count]
+        mask, weight, denominator, reduction, *parameters, empty_nan, divisor = arguments[count:]
         (value, _), parameters = chosen(tensors, parameters)
-        given = [x for x in tensors if x is not None]
-        dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
         if reduction == 0:
+            given = [x for x in tensors if x is not None]
+            dtype = torch.float64 if any(x.dtype == torch.float64 for x in given) else torch.float32
             out = like(given[0], common_shape(*given), dtype)
             three = (*tensors, None)[:3]
             elementwise(name, value, (*three, mask, weight, None, None, out, None, None), parameters)
-            return out, torch.empty(0, dtype=torch.float64, device=out.device)
-        mean, dim, keepdim = reduction == 1, None, False
+            return out, empty((0,), torch.float64, out.device)
         return weighted_sum(
-            name, value, tensors, mask, weight, denominator, divisor, dim, keepdim, mean, parameters, empty_nan, dtype
+            name, value, tensors, mask, weight, denominator, divisor, None, False, reduction == 1, parameters, empty_nan
         )
 
     def backward(grad, denominator, *arguments):
@@ -56,7 +55,7 @@ def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, op
         results = []
         for x, need, dtype in zip((x if x is not None else input for x in tensors), needs, dtypes):
             dtype = dtype or x.dtype
-            results.append(like(x, shape, dtype) if need else torch.empty(0, dtype=dtype, device=input.device))
+            results.append(like(x, shape, dtype) if need else empty((0,), dtype, input.device))
         three, outputs = (*tensors, None)[:3], [d if need else None for d, need in zip(results, needs)]
         operands = (*three, mask, weight, grad, denominator, *outputs, *[None] * (3 - count))
         elementwise(name + "_backward", derivative, operands, parameters, kind)

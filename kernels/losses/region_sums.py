@@ -19,7 +19,7 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.blocks import is_last
 from ..engine.indexing import ALL, INNER, OUTER
-from ..engine.launch import Config, Kernel, arch_of, cached_plan, trait
+from ..engine.launch import Config, Kernel, cached_plan, empty, traits
 from ..engine.sums import add_partials
 from ..engine.tile import corner, indices
 from ..engine.tiling import COLUMNS, ROWS, VECTORS
@@ -163,13 +163,15 @@ def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):
 
 def region_sums(input, target, mask=None, exists=None, ignore_index=None, squared=False):
     """(4, N, C) in fp64."""
-    check("region_sums", input, target, mask, exists)
-    device = input.device
-    out = torch.empty(SUMS.value, *input.shape[:2], dtype=torch.float64, device=device)
+    device, tensors = input.device, (input, target, mask, exists)
+    found, addresses = traits(tensors)
+
+    def build(arch):
+        check("region_sums", *tensors)
+        return sums_plan(*tensors, ignore_index, squared, arch)
+
+    made = cached_plan((id(REGION_SUMS), found, ignore_index, squared, tiling.POLICY), build, device)
+    out = empty((SUMS.value, *input.shape[:2]), torch.float64, device)
     if out.numel():
-        made = cached_plan(
-            (REGION_SUMS.fn, *map(trait, (input, target, mask, exists)), ignore_index, squared, device, tiling.POLICY),
-            lambda: sums_plan(input, target, mask, exists, ignore_index, squared, arch_of(device)),
-        )
-        made(device, input, target, mask, exists, out, *tiling.workspace(made, device))
+        made((*tensors, out, *tiling.workspace(made, device)), addresses)
     return out

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from ..engine import tiling
 from ..engine.indexing import INNER, OUTER
-from ..engine.launch import Config, Kernel, arch_of, cached_plan, trait
+from ..engine.launch import Config, Kernel, cached_plan, traits
 from ..engine.tile import corner, indices, store, within
 from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
 
@@ -155,10 +155,10 @@ def region_sums_backward(
         x = input if squared or need_target else None
         y = target if squared or need_input else None
         tensors = (dx if need_input else None, dy if need_target else None, x, y, mask)
+        found, addresses = traits((*tensors, exists, grad))
+        key = id(REGION_SUMS_BACKWARD), found, input.shape, ignore_index, squared, tiling.POLICY
         made = cached_plan(
-            (REGION_SUMS_BACKWARD.fn, *map(trait, (*tensors, exists)), grad.stride(), input.shape, ignore_index,
-             squared, device, tiling.POLICY),
-            lambda: backward_plan(grad, tensors, input, exists, ignore_index, squared, arch_of(device)),
-        )  # fmt: skip
-        made(device, *tensors, exists, grad)
+            key, lambda arch: backward_plan(grad, tensors, input, exists, ignore_index, squared, arch), device
+        )
+        made((*tensors, exists, grad), addresses)
     return dx, dy

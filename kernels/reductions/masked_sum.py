@@ -3,9 +3,8 @@
 Both have one backward, keep ? (g / denominator) * w : 0: the mean's denominator is the forward's second result.
 """
 
-import torch
-
 from ..engine.elementwise import elementwise
+from ..engine.launch import empty
 from ..engine.sums import weighted_sum
 from ..engine.tiling import reduced_dims, restore_dims
 
@@ -30,6 +29,6 @@ def masked_sum_backward(grad, size, dtype, denominator=None, mask=None, weight=N
         reduced = reduced_dims(size, dim)
         grad = restore_dims(grad, reduced)
         denominator = None if denominator is None else restore_dims(denominator, reduced)
-    out = torch.empty(tuple(size), dtype=dtype, device=grad.device)
+    out = empty(tuple(size), dtype, grad.device)
     elementwise("masked_sum_backward", None, (None, None, None, mask, weight, grad, denominator, out, None, None))
     return out

@@ -18,7 +18,7 @@ from ..engine import tiling
 from ..engine.accumulate import add_range
 from ..engine.blocks import is_last
 from ..engine.indexing import INNER, OUTER
-from ..engine.launch import COMPUTE, Config, Kernel, arch_of, cached_plan, check_operands, trait
+from ..engine.launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, traits
 from ..engine.state import ABSOLUTE, ARRAYS, COUNT, MOMENTS, MOST_ARRAYS, SQUARES, merge_partials, store_state
 from ..engine.tile import offset_of
 
@@ -147,31 +147,32 @@ def statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan=F
         dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
     x = None if counting else input  # of any dtype
     given = [t for t in (x, mask, weight) if t is not None]
-    check_operands(name, *given)
     dim, device = tuple(dim) if dim else (), given[0].device
-    key = (mode.value, finish, input.shape, *map(trait, (x, mask, weight)), dim, keepdim, empty_nan, dtype, absolute,
-           negate, saturate, device, tiling.POLICY)  # fmt: skip
+    found, addresses = traits((x, mask, weight))
+    key = (mode.value, id(finish), input.shape, found, dim, keepdim, empty_nan, dtype, absolute, negate, saturate,
+           tiling.POLICY)  # fmt: skip
 
-    def build():
+    def build(arch):
+        check_operands(name, *given)
         reduced = tiling.reduced_dims(input.shape, dim)
         # |x| whose sum must saturate is added in fp64, where finite fp32 elements do not overflow: an infinite sum then
         # has an infinite element.
         wide = saturate and mode is ABSOLUTE or torch.float64 in (dtype, *(t.dtype for t in given))
         made = plan(
             mode, finish, (x, mask, weight), input.shape, reduced, dtype, torch.float64 if wide else torch.float32,
-            absolute=absolute, negate=negate, saturate=saturate, empty_nan=empty_nan, arch=arch_of(device),
+            absolute=absolute, negate=negate, saturate=saturate, empty_nan=empty_nan, arch=arch,
         )  # fmt: skip
-        made.out_shape = tiling.reduced_shape(input.shape, reduced, keepdim)
+        out_shape = tiling.reduced_shape(input.shape, reduced, keepdim)
+        kinds = (dtype,) if counting else (dtype, torch.float64, torch.float64)
+        made.outputs = [allocator(out_shape, kind, device) for kind in kinds]
         return made
 
-    made = cached_plan(key, build)
-    out = torch.empty(made.out_shape, dtype=dtype, device=device)
-    origin = scale = None
-    if not counting:
-        origin, scale = (torch.empty(made.out_shape, dtype=torch.float64, device=device) for _ in range(2))
+    made = cached_plan(key, build, device)
+    out, origin, scale = results = ([make() for make in made.outputs] + [None, None])[:3]
     if out.numel():
-        made(device, x, mask, weight, out, origin, scale, *tiling.workspace(made, device), float(parameter))
-    return out if counting else (out, origin, scale)
+        tensors = x, mask, weight, out, origin, scale, *tiling.workspace(made, device)
+        made(tensors, addresses, float(parameter))
+    return out if counting else tuple(results)
 
 
 def launcher(name, mode, finish, **options):

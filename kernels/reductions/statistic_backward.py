@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from ..engine.elementwise import compute_dtype, plan, tile_corner
-from ..engine.launch import Kernel, arch_of, cached_plan, check_operands, trait
+from ..engine.launch import Kernel, cached_plan, check_operands, traits
 from ..engine.scaling import BEYOND, MARKED, apart
 from ..engine.state import below
 from ..engine.tile import fetch, indices, kept, store, within
@@ -153,11 +153,12 @@ def statistic_backward(grad, input, origin, scale, mask=None, weight=None, kind=
         grad, origin, scale = (restore_dims(t, reduced) for t in (grad, origin, scale))
     out = torch.empty_like(input)
     if out.numel():
-        tensors = (input, origin, mask, weight, grad, scale, out)
-        check_operands("statistic_backward", *tensors)
-        device, slope = input.device, SLOPES[kind]
-        made = cached_plan(
-            (slope, *map(trait, tensors), device), lambda: backward_plan(slope, tensors, out.shape, arch_of(device))
-        )
-        made(device, *tensors)
+        tensors, slope = (input, origin, mask, weight, grad, scale, out), SLOPES[kind]
+        found, addresses = traits(tensors)
+
+        def build(arch):
+            check_operands("statistic_backward", *tensors)
+            return backward_plan(slope, tensors, out.shape, arch)
+
+        cached_plan((id(slope), found), build, input.device)(tensors, addresses)
     return out

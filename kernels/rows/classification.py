@@ -1,10 +1,10 @@
 """Rows that have a class each, or class probabilities: what cross_entropy and nll_loss have in common."""
 
-import torch
 import triton
 import triton.language as tl
 
 from ..engine.indexing import INNER
+from ..engine.launch import empty
 from ..engine.tile import fetch, offset_of
 from .row import one_per_row
 
@@ -84,7 +84,7 @@ def per_class(weight, x):
 
 
 def row_numbers(x, dtype, *many):
-    return torch.empty((*many, *row_shape(x)), dtype=dtype, device=x.device)
+    return empty((*many, *row_shape(x)), dtype, x.device)
 
 
 def count_numbers(shares, weighted, smooth):

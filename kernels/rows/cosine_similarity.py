@@ -11,7 +11,7 @@ import triton.language as tl
 from ..engine.blocks import is_last, load_partials
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.launch import common_shape, like
+from ..engine.launch import common_shape, empty, like
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tile import fetch, offset_of, store, within
 from .plan import MAP, SUM, floor, launch, thin
@@ -203,8 +203,8 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     shape, compute, device = common_shape(x1, x2), compute_dtype(x1, x2), x1.device
     dim = dim % max(len(shape), 1)
     rows = thin(shape, dim)
-    value = torch.empty(rows, dtype=compute, device=device)
-    norm1, norm2 = (torch.empty(rows, dtype=torch.float64, device=device) for _ in range(2))
+    value = empty(rows, compute, device)
+    norm1, norm2 = (empty(rows, torch.float64, device) for _ in range(2))
     if value.numel():
         launch(
             "cosine_similarity", COSINE, (x1, x2, value, norm1, norm2), (2, 3, 4), shape, dim, compute,

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from ..engine.elementwise import compute_dtype
+from ..engine.launch import empty
 from ..engine.tile import offset_of, store
 from .classification import at_class, at_row, class_dim, class_of, per_class, per_row, row_numbers
 from .cross_entropy_backward import OPTIONS as BACKWARD
@@ -75,7 +76,7 @@ def nll_loss(input, target, weight=None, mask=None, ignore_index=-100):
 
 
 def nll_loss_backward(grad, size, dtype, target, weight=None, mask=None, ignore_index=-100):
-    dx = torch.empty(size, dtype=dtype, device=grad.device)
+    dx = empty(tuple(size), dtype, grad.device)
     if dx.numel():
         plan, constants = prepare_backward(grad, None, target, None, weight, mask, False, False, dx, None)
         launch("nll_loss_backward", *plan, (0.0, 0.0, ignore_index), constants, **BACKWARD)

@@ -3,6 +3,7 @@
 import torch
 
 from ..engine.elementwise import compute_dtype
+from ..engine.launch import empty
 from .backward import ROWS_BACKWARD
 from .forward import NORMALIZE, ROWS
 from .plan import floor, launch, thin
@@ -12,7 +13,7 @@ def normalize(input, dim=-1, eps=None):
     dim = dim % max(input.dim(), 1)
     out = torch.empty_like(input)
     shape, compute = input.shape, compute_dtype(input)
-    norm = torch.empty(thin(shape, dim), dtype=torch.float64, device=input.device)
+    norm = empty(thin(shape, dim), torch.float64, input.device)
     if norm.numel():
         launch(
             "normalize", ROWS, (input, None, out, norm, None), (3, 4), shape, dim, compute, (floor(eps, compute),),

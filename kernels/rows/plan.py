@@ -17,7 +17,7 @@ from ..engine.indexing import (
     split_inner,
     tile_kinds,
 )
-from ..engine.launch import COMPUTE, COUNTERS, Plan, arch_of, cached_plan, check_operands, trait
+from ..engine.launch import COMPUTE, COUNTERS, Plan, cached_plan, check_operands, traits
 
 MOST_THREADS = 512
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or
@@ -142,18 +142,18 @@ def plan(
 def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), constants=None, **options):
     """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to. floats, constants: the
     kernel's own arguments. options: those of the plan."""
-    given = [t for t in tensors if t is not None]
-    check_operands(name, *given)
-    device = given[0].device
-    key = (kernel.fn, *map(trait, tensors), shape, dim, compute, *(constants or {}).items(), device, tiling.POLICY)
+    found, addresses = traits(tensors)
+    device = next(t for t in tensors if t is not None).device
+    key = (id(kernel), found, shape, dim, compute, *(constants or {}).items(), tiling.POLICY)
 
-    def build():
-        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch_of(device), **options)
+    def build(arch):
+        check_operands(name, *(t for t in tensors if t is not None))
+        return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch, **options)
 
-    made = cached_plan(key, build)
+    made = cached_plan(key, build, device)
     if made.grid[0]:
         scratch = () if options.get("phases") in (MAP, PICK) else tiling.workspace(made, device)
-        made(device, *tensors, *scratch, *map(float, floats))
+        made((*tensors, *scratch), addresses, *map(float, floats))
 
 
 def floor(eps, compute):

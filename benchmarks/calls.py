@@ -1,0 +1,136 @@
+"""What a call of a Triton op costs its caller, and which part of it: `make bench ARGS="--ops calls"`.
+
+Needs no GPU: see standin.py. The parts are measured apart, each with what it was given in the call:
+
+    route      the public function, up to the raw op
+    dispatch   torch's dispatcher, to the launcher and back
+    lookup     the key of the operands, and the plan that is known by it
+    allocate   the outputs
+    pack       the arguments
+    launch     Triton's launcher in C, and a driver that does nothing
+
+A new size at every step, as batches of variable length have it, takes a new plan for a kernel that is loaded already.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+
+from . import standin
+
+GOAL = 10 / 1.5  # of a bare aten op: 10 us where that takes 1.5
+PARTS = ("route", "dispatch", "lookup", "allocate", "pack", "launch")
+# (each launches one kernel)
+OPS = ("mse_loss", "huber_loss", "masked_sum", "masked_mean", "masked_mean_rows", "masked_var", "masked_softmax",
+       "normalize", "cosine_similarity")  # fmt: skip
+STEP, SIZES = 1024, 32  # elements between two sizes, which are whole rows; how many
+ROUNDS, REPEATS = 200, 20  # the best of many samples, each too short to be interrupted often
+
+
+def measure(ops=OPS) -> list[dict]:
+    """A record for each op, from a process that has the stand-in."""
+    if why := standin.unusable():
+        print(f"calls: not measured, {why}", file=sys.stderr)
+        return []
+    done = subprocess.run([sys.executable, "-m", __name__, *ops], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"calls: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def best(call) -> float:
+    """Microseconds a call."""
+    call()
+    return min(sample(call) for _ in range(ROUNDS)) * 1e6
+
+
+def sample(call) -> float:
+    start = perf_counter()
+    for _ in range(REPEATS):
+        call()
+    return (perf_counter() - start) / REPEATS
+
+
+def spied(owner, name, seen):
+    """Replace a function by one that notes its arguments. Gives back what puts it back."""
+    function = getattr(owner, name)
+
+    def spy(*arguments):
+        seen.append(arguments)
+        return function(*arguments)
+
+    setattr(owner, name, spy)
+    return partial(setattr, owner, name, function)
+
+
+def parts(call, lazy, launch) -> dict:
+    """Microseconds of each part of a call that launches one kernel."""
+    import torch
+
+    call()
+    seen = {x: [] for x in lazy}
+    planned, started = [], []
+    undo = [spied(x, "launch", seen[x]) for x in lazy if x.launch] + [spied(launch.Plan, "__call__", planned)]
+    call()
+    for back in undo:
+        back()
+    ((launcher, (arguments,)),) = [(x, calls) for x, calls in seen.items() if calls]
+    ((plan, *rest),) = planned
+    back = spied(plan, "start", started)
+    call()
+    back()
+    raw = getattr(torch.ops.safeops, f"_{launcher.name}").default._op
+    given = len(arguments)  # by the public function, which leaves trailing defaults out
+    while given and arguments[given - 1] is launcher.defaults[given - 1]:
+        given -= 1
+    results = launcher.launch(*arguments)
+    results = results if isinstance(results, tuple) else (results,)
+    made = [partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in results]
+    total, op, launched = best(call), best(partial(raw, *arguments[:given])), best(lambda: launcher.launch(*arguments))
+    allocate, planned = best(lambda: [make() for make in made]), best(lambda: plan(*rest))
+    start = best(lambda: plan.start(*started[0]))
+    times = (total - op, op - launched, launched - allocate - planned, allocate, planned - start, start)
+    return {"total": total, **dict(zip(PARTS, times, strict=True))}
+
+
+def new_sizes(calls, launch) -> float:
+    """Microseconds a call where no size comes twice."""
+    for call in calls:
+        call()
+    times = []
+    for _ in range(ROUNDS // 10):
+        launch._plans.clear()
+        start = perf_counter()
+        for call in calls:
+            call()
+        times.append((perf_counter() - start) / len(calls))
+    return min(times) * 1e6
+
+
+def serve(ops):
+    with tempfile.TemporaryDirectory() as folder:
+        library, lazy = standin.install(Path(folder))
+        import torch
+        from safeops.kernels.engine import launch
+
+        from . import case
+
+        case.names()
+        torch.set_num_threads(1)
+        x = torch.ones(8)
+        aten = best(lambda: torch.add(x, x))
+        records = []
+        for name in ops:
+            cases = [case.build(name, STEP * (8 + i), torch.float32, "cpu") for i in range(SIZES)]
+            calls = [partial(made.ours, *(t.detach() for t in made.inputs)) for made in cases]
+            record = {"op": name, "parts": parts(calls[0], lazy, launch), "new_size": new_sizes(calls, launch)}
+            records.append(record | {"aten": aten})
+        print(json.dumps(records))
+
+
+if __name__ == "__main__":
+    serve(sys.argv[1:])

@@ -1,0 +1,58 @@
+"""A stand-in for a GPU's driver: CPU tensors take the launchers of the Triton kernels, which are compiled and, by
+Triton's own launcher, launched into a libcuda that does nothing. What a call costs its caller, but for the driver's and
+the CUDA allocator's own time, can be measured so without a GPU. For a process of its own."""
+
+import ctypes
+import gc
+import itertools
+import os
+import shutil
+import subprocess
+import warnings
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("standin.c")
+ARCH = 90
+
+
+def unusable() -> str | None:
+    """Why there can be no stand-in here, or None."""
+    try:
+        import triton.backends.nvidia.driver  # noqa: F401
+    except ImportError:
+        return "Triton is not installed"
+    return None if shutil.which("gcc") else "there is no gcc"
+
+
+def install(folder: Path):
+    """Compile the libcuda into this folder, and have torch and Triton take it for the driver of a GPU."""
+    library = folder / "libcuda.so.1"
+    command = ["gcc", "-O2", "-w", "-shared", "-fPIC", f"-Wl,-soname,{library.name}", "-o", library, SOURCE]
+    subprocess.run(command, check=True)
+    (folder / "libcuda.so").symlink_to(library.name)
+    os.environ["TRITON_LIBCUDA_PATH"], os.environ["TRITON_CACHE_DIR"] = str(folder), str(folder / "cache")
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # Triton's launcher opens it by its name
+    import torch
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaDriver
+    from triton.runtime import driver
+
+    # as quick as what they stand for: functions in C that look a number up
+    torch.cuda.current_device, torch.cuda.is_current_stream_capturing = itertools.repeat(0).__next__, bool
+    torch._C._cuda_getCurrentRawStream = {0: 0}.__getitem__
+    torch.cuda.get_device_capability = lambda device=None: divmod(ARCH, 10)
+    driver.set_active(CudaDriver())
+
+    from safeops.kernels.engine import launch
+
+    from safeops import _library
+
+    launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
+    launch.gpu_index = lambda device: 0
+    lazy = [x for x in gc.get_objects() if type(x) is _library._Lazy]
+    library = torch.library.Library("safeops", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the C++ kernels are overridden
+        for launcher in lazy:
+            library.impl(f"_{launcher.name}", launcher, "CPU", allow_override=True)
+    return library, lazy  # to be kept: the kernels go with the library

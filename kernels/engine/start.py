@@ -1,0 +1,48 @@
+"""How a compiled kernel is started: by the function in C that Triton's own launcher calls.
+
+`compiled[grid](...)` spends three quarters of its time on what no call changes: it asks for the device, prepares what
+hooks would read that nobody has set, calls those hooks, and asks the driver about each pointer that comes as a tensor.
+"""
+
+import triton
+from triton import knobs
+from triton.runtime import driver
+
+RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
+
+
+def current_stream(index):
+    """The handle of a device's current stream."""
+    return driver.active.get_current_stream(index)
+
+
+def starter(compiled, grid, index):
+    """start(arguments), on the current stream of device `index`: pointers as addresses, constants in their places."""
+    slowly, stream = compiled[grid], driver.active.get_current_stream
+    function, metadata, run = compiled.function, compiled.packed_metadata, compiled.run
+    if type(run).__module__ != "triton.backends.nvidia.driver" or RELEASE not in ((3, 6), (3, 7)) or _has_scratch(run):
+        return lambda arguments: slowly(*arguments)
+    hooks = knobs.runtime  # whether somebody, such as Triton's profiler, is to be told of every launch
+    launch, x, y, z, modes = run.launch, *grid, (run.launch_cooperative_grid, run.launch_pdl)
+
+    def start_3_6(arguments):
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            return slowly(*arguments)
+        launch(x, y, z, stream(index), function, *modes, None, None, metadata, None, None, None, *arguments)
+
+    if RELEASE == (3, 6):
+        return start_3_6
+    cooperative, dependent = modes
+    kinds, signature = run.arg_annotations, run.kernel_signature
+
+    def start_3_7(arguments):
+        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
+            return slowly(*arguments)
+        launch(x, y, z, stream(index), function, cooperative, dependent, metadata, None, None, None, None, None, kinds,
+               signature, arguments)  # fmt: skip
+
+    return start_3_7
+
+
+def _has_scratch(run):
+    return run.global_scratch_size > 0 or run.profile_scratch_size > 0
