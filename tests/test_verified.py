@@ -157,6 +157,14 @@ def test_auto_verifies_at_the_first_call(machine, monkeypatch):
         assert MSE.runs_on("cuda:1") and asked == [0, 1]
 
 
+def test_auto_without_a_place_to_record_goes_on_by_the_composite(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("SAFEOPS_VERIFY", "auto")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path / "file" / "folder"))
+    with pytest.warns(RuntimeWarning, match="SAFEOPS_VERIFY=auto has failed"):
+        assert not MSE.runs_on("cuda:0")
+
+
 # ---- a call
 
 
