@@ -138,7 +138,18 @@ class Check:
 
     def verify(self):
         log = self.environment["SAFEOPS_GPU_CHECK_LOG"]
-        command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device, "--log", log]
+        command = [
+            sys.executable,
+            "-m",
+            "safeops",
+            "verify",
+            "--device",
+            self.args.device,
+            "--log",
+            log,
+            "--seconds",
+            "40",
+        ]
         _, output = self.stage("verify", command)
         print("\n".join("   " + line for line in output.splitlines() if ": failed" in line or ": unknown" in line))
 
