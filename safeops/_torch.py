@@ -88,6 +88,7 @@ def version(x):
 # ---- testing
 
 tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only  # of nested lists, tuples and dicts
+keep_busy = torch.cuda._sleep  # (clock cycles): the current CUDA stream, for so long
 
 
 def counting_backend(name):

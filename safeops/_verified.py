@@ -186,7 +186,7 @@ def verdict(op, index: int, ask=True) -> Verdict:
 # ---- what a call asks
 
 
-_trusts, _warned = {}, set()
+_trusts, _warned, _asked = {}, set(), set()
 
 
 class Trust(dict):
@@ -199,10 +199,14 @@ class Trust(dict):
 
     def __missing__(self, index):
         found = verdict(self.op, index)
-        if found.open and os.environ.get("SAFEOPS_VERIFY") == "auto":
+        if found.open and os.environ.get("SAFEOPS_VERIFY") == "auto" and index not in _asked:
             from safeops.verify.command import automatically
 
-            automatically(index)
+            _asked.add(index)  # what has no verdict now gets none by asking again
+            try:
+                automatically(index)
+            except OSError as error:  # nowhere to record: training goes on
+                warnings.warn(f"safeops: SAFEOPS_VERIFY=auto has failed: {error}", RuntimeWarning, stacklevel=2)
             found = verdict(self.op, index)
         if found.open:
             _warn(self.op, index, found)

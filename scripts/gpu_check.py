@@ -138,7 +138,8 @@ class Check:
 
     def verify(self):
         log = self.environment["SAFEOPS_GPU_CHECK_LOG"]
-        command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device, "--log", log]
+        command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device]
+        command += ["--log", log, "--seconds", "40"]  # for a check: one that hangs must not take the stage
         _, output = self.stage("verify", command)
         print("\n".join("   " + line for line in output.splitlines() if ": failed" in line or ": unknown" in line))
 

@@ -268,6 +268,16 @@ def test_trees():
     assert mapped == [1.0, {"a": (0.0, 3)}]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_stream_is_kept_busy():
+    torch.cuda.synchronize()
+    _torch.keep_busy(100_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    assert not busy.query()
+    torch.cuda.synchronize()
+
+
 def test_graphs_are_counted():
     torch.compiler.reset()
     counter = _torch.counting_backend("eager")

@@ -27,6 +27,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(_verified, "triton", lambda: made.triton)
     monkeypatch.setattr(_verified, "source", lambda op, owner: made.sources.get(op, f"of {op}"))
     monkeypatch.setattr(_verified, "_warned", set())
+    monkeypatch.setattr(_verified, "_asked", set())
     monkeypatch.setattr(_library, "has_kernel", lambda name, key: True)
     extension = SimpleNamespace(archs=made.archs, sources="")
     monkeypatch.setattr(_library, "cuda_extension", extension)
@@ -155,6 +156,24 @@ def test_auto_verifies_at_the_first_call(machine, monkeypatch):
         assert MSE.runs_on("cuda:0") and not DIV.runs_on("cuda:0") and MSE.runs_on("cuda:0")
         assert asked == [0]
         assert MSE.runs_on("cuda:1") and asked == [0, 1]
+
+
+def test_auto_asks_once_a_device(machine, monkeypatch):
+    """Also where there was no verdict: no memory left, say."""
+    monkeypatch.setenv("SAFEOPS_VERIFY", "auto")
+    asked = []
+    monkeypatch.setattr(command, "automatically", asked.append)
+    with pytest.warns(RuntimeWarning):
+        assert not any(op.runs_on("cuda:0") for op in (MSE, DIV))
+    assert asked == [0]
+
+
+def test_auto_without_a_place_to_record_goes_on_by_the_composite(machine, monkeypatch, tmp_path):
+    monkeypatch.setenv("SAFEOPS_VERIFY", "auto")
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path / "file" / "folder"))
+    with pytest.warns(RuntimeWarning, match="SAFEOPS_VERIFY=auto has failed"):
+        assert not MSE.runs_on("cuda:0")
 
 
 # ---- a call

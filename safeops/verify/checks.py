@@ -138,7 +138,7 @@ def _check_side_stream(subject, sample):
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LATE)
+        _torch.keep_busy(LATE)
         for key, x in cast.floats().items():
             stale.get(key).copy_(x)
         got = run(subject.op, stale, expected.upstream or None)

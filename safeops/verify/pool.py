@@ -39,10 +39,9 @@ class Worker:
 
     def __init__(self, command, environment):
         self.errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, env=environment,
-            start_new_session=True,
-        )  # fmt: skip
+        # (in our own process group: who ends that, or presses Ctrl-C, ends the workers too)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.errors}
+        self.process = subprocess.Popen(command, env=environment, **pipes)
         self.buffer = b""
 
     def send(self, op):
@@ -73,10 +72,7 @@ class Worker:
         return f"{how}: {said[-1][:300]}" if said else how
 
     def kill(self):
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        self.process.kill()
         self.process.wait()
 
 

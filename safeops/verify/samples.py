@@ -206,7 +206,7 @@ def of_list(name):
             return norm(list(tensors), ord).float()
         if name == "clip_grad_norm_":
             tensors = [x.contiguous().clone() for x in tensors]
-            scale_(tensors, torch.tensor(0.7, device=device))
+            scale_(tensors, torch.full((), 0.7, device=device))
             return tensors
         rows = torch.zeros(len(tensors), len(COLUMNS), dtype=torch.int64, device=device)
         health_(rows, 0, list(tensors))

@@ -1,5 +1,8 @@
 """Workers that die, hang and fail: each is attributed to its op, and nothing is lost."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -52,12 +55,32 @@ def test_who_stops_iterating_leaves_no_worker_behind(tmp_path):
     log = tmp_path / "workers"
     for _ in Pool(["right", "hang", "hang too"], [sys.executable, str(WORKER), str(log)], 1, seconds=600):
         break
-    for pid in log.read_text().split():
-        for _ in range(50):
-            if not Path(f"/proc/{pid}").exists():
-                break
-            time.sleep(0.1)
-        assert not Path(f"/proc/{pid}").exists()
+    assert all(gone(int(pid)) for pid in log.read_text().split())
+
+
+def test_who_ends_the_process_group_ends_the_workers(tmp_path):
+    log = tmp_path / "workers"
+    code = f"""
+from safeops.verify.pool import Pool
+list(Pool(["hang"], [{sys.executable!r}, {str(WORKER)!r}, {str(log)!r}], 1, seconds=600))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+    while not (log.exists() and log.read_text()):
+        assert process.poll() is None
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait()
+    assert gone(int(log.read_text()))
+
+
+def gone(pid):
+    """Whether a process ends within five seconds; one that nobody waits for is a zombie here, at most."""
+    status = Path(f"/proc/{pid}/status")
+    for _ in range(50):
+        if not status.exists() or "State:\tZ" in status.read_text():
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_no_ops_no_workers(tmp_path):
