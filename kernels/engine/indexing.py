@@ -53,15 +53,15 @@ def broadcast_strides(tensor, shape):
 
 
 def line(tensors, shape):
-    """The strides of tensors over all positions of `shape` in a row, if each is contiguous and of this shape, or of one
-    element, or None; else None. (To find this in the general way takes 40 us.)"""
+    """The strides of tensors over all positions of `shape` in a row, if each is contiguous and of this shape, or one
+    element, expanded or not, or None; else None. (To find this in the general way takes 40 us.)"""
     strides = []
     for x in tensors:
         if x is None:
             strides.append(None)
         elif x.shape == shape and x.is_contiguous():
             strides.append((1,))
-        elif x.numel() == 1 and x.dim() <= len(shape):
+        elif x.numel() == 1 and x.dim() <= len(shape) or x.shape == shape and not any(x.stride()):
             strides.append((0,))
         else:
             return None
