@@ -4,6 +4,8 @@ With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and 
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -153,7 +155,7 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
     places of those that are small, and do not decide about the variant."""
     strides = line(tensors, shape)
     if strides:
-        shape = (shape.numel(),)
+        shape = (prod(shape),)
     else:
         strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     order = memory_order(shape, (*strides[-outputs:], *strides[:-outputs]))  # written once, so in order of the output
@@ -179,7 +181,10 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
 
 
 def compute_dtype(*tensors):
-    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+    for t in tensors:
+        if t is not None and t.dtype == torch.float64:
+            return torch.float64
+    return torch.float32
 
 
 def elementwise(name, f, tensors, parameters=(), slopes=NONE):

@@ -44,6 +44,8 @@ class Group(NamedTuple):
 
 def broadcast_strides(tensor, shape):
     """The strides that read `tensor` at every position of `shape` (0 where it is broadcast)."""
+    if tensor.shape == shape:
+        return tuple([0 if size == 1 else stride for size, stride in zip(shape, tensor.stride())])
     lead = len(shape) - tensor.dim()
     if lead < 0 or any(size != want and size != 1 for size, want in zip(tensor.shape, shape[lead:])):
         raise ValueError(f"shape {tuple(tensor.shape)} does not broadcast to {tuple(shape)}")
@@ -51,15 +53,15 @@ def broadcast_strides(tensor, shape):
 
 
 def line(tensors, shape):
-    """The strides over shape.numel() positions in a row of tensors that are contiguous and of this shape, or of one
-    element, or None; or None where a tensor is anything else. (The general way to them takes 40 us.)"""
+    """The strides of tensors over all positions of `shape` in a row, if each is contiguous and of this shape, or one
+    element, expanded or not, or None; else None. (To find this in the general way takes 40 us.)"""
     strides = []
     for x in tensors:
         if x is None:
             strides.append(None)
         elif x.shape == shape and x.is_contiguous():
             strides.append((1,))
-        elif x.numel() == 1 and x.dim() <= len(shape):
+        elif x.numel() == 1 and x.dim() <= len(shape) or x.shape == shape and not any(x.stride()):
             strides.append((0,))
         else:
             return None
@@ -113,10 +115,8 @@ def split_inner(fused):
 def kind_of(outer, inner):
     if inner is None:
         return ABSENT
-    if not any(outer) and not any(inner):
-        return SCALAR
     if not any(inner):
-        return ROW
+        return ROW if any(outer) else SCALAR
     return VECTOR if inner == (1,) else STRIDED
 
 
@@ -178,9 +178,10 @@ def at_least(n):
 
 def needs_int64(outer, inner, *counts):
     """Whether an offset, or an index that runs past the end by a tile, may not fit 32 bits."""
-    extents = [
-        sum((size - 1) * step for size, step in zip(outer.shape + inner.shape, o + i))
-        for o, i in zip(outer.strides, inner.strides)
-        if o is not None
-    ]
-    return max(outer.numel * inner.numel, *extents, *counts) >= INT32_LIMIT
+    sizes, most = outer.shape + inner.shape, max(outer.numel * inner.numel, *counts, 0)
+    for o, i in zip(outer.strides, inner.strides):
+        extent = 0
+        for size, step in zip(sizes, (o or ()) + (i or ())):
+            extent += (size - 1) * step
+        most = max(most, extent)
+    return most >= INT32_LIMIT

@@ -73,6 +73,11 @@ class Kernel:
         """The arguments that a plan fills in."""
         return (*self.all_tuples, *self.indices, *self.constants)
 
+    @cached_property
+    def operand_names(self):
+        """Of each operand: its name, and those of its strides and its kind."""
+        return [(name, f"{name}_outer", f"{name}_inner", name.upper()) for name in self.operands]
+
     def config(self, arch=None):
         return self.configs.get(arch, self.configs[None])
 
@@ -91,12 +96,12 @@ class Plan:
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)
         self.kinds, self.vec, self.wide = kinds, vec, wide
         self.dtypes, self.values = dict(dtypes), dict(values, outer_shape=outer.shape, inner_shape=inner.shape)
-        for name, tensor, kind, o, i in zip(kernel.operands, tensors, kinds, outer.strides, inner.strides):
+        names = kernel.operand_names
+        for (name, *three), tensor, kind, o, i in zip(names, tensors, kinds, outer.strides, inner.strides):
             self.dtypes[name] = None if tensor is None else tensor.dtype
-            self.values[f"{name}_outer"], self.values[f"{name}_inner"] = o, i
-            self.values[name.upper()] = kind.value
+            self.values.update(zip(three, (o, i, kind.value)))
         self.whole = inner.numel % vec == 0
-        self.tail = tuple([self.values[name] for name in kernel.tail])
+        self.tail = tuple(map(self.values.__getitem__, kernel.tail))
         self.start = None
 
     # What is compiled. It is made when it is asked for: most plans find their binary by `variant`.
@@ -131,12 +136,14 @@ class Plan:
 
     def variant(self):
         """All that signature, constants and attributes are made of: equal for plans that differ in sizes alone."""
-        values, dtypes = self.values, self.dtypes
-        lengths = tuple([None if (v := values[name]) is None else len(v) for name in self.kernel.all_tuples])
-        constants = tuple([quick(values[name]) for name in self.kernel.constants])
-        pointers = tuple([dtypes[name] for name in self.kernel.pointers])
-        return (id(self.kernel), self.config, self.wide, self.whole, values.get("parameters"), pointers, lengths,
-                constants)  # fmt: skip
+        kernel, values, dtypes = self.kernel, self.values, self.dtypes
+        lengths = [
+            None if (v := values[name]) is None else len(v) for name in ("outer_shape", "inner_shape", *kernel.tuples)
+        ]
+        # functions by their address: Triton hashes one by its source, which takes 1 us each time
+        constants = [id(v) if callable(v) else v for v in map(values.__getitem__, kernel.constants)]
+        return (id(kernel), self.config, self.wide, self.whole, values.get("parameters"), *lengths, *constants,
+                *map(dtypes.__getitem__, kernel.pointers))  # fmt: skip
 
     def source(self):
         return ASTSource(self.kernel.fn, self.signature, self.constants, self.attrs)
@@ -149,13 +156,16 @@ class Plan:
             options["maxnreg"] = max(registers, getattr(functor, "max_registers", 0))
         return triton.compile(self.source(), target=target, options=options)
 
-    def binary(self, index):
-        """Compiled and loaded once for all plans that differ in sizes alone: new shapes must not load ever more."""
+    def loaded(self, index):
+        """(what is compiled, how it is started), once for all plans that differ in sizes alone: new shapes must not
+        load ever more."""
         key = index, self.variant()
-        if key not in _binaries:
+        found = _binaries.get(key)
+        if found is None:
+            compiled = self.compile(gpu_target(index))
             # (the values too: what the key knows by its address must live as long as the key)
-            _binaries[key] = self.compile(gpu_target(index)), self.values
-        return _binaries[key][0]
+            found = _binaries[key] = compiled, starter(compiled, index), self.values
+        return found[:2]
 
     # What a call does.
 
@@ -167,17 +177,12 @@ class Plan:
         elif torch.cuda.current_device() == self.index:
             start = self.start
             if start is None:
-                start = self.start = starter(self.binary(self.index), self.grid, self.index)
+                start = self.start = self.loaded(self.index)[1]
             made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
-            start((*addresses, *made, *floats, *self.tail))
+            start(self.grid, (*addresses, *made, *floats, *self.tail))
         else:
             with torch.cuda.device(self.index):
                 self(tensors, addresses, *floats)
-
-
-def quick(value):
-    """What stands for a constant in a key: Triton hashes a function by its source, which takes 1 us each time."""
-    return id(value) if callable(value) else value
 
 
 _binaries = {}

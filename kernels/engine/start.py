@@ -16,29 +16,35 @@ def current_stream(index):
     return driver.active.get_current_stream(index)
 
 
-def starter(compiled, grid, index):
-    """start(arguments), on the current stream of device `index`: pointers as addresses, constants in their places."""
-    slowly, stream = compiled[grid], driver.active.get_current_stream
-    function, metadata, run = compiled.function, compiled.packed_metadata, compiled.run
-    if type(run).__module__ != "triton.backends.nvidia.driver" or RELEASE not in ((3, 6), (3, 7)) or _has_scratch(run):
-        return lambda arguments: slowly(*arguments)
-    hooks = knobs.runtime  # whether somebody, such as Triton's profiler, is to be told of every launch
-    launch, x, y, z, modes = run.launch, *grid, (run.launch_cooperative_grid, run.launch_pdl)
+def starter(compiled, index):
+    """start(grid, arguments), on the current stream of device `index`: pointers as addresses, constants in place.
 
-    def start_3_6(arguments):
+    In Triton's own way where somebody, such as its profiler, is to be told of every launch, or Triton is another."""
+
+    def slowly(grid, arguments):
+        compiled[grid](*arguments)
+
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    if type(run).__module__ != "triton.backends.nvidia.driver" or RELEASE not in ((3, 6), (3, 7)) or _has_scratch(run):
+        return slowly
+    hooks, stream, launch = knobs.runtime, driver.active.get_current_stream, run.launch
+    cooperative, dependent = run.launch_cooperative_grid, run.launch_pdl
+
+    def start_3_6(grid, arguments):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            return slowly(*arguments)
-        launch(x, y, z, stream(index), function, *modes, None, None, metadata, None, None, None, *arguments)
+            return slowly(grid, arguments)
+        launch(
+            *grid, stream(index), function, cooperative, dependent, None, None, metadata, None, None, None, *arguments
+        )
 
     if RELEASE == (3, 6):
         return start_3_6
-    cooperative, dependent = modes
     kinds, signature = run.arg_annotations, run.kernel_signature
 
-    def start_3_7(arguments):
+    def start_3_7(grid, arguments):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            return slowly(*arguments)
-        launch(x, y, z, stream(index), function, cooperative, dependent, metadata, None, None, None, None, None, kinds,
+            return slowly(grid, arguments)
+        launch(*grid, stream(index), function, cooperative, dependent, metadata, None, None, None, None, None, kinds,
                signature, arguments)  # fmt: skip
 
     return start_3_7

@@ -1,5 +1,6 @@
 """How a reduction is cut into tiles, blocks and splits, from sizes alone."""
 
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -110,7 +111,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     policy = policy or POLICY
     strides = line(tensors, shape) if all(reduced) and not batched else None
     if strides:
-        shape, reduced = (shape.numel(),), (True,)
+        shape, reduced = (prod(shape),), (True,)
     else:
         strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
     batch, steps = 1, [None if s is None else (0,) for s in strides]

@@ -204,7 +204,7 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     dim = dim % max(len(shape), 1)
     rows = thin(shape, dim)
     value = empty(rows, compute, device)
-    norm1, norm2 = (empty(rows, torch.float64, device) for _ in range(2))
+    norm1, norm2 = empty(rows, torch.float64, device), empty(rows, torch.float64, device)
     if value.numel():
         launch(
             "cosine_similarity", COSINE, (x1, x2, value, norm1, norm2), (2, 3, 4), shape, dim, compute,

@@ -5,7 +5,7 @@
 import torch
 
 from ..engine.elementwise import compute_dtype
-from ..engine.launch import empty
+from ..engine.launch import allocator
 from .backward import ROWS_BACKWARD
 from .forward import LOG_SOFTMAX, ROWS, SOFTMAX
 from .plan import launch, thin
@@ -15,7 +15,8 @@ def masked_softmax(input, mask=None, dim=-1, log=False):
     dim = dim % max(input.dim(), 1)
     out = torch.empty_like(input)
     shape, compute = input.shape, compute_dtype(input)
-    top, total = (empty(thin(shape, dim), torch.float64, input.device) for _ in range(2))
+    make = allocator(thin(shape, dim), torch.float64, input.device)
+    top, total = make(), make()
     if top.numel():
         launch(
             "masked_softmax", ROWS, (input, mask, out, top, total), (3, 4), shape, dim, compute,

@@ -139,15 +139,19 @@ def plan(
     return made
 
 
+def given(tensor):
+    return tensor is not None
+
+
 def launch(name, kernel, tensors, per_row, shape, dim, compute, floats=(0.0,), constants=None, **options):
     """tensors in the order of the kernel's operands, outputs too; shape: what they broadcast to. floats, constants: the
     kernel's own arguments. options: those of the plan."""
     found, addresses = traits(tensors)
-    device = next(t for t in tensors if t is not None).device
-    key = (id(kernel), found, shape, dim, compute, *(constants or {}).items(), tiling.POLICY)
+    device = next(filter(given, tensors)).device
+    key = id(kernel), found, shape, dim, compute, constants and tuple(constants.items()), tiling.POLICY
 
     def build(arch):
-        check_operands(name, *(t for t in tensors if t is not None))
+        check_operands(name, *filter(given, tensors))
         return plan(kernel, tensors, per_row, shape, dim, compute, constants, arch, **options)
 
     made = cached_plan(key, build, device)
@@ -162,4 +166,5 @@ def floor(eps, compute):
 
 
 def thin(shape, dim):
-    return tuple(1 if d == dim else size for d, size in enumerate(shape))
+    """With one number a row."""
+    return (*shape[:dim], 1, *shape[dim + 1 :]) if shape else shape

@@ -323,15 +323,26 @@ def test_new_sizes_load_nothing_new(monkeypatch):
     """A run with ever new sequence lengths must not compile, or load, at every step."""
     compiled = []
     monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: compiled.append(plan) or plan)
+    monkeypatch.setattr(launch, "starter", lambda binary, index: None)
     monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(launch, "_binaries", {})
     grad = mse_loss.slope
     for rows in range(65, 97):
         x = meta((rows, 4096), BF16)
-        mapped(grad, x, x).binary(0)
+        mapped(grad, x, x).loaded(0)
     assert len(compiled) == 1
-    mapped(grad, meta((65, 4096), F32), meta((65, 4096), F32)).binary(0)
+    mapped(grad, meta((65, 4096), F32), meta((65, 4096), F32)).loaded(0)
     assert len(compiled) == 2
+
+
+def test_plans_of_one_binary_are_compiled_alike():
+    """The key by which a plan finds its binary says all that the binary depends on."""
+    known = {}
+    for name, plan in CASES.items():
+        made = plan.kernel, plan.signature, plan.constants, plan.attrs, plan.config
+        other, before = known.setdefault(plan.variant(), (name, made))
+        assert made == before, (name, other)
+    assert len(known) > len(CASES) // 2
 
 
 def test_a_spill_is_caught(tmp_path):

@@ -1,0 +1,28 @@
+"""The table of what calls cost: that its parts are those of the call, and that a missed goal is named."""
+
+import pytest
+
+from benchmarks import calls, report, standin
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable()))
+def test_the_parts_make_the_call():
+    (record,) = calls.measure(["masked_sum"])
+    parts, total = record["parts"], record["parts"]["total"]
+    assert sum(parts[part] for part in calls.PARTS) == pytest.approx(total)
+    assert all(0 < parts[part] < total for part in ("allocate", "pack", "launch")), parts
+    assert record["new_size"] > total > record["aten"] > 0  # a plan is made where a size is new
+    (line,) = [line for line in report._calls([record]) if "masked_sum" in line]
+    assert f"{total:.1f}" in line
+
+
+def test_a_missed_goal_is_named():
+    def missed(total):
+        record = {"op": "masked_sum", "parts": {"total": total}, "aten": 1.5}
+        results = {"settings": {"device": "cpu"}, "speed": [], "overhead": [], "memory": [], "calls": [record]}
+        return report.misses(results)
+
+    assert missed(9.9) == []
+    assert missed(10.1) == ["masked_sum: a call takes 6.7 times an aten op's, not 6.7"]
