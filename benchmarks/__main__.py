@@ -1,6 +1,7 @@
 """The runner: `python -m benchmarks --help`."""
 
 import argparse
+import fnmatch
 import itertools
 import os
 import sys
@@ -12,7 +13,7 @@ TABLES = ("debugging", "calls")  # which are no ops, and have tables of their ow
 def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--ops", default="", help="comma-separated; all by default")
+    parser.add_argument("--ops", default="", help="comma-separated, also patterns: 'cross_entropy*'; all by default")
     parser.add_argument("--dtypes", default="", help="of fp16,bf16,fp32,fp64; all by default")
     parser.add_argument("--size", default="", help="elements, e.g. 1M,16M (default: 16M; CUDA: 1M to 256M)")
     parser.add_argument("--rounds", type=int, default=0, help="samples of each contender (default 15; --quick 5)")
@@ -52,10 +53,10 @@ def chosen(options) -> list[str]:
     from . import case
 
     known = [*case.names(), *TABLES]
-    names = options.ops.split(",") if options.ops else known
-    if unknown := set(names) - set(known):
+    asked = options.ops.split(",") if options.ops else ["*"]
+    if unknown := [pattern for pattern in asked if not fnmatch.filter(known, pattern)]:
         raise SystemExit(f"unknown ops {sorted(unknown)}; there are {known}")
-    return names
+    return [name for name in known if any(fnmatch.fnmatch(name, pattern) for pattern in asked)]
 
 
 def collect(options, path) -> dict:

@@ -185,12 +185,17 @@ def info_nce_loss(n, dtype, device):
     )
 
 
-# rows -> shape of about n logits
+def model(rows, classes):
+    return lambda n: (rows, classes) if n >= ROW * ROW else (1, classes)
+
+
+# rows -> shape of about n logits, or of a language model's, however large n is
 LOGITS = {
     "": lambda n: (max(1, n // 32000), min(32000, n)),
     "_131072": lambda n: (max(1, n // 131072), min(131072, n)),
     "_1024": lambda n: (max(1, n // 1024), min(1024, n)),
     "_images": lambda n: (max(1, n // (21 * SIDE * SIDE)), 21, SIDE, SIDE),
+    **{f"_{rows}x{classes}": model(rows, classes) for rows, classes in ((1024, 32000), (4096, 32000), (128, 131072))},
 }
 
 

@@ -83,7 +83,8 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
         dx[i] = factor * share_of(x[i], high) - minus;
       });
     } else {
-      for_blocks(n, [&](int64_t i) { dx[i] = factor * share_of(x[i], high); });
+      for_blocks(
+          n, [&](int64_t i) { dx[i] = factor * share_of(x[i], high); }, [&](int64_t i) { p.prefetch(r * n + i); });
     }
     const int64_t at = place_of(parameters, r) - p.first;
     if (!op.shares && at >= 0 && at < n) dx[at] -= own;

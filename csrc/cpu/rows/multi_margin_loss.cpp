@@ -4,66 +4,50 @@
 
 #include "cpu/engine/elementwise.h"
 #include "cpu/engine/parallel.h"
+#include "cpu/engine/row_sums.h"
 #include "cpu/rows/classification.h"
 
 namespace safeops::cpu {
 
 namespace {
 
-constexpr int64_t kPiece = 256;  // numbers that are added in C
-
-// ---- loops over classes, of which none is the row's own; base = margin - x_y
+// ---- loops over the classes of several rows: d = margin - x_y + x, its first two parts spread over the row
 
 template <class C, bool kSquare>
-inline double sum_of(const C* x, int64_t n, C base) {
-  double sum = 0;
-  for (int64_t at = 0; at < n; at += kPiece) {
-    C total = 0;
-    const int64_t last = std::min(at + kPiece, n);
-    _Pragma("omp simd reduction(+ : total)")
-    for (int64_t i = at; i < last; ++i) {
-      const C d = base + x[i], kept = d <= 0 ? C(0) : d;  // NaN stays
-      total += kSquare ? kept * kept : kept;
-    }
-    sum += static_cast<double>(total);
+void values_loop(const C* base, const C* x, int64_t n, C* values) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    const C d = base[i] + x[i], kept = d <= 0 ? C(0) : d;  // NaN stays
+    values[i] = kSquare ? kept * kept : kept;
   }
-  return sum;
 }
 
-// dx = g slope, 0 where the slope is (if g is inf, too); the sum of the slopes.
 template <class C, bool kSquare>
-inline double slopes_of(const C* x, int64_t n, C base, C g, C* dx) {
-  double sum = 0;
-  for (int64_t at = 0; at < n; at += kPiece) {
-    C total = 0;
-    const int64_t last = std::min(at + kPiece, n);
-    _Pragma("omp simd reduction(+ : total)")
-    for (int64_t i = at; i < last; ++i) {
-      const C d = base + x[i], slope = d <= 0 ? C(0) : kSquare ? 2 * d : C(1);
-      total += slope;
-      dx[i] = d <= 0 ? C(0) : g * slope;
-    }
-    sum += static_cast<double>(total);
+void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    const C d = base[i] + x[i];
+    slopes[i] = d <= 0 ? C(0) : kSquare ? 2 * d : C(1);
   }
-  return sum;
 }
 
-// What a thread does with classes [first, first + n) of a row whose own is `place`: not with that one itself.
-template <class Each>
-inline void for_others(int64_t place, int64_t first, int64_t n, const Each& each) {
-  const int64_t own = std::clamp<int64_t>(place - first, 0, n), rest = own + (place >= first && place < first + n);
-  each(0, own), each(rest, n - rest);
+// 0 where the slope is, if g is inf, too.
+template <class C>
+void scale_loop(const C* g, int64_t n, C* slopes) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) slopes[i] = slopes[i] == 0 ? C(0) : g[i] * slopes[i];
 }
 
-template <class C, bool kSquare>
-void sum_loop(const C* x, int64_t place, int64_t first, int64_t n, C base, double* sum) {
-  for_others(place, first, n, [&](int64_t at, int64_t m) { *sum += sum_of<C, kSquare>(x + at, m, base); });
-}
-
-template <class C, bool kSquare>
-void slopes_loop(const C* x, int64_t place, int64_t first, int64_t n, C base, C g, C* dx, double* sum) {
-  for_others(place, first, n,
-             [&](int64_t at, int64_t m) { *sum += slopes_of<C, kSquare>(x + at, m, base, g, dx + at); });
+// The number of each row, n times; in whole blocks, of which the last ends behind the buffer's values.
+template <class C>
+void spread_loop(const C* numbers, int64_t rows, int64_t n, C* to) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t r = 0; r < rows; ++r, to += n) {
+    for (int64_t i = 0; i < n; i += kBlock) {
+      SAFEOPS_SIMD
+      for (int64_t k = 0; k < kBlock; ++k) to[i + k] = numbers[r];
+    }
+  }
 }
 
 // ---- the rows
@@ -94,7 +78,7 @@ struct Rows {
 
   double mean_of() const { return static_cast<double>(std::max<int64_t>(classes, 1)); }
 
-  struct Buffers { alignas(64) C x[kBuffer], to[kBuffer], own[kBuffer]; };
+  struct Buffers { alignas(64) C x[kBuffer], to[kBuffer], spread[kBuffer], own[kBuffer], of_rows[kChunk]; };
 
   // body(first row, how many, buffers)
   template <class Body>
@@ -107,63 +91,73 @@ struct Rows {
     });
   }
 
-  // body(row, place, first class, how many, x, margin - x_y, where in the walk they lie) for what is read at once of
-  // the rows that exist; after(where in the walk, how many) for all that is.
-  template <class Body, class After>
-  void for_pieces(int64_t row, int64_t count, Buffers& buffers, const Body& body, const After& after) const {
+  // Of what is read at once: loop() into buffers.to, 0 for a row's own class and for rows that do not exist; and then
+  // body(first class, how many, where in the walk they lie, their sums by rows).
+  template <class Loop, class Body>
+  void for_pieces(int64_t row, int64_t count, Buffers& b, Loop loop, const Body& body) const {
+    const auto spread = pick<&spread_loop<C>>();
+    const SumGroups<C, double> sum;
+    double sums[kChunk];
     for (int64_t first = 0; first < classes; first += kChunk) {
       const int64_t n = std::min(kChunk, classes - first), at = row * classes + first;
-      const C* from = x.fetch(at, count * n, at + kAhead, buffers.x);
+      const C* from = x.fetch(at, count * n, at + kAhead, b.x);
       for (int64_t r = 0; r < count; ++r) {
-        const int64_t place = places[row + r];
-        if (place < 0) continue;
+        const int64_t place = std::max<int64_t>(0, places[row + r]);
         const bool here = classes == n;
-        const C own = here ? from[r * n + place] : *x.fetch(row * classes + place, 1, shape.numel(), buffers.own);
-        body(row + r, place, first, n, from + r * n, margin - own, r * n);
+        b.of_rows[r] = margin - (here ? from[r * n + place] : *x.fetch(row * classes + place, 1, kNever, b.own));
       }
-      after(at, count * n);
+      spread(b.of_rows, count, n, b.spread);
+      loop(b.spread, from, count * n, b.to);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t place = places[row + r] - first;
+        if (places[row + r] < 0)
+          std::fill_n(b.to + r * n, n, C(0));
+        else if (place >= 0 && place < n)
+          b.to[r * n + place] = 0;
+      }
+      sum(b.to, count, n, 1, sums);
+      body(first, n, at, sums);
     }
   }
 };
 
 template <class C>
 void forward(const Rows<C>& rows, bool square, C* out) {
-  const auto add = square ? pick<&sum_loop<C, true>>() : pick<&sum_loop<C, false>>();
+  const auto values = square ? pick<&values_loop<C, true>>() : pick<&values_loop<C, false>>();
   rows.run([&](int64_t row, int64_t count, auto& buffers) {
-    double sums[kChunk] = {};
-    const auto piece = [&](int64_t r, int64_t place, int64_t first, int64_t n, const C* x, C base, int64_t) {
-      add(x, place, first, n, base, &sums[r - row]);
-    };
-    rows.for_pieces(row, count, buffers, piece, [](int64_t, int64_t) {});
-    for (int64_t r = 0; r < count; ++r) out[row + r] = static_cast<C>(sums[r] / rows.mean_of());
+    double total[kChunk] = {};
+    rows.for_pieces(row, count, buffers, values, [&](int64_t, int64_t, int64_t, const double* sums) {
+      for (int64_t r = 0; r < count; ++r) total[r] += sums[r];
+    });
+    for (int64_t r = 0; r < count; ++r) out[row + r] = static_cast<C>(total[r] / rows.mean_of());
   });
 }
 
 template <class C>
 void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C>& sink) {
-  const auto add = square ? pick<&slopes_loop<C, true>>() : pick<&slopes_loop<C, false>>();
-  rows.run([&](int64_t row, int64_t count, auto& buffers) {
-    double slopes = 0;  // of a long row, whose own class may come before others
-    const bool whole = rows.classes <= kChunk;
-    const auto scaled = [&](int64_t r) { return grad[r] / rows.mean_of(); };
-    const auto only_add = [&](int64_t, int64_t place, int64_t first, int64_t n, const C* x, C base, int64_t) {
-      add(x, place, first, n, base, C(0), buffers.to, &slopes);
+  const auto slopes = square ? pick<&slopes_loop<C, true>>() : pick<&slopes_loop<C, false>>();
+  const auto spread = pick<&spread_loop<C>>();
+  const auto scale = pick<&scale_loop<C>>();
+  const bool whole = rows.classes <= kChunk;
+  rows.run([&](int64_t row, int64_t count, auto& b) {
+    double slope = 0;  // of a long row, whose own class may come before others
+    const auto add = [&](int64_t, int64_t, int64_t, const double* sums) { slope += sums[0]; };
+    if (!whole) rows.for_pieces(row, count, b, slopes, add);
+    const auto write = [&](int64_t first, int64_t n, int64_t at, const double* sums) {
+      for (int64_t r = 0; r < count; ++r) b.of_rows[r] = static_cast<C>(grad[row + r] / rows.mean_of());
+      spread(b.of_rows, count, n, b.spread);
+      scale(b.spread, count * n, b.to);
+      for (int64_t r = 0; r < count; ++r) {
+        const int64_t place = rows.places[row + r] - first;
+        const double total = whole ? sums[r] : slope;
+        if (place >= 0 && place < n && rows.places[row + r] >= 0 && total != 0)
+          b.to[r * n + place] = static_cast<C>(-total * (grad[row + r] / rows.mean_of()));
+      }
+      C* to = sink.target(at, b.to);
+      if (to != b.to) std::copy_n(b.to, count * n, to);
+      sink.commit(at, count * n, b.to);
     };
-    if (!whole) rows.for_pieces(row, count, buffers, only_add, [](int64_t, int64_t) {});
-    std::fill_n(buffers.to, kBuffer, C(0));
-    const auto write = [&](int64_t r, int64_t place, int64_t first, int64_t n, const C* x, C base, int64_t at) {
-      double here = 0;
-      add(x, place, first, n, base, static_cast<C>(scaled(r)), buffers.to + at, &here);
-      const double total = whole ? here : slopes;
-      if (place >= first && place < first + n)
-        buffers.to[at + place - first] = total == 0 ? C(0) : static_cast<C>(-total * scaled(r));
-    };
-    rows.for_pieces(row, count, buffers, write, [&](int64_t at, int64_t n) {
-      C* to = sink.target(at, buffers.to);
-      if (to != buffers.to) std::copy_n(buffers.to, n, to);
-      sink.commit(at, n, buffers.to);
-      if (!whole) std::fill_n(buffers.to, kBuffer, C(0));
-    });
+    rows.for_pieces(row, count, b, slopes, write);
   });
 }
 

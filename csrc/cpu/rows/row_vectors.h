@@ -88,18 +88,24 @@ inline C max_run(const C* x, int64_t n) {
   return most[0];
 }
 
-// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises. The last block
-// overlaps: one() may be called twice for an i.
-template <class One>
-inline void for_blocks(int64_t n, const One& one) {
+// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises, and before(i) where one
+// starts. The last block overlaps: one() may be called twice for an i.
+template <class One, class Before>
+inline void for_blocks(int64_t n, const One& one, const Before& before) {
   int64_t i = 0;
   for (; i + kShortestRun <= n; i += kShortestRun) {
+    before(i);
     SAFEOPS_SIMD
     for (int64_t k = 0; k < kShortestRun; ++k) one(i + k);
   }
   if (i == n) return;
   SAFEOPS_SIMD
   for (int64_t k = 0; k < kShortestRun; ++k) one(n - kShortestRun + k);
+}
+
+template <class One>
+inline void for_blocks(int64_t n, const One& one) {
+  for_blocks(n, one, [](int64_t) {});
 }
 
 }  // namespace safeops::cpu

@@ -37,6 +37,14 @@ struct Piece {
   C* memo;                   // as large, without gaps: what accumulate() leaves to map(); null: map() reads the inputs
   const double* memo_state;  // where there is a memo: the first of the states that this piece alone had
 
+  // Where in memory the first input goes on behind this piece, and the bytes of its elements.
+  const char* ahead;
+  int64_t ahead_step;
+
+  // Converting a piece is a burst of loads that no computing overlaps, unless the loop before asks for them. (What is
+  // read in place the hardware asks for by itself: then this stays where it is.)
+  void prefetch(int64_t i) const { __builtin_prefetch(ahead + i * ahead_step); }
+
   int64_t rows() const { return interleaved ? width : height; }
   int64_t length() const { return interleaved ? height : width; }
   // The i-th value of row r: slow.

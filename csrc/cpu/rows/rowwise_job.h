@@ -161,6 +161,10 @@ struct Rowwise<C>::Job {
   void load(Scratch& s, int64_t start, bool inputs, Piece<C>& piece) const {
     for (int i = 0; i < r.inputs_ && inputs; ++i)
       piece.in[i] = fetch(r.source_[i], start, piece, s.in[i], s.stage, piece.step[i]);
+    const Source<C>& first = r.source_[0];
+    const bool converted = first.kind == Kind::kConvert;
+    piece.ahead = converted ? first.data + (start + piece.height * piece.width) * first.element : first.data;
+    piece.ahead_step = converted ? first.element : 0;
     if (!r.masked_) return;
     int64_t step;
     const uint8_t* mask = fetch(r.mask_, start, piece, s.mask, s.mask_stage, step);

@@ -170,6 +170,17 @@ def test_infinite_logits(route, length):
         assert one(last, INF, 0)[1].isnan().all()
 
 
+@each_route
+@pytest.mark.parametrize("length", [3, 40, 3000])
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC001FF, 0x7FFFFFFF, -1], ids=hex)
+def test_any_nan_shows(route, length, bits):
+    """The kernels make powers of bits, and those of a NaN may be any."""
+    x = torch.zeros(2, length)
+    x.view(torch.int32)[1, 2] = bits
+    loss, grad = both(on(route, "cross_entropy"), x.to(DEVICE), classes(0, 1), reduction="none")
+    assert loss.isnan().tolist() == grad.isnan().all(1).tolist() == [False, True]
+
+
 # ---- values
 
 
