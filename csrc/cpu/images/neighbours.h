@@ -59,7 +59,7 @@ struct PixelRows {
   int64_t row, rows, block, blocks;  // elements of a row; rows of an image, of a unit; units of an image
   Dim dims[kMaxDims];  // spatial ones, the row's first
   int ndims = 0;
-  bool masked;
+  bool masked, in_place;  // in_place: rows are read as they lie; what must be converted is walked in strips of rows
   Source<C> x;
   Source<uint8_t> mask;
 
@@ -80,6 +80,7 @@ struct PixelRows {
     blocks = (rows + block - 1) / block;
     x.bind(x_, shape, order);
     if (mask_) mask.bind(View(*mask_), shape, order);
+    in_place = x.direct() && !masked;
   }
 
   // A row's pieces are read once, though rows are neighbours of two others.
@@ -106,9 +107,11 @@ struct PixelRows {
       }
       for (int64_t unit = begin; unit < end; ++unit) {
         const int64_t image = unit / blocks, first = unit % blocks * block;
-        for (int64_t column = 0; column < row; column += kChunk)
-          for (int64_t r = first; r < std::min(first + block, rows); ++r)
-            body(unit, read_row(image, r * row + column, std::min(kChunk, row - column), *buffers), *buffers);
+        const int64_t last = std::min(first + block, rows), part = in_place ? row : kChunk;
+        for (int64_t strip = 0; strip < row; strip += part)
+          for (int64_t r = first; r < last; ++r)
+            for (int64_t at = strip; at < std::min(strip + part, row); at += kChunk)
+              body(unit, read_row(image, r * row + at, std::min(kChunk, row - at), *buffers), *buffers);
       }
     });
   }
@@ -163,7 +166,7 @@ struct PixelRows {
 
   // Only the next row's part is prefetched, where rows are read in parts: whole rows the hardware follows, and better.
   void fetch(int64_t image, int64_t at, int64_t n, Read& to) const {
-    const int64_t ahead = row > kChunk ? at + row : INT64_MAX;
+    const int64_t ahead = row > kChunk && !in_place ? at + row : INT64_MAX;
     to.piece = {image, at, n, x.fetch(at, n, ahead, to.x), nullptr, n};
     if (!masked) return;
     to.piece.kept = keep(mask.fetch(at, n, ahead, to.mask), n, to.keep);
