@@ -143,15 +143,18 @@ def elementwise(op):
 def images(op):
     names = inspect.signature(function(op)).parameters
     x, y = (numbers(2, 2, 13, 17, seed=i, low=0.0, high=1.0) for i in range(2))
+    volumes = tuple(numbers(1, 2, 7, 9, 11, seed=i, low=0.0, high=1.0) for i in range(2))
     keep = flags(2, 1, 13, 17)
     if "target" not in names:
         yield Sample((x,), {"mask": keep}, name="masked")
+        yield Sample(volumes[:1], {"mask": flags(1, 1, 7, 9, 11)}, name="volumes")
         return
     scales = {"betas": (0.5, 0.5)} if "betas" in names else {}  # as few as such images have
     yield Sample((x, y), {"win_size": 5, "mask": keep, **scales}, name="masked")
     yield Sample((x, y), {"win_size": 7, "padding": "same", "reduction": "sum", **scales}, name="same")
     if not scales:
         yield Sample((x, y), {"mask": keep, "reduction": "none"}, name="map")
+        yield Sample(volumes, {"win_size": 3, "mask": flags(1, 1, 7, 9, 11)}, name="volumes")
 
 
 def selection(op):
