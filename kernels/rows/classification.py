@@ -88,5 +88,5 @@ def row_numbers(x, dtype, *many):
 
 
 def count_numbers(shares, weighted, smooth):
-    """How many numbers of a row the backward of cross_entropy needs: L, and where there are any k and e."""
-    return 1 + (shares or (weighted and smooth)) + smooth
+    """How many numbers of a row the backward of cross_entropy needs: two of L, and where there are any k and e."""
+    return 2 + (shares or (weighted and smooth)) + smooth

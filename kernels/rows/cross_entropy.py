@@ -1,7 +1,8 @@
 """cross_entropy: loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2 of each row, y its class, L = log sum
 exp x, A how many classes are not of -inf. Of class probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c).
 
-The numbers of a row that its backward needs are L, and where the call has them k and e:
+The numbers of a row that its backward needs are L in two parts, the largest logit and the rest, which beside a large
+one would be lost, and where the call has them k and e:
 dx_c = g ((k + 2 z L) p_c - e w_c - the own class's part), p_c = exp(x_c - L).
 """
 
@@ -24,7 +25,7 @@ def finish(
     state, kept, own_logit, w, smoothing, z_loss,
     SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, ACROSS: tl.constexpr,
 ):  # fmt: skip
-    """(loss, L, k, e) of each row, in fp64.
+    """(loss, the two parts of L, k, e) of each row, in fp64.
 
     `kept` is asked first: of rows across memory it was loaded by one thread a row, and Triton then hands the sums to
     that thread. Else each thread would work out the logarithms of the eight rows that its access holds."""
@@ -32,26 +33,26 @@ def finish(
         [tl.where(kept, tl.expand_dims(s, ACROSS), 0.0).to(tl.float64) for s in state]
     )
     spread = tl.log(tl.where(total == 0, float("nan"), total))  # nothing but -inf: NaN, as torch has it
-    log_sum = top + spread
     certain = (top == float("inf")) & (total == 1) & (own_logit == top) & (z_loss == 0)
     certain = certain & (not SHARES) & (not SMOOTH)
     # +inf shows as NaN, but where it is the row's own logit, and that one alone
-    log_sum = tl.where((top == float("inf")) & ~certain, float("nan"), log_sum)
+    shows = (top == float("inf")) & ~certain
+    top, spread = tl.where(shows, float("nan"), top), tl.where(shows, float("nan"), spread)
     if SHARES:
         # (of an infinite mass the parts would be inf - inf)
-        loss = tl.where(tl.abs(mass) < float("inf"), mass * (log_sum - top) - own, mass)
+        loss = tl.where(tl.abs(mass) < float("inf"), mass * spread - own, mass)
         factor = (1 - smoothing) * mass
     else:
-        loss = tl.where(certain, 0.0, w * (log_sum - own_logit))
+        loss = tl.where(certain, 0.0, w * ((top - own_logit) + spread))
         factor = (1 - smoothing) * w
     even = smoothing
     if SMOOTH:
         even = smoothing / count
         every = every if WEIGHT else count
-        loss = (1 - smoothing) * loss + even * (every * (log_sum - top) - moment)
+        loss = (1 - smoothing) * loss + even * (every * spread - moment)
         factor += even * every
-    loss = tl.where(z_loss == 0, loss, loss + z_loss * log_sum * log_sum)
-    return loss, log_sum, factor, even
+    loss = tl.where(z_loss == 0, loss, loss + z_loss * (top + spread) * (top + spread))
+    return loss, top, spread, factor, even
 
 
 @triton.jit
@@ -118,7 +119,7 @@ def cross_entropy_kernel(
         if TARGET:
             where = x + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
             own_logit = tl.load(where, mask=kept, other=0).to(tl.float64)
-        value, log_sum, factor, even = finish(
+        value, top, spread, factor, even = finish(
             state, kept, own_logit, w.to(tl.float64), smoothing, z_loss, SMOOTH, SHARES, WEIGHT, ACROSS
         )
         inside = one_per_row(space, m, n, AXIS)
@@ -128,7 +129,10 @@ def cross_entropy_kernel(
         if WEIGHTS:
             store((weights, weights_outer, weights_inner), space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
         found = (numbers, numbers_outer, numbers_inner)
-        store(found, space, m, n, tl.where(some, log_sum, 0.0), inside, NUMBERS, True)
+        store(found, space, m, n, tl.where(some, top, 0.0), inside, NUMBERS, True)
+        numbers = numbers + count.to(tl.int64)
+        found = (numbers, numbers_outer, numbers_inner)
+        store(found, space, m, n, tl.where(some, spread, 0.0), inside, NUMBERS, True)
         if SHARES or (WEIGHT and SMOOTH):
             numbers = numbers + count.to(tl.int64)
             found = (numbers, numbers_outer, numbers_inner)

@@ -1,5 +1,5 @@
-"""The backward of cross_entropy: dx_c = g ((k + 2 z L) p_c - e w_c - own part), p_c = exp(x_c - L), from the numbers L,
-k, e of each row. The own part is (1 - s) w_y of the row's class alone, or of probabilities (1 - s) w_c q_c;
+"""The backward of cross_entropy: dx_c = g ((k + 2 z L) p_c - e w_c - own part), p_c = exp(x_c - L), from the numbers of
+each row: two of L, k, e. The own part is (1 - s) w_y of the row's class alone, or of probabilities (1 - s) w_c q_c;
 dq_c = g (1 - s) w_c (L - x_c). No row is summed: a block takes one tile.
 
 Without logits it is the backward of nll_loss, which is the own part alone.
@@ -72,17 +72,18 @@ def cross_entropy_backward_kernel(
         w = 1.0
     own = (g * (1 - smoothing) * w).to(C)
     if X:
-        log_sum = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+        high = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+        numbers = numbers + count.to(tl.int64)
+        low = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
         # +inf: the row's own logit, which alone is it. The loss is 0, and its gradient.
-        kept &= log_sum != float("inf")
+        kept &= high != float("inf")
         factor = w
         if SHARES or (WEIGHT and SMOOTH):
             numbers = numbers + count.to(tl.int64)
             factor = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
-        factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * log_sum)
-        high = log_sum.to(C)
-        low = (log_sum - high.to(tl.float64)).to(C)  # far less than 1
-        factor = (g * factor).to(C) * (1 - low)
+        factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * (high + low))
+        high, low = high.to(C), low.to(C)
+        factor = (g * factor).to(C) * exponential(-low)
         if SMOOTH:
             numbers = numbers + count.to(tl.int64)
             even = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)

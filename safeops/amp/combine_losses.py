@@ -58,9 +58,7 @@ def combine_losses(losses, *, nonfinite="propagate"):
     """
     names, values, weights = _read(losses, nonfinite)
     dtype = compute_dtype(*(x.dtype for x in values))
-    # a weight too small or too large for fp32 is read as it is
-    compute = compute_dtype(dtype, *(w.dtype for w in weights if isinstance(w, torch.Tensor)))
-    device = values[0].device
+    compute, device = torch.float64, values[0].device  # a weight too small or too large for fp32 is read as it is
     # (that of a number is written by a kernel: to copy one from the host would be to wait)
     w = torch.stack([w.to(compute) if isinstance(w, torch.Tensor) else scalar(w, compute, device) for w in weights])
     x = torch.stack([x.to(compute) for x in values])

@@ -100,12 +100,12 @@ class Subject:
         return torch.float32 if self.dtype_rule == "safe" and autocast and promoted in HALVES else promoted
 
     def row_bytes(self, sample: Sample) -> int:
-        """What an op along one dim may keep for its rows: three float64 numbers each."""
+        """What an op along one dim may keep for its rows: four float64 numbers each."""
         shape = sample.shape()
         if self.row_terms is None or not shape.numel():
             return 0
         length = shape[sample.kwargs.get("dim", -1)] if shape else 1
-        return 24 * shape.numel() // length
+        return 32 * shape.numel() // length
 
     def truth(self, sample: Sample, upstream=None, autocast: bool = False) -> Outcome:
         """The reference in float64 on exactly the values the op is given."""

@@ -235,3 +235,10 @@ def test_bad_calls(losses, error, words):
 def test_an_unknown_name_in_nonfinite(nonfinite):
     with pytest.raises(ValueError, match="combine_losses: nonfinite must be one of 'propagate', 'skip', 'raise'"):
         safeops.combine_losses({"a": t(1.0).sum()}, nonfinite=nonfinite)
+
+
+def test_a_weight_beyond_fp32_is_read_as_it_is():
+    for weight in (1e40, 1e-50):
+        x = torch.tensor(1 / weight, dtype=torch.float64, requires_grad=True)
+        total = safeops.combine_losses({"a": (x, weight), "b": (torch.tensor(1.0), 1e-50)}).total
+        assert total == 1 and torch.autograd.grad(total, x)[0] == weight

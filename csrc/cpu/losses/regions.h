@@ -146,7 +146,7 @@ struct Regions {
     parallel(images * blocks * groups, block * group, [&](int64_t begin, int64_t end) {
       auto buffers = std::make_unique<Buffers>(block, indexed);
       Work work = start();
-      if (!indexed) target.prime(buffers->t);
+      indexed ? index.prime(buffers->index) : target.prime(buffers->t);
       input.prime(buffers->p);
       if (masked) mask.prime(buffers->mask);
       for (int64_t unit = begin; unit < end; ++unit) {

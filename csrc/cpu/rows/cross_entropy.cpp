@@ -10,13 +10,14 @@ namespace {
 template <class C>
 void finish(const void* data, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
-  double *loss = results[0], *l = results[1];
+  double *loss = results[0], *high = results[1], *low = results[2];  // logsumexp = high + low
   const double *top = states[kTop], *own = states[kOwn], rest = 1 - op.smoothing;
   double infinite = 0;
 #pragma omp simd reduction(+ : infinite)
   for (int64_t r = 0; r < rows; ++r) {
-    l[r] = top[r] + math::log_positive(states[kTotal][r]);
-    loss[r] = l[r] - own[r];
+    high[r] = top[r];
+    low[r] = math::log_positive(states[kTotal][r]);
+    loss[r] = (top[r] - own[r]) + low[r];
     infinite += select_or_zero(top[r] - top[r] != 0, 1.0);
   }
   const double* mass = states[kMass];
@@ -26,34 +27,34 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
   } else if (op.shares) {
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r)  // (of an infinite mass the parts would be inf - inf)
-      loss[r] = select(mass[r] - mass[r] == 0, mass[r] * l[r] - own[r], mass[r]);
+      loss[r] = select(mass[r] - mass[r] == 0, (mass[r] * top[r] - own[r]) + mass[r] * low[r], mass[r]);
   }
   if (op.has_even) {
-    double* even = results[2 + op.has_factor];
+    double* even = results[3 + op.has_factor];
     const double *sum = states[kSum], *weight = states[kWeight];
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) {
       even[r] = op.smoothing / states[kCount][r];
-      loss[r] = rest * loss[r] + even[r] * (weight[r] * l[r] - sum[r]);
+      loss[r] = rest * loss[r] + even[r] * ((weight[r] * top[r] - sum[r]) + weight[r] * low[r]);
     }
   }
   if (op.has_factor) {
     for (int64_t r = 0; r < rows; ++r) {
       const double of_own = op.shares ? mass[r] : static_cast<double>(parameters[kRowWeight][r]);
-      results[2][r] = rest * of_own + (op.has_even ? results[3][r] * states[kWeight][r] : 0.0);
+      results[3][r] = rest * of_own + (op.has_even ? results[4][r] * states[kWeight][r] : 0.0);
     }
   }
   if (op.z != 0) {
     SAFEOPS_SIMD
-    for (int64_t r = 0; r < rows; ++r) loss[r] += op.z * l[r] * l[r];
+    for (int64_t r = 0; r < rows; ++r) loss[r] += op.z * (top[r] + low[r]) * (top[r] + low[r]);
   }
   // Nothing but -inf: NaN, as torch has it. +inf too, but where it is the row's own logit, and that one alone.
   for (int64_t r = 0; r < rows && infinite != 0; ++r) {
     if (!std::isinf(top[r])) continue;
     const bool plain = !op.shares && !op.has_even && op.z == 0;
     const bool certain = plain && top[r] > 0 && states[kTotal][r] == 1 && own[r] == top[r];
-    l[r] = certain ? top[r] : std::numeric_limits<double>::quiet_NaN();
-    loss[r] = certain ? 0 : l[r];
+    high[r] = certain ? top[r] : std::numeric_limits<double>::quiet_NaN();
+    loss[r] = certain ? 0 : high[r];
   }
   for (int i = 0; i < 1 + op.numbers(); ++i) {
     SAFEOPS_SIMD
@@ -112,8 +113,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   rows.read(kName, shares ? nullptr : &target, mask, ignore_index, true, reinterpret_cast<uint8_t*>(View(keep).data));
   const Tensor weights = rows.weight_tensor(compute, dtype, input);
   const Tensor loss = empty(rows.shape, dtype, input);
-  const bool even = smoothing != 0;
-  const Tensor numbers = empty(rows.with(1 + (shares || (weight && even)) + even), DType::kDouble, input);
+  const int64_t many = CrossEntropy<float>(shares, nullptr, weight.has_value(), smoothing, z).numbers();
+  const Tensor numbers = empty(rows.with(many), DType::kDouble, input);
   if (rows.classes == 0) {
     set_zero(loss), set_zero(numbers);
   } else {

@@ -16,7 +16,7 @@ struct CrossEntropy {
   double smoothing, z;      // label_smoothing, z_loss
   const C* weights;         // of the classes, or null
   bool row_weights;         // each row has a weight: that of its class
-  bool has_factor, has_even;  // which numbers of a row there are beside logsumexp
+  bool has_factor, has_even;  // which numbers of a row there are beside those of logsumexp
 
   CrossEntropy(bool shares_, const C* weights_, bool weighted, double smoothing_, double z_)
       : shares(shares_), smoothing(smoothing_), z(z_), weights(weights_), row_weights(weighted && !shares_) {
@@ -24,7 +24,8 @@ struct CrossEntropy {
     has_factor = shares || (weighted && has_even);
   }
 
-  int numbers() const { return 1 + has_factor + has_even; }
+  // The largest logit, what logsumexp is above it (beside a large one it would be lost), factor, even.
+  int numbers() const { return 2 + has_factor + has_even; }
 };
 
 // The class weights in the compute dtype.

@@ -7,31 +7,31 @@ namespace safeops::cpu {
 
 namespace {
 
-// Of a row: L in two parts, g (k + 2 z L), g e, g (1 - s) w_y (of probabilities without w_y). All are 0 where dx is.
+// Of a row: L in two parts, the largest logit and the rest; g (k + 2 z L) exp(-rest), g e, g (1 - s) w_y (of probabilities without w_y). All are 0 where dx is.
 enum { kHigh = kFirstFree, kLow, kFactor, kEven, kOwn };
 
 // The given numbers of a row. Those a call does not have stand for the place.
-enum { kGivenPlace, kGivenGrad, kGivenL, kGivenWeight, kGivenFactor, kGivenEven };
+enum { kGivenPlace, kGivenGrad, kGivenHigh, kGivenLow, kGivenWeight, kGivenFactor, kGivenEven };
 
 template <class C>
 void prepare(const void* data, int64_t rows, const double* const* given, C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    const double l = given[kGivenL][r], g = given[kGivenGrad][r];
+    const double l = given[kGivenHigh][r] + given[kGivenLow][r], g = given[kGivenGrad][r];
     const double weight = op.row_weights ? given[kGivenWeight][r] : 1.0, own = (1 - op.smoothing) * weight;
     double factor = op.has_factor ? given[kGivenFactor][r] : op.row_weights ? weight : 1.0;
     if (op.z != 0) factor += 2 * op.z * l;
-    const C high = static_cast<C>(l);
-    parameters[kHigh][r] = high;
-    parameters[kLow][r] = static_cast<C>(l - high);
-    parameters[kFactor][r] = static_cast<C>(g * factor);
+    const C low = static_cast<C>(given[kGivenLow][r]);
+    parameters[kHigh][r] = static_cast<C>(given[kGivenHigh][r]);
+    parameters[kLow][r] = low;
+    parameters[kFactor][r] = static_cast<C>(g * factor) * exp_(0 - low);
     parameters[kEven][r] = op.has_even ? static_cast<C>(g * given[kGivenEven][r]) : C(0);
     parameters[kOwn][r] = static_cast<C>(g * own);
   }
   for (int64_t r = 0; r < rows; ++r) {
     // +inf: the row's own logit, which alone is it. The loss is 0, and its gradient.
-    const bool certain = given[kGivenL][r] == std::numeric_limits<double>::infinity();
+    const bool certain = given[kGivenHigh][r] == std::numeric_limits<double>::infinity();
     split_place(certain ? -1.0 : given[kGivenPlace][r], r, parameters);
   }
 }
@@ -61,8 +61,7 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
       for_blocks(n, [&](int64_t i) { dq[i] = own * slope_of_share(x[i], q[i], w ? w[i] : C(1), high, low); });
     if (!dx) continue;
     const C even = parameters[kEven][r];
-    // (the low part of L is far less than 1)
-    const C factor = parameters[kFactor][r] * (C(1) - low);
+    const C factor = parameters[kFactor][r];
     // What is written at once: for_blocks may come by twice.
     if (op.shares) {
       for_blocks(n, [&](int64_t i) {
@@ -86,14 +85,9 @@ void map_rows(const void* data, const Piece<C>& p, const C* const* parameters) {
 template <class C>
 void map_columns(const void* data, const Piece<C>& p, const C* const* parameters) {
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
-  alignas(64) C factor[kChunk], live[kChunk];
   const C *high = parameters[kHigh], *low = parameters[kLow], *even = parameters[kEven], *own = parameters[kOwn];
+  const C *factor = parameters[kFactor], *live = parameters[kPlaceHigh];
   const int64_t n = p.width;
-  SAFEOPS_SIMD
-  for (int64_t k = 0; k < n; ++k) {
-    factor[k] = parameters[kFactor][k] * (C(1) - low[k]);
-    live[k] = parameters[kPlaceHigh][k];
-  }
   for (int64_t i = 0; i < p.height; ++i) {
     const C *x = p.in[0] + i * p.step[0], *q = op.shares ? p.in[1] + i * p.step[1] : nullptr;
     C* dx = p.out[0] ? p.out[0] + i * p.out_step[0] : nullptr;
@@ -144,11 +138,12 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* shares
   if (shares) walk.input(*shares);
   const RowNumbers<double> place(rows.shape, rows.place.get(), DType::kDouble);
   const RowNumbers<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.place.get(), DType::kDouble);
-  const RowNumbers<double> l = numbers_at(rows, numbers, 0), factor = numbers_at(rows, numbers, op.has_factor),
+  const RowNumbers<double> high = numbers_at(rows, numbers, 0), low = numbers_at(rows, numbers, 1),
+                           factor = numbers_at(rows, numbers, 1 + op.has_factor),
                            even = numbers_at(rows, numbers, op.numbers() - 1);
   walk.given(place.view(), false);
   walk.given(g, false);
-  for (const RowNumbers<double>* number : {&l, &weight, &factor, &even}) walk.given(number->view(), false);
+  for (const RowNumbers<double>* number : {&high, &low, &weight, &factor, &even}) walk.given(number->view(), false);
   walk.output(dx ? *dx : x, dx != nullptr);
   walk.output(dq ? *dq : x, dq != nullptr);
   walk.run(loops, &op);

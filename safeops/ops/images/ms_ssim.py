@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import LARGEST, compute_dtype
 from safeops.ops.images._ssim import ARGUMENTS, StructuralSimilarity, validate
 
 NAME = "ms_ssim"
@@ -19,7 +19,7 @@ def validate_betas(betas):
     if not betas:
         raise ValueError(f"{NAME}: betas must have a number for each scale, got {betas!r}")
     for beta in betas:
-        _check.number(NAME, "betas", beta, above=0)
+        _check.number(NAME, "betas", beta, above=0, maximum=LARGEST)
 
 
 def halve(x, mask):

@@ -45,7 +45,7 @@ def define(value, tensors, mask, weight, denominator, reduction, *options):
     if denominator is None:
         denominator = count if weight is None else accumulate(weights.expand(loss.shape), ())
         if divisor is not None:
-            denominator = torch.full((), divisor, dtype=compute, device=loss.device)
+            denominator = torch.full((), divisor, dtype=torch.float64, device=loss.device)
     if reduction == 1:
         total = total / torch.where(count > 0, denominator, 1).to(total.dtype)
     return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator

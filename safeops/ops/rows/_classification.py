@@ -44,11 +44,12 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
     A row that is not kept is of class 0, with weight 0. One whose class does not exist is not kept: on the CPU the
     caller has heard of it before, elsewhere nobody may wait for it.
     """
+    target = target.long()  # -100 in uint8 is class 156
     keep = target != ignore_index
     if mask is not None:
         keep = keep & mask
     keep = keep & _check.in_range(target, classes, keep)
-    place = torch.where(keep, target, 0).long()
+    place = torch.where(keep, target, 0)
     if weight is None:
         return place, keep, None
     weights = (
@@ -88,7 +89,7 @@ def has_missing_class(target, mask, ignore_index, classes):
 
 def _counts(target, mask, ignore_index):
     """Which rows have a class; ignore_index may be None."""
-    counts = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target != ignore_index
+    counts = torch.ones_like(target, dtype=torch.bool) if ignore_index is None else target.long() != ignore_index
     return counts if mask is None else counts & mask
 
 

@@ -11,6 +11,7 @@ from safeops._dtypes import compute_dtype, to_one
 from safeops._op import registry
 from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
 from safeops.ops.rows import cross_entropy
+from safeops.ops.rows._matmul import without_autocast
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
 
 NAME = "linear_cross_entropy"
@@ -51,10 +52,10 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
     log_sum = x.new_full(place.shape, float("-inf"), dtype=torch.float64)
     own, spread = torch.zeros_like(log_sum), torch.zeros_like(log_sum)
     every, all_weight, count = _existing(linear_weight, linear_bias, weight)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         for part, logits in _chunks(x, linear_weight, linear_bias):
-            of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, None, "zero")
-            log_sum = torch.logaddexp(log_sum, of_part.double())
+            of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
+            log_sum = torch.logaddexp(log_sum, of_part)
             at, inside = _own(place - part.start, logits)
             own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
             if label_smoothing:
@@ -85,7 +86,7 @@ def backward(
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x):
         for part, logits in _chunks(x, linear_weight, linear_bias):
             slope = slopes(logits, place - part.start, part)
             if need_bias:
@@ -98,6 +99,8 @@ def backward(
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
             del logits, slope  # before the next are made
+    if need_input:
+        d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
     if scale is not None:
         for d in (d_input, d_weight, d_bias):
             d.div_(scale)
@@ -117,7 +120,9 @@ def _has_kernel(x, weight, label_smoothing, z_loss):
 
 def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
     count, g = existing[2], (g if weights is None else g * weights).to(compute)
-    numbers = torch.stack([log_sum, label_smoothing / count.expand(log_sum.shape)][: 2 if label_smoothing else 1])
+    high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
+    numbers = [high, log_sum - high, label_smoothing / count.expand(log_sum.shape)]
+    numbers = torch.stack(numbers[: 3 if label_smoothing else 2])
 
     def slopes(logits, place, part):
         options = keep, NO_CLASS, label_smoothing, z_loss
@@ -133,10 +138,12 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
     even = label_smoothing * g / count
     share = own + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
     even, every = even.to(compute), every.to(compute)
-    log_sum, share, own = (t.to(compute).unsqueeze(1) for t in (log_sum, share, own))
+    high = log_sum.to(compute)
+    low = torch.where(log_sum.isinf(), 0, log_sum - high)  # what it loses there
+    high, low, share, own = (t.to(compute).unsqueeze(1) for t in (high, low, share, own))
 
     def slopes(logits, place, part):
-        slope = logits.to(compute).sub_(log_sum).exp_().mul_(share)
+        slope = logits.to(compute).sub_(high).sub_(low).exp_().mul_(share)
         if label_smoothing:
             slope.addr_(even, every[part], alpha=-1)
         at, inside = _own(place, logits)

@@ -4,8 +4,12 @@
 calls backward inside an autocast region, or compiles it there. That of a Function does.
 """
 
+import contextlib
+
 import torch
 from torch.compiler import is_compiling
+
+from safeops._torch import is_autocast_available
 
 
 def matmul(a, b):
@@ -13,8 +17,14 @@ def matmul(a, b):
     return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b)
 
 
+def without_autocast(x):
+    """A context for products on x's device, which may be one that has no autocast."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if is_autocast_available(device) else contextlib.nullcontext()
+
+
 def _product(a, b):
-    with torch.autocast(a.device.type, enabled=False):
+    with without_autocast(a):
         return a @ b.mT
 
 

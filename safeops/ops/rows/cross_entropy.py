@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, compute_dtype, wide_on_cpu
+from safeops._dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
 from safeops._library import declare_raw
 from safeops._loss import reduce, validate_options
 from safeops.ops.rows._classification import (
@@ -92,7 +92,8 @@ def is_zero(number):
 def _numbers(input, target, weight, keep, weights, label_smoothing):
     """What backward needs of the rows, in fp64 (its places: `_count_numbers`).
 
-    logsumexp; the factor k of p_c; the share e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (the class's own part).
+    The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
+    share e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (the class's own part).
     """
     dim, shares = class_dim(input), target.is_floating_point()
     x = torch.where(keep.unsqueeze(dim), input.detach(), 0).double()
@@ -100,7 +101,8 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
     if weight is not None:
         per_class = along(weight.detach().double(), x, dim)
     exists = x != float("-inf")
-    found = [torch.logsumexp(x, dim)]
+    top = x.amax(dim) if x.shape[dim] else x.sum(dim)
+    found = [top, torch.logsumexp(x - top.unsqueeze(dim), dim)]
     if shares or (weight is not None and label_smoothing != 0):
         if shares:
             own = (torch.where(keep.unsqueeze(dim), target.detach(), 0).double() * per_class).sum(dim)
@@ -109,7 +111,7 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
         found.append((1 - label_smoothing) * own)
         if label_smoothing != 0:
             every = (exists * per_class).sum(dim)
-            found[1] = found[1] + label_smoothing * every / exists.sum(dim)
+            found[2] = found[2] + label_smoothing * every / exists.sum(dim)
     if label_smoothing != 0:
         found.append(label_smoothing / exists.sum(dim).double())
     return torch.stack([torch.where(keep, number, 0) for number in found])
@@ -117,7 +119,7 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
 
 def _count_numbers(target, weight, label_smoothing):
     smooth = label_smoothing != 0
-    return 1 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
+    return 2 + (target.is_floating_point() or (weight is not None and smooth)) + smooth
 
 
 def _composite(input, target, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0, z_loss=0.0):
@@ -170,7 +172,7 @@ _backward = declare_raw(
 
 
 class CrossEntropy(Classification):
-    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: logsumexp of each row.
+    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: two to four numbers of each row.
 
     The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
     """
@@ -188,7 +190,7 @@ class CrossEntropy(Classification):
             elif target.dtype not in FLOATING or ignore_index >= 0:
                 return False, ()
         plain = label_smoothing.__class__ is float and z_loss.__class__ is float and ignore_index.__class__ is int
-        if not (plain and 0 <= label_smoothing <= 1 and 0 <= z_loss < float("inf")):
+        if not (plain and 0 <= label_smoothing <= 1 and 0 <= z_loss <= LARGEST):
             self.validate(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
         return True, (input, target, weight, mask, ignore_index, label_smoothing, z_loss)
 

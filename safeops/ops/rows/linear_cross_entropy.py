@@ -6,6 +6,7 @@ from safeops import _check
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
 from safeops._loss import reduce
+from safeops._torch import is_autocast_available
 from safeops.ops.rows import _linear_chunks
 from safeops.ops.rows._classification import (
     ARGUMENTS,
@@ -144,7 +145,8 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
             _check.no_dtensor(NAME, key, x)
     _check.same_device(NAME, "input", input, **{**named, "target": target, "mask": mask, "weight": weight})
     dtypes = [x.dtype for x in named.values()]
-    if len(set(dtypes)) > 1 and not torch.is_autocast_enabled(input.device.type):
+    device = input.device.type
+    if len(set(dtypes)) > 1 and not (is_autocast_available(device) and torch.is_autocast_enabled(device)):
         raise TypeError(
             f"{NAME}: {', '.join(named)} must be of one dtype, as in a linear layer outside autocast, got "
             f"{', '.join(map(str, dtypes))}"
@@ -202,7 +204,7 @@ def linear_cross_entropy(
     rows = target.shape
     flat = None if mask is None else mask.expand(rows).reshape(-1)
     loss, keep, weights = _linear_cross_entropy.call(
-        input.reshape(-1, input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, weight, flat, ignore_index,
+        input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, weight, flat, ignore_index,
         label_smoothing, z_loss,
     )  # fmt: skip
     if reduction == "none":

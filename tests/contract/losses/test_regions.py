@@ -84,6 +84,17 @@ def test_the_same_target_in_any_form(route, name, squared_pred):
 
 @each_route
 @each_loss
+def test_a_target_of_one_number(route, name):
+    """Whose strides are all 0: one pixel, or an index that is expanded."""
+    p = torch.rand(2, 4, 5, device=DEVICE)
+    for x, index in ((p[:1, :, 0], torch.tensor([2])), (p, torch.tensor(2).expand(2, 5))):
+        index = index.to(DEVICE)
+        want = one_hot(index.clone(), 4)
+        torch.testing.assert_close(on(route, name)(x, index), on(route, name)(x, want))
+
+
+@each_route
+@each_loss
 @pytest.mark.parametrize(
     "shape",
     [(1, 1, 1), (2, 3), (3, 2, 511), (1, 2, 513), (2, 1, 8192), (1, 3, 8193), (1, 20, 9000), (2, 9, 17, 3, 5),

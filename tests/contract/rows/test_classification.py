@@ -1,6 +1,7 @@
 """cross_entropy and nll_loss beyond their records: reported failures, infinite logits, what is no class, parity."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -202,6 +203,58 @@ def test_torchs_own(name, reduction, shape, dim):
         want, grad_want = both(getattr(F, name), x, y if shares else y.long(), **options)
         torch.testing.assert_close(got, want)
         torch.testing.assert_close(grad, grad_want)
+
+
+@each_route
+@pytest.mark.parametrize("length", [4, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_logits_far_from_zero(route, length, dtype):
+    """A row that is filled with -1e9, or with the lowest number, has the loss log C and the gradient 1 / C."""
+    f, target = on(route, "cross_entropy"), classes(1, 3)
+    share = torch.full((2, length), 1 / length, device=DEVICE)
+    limit = 2.0**1000 if dtype == torch.float64 else torch.finfo(dtype).max  # (sums over the classes are fp64)
+    for size in (-1e5, -1e9, 1e17, -limit, limit):
+        x = torch.full((2, length), size, dtype=dtype, device=DEVICE)
+        for options in ({}, {"label_smoothing": 0.25}, {"weight": torch.ones(length, device=DEVICE)}):
+            for logits in (x, torch.stack([x, x], 2)[:, :, 0]):  # rows along memory, and across it
+                loss, grad = both(f, logits, target, reduction="none", **options)
+                torch.testing.assert_close(
+                    loss.double(), loss.new_tensor([length] * 2).double().log(), rtol=1e-5, atol=0
+                )
+                own = 1 - options.get("label_smoothing", 0.0)
+                want = own * (share - F.one_hot(target, length))
+                torch.testing.assert_close(
+                    grad.float(), want, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-9
+                )
+        _, grad = both(lambda q: f(x, q.to(dtype), reduction="none"), share)
+        torch.testing.assert_close(grad, torch.full_like(grad, math.log(length)), rtol=1e-2, atol=0)
+    x = (torch.randn(2, length, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3e4).to(
+        DEVICE, dtype
+    )
+    got, want = both(f, x, target)[1], both(F.cross_entropy, x.double(), target)[1]
+    assert (got.double() - want).abs().max() <= (4e-3 if dtype == torch.bfloat16 else 1e-6) * want.abs().max()
+
+
+@on_the_cpu
+@each_route
+def test_narrow_indices_are_numbers(route):
+    """-100 in uint8 is class 156, and 2^32 in int32 class 0."""
+    x, w = torch.randn(3, 200), torch.randn(200, 8)
+    narrow, small = torch.tensor([156, 5, 7], dtype=torch.uint8), torch.tensor([0, 1, 0], dtype=torch.int32)
+    for call in (
+        lambda target, **k: on(route, "cross_entropy")(x, target, **k),
+        lambda target, **k: on(route, "nll_loss")(x, target, **k),
+        lambda target, **k: on(route, "linear_cross_entropy")(x[:, :8], w[: k.pop("classes", None)], target, **k),
+    ):
+        assert torch.equal(call(narrow), call(narrow.long()))
+        assert torch.equal(call(small, ignore_index=2**32), call(small.long()))
+        plain = torch.func.vmap(lambda _: call(small, ignore_index=2**32))(torch.zeros(1))
+        torch.testing.assert_close(plain[0], call(small.long()))
+    for name in ("cross_entropy", "nll_loss"):
+        with pytest.raises(IndexError, match=f"{name}: target 156 is out of range for the 100 classes"):
+            on(route, name)(x[:, :100], narrow)
+    with pytest.raises(IndexError, match="linear_cross_entropy: target 156 is out of range for the 100 classes"):
+        on(route, "linear_cross_entropy")(x[:, :8], w[:100], narrow)
 
 
 @each_route

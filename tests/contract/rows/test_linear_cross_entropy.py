@@ -288,6 +288,45 @@ def test_there_are_chunks(monkeypatch):
         torch.testing.assert_close(got, outcome(_twin, *given))
 
 
+@each_route
+@pytest.mark.parametrize("size", [1e3, 1e9])
+def test_logits_far_from_zero(route, size):
+    x, w = torch.ones(2, 1, requires_grad=True), torch.full((4, 1), size, requires_grad=True)
+    bias, target = torch.zeros(4, requires_grad=True), torch.tensor([1, 3])
+    loss = on(route, "linear_cross_entropy")(x, w, target, linear_bias=bias, reduction="sum")
+    torch.testing.assert_close(loss, 2 * torch.tensor(4.0).log(), rtol=1e-6, atol=0)
+    dx, dw, db = torch.autograd.grad(loss, (x, w, bias))
+    want = 0.5 - torch.tensor([0.0, 1.0, 0.0, 1.0])
+    torch.testing.assert_close((dx, dw[:, 0], db), (torch.zeros(2, 1), want, want), rtol=1e-6, atol=1e-6 * size)
+
+
+@each_route
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_a_row_that_does_not_exist_has_no_gradient_beside_what_is_not_finite(route, bad):
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(4, 3)
+    w[3, 1] = bad
+    for options in (
+        {"mask": torch.tensor([True, False, True])},
+        {"ignore_index": 1},
+        {"weight": torch.tensor([1.0, 0, 1, 1])},
+    ):
+        loss = on(route, "linear_cross_entropy")(x, w, torch.tensor([0, 1, 2]), label_smoothing=0.1, **options)
+        (dx,) = torch.autograd.grad(loss, x)
+        assert (dx[1] == 0).all() and not dx[::2].isfinite().all()
+
+
+@each_route
+def test_vectors_of_nothing(route):
+    loss = on(route, "linear_cross_entropy")(torch.zeros(2, 0), torch.zeros(3, 0), torch.tensor([0, 2]))
+    torch.testing.assert_close(loss, torch.tensor(3.0).log())
+
+
+def test_on_a_device_without_autocast():
+    x, w, target = torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, dtype=torch.int64)
+    assert safeops.linear_cross_entropy(*(t.to("meta") for t in (x, w, target))).device.type == "meta"
+    assert safeops.info_nce_loss(x.to("meta"), x.to("meta")).device.type == "meta"
+
+
 @pytest.mark.slow
 def test_a_compiled_call_refuses_a_class_out_of_range():
     compiled = torch.compile(safeops.linear_cross_entropy, backend="aot_eager", fullgraph=True)
