@@ -4,8 +4,6 @@ With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and 
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
-from math import prod
-
 import torch
 import triton
 import triton.language as tl
@@ -153,13 +151,13 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
 
     tensors: the kernel's operands, the last `outputs` of which have this shape, the others broadcast to it; sparse: the
     places of those that are small, and do not decide about the variant."""
-    strides = line(tensors, shape)
-    if strides:
-        shape = (prod(shape),)
-    else:
+    lined = line(tensors, shape)
+    if not lined:
         strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
-    order = memory_order(shape, (*strides[-outputs:], *strides[:-outputs]))  # written once, so in order of the output
-    outer, inner = split_inner(fuse(order, shape, strides))
+        written, read = strides[-outputs:], strides[:-outputs]
+        order = memory_order(shape, (*written, *read))  # written once, so in order of the output
+        lined = split_inner(fuse(order, shape, strides))
+    outer, inner = lined
     dense = [None if i in sparse else t for i, t in enumerate(tensors)]
     kinds, vec = tile_kinds(dense, outer.without(sparse), inner.without(sparse))
     kinds = sparse_kinds(kinds, outer, inner, sparse)

@@ -53,19 +53,21 @@ def broadcast_strides(tensor, shape):
 
 
 def line(tensors, shape):
-    """The strides of tensors over all positions of `shape` in a row, if each is contiguous and of this shape, or one
-    element, expanded or not, or None; else None. (To find this in the general way takes 40 us.)"""
-    strides = []
+    """The groups, outer and inner, of tensors over all of `shape`, if each is contiguous and of this shape, or one
+    element, expanded or not, or None; else None. (To find them in the general way takes 40 us.)"""
+    inner, total = [], prod(shape)
+    if not total:
+        return None
     for x in tensors:
         if x is None:
-            strides.append(None)
+            inner.append(None)
         elif x.shape == shape and x.is_contiguous():
-            strides.append((1,))
+            inner.append((1,) if total != 1 else (0,))
         elif x.numel() == 1 and x.dim() <= len(shape) or x.shape == shape and not any(x.stride()):
-            strides.append((0,))
+            inner.append((0,))
         else:
             return None
-    return strides
+    return Group((1,), tuple([s and (0,) for s in inner])), Group((total,), tuple(inner))
 
 
 def memory_order(shape, strides):

@@ -162,6 +162,11 @@ class Plan:
         key = index, self.variant()
         found = _binaries.get(key)
         if found is None:
+            if torch.cuda.is_current_stream_capturing():  # to load may synchronise, which would break the capture
+                raise RuntimeError(
+                    f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled and "
+                    "loaded while a CUDA graph is captured: run the step once before"
+                )
             compiled = self.compile(gpu_target(index))
             # (the values too: what the key knows by its address must live as long as the key)
             found = _binaries[key] = compiled, starter(compiled, index), self.values

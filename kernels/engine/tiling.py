@@ -1,6 +1,5 @@
 """How a reduction is cut into tiles, blocks and splits, from sizes alone."""
 
-from math import prod
 from typing import NamedTuple
 
 import torch
@@ -109,19 +108,20 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     whether the first dimension belongs to neither group, and a block has one of its indices; tile_of(axis, M, N, vec,
     elements): (BM, BN), where `tile_shape` does not do."""
     policy = policy or POLICY
-    strides = line(tensors, shape) if all(reduced) and not batched else None
-    if strides:
-        shape, reduced = (prod(shape),), (True,)
+    lined = line(tensors, shape) if all(reduced) and not batched else None
+    if lined:
+        axis, (outer, inner), outputs, out_strides = INNER, lined, 1, (0,)
+        batch, steps = 1, outer.strides
     else:
         strides = [None if t is None else broadcast_strides(t, shape) for t in tensors]
-    batch, steps = 1, [None if s is None else (0,) for s in strides]
-    if batched:
-        batch, shape, reduced = shape[0], shape[1:], reduced[1:]
-        # (nobody steps over a batch of one, whose stride may be anything)
-        steps, strides = [s and (s[0] * (batch > 1),) for s in strides], [s and s[1:] for s in strides]
-    axis, outer, inner, outputs = groups(shape, strides, reduced)
-    out_strides = (inner if axis is OUTER else outer).strides[-1]
-    outer, inner = outer.first(len(tensors)), inner.first(len(tensors))
+        batch, steps = 1, [None if s is None else (0,) for s in strides]
+        if batched:
+            batch, shape, reduced = shape[0], shape[1:], reduced[1:]
+            # (nobody steps over a batch of one, whose stride may be anything)
+            steps, strides = [s and (s[0] * (batch > 1),) for s in strides], [s and s[1:] for s in strides]
+        axis, outer, inner, outputs = groups(shape, strides, reduced)
+        out_strides = (inner if axis is OUTER else outer).strides[-1]
+        outer, inner = outer.first(len(tensors)), inner.first(len(tensors))
     outside = Group((batch, *outer.shape), tuple(s and (*b, *s) for b, s in zip(steps, outer.strides)))
     kinds, vec = tile_kinds(tensors, outside, inner)
     config = kernel.config(arch)

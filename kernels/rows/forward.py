@@ -44,7 +44,8 @@ def write_rows(
         store(first, space, m, n, norm, inside, FIRST, True)
     else:
         # as exp(inf - inf) and exp(-inf - -inf) have it
-        total = tl.where((total == float("inf")) | ((total == 0) & (count > 0)), float("nan"), total)
+        odd = (top == float("inf")) | (total == float("inf")) | ((total == 0) & (count > 0))
+        total = tl.where(odd, float("nan"), total)
         store(first, space, m, n, top, inside, FIRST, True)
         store(second, space, m, n, total, inside, SECOND, True)
         top, total = top.to(C), total.to(C)

@@ -319,13 +319,20 @@ def test_indices_are_as_wide_as_they_must_be():
         assert plan.signature["N"] == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 
-def test_new_sizes_load_nothing_new(monkeypatch):
-    """A run with ever new sequence lengths must not compile, or load, at every step."""
-    compiled = []
-    monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: compiled.append(plan) or plan)
+@pytest.fixture
+def compiled(monkeypatch):
+    """The plans that are compiled, by a stand-in."""
+    found = []
+    monkeypatch.setattr(launch.Plan, "compile", lambda plan, target: found.append(plan) or plan)
     monkeypatch.setattr(launch, "starter", lambda binary, index: None)
     monkeypatch.setattr(launch, "gpu_target", lambda index: TARGETS["sm_90"])
     monkeypatch.setattr(launch, "_binaries", {})
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return found
+
+
+def test_new_sizes_load_nothing_new(compiled):
+    """A run with ever new sequence lengths must not compile, or load, at every step."""
     grad = mse_loss.slope
     for rows in range(65, 97):
         x = meta((rows, 4096), BF16)
@@ -333,6 +340,16 @@ def test_new_sizes_load_nothing_new(monkeypatch):
     assert len(compiled) == 1
     mapped(grad, meta((65, 4096), F32), meta((65, 4096), F32)).loaded(0)
     assert len(compiled) == 2
+
+
+def test_a_new_kernel_is_refused_while_a_graph_is_captured(compiled, monkeypatch):
+    known, new = meta((64, 4096), BF16), meta((64, 4096), F32)
+    mapped(mse_loss.slope, known, known).loaded(0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    mapped(mse_loss.slope, known[:32], known[:32]).loaded(0)  # another size of what is loaded
+    with pytest.raises(RuntimeError, match="elementwise_kernel .* run the step once before"):
+        mapped(mse_loss.slope, new, new).loaded(0)
+    assert len(compiled) == 1
 
 
 def test_plans_of_one_binary_are_compiled_alike():

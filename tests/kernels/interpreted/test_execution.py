@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
-from safeops.kernels.engine import indexing, launch, tiling
+from safeops.kernels.engine import elementwise, indexing, launch, sums, tiling
 from safeops.kernels.reductions import masked_sum
 
 from tests.kernels.interpreted.truth import F16, F32, build, close, fill, launchers, total
@@ -86,6 +86,39 @@ def test_offsets_beyond_31_bits(monkeypatch):
     assert masked_sum.masked_sum(x, mask, None, None, False, False, F32)[0] == 5
     y = torch.zeros(3, dtype=F16)
     assert launchers("mse_loss")[0](x, y, mask, None, None, 2, False, None)[0] == 17
+
+
+SHAPES = [(), (1,), (7,), (1, 1), (4, 30), (1, 5, 1, 8), (96, 32)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_line_is_cut_as_in_the_general_way(monkeypatch, shape):
+    x, one = fill(shape, F32, 1), torch.ones(()).expand(shape)
+    kinds = [(x, x), (x, None), (x, one), (x, torch.ones((1,) * len(shape)))]
+
+    def plans():
+        for a, b in kinds:
+            tensors, gone = (a, b, None, None, None), [True] * len(shape)
+            yield sums.plan(None, tensors, shape, gone, F32, F32, True, (0, None), False, 0)
+            tensors = (a, b, None, None, None, b, None, x, None, None)
+            constants = {"F": None, "SLOPES": 0, "parameters": 0}
+            yield elementwise.plan(elementwise.ELEMENTWISE, tensors, elementwise.OUTPUTS, shape, F32, constants)
+
+    def facts(plan):
+        return plan.grid, plan.values, plan.kinds, plan.vec, plan.wide, plan.dtypes
+
+    assert indexing.line((x, x), torch.Size(shape)) is not None
+    quick = list(map(facts, plans()))
+    for module in (tiling, elementwise):
+        monkeypatch.setattr(module, "line", lambda tensors, shape: None)
+    assert quick == list(map(facts, plans()))
+
+
+def test_what_is_no_line():
+    x = fill((6, 8), F32, 1)
+    for other in (x[:, :7], x.t(), x[:, :1], x[0], x[:1].expand(6, 8)):
+        assert indexing.line((x, other), x.shape) is None
+    assert indexing.line((x[:0],), torch.Size((0, 8))) is None
 
 
 def test_the_callers_tensors_are_not_written():
