@@ -1,5 +1,6 @@
 """The functions of images: of planes of at most 512 x 512, what must be moved is two images forward, and one gradient
-more backward. The rival of the SSIM family is the arithmetic of pytorch-msssim: five moments, a convolution each."""
+more backward. The rivals of the SSIM family are the arithmetic of pytorch-msssim, five moments, a convolution each; and
+that library and kornia themselves."""
 
 import math
 
@@ -8,7 +9,7 @@ import torch.nn.functional as F
 
 import safeops
 
-from .case import Case, case, data
+from .case import Case, case, data, rival
 
 BETAS = (0.3, 0.3, 0.4)  # three scales: small images have no more
 
@@ -47,26 +48,31 @@ def _ms_ssim(x, y):
     return value.mean()
 
 
-def of_two(name, text, theirs, forward=2, backward=3, **options):
-    """forward, backward: how many images are moved."""
+def of_two(name, text, theirs, forward=2, backward=3, rivals=(), side=0, **options):
+    """forward, backward: how many images are moved. rivals: libraries' functions of two images, (module, name,
+    options), of images of at least `side`."""
 
     @case(name)
     def build(n, dtype, device):
         x, y = _planes(n, dtype, device, 0), _planes(n, dtype, device, 1, grad=False)
         ours, s = getattr(safeops, name), dtype.itemsize
+        found = {f"{module}'s": rival(module, *which) for module, *which in rivals if x.shape[-1] >= side}
         return Case(
             (x,),
             forward_bytes=forward * s,  # read x, y
             backward_bytes=backward * s,  # read x, y; write dx (nothing else is saved)
             ours=lambda x: ours(x, y, **options),
-            eager={text: lambda x: theirs(x, y)},
+            eager={text: lambda x: theirs(x, y)} | {text: lambda x, f=f: f(x, y) for text, f in found.items() if f},
             compiled=lambda x: theirs(x, y),
         )
 
 
-of_two("ssim", "five convolutions", _ssim)
-of_two("ssim_loss", "1 - five convolutions", lambda x, y: 1 - _ssim(x, y))
-of_two("ms_ssim", "five convolutions a scale", _ms_ssim, betas=BETAS)
+PLANES = {"data_range": 1.0, "channel": 1}
+of_two("ssim", "five convolutions", _ssim, rivals=[("pytorch_msssim", "SSIM", PLANES)], side=11)
+of_two("ssim_loss", "1 - five convolutions", lambda x, y: 1 - _ssim(x, y), side=11,
+       rivals=[("kornia.losses", "SSIMLoss", {"window_size": 11})])  # fmt: skip
+of_two("ms_ssim", "five convolutions a scale", _ms_ssim, betas=BETAS, side=161,
+       rivals=[("pytorch_msssim", "MS_SSIM", {**PLANES, "weights": list(BETAS)})])  # fmt: skip
 of_two("psnr", "10 log10(1 / mse)", lambda x, y: -10 * (x - y).square().mean((1, 2, 3)).log10().mean())
 
 
