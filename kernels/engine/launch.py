@@ -7,8 +7,7 @@ says and nothing else, so that a new shape seldom compiles a new one.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache, partial
-from math import prod
+from functools import cached_property
 
 import torch
 import triton
@@ -16,8 +15,9 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from .buffers import empty
 from .indexing import LINE, VECTOR
-from .start import current_stream, starter
+from .start import starter
 
 POINTER = {
     torch.float16: "*fp16",
@@ -164,8 +164,8 @@ class Plan:
         if found is None:
             if torch.cuda.is_current_stream_capturing():  # to load may synchronise, which would break the capture
                 raise RuntimeError(
-                    f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled and "
-                    "loaded while a CUDA graph is captured: run the step once before"
+                    f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled "
+                    "and loaded while a CUDA graph is captured: run the step once before"
                 )
             compiled = self.compile(gpu_target(index))
             # (the values too: what the key knows by its address must live as long as the key)
@@ -247,34 +247,6 @@ def traits(tensors):
     return tuple(found), addresses
 
 
-COUNTERS = 1024  # output blocks that may be split; more of them fill a GPU without splitting
-PARTIALS = 1 << 17  # numbers, a megabyte; a launch that leaves more for its last blocks outlasts an allocation
-_buffers = {}
-
-
-def split_counters(device):
-    """Zeroed counters of the blocks that have finished, one per output block; the last puts its own back to 0."""
-    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
-
-
-def split_buffers(index, device):
-    """(partials, counters) of the current stream of a GPU, or None while it is captured.
-
-    Zeroing counters for each call would be a second launch. One buffer per (device, stream) is enough: the kernels of a
-    stream run one after another, and each leaves zeros behind, since its last block writes the 0 after every other
-    block has counted. Two streams may run at once, and so have a buffer each. A captured graph may be replayed on
-    another stream, beside eager work on the one that captured it: it gets buffers of its own, from its own memory
-    pool, and a node of the graph zeroes its counters in every replay."""
-    if torch.cuda.is_current_stream_capturing():
-        return None
-    key = index, current_stream(index)
-    found = _buffers.get(key)
-    if found is None:
-        partials = torch.empty(PARTIALS, dtype=torch.float64, device=device)
-        found = _buffers[key] = partials, split_counters(device)
-    return found
-
-
 def check_operands(name, first, *others):
     """Memory safety only; the Python layer has already reported what a user can get wrong."""
     for tensor in (first, *others):
@@ -282,17 +254,6 @@ def check_operands(name, first, *others):
             raise ValueError(f"{name}: operands on {first.device} and {tensor.device}")
         if tensor is not None and tensor.dtype not in POINTER:
             raise TypeError(f"{name}: dtype {tensor.dtype} is not supported")
-
-
-@lru_cache(PLANS)
-def allocator(shape, dtype, device):
-    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
-    steps = [prod([max(size, 1) for size in shape[d + 1 :]]) for d in range(len(shape))]
-    return partial(torch.empty_strided, shape, steps, dtype=dtype, device=device)
-
-
-def empty(shape, dtype, device):
-    return allocator(shape, dtype, device)()
 
 
 def like(tensor, shape, dtype):

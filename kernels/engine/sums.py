@@ -15,8 +15,9 @@ import triton.language as tl
 
 from . import tiling
 from .blocks import is_last, load_partials
+from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
-from .launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, common_shape, traits
+from .launch import COMPUTE, Config, Kernel, cached_plan, check_operands, common_shape, traits
 from .tile import corner, fetch, indices, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 import triton.language as tl
 
+from .buffers import COUNTERS, split_buffers, split_counters
 from .indexing import (
     ALL,
     INNER,
@@ -20,7 +21,7 @@ from .indexing import (
     tile_kinds,
     tile_shape,
 )
-from .launch import COUNTERS, Plan, split_buffers, split_counters
+from .launch import Plan
 
 # LANES: the elements of a tile that one thread holds, and may add up without moving data. VECTORS: the GROUP neighbours
 # of one access; COLUMNS and ROWS: every GROUP-th column or row.

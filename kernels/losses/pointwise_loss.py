@@ -14,8 +14,9 @@ as (1, 1) tiles. A functor must let NaN through: clamp with comparisons, not wit
 
 import torch
 
+from ..engine.buffers import empty
 from ..engine.elementwise import ALL_SLOPES, DIFFERENCE, FLAT, elementwise
-from ..engine.launch import common_shape, empty, like
+from ..engine.launch import common_shape, like
 from ..engine.sums import weighted_sum
 
 

@@ -18,8 +18,9 @@ import triton.language as tl
 
 from ..engine import tiling
 from ..engine.blocks import is_last
+from ..engine.buffers import empty
 from ..engine.indexing import ALL, INNER, OUTER
-from ..engine.launch import Config, Kernel, cached_plan, empty, traits
+from ..engine.launch import Config, Kernel, cached_plan, traits
 from ..engine.sums import add_partials
 from ..engine.tile import corner, indices
 from ..engine.tiling import COLUMNS, ROWS, VECTORS

@@ -17,8 +17,9 @@ import triton.language as tl
 from ..engine import tiling
 from ..engine.accumulate import add_range
 from ..engine.blocks import is_last
+from ..engine.buffers import allocator
 from ..engine.indexing import INNER, OUTER
-from ..engine.launch import COMPUTE, Config, Kernel, allocator, cached_plan, check_operands, traits
+from ..engine.launch import COMPUTE, Config, Kernel, cached_plan, check_operands, traits
 from ..engine.state import ABSOLUTE, ARRAYS, COUNT, MOMENTS, MOST_ARRAYS, SQUARES, merge_partials, store_state
 from ..engine.tile import offset_of
 

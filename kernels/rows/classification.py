@@ -3,8 +3,8 @@
 import triton
 import triton.language as tl
 
+from ..engine.buffers import empty
 from ..engine.indexing import INNER
-from ..engine.launch import empty
 from ..engine.tile import fetch, offset_of
 from .row import one_per_row
 

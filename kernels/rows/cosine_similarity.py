@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from ..engine.blocks import is_last, load_partials
+from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.launch import common_shape, empty, like
+from ..engine.launch import common_shape, like
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tile import fetch, offset_of, store, within
 from .plan import MAP, SUM, floor, launch, thin

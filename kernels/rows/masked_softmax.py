@@ -4,8 +4,8 @@
 
 import torch
 
+from ..engine.buffers import allocator
 from ..engine.elementwise import compute_dtype
-from ..engine.launch import allocator
 from .backward import ROWS_BACKWARD
 from .forward import LOG_SOFTMAX, ROWS, SOFTMAX
 from .plan import launch, thin

@@ -4,8 +4,8 @@ import torch
 import triton
 import triton.language as tl
 
+from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
-from ..engine.launch import empty
 from ..engine.tile import offset_of, store
 from .classification import at_class, at_row, class_dim, class_of, per_class, per_row, row_numbers
 from .cross_entropy_backward import OPTIONS as BACKWARD

@@ -2,8 +2,8 @@
 
 import torch
 
+from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
-from ..engine.launch import empty
 from .backward import ROWS_BACKWARD
 from .forward import NORMALIZE, ROWS
 from .plan import floor, launch, thin

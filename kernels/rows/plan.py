@@ -6,6 +6,7 @@ import torch
 import triton.language as tl
 
 from ..engine import tiling
+from ..engine.buffers import COUNTERS
 from ..engine.indexing import (
     INNER,
     OUTER,
@@ -17,7 +18,7 @@ from ..engine.indexing import (
     split_inner,
     tile_kinds,
 )
-from ..engine.launch import COMPUTE, COUNTERS, Plan, cached_plan, check_operands, traits
+from ..engine.launch import COMPUTE, Plan, cached_plan, check_operands, traits
 
 MOST_THREADS = 512
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or

@@ -26,7 +26,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import triton
 import triton.language as tl
-from safeops.kernels.engine import elementwise, launch, sums
+from safeops.kernels.engine import buffers, elementwise, launch, sums
 from safeops.kernels.engine.indexing import LINE, VECTOR
 from safeops.kernels.losses import mse_loss
 from safeops.kernels.rows.multi_margin_loss import MULTI_MARGIN
@@ -350,6 +350,21 @@ def test_a_new_kernel_is_refused_while_a_graph_is_captured(compiled, monkeypatch
     with pytest.raises(RuntimeError, match="elementwise_kernel .* run the step once before"):
         mapped(mse_loss.slope, new, new).loaded(0)
     assert len(compiled) == 1
+
+
+def test_each_stream_has_buffers_of_its_own(monkeypatch):
+    """And a graph, which may be replayed on any stream, has what it allocates while it is captured."""
+    stream, device = [1], torch.device("cpu")
+    monkeypatch.setattr(buffers, "_buffers", {})
+    monkeypatch.setattr(buffers, "current_stream", lambda index: stream[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: stream[0] == 3)
+    first = buffers.split_buffers(0, device)
+    assert buffers.split_buffers(0, device) is first and not first[1].any()
+    stream[0] = 2
+    other = buffers.split_buffers(0, device)
+    assert all(a.data_ptr() != b.data_ptr() for a, b in zip(first, other))
+    stream[0] = 3
+    assert buffers.split_buffers(0, device) is None
 
 
 def test_plans_of_one_binary_are_compiled_alike():

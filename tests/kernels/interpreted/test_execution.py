@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
-from safeops.kernels.engine import elementwise, indexing, launch, sums, tiling
+from safeops.kernels.engine import buffers, elementwise, indexing, launch, sums, tiling
 from safeops.kernels.reductions import masked_sum
 
 from tests.kernels.interpreted.truth import F16, F32, build, close, fill, launchers, total
@@ -45,7 +45,7 @@ def test_whoever_finishes_last(monkeypatch):
 
 
 def test_counters_are_left_at_zero(monkeypatch):
-    counters = torch.zeros(launch.COUNTERS, dtype=torch.int32)
+    counters = torch.zeros(buffers.COUNTERS, dtype=torch.int32)
     monkeypatch.setattr(tiling, "split_counters", lambda device: counters)
     first = run()
     assert not counters.any() and same_bits(first, run())

@@ -5,7 +5,7 @@ import torch
 import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
 import triton.runtime.interpreter as interpreter
-from safeops.kernels.engine import indexing, launch, tiling
+from safeops.kernels.engine import buffers, indexing, launch, tiling
 from safeops.kernels.losses import region_sums as sums
 from safeops.kernels.losses.region_sums import region_sums
 from safeops.kernels.losses.region_sums_backward import region_sums_backward
@@ -234,7 +234,7 @@ def test_whoever_finishes_last(monkeypatch):
 
 
 def test_counters_are_left_at_zero(monkeypatch):
-    counters = torch.zeros(launch.COUNTERS, dtype=torch.int32)
+    counters = torch.zeros(buffers.COUNTERS, dtype=torch.int32)
     monkeypatch.setattr(tiling, "split_counters", lambda device: counters)
     first = run()
     assert not counters.any() and all(map(torch.equal, first, run()))

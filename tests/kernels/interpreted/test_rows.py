@@ -3,7 +3,7 @@
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
-from safeops.kernels.engine import indexing, launch
+from safeops.kernels.engine import buffers, indexing, launch
 from safeops.kernels.rows import cosine_similarity, masked_softmax, normalize
 from safeops.kernels.rows import plan as row
 
@@ -277,8 +277,8 @@ def test_below_eps(n):
 def test_whichever_block_is_first(op, monkeypatch):
     """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
     counters = {}
-    monkeypatch.setattr(launch, "split_counters", lambda device: counters.setdefault(0, torch.zeros(64).int()))
-    monkeypatch.setattr(row.tiling, "split_counters", launch.split_counters)
+    monkeypatch.setattr(buffers, "split_counters", lambda device: counters.setdefault(0, torch.zeros(64).int()))
+    monkeypatch.setattr(row.tiling, "split_counters", buffers.split_counters)
     x, y = fill((2, 300), F32, 1), fill((2, 300), F32, 2)
 
     def every():

@@ -1,0 +1,47 @@
+"""What a launch writes: outputs, and what blocks that share a result leave for each other."""
+
+from functools import lru_cache, partial
+from math import prod
+
+import torch
+
+from .start import current_stream
+
+
+@lru_cache(4096)
+def allocator(shape, dtype, device):
+    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
+    steps = [prod([max(size, 1) for size in shape[d + 1 :]]) for d in range(len(shape))]
+    return partial(torch.empty_strided, shape, steps, dtype=dtype, device=device)
+
+
+def empty(shape, dtype, device):
+    return allocator(shape, dtype, device)()
+
+
+COUNTERS = 1024  # output blocks that may be split; more of them fill a GPU without splitting
+PARTIALS = 1 << 17  # numbers, a megabyte; a launch that leaves more for its last blocks outlasts an allocation
+_buffers = {}
+
+
+def split_counters(device):
+    """Zeroed counters of the blocks that have finished, one per output block; the last puts its own back to 0."""
+    return torch.zeros(COUNTERS, dtype=torch.int32, device=device)
+
+
+def split_buffers(index, device):
+    """(partials, counters) of the current stream of a GPU, or None while it is captured.
+
+    Zeroing counters for each call would be a second launch. One buffer per (device, stream) is enough: the kernels of a
+    stream run one after another, and each leaves zeros behind, since its last block writes the 0 after every other
+    block has counted. Two streams may run at once, and so have a buffer each. A captured graph may be replayed on
+    another stream, beside eager work on the one that captured it: it gets buffers of its own, from its own memory
+    pool, and a node of the graph zeroes its counters in every replay."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    key = index, current_stream(index)
+    found = _buffers.get(key)
+    if found is None:
+        partials = torch.empty(PARTIALS, dtype=torch.float64, device=device)
+        found = _buffers[key] = partials, split_counters(device)
+    return found
