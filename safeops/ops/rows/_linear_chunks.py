@@ -11,8 +11,8 @@ from safeops._dtypes import compute_dtype, to_one
 from safeops._op import registry
 from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
 from safeops.ops.rows import cross_entropy
-from safeops.ops.rows._matmul import without_autocast
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
+from safeops.ops.rows._matmul import without_autocast
 
 NAME = "linear_cross_entropy"
 CHUNK = 2**23  # logits at a time

@@ -172,7 +172,7 @@ _backward = declare_raw(
 
 
 class CrossEntropy(Classification):
-    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: two to four numbers of each row.
+    """I/O: forward reads the logits; backward reads them, and writes their gradient. Saved: two to four numbers a row.
 
     The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
     """

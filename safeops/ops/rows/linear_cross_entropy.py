@@ -204,8 +204,8 @@ def linear_cross_entropy(
     rows = target.shape
     flat = None if mask is None else mask.expand(rows).reshape(-1)
     loss, keep, weights = _linear_cross_entropy.call(
-        input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, weight, flat, ignore_index,
-        label_smoothing, z_loss,
+        input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, weight, flat,
+        ignore_index, label_smoothing, z_loss,
     )  # fmt: skip
     if reduction == "none":
         return loss.reshape(rows)
