@@ -106,12 +106,22 @@ def add_tiles(
 
 
 @triton.jit
-def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr):
-    """The sum over all splits of one partial per output, in order of split whoever wrote last."""
-    total = tl.zeros([BO], tl.float64)
+def add_partials(
+    partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1
+):  # fmt: skip
+    """The sums over all splits of the partials of each output, in order of split whoever wrote last; zeros for arrays
+    that there are not. All arrays are loaded at once, and added up across threads at the end: few round trips."""
+    first_sum = tl.zeros([BS, BO], tl.float64)
+    second_sum = first_sum
+    third_sum = first_sum
+    size = splits * outputs
     for first in range(0, splits, BS):
-        total += tl.sum(load_partials(partial, splits, first, output, outputs, BS, 0)[0], 0)
-    return total
+        first_sum += load_partials(partial, splits, first, output, outputs, BS, 0)[0]
+        if ARRAYS > 1:
+            second_sum += load_partials(partial + size, splits, first, output, outputs, BS, 0)[0]
+        if ARRAYS > 2:
+            third_sum += load_partials(partial + size * 2, splits, first, output, outputs, BS, 0)[0]
+    return tl.sum(first_sum, 0), tl.sum(second_sum, 0), tl.sum(third_sum, 0)
 
 
 @triton.jit
@@ -170,11 +180,10 @@ def sum_kernel(
         finished = is_last(counter + block, splits)
     if finished:
         if SPLIT:
-            total = add_partials(partial, splits, output, outputs, BS, BO)
+            ARRAYS: tl.constexpr = 3 if WEIGHT else (2 if MASK else 1)
+            total, counts, weights = add_partials(partial, splits, output, outputs, BS, BO, ARRAYS)
             if MASK or WEIGHT:
-                count = add_partials(partial + size, splits, output, outputs, BS, BO)
-            if WEIGHT:
-                weights = add_partials(partial + size * 2, splits, output, outputs, BS, BO)
+                count = counts
         # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
         if DIVISOR == BY_TENSOR:
             by = tl.load(denominator).to(tl.float64) + count * 0

@@ -112,7 +112,7 @@ STATISTIC = Kernel(
                "LONG", "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
     configs={None: Config(max_registers=(80, 128))},  # as in sums.py: left alone, the assembler spills to fit one more
 )  # fmt: skip
-AT_ONCE = 4  # arrays of which a block holds a partial, beside what it computes
+AT_ONCE = 2  # arrays of which a block holds a partial, beside what it computes
 MORE_REGISTERS = (128, 128)
 
 

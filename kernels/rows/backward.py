@@ -145,7 +145,7 @@ def rows_backward_kernel(
             count_summed(counter, group)
         else:
             await_sums(counter, group, splits)
-            dot = tl.expand_dims(add_partials(partial, splits, output, rows, BS, BO), ACROSS).to(C)
+            dot = tl.expand_dims(add_partials(partial, splits, output, rows, BS, BO)[0], ACROSS).to(C)
             if OP == NORMALIZE:
                 dot = tl.where(counts, dot, 0.0)
             write_gradient(
