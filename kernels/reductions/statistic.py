@@ -91,7 +91,7 @@ def statistic_kernel(
         finished = is_last(counter + block, splits)
     if finished:
         if SPLIT:
-            state = merge_partials(partial, splits, output, outputs, MODE, WEIGHT, BS, BO, C)
+            state = merge_partials(partial, splits, output, outputs, splits, MODE, WEIGHT, BS, BO, C)
         offset = output
         if AXIS == OUTER:
             offset = offset_of(output, inner_shape, out_strides)
