@@ -19,7 +19,17 @@ from ..engine.accumulate import add_range
 from ..engine.blocks import is_last
 from ..engine.indexing import INNER, OUTER
 from ..engine.launch import COMPUTE, Config, Kernel, arch_of, cached_plan, check_operands, trait
-from ..engine.state import ABSOLUTE, ARRAYS, COUNT, MOMENTS, MOST_ARRAYS, SQUARES, merge_partials, store_state
+from ..engine.state import (
+    ABSOLUTE,
+    ARRAYS,
+    COUNT,
+    EXPONENTIALS,
+    MOMENTS,
+    MOST_ARRAYS,
+    SQUARES,
+    merge_partials,
+    store_state,
+)
 from ..engine.tile import offset_of
 
 
@@ -132,8 +142,11 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     }
     numbers = None if mode is COUNT else torch.float64
     planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
-    if made.wide or mode is MOMENTS or made.values["AXIS"] == OUTER.value:  # a large state, or those of `vec` columns
+    across, light = made.values["AXIS"] == OUTER.value, tensors[2] is None and compute == torch.float32
+    if made.wide or mode is MOMENTS or across and mode is not EXPONENTIALS:  # a large state, or those of `vec` columns
         planned.config = replace(planned.config, max_registers=MORE_REGISTERS)
+    elif light and not across and mode in (ABSOLUTE, SQUARES, EXPONENTIALS):  # as sums of one operand in sums.py
+        planned.config = replace(planned.config, max_registers=(48, 128))
     return planned
 
 
