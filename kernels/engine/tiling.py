@@ -123,7 +123,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     sizes = [None if t is None else t.element_size() for t in tensors]
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest
-    elements = config.tile(narrowest, vec, tensors)
+    elements = config.tile(narrowest, vec, () if tile_of else tensors)  # (who shapes the tile knows what it holds)
     BM, BN = tile_of(axis, M, N, vec, elements) if tile_of else tile_shape(M, N, vec, elements, widest)
     lanes, group = lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
