@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-slow test-all mutants lint bench wheel gpu-check clean
+.PHONY: setup demo test test-slow test-all mutants lint bench gpu-model wheel gpu-check clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -80,6 +80,10 @@ lint: $(VENV)/installed
 
 bench: setup $(VENV)/rivals
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# What the kernels should take on GPUs that are not here: the table of docs/gpu-model.md (minutes).
+gpu-model: setup
+	@$(BIN)/python -m tests.kernels.modelled
 
 wheel: setup
 	@rm -rf dist

@@ -8,7 +8,9 @@ start. A row's first `splits` tickets sum one part of it each and wait for nothi
 each, and wait only for sums whose tickets were all drawn before, by blocks that run and will end. Whatever order blocks
 start in, there is always one that can go on.
 
-Whoever needs the parts of all loads them in order of part: the bits of the result are the same in every run.
+Whoever needs the parts of all loads them in order of part: the bits of the result are the same in every run. Where they
+are more than a block loads at a time, the last to sum a part makes one of all, and leaves it in the place of the first:
+else each writing block would take that many round trips.
 
 counter: 0 between launches. `is_last` has one for each result; tickets have one for those drawn, and two for each group
 of rows: the parts summed and the parts written.
@@ -43,16 +45,18 @@ def draw_ticket(counter, splits, groups):
 
 @triton.jit
 def count_summed(counter, group):
-    """Says that a part's sum is stored: all threads' stores come before the count (barrier, release)."""
+    """Says that a part's sum is stored: all threads' stores come before the count (barrier, release). How many were
+    counted before: who is last then sees what the others stored (acquire)."""
     tl.debug_barrier()
-    tl.atomic_add(counter + 1 + 2 * group, 1, sem="acq_rel", scope="gpu")
+    return tl.atomic_add(counter + 1 + 2 * group, 1, sem="acq_rel", scope="gpu")
 
 
 @triton.jit
-def await_sums(counter, group, splits):
-    """Wait until every part of a group is summed; what was stored for them is then seen (acquire)."""
+def await_sums(counter, group, counts):
+    """Wait until every part of a group is summed, and those of many are made one; what was stored is then seen
+    (acquire)."""
     done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
-    while done < splits:
+    while done < counts:
         done = tl.atomic_add(counter + 1 + 2 * group, 0, sem="acquire", scope="gpu")
 
 

@@ -163,7 +163,7 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
     kinds = sparse_kinds(kinds, outer, inner, sparse)
     M, N = outer.numel, inner.numel
     narrowest = min(t.element_size() for t in (*dense[:3], *tensors[-outputs:]) if t is not None)
-    BM, BN = tile_shape(M, N, vec, kernel.config(arch).tile(narrowest, vec), WIDEST)
+    BM, BN = tile_shape(M, N, vec, kernel.config(arch).tile(narrowest, vec, dense), WIDEST)
     wide = needs_int64(outer, inner)
     values = constants | {
         "M": M,

@@ -37,9 +37,10 @@ class Config:
     tile_bytes: int = 8192  # of the narrowest data operand: two 16-byte accesses per thread and operand
     max_registers: tuple = (None, None)  # of the variant with vector accesses, of the general one
 
-    def tile(self, itemsize, vec):
-        """Elements of a tile; half for single-element accesses, whose addresses take registers too."""
-        return self.tile_bytes // itemsize // (1 if vec > 1 else 2)
+    def tile(self, itemsize, vec, tensors):
+        """Elements of a tile; half for single-element accesses to many operands, whose addresses take registers too."""
+        crowded = vec == 1 and sum(t is not None for t in tensors) > 3
+        return self.tile_bytes // itemsize // (2 if crowded else 1)
 
 
 @dataclass(frozen=True)

@@ -158,16 +158,16 @@ def load_array(partial, where, inside, USED: tl.constexpr):
 
 @triton.jit
 def merge_partials(
-    partial, splits, output, outputs,
+    partial, splits, output, outputs, parts,
     MODE: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr, BO: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """The state of all splits, in order of split whoever wrote last."""
+    """The state of the first `parts` of all splits, in order of split whoever wrote last."""
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
     size = splits * outputs
     state = empty_double_state([BO], MODE, C)
-    for first in range(0, splits, BS):
+    for first in range(0, parts, BS):
         s = first + tl.arange(0, BS)
-        inside = (s < splits)[:, None] & (output < outputs)[None, :]
+        inside = (s < parts)[:, None] & (output < outputs)[None, :]
         where = s[:, None] * outputs + output[None, :]  # for all arrays: addresses for each took registers, and spilled
         count = load_array(partial + size * COUNTS, where, inside, True)
         total = load_array(partial + size * TOTALS, where, inside, MODE != COUNT)

@@ -9,12 +9,14 @@ multiprocessors.
 A lane adds at most FLUSH fp32 numbers in sequence; tl.sum adds lanes as a tree, and all above that is fp64.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
 
 from . import tiling
-from .blocks import is_last, load_partials
+from .blocks import is_last, load
 from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
 from .launch import COMPUTE, Config, Kernel, cached_plan, check_operands, common_shape, traits
@@ -107,12 +109,25 @@ def add_tiles(
 
 
 @triton.jit
-def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr):
-    """The sum over all splits of one partial per output, in order of split whoever wrote last."""
-    total = tl.zeros([BO], tl.float64)
+def add_partials(
+    partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1
+):  # fmt: skip
+    """The sums over all splits of the partials of each output, in order of split whoever wrote last; zeros for arrays
+    that there are not. All arrays are loaded at once, and added up across threads at the end: few round trips."""
+    first_sum = tl.zeros([BS, BO], tl.float64)
+    second_sum = first_sum
+    third_sum = first_sum
+    size = splits * outputs
     for first in range(0, splits, BS):
-        total += tl.sum(load_partials(partial, splits, first, output, outputs, BS, 0)[0], 0)
-    return total
+        s = first + tl.arange(0, BS)
+        inside = (s < splits)[:, None] & (output < outputs)[None, :]
+        where = s[:, None] * outputs + output[None, :]
+        first_sum += load(partial + where, inside)
+        if ARRAYS > 1:
+            second_sum += load(partial + size + where, inside)
+        if ARRAYS > 2:
+            third_sum += load(partial + size * 2 + where, inside)
+    return tl.sum(first_sum, 0), tl.sum(second_sum, 0), tl.sum(third_sum, 0)
 
 
 @triton.jit
@@ -171,11 +186,10 @@ def sum_kernel(
         finished = is_last(counter + block, splits)
     if finished:
         if SPLIT:
-            total = add_partials(partial, splits, output, outputs, BS, BO)
+            ARRAYS: tl.constexpr = 3 if WEIGHT else (2 if MASK else 1)
+            total, counts, weights = add_partials(partial, splits, output, outputs, BS, BO, ARRAYS)
             if MASK or WEIGHT:
-                count = add_partials(partial + size, splits, output, outputs, BS, BO)
-            if WEIGHT:
-                weights = add_partials(partial + size * 2, splits, output, outputs, BS, BO)
+                count = counts
         # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
         if DIVISOR == BY_TENSOR:
             by = tl.load(denominator).to(tl.float64) + count * 0
@@ -215,9 +229,10 @@ SUM = Kernel(
 def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None):
     """tensors: x, y, z, mask, weight; reduced: a bool per dimension; divisor: (DIVISOR, dtype of the tensor); count: of
     parameters."""
-    *_, mask, weight = tensors
+    _, y, _, mask, weight = tensors
     arrays = 1 + (mask is not None or weight is not None) + (weight is not None)
-    made = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy)
+    at_once = 2 if compute == torch.float64 else 1  # whose lanes' sums take twice the registers
+    made = tiling.cut(SUM, tensors, 3, shape, reduced, arrays, arch, policy, at_once)
     M, N = made.outer.numel, made.inner.numel
     values = {
         "F": f,
@@ -228,7 +243,10 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
         "parameters": count,
         "reduced": {OUTER.value: M, INNER.value: N, ALL.value: M * N}[made.values["AXIS"]],
     }
-    return made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
+    planned = made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
+    if y is None and weight is None:  # little to hold but the partials: more blocks, for as many bytes in flight
+        planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else 48, 128))
+    return planned
 
 
 def weighted_sum(

@@ -33,7 +33,7 @@ class Policy(NamedTuple):
     blocks: int = 4096  # to aim for when an output block is split: many waves even on the largest GPU
     most_splits: int = 16384
     widest: int = 1024  # columns of a tile with more than one row
-    widest_kept: int = 256  # columns of a tile whose columns are outputs: more blocks of outputs
+    widest_kept: int = 64  # columns of a tile whose columns are outputs: many blocks, and few splits of each to gather
     partials: int = 1024  # that the last block adds at a time
 
 
@@ -130,7 +130,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     sizes = [None if t is None else t.element_size() for t in tensors]
     narrowest = min(filter(None, sizes[:data]), default=0) or min(filter(None, sizes))
     widest = policy.widest_kept if axis is OUTER else policy.widest
-    elements = config.tile(narrowest, vec)
+    elements = config.tile(narrowest, vec, () if tile_of else tensors)  # (who shapes the tile knows what it holds)
     BM, BN = tile_of(axis, M, N, vec, elements) if tile_of else tile_shape(M, N, vec, elements, widest)
     lanes, group = lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)

@@ -134,7 +134,7 @@ def region_sums_kernel(
     if SPLIT:
         if is_last(counter + tl.program_id(0), splits):
             places, inside = tl.reshape(place, (BO * SUMS,)), tl.reshape(output + which * 0, (BO * SUMS,)) < classes
-            whole = add_partials(partial, splits, places, outputs * SUMS, BS, BO * SUMS)
+            whole = add_partials(partial, splits, places, outputs * SUMS, BS, BO * SUMS)[0]
             tl.store(out + places, whole, mask=inside)
 
 

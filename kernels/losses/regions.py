@@ -68,7 +68,8 @@ def region_tile(
 
 
 def tile_of(axis, M, N, vec, elements):
-    """Several classes of a pixel, and as many pixels as there is room for."""
+    """Several classes of a pixel, and as many pixels as there is room for: less where accesses are single elements."""
+    elements //= 2 if vec == 1 else 1
     if axis is OUTER:
         columns = max(min(at_least(N), WIDEST), vec)
     elif axis is INNER:

@@ -20,7 +20,17 @@ from ..engine.blocks import is_last
 from ..engine.buffers import allocator
 from ..engine.indexing import INNER, OUTER
 from ..engine.launch import COMPUTE, Config, Kernel, cached_plan, check_operands, traits
-from ..engine.state import ABSOLUTE, ARRAYS, COUNT, MOMENTS, MOST_ARRAYS, SQUARES, merge_partials, store_state
+from ..engine.state import (
+    ABSOLUTE,
+    ARRAYS,
+    COUNT,
+    EXPONENTIALS,
+    MOMENTS,
+    MOST_ARRAYS,
+    SQUARES,
+    merge_partials,
+    store_state,
+)
 from ..engine.tile import offset_of
 
 
@@ -92,7 +102,7 @@ def statistic_kernel(
         finished = is_last(counter + block, splits)
     if finished:
         if SPLIT:
-            state = merge_partials(partial, splits, output, outputs, MODE, WEIGHT, BS, BO, C)
+            state = merge_partials(partial, splits, output, outputs, splits, MODE, WEIGHT, BS, BO, C)
         offset = output
         if AXIS == OUTER:
             offset = offset_of(output, inner_shape, out_strides)
@@ -113,7 +123,7 @@ STATISTIC = Kernel(
                "LONG", "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
     configs={None: Config(max_registers=(80, 128))},  # as in sums.py: left alone, the assembler spills to fit one more
 )  # fmt: skip
-AT_ONCE = 4  # arrays of which a block holds a partial, beside what it computes
+AT_ONCE = 2  # arrays of which a block holds a partial, beside what it computes
 MORE_REGISTERS = (128, 128)
 
 
@@ -133,8 +143,11 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     }
     numbers = None if mode is COUNT else torch.float64
     planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
-    if made.wide or mode is MOMENTS or made.values["AXIS"] == OUTER.value:  # a large state, or those of `vec` columns
+    across, light = made.values["AXIS"] == OUTER.value, tensors[2] is None and compute == torch.float32
+    if made.wide or mode is MOMENTS or across and mode is not EXPONENTIALS:  # a large state, or those of `vec` columns
         planned.config = replace(planned.config, max_registers=MORE_REGISTERS)
+    elif light and not across and mode in (ABSOLUTE, SQUARES, EXPONENTIALS):  # as sums of one operand in sums.py
+        planned.config = replace(planned.config, max_registers=(48, 128))
     return planned
 
 

@@ -136,16 +136,22 @@ def rows_backward_kernel(
         last_tile = tl.minimum(first_tile + per_split, tiles)
         rows = groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
+        many = splits > BS
         if summing:
             sums = dot_range(
                 first_tile, last_tile, block, space, xs, gs, masks, a, b, by,
                 OP, X, GRAD, MASK, AXIS, BM, BN, VEC, C, I,
             )  # fmt: skip
             tl.store(partial + split * rows + output, sums)
-            count_summed(counter, group)
+            if (count_summed(counter, group) == splits - 1) & many:
+                sums = add_partials(partial, splits, output, rows, BS, BO)[0]
+                tl.debug_barrier()  # every thread has loaded what it overwrites
+                tl.store(partial + output, sums)
+                count_summed(counter, group)
         else:
-            await_sums(counter, group, splits)
-            dot = tl.expand_dims(add_partials(partial, splits, output, rows, BS, BO), ACROSS).to(C)
+            await_sums(counter, group, splits + many.to(tl.int32))
+            parts = tl.where(many, 1, splits)
+            dot = tl.expand_dims(add_partials(partial, parts, output, rows, BS, BO)[0], ACROSS).to(C)
             if OP == NORMALIZE:
                 dot = tl.where(counts, dot, 0.0)
             write_gradient(

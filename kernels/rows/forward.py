@@ -118,6 +118,7 @@ def rows_kernel(
             last_tile = tl.minimum(first_tile + per_split, tiles)
             rows = groups.to(I) * BO
             output = group * BO + tl.arange(0, BO).to(I)
+            many = splits > BS
             if summing:
                 state = add_range(
                     first_tile, last_tile, block, space, xs, masks, masks,
@@ -125,10 +126,15 @@ def rows_kernel(
                 )  # fmt: skip
                 where = partial + split * rows + output
                 store_state(where, splits * rows, output < rows, state, MODE, False)
-                count_summed(counter, group)
+                if (count_summed(counter, group) == splits - 1) & many:
+                    state = merge_partials(partial, splits, output, rows, splits, MODE, 0, BS, BO, C)
+                    tl.debug_barrier()  # every thread has loaded what it overwrites
+                    store_state(partial + output, splits * rows, output < rows, state, MODE, False)
+                    count_summed(counter, group)
             else:
-                await_sums(counter, group, splits)
-                state = merge_partials(partial, splits, output, rows, MODE, 0, BS, BO, C)
+                await_sums(counter, group, splits + many.to(tl.int32))
+                parts = tl.where(many, 1, splits)
+                state = merge_partials(partial, splits, output, rows, parts, MODE, 0, BS, BO, C)
                 write_rows(
                     first_tile, last_tile, block, split, space, xs, masks, outs, firsts, seconds, state, eps,
                     OP, X, MASK, OUT, FIRST, SECOND, AXIS, BM, BN, VEC, C, I,

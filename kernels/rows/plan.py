@@ -87,7 +87,7 @@ def plan(
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
-    tile = config.tile(itemsize, vec)
+    tile = config.tile(itemsize, vec, dense)
     per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
     if heads:
         tile = min(tile, config.threads * per_thread)

@@ -23,7 +23,7 @@ LAYOUTS = {
     "long rows": ((2, 300), None),
     "odd long row": ((301,), None),
     "images": ((2, 9, 4, 8), None),
-    "odd images": ((2, 5, 17), None),
+    "odd images": ((2, 9, 17), None),
     "long columns": ((2, 70, 20), None),
     "classes last": ((2, 50, 7), (0, 2, 1)),
     "no two fuse": ((2, 3, 2, 5), (3, 1, 0, 2)),
@@ -171,7 +171,7 @@ def test_operands_of_several_dtypes(shares):
 
 
 @pytest.mark.parametrize(
-    "shape, options", [((1, 2300), "all"), ((3, 200, 2), "smoothing"), ((3, 200, 2), "shares all")]
+    "shape, options", [((1, 2300), "all"), ((3, 400, 2), "smoothing"), ((3, 400, 2), "shares all")]
 )
 def test_long_rows_of_which_there_are_enough(shape, options, monkeypatch):
     """One block reads all of a row, and flushes its fp32 sums every 16 tiles."""

@@ -273,9 +273,11 @@ def test_below_eps(n):
 # ---- execution
 
 
+@pytest.mark.parametrize("partials", [32, 8])  # as many parts as a block loads at once, and more
 @pytest.mark.parametrize("op", [op for op in OPS if op != "log_softmax"])
-def test_whichever_block_is_first(op, monkeypatch):
+def test_whichever_block_is_first(op, partials, monkeypatch):
     """Blocks may start in any order, and offsets may need 64 bits: the same bits, and all counters 0 again."""
+    monkeypatch.setattr(row.tiling, "POLICY", row.tiling.POLICY._replace(partials=partials))
     counters = {}
     monkeypatch.setattr(buffers, "split_counters", lambda device: counters.setdefault(0, torch.zeros(64).int()))
     monkeypatch.setattr(row.tiling, "split_counters", buffers.split_counters)
@@ -289,6 +291,7 @@ def test_whichever_block_is_first(op, monkeypatch):
         return all(torch.equal(s, t) for s, t in zip(a, b)) and not counters[0].any()
 
     first = every()
+    check(op, x, y)
     builder = interpreter.interpreter_builder
     in_order = builder.set_grid_idx
     monkeypatch.setattr(builder, "set_grid_idx", lambda *index: in_order(*(n - 1 - i for i, n in zip(index, builder.grid_dim))))  # fmt: skip  # noqa: E501

@@ -1,0 +1,142 @@
+"""What a kernel should take on a GPU that is not here, from its machine code and its launch plan.
+
+    time = launch + serial round trips x latency
+         + max(bytes / bandwidth, instructions / issue rate, bytes read x latency / bytes in flight)
+
+`docs/gpu-model.md` says where the figures are from and what is left out; `make gpu-model` writes its table.
+"""
+
+from math import ceil, prod
+from typing import NamedTuple
+
+from safeops.kernels.engine.indexing import INNER
+
+
+class Gpu(NamedTuple):
+    arch: int
+    bandwidth: float  # TB/s that a copy reaches
+    sms: int
+    clock: float  # GHz
+    latency: float  # us of one serial round trip: a load from memory and what a block does before the next
+    threads: int  # resident on a multiprocessor
+    blocks: int
+    shared: int  # KiB on a multiprocessor
+    fp32: float  # warp instructions a cycle on a multiprocessor
+    fp64: float
+
+
+COPY = 0.9  # of the data sheet's bandwidth: 4.3 of 4.8 TB/s measured on an H200
+GPUS = {
+    "H200": Gpu(90, 4.8 * COPY, 132, 1.98, 0.70, 2048, 32, 228, 4, 2),
+    "H100": Gpu(90, 3.35 * COPY, 132, 1.98, 0.70, 2048, 32, 228, 4, 2),
+    "A100": Gpu(80, 2.04 * COPY, 108, 1.41, 0.66, 2048, 32, 164, 2, 1),
+    "B200": Gpu(100, 7.7 * COPY, 148, 1.86, 0.80, 2048, 32, 228, 4, 2),
+    "RTX 5090": Gpu(120, 1.79 * COPY, 170, 2.41, 0.70, 1536, 24, 100, 4, 1 / 16),
+}
+LAUNCH = 2.5  # us of an empty kernel
+LOADED = 2  # latencies that a load takes while the memory is saturated
+ISSUE, ALU, IMAD, LSU, XU = 4, 2, 2, 1, 0.5  # warp instructions a cycle on a multiprocessor
+REGISTERS = 65536
+BYTES = {"i1": 1, "fp16": 2, "bf16": 2, "i32": 4, "fp32": 4, "fp64": 8, "i64": 8}
+
+
+# Arguments that are written; of those that are no operands, all are.
+WRITTEN = {
+    "rows_kernel": ("out", "first", "second"),
+    "cosine_kernel": ("out", "norm1", "norm2"),
+    "cross_entropy_kernel": ("loss", "keep", "weights", "numbers"),
+    "nll_loss_kernel": ("loss", "keep", "weights"),
+}
+GRADIENTS = ("out", "dx", "dy", "dz", "dq")
+EXTRA = ("used", "origin", "scale", "first", "second", "norm1", "norm2", "numbers")  # what the backward takes
+
+
+class Load(NamedTuple):
+    """What a launch has to do."""
+
+    elements: int
+    tiles: int
+    blocks: int
+    threads: int
+    tile: int  # bytes that one tile reads
+    read: int
+    written: int
+    extra: int  # bytes, of those written, that nobody asked for
+    rounds: int  # serial steps of the last block, which gathers what the others left
+    each: int = 0  # and of each block that writes with what was gathered
+
+
+def load_of(plan):
+    """That of a Triton kernel's plan."""
+    kernel = plan.kernel
+    values = dict(zip((*kernel.all_tuples, *kernel.indices, *kernel.constants), plan.tail))
+    batch, outer, inner = (values.get(f"{group}_shape") or () for group in ("batch", "outer", "inner"))
+    BM, BN = values["BM"], values["BN"]
+    if "x_batch" in values and not batch:  # that of a reduction is in its grid alone
+        batch = (plan.grid[0] // (ceil(values["M"] / BM) if values["AXIS"] == INNER.value else ceil(values["N"] / BN)),)
+    shape = (*batch, *outer, *inner)
+    sizes = {name: BYTES[kind[1:]] for name, kind in plan.signature.items() if str(kind).startswith("*")}
+    tile = read = written = extra = 0
+    for name, size in sizes.items():
+        if name in kernel.operands:
+            groups = (values.get(f"{name}_{group}") or () for group in ("batch", "outer", "inner"))
+            steps = [step for group, own in zip((batch, outer, inner), groups) for step in own or (0,) * len(group)]
+            count = prod(n for n, step in zip(shape, steps) if step)
+        else:
+            count = values.get("outputs", 0) if name not in ("partial", "counter") else 0
+        if name not in kernel.operands or name in WRITTEN.get(kernel.fn.__name__, GRADIENTS):
+            written += count * size
+            extra += count * size * (name in EXTRA)
+        else:
+            read += count * size
+            tile += size * BM * BN * (2 * count > prod(shape))
+    tiles = prod(batch) * ceil(values["M"] / BM) * ceil(values["N"] / BN)
+    rounds = each = 0
+    if values.get("SPLIT"):  # a store with its fence, the count, and the gathering steps
+        rounds = 2 + ceil(values["splits"] / values["BS"])
+        if kernel.fn.__name__ in ("rows_kernel", "rows_backward_kernel"):  # and the same of what was gathered, if many
+            each = 1
+            rounds = rounds + 2 if values["splits"] > values["BS"] else 2
+    blocks, threads = prod(plan.grid), plan.config.threads
+    return Load(prod(shape), tiles, blocks, threads, tile, read, written, extra, rounds, each)
+
+
+class Prediction(NamedTuple):
+    time: float  # us
+    share: float  # of the time of a copy of the bytes that must be moved
+    bound: str
+    instructions: float  # of one thread for one element
+    in_flight: float  # KiB of a multiprocessor
+
+
+def cycles(work, gpu):
+    """That one warp takes of a multiprocessor: of its schedulers, or of the busiest pipe."""
+    n = work.counts
+    fma = max(n["imad"] / IMAD, (n["imad"] + n["fma"]) / gpu.fp32)
+    return max(work.instructions / ISSUE, n["alu"] / ALU, fma, n["lsu"] / LSU, n["xu"] / XU, n["fp64"] / gpu.fp64)
+
+
+def predict(code, load, gpu):
+    warps = load.threads / 32
+    fit = REGISTERS // (ceil(code.registers / 8) * 8 * load.threads)
+    fit = min(fit, gpu.threads // load.threads, gpu.blocks, gpu.shared // (ceil(code.shared / 1024) + 1))
+    used = min(gpu.sms, load.blocks)
+    resident = min(fit, ceil(load.blocks / used))
+    work = load.blocks * warps * cycles(code.once, gpu)
+    instructions = load.blocks * warps * code.once.instructions
+    for loop in code.loops:
+        passes = load.tiles / max(round(loop.load * load.threads / load.tile), 1) if load.tile else load.tiles
+        work += passes * warps * cycles(loop, gpu)
+        instructions += passes * warps * loop.instructions
+    moved = load.read * max(len(code.loops), 1) + load.written
+    in_flight = resident * load.threads * max(w.load for w in code.loops or [code.once])
+    terms = {
+        "bytes": moved / gpu.bandwidth / 1e6,
+        "instructions": work / used / gpu.clock / 1e3,
+        "in flight": in_flight and LOADED * gpu.latency * load.read * max(len(code.loops), 1) / in_flight / used,
+    }
+    bound = max(terms, key=terms.get)
+    rounds = 1 + load.rounds + load.each * ceil(load.blocks / 2 / (resident * used))
+    time = LAUNCH + rounds * gpu.latency + terms[bound]
+    floor = LAUNCH + gpu.latency + (load.read + load.written - load.extra) / gpu.bandwidth / 1e6
+    return Prediction(time, floor / time, bound, instructions * 32 / load.elements, in_flight / 1024)

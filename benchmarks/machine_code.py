@@ -1,0 +1,174 @@
+"""What a kernel's machine code has to do: the instructions of its path over a tile inside the tensor, by pipe, and the
+bytes that the path moves. Read from the compiled code, with branches and loops as the disassembler shows them."""
+
+import re
+import struct
+import subprocess
+import tempfile
+from bisect import bisect
+from collections import Counter
+from typing import NamedTuple
+
+
+class Work:
+    """Instructions of one warp by pipe, and bytes that a thread loads and stores."""
+
+    def __init__(self, counts=(), load=0, store=0):
+        self.counts, self.load, self.store = Counter(counts), load, store
+
+    def __add__(self, other):
+        return Work(self.counts + other.counts, self.load + other.load, self.store + other.store)
+
+    @property
+    def instructions(self):
+        return self.counts.total()
+
+
+PIPES = {
+    "fp64": r"D(ADD|MUL|FMA|SETP|MNMX)",
+    "xu": r"MUFU|F2F|F2I|I2F|FRND|POPC|FLO",
+    "fma": r"F(ADD|MUL|FMA)|H(ADD|MUL|FMA)2",
+    "imad": r"IMAD|IMUL",
+    "lsu": r"(LD|ST)[GSL]|ATOM[GS]?|RED|SHFL|MEMBAR",
+    "issue": r"U\w+|R2UR|BRA|EXIT|NOP|BAR|BSSY|BSYNC|WARPSYNC|CALL|RET|LDC|S2R|CS2R|ERRBAR|CCTL",
+}
+PIPES = {op: re.compile(ops) for op, ops in PIPES.items()}
+
+
+END = -1  # of the program, among addresses
+
+
+def work_of(op):
+    base, _, modifiers = op.partition(".")
+    pipe = next((name for name, ops in PIPES.items() if ops.fullmatch(base)), "alu")
+    load = store = 0
+    if base in ("LDG", "STG") and "STRONG" not in modifiers:  # those are other blocks' partials
+        width = re.search(r"\b[US]?(256|128|64|16|8)\b", modifiers)
+        size = int(width.group(1)) // 8 if width else 4
+        load, store = (size, 0) if base == "LDG" else (0, size * (size == 16))  # narrower ones: results of a block
+    return Work({pipe: 1}, load, store)
+
+
+INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(@!?U?P\w+ )? *([A-Z][A-Z0-9.a-z_]*) *([^;]*);")
+
+
+def basic_blocks(listing):
+    """{address: (Work, addresses of what may follow)}, END among them."""
+    rows = [(int(at, 16), bool(guard), op, rest) for at, guard, op, rest in INSTRUCTION.findall(listing)]
+    jumps = {at: int(re.search(r"0x([0-9a-f]+)", rest).group(1), 16) for at, _, op, rest in rows if op[:3] == "BRA"}
+    starts, found, here = {rows[0][0], *jumps.values()}, {}, None
+    for (at, guard, op, rest), after in zip(rows, [*(row[0] for row in rows[1:]), None]):
+        if here is None or at in starts:
+            if here is not None:
+                found[here][1].append(at)
+            here, found[at] = at, [Work(), []]
+        found[here][0] += work_of(op)
+        if at in jumps:
+            maybe = guard or re.match(r"!?U?P\d", rest)
+            found[here][1].extend([jumps[at], after] if maybe else [jumps[at]])
+            here = None
+        elif op == "EXIT" or op.startswith("RET"):
+            found[here][1].extend([END, after] if guard else [END])
+            here = None
+    return found
+
+
+def components(nodes, follow):
+    """Strongly connected components of a graph, each after those that it leads to (Tarjan)."""
+    index, low, stack, found = {}, {}, [], []
+
+    def visit(v):
+        index[v] = low[v] = len(index)
+        stack.append(v)
+        for w in follow(v):
+            if w in nodes and w not in index:
+                visit(w)
+            if w in nodes and w in stack:
+                low[v] = min(low[v], low[w])
+        if low[v] == index[v]:
+            at = stack.index(v)
+            found.append(set(stack[at:]))
+            del stack[at:]
+
+    for v in nodes:
+        if v not in index:
+            visit(v)
+    return found
+
+
+def longest(blocks, nodes, entry):
+    """(Work outside of loops, [Work of one pass of each innermost loop that moves data]) of the path from `entry` that
+    moves most data by the fewest instructions: that of a tile inside the tensor."""
+
+    def moved(path):
+        return sum(w.load + w.store for w in (path[0], *path[1])), -path[0].instructions
+
+    best = {END: (Work(), [])}
+    for part in components(nodes, lambda v: blocks[v][1] if v == entry else [w for w in blocks[v][1] if w != entry]):
+        here = {}
+        for v in part:
+            if v == entry or len(part) == 1 and v not in blocks[v][1]:
+                here[v] = blocks[v][0], []
+                continue
+            once, loops = longest(blocks, part, v)
+            if not loops and once.load + once.store:
+                once, loops = Work(), [once]  # else an outer loop: a few instructions for many tiles
+            here[v] = once, loops
+        after = [best[w] for v in part for w in blocks[v][1] if w in best and w not in part and w != entry]
+        tail = max(after, key=moved, default=(Work(), []))
+        for v in part:
+            best[v] = here[v][0] + tail[0], here[v][1] + tail[1]
+    return best[entry]
+
+
+def main_path(listing):
+    """(Work of a block beside its tiles, [Work of one pass of each loop over tiles]); no loop: a block has one tile."""
+    blocks = basic_blocks(listing)
+    entry = min(blocks)
+    reached, left = {END}, [entry]
+    while left:
+        v = left.pop()
+        left += () if v in reached else blocks[v][1]
+        reached.add(v)
+    return longest(blocks, reached - {END}, entry)
+
+
+def text(cubin):
+    """The machine code of an ELF file of one kernel, and its registers."""
+    (table,) = struct.unpack_from("<Q", cubin, 0x28)
+    size, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", cubin, table + i * size) for i in range(count)]
+    for name, *_, offset, length in headers:
+        if cubin[headers[names][4] + name :].startswith(b".text."):
+            registers = re.search(rb"\x04\x2f\x08\x00.{4}(.{4})", cubin, re.S).group(1)  # EIATTR_REGCOUNT
+            return cubin[offset : offset + length], int.from_bytes(registers, "little")
+
+
+class Code(NamedTuple):
+    once: Work  # of a block, beside its tiles
+    loops: list  # Work of a pass over one tile, or a few; none where a block has one tile
+    registers: int
+    shared: int
+
+
+def read(cubins, arch, nvdisasm):
+    """[Code] of cubins of one kernel each, given with their shared memory. All are disassembled together: the tool's
+    start takes longest."""
+    raw, ends, registers = b"", [], []
+    for cubin, _ in cubins:
+        code, count = text(cubin)
+        raw += code
+        ends.append(len(raw))
+        registers.append(count)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(raw)
+        file.flush()
+        command = [nvdisasm, "--binary", f"SM{arch}", "--no-dataflow", file.name]
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    rows = [[] for _ in cubins]
+    for row in INSTRUCTION.finditer(listing):
+        rows[bisect(ends, int(row.group(1), 16))].append(row.group())
+    found = []
+    for lines, count, (_, shared) in zip(rows, registers, cubins):
+        found.append(Code(*main_path("\n".join(lines)), count, shared))
+    return found

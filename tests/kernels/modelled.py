@@ -1,0 +1,118 @@
+"""What the model of the GPU (benchmarks/gpu_model.py) says of every Triton kernel's plans.
+
+`python -m tests.kernels.modelled` writes the table of docs/gpu-model.md, which test_gpu_model.py holds the kernels to.
+"""
+
+import re
+from pathlib import Path
+
+import torch
+
+from benchmarks import machine_code
+from benchmarks.gpu_model import GPUS, load_of, predict
+from tests.kernels import plans_classification as classes
+from tests.kernels import plans_regions as regions
+from tests.kernels import plans_rows as rows
+from tests.kernels import plans_statistics as statistics
+from tests.kernels.plans_statistics import BF16, F16, F32, F64, STATISTICS, meta
+from tests.kernels.test_triton_build import BIN, LOSSES, TARGETS, formulas, mapped, mse_loss, reduced
+
+DTYPES = {"bf16": BF16, "fp32": F32}
+SIZES = {"64M": 1 << 26, "4M": 1 << 22}
+COLUMNS, CLASSES = 4096, 32768
+
+
+def flat(n, dtype, start=0):
+    return meta((n + start,), dtype)[start:], meta((n + start,), torch.bool)[start:]
+
+
+def cases(n):
+    """{(op, direction, layout, dtype): plan} of about n elements. Layouts: `flat` a mean or sum of all, `rows` and
+    `columns` of 4096 elements; `offset` one that begins at no multiple of 16 bytes, `odd` rows of an odd length."""
+    found = {}
+    for name, dtype in (DTYPES | {"fp16": F16, "fp64": F64}).items():
+        x, mask = flat(n, dtype)
+        found["masked_mean", "forward", "flat", name] = reduced(None, x, None, mask)
+        found["masked_mean", "backward", "flat", name] = mapped(None, x, None, mask)
+        for module in (mse_loss, *(LOSSES if name in DTYPES else ())):
+            for op, (value, derivative) in formulas(module).items():
+                found[op[5:], "forward", "flat", name] = reduced(value, x, x, mask)
+                found[op[5:], "backward", "flat", name] = mapped(derivative, x, x, mask)
+    for name, dtype in DTYPES.items():
+        x, mask = flat(n, dtype)
+        for result in STATISTICS:
+            found[result.lower(), "forward", "flat", name] = statistics.forward(
+                result, None if result == "COUNT" else x, mask, shape=x.shape
+            )
+        for kind, slope in enumerate(statistics.statistic_backward.SLOPES):
+            found[f"{slope.__name__} slope", "backward", "flat", name] = statistics.backward(kind, x, mask)
+        offset, some = flat(n, dtype, 1)
+        found["mse_loss", "forward", "offset", name] = reduced(mse_loss.value, offset, offset, some)
+        found["mse_loss", "backward", "offset", name] = mapped(mse_loss.slope, offset, offset, some)
+        x, mask = meta((n // COLUMNS, COLUMNS), dtype), meta((n // COLUMNS, COLUMNS), torch.bool)
+        for dim, layout in enumerate(("columns", "rows")):
+            found["masked_mean", "forward", layout, name] = reduced(None, x, None, mask, dims=[dim])
+            for result in ("VAR", "LOGSUMEXP"):
+                found[result.lower(), "forward", layout, name] = statistics.forward(result, x, mask, dims=[dim])
+        for op, number in (("softmax", rows.SOFTMAX), ("log_softmax", rows.LOG_SOFTMAX), ("normalize", rows.NORMALIZE)):
+            some = None if op == "normalize" else mask
+            found[op, "forward", "rows", name] = rows.forward(number, x, some)
+            found[op, "backward", "rows", name] = rows.backward(number, x, some)
+        found["cosine", "forward", "rows", name] = rows.cosines(x, x)
+        found["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
+        for layout, width in (("rows", CLASSES), ("odd", 50257)):
+            x = meta((n // width, width), dtype)
+            found["cross_entropy", "forward", layout, name] = classes.forward(x)
+            found["cross_entropy", "backward", layout, name] = classes.backward(x)
+            found["softmax", "forward", f"{layout} of {width}", name] = rows.forward(rows.SOFTMAX, x)
+        found["softmax", "forward", "one row", name] = rows.forward(rows.SOFTMAX, meta((1, n), dtype))
+        x, target, mask = regions.operands((n >> 20, 16, 256, 256), dtype, masked=True)
+        found["regions", "forward", "images", name] = regions.forward(x, target, mask)
+        found["regions", "backward", "images", name] = regions.backward(x, target, mask)
+    return found
+
+
+def predictions(gpu, plans):
+    """{name: (Code, Load, Prediction)}, each kernel compiled once for all sizes."""
+    arch, compiled, keys = f"sm_{gpu.arch}", {}, {}
+    for name, plan in plans.items():
+        key = plan.kernel.fn, repr((plan.signature, plan.attrs, plan.config)), tuple(plan.constants.items())
+        if key not in compiled:
+            made = plan.compile(TARGETS[arch])
+            compiled[key] = made.asm["cubin"], made.metadata.shared
+        keys[name] = key
+    codes = dict(zip(compiled, machine_code.read([*compiled.values()], gpu.arch, BIN / "nvdisasm")))
+    found = {}
+    for name, plan in plans.items():
+        code, load = codes[keys[name]], load_of(plan)
+        found[name] = code, load, predict(code, load, gpu)
+    return found
+
+
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gpu-model.md"
+HEAD = "| op | direction | layout | dtype | instr. | regs | KiB | rounds | bound by | H200 | 4M |"
+
+
+def recorded():
+    """{name: (share at 64M, share at 4M) on the H200}"""
+    rows = (re.split(r" *\| *", line)[1:-1] for line in DOCUMENT.read_text().split(HEAD)[1].splitlines()[2:])
+    return {tuple(row[:4]): (float(row[9]), float(row[10])) for row in rows if row}
+
+
+def main():
+    sizes = {size: cases(n) for size, n in SIZES.items()}
+    others = [name for name in GPUS if name != "H200"]
+    large, small = (predictions(GPUS["H200"], sizes[size]) for size in SIZES)
+    some = {name: plan for name, plan in sizes["64M"].items() if name[3] == "bf16"}
+    more = [predictions(GPUS[name], some) for name in others]
+    lines = [HEAD + "".join(f" {name} |" for name in others), "|---" * (11 + len(others)) + "|"]
+    for name, (code, load, found) in large.items():
+        own = f"{found.instructions:.0f} | {code.registers} | {found.in_flight:.0f} | {load.rounds} | {found.bound}"
+        shares = [table[name][2] if name in table else None for table in (large, small, *more)]
+        lines.append(" | ".join(("", *name, own, *(f"{p.share:.2f}" if p else "" for p in shares), ""))[1:-1])
+    text = DOCUMENT.read_text()
+    DOCUMENT.write_text(text[: text.index(HEAD)] + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()

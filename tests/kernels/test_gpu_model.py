@@ -1,0 +1,68 @@
+"""The model of the GPU: what it reads of machine code is what is there, and no kernel's predicted share of the copy
+bandwidth falls below what docs/gpu-model.md records."""
+
+import pytest
+
+pytest.importorskip("triton")
+
+from benchmarks import gpu_model, machine_code
+from benchmarks.machine_code import Code, Work
+from safeops.kernels.engine import tiling
+
+modelled = pytest.importorskip("tests.kernels.modelled")
+H200 = gpu_model.GPUS["H200"]
+SLACK = 0.02  # that the table's rounding, and another version of the assembler, may take
+
+
+def test_the_path_is_that_of_a_whole_tile():
+    """Of the edge's many instructions none count, nor does a loop's body beside the tiles; an early exit is taken."""
+    rows = (
+        (0x00, "@P0 EXIT", ""), (0x10, "LDG.E.128", "R0"), (0x20, "@P1 BRA", "0x60"),
+        (0x30, "IMAD", "R1"), (0x40, "IMAD", "R1"), (0x50, "BRA", "0x70"), (0x60, "FADD", "R1"),
+        (0x70, "@P2 BRA", "0x10"), (0x80, "@P3 EXIT", ""), (0x90, "MUFU.LG2", "R2"), (0xA0, "EXIT", ""),
+    )  # fmt: skip
+    listing = "\n".join(f"/*{at:04x}*/ {op} {operands} ;" for at, op, operands in rows)
+    once, loops = machine_code.main_path(listing)
+    (loop,) = loops
+    assert loop.counts == {"lsu": 1, "issue": 2, "fma": 1} and loop.load == 16
+    assert once.counts == {"issue": 2}
+
+
+LOAD = gpu_model.Load(1 << 26, 1 << 14, 1 << 12, 256, 1 << 13, 1 << 27, 0, 0, 0)
+FEW, MANY = Work({"lsu": 2, "alu": 60}, load=32), Work({"lsu": 2, "alu": 600}, load=32)
+
+
+def share(loop=FEW, registers=32, **load):
+    return gpu_model.predict(Code(Work(), [loop], registers, 0), LOAD._replace(**load), H200)
+
+
+def test_what_bounds_a_kernel():
+    assert share().share == 1 and share().bound == "bytes"
+    assert share(MANY).share < 0.5 and share(MANY).bound == "instructions"
+    assert share(registers=255).share < 0.5 and share(registers=255).bound == "in flight"
+    assert share(rounds=10).time == pytest.approx(share().time + 10 * H200.latency)
+
+
+@pytest.mark.slow
+def test_no_share_falls(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    known = modelled.recorded()
+    fell = {}
+    for place, (size, n) in enumerate(modelled.SIZES.items()):
+        plans = modelled.cases(n)
+        assert set(plans) == set(known), "make gpu-model"
+        plans = {name: plan for name, plan in plans.items() if name[3] == "bf16"}
+        for name, (_, _, found) in modelled.predictions(H200, plans).items():
+            if found.share < known[name][place] - SLACK:
+                fell[(size, *name)] = known[name][place], found.share
+    assert not fell
+
+
+@pytest.mark.slow
+def test_a_slower_plan_is_noticed(monkeypatch, tmp_path):
+    """Partials that are gathered a few at a time, for one."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(partials=32))
+    name = "mse_loss", "forward", "flat", "bf16"
+    _, _, found = modelled.predictions(H200, {name: modelled.cases(1 << 26)[name]})[name]
+    assert found.share < modelled.recorded()[name][0] - SLACK
