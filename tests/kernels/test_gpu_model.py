@@ -5,9 +5,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+from safeops.kernels.engine import tiling
+
 from benchmarks import gpu_model, machine_code
 from benchmarks.machine_code import Code, Work
-from safeops.kernels.engine import tiling
 
 modelled = pytest.importorskip("tests.kernels.modelled")
 H200 = gpu_model.GPUS["H200"]
