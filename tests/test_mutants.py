@@ -34,6 +34,7 @@ def test_every_source_has_tests(mutants):
         assert files and all((ROOT / file).exists() for file in files), (name, stages)
 
 
+@pytest.mark.slow
 def test_a_mutant_differs_in_one_place_and_compiles(mutants):
     for path, name in sources(mutants):
         text, found = path.read_text(), list(mutants.mutations(path, name))

@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import safeops
 from tests.callers.calls import CALLS, NUMBERS, call, tensors
-from tests.ops.record import firsts, unless_first
+from tests.ops.record import firsts
 
 KEYS = [*NUMBERS, "capacity"]
 # not a choice between two formulas; nor what of logarithms is not read, which torch makes a constant of
@@ -60,7 +60,7 @@ KINDS = {"capacity": ["n"], "ord": ["n", "n/4", "-n/2"], "p": ["n", "n/4"], "win
 POSITIVES = ("eps", "delta", "beta", "gamma", "margin", "smooth_nr", "smooth_dr", "temperature", "z_loss")
 KINDS |= dict.fromkeys((*POSITIVES, "data_range", "k1", "k2"), POSITIVE)
 KINDS |= dict.fromkeys(("alpha", "label_smoothing"), ["1/n"])  # at most 1
-# of each family all such numbers are tried, of the others one, by slow tests
+# of the first op of each family all such numbers are tried, of the others one
 SIZES = [
     (name, key, kind)
     for name, key in PLACES
@@ -72,7 +72,8 @@ PLAIN = [size for size in SIZES if "target" in CALLS[size[0]] and size[1] != "de
 CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)]
 
 
-@pytest.mark.parametrize("name, key, kind, plain", [unless_first(*case) for case in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name, key, kind, plain", CASES)
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
     """plain: with no argument but those, which is a way of its own to a loss's kernel."""
 
@@ -106,7 +107,8 @@ SETS = {
 }
 
 
-@pytest.mark.parametrize("name", [unless_first(name) for name in CHANGING])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHANGING)
 def test_numbers_that_change_are_compiled_once(name):
     """All of a call at once: one that became a constant would compile it anew each time. By aot_eager: the tracer alone
     takes any number, and it is the layer below that makes constants of them."""

@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from tests.ops import RECORDS
-from tests.ops.record import DEVICE, on
+from tests.ops.record import DEVICE, firsts, on
 
 __all__ = ["DEVICE", "REDUCTIONS", "each_route", "equal", "flags", "grad_of", "leaf", "names", "on", "t", "tensor"]
 
 each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
+
+
+def unless_first(name, *more):
+    """A case of the op `name`, slow unless it is the first of its family."""
+    return pytest.param(name, *more, marks=[] if name in firsts() else pytest.mark.slow)
 
 
 def leaf(values, dtype=torch.float32):

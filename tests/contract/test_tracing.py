@@ -5,15 +5,15 @@ import torch
 import torch.autograd.forward_ad as fwAD
 
 import safeops
-from tests.contract.common import DEVICE
+from tests.contract.common import DEVICE, unless_first
 from tests.ops import RECORDS
-from tests.ops.record import unless_first
 
 DIFFERENTIABLE = [n for n, r in RECORDS.items() if not isinstance(r.call, str) and n != "masked_count"]
 TRACED = [n for n in DIFFERENTIABLE if not RECORDS[n].no_route and n != "apply_where"]
 
 
-@pytest.mark.parametrize("name", [unless_first(name) for name in TRACED])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRACED)
 def test_derivatives_inside_a_compiled_function(name):
     function, x = RECORDS[name].of_one(DEVICE)
     direction = x.square()  # a shift would change no variance, a factor no direction
@@ -89,6 +89,7 @@ CHANGING = {  # one op for each way in which its backward knows the sizes of the
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", CHANGING)
 def test_sizes_that_change_compile_with_a_gradient(name, dynamic):

@@ -12,7 +12,7 @@ import torch
 from tests.kernels.emulated import BITS, FLOATS, check_variant, garbage, identical, layouts, like, needs_compiler
 
 # compiled once, by one worker
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

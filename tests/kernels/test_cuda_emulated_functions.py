@@ -20,7 +20,7 @@ from tests.kernels.emulated import (
 )
 from tests.ops import definitions
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
 
 
 def close(got, truth, ulps):

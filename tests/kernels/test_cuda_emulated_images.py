@@ -15,7 +15,7 @@ SOURCES = [
     ROOT / f"csrc/cuda/images/{name}.cu" for name in ("ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward")
 ]
 NAN = float("nan")
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ INDICES = [torch.int32, torch.int64]
 # An entry, a thread's tile, the second and third launch, and one on either side of each; more than four launches.
 ENTRIES = [1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 8192, 8193, 40_000]
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_indexed")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_indexed")]
 
 
 @pytest.fixture(scope="module")

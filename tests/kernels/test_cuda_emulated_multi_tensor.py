@@ -19,7 +19,7 @@ SCHEMAS = (
     "_scale_(Tensor(a!)[] tensors, Tensor factor) -> ()",
 )
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_multi_tensor")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_multi_tensor")]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ SCHEMAS = (
 )
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
 
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_selection")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_selection")]
 
 
 @pytest.fixture(scope="module")

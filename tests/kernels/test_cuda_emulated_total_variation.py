@@ -14,7 +14,7 @@ from tests.kernels.emulated import FLOATS, ROOT, compiled, counter, needs_compil
 FOLDER = ROOT / "csrc/cuda/images"
 SOURCES = [FOLDER / "total_variation.cu", FOLDER / "total_variation_backward.cu"]
 NAN, INF = float("nan"), float("inf")
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
 @pytest.fixture(scope="module")

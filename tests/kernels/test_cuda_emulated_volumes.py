@@ -23,7 +23,7 @@ from tests.kernels.test_cuda_emulated_images import (
 )
 
 __all__ = ["ops"]
-pytestmark = [needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
 @both

@@ -5,7 +5,6 @@ import functools
 import os
 import shutil
 
-import pytest
 import torch
 
 import safeops
@@ -106,11 +105,6 @@ class Record:
 def firsts():
     """The first op of each family: what compiles is quick for them, and a slow test for their siblings."""
     return set({record.family: name for name, record in reversed(RECORDS.items())}.values())
-
-
-def unless_first(name, *more):
-    """A case of the op `name`, slow unless it is the first of its family."""
-    return pytest.param(name, *more, marks=[] if name in firsts() else pytest.mark.slow)
 
 
 def on(route, name):

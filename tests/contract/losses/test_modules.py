@@ -93,6 +93,7 @@ def test_modules_copy_save_and_print(name):
         assert option in module.op.buffers or f"{option}={value!r}" in repr(module)
 
 
+@pytest.mark.slow
 @each_module
 def test_a_module_made_inside_a_compiled_function(name):
     torch._dynamo.reset()
