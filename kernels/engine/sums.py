@@ -245,7 +245,8 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
     }
     planned = made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
     if y is None and weight is None:  # little to hold but the partials: more blocks, for as many bytes in flight
-        planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else 48, 128))
+        few = 56 if made.values["AXIS"] == OUTER.value else 48  # (columns with 48 spill on sm_100 and sm_120)
+        planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else few, 128))
     return planned
 
 

@@ -98,7 +98,7 @@ def multi_margin_kernel(
         tl.debug_barrier()  # another thread's 0 comes before dx_y
     if finished:
         if SPLIT:
-            total = add_partials(partial, splits, output, rows, BS, BO)
+            total = add_partials(partial, splits, output, rows, BS, BO)[0]
         of_row = tl.expand_dims(total, ACROSS)
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
         if DX:
