@@ -17,11 +17,10 @@ import triton
 import triton.language as tl
 
 from ..engine import tiling
-from ..engine.blocks import is_last
+from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.indexing import ALL, INNER, OUTER
 from ..engine.launch import Config, Kernel, cached_plan, traits
-from ..engine.sums import add_partials
 from ..engine.tile import corner, indices
 from ..engine.tiling import COLUMNS, ROWS, VECTORS
 from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
@@ -134,7 +133,9 @@ def region_sums_kernel(
     if SPLIT:
         if is_last(counter + tl.program_id(0), splits):
             places, inside = tl.reshape(place, (BO * SUMS,)), tl.reshape(output + which * 0, (BO * SUMS,)) < classes
-            whole = add_partials(partial, splits, places, outputs * SUMS, BS, BO * SUMS)[0]
+            whole = tl.zeros([BO * SUMS], tl.float64)
+            for first in range(0, splits, BS):  # (added up step by step: else it spills on sm_100 and sm_120)
+                whole += tl.sum(load_partials(partial, splits, first, places, outputs * SUMS, BS, 0)[0], 0)
             tl.store(out + places, whole, mask=inside)
 
 

@@ -87,9 +87,7 @@ def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arc
     tensors = (*others, target.unsqueeze(1) if indexed else target, mask)  # indices: (N, 1, d1, ...)
     shape = like.shape
     reduced = [d >= 2 for d in range(len(shape))]
-    at_once = 2 if indexed and mask is not None else 1  # (else the gathering spills on sm_120)
-    options = {"batched": True, "tile_of": tile_of}
-    cut = tiling.cut(kernel, tensors, data, shape, reduced, SUMS.value, arch, policy, at_once, **options)
+    cut = tiling.cut(kernel, tensors, data, shape, reduced, SUMS.value, arch, policy, batched=True, tile_of=tile_of)
     cut = cut.with_shared((len(others), len(others) + 1))
     values |= {
         "classes": shape[1],
