@@ -161,7 +161,7 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
     "(Tensor input, Tensor linear_weight, Tensor target, *, Tensor? linear_bias=None, Tensor? weight=None, "
     'Tensor? mask=None, str reduction="mean", int ignore_index=-100, float label_smoothing=0.0, float z_loss=0.0, '
     'Tensor? denominator=None, str empty="zero") -> Tensor',
-    arguments=ARGUMENTS.replace("(N, d1, ...)", "(...)"),
+    arguments=ARGUMENTS.replace("(N, d1, ...)", "(...)").replace(" (RuntimeError where the call is compiled)", ""),
 )
 def linear_cross_entropy(
     input, linear_weight, target, *, linear_bias=None, weight=None, mask=None, reduction="mean", ignore_index=-100,
