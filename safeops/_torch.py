@@ -60,6 +60,10 @@ def save_directly(ctx, tensors):
     ctx.to_save, ctx.materialize_grads = tensors, False
 
 
+# ---- autograd
+
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: whether another may follow
+
 # ---- debugging: ops as they run
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # all ops of a context come to its __torch_dispatch__

@@ -24,8 +24,12 @@ def _chunks(x, linear_weight, linear_bias):
     size = max(1, CHUNK // max(1, len(x)))
     for first in range(0, len(linear_weight), size):
         part = slice(first, first + size)
-        w = linear_weight[part].mT
-        yield part, x @ w if linear_bias is None else torch.addmm(linear_bias[part], x, w)
+        yield part, logits_of(x, linear_weight[part], None if linear_bias is None else linear_bias[part])
+
+
+def logits_of(x, linear_weight, linear_bias, out=None):
+    w = linear_weight.mT
+    return torch.mm(x, w, out=out) if linear_bias is None else torch.addmm(linear_bias, x, w, out=out)
 
 
 def _own(place, logits):
@@ -34,7 +38,7 @@ def _own(place, logits):
     return torch.where(inside, place, 0).unsqueeze(1), inside
 
 
-def _existing(linear_weight, linear_bias, weight):
+def existing_of(linear_weight, linear_bias, weight):
     """(weight of each class, 0 where its bias of -inf says that there is none; their sum; how many there are)."""
     every = linear_weight.new_ones(len(linear_weight), dtype=torch.float64) if weight is None else weight.double()
     exists = torch.ones_like(every, dtype=torch.bool) if linear_bias is None else linear_bias != float("-inf")
@@ -49,23 +53,35 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(1), input, 0)
-    log_sum = x.new_full(place.shape, float("-inf"), dtype=torch.float64)
-    own, spread = torch.zeros_like(log_sum), torch.zeros_like(log_sum)
-    every, all_weight, count = _existing(linear_weight, linear_bias, weight)
+    existing = existing_of(linear_weight, linear_bias, weight)
     with without_autocast(x):
-        for part, logits in _chunks(x, linear_weight, linear_bias):
-            of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
-            log_sum = torch.logaddexp(log_sum, of_part)
-            at, inside = _own(place - part.start, logits)
-            own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
-            if label_smoothing:
-                w = every[part]
-                spread += registry["masked_sum"].call(logits, w != 0, -1, False, w, torch.float64, "zero")
+        sums = sums_of(_chunks(x, linear_weight, linear_bias), place, existing[0] if label_smoothing else None)
+    loss = losses(*sums, keep, weights, existing, label_smoothing, z_loss).to(dtype)
+    return loss, keep, loss.new_empty(0) if weights is None else weights, sums[0]
+
+
+def sums_of(chunks, place, every):
+    """(logsumexp, own logit, weighted sum of all logits) of each row, in fp64; every: the weights, None: not wanted."""
+    own, spread = torch.zeros_like(place, dtype=torch.float64), 0
+    log_sum = torch.full_like(own, float("-inf"))
+    for part, logits in chunks:
+        of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
+        log_sum = torch.logaddexp(log_sum, of_part)
+        at, inside = _own(place - part.start, logits)
+        own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
+        if every is not None:
+            w = every[part]
+            spread = spread + registry["masked_sum"].call(logits, w != 0, -1, False, w, torch.float64, "zero")
+    return log_sum, own, spread
+
+
+def losses(log_sum, own, spread, keep, weights, existing, label_smoothing, z_loss):
+    """The loss of each row, in fp64."""
+    _, all_weight, count = existing
     loss = log_sum - own if weights is None else weights * (log_sum - own)
     if label_smoothing:
         loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
-    loss = torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0).to(dtype)
-    return loss, keep, loss.new_empty(0) if weights is None else weights, log_sum
+    return torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0)
 
 
 def backward(
@@ -76,11 +92,10 @@ def backward(
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
     x = torch.where(keep.unsqueeze(1), input, 0)
     g = torch.where(keep, grad, 0).double()
-    existing = _existing(linear_weight, linear_bias, weight)
-    most = 1 if weights is None else torch.maximum(weights.abs(), existing[1].abs() / existing[2])
-    scale = _into_range(x, linear_weight, g * most * (1 + 2 * z_loss * log_sum.abs()))
-    slopes = _slopes_by_kernel if _has_kernel(x, weight, label_smoothing, z_loss) else _slopes
+    existing = existing_of(linear_weight, linear_bias, weight)
+    scale = scale_of(x, linear_weight, g, log_sum, weights, existing, z_loss)
     g = g if scale is None else g * scale
+    slopes = slopes_by(x, weight, label_smoothing, z_loss)
     slopes = slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute)
     del existing  # a number for each class, which not all slopes keep
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
@@ -111,10 +126,11 @@ def backward(
 # by the backward kernel of cross_entropy, or in torch.
 
 
-def _has_kernel(x, weight, label_smoothing, z_loss):
-    """Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the z-loss."""
-    op = registry["cross_entropy"]
-    return op.runs_on(x.device) and (weight is None or not (label_smoothing or z_loss))
+def slopes_by(x, weight, label_smoothing, z_loss):
+    """Which of the two. Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the
+    z-loss."""
+    by_kernel = registry["cross_entropy"].runs_on(x.device) and (weight is None or not (label_smoothing or z_loss))
+    return _slopes_by_kernel if by_kernel else _slopes
 
 
 def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
@@ -151,12 +167,15 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
     return slopes
 
 
-def _into_range(x, linear_weight, g):
+def scale_of(x, linear_weight, g, log_sum, weights, existing, z_loss):
     """A power of two that brings the slopes to the logits, and the products made of them, to the upper end of fp16: of
     a mean over many rows they would vanish, of a scaled loss overflow. The gradients are divided by it again: one too
-    large for fp16 becomes inf there. None for other dtypes. g: the size of each row's slopes."""
+    large for fp16 becomes inf there. None for other dtypes. g: the upstream gradient of each row."""
     if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
-    rows, largest = g.abs(), linear_weight.abs().amax().double()
+    most = 1 if weights is None else torch.maximum(weights.abs(), existing[1].abs() / existing[2])
+    rows = (g * most * (1 + 2 * z_loss * log_sum.abs())).abs()
+    low, high = torch.aminmax(linear_weight)
+    largest = torch.maximum(-low, high).double()
     most = torch.maximum(rows.sum() * x.abs().amax().double().clamp(min=1), 2 * rows.amax() * largest.clamp(min=1))
     return torch.where(most.isfinite() & (most > 0), to_one(most) * 2.0**14, 1)

@@ -5,9 +5,10 @@ import torch
 from safeops import _check
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw
-from safeops._loss import reduce
+from safeops._loss import reduce, reduce_sum
+from safeops._op import total
 from safeops._torch import is_autocast_available
-from safeops.ops.rows import _linear_chunks
+from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     INDICES,
@@ -29,53 +30,62 @@ NAME = _linear_chunks.NAME
 
 def define(
     input, linear_weight, target, linear_bias=None, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
-    z_loss=0.0,
+    z_loss=0.0, *needs,
 ):  # fmt: skip
-    """(loss, keep, weight that a mean divides by), each of N numbers; without such weights the last is empty."""
+    """(loss, keep, weight that a mean divides by), each of N numbers; without such weights the last is empty. With
+    needs, `_linear_rows.wanted`, the sum of the losses in place of them, in fp64."""
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
-    return define_cross_entropy(logits, target, weight, keep, ignore_index, label_smoothing, z_loss)
+    loss, *rest = define_cross_entropy(logits, target, weight, keep, ignore_index, label_smoothing, z_loss)
+    return (total(loss, keep, dtype=torch.float64) if any(needs) else loss), *rest
 
 
 # ---- op
 
 
-def _fake(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss):
+def _fake(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs):
     rows, dtype = input.shape[:1], compute_dtype(input.dtype)
     wide = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     return (
-        input.new_empty(rows, dtype=dtype),
+        input.new_empty((), dtype=torch.float64) if any(needs) else input.new_empty(rows, dtype=dtype),
         input.new_empty(rows, dtype=torch.bool),
         input.new_empty(0, dtype=dtype) if weight is None else input.new_empty(rows, dtype=wide),
-        input.new_empty(rows, dtype=torch.float64),
+        input.new_empty(0 if any(needs) else rows, dtype=torch.float64),
+        *_linear_rows.empty_gradients(input, linear_weight, needs, dtype),
     )
 
 
 def _fake_backward(grad, input, linear_weight, *operands):
-    need_input, need_weight, need_bias = operands[-3:]
-    return (
-        input.new_empty(input.shape if need_input else 0),
-        input.new_empty(linear_weight.shape if need_weight else (0, 0)),
-        input.new_empty(linear_weight.shape[0] if need_bias else 0),
-    )
+    return tuple(_linear_rows.empty_gradients(input, linear_weight, operands[-3:], input.dtype))
+
+
+def _compute(*operands):
+    *operands, need_input, need_weight, need_bias = operands
+    needs = need_input, need_weight, need_bias
+    if any(needs):
+        return _linear_rows.forward(*operands, *needs)
+    input, linear_weight, *_ = operands
+    gradients = _linear_rows.empty_gradients(input, linear_weight, needs, compute_dtype(input.dtype))
+    return *_linear_chunks.forward(*operands), *gradients
 
 
 _OPERANDS = "Tensor? linear_bias=None, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, " + (
-    "float label_smoothing=0.0, float z_loss=0.0"
+    "float label_smoothing=0.0, float z_loss=0.0, bool need_input=False, bool need_weight=False, bool need_bias=False"
 )
 _forward = declare_raw(
     "_linear_cross_entropy",
-    f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     fake=_fake,
-    composite=_linear_chunks.forward,
+    composite=_compute,
 )
 _backward = declare_raw(
     "_linear_cross_entropy_backward",
-    f"(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor log_sum, {_OPERANDS}, "
-    "bool need_input=True, bool need_weight=False, bool need_bias=False) -> (Tensor, Tensor, Tensor)",
+    f"(Tensor grad, Tensor input, Tensor linear_weight, Tensor target, Tensor log_sum, {_OPERANDS}) -> "
+    "(Tensor, Tensor, Tensor)",
     fake=_fake_backward,
     composite=_linear_chunks.backward,
 )
@@ -84,7 +94,8 @@ _backward = declare_raw(
 
 
 class LinearCrossEntropy(CrossEntropy):
-    """Four products of N x D x C, three without the weight's gradient. Saved: the logsumexp of each row.
+    """Products of N x D x C: three where a sum's gradients are made with the loss, and are saved, as `_linear_rows` says
+    when; else four, three without the weight's gradient. Saved then: the logsumexp of each row.
 
     The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
     """
@@ -92,6 +103,7 @@ class LinearCrossEntropy(CrossEntropy):
     owner = None
     differentiable = (0, 1, 3)
     constant = slice(4, 5)  # the class weights
+    saved = slice(3, None)
 
     def __init__(self):
         super().__init__(NAME, "LinearCrossEntropyLoss", _forward, _backward, define)
@@ -104,8 +116,13 @@ class LinearCrossEntropy(CrossEntropy):
         """The public function has, of operands with their own shapes."""
 
     def gradients(self, grad, needs, operands, results):
-        input, linear_weight, target, *rest = operands
-        return self.backward(grad, input, linear_weight, target, *results, *rest, needs[0], needs[1], needs[3])
+        input, linear_weight, target, *rest, made_input, made_weight, made_bias = operands
+        needs = needs[0], needs[1], needs[3]
+        if not (made_input or made_weight or made_bias):
+            return self.backward(grad, input, linear_weight, target, results[0], *rest, *needs)
+        _, weight, mask, ignore_index, *_ = rest
+        _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, torch.float64)
+        return _linear_rows.backward(grad, results[1:], needs, input.dtype, keep)
 
 
 _linear_cross_entropy = LinearCrossEntropy()
@@ -203,10 +220,16 @@ def linear_cross_entropy(
         )
     rows = target.shape
     flat = None if mask is None else mask.expand(rows).reshape(-1)
+    x = input.reshape(target.numel(), input.shape[-1])
+    needs = [False] * 3 if reduction == "none" else _linear_rows.wanted(x, linear_weight, linear_bias)
     loss, keep, weights = _linear_cross_entropy.call(
-        input.reshape(target.numel(), input.shape[-1]), linear_weight, target.reshape(-1), linear_bias, weight, flat,
-        ignore_index, label_smoothing, z_loss,
+        x, linear_weight, target.reshape(-1), linear_bias, weight, flat,
+        ignore_index, label_smoothing, z_loss, *needs,
     )  # fmt: skip
     if reduction == "none":
         return loss.reshape(rows)
-    return reduce(NAME, loss, keep, None if weight is None else weights, reduction, denominator, empty)
+    weights = None if weight is None else weights
+    if any(needs):
+        dtype = compute_dtype(input.dtype)
+        return reduce_sum(NAME, loss, keep, weights, reduction, denominator, empty, dtype)
+    return reduce(NAME, loss, keep, weights, reduction, denominator, empty)

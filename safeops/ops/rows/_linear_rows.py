@@ -1,0 +1,129 @@
+"""The mean or sum of linear_cross_entropy in chunks of the rows, with its gradients, in plain torch for any device.
+
+The upstream gradient of a sum is one number, by which backward multiplies: the gradients are made with the loss, while
+the logits of a chunk are there, and nothing is computed again. Three products, where chunks of the classes
+(`_linear_chunks`) take four. The price is that the weight's gradient is a sum over the chunks, in fp32: of half operands
+it needs a buffer twice as large as the weight, and for each chunk a pass over it.
+"""
+
+import torch
+from torch.compiler import is_compiling
+
+from safeops import _torch
+from safeops._dtypes import WIDE, compute_dtype
+from safeops._op import registry
+from safeops._route import PLAIN
+from safeops.ops.rows import _linear_chunks
+from safeops.ops.rows._classification import refuse_missing_class, rows_of
+from safeops.ops.rows._linear_chunks import existing_of, logits_of, losses, scale_of, slopes_by, sums_of
+from safeops.ops.rows._matmul import without_autocast
+
+FEWEST = {True: 128, False: 512}  # rows that are worth a pass over the weight's gradient; True: fp32, fp64
+BLOCK = 2**20  # numbers at a time of what goes through the cache: slopes, half products
+
+
+def rows_at_once(input, linear_weight, need_weight):
+    """As many as make an eighth of all logits, or CHUNK of them, less the buffer for a half weight's gradient (that of a
+    wide one becomes the gradient). 0, chunks of the classes, where these are too few for what each chunk costs."""
+    rows, classes, width = len(input), max(1, len(linear_weight)), linear_weight.shape[1]
+    wide = input.dtype in WIDE
+    room = max(rows * classes // 8, _linear_chunks.CHUNK)
+    if not need_weight:
+        return max(1, room // classes)
+    if not wide:
+        room -= classes * width * 4 // input.element_size()
+    size = max(0, room // classes)
+    return size if size >= min(rows, FEWEST[wide]) else 0
+
+
+def wanted(input, linear_weight, linear_bias):
+    """Which of them get their gradient with the loss: those that have one, or none."""
+    operands = [input, linear_weight, linear_bias]
+    needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in operands]
+    # (torch.export knows sizes by symbols, and must not be asked how large they are)
+    plain = all(x is None or type(x) in PLAIN for x in operands) and not _torch.is_exporting()
+    return needs if any(needs) and plain and rows_at_once(input, linear_weight, needs[1]) else [False] * 3
+
+
+def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs):
+    """(sum, keep, weight of each row, nothing, gradients of the sum, in fp32 for half operands: one not needed is empty)."""
+    classes, dtype = len(linear_weight), compute_dtype(input.dtype)
+    refuse_missing_class(_linear_chunks.NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    place, keep, weights = rows_of(classes, target, weight, mask, ignore_index, compute)
+    existing = existing_of(linear_weight, linear_bias, weight)
+    d_input, d_weight, d_bias = (d.zero_() for d in empty_gradients(input, linear_weight, needs, dtype))
+    loss = input.new_empty(place.shape, dtype=dtype)
+    size = max(1, min(len(input), rows_at_once(input, linear_weight, needs[1])))
+    buffer = input.new_empty(size, classes)
+    with without_autocast(input):
+        for first in range(0, len(input), size):
+            part = slice(first, first + size)
+            own_weights = None if weights is None else weights[part]
+            x = torch.where(keep[part].unsqueeze(1), input[part], 0)
+            logits = logits_of(x, linear_weight, linear_bias, buffer[: len(x)])
+            sums = sums_of([(slice(0, classes), logits)], place[part], existing[0] if label_smoothing else None)
+            loss[part] = losses(*sums, keep[part], own_weights, existing, label_smoothing, z_loss)
+            g = keep[part].double()
+            scale = scale_of(x, linear_weight, g, sums[0], own_weights, existing, z_loss)
+            per_row = g if scale is None else g * scale, keep[part], sums[0], own_weights
+            slope = _slopes(
+                slopes_by(x, weight, label_smoothing, z_loss), logits, place[part], per_row, existing, label_smoothing,
+                z_loss, dtype,
+            )  # fmt: skip
+            if needs[0]:
+                d_input[part] = _widened(slope @ linear_weight, dtype, scale)
+            if needs[1]:
+                _add_product(d_weight, slope.mT, x, scale)
+            if needs[2]:
+                d_bias += _widened(
+                    registry["masked_sum"].call(slope, None, 0, False, None, dtype, "zero"), dtype, scale
+                )
+    total = registry["masked_sum"].call(loss, keep, None, False, None, torch.float64, "zero")
+    weights, log_sum = loss.new_empty(0) if weights is None else weights, input.new_empty(0, dtype=torch.float64)
+    return total, keep, weights, log_sum, d_input, d_weight, d_bias
+
+
+def empty_gradients(input, linear_weight, needs, dtype):
+    shapes = input.shape, linear_weight.shape, linear_weight.shape[:1]
+    return [input.new_empty(shape if need else [0] * len(shape), dtype=dtype) for shape, need in zip(shapes, needs)]
+
+
+def _slopes(slopes, logits, place, per_row, existing, label_smoothing, z_loss, compute):
+    """The slopes to the logits: on the CPU in their place, a block of rows at a time, which stays in the cache."""
+    size = max(1, BLOCK // max(1, logits.shape[1])) if logits.is_cpu else max(1, len(logits))
+    for first in range(0, len(logits), size):
+        block = slice(first, first + size)
+        rows = (None if t is None else t[block] for t in per_row)
+        of_block = slopes(*rows, existing, label_smoothing, z_loss, compute)(
+            logits[block], place[block], slice(0, logits.shape[1])
+        )
+        if size >= len(logits):
+            return of_block.to(logits.dtype)
+        logits[block] = of_block
+    return logits
+
+
+def _widened(product, dtype, scale):
+    return product if scale is None else product.to(dtype).div_(scale)
+
+
+def _add_product(total, a, b, scale):
+    """total += a b / scale"""
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+        return
+    size = max(1, 2 * BLOCK // max(1, b.shape[1]))
+    for first in range(0, len(total), size):
+        block = slice(first, first + size)
+        total[block] += _widened(a[block] @ b, total.dtype, scale)
+
+
+def backward(grad, gradients, needs, dtype, keep):
+    """The gradients of the sum times that of the result, each rounded once: in its own memory where no other backward
+    will read it."""
+    last = not is_compiling() and not _torch.keeps_graph()
+    found = [(d.mul_(grad) if last else d * grad).to(dtype) if need else None for d, need in zip(gradients, needs)]
+    if needs[0]:
+        found[0].masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
+    return found
