@@ -18,13 +18,17 @@ from safeops.ops.rows._classification import refuse_missing_class, rows_of
 from safeops.ops.rows._linear_chunks import existing_of, logits_of, losses, scale_of, slopes_by, sums_of
 from safeops.ops.rows._matmul import without_autocast
 
-FEWEST = {True: 128, False: 512}  # rows that are worth a pass over the weight's gradient; True: fp32, fp64
-BLOCK = 2**20  # numbers at a time of what goes through the cache: slopes, half products
+BLOCK = 2**22  # slopes, or numbers of a half product, that exist beside a chunk's logits
+
+
+def fewest(wide, on_cpu):
+    return 128 if wide else 256 if on_cpu else 1024
 
 
 def rows_at_once(input, linear_weight, need_weight):
     """As many as make an eighth of all logits, or CHUNK of them, less the buffer for a half weight's gradient (that of a
-    wide one becomes the gradient). 0, chunks of the classes, where these are too few for what each chunk costs."""
+    wide one becomes the gradient). 0, chunks of the classes, where fewer are left than a chunk's pass over the weight's
+    gradient is worth: on a CPU half as many cost what the fourth product does, on GPUs by their bandwidth."""
     rows, classes, width = len(input), max(1, len(linear_weight)), linear_weight.shape[1]
     wide = input.dtype in WIDE
     room = max(rows * classes // 8, _linear_chunks.CHUNK)
@@ -33,7 +37,7 @@ def rows_at_once(input, linear_weight, need_weight):
     if not wide:
         room -= classes * width * 4 // input.element_size()
     size = max(0, room // classes)
-    return size if size >= min(rows, FEWEST[wide]) else 0
+    return size if size >= min(rows, fewest(wide, input.is_cpu)) else 0
 
 
 def wanted(input, linear_weight, linear_bias):
@@ -90,17 +94,13 @@ def empty_gradients(input, linear_weight, needs, dtype):
 
 
 def _slopes(slopes, logits, place, per_row, existing, label_smoothing, z_loss, compute):
-    """The slopes to the logits: on the CPU in their place, a block of rows at a time, which stays in the cache."""
-    size = max(1, BLOCK // max(1, logits.shape[1])) if logits.is_cpu else max(1, len(logits))
+    """The slopes to the logits, in their place, a block of rows at a time."""
+    size = max(1, BLOCK // max(1, logits.shape[1]))
     for first in range(0, len(logits), size):
         block = slice(first, first + size)
         rows = (None if t is None else t[block] for t in per_row)
-        of_block = slopes(*rows, existing, label_smoothing, z_loss, compute)(
-            logits[block], place[block], slice(0, logits.shape[1])
-        )
-        if size >= len(logits):
-            return of_block.to(logits.dtype)
-        logits[block] = of_block
+        slope = slopes(*rows, existing, label_smoothing, z_loss, compute)
+        logits[block] = slope(logits[block], place[block], slice(0, logits.shape[1]))
     return logits
 
 
@@ -113,7 +113,7 @@ def _add_product(total, a, b, scale):
     if a.dtype == total.dtype:
         total.addmm_(a, b)
         return
-    size = max(1, 2 * BLOCK // max(1, b.shape[1]))
+    size = max(1, BLOCK // max(1, b.shape[1]))
     for first in range(0, len(total), size):
         block = slice(first, first + size)
         total[block] += _widened(a[block] @ b, total.dtype, scale)
