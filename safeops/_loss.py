@@ -56,29 +56,26 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
     total = registry["masked_sum"].call(loss, keep, None, False, None, None, empty)
     if reduction == "sum":
         return total
-    denominator = _sum(weight, keep) if denominator is None else denominator
-    # Nothing kept: whatever the denominator is, total stands for it.
-    some = registry["masked_count"].call(loss, keep, None, False, None, None, "zero") > 0
-    return (total.double() / torch.where(some, _in_fp64(denominator, loss.device), 1)).to(loss.dtype)
-
-
-def _sum(weight, keep):
-    return registry["masked_sum"].call(weight, keep, None, False, None, None, "zero")
-
-
-def _in_fp64(denominator, device):
-    """A number or 0-dim tensor as the latter."""
-    tensor = isinstance(denominator, torch.Tensor)
-    return denominator.double() if tensor else scalar(denominator, torch.float64, device)
+    count = registry["masked_count"].call(loss, keep, None, False, None, None, "zero")
+    return _quotient(total.double(), count, keep, weight, denominator).to(loss.dtype)
 
 
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
-    """The same of what is summed already, total in fp64: of the rows that `keep` and `weight` have."""
+    """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
         raise_if_nothing_kept(name, keep, keep.shape, f"losses {tuple(keep.shape)}")
     count = registry["masked_count"].call(keep, keep, None, False, None, None, "zero")
     if reduction == "mean":
-        if denominator is None:
-            denominator = count if weight is None else _sum(weight, keep)
-        total = total / torch.where(count > 0, _in_fp64(denominator, total.device), 1)
+        total = _quotient(total, count, keep, weight, denominator)
     return torch.where(count > 0, total, float("nan") if empty == "nan" else 0).to(dtype)
+
+
+def _quotient(total, count, keep, weight, denominator):
+    """A sum by what its mean divides by. Where nothing is kept, whatever that is, total stands for it."""
+    if denominator is None:
+        denominator = (
+            count if weight is None else registry["masked_sum"].call(weight, keep, None, False, None, None, "zero")
+        )
+    elif not isinstance(denominator, torch.Tensor):
+        denominator = scalar(denominator, torch.float64, total.device)
+    return total / torch.where(count > 0, denominator, 1).double()

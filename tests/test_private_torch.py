@@ -188,6 +188,20 @@ def test_foreach_norm():
     assert [n.tolist() for n in norms] == [5, 4] and norms[0].dtype == torch.float64
 
 
+# ---- autograd
+
+
+def test_keeps_graph():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1
+    y.register_hook(lambda g: seen.append(_torch.keeps_graph()))
+    y.sum().backward(retain_graph=True)
+    torch.autograd.grad(y.sum(), x, create_graph=True)
+    y.sum().backward()
+    assert seen == [True, True, False]
+
+
 # ---- debugging: ops as they run
 
 

@@ -1,9 +1,9 @@
-"""The mean or sum of linear_cross_entropy in chunks of the rows, with its gradients, in plain torch for any device.
+"""A mean or sum of linear_cross_entropy in chunks of the rows, with its gradients, in plain torch for any device.
 
 The upstream gradient of a sum is one number, by which backward multiplies: the gradients are made with the loss, while
 the logits of a chunk are there, and nothing is computed again. Three products, where chunks of the classes
-(`_linear_chunks`) take four. The price is that the weight's gradient is a sum over the chunks, in fp32: of half operands
-it needs a buffer twice as large as the weight, and for each chunk a pass over it.
+(`_linear_chunks`) take four. The price: the weight's gradient is summed over the chunks, in fp32, with a pass over it
+for each; of half operands that is a buffer twice as large as the weight.
 """
 
 import torch
@@ -21,23 +21,18 @@ from safeops.ops.rows._matmul import without_autocast
 BLOCK = 2**22  # slopes, or numbers of a half product, that exist beside a chunk's logits
 
 
-def fewest(wide, on_cpu):
-    return 128 if wide else 256 if on_cpu else 1024
-
-
 def rows_at_once(input, linear_weight, need_weight):
-    """As many as make an eighth of all logits, or CHUNK of them, less the buffer for a half weight's gradient (that of a
-    wide one becomes the gradient). 0, chunks of the classes, where fewer are left than a chunk's pass over the weight's
-    gradient is worth: on a CPU half as many cost what the fourth product does, on GPUs by their bandwidth."""
+    """As many as make an eighth of all logits, or CHUNK of them, less the buffer for a half weight's gradient (a wide
+    one becomes the gradient). 0 where too few are left: then each chunk's pass over the gradient costs more than the
+    fourth product of chunks of the classes."""
     rows, classes, width = len(input), max(1, len(linear_weight)), linear_weight.shape[1]
-    wide = input.dtype in WIDE
-    room = max(rows * classes // 8, _linear_chunks.CHUNK)
+    room, wide = max(rows * classes // 8, _linear_chunks.CHUNK), input.dtype in WIDE
     if not need_weight:
         return max(1, room // classes)
-    if not wide:
-        room -= classes * width * 4 // input.element_size()
+    room -= 0 if wide else classes * width * 4 // input.element_size()
+    fewest = 128 if wide else 256 if input.is_cpu else 1024  # (GPUs: predicted from bandwidth, not measured)
     size = max(0, room // classes)
-    return size if size >= min(rows, fewest(wide, input.is_cpu)) else 0
+    return size if size >= min(rows, fewest) else 0
 
 
 def wanted(input, linear_weight, linear_bias):
@@ -50,7 +45,7 @@ def wanted(input, linear_weight, linear_bias):
 
 
 def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs):
-    """(sum, keep, weight of each row, nothing, gradients of the sum, in fp32 for half operands: one not needed is empty)."""
+    """(sum, keep, weight of each row, nothing, the sum's gradients: in fp32 or fp64, those not needed are empty)."""
     classes, dtype = len(linear_weight), compute_dtype(input.dtype)
     refuse_missing_class(_linear_chunks.NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
@@ -120,8 +115,7 @@ def _add_product(total, a, b, scale):
 
 
 def backward(grad, gradients, needs, dtype, keep):
-    """The gradients of the sum times that of the result, each rounded once: in its own memory where no other backward
-    will read it."""
+    """The sum's gradients times its upstream one, rounded once; in their own memory where no other backward follows."""
     last = not is_compiling() and not _torch.keeps_graph()
     found = [(d.mul_(grad) if last else d * grad).to(dtype) if need else None for d, need in zip(gradients, needs)]
     if needs[0]:

@@ -32,8 +32,10 @@ def define(
     input, linear_weight, target, linear_bias=None, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
     z_loss=0.0, *needs,
 ):  # fmt: skip
-    """(loss, keep, weight that a mean divides by), each of N numbers; without such weights the last is empty. With
-    needs, `_linear_rows.wanted`, the sum of the losses in place of them, in fp64."""
+    """(loss, keep, weight that a mean divides by), each of N numbers; without such weights the last is empty.
+
+    needs: which gradients the kernel makes with the loss. If any, the losses are summed, in fp64.
+    """
     compute = compute_dtype(input.dtype)
     _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
@@ -94,8 +96,8 @@ _backward = declare_raw(
 
 
 class LinearCrossEntropy(CrossEntropy):
-    """Products of N x D x C: three where a sum's gradients are made with the loss, and are saved, as `_linear_rows` says
-    when; else four, three without the weight's gradient. Saved then: the logsumexp of each row.
+    """Products of N x D x C: three where the gradients of a sum are made with the loss (`_linear_rows`), which saves
+    them; else four, three without the weight's gradient (`_linear_chunks`), which saves the logsumexp of each row.
 
     The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
     """
@@ -186,12 +188,15 @@ def linear_cross_entropy(
 ):  # fmt: skip
     """`cross_entropy` of the logits input @ linear_weight.T + linear_bias, without their memory.
 
-    As `torch.nn.functional.linear_cross_entropy`. Eight million logits exist at a time, forward and backward, which
-    computes them again: one product more than a linear layer and its loss, for a language model's largest tensors. The
-    products are in the operands' dtype, their sums, softmax and loss in fp32: that over the chunks for `input`'s
-    gradient, and that over all rows for the weight's and the bias's, each rounded once. Second derivatives, functorch
-    transforms and `torch.export` make all logits at once, in fp32. Infinite logits are NaN, but a class with a bias of
-    -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2025.
+    As `torch.nn.functional.linear_cross_entropy`. Eight million logits, or an eighth of all, exist at a time. Products
+    are in the operands' dtype; their sums, softmax, loss, and sums over chunks in fp32; each gradient is rounded last.
+
+    The gradients of a mean or sum are made with the loss and kept for backward: three products, as a linear layer and
+    its loss take. Half weights need a buffer in fp32 for that, of 2 D rows of logits; where it does not fit an eighth
+    of them, with fewer than about 16 D rows, and with "none", backward computes the logits again: one product more.
+    Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32. Infinite logits are
+    NaN, but a class with a bias of -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in Large-Vocabulary
+    Language Models", 2025; gradients with the loss: Hsu et al., "Liger Kernel", 2024.
 
     Args:
         input: (..., D) floating tensor, a vector for each row.

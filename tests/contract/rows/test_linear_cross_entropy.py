@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import safeops
 from safeops._op import registry
-from safeops.ops.rows import _linear_chunks
+from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, flags, on
 from tests.ops import definitions
@@ -17,9 +17,13 @@ NAME = "linear_cross_entropy"
 each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 
-@pytest.fixture(params=[1, 40, 2**23], ids=["one class", "several chunks", "one chunk"])
+@pytest.fixture(params=["one class", "several classes", "one row", "several rows", "all"])
 def chunk(request, monkeypatch):
-    monkeypatch.setattr(_linear_chunks, "CHUNK", request.param)
+    """What a chunk consists of."""
+    monkeypatch.setattr(_linear_chunks, "CHUNK", {"one class": 1, "several classes": 40}.get(request.param, 2**23))
+    rows = {"one row": 1, "several rows": 4, "all": 2**23}.get(request.param, 0)
+    monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_: rows)
+    monkeypatch.setattr(_linear_rows, "BLOCK", 40)  # (of the slopes, in a chunk of rows)
 
 
 @pytest.fixture(params=["kernel", "torch"])
