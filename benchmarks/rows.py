@@ -231,7 +231,7 @@ def classification(name, suffix, **options):
 
 @case("linear_cross_entropy")
 def linear_cross_entropy(n, dtype, device):
-    """n logits, of vectors of 1024: four products, where the layer and its loss are three and keep all logits."""
+    """n logits, of vectors of 1024: three products, as the layer and its loss, which keep all logits; in half four."""
     (rows, classes), width, s = LOGITS[""](n), 1024, dtype.itemsize
     x = _tensor(n, dtype, device, 0, (rows, width))
     w = data(classes * width, dtype, device, 1, grad=False, shape=(classes, width)).mul_(0.05).requires_grad_()

@@ -1,8 +1,8 @@
-"""linear_cross_entropy in chunks of the classes, in plain torch for any device: what its raw ops do.
+"""linear_cross_entropy in chunks of the classes, in plain torch for any device.
 
-Of classes, not of rows: each gradient of the weight is then one product over all rows, summed in fp32 inside it and
-rounded once, with no fp32 buffer as large as the weight; and "none" is no other case, for each row's own upstream
-gradient is in its slopes. The price is a fourth product: the backward computes the logits again.
+Of classes, not of rows as in `_linear_rows`: each gradient of the weight is then one product over all rows, summed in
+fp32 inside it and rounded once, with no fp32 buffer as large as the weight; and "none" is no other case, for each row's
+own upstream gradient is in its slopes. The price is a fourth product: the backward computes the logits again.
 """
 
 import torch
