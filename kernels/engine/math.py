@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+LOG_2 = tl.constexpr(0.6931471805599453)
+
 
 @triton.jit
 def expm1_below(x):
@@ -25,7 +27,7 @@ def log1p_unit(x):
     z, p = t * t, x * 0
     for k in tl.static_range(11 if x.dtype == tl.float64 else 4, 0, -1):
         p = 1 / (2 * k + 1) + p * z
-    log_2 = x * 0 + 0.6931471805599453  # in the dtype of x: of two numbers tl.where makes fp32
+    log_2 = x * 0 + LOG_2  # in the dtype of x: of two numbers tl.where makes fp32
     return tl.where(large, log_2, 0.0) + (2 * t + 2 * t * z * p)
 
 

@@ -3,10 +3,8 @@
 import triton
 import triton.language as tl
 
-from ..engine.math import expm1_below, log1p_unit
+from ..engine.math import LOG_2, expm1_below, log1p_unit
 from .pointwise_loss import pointwise_loss
-
-LOG_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -20,10 +18,9 @@ def value(x, y):
 
 @triton.jit
 def slope(x, y):  # tanh(x - y)
-    d = x - y
-    less = -expm1_below(-2 * tl.abs(d))
+    less = -expm1_below(-2 * tl.abs(x - y))
     q = less / (2 - less)
-    return tl.where(d < 0, -q, q)
+    return tl.where(x < y, -q, q)
 
 
 log_cosh_loss, log_cosh_loss_backward = pointwise_loss("log_cosh_loss", value, slope)

@@ -7,6 +7,7 @@ import torch
 import safeops
 from safeops._op import registry
 from tests.callers.calls import CALLS, NUMBERS, OTHERS, TENSORS_TOO, call, tensors
+from tests.contract.common import case
 from tests.ops import RECORDS
 
 NO_NUMBER = [1j, 0j, "1", [1], object(), torch.tensor(0.0), torch.tensor([1.0, 2.0])]
@@ -20,13 +21,7 @@ NONSENSE = {
     **{key: [x for x in NO_NUMBER if not (key in TENSORS_TOO and isinstance(x, torch.Tensor))] for key in NUMBERS},
 }
 KEYS = {name: arguments.keys() | ({"empty"} if "weight" in arguments else set()) for name, arguments in CALLS.items()}
-CASES = [
-    pytest.param(name, key, value, id=f"{name}-{key}-{str(value)[:20]}")
-    for key, values in NONSENSE.items()
-    for name in CALLS
-    if key in KEYS[name] and name not in ("apply_where", "safe_atan2")
-    for value in values
-]
+REFUSING = [name for name in CALLS if KEYS[name] & NONSENSE.keys() and name not in ("apply_where", "safe_atan2")]
 
 
 @pytest.fixture(params=["kernel", "composite"])
@@ -40,10 +35,12 @@ def test_the_table_has_every_function():
     assert set(CALLS) == set(safeops.__all__) - OTHERS
 
 
-@pytest.mark.parametrize("name, key, value", CASES)
-def test_refused_by_name(route, name, key, value):
-    with pytest.raises((TypeError, ValueError), match=rf"^{name}: {key} must be "):
-        call(name, **{key: value})
+@pytest.mark.parametrize("name", REFUSING)
+def test_refused_by_name(route, name):
+    for key in KEYS[name] & NONSENSE.keys():
+        for value in NONSENSE[key]:
+            with case(key, value), pytest.raises((TypeError, ValueError), match=rf"^{name}: {key} must be "):
+                call(name, **{key: value})
 
 
 @pytest.mark.parametrize("value", [1j, "1", [1], object()], ids=lambda v: type(v).__name__)

@@ -1,12 +1,12 @@
 """What the tests of this folder share: the device, the two routes, short tensors."""
 
+import contextlib
+
 import pytest
 import torch
 
 from tests.ops import RECORDS
-from tests.ops.record import DEVICE, firsts, on
-
-__all__ = ["DEVICE", "REDUCTIONS", "each_route", "equal", "flags", "grad_of", "leaf", "names", "on", "t", "tensor"]
+from tests.ops.record import DEVICE, firsts, on  # noqa: F401
 
 each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
 
@@ -14,6 +14,15 @@ each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
 def unless_first(name, *more):
     """A case of the op `name`, slow unless it is the first of its family."""
     return pytest.param(name, *more, marks=[] if name in firsts() else pytest.mark.slow)
+
+
+@contextlib.contextmanager
+def case(*what):
+    """One of many cases in a loop: its failure says which. (As tests of their own, thousands take a minute more.)"""
+    try:
+        yield
+    except (Exception, pytest.fail.Exception) as error:
+        raise AssertionError(f"case {', '.join(map(str, what))}: {error}") from error
 
 
 def leaf(values, dtype=torch.float32):

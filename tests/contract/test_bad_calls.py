@@ -9,17 +9,12 @@ from torch.utils._pytree import tree_map_only
 import safeops
 from safeops.testing import Sample, Subject
 from safeops.testing.execution import check_errors
-from tests.contract.common import DEVICE, each_route, on
+from tests.contract.common import DEVICE, case, each_route, on
 from tests.contract.losses.test_modules import MODULES
 from tests.ops import RECORDS
 from tests.ops.operands import HUGE
 
-CALLS = [
-    pytest.param(name, bad, id=f"{name}-{i}-{bad.words[1]}")
-    for name, record in RECORDS.items()
-    if not isinstance(record.bad_calls, str)
-    for i, bad in enumerate(record.bad_calls)
-]
+BAD_CALLS = {name: record.bad_calls for name, record in RECORDS.items() if not isinstance(record.bad_calls, str)}
 NAMES = [name for name, record in RECORDS.items() if not isinstance(record.call, str) and name != "apply_where"]
 MASK = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
 
@@ -43,14 +38,16 @@ def refused(op, bad):
         check_errors(Subject(call, None, (), errors=[bad], device=DEVICE), Sample())
 
 
-@pytest.mark.parametrize("name, bad", CALLS)
-def test_named_error(name, bad):
-    refused(on("kernel", name), bad)
+# apply_where has one route
+ROUTES = [(route, name) for route in ("kernel", "composite") for name in BAD_CALLS]
+ROUTES.remove(("composite", "apply_where"))
 
 
-@pytest.mark.parametrize("name, bad", [case for case in CALLS if case.values[0] != "apply_where"])  # it has one route
-def test_the_composite_refuses_the_same(name, bad):
-    refused(on("composite", name), bad)
+@pytest.mark.parametrize("route, name", ROUTES)
+def test_named_error(route, name):
+    for i, bad in enumerate(BAD_CALLS[name]):
+        with case(i, *bad.words):
+            refused(on(route, name), bad)
 
 
 @each_route

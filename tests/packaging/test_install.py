@@ -15,6 +15,8 @@ from tests.packaging.test_wheel import needs_compiler
 
 pytestmark = pytest.mark.xdist_group("packaging")
 VALUES = Path(__file__).with_name("values.py")
+# not again with the CUDA kernels of all architectures, which no CPU sees
+native = pytest.mark.parametrize("architectures", ["native"], indirect=True)
 
 
 def prefix(python):
@@ -26,6 +28,7 @@ def package(python):
     return folder
 
 
+@native
 @needs_compiler
 def test_kernels_run_from_the_installed_wheel(python, tmp_path):
     result = run([python, VALUES, prefix(python), "kernel", ROOT], cwd=tmp_path)
@@ -38,6 +41,7 @@ def test_pure_python_install_gives_the_same_values(pure_python, tmp_path):
     assert result.stdout.split() == ["composite", "ok"]
 
 
+@native
 def test_the_environment_holds_torch_alone(python, tmp_path):
     """Else the two tests above would not show that safeops needs nothing more."""
     probe = "import importlib.util as u; print([n for n in ('numpy', 'rich', 'triton', 'pytest') if u.find_spec(n)])"
@@ -45,6 +49,7 @@ def test_the_environment_holds_torch_alone(python, tmp_path):
     assert run([python, "-c", probe], cwd=tmp_path).stdout.strip() == str(brought)
 
 
+@native
 def test_doctor_needs_torch_alone(python, tmp_path):
     by_module = run([python, "-m", "safeops", "doctor"], cwd=tmp_path)
     by_script = run([prefix(python) / "bin" / "safeops", "doctor"], cwd=tmp_path)
@@ -52,6 +57,7 @@ def test_doctor_needs_torch_alone(python, tmp_path):
         assert "masked_mean" in result.stdout and "torch" in result.stdout
 
 
+@native
 def test_verify_runs_from_the_installed_wheel(python, tmp_path):
     command = [python, "-m", "safeops", "verify", "--device", "cpu", "--ops", "safe_gather"]
     out = run(command, cwd=tmp_path, SAFEOPS_CACHE=str(tmp_path)).stdout

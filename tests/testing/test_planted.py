@@ -24,6 +24,10 @@ SOUND_TOO = {
 }  # fmt: skip
 
 
+def marks(check):
+    return pytest.mark.slow if check == "inductor" else ()  # it calls the C++ compiler
+
+
 def test_every_check_has_a_planted_defect():
     assert set(DEFECTS) == set(CHECKS)
 
@@ -31,7 +35,7 @@ def test_every_check_has_a_planted_defect():
 @pytest.mark.parametrize(
     "check, subject, words",
     [
-        pytest.param(check, s, words, id=f"{check}-{what}")
+        pytest.param(check, s, words, id=f"{check}-{what}", marks=marks(check))
         for check, planted in DEFECTS.items()
         for what, s, words in planted
     ],
@@ -47,7 +51,7 @@ def test_planted_defect_is_found(check, subject, words):
         assert word in message
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [pytest.param(check, marks=marks(check)) for check in CHECKS])
 def test_sound_op_passes(check):
     run_check(SOUND_TOO.get(check, SOUND), check)
     run_check(SOUND, check)

@@ -23,8 +23,7 @@ def _smooth_l1(x, y, beta=1.0):
 
 def _charbonnier(x, y, eps=1e-3):
     d = x - y
-    near = torch.where(d.isinf(), 0, d)
-    return torch.where(d.isinf(), absolute(d), (near * near + eps * eps).sqrt())
+    return torch.where(d.isinf(), absolute(d), (torch.where(d.isinf(), 0, d).square() + eps * eps).sqrt())
 
 
 def _log_cosh(x, y):
