@@ -1,6 +1,6 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
-    safeops._C      csrc/cpu, csrc/module.cpp  wherever there is a C++ compiler
+    safeops._C      csrc/{cpu,launch,module.cpp}  wherever there is a C++ compiler
     safeops._cuda   csrc/cuda                  where nvcc is found too, also beside a CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. A development build
@@ -223,7 +223,7 @@ def extensions() -> list[Extension]:
             "(correct, slower). Install g++ or set CXX, and install again, for the kernels."
         )
         return []
-    found = {"safeops._C": sources("csrc/module.cpp", "csrc/cpu/**/*.cpp")}
+    found = {"safeops._C": sources("csrc/module.cpp", "csrc/launch/*.cpp", "csrc/cpu/**/*.cpp")}
     if not flag("SAFEOPS_NO_CUDA"):
         if find_cuda():
             found["safeops._cuda"] = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")

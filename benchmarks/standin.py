@@ -43,10 +43,11 @@ def install(folder: Path):
     torch.cuda.get_device_capability = lambda device=None: divmod(ARCH, 10)
     driver.set_active(CudaDriver())
 
-    from safeops.kernels.engine import launch
+    from safeops.kernels.engine import launch, start
 
     from safeops import _library
 
+    start.TORCH = library
     launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
     launch.gpu_index = lambda device: 0
     lazy = [x for x in gc.get_objects() if type(x) is _library._Lazy]
@@ -54,5 +55,8 @@ def install(folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for launcher in lazy:
-            library.impl(f"_{launcher.name}", launcher, "CPU", allow_override=True)
+            if _library.cpu_extension is None:
+                library.impl(f"_{launcher.name}", launcher, "CPU", allow_override=True)
+            else:
+                _library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, library, "CPU")
     return library, lazy  # to be kept: the kernels go with the library

@@ -6,6 +6,7 @@ what is checked without a GPU is what runs on one. There is no autotuning, and a
 says and nothing else, so that a new shape seldom compiles a new one.
 """
 
+from array import array
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -17,7 +18,7 @@ from triton.compiler import ASTSource
 
 from .buffers import empty
 from .indexing import LINE, VECTOR
-from .start import starter
+from .start import flat, starter
 
 POINTER = {
     torch.float16: "*fp16",
@@ -175,6 +176,15 @@ class Plan:
 
     # What a call does.
 
+    @cached_property
+    def words(self):
+        """(places of the pointers that there are, all arguments after the floats as the driver takes them, whether
+        blocks share a result)."""
+        kernel, values = self.kernel, self.values
+        present = [i for i, name in enumerate(kernel.pointers) if self.dtypes[name] is not None]
+        given = [values[name] for name in (*kernel.all_tuples, *kernel.indices) if values[name] is not None]
+        return present, array("q", [*flat(given), 0, 0]).tobytes(), bool(values.get("SPLIT"))
+
     def __call__(self, tensors, addresses, *floats):
         """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.
         tensors: all pointers; addresses: those of the first of them."""
@@ -185,7 +195,7 @@ class Plan:
             if start is None:
                 start = self.start = self.loaded(self.index)[1]
             made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
-            start(self.grid, (*addresses, *made, *floats, *self.tail))
+            start(self, (*addresses, *made), floats)
         else:
             with torch.cuda.device(self.index):
                 self(tensors, addresses, *floats)
