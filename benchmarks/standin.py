@@ -4,6 +4,7 @@ the CUDA allocator's own time, can be measured so without a GPU. For a process o
 
 import ctypes
 import gc
+import importlib.util
 import itertools
 import os
 import shutil
@@ -21,6 +22,8 @@ def unusable() -> str | None:
         import triton.backends.nvidia.driver  # noqa: F401
     except ImportError:
         return "Triton is not installed"
+    if importlib.util.find_spec("safeops._C") is None:
+        return "the extension is not built"
     return None if shutil.which("gcc") else "there is no gcc"
 
 
@@ -55,8 +58,5 @@ def install(folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for launcher in lazy:
-            if _library.cpu_extension is None:
-                library.impl(f"_{launcher.name}", launcher, "CPU", allow_override=True)
-            else:
-                _library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, library, "CPU")
+            _library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, library, "CPU")
     return library, lazy  # to be kept: the kernels go with the library
