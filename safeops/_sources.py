@@ -79,4 +79,4 @@ def fingerprint(op, root, kind):
 
 def launch_fingerprint(root):
     """Of what launches Triton's kernels a second time (csrc/launch), which its binary tells."""
-    return _fingerprint(sorted((root.resolve() / "csrc/launch").glob("*.*")), root)
+    return _fingerprint(sorted((root.resolve() / "csrc/launch").glob("*.[hc]*")), root)
