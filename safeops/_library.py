@@ -80,7 +80,8 @@ def _held(launcher, results):
         try:
             return launcher(*arguments)
         except BaseException as error:
-            _errors.held = text, _ = f"{type(error).__name__}: {error}", error
+            text = f"{type(error).__name__}: {error}"
+            _errors.held = text, error
             cpu_extension.fail(text)
             nothing = [torch.empty(0) for _ in range(results)]
             return nothing[0] if results == 1 else tuple(nothing)
