@@ -1,6 +1,6 @@
 """Build of safeops: the Python package, and two extension modules that use nothing but LibTorch's stable ABI.
 
-    safeops._C      csrc/cpu, csrc/module.cpp  wherever there is a C++ compiler
+    safeops._C      csrc/{cpu,launch,module.cpp}  wherever there is a C++ compiler
     safeops._cuda   csrc/cuda                  where nvcc is found too, also beside a CPU-only torch
 
 Both are `abi3` modules: one wheel serves every Python from 3.10 and every torch from 2.11. A development build
@@ -115,11 +115,17 @@ def cuda_archs(cuda: Path, development: bool) -> list[str]:
     return archs
 
 
+def fingerprints():
+    """safeops._sources, which imports no torch."""
+    spec = spec_from_file_location("sources", "safeops/_sources.py")
+    spec.loader.exec_module(tool := module_from_spec(spec))
+    return tool
+
+
 def identity(archs: list[str]) -> Path:
     """A header of what the binary says of itself: the fingerprint of each op's sources, the architectures it has code
     for."""
-    spec = spec_from_file_location("sources", "safeops/_sources.py")  # which imports no torch
-    spec.loader.exec_module(tool := module_from_spec(spec))
+    tool = fingerprints()
     marks = [f"{op}={tool.fingerprint(op, Path(), tool.CPP)}" for op in sorted(tool.kernel_files(Path(), tool.CPP))]
     text = f'#define SAFEOPS_SOURCES "{" ".join(marks)}"\n#define SAFEOPS_ARCHS "{" ".join(archs)}"\n'
     path = BUILD / f"identity_{'_'.join(archs)}.h"
@@ -165,7 +171,9 @@ class BuildExt(build_ext):
         call = [*self.cxx, *self.flags]
         header = self.add("compile", "torch.h.gch", ["csrc/torch.h"], [*call, "-x", "c++-header"])
         call += ["-include", header.removesuffix(".gch")]
-        return self.link("_C", [self.add("compile", f"{source}.o", [source], call, header) for source in sources])
+        own = {"csrc/launch/python.cpp": [f'-DSAFEOPS_LAUNCH="{fingerprints().launch_fingerprint(Path())}"']}
+        calls = {source: [*call, *own.get(source, ())] for source in sources}
+        return self.link("_C", [self.add("compile", f"{x}.o", [x], calls[x], header) for x in sources])
 
     def cuda_library(self, sources: list[str]) -> str | None:
         cuda = find_cuda()
@@ -223,7 +231,7 @@ def extensions() -> list[Extension]:
             "(correct, slower). Install g++ or set CXX, and install again, for the kernels."
         )
         return []
-    found = {"safeops._C": sources("csrc/module.cpp", "csrc/cpu/**/*.cpp")}
+    found = {"safeops._C": sources("csrc/module.cpp", "csrc/launch/*.cpp", "csrc/cpu/**/*.cpp")}
     if not flag("SAFEOPS_NO_CUDA"):
         if find_cuda():
             found["safeops._cuda"] = sources("csrc/cuda/**/*.cu", "csrc/cuda/**/*.cpp")

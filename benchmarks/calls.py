@@ -1,15 +1,12 @@
 """What a call of a Triton op costs its caller, and which part of it: `make bench ARGS="--ops calls"`.
 
-Needs no GPU: see standin.py. The parts are measured apart, each with what it was given in the call:
+Needs no GPU: see standin.py. A call like an earlier one is launched without Python (csrc/launch). Its parts:
 
     route      the public function, up to the raw op
-    dispatch   torch's dispatcher, to the launcher and back
-    lookup     the key of the operands, and the plan that is known by it
-    allocate   the outputs
-    pack       the arguments
-    launch     Triton's launcher in C, and a driver that does nothing
+    launch     torch's dispatcher, the call that is known by its operands, the outputs, a driver that does nothing
 
-A new size at every step, as batches of variable length have it, takes a new plan for a kernel that is loaded already.
+Where a number has changed, the launcher in Python makes it of a plan that it knows. A new size at every step, as
+batches of variable length have it, takes a new plan for a kernel that is loaded already.
 """
 
 import json
@@ -23,7 +20,7 @@ from time import perf_counter
 from . import standin
 
 GOAL = 10 / 1.5  # of a bare aten op: 10 us where that takes 1.5
-PARTS = ("route", "dispatch", "lookup", "allocate", "pack", "launch")
+PARTS = ("route", "launch")
 # (each launches one kernel)
 OPS = ("mse_loss", "huber_loss", "masked_sum", "masked_mean", "masked_mean_rows", "masked_var", "masked_softmax",
        "normalize", "cosine_similarity")  # fmt: skip
@@ -67,43 +64,34 @@ def spied(owner, name, seen):
     return partial(setattr, owner, name, function)
 
 
-def parts(call, lazy, launch) -> dict:
-    """Microseconds of each part of a call that launches one kernel."""
+def measure_parts(call, lazy, forget) -> dict:
+    """Microseconds of each part of a call that launches one kernel, and of the same by Python."""
     import torch
 
     call()
+    forget()
     seen = {x: [] for x in lazy}
-    planned, started = [], []
-    undo = [spied(x, "launch", seen[x]) for x in lazy if x.launch] + [spied(launch.Plan, "__call__", planned)]
+    undo = [spied(x, "launch", seen[x]) for x in lazy if x.launch]
     call()
     for back in undo:
         back()
     ((launcher, (arguments,)),) = [(x, calls) for x, calls in seen.items() if calls]
-    ((plan, *rest),) = planned
-    back = spied(plan, "start", started)
-    call()
-    back()
-    raw = getattr(torch.ops.safeops, f"_{launcher.name}").default._op
+    raw, python = (getattr(torch.ops.safeops, f"_{launcher.name}{end}").default._op for end in ("", "_launch"))
     given = len(arguments)  # by the public function, which leaves trailing defaults out
     while given and arguments[given - 1] is launcher.defaults[given - 1]:
         given -= 1
-    results = launcher.launch(*arguments)
-    results = results if isinstance(results, tuple) else (results,)
-    made = [partial(torch.empty_strided, t.shape, t.stride(), dtype=t.dtype, device=t.device) for t in results]
-    total, op, launched = best(call), best(partial(raw, *arguments[:given])), best(lambda: launcher.launch(*arguments))
-    allocate, planned = best(lambda: [make() for make in made]), best(lambda: plan(*rest))
-    start = best(lambda: plan.start(*started[0]))
-    times = (total - op, op - launched, launched - allocate - planned, allocate, planned - start, start)
-    return {"total": total, **dict(zip(PARTS, times, strict=True))}
+    total, op = best(call), best(partial(raw, *arguments[:given]))
+    found = {"total": total, "python": total - op + best(partial(python, *arguments[:given]))}
+    return found | dict(zip(PARTS, (total - op, op), strict=True))
 
 
-def new_sizes(calls, launch) -> float:
+def new_sizes(calls, forget) -> float:
     """Microseconds a call where no size comes twice: of each size the best, for as above."""
     for call in calls:
         call()
     times = [[] for _ in calls]
     for _ in range(ROUNDS // 4):
-        launch._plans.clear()
+        forget()
         for call, taken in zip(calls, times):
             start = perf_counter()
             call()
@@ -117,7 +105,14 @@ def serve(ops):
         import torch
         from safeops.kernels.engine import launch
 
+        from safeops._library import cpu_extension
+
         from . import case
+
+        def forget(plans=False):
+            cpu_extension.forget()
+            if plans:
+                launch._plans.clear()
 
         case.names()
         torch.set_num_threads(1)
@@ -125,7 +120,8 @@ def serve(ops):
         for name in ops:
             cases = [case.build(name, STEP * (8 + i), torch.float32, "cpu") for i in range(SIZES)]
             calls = [partial(made.ours, *(t.detach() for t in made.inputs)) for made in cases]
-            record = {"op": name, "parts": parts(calls[0], lazy, launch), "new_size": new_sizes(calls, launch)}
+            record = {"op": name, "parts": measure_parts(calls[0], lazy, forget)}
+            record["new_size"] = new_sizes(calls, partial(forget, plans=True))
             records.append(record)
             aten.append(best(lambda: torch.add(x, x)))
         print(json.dumps([record | {"aten": min(aten)} for record in records]))

@@ -174,12 +174,12 @@ def _debugging(records):
 
 
 def _calls(records):
-    head = ["op", "us", "x-aten", *(f"{part} us" for part in PARTS), "new size us"]
+    head = ["op", "us", "x-aten", *(f"{part} us" for part in PARTS), "new number us", "new size us"]
     rows = []
     for r in records:
         parts = r["parts"]
         row = [r["op"], f"{parts['total']:.1f}", f"{parts['total'] / r['aten']:.1f}"]
-        rows.append([*row, *(f"{parts[part]:.1f}" for part in PARTS), f"{r['new_size']:.1f}"])
+        rows.append([*row, *(f"{parts[part]:.1f}" for part in (*PARTS, "python")), f"{r['new_size']:.1f}"])
     return table("Host time of a Triton op (fp32, no grad; beside a driver that does nothing)", head, rows)
 
 

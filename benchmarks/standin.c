@@ -18,6 +18,10 @@ int cuLaunchKernelEx(const unsigned *config, void *function, void **arguments) {
   return 0;
 }
 
+GIVES(cuCtxGetDevice, int, 0)
+int capturing;  /* the reader sets it */
+int cuStreamIsCapturing(void *stream, int *status) { *status = capturing; return 0; }
+int aoti_torch_get_current_cuda_stream(int device, void **stream) { *stream = 0; return 0; }
 GIVES(cuCtxGetCurrent, void *, 1) GIVES(cuModuleLoadData, void *, 1) GIVES(cuModuleGetFunction, void *, 1)
 GIVES(cuFuncGetAttribute, int, 1024) GIVES(cuDeviceGetAttribute, int, 1 << 18)
 int cuPointerGetAttribute(void **out, int attribute, void *pointer) { *out = pointer; return 0; }

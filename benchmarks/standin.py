@@ -4,6 +4,7 @@ the CUDA allocator's own time, can be measured so without a GPU. For a process o
 
 import ctypes
 import gc
+import importlib.util
 import itertools
 import os
 import shutil
@@ -21,6 +22,8 @@ def unusable() -> str | None:
         import triton.backends.nvidia.driver  # noqa: F401
     except ImportError:
         return "Triton is not installed"
+    if importlib.util.find_spec("safeops._C") is None:
+        return "the extension is not built"
     return None if shutil.which("gcc") else "there is no gcc"
 
 
@@ -43,10 +46,11 @@ def install(folder: Path):
     torch.cuda.get_device_capability = lambda device=None: divmod(ARCH, 10)
     driver.set_active(CudaDriver())
 
-    from safeops.kernels.engine import launch
+    from safeops.kernels.engine import launch, start
 
     from safeops import _library
 
+    start.TORCH = library
     launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
     launch.gpu_index = lambda device: 0
     lazy = [x for x in gc.get_objects() if type(x) is _library._Lazy]
@@ -54,5 +58,5 @@ def install(folder: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for launcher in lazy:
-            library.impl(f"_{launcher.name}", launcher, "CPU", allow_override=True)
+            _library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, library, "CPU")
     return library, lazy  # to be kept: the kernels go with the library

@@ -1,9 +1,11 @@
-// safeops._C: importing it registers the C++ kernels (static initialisers); it exports what `safeops doctor` asks.
+// safeops._C: importing it registers the C++ kernels (static initialisers); it exports what `safeops doctor` asks
+// and what prepares the launches of Triton's kernels.
 #include <Python.h>
 
 #include <exception>
 
 #include "cpu/engine/simd.h"
+#include "launch/python.h"
 
 static PyObject* cpu_isa(PyObject*, PyObject*) {
   try {
@@ -21,4 +23,8 @@ static PyMethodDef methods[] = {
 
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
-extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() { return PyModule_Create(&module); }
+extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
+  PyObject* made = PyModule_Create(&module);
+  if (made != nullptr && PyModule_AddFunctions(made, safeops_launch_methods) != 0) return nullptr;
+  return made;
+}

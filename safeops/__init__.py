@@ -12,6 +12,7 @@ from safeops.amp.combine_losses import combine_losses
 from safeops.amp.fp32_region import fp32_region
 from safeops.amp.grad_norm import grad_norm
 from safeops.amp.to_device import to_device
+from safeops.amp.warmup import warmup
 from safeops.ops.elementwise.apply_where import apply_where
 from safeops.ops.elementwise.masked_fill import masked_fill
 from safeops.ops.elementwise.safe_acos import safe_acos
@@ -156,5 +157,6 @@ __all__ = [
     "total_variation",
     "triplet_margin_loss",
     "tversky_loss",
+    "warmup",
     "xlogy",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _torch
-from safeops._dtypes import FLOATING
+from safeops._dtypes import FLOATING, LARGEST
 from safeops._symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
@@ -193,6 +193,11 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
         raise ValueError(f"{function}: {name} must be at least {minimum}, got {value}")
     if above is not None and not value > above:
         raise ValueError(f"{function}: {name} must be greater than {above}, got {value}")
+
+
+def usual_floor(eps):
+    """Whether eps is one that no op refuses, so that a small call is spared the whole validation: None, or a float."""
+    return eps is None or eps.__class__ is float and not is_compiling() and 0 < eps <= LARGEST
 
 
 def exists(function, name, value, dtype):

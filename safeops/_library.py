@@ -7,6 +7,7 @@ Of every op it has the raw kernel ops (`_<op>`, `_<op>_backward`: no autograd of
 
 import importlib
 import importlib.util
+import threading
 
 import torch
 
@@ -47,8 +48,52 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     if composite is not None:
         lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
-        lib.impl(name, _Lazy(*triton.rsplit(".", 1), defaults(op)), "CUDA")
+        launcher = _Lazy(*triton.rsplit(".", 1), defaults(op))
+        if cpu_extension is None:
+            lib.impl(name, launcher, "CUDA")
+        else:
+            lib.define(f"{name}_launch{schema}")
+            lib.impl(f"{name}_launch", torch.library.fallthrough_kernel, "Autograd")  # `name` has been through it
+            put_front(launcher, op, lib, "CUDA")
     return op
+
+
+def put_front(launcher, op, lib, key, **options):
+    """Put the extension before a launcher: what was launched once is launched again without Python (csrc/launch)."""
+    schema = _torch.schema(op)
+    name = f"{schema.name.removeprefix('safeops::')}_launch"
+    lib.impl(name, _held(launcher, len(schema.returns)), key, **options)
+    cpu_extension.front(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
+
+
+# The types of arguments as csrc/launch/key.h has them
+_KINDS = {"Tensor": "t", "Optional[Tensor]": "T", "List[int]": "l", "Optional[List[int]]": "L"}
+_KINDS |= dict.fromkeys(("bool", "int", "float"), "n") | dict.fromkeys(("Optional[int]", "Optional[float]"), "N")
+
+_errors = threading.local()
+
+
+def _held(launcher, results):
+    """A launcher whose exceptions wait for `raise_held`: to the extension, which calls it, passes their text alone."""
+
+    def launch(*arguments):
+        try:
+            return launcher(*arguments)
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+            _errors.held = text, error
+            cpu_extension.fail(text)
+            nothing = [torch.empty(0) for _ in range(results)]
+            return nothing[0] if results == 1 else tuple(nothing)
+
+    return launch
+
+
+def raise_held(error):
+    """Raise what a launcher has raised, if `error` is what has become of it."""
+    text, held = _errors.__dict__.pop("held", (None, None))
+    if held is not None and text in str(error):
+        raise held
 
 
 def defaults(op):

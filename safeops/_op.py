@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from safeops import _check, _route, _torch, _verified
-from safeops._library import declare_public, defaults, document, has_kernel
+from safeops._library import declare_public, defaults, document, has_kernel, raise_held
 from safeops._symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
@@ -201,8 +201,9 @@ def _call(op):
                 if hides and type(results) is tuple:
                     return results[0] if visible == 1 else results[:visible]
                 return results
-        except Exception:
+        except Exception as error:
             _check.explain(op.validate, *arguments)
+            raise_held(error)
             raise
         op.validate(*arguments)
         return op.composite(*operands)
@@ -249,7 +250,12 @@ def _function(op):
         operands += op.defaults[len(operands) :]
         gradients = op.composite_gradients if _route.by_composite(grad) else op.gradients
         found = [None] * len(needs)
-        for i, d in zip(differentiable, gradients(grad, needs, operands, kept[:saved])):
+        try:
+            computed = gradients(grad, needs, operands, kept[:saved])
+        except Exception as error:
+            raise_held(error)
+            raise
+        for i, d in zip(differentiable, computed):
             if needs[i] and d is not None:
                 x = operands[i]
                 # (asked only where it may be: Dynamo cannot compare a saved size with that of a tensor made of it)

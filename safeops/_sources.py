@@ -63,10 +63,20 @@ def _digest(path):
     return hashlib.sha256(path.read_bytes()).digest()
 
 
-def fingerprint(op, root, kind):
-    """sha256 over the names and bytes of sources(op, root, kind)."""
+def _fingerprint(files, root):
+    """sha256 over the names and bytes of files."""
     digest = hashlib.sha256()
-    for path in sources(op, root, kind):
+    for path in files:
         digest.update(f"{path.relative_to(root.resolve()).as_posix()}\0".encode())
         digest.update(_digest(path))
     return digest.hexdigest()[:32]
+
+
+def fingerprint(op, root, kind):
+    """Of sources(op, root, kind)."""
+    return _fingerprint(sources(op, root, kind), root)
+
+
+def launch_fingerprint(root):
+    """Of what launches Triton's kernels a second time (csrc/launch), which its binary tells."""
+    return _fingerprint(sorted((root.resolve() / "csrc/launch").glob("*.[hc]*")), root)

@@ -113,10 +113,12 @@ def triton() -> str | None:
 
 @functools.cache
 def source(op: str, owner: str) -> str:
-    """The fingerprint of an op's kernels: C++ tells its own, Triton's are the files that would be compiled."""
+    """The fingerprint of an op's kernels: C++ tells its own, Triton's are the files that would be compiled, and what
+    the extension tells of how it launches them."""
     if owner == "Triton":
         (folder,) = importlib.util.find_spec("safeops.kernels").submodule_search_locations
-        return _sources.fingerprint(op, pathlib.Path(folder).parent, pathlib.Path(folder).name)
+        found = _sources.fingerprint(op, pathlib.Path(folder).parent, pathlib.Path(folder).name)
+        return found if _library.cpu_extension is None else f"{found}.{_library.cpu_extension.launch_source()}"
     return dict(mark.split("=") for mark in _library.cuda_extension.sources.split())[op]
 
 

@@ -5,7 +5,7 @@ from math import prod
 
 import torch
 
-from .start import current_stream
+from .start import current_stream, share
 
 
 @lru_cache(4096)
@@ -44,4 +44,5 @@ def split_buffers(index, device):
     if found is None:
         partials = torch.empty(PARTIALS, dtype=torch.float64, device=device)
         found = _buffers[key] = partials, split_counters(device)
+        share(*key, *found)
     return found

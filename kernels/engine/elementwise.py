@@ -19,7 +19,8 @@ from .indexing import (
     tile_kinds,
     tile_shape,
 )
-from .launch import COMPUTE, Kernel, Plan, cached_plan, check_operands, traits
+from .kernel import COMPUTE, Kernel
+from .launch import Plan, cached_plan, check_operands, traits
 from .tile import fetch, indices, kept, store, within
 
 # SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes.

@@ -1,89 +1,25 @@
-"""How a kernel is declared and launched.
+"""How a kernel is compiled and launched.
 
-A `Kernel` holds a jit function together with its launch data, and a `Plan` is one specialisation of it: argument
-types, constants and grid. The launcher, the interpreter tests and the ahead-of-time check all go through `Plan`:
-what is checked without a GPU is what runs on one. There is no autotuning, and a kernel is compiled for what its plan
-says and nothing else, so that a new shape seldom compiles a new one.
+A `Plan` is one specialisation of a `Kernel`: argument types, constants and grid. The launcher, the interpreter tests
+and the ahead-of-time check all go through `Plan`: what is checked without a GPU is what runs on one. There is no
+autotuning, and a kernel is compiled for what its plan says and nothing else, so that a new shape seldom compiles a new
+one.
 """
 
-from dataclasses import dataclass, field
+import threading
+from array import array
 from functools import cached_property
+from itertools import chain
 
 import torch
 import triton
-import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .buffers import empty
 from .indexing import LINE, VECTOR
+from .kernel import POINTER
 from .start import starter
-
-POINTER = {
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.bool: "*i1",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-}
-COMPUTE = {torch.float32: tl.float32, torch.float64: tl.float64}
-
-
-@dataclass(frozen=True)
-class Config:
-    threads: int = 256
-    tile_bytes: int = 8192  # of the narrowest data operand: two 16-byte accesses per thread and operand
-    max_registers: tuple = (None, None)  # of the variant with vector accesses, of the general one
-
-    def tile(self, itemsize, vec, tensors):
-        """Elements of a tile; half for single-element accesses to many operands, whose addresses take registers too."""
-        crowded = vec == 1 and sum(t is not None for t in tensors) > 3
-        return self.tile_bytes // itemsize // (2 if crowded else 1)
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """Arguments come in this order: pointers, floats, outer_shape, inner_shape, <operand>_outer and <operand>_inner,
-    other tuples of indices, indices, constants. An operand's kind is the constant of its name. Floats are fp64; the one
-    named "parameters" is a tuple of as many as the plan's value of this name says."""
-
-    fn: object
-    pointers: tuple
-    floats: tuple
-    operands: tuple
-    tuples: tuple
-    indices: tuple
-    constants: tuple
-    configs: dict = field(default_factory=lambda: {None: Config()})  # by architecture; None for all others
-
-    def __post_init__(self):
-        declared = (*self.pointers, *self.floats, *self.tail)
-        if tuple(self.fn.arg_names) != declared:
-            raise TypeError(f"{self.fn.__name__} takes {self.fn.arg_names}, declared are {declared}")
-        KERNELS[self.fn.__name__] = self
-
-    @cached_property
-    def all_tuples(self):
-        strides = (f"{name}_{group}" for name in self.operands for group in ("outer", "inner"))
-        return ("outer_shape", "inner_shape", *strides, *self.tuples)
-
-    @cached_property
-    def tail(self):
-        """The arguments that a plan fills in."""
-        return (*self.all_tuples, *self.indices, *self.constants)
-
-    @cached_property
-    def operand_names(self):
-        """Of each operand: its name, and those of its strides and its kind."""
-        return [(name, f"{name}_outer", f"{name}_inner", name.upper()) for name in self.operands]
-
-    def config(self, arch=None):
-        return self.configs.get(arch, self.configs[None])
-
-
-KERNELS = {}
 
 
 class Plan:
@@ -166,14 +102,27 @@ class Plan:
             if torch.cuda.is_current_stream_capturing():  # to load may synchronise, which would break the capture
                 raise RuntimeError(
                     f"safeops: {self.kernel.fn.__name__} is new for these dtypes and layouts, and cannot be compiled "
-                    "and loaded while a CUDA graph is captured: run the step once before"
+                    "and loaded while a CUDA graph is captured: run the step once before, or safeops.warmup"
                 )
-            compiled = self.compile(gpu_target(index))
-            # (the values too: what the key knows by its address must live as long as the key)
-            found = _binaries[key] = compiled, starter(compiled, index), self.values
+            with _locks.setdefault(key, threading.Lock()):  # who comes second waits for the first one's
+                found = _binaries.get(key)
+                if found is None:
+                    compiled = self.compile(gpu_target(index))
+                    # (the values too: what the key knows by its address must live as long as the key)
+                    found = _binaries[key] = compiled, starter(compiled, index), self.values
         return found[:2]
 
     # What a call does.
+
+    @cached_property
+    def words(self):
+        """(places of the pointers that there are, all arguments after the floats as the driver takes them, whether
+        blocks share a result)."""
+        kernel, dtypes, tuples = self.kernel, self.dtypes, len(self.kernel.all_tuples)
+        present = [i for i, name in enumerate(kernel.pointers) if dtypes[name] is not None]
+        indices = self.tail[tuples : tuples + len(kernel.indices)]
+        tail = array("q", [*chain.from_iterable(filter(None, self.tail[:tuples])), *indices, 0, 0])
+        return present, tail.tobytes(), self.values.get("SPLIT", False)
 
     def __call__(self, tensors, addresses, *floats):
         """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.
@@ -185,13 +134,13 @@ class Plan:
             if start is None:
                 start = self.start = self.loaded(self.index)[1]
             made = [0 if t is None else t.data_ptr() for t in tensors[len(addresses) :]]
-            start(self.grid, (*addresses, *made, *floats, *self.tail))
+            start(self, (*addresses, *made), floats)
         else:
             with torch.cuda.device(self.index):
                 self(tensors, addresses, *floats)
 
 
-_binaries = {}
+_binaries, _locks = {}, {}
 
 
 def gpu_target(index):

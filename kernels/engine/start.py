@@ -1,14 +1,22 @@
-"""How a compiled kernel is started: by the function in C that Triton's own launcher calls.
+"""How a compiled kernel is started: by the extension (csrc/launch), which then launches calls like this one without
+Python.
 
-`compiled[grid](...)` spends three quarters of its time on what no call changes: it asks for the device, prepares what
-hooks would read that nobody has set, calls those hooks, and asks the driver about each pointer that comes as a tensor.
+Triton's own way, `compiled[grid](...)`, asks for the device, prepares what hooks would read that nobody has set, calls
+those hooks, and asks the driver about each pointer that comes as a tensor: three quarters of its time.
 """
+
+import ctypes
+from array import array
+from functools import cache
 
 import triton
 from triton import knobs
 from triton.runtime import driver
 
-RELEASE = tuple(map(int, triton.__version__.split(".")[:2]))
+from safeops._library import cpu_extension
+
+RELEASES = ((3, 6), (3, 7))  # whose kernels take two addresses of scratch memory after their own arguments
+CUDA, TORCH = "libcuda.so.1", "libtorch_cuda.so"  # both are loaded already
 
 
 def current_stream(index):
@@ -17,38 +25,59 @@ def current_stream(index):
 
 
 def starter(compiled, index):
-    """start(grid, arguments), on the current stream of device `index`: pointers as addresses, constants in place.
+    """start(plan, addresses, floats), on the current stream of device `index`.
 
     In Triton's own way where somebody, such as its profiler, is to be told of every launch, or Triton is another."""
 
-    def slowly(grid, arguments):
-        compiled[grid](*arguments)
+    def slowly(plan, addresses, floats):
+        compiled[plan.grid](*addresses, *floats, *plan.tail)
 
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    if type(run).__module__ != "triton.backends.nvidia.driver" or RELEASE not in ((3, 6), (3, 7)) or _has_scratch(run):
+    run, function, metadata, hooks = compiled.run, compiled.function, compiled.metadata, knobs.runtime
+    if cpu_extension is None or not _plain(run, metadata):
         return slowly
-    hooks, stream, launch = knobs.runtime, driver.active.get_current_stream, run.launch
-    cooperative, dependent = run.launch_cooperative_grid, run.launch_pdl
+    connect()
+    launch, threads, shared = cpu_extension.launch, metadata.num_warps * 32, metadata.shared
 
-    def start_3_6(grid, arguments):
+    def start(plan, addresses, floats):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            return slowly(grid, arguments)
-        launch(
-            *grid, stream(index), function, cooperative, dependent, None, None, metadata, None, None, None, *arguments
-        )
+            return slowly(plan, addresses, floats)
+        present, tail, split = plan.words
+        given = array("Q", [addresses[i] for i in present]).tobytes()
+        words = b"".join((given, array("d", flat(floats)).tobytes(), tail))
+        if launch(function, plan.grid, threads, shared, index, len(present), split, words):
+            slowly(plan, addresses, floats)  # which knows what to do without a context, and the names of errors
 
-    if RELEASE == (3, 6):
-        return start_3_6
-    kinds, signature = run.arg_annotations, run.kernel_signature
-
-    def start_3_7(grid, arguments):
-        if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
-            return slowly(grid, arguments)
-        launch(*grid, stream(index), function, cooperative, dependent, metadata, None, None, None, None, None, kinds,
-               signature, arguments)  # fmt: skip
-
-    return start_3_7
+    return start
 
 
-def _has_scratch(run):
-    return run.global_scratch_size > 0 or run.profile_scratch_size > 0
+def _plain(run, metadata):
+    """Whether a launch takes nothing but a grid and arguments."""
+    release = tuple(map(int, triton.__version__.split(".")[:2]))
+    special = (run.global_scratch_size, run.profile_scratch_size, run.launch_cooperative_grid, run.launch_pdl)
+    ours = type(run).__module__ == "triton.backends.nvidia.driver" and release in RELEASES
+    return ours and not any(special) and metadata.num_ctas == 1
+
+
+@cache
+def connect():
+    """Tell the extension where the driver's functions are."""
+    cuda, torch = ctypes.CDLL(CUDA), ctypes.CDLL(TORCH)
+    functions = (cuda.cuLaunchKernelEx, cuda.cuStreamIsCapturing, cuda.cuCtxGetDevice,
+                 torch.aoti_torch_get_current_cuda_stream)  # fmt: skip
+    hooks = (knobs.runtime.launch_enter_hook.calls, knobs.runtime.launch_exit_hook.calls)
+    cpu_extension.use_driver(*(ctypes.cast(f, ctypes.c_void_p).value for f in functions), *hooks)
+
+
+def share(index, stream, partials, counters):
+    """Tell the extension which buffers the launches of a stream share."""
+    if cpu_extension is not None:
+        cpu_extension.keep_buffers(index, stream, partials.data_ptr(), counters.data_ptr())
+
+
+def flat(values):
+    """Numbers, and those in tuples and lists among them."""
+    for x in values:
+        if isinstance(x, (tuple, list)):
+            yield from x
+        else:
+            yield x

@@ -19,7 +19,8 @@ from . import tiling
 from .blocks import is_last, load
 from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
-from .launch import COMPUTE, Config, Kernel, cached_plan, check_operands, common_shape, traits
+from .kernel import COMPUTE, Config, Kernel
+from .launch import cached_plan, check_operands, common_shape, traits
 from .tile import corner, fetch, indices, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 

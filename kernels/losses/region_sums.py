@@ -20,7 +20,8 @@ from ..engine import tiling
 from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.indexing import ALL, INNER, OUTER
-from ..engine.launch import Config, Kernel, cached_plan, traits
+from ..engine.kernel import Config, Kernel
+from ..engine.launch import cached_plan, traits
 from ..engine.tile import corner, indices
 from ..engine.tiling import COLUMNS, ROWS, VECTORS
 from .regions import SUMS, check, class_numbers, of_image, plan, region_tile

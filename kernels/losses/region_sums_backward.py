@@ -11,7 +11,8 @@ import triton.language as tl
 
 from ..engine import tiling
 from ..engine.indexing import INNER, OUTER
-from ..engine.launch import Config, Kernel, cached_plan, traits
+from ..engine.kernel import Config, Kernel
+from ..engine.launch import cached_plan, traits
 from ..engine.tile import corner, indices, store, within
 from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
 

@@ -19,7 +19,8 @@ from ..engine.accumulate import add_range
 from ..engine.blocks import is_last
 from ..engine.buffers import allocator
 from ..engine.indexing import INNER, OUTER
-from ..engine.launch import COMPUTE, Config, Kernel, cached_plan, check_operands, traits
+from ..engine.kernel import COMPUTE, Config, Kernel
+from ..engine.launch import cached_plan, check_operands, traits
 from ..engine.state import (
     ABSOLUTE,
     ARRAYS,

@@ -11,7 +11,8 @@ import triton
 import triton.language as tl
 
 from ..engine.elementwise import compute_dtype, plan, tile_corner
-from ..engine.launch import Kernel, cached_plan, check_operands, traits
+from ..engine.kernel import Kernel
+from ..engine.launch import cached_plan, check_operands, traits
 from ..engine.scaling import BEYOND, MARKED, apart
 from ..engine.state import below
 from ..engine.tile import fetch, indices, kept, store, within

@@ -18,7 +18,8 @@ from ..engine.indexing import (
     split_inner,
     tile_kinds,
 )
-from ..engine.launch import COMPUTE, Plan, cached_plan, check_operands, traits
+from ..engine.kernel import COMPUTE
+from ..engine.launch import Plan, cached_plan, check_operands, traits
 
 MOST_THREADS = 512
 # Bytes of a tile in the compute dtype that a thread holds: half of it where single accesses need their addresses, or

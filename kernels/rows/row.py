@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from ..engine.indexing import INNER
-from ..engine.launch import Config, Kernel
+from ..engine.kernel import Config, Kernel
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
 from ..engine.tile import corner, indices
 

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 from safeops.kernels.engine import buffers, elementwise, launch, sums
 from safeops.kernels.engine.indexing import LINE, VECTOR
+from safeops.kernels.engine.kernel import KERNELS, Config
 from safeops.kernels.losses import mse_loss
 from safeops.kernels.rows.multi_margin_loss import MULTI_MARGIN
 from triton.backends.compiler import GPUTarget
@@ -281,7 +282,7 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
     """One aligned plan of each kernel, but of nll_loss, which picks single elements. (How often, differs: what is
     unrolled, what both sides of a branch share.)"""
     plans = {CASES[name].kernel.fn: CASES[name] for name in compiled_for(target) if name.startswith("aligned")}
-    assert {kernel.fn.__name__ for kernel in launch.KERNELS.values() if kernel.fn not in plans} == {"nll_loss_kernel"}
+    assert {kernel.fn.__name__ for kernel in KERNELS.values() if kernel.fn not in plans} == {"nll_loss_kernel"}
     for plan in plans.values():
         compiled = plan.compile(TARGETS[target])
         told, done = ptx_accesses(compiled.asm["ptx"]), machine_accesses(compiled.asm["cubin"], tmp_path)
@@ -296,7 +297,7 @@ def test_class_indices_are_handed_on_as_they_are_read():
 
 
 def test_every_kernel_is_covered():
-    assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in launch.KERNELS.values()}
+    assert {plan.kernel.fn for plan in CASES.values()} == {kernel.fn for kernel in KERNELS.values()}
     used = {plan.constants.get("F") for plan in CASES.values()}
     for module in (mse_loss, *LOSSES):
         for pair in formulas(module).values():
@@ -380,7 +381,7 @@ def test_plans_of_one_binary_are_compiled_alike():
 def test_a_spill_is_caught(tmp_path):
     x = meta(FLAT, BF16)
     plan = reduced(mse_loss.value, x, x, meta(FLAT, torch.bool), x)
-    plan.config = launch.Config(max_registers=(32, 32))
+    plan.config = Config(max_registers=(32, 32))
     with pytest.raises(AssertionError, match="stack or spills"):
         check("planted", plan, report(plan, TARGETS["sm_90"], tmp_path))
 

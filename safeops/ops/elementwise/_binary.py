@@ -65,15 +65,15 @@ class Binary(Op):
 
     def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
         own = input.dtype  # (read once: a small call is a few dozen such reads)
-        plain = eps is None and fill_value.__class__ is float
-        if not plain or (dtype is not None and type(dtype) is not torch.dtype):
+        usual = fill_value.__class__ is float and _check.usual_floor(eps)
+        if not usual or (dtype is not None and type(dtype) is not torch.dtype):
             self.validate(input, other, eps, fill_value, dtype)
         if self.number and isinstance(other, NUMBER):
             if dtype is None:
                 dtype = self._output_dtype(input, own if own in FLOATING else promoted(input, other))
             other, eps = _number(other, input, dtype, eps)
         others = other.dtype
-        if plain and fill_value == 0 and own == others and own in WIDE and dtype in (None, own):
+        if usual and fill_value == 0 and own == others and own in WIDE and dtype in (None, own):
             return True, (input, other) if eps is None else (input, other, eps)  # most calls, and the short way
         if dtype is None:
             dtype = self._output_dtype(input, own if own == others and own in FLOATING else promoted(input, other))

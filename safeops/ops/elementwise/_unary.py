@@ -109,10 +109,11 @@ class Unary(Op):
 
     def prepare(self, input, eps=None, fill_value=0.0, dtype=None):
         own = input.dtype  # (read once: a small call is a few dozen such reads)
-        if eps is None and fill_value.__class__ is float and fill_value == 0 and own in WIDE and dtype in (None, own):
-            return True, (input,)  # most calls, and the short way
+        usual = fill_value.__class__ is float and _check.usual_floor(eps)
+        if usual and fill_value == 0 and own in WIDE and dtype in (None, own):
+            return True, (input,) if eps is None else (input, eps)  # most calls, and the short way
         takes = own in FLOATING
-        if eps is not None or fill_value.__class__ is not float:
+        if not usual:
             self.validate(input, eps, fill_value, dtype)
         if dtype is None:
             dtype = output_dtype(input, own if takes else torch.get_default_dtype())

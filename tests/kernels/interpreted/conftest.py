@@ -108,6 +108,7 @@ def unwritten_is_nan():
 def small_tiles(monkeypatch):
     """Tiles so small that a few hundred elements make many blocks, several splits and a last block that gathers."""
     from safeops.kernels.engine import elementwise, launch, tiling
+    from safeops.kernels.engine.kernel import KERNELS, Config
     from safeops.kernels.rows import plan
 
     from safeops import kernels
@@ -115,8 +116,8 @@ def small_tiles(monkeypatch):
     for path in Path(kernels.__file__).parent.glob("*/*.py"):  # each declares its kernels
         importlib.import_module(f"safeops.kernels.{path.parent.name}.{path.stem}")
     launch._plans.clear()
-    small = launch.Config(threads=16, tile_bytes=512)
-    for kernel in launch.KERNELS.values():
+    small = Config(threads=16, tile_bytes=512)
+    for kernel in KERNELS.values():
         monkeypatch.setitem(kernel.configs, None, small)
     monkeypatch.setattr(elementwise, "WIDEST", 32)
     monkeypatch.setattr(plan, "MOST_THREADS", 16)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
 import triton.runtime.interpreter as interpreter
 from safeops.kernels.engine import buffers, indexing, launch, tiling
+from safeops.kernels.engine.kernel import Config
 from safeops.kernels.losses import region_sums as sums
 from safeops.kernels.losses.region_sums import region_sums
 from safeops.kernels.losses.region_sums_backward import region_sums_backward
@@ -170,7 +171,7 @@ def test_nothing_there():
 @pytest.mark.parametrize("dtype", [F16, BF16])
 def test_sums_of_a_constant_are_exact(dtype, monkeypatch):
     """Sixteen tiles one after the other round the same way in fp32: the first prediction of a network is constant."""
-    config = launch.Config(threads=64, tile_bytes=2048)
+    config = Config(threads=64, tile_bytes=2048)
     monkeypatch.setitem(sums.REGION_SUMS.configs, None, config)
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=2, widest=1024))
     x, target = torch.full((1, 1, 16384), 1 / 3, dtype=dtype), torch.full((1, 1, 16384), 0.7, dtype=dtype)

@@ -1,0 +1,99 @@
+// All that a call's launch depends on, read from the dispatcher's arguments, which it leaves as they are: shapes,
+// strides, dtypes, devices and alignment of the tensors, and every number.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace safeops::launch {
+
+using Words = std::vector<int64_t>;
+
+struct Hash {
+  size_t operator()(const Words& words) const {
+    uint64_t hash = words.size();
+    for (int64_t word : words) {  // multiplied up and folded down: every bit reaches the lower ones
+      hash = (hash ^ static_cast<uint64_t>(word)) * 0x9e3779b97f4a7c15u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+// An argument's type: t tensor, n number, l list of integers; T, N, L the same or None.
+struct Arguments {
+  Words key;
+  std::vector<uint64_t> addresses;  // of the tensors, in order
+
+  void read(const std::string& kinds, const StableIValue* stack) {
+    key.clear();
+    addresses.clear();
+    for (size_t i = 0; i < kinds.size(); ++i) {
+      StableIValue value = stack[i];
+      if (optional(kinds[i])) {
+        const auto* given = torch::stable::detail::to<StableIValue*>(value);
+        key.push_back(given != nullptr);
+        if (given == nullptr) continue;
+        value = *given;
+      }
+      const char kind = kinds[i] | 32;  // in lower case
+      if (kind == 't')
+        tensor(torch::stable::detail::to<AtenTensorHandle>(value));
+      else if (kind == 'l')
+        list(torch::stable::detail::to<StableListHandle>(value));
+      else
+        key.push_back(static_cast<int64_t>(value));
+    }
+  }
+
+  static bool optional(char kind) { return kind < 'a'; }
+
+ private:
+  void tensor(AtenTensorHandle t) {
+    int64_t dims, *sizes, *strides;
+    int32_t dtype, device;
+    const void* data;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(t, &dims));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t, &sizes));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t, &strides));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t, &dtype));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t, &device));
+    TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(t, &data));
+    const auto address = reinterpret_cast<uint64_t>(data);
+    key.insert(key.end(), {dims, dtype, device, static_cast<int64_t>(address % 16)});
+    key.insert(key.end(), sizes, sizes + dims);
+    key.insert(key.end(), strides, strides + dims);
+    addresses.push_back(address);
+  }
+
+  void list(StableListHandle items) {
+    size_t size;
+    TORCH_ERROR_CODE_CHECK(torch_list_size(items, &size));
+    key.push_back(static_cast<int64_t>(size));
+    for (size_t i = 0; i < size; ++i) {
+      StableIValue item;
+      TORCH_ERROR_CODE_CHECK(torch_list_get_item(items, i, &item));
+      key.push_back(static_cast<int64_t>(item));
+    }
+  }
+};
+
+// Free the arguments, as one who was called must.
+inline void release(const std::string& kinds, StableIValue* stack) {
+  using torch::stable::detail::to;
+  for (size_t i = 0; i < kinds.size(); ++i) switch (kinds[i]) {
+      case 't': to<torch::stable::Tensor>(stack[i]); break;
+      case 'T': to<std::optional<torch::stable::Tensor>>(stack[i]); break;
+      case 'N': to<std::optional<int64_t>>(stack[i]); break;
+      case 'l': to<std::vector<int64_t>>(stack[i]); break;
+      case 'L': to<std::optional<std::vector<int64_t>>>(stack[i]); break;
+      default: break;  // a number is in its place
+    }
+}
+
+}  // namespace safeops::launch

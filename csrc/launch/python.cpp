@@ -1,0 +1,111 @@
+#define PY_SSIZE_T_CLEAN
+#include "launch/python.h"
+
+#include <cstring>
+#include <exception>
+
+#include "launch/prepared.h"
+
+namespace safeops::launch {
+namespace {
+
+PyObject* hooks[2] = {nullptr, nullptr};  // Triton's lists of what to call before and after each launch
+
+template <class F>
+PyObject* guarded(F run) {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+    return nullptr;
+  }
+}
+
+PyObject* py_use_driver(PyObject*, PyObject* arguments) {
+  unsigned long long launch, capturing, device, stream;
+  PyObject *before, *after;
+  if (!PyArg_ParseTuple(arguments, "KKKKOO", &launch, &capturing, &device, &stream, &before, &after)) return nullptr;
+  Driver driver;
+  driver.launch = reinterpret_cast<decltype(driver.launch)>(launch);
+  driver.capturing = reinterpret_cast<decltype(driver.capturing)>(capturing);
+  driver.device = reinterpret_cast<decltype(driver.device)>(device);
+  driver.stream = reinterpret_cast<decltype(driver.stream)>(stream);
+  Py_INCREF(before);
+  Py_INCREF(after);
+  hooks[0] = before;
+  hooks[1] = after;
+  use_driver(driver);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_launch(PyObject*, PyObject* arguments) {
+  unsigned long long function;
+  Launch made;
+  const char* words;
+  Py_ssize_t bytes;
+  int split;
+  if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#", &function, &made.grid[0], &made.grid[1], &made.grid[2],
+                        &made.threads, &made.shared, &made.device, &made.addresses, &split, &words, &bytes))
+    return nullptr;
+  if (bytes % 8 != 0 || bytes / 8 > Launch::most || made.addresses > bytes / 8)
+    return PyErr_Format(PyExc_ValueError, "%zd bytes of parameters", bytes);
+  made.function = reinterpret_cast<void*>(function);
+  made.split = split != 0;
+  made.words.resize(static_cast<size_t>(bytes) / 8);
+  std::memcpy(made.words.data(), words, static_cast<size_t>(bytes));
+  int error;
+  Py_BEGIN_ALLOW_THREADS  // a full queue makes the driver wait
+  error = start(std::move(made));
+  Py_END_ALLOW_THREADS
+  return PyLong_FromLong(error);
+}
+
+PyObject* py_keep_buffers(PyObject*, PyObject* arguments) {
+  int device;
+  unsigned long long stream, partial, counter;
+  if (!PyArg_ParseTuple(arguments, "iKKK", &device, &stream, &partial, &counter)) return nullptr;
+  keep_buffers(device, reinterpret_cast<void*>(stream), partial, counter);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_fail(PyObject*, PyObject* arguments) {
+  const char* message;
+  if (!PyArg_ParseTuple(arguments, "s", &message)) return nullptr;
+  fail(message);
+  Py_RETURN_NONE;
+}
+
+PyObject* py_front(PyObject*, PyObject* arguments) {
+  const char *op, *kinds, *key;
+  if (!PyArg_ParseTuple(arguments, "sss", &op, &kinds, &key)) return nullptr;
+  return guarded([&] {
+    front(op, kinds, key);
+    Py_RETURN_NONE;
+  });
+}
+
+PyObject* py_forget(PyObject*, PyObject*) {
+  forget();
+  Py_RETURN_NONE;
+}
+
+PyObject* py_launch_source(PyObject*, PyObject*) { return PyUnicode_FromString(SAFEOPS_LAUNCH); }
+
+}  // namespace
+
+bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  // (reads a word: needs no GIL)
+
+}  // namespace safeops::launch
+
+using namespace safeops::launch;
+
+PyMethodDef safeops_launch_methods[] = {
+    {"front", py_front, METH_VARARGS, "Put a Front before the launcher of a Triton op: (op, kinds, dispatch key)."},
+    {"launch", py_launch, METH_VARARGS, "Launch a kernel on the current stream, and prepare the call that waits."},
+    {"use_driver", py_use_driver, METH_VARARGS, "The addresses of the driver's functions, and the lists of hooks."},
+    {"keep_buffers", py_keep_buffers, METH_VARARGS, "The addresses of what splits share on a stream."},
+    {"fail", py_fail, METH_VARARGS, "The launcher of the call that waits has failed, with this message."},
+    {"forget", py_forget, METH_NOARGS, "Forget all prepared calls."},
+    {"launch_source", py_launch_source, METH_NOARGS, "The fingerprint of csrc/launch."},
+    {nullptr, nullptr, 0, nullptr},
+};

@@ -1,0 +1,89 @@
+"""warmup: after it no call of its kind compiles, forward or backward; several kernels are compiled at a time.
+
+The GPU is the stand-in of benchmarks/standin.py, for which Triton compiles in earnest: in a process of its own.
+"""
+
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+
+import safeops
+from benchmarks import standin
+
+X = torch.zeros(4, 64)
+
+
+@pytest.mark.parametrize(
+    "arguments, options, error, words",
+    [
+        (["mse"], {"like": X}, ValueError, "warmup: safeops has no op 'mse'"),
+        ([3], {"like": X}, TypeError, "warmup: ops must be functions of safeops or their names, got int"),
+        (["mse_loss"], {"like": [1.0]}, TypeError, "warmup: like must be a tensor, got float"),
+        (["mse_loss"], {"like": ()}, ValueError, "warmup: like is empty"),
+        (["mse_loss"], {"like": X, "dtypes": [torch.int64]}, TypeError, "warmup: dtypes must be floating dtypes"),
+    ],
+)
+def test_it_refuses(arguments, options, error, words):
+    with pytest.raises(error, match=words):
+        safeops.warmup(*arguments, **options)
+
+
+def test_a_cpu_has_nothing_to_compile():
+    nothing = "cpu has no Triton kernels"
+    assert safeops.warmup("mse_loss", safeops.ssim, like=X) == {"mse_loss": nothing, "ssim": nothing}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable()))
+def test_no_call_compiles_after_it():
+    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def rehearse():
+    from safeops.kernels.engine import launch
+
+    module = sys.modules["safeops.amp.warmup"]
+    module.idle, module.current = lambda op, device: None, lambda device: nullcontext
+    compile_one, compiled, together = launch.Plan.compile, [], threading.Barrier(2)
+
+    def compile_two(plan, target):
+        """The first two kernels wait for each other: one after the other they would never meet."""
+        compiled.append(plan)
+        if len(compiled) <= 2:
+            together.wait(timeout=120)
+        return compile_one(plan, target)
+
+    launch.Plan.compile = compile_two
+    x, keep = torch.randn(6, 1024, requires_grad=True), torch.rand(6, 1024) > 0.5
+    dtypes = torch.float32, torch.bfloat16
+    found = safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
+    assert found == {"mse_loss": "ready", "masked_mean": "ready"}
+    safeops.warmup("cross_entropy", like=(x, torch.zeros(6, dtype=torch.int64)))
+    # forward and backward: of two ops in two dtypes; of cross_entropy in one, whose mean is another kernel
+    assert len(compiled) == 2 * 2 * 2 + 2 * 2, [plan.kernel.fn.__name__ for plan in compiled]
+
+    torch.cuda.is_current_stream_capturing = lambda: True  # whatever is new is refused from here on
+    for dtype in dtypes:
+        for rows in (6, 7):
+            y = torch.randn(rows, 1024, dtype=dtype, requires_grad=True)
+            mask = torch.rand(rows, 1024) > 0.5
+            safeops.mse_loss(y, y.detach().clone(), mask=mask).backward()
+            safeops.masked_mean(y, mask).backward()
+    safeops.cross_entropy(x, torch.zeros(6, dtype=torch.int64)).backward()
+    with pytest.raises(RuntimeError, match="sum_kernel is new .* or safeops.warmup"):
+        safeops.mse_loss(x.detach().double(), x.detach().double())
+    assert len(compiled) == 12
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        kept = standin.install(Path(folder))
+        rehearse()
+        del kept
