@@ -224,6 +224,30 @@ def test_a_scaled_gradient_in_half_is_rounded_once(rows):
             assert (error <= 2**-7 * d.abs().max() + torch.finfo(torch.float16).smallest_normal * 2**-10).all()
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"weight": (2.0**17, 2.0**17)}, {"z_loss": 2.0**16}], ids=lambda o: ",".join(o)
+)
+def test_a_mean_in_fp16_whose_sum_does_not_fit(options):
+    """The slopes of an upstream gradient of 1, or their sum over the rows."""
+    options = {k: torch.tensor(v, device=DEVICE) if k == "weight" else v for k, v in options.items()}
+    rows = 4096
+    x = torch.full((rows, 2), 256.0, dtype=torch.float16, device=DEVICE, requires_grad=True)
+    w = torch.tensor([[0.0, 0.25], [0.125, 0.125]], dtype=torch.float16, device=DEVICE, requires_grad=True)
+    b, target = (
+        torch.zeros(2, dtype=torch.float16, device=DEVICE, requires_grad=True),
+        torch.zeros(rows).long().to(DEVICE),
+    )
+    assert _linear_rows.rows_at_once(x, w, True)
+    upstream = torch.tensor(1 / options.get("z_loss", 1), device=DEVICE)
+    got = outcome(safeops.linear_cross_entropy, x, w, target, b, upstream=upstream, **options)[1:]
+    wide = (t.detach().double().requires_grad_() for t in (x, w, b))
+    x, w, b = wide
+    want = outcome(_twin, x, w, target, b, upstream=upstream, **options)[1:]
+    for g, d in zip(got, want):
+        assert d.abs().max() > 0
+        torch.testing.assert_close(g.double(), d, rtol=2**-8, atol=float(d.abs().max()) * 2**-9)
+
+
 # ---- callers
 
 
