@@ -26,7 +26,7 @@ def rows_at_once(input, linear_weight, need_weight):
     one becomes the gradient). 0 where too few are left: then each chunk's pass over the gradient costs more than the
     fourth product of chunks of the classes."""
     rows, classes, width = len(input), max(1, len(linear_weight)), linear_weight.shape[1]
-    room, wide = max(rows * classes // 8, _linear_chunks.CHUNK), input.dtype in WIDE
+    room, wide = max(rows * classes // 8 - BLOCK, _linear_chunks.CHUNK), input.dtype in WIDE
     if not need_weight:
         return max(1, room // classes)
     room -= 0 if wide else classes * width * 4 // input.element_size()

@@ -49,19 +49,20 @@ def shaped(rows, width, classes, dtype):
 @pytest.mark.parametrize("rows, width, classes", [(4096, 1024, 131_072), (32_768, 1024, 131_072), (8192, 256, 32_000)])
 def test_it_is_the_way_where_it_fits_an_eighth_of_the_logits(rows, width, classes):
     """A wide weight's gradient is summed where it is returned; a half weight's in a buffer."""
+    largest = (rows * classes // 8 - _linear_rows.BLOCK) // classes
     for dtype in (torch.float64, torch.float32):
-        assert _linear_rows.rows_at_once(*shaped(rows, width, classes, dtype), True) == rows // 8
+        assert _linear_rows.rows_at_once(*shaped(rows, width, classes, dtype), True) == largest
     x, w = shaped(rows, width, classes, torch.bfloat16)
-    assert _linear_rows.rows_at_once(x, w, False) == rows // 8
+    assert _linear_rows.rows_at_once(x, w, False) == largest
     size = _linear_rows.rows_at_once(x, w, True)
     assert (size > 0) == (rows >= 32 * width and rows >= 32_768)  # (on a GPU a small chunk costs more than it saves)
-    assert classes * (size * 2 + width * 4 * (size > 0)) <= rows * classes * 2 / 8
+    assert size == 0 or classes * (size * 2 + width * 4) + _linear_rows.BLOCK * 2 <= rows * classes * 2 / 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_small_chunks_are_not_worth_their_pass_over_the_weights_gradient(dtype):
     assert _linear_rows.rows_at_once(*shaped(512, 8, 2**19, dtype), True) == 0
-    assert _linear_rows.rows_at_once(*shaped(512, 8, 2**19, dtype), False) == 64
+    assert _linear_rows.rows_at_once(*shaped(512, 8, 2**19, dtype), False) == 56
     assert _linear_rows.rows_at_once(*shaped(1, 8, 2**24, dtype), False) == 1
 
 
@@ -224,6 +225,30 @@ def test_a_scaled_gradient_in_half_is_rounded_once(rows):
             assert (error <= 2**-7 * d.abs().max() + torch.finfo(torch.float16).smallest_normal * 2**-10).all()
 
 
+@pytest.mark.parametrize(
+    "options", [{}, {"weight": (2.0**17, 2.0**17)}, {"z_loss": 2.0**16}], ids=lambda o: ",".join(o)
+)
+def test_a_mean_in_fp16_whose_sum_does_not_fit(options):
+    """The slopes of an upstream gradient of 1, or their sum over the rows."""
+    options = {k: torch.tensor(v, device=DEVICE) if k == "weight" else v for k, v in options.items()}
+    rows = 4096
+    x = torch.full((rows, 2), 256.0, dtype=torch.float16, device=DEVICE, requires_grad=True)
+    w = torch.tensor([[0.0, 0.25], [0.125, 0.125]], dtype=torch.float16, device=DEVICE, requires_grad=True)
+    b, target = (
+        torch.zeros(2, dtype=torch.float16, device=DEVICE, requires_grad=True),
+        torch.zeros(rows).long().to(DEVICE),
+    )
+    assert _linear_rows.rows_at_once(x, w, True)
+    upstream = torch.tensor(1 / options.get("z_loss", 1), device=DEVICE)
+    got = outcome(safeops.linear_cross_entropy, x, w, target, b, upstream=upstream, **options)[1:]
+    wide = (t.detach().double().requires_grad_() for t in (x, w, b))
+    x, w, b = wide
+    want = outcome(_twin, x, w, target, b, upstream=upstream, **options)[1:]
+    for g, d in zip(got, want):
+        assert d.abs().max() > 0
+        torch.testing.assert_close(g.double(), d, rtol=2**-8, atol=float(d.abs().max()) * 2**-9)
+
+
 # ---- callers
 
 
@@ -246,6 +271,7 @@ def test_compiled(monkeypatch):
     """Sizes unknown to the trace, on either side of the rule."""
     torch.compiler.reset()
     monkeypatch.setattr(_linear_chunks, "CHUNK", 2**8)
+    monkeypatch.setattr(_linear_rows, "BLOCK", 2**6)
     compiled = torch.compile(safeops.linear_cross_entropy, backend="aot_eager", fullgraph=True, dynamic=True)
     for rows, with_loss in {2000: True, 1500: True, 500: False}.items():
         x, w, target, b = operands(rows, 23, 6, torch.float32)
