@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cpu/engine/convert.h"
+#include "cpu/engine/operand.h"
 #include "cpu/engine/row_sums.h"
 
 namespace safeops::cpu {
@@ -56,16 +57,21 @@ void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
 // The same of a class by indices: its target is 1 or 0, and so are their squares.
 template <class C, bool kSquared>
 void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double* sums) {
-  double both = 0, input = 0;
-  int32_t target = 0;
-  _Pragma("omp simd reduction(+ : both, input, target)")
-  for (int64_t i = 0; i < n; ++i) {
-    const double x = value_of(select_or_zero(index[i] >= 0, p[i]));
-    both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as every target makes it
-    input += kSquared ? x * x : x;
-    target += index[i] == c;
+  constexpr int64_t kBlock = 256;
+  for (int64_t at = 0; at < n; at += kBlock) {
+    const int64_t stop = std::min(n, at + kBlock);
+    double both = 0, input = 0;
+    int32_t target = 0;
+    for (int64_t i = at; i < stop; i += 64 / sizeof(C)) __builtin_prefetch(p + i + kAhead);
+    _Pragma("omp simd reduction(+ : both, input, target)")
+    for (int64_t i = at; i < stop; ++i) {
+      const double x = value_of(select_or_zero(index[i] >= 0, p[i]));
+      both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as every target makes it
+      input += kSquared ? x * x : x;
+      target += index[i] == c;
+    }
+    sums[0] += both, sums[1] += input, sums[2] += target;
   }
-  sums[0] += both, sums[1] += input, sums[2] += target;
 }
 
 // Of bf16, whose 8 digits fp32 adds up without a rounding, unless exponents are far apart: the sums of pairs, at most 16
@@ -108,6 +114,8 @@ template <class C, int kBytes>
 void pair_sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   double own[3] = {};
   add_pairs<kBytes>(n, [&](int64_t i, auto& x, auto& y) __attribute__((always_inline)) {
+    __builtin_prefetch(p + i + kAhead);
+    __builtin_prefetch(t + i + kAhead);
     load_some(p, i, n, C(0), x);
     load_some(t, i, n, C(0), y);
   }, own);
@@ -122,6 +130,7 @@ void index_pair_sums_loop(const C* p, const int16_t* index, int16_t c, int64_t n
   add_pairs<kBytes>(n, [&](int64_t i, auto& x, auto& y) __attribute__((always_inline)) {
     using Words = std::remove_reference_t<decltype(x)>;
     Shorts classes;
+    __builtin_prefetch(p + i + kAhead);
     load_some(p, i, n, C(0), x);
     load_some(index, i, n, int16_t{-1}, classes);
     constexpr int16_t kOne = 0x3F80;

@@ -32,6 +32,19 @@ inline void index_loop(const int64_t* index, int64_t n, int32_t lost_as, int32_t
     if (index[i] != static_cast<int64_t>(to[i])) to[i] = lost_as;
 }
 
+// Where all are kept and in range; the largest tells.
+template <class I>
+uint64_t plain_index_loop(const int64_t* index, int64_t n, I* to) {
+  uint64_t most = 0;
+  _Pragma("omp simd reduction(max : most)")
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t value = static_cast<uint64_t>(index[i]);
+    most = value > most ? value : most;
+    to[i] = static_cast<I>(value);
+  }
+  return most;
+}
+
 struct IndexRules {
   int32_t classes = 0, ignored = 0;
   bool ignores = false;
@@ -197,9 +210,16 @@ struct Regions {
   int64_t read_indices(const Tile& tile, Buffers& buffers) const {
     int64_t sum = 0;
     bool good = true;
-    for (int64_t i = 0; i < tile.m; i += kFine) {
-      const int64_t m = std::min(kFine, tile.m - i), start = tile.n * grid.pixels + tile.at + i;
+    const bool in_place = index.kind == Kind::kDirect && (!masked || !by_pixel || mask.kind == Kind::kDirect);
+    const int64_t piece = in_place ? tile.m : kFine;
+    for (int64_t i = 0; i < tile.m; i += piece) {
+      const int64_t m = std::min(piece, tile.m - i), start = tile.n * grid.pixels + tile.at + i;
       const uint64_t* from = index.fetch(start, m, start + kAhead, buffers.index);
+      if (!masked && !rules.ignores &&
+          plain_(reinterpret_cast<const int64_t*>(from), m, buffers.kept.get() + i) < static_cast<uint64_t>(grid.classes)) {
+        sum += m;
+        continue;
+      }
       int32_t* to = buffers.classes.get() + i;
       // no class, and not the index that is ignored
       index_(reinterpret_cast<const int64_t*>(from), m, rules.ignored == -1 ? -2 : -1, to);
@@ -219,6 +239,7 @@ struct Regions {
     return x.kept >= 0;
   }
 
+  decltype(pick<&plain_index_loop<IndexOf<C>>>()) plain_ = pick<&plain_index_loop<IndexOf<C>>>();
   decltype(pick<&index_loop>()) index_ = pick<&index_loop>();
   decltype(pick<&keep_loop<IndexOf<C>, true>>()) keep_some_ = pick<&keep_loop<IndexOf<C>, true>>(),
                                                  keep_all_ = pick<&keep_loop<IndexOf<C>, false>>();
