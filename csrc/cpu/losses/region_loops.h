@@ -74,8 +74,8 @@ void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t 
   }
 }
 
-// Of bf16, whose 8 digits fp32 adds up without a rounding, unless exponents are far apart: the sums of pairs, at most 16
-// of them to a lane, then double. load(i, values, targets) gives a register of each.
+// Of bf16, whose 8 digits fp32 adds up without a rounding, unless exponents are far apart: the sums of pairs, at most
+// 16 of them to a lane, then double. load(i, values, targets) gives a register of each.
 template <int kBytes, class Load>
 inline void add_pairs(int64_t n, const Load& load, double* sums) {
   using Words = Vector<uint32_t, kBytes>;
@@ -159,7 +159,8 @@ void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, d
 // result can see.
 inline void pair_gradient_loop(const uint16_t* other, int64_t n, double both, double own, uint16_t* dx) {
   const float high = bit_cast<float>(bit_cast<uint32_t>(static_cast<float>(both)) & 0xFFFFFF00u);
-  const float rest = static_cast<float>(both - static_cast<double>(high)), low = rest * high > 0 ? rest : high * 0x1p-40f;
+  const float rest = static_cast<float>(both - static_cast<double>(high));
+  const float low = rest * high > 0 ? rest : high * 0x1p-40f;
   const float top = static_cast<float>(own), bottom = static_cast<float>(own - static_cast<double>(top));
   const auto slope = [=](uint32_t bits) {
     const float y = bit_cast<float>(bits);

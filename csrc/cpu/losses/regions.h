@@ -215,14 +215,15 @@ struct Regions {
     for (int64_t i = 0; i < tile.m; i += piece) {
       const int64_t m = std::min(piece, tile.m - i), start = tile.n * grid.pixels + tile.at + i;
       const uint64_t* from = index.fetch(start, m, start + kAhead, buffers.index);
-      if (!masked && !rules.ignores &&
-          plain_(reinterpret_cast<const int64_t*>(from), m, buffers.kept.get() + i) < static_cast<uint64_t>(grid.classes)) {
+      const int64_t* indices = reinterpret_cast<const int64_t*>(from);
+      const uint64_t all = static_cast<uint64_t>(grid.classes);
+      if (!masked && !rules.ignores && plain_(indices, m, buffers.kept.get() + i) < all) {
         sum += m;
         continue;
       }
       int32_t* to = buffers.classes.get() + i;
       // no class, and not the index that is ignored
-      index_(reinterpret_cast<const int64_t*>(from), m, rules.ignored == -1 ? -2 : -1, to);
+      index_(indices, m, rules.ignored == -1 ? -2 : -1, to);
       if (masked && !by_pixel) continue;
       const uint8_t* keep = masked ? mask.fetch(start, m, start + kAhead, buffers.mask) : nullptr;
       const int64_t kept = (keep ? keep_some_ : keep_all_)(to, keep, m, rules, buffers.kept.get() + i);
