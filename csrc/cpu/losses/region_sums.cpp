@@ -16,41 +16,19 @@ constexpr int kSums = 4;
 
 // ---- forward
 
-// x, or 0 where it is not kept
 template <class C>
-void kept_loop(const C* x, const uint8_t* keep, int64_t n, C* to) {
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) to[i] = select_or_zero(keep[i] != 0, x[i]);
+auto pick_sums(bool squared) {
+  if constexpr (sizeof(C) == 2)
+    if (!squared) return pick_width<&pair_sums_loop<C, 64>, &pair_sums_loop<C, 32>, &pair_sums_loop<C, 16>>();
+  return squared ? pick<&sums_loop<C, true>>() : pick<&sums_loop<C, false>>();
 }
 
-// Adds the three sums of a chunk. In double from the products on, because the loss may cancel what they have in common;
-// the loop waits for memory all the same.
-template <class C, bool kSquared>
-void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
-  double both = 0, input = 0, target = 0;
-  _Pragma("omp simd reduction(+ : both, input, target)")
-  for (int64_t i = 0; i < n; ++i) {
-    const double x = static_cast<double>(p[i]), y = static_cast<double>(t[i]);
-    both += x * y;
-    input += kSquared ? x * x : x;
-    target += kSquared ? y * y : y;
-  }
-  sums[0] += both, sums[1] += input, sums[2] += target;
-}
-
-// The same of a class by indices: its target is 1 or 0, and so are their squares.
-template <class C, bool kSquared>
-void index_sums_loop(const C* p, const int32_t* index, int32_t c, int64_t n, double* sums) {
-  double both = 0, input = 0;
-  int32_t target = 0;
-  _Pragma("omp simd reduction(+ : both, input, target)")
-  for (int64_t i = 0; i < n; ++i) {
-    const double x = static_cast<double>(select_or_zero(index[i] >= 0, p[i]));
-    both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as every target makes it
-    input += kSquared ? x * x : x;
-    target += index[i] == c;
-  }
-  sums[0] += both, sums[1] += input, sums[2] += target;
+template <class C>
+auto pick_index_sums(bool squared) {
+  if constexpr (sizeof(C) == 2)
+    if (!squared)
+      return pick_width<&index_pair_sums_loop<C, 64>, &index_pair_sums_loop<C, 32>, &index_pair_sums_loop<C, 16>>();
+  return squared ? pick<&index_sums_loop<C, true>>() : pick<&index_sums_loop<C, false>>();
 }
 
 template <class C>
@@ -60,9 +38,8 @@ struct Sum {
   bool squared;
   double* partials;  // (units, classes of a unit, kSums)
   bool reads_input = true, reads_target = !r.indexed;
-  decltype(pick<&sums_loop<C, false>>()) add = squared ? pick<&sums_loop<C, true>>() : pick<&sums_loop<C, false>>();
-  decltype(pick<&index_sums_loop<C, false>>()) add_indexed =
-      squared ? pick<&index_sums_loop<C, true>>() : pick<&index_sums_loop<C, false>>();
+  decltype(pick_sums<C>(true)) add = pick_sums<C>(squared);
+  decltype(pick_index_sums<C>(true)) add_indexed = pick_index_sums<C>(squared);
   decltype(pick<&kept_loop<C>>()) select_kept = pick<&kept_loop<C>>();
   decltype(pick<&normalize_mask_loop>()) normalize = pick<&normalize_mask_loop>();
   SumGroups<uint8_t, int64_t> count{};
@@ -73,7 +50,7 @@ struct Sum {
     double* sums = partials + (unit * r.group + c % r.group) * kSums;
     int64_t kept = x.index ? x.kept : x.n;
     if (x.index) {
-      add_indexed(x.p, x.index, static_cast<int32_t>(c), x.n, sums);
+      add_indexed(x.p, x.index, static_cast<IndexOf<C>>(c), x.n, sums);
     } else if (x.keep) {
       normalize(x.keep, x.n, keep);
       select_kept(x.p, keep, x.n, input);
@@ -86,7 +63,7 @@ struct Sum {
     sums[3] += static_cast<double>(kept);
   }
 
-  bool direct() const { return r.input.direct() && (r.indexed || r.target.direct()); }
+  bool in_place() const { return r.input.in_place() && (r.indexed || r.target.in_place()); }
 
   void finish(const Tile&) const {}
 };
@@ -111,31 +88,6 @@ bool forward(const Regions<C>& r, bool squared, double* out) {
 
 // ---- backward
 
-// dx = keep ? both other + own (squared: 2 own x) : 0, of the sums' gradients `both` and `own`. In double, because the
-// two may cancel; the loop waits for memory all the same.
-template <class C, bool kKeep, bool kSquared>
-void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, double both, double own, C* dx) {
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) {
-    const double slope = both * static_cast<double>(other[i]) + (kSquared ? own * static_cast<double>(x[i]) : own);
-    dx[i] = select_or_zero(kKeep ? keep[i] != 0 : true, static_cast<C>(slope));
-  }
-}
-
-// The same by class indices, of which one kind is all that a class has: two numbers, but for squares.
-template <class C, bool kSquared>
-void index_gradient_loop(const C* x, const int32_t* index, int32_t c, int64_t n, double both, double own, C* dx) {
-  const double none = both * 0;  // NaN shows
-  const C hit = static_cast<C>(both + own), miss = static_cast<C>(none + own);
-  SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) {
-    C slope = select(index[i] == c, hit, miss);
-    if constexpr (kSquared)
-      slope = static_cast<C>(select(index[i] == c, both, none) + own * static_cast<double>(x[i]));
-    dx[i] = select_or_zero(index[i] >= 0, slope);
-  }
-}
-
 template <class C>
 auto pick_gradient(bool keep, bool squared) {
   if (squared) return keep ? pick<&gradient_loop<C, true, true>>() : pick<&gradient_loop<C, false, true>>();
@@ -154,6 +106,8 @@ struct Gradient {
                                          all_slopes = pick_gradient<C>(false, squared);
   decltype(pick<&index_gradient_loop<C, true>>()) by_index =
       squared ? pick<&index_gradient_loop<C, true>>() : pick<&index_gradient_loop<C, false>>();
+  decltype(pick<&pair_gradient_loop>()) by_pairs = pick<&pair_gradient_loop>();
+  decltype(pick<&kept_loop<C>>()) select_kept = pick<&kept_loop<C>>();
   TileBuffer<C> first{r.grid}, second{r.grid};
 
   void chunk(int64_t, const Tile& tile, int64_t c, const Pixels<C>& x) {
@@ -161,9 +115,9 @@ struct Gradient {
     if (target) write(*target, tile, c, x, x.t, x.p, 2, second);
   }
 
-  bool direct() const {
-    return (!reads_input || r.input.direct()) && (!reads_target || r.target.direct()) && (!input || input->direct()) &&
-           (!target || target->direct());
+  bool in_place() const {
+    return (!reads_input || r.input.in_place()) && (!reads_target || r.target.in_place()) &&
+           (!input || input->in_place()) && (!target || target->in_place());
   }
 
   void finish(const Tile& tile) {
@@ -179,10 +133,21 @@ struct Gradient {
     if (!r.there(c))
       std::fill_n(to, x.n, C(0));
     else if (x.index)
-      by_index(own, x.index, static_cast<int32_t>(c), x.n, both, g, to);
+      by_index(own, x.index, static_cast<IndexOf<C>>(c), x.n, both, g, to);
     else
-      (x.keep ? kept_slopes : all_slopes)(own, other, x.keep, x.n, both, g, to);
+      by_values(own, other, x, both, g, to);
     sink.commit(tile, c, buffer);
+  }
+
+  void by_values(const C* own, const C* other, const Pixels<C>& x, double both, double g, C* to) {
+    if constexpr (sizeof(C) == 2) {
+      if (!squared && is_moderate(both) && is_moderate(g)) {
+        by_pairs(other, x.n, both, g, to);
+        if (x.keep) select_kept(to, x.keep, x.n, to);
+        return;
+      }
+    }
+    (x.keep ? kept_slopes : all_slopes)(own, other, x.keep, x.n, both, g, to);
   }
 
   double of(int k, int64_t n, int64_t c) const {
@@ -202,6 +167,15 @@ bool backward(const Regions<C>& r, const Tensor& grad, bool squared, const Tenso
 
 // ---- the ops
 
+// body(a zero of the type that the loops read): bf16 as it is stored, where there is nothing else.
+template <class Body>
+bool with_values(const View& x, const View& y, bool squared, const Body& body) {
+  if (x.dtype == DType::kDouble || y.dtype == DType::kDouble) return body(0.0);
+  const bool indexed = !y.is_floating() && x.sizes[1] <= INT16_MAX;
+  if (x.dtype == DType::kBFloat16 && !squared && (indexed || y.dtype == x.dtype)) return body(uint16_t{0});
+  return body(0.0f);
+}
+
 void check(bool good) { STD_TORCH_CHECK(good, "_region_sums: a class index of target is out of range"); }
 
 Tensor region_sums(const Tensor& input, const Tensor& target, const OptionalTensor& mask, const OptionalTensor& exists,
@@ -211,9 +185,9 @@ Tensor region_sums(const Tensor& input, const Tensor& target, const OptionalTens
   const int64_t sizes[] = {kSums, x.sizes[0], x.sizes[1]};
   const Tensor sums = empty(Shape(3, sizes), DType::kDouble, input);
   double* out = reinterpret_cast<double*>(View(sums).data);
-  const bool wide = x.dtype == DType::kDouble || y.dtype == DType::kDouble;
-  check(wide ? forward(Regions<double>(x, y, mask, exists, ignore_index), squared, out)
-             : forward(Regions<float>(x, y, mask, exists, ignore_index), squared, out));
+  check(with_values(x, y, squared, [&](auto zero) {
+    return forward(Regions<decltype(zero)>(x, y, mask, exists, ignore_index), squared, out);
+  }));
   return sums;
 }
 
@@ -230,10 +204,10 @@ std::tuple<Tensor, Tensor> region_sums_backward(const Tensor& grad, const Tensor
   const DType type = y.is_floating() ? y.dtype : DType::kFloat;
   const Tensor dy = need_target ? output_like(y.shape(), type, target, y) : empty_vector(type, target);
   const Tensor *first = need_input ? &dx : nullptr, *second = need_target ? &dy : nullptr;
-  const bool wide = x.dtype == DType::kDouble || y.dtype == DType::kDouble;
   if (first || second)
-    check(wide ? backward(Regions<double>(x, y, mask, exists, ignore_index), grad, squared, first, second)
-               : backward(Regions<float>(x, y, mask, exists, ignore_index), grad, squared, first, second));
+    check(with_values(x, y, squared, [&](auto zero) {
+      return backward(Regions<decltype(zero)>(x, y, mask, exists, ignore_index), grad, squared, first, second);
+    }));
   return {dx, dy};
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 
+#include "cpu/losses/region_loops.h"
 #include "cpu/losses/tiles.h"
 
 namespace safeops::cpu {
@@ -31,6 +32,19 @@ inline void index_loop(const int64_t* index, int64_t n, int32_t lost_as, int32_t
     if (index[i] != static_cast<int64_t>(to[i])) to[i] = lost_as;
 }
 
+// Where all are kept and in range; the largest tells.
+template <class I>
+uint64_t plain_index_loop(const int64_t* index, int64_t n, I* to) {
+  uint64_t most = 0;
+  _Pragma("omp simd reduction(max : most)")
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t value = static_cast<uint64_t>(index[i]);
+    most = value > most ? value : most;
+    to[i] = static_cast<I>(value);
+  }
+  return most;
+}
+
 struct IndexRules {
   int32_t classes = 0, ignored = 0;
   bool ignores = false;
@@ -38,8 +52,8 @@ struct IndexRules {
 
 // The class of each pixel that is kept, and -1 of any other. Returns how many are kept, or -1 where one's class is out
 // of range.
-template <bool kMask>
-int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRules rules, int32_t* to) {
+template <class I, bool kMask>
+int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRules rules, I* to) {
   int32_t kept = 0, bad = 0;
   const uint32_t classes = static_cast<uint32_t>(rules.classes);
   _Pragma("omp simd reduction(+ : kept) reduction(| : bad)")
@@ -48,7 +62,7 @@ int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRul
     if constexpr (kMask) keep = keep & (mask[i] != 0);
     kept += keep;
     bad |= keep & (static_cast<uint32_t>(index[i]) >= classes);
-    to[i] = select(keep, index[i], -1);
+    to[i] = static_cast<I>(select(keep, index[i], -1));
   }
   return bad ? -1 : kept;
 }
@@ -60,7 +74,7 @@ template <class C>
 struct Pixels {
   int64_t n;
   const C *p = nullptr, *t = nullptr;
-  const int32_t* index = nullptr;
+  const IndexOf<C>* index = nullptr;
   const uint8_t* keep = nullptr;  // beside a target that is no index (null: all)
   int64_t kept = 0;               // of indices, how many more
 };
@@ -130,7 +144,9 @@ struct Regions {
     parallel(images * blocks * groups, block * group, [&](int64_t begin, int64_t end) {
       const auto buffers = std::make_unique<Buffers>(grid, indexed);
       Work work = start();
-      const int64_t piece = work.direct() ? std::min(kFine, grid.piece) : grid.piece;
+      // What is read in place needs no buffer: the hardware follows runs as long as a tile.
+      const bool in_place = work.in_place() && (!masked || by_pixel);
+      const int64_t piece = in_place && !grid.last ? grid.tile : grid.piece;
       input.prime(buffers->p), target.prime(buffers->t);
       if (masked) mask.prime(buffers->mask);
       if (indexed) index.prime(buffers->index);
@@ -167,11 +183,12 @@ struct Regions {
     TileBuffer<C> p, t;
     alignas(64) uint8_t mask[kBuffer];
     alignas(64) uint64_t index[kBuffer];
-    std::unique_ptr<int32_t[]> classes, kept;  // of a tile's pixels
+    std::unique_ptr<int32_t[]> classes;  // of a tile's pixels
+    std::unique_ptr<IndexOf<C>[]> kept;
 
     Buffers(const Grid& grid, bool indexed)
         : p(grid), t(grid), classes(indexed ? new int32_t[grid.tile] : nullptr),
-          kept(indexed ? new int32_t[grid.tile] : nullptr) {}
+          kept(indexed ? new IndexOf<C>[grid.tile] : nullptr) {}
   };
 
   // Indices (N, d1, ...) as (N, 1, d1, ...).
@@ -193,12 +210,20 @@ struct Regions {
   int64_t read_indices(const Tile& tile, Buffers& buffers) const {
     int64_t sum = 0;
     bool good = true;
-    for (int64_t i = 0; i < tile.m; i += kFine) {
-      const int64_t m = std::min(kFine, tile.m - i), start = tile.n * grid.pixels + tile.at + i;
+    const bool in_place = index.kind == Kind::kDirect && (!masked || !by_pixel || mask.kind == Kind::kDirect);
+    const int64_t piece = in_place ? tile.m : kFine;
+    for (int64_t i = 0; i < tile.m; i += piece) {
+      const int64_t m = std::min(piece, tile.m - i), start = tile.n * grid.pixels + tile.at + i;
       const uint64_t* from = index.fetch(start, m, start + kAhead, buffers.index);
+      const int64_t* indices = reinterpret_cast<const int64_t*>(from);
+      const uint64_t all = static_cast<uint64_t>(grid.classes);
+      if (!masked && !rules.ignores && plain_(indices, m, buffers.kept.get() + i) < all) {
+        sum += m;
+        continue;
+      }
       int32_t* to = buffers.classes.get() + i;
       // no class, and not the index that is ignored
-      index_(reinterpret_cast<const int64_t*>(from), m, rules.ignored == -1 ? -2 : -1, to);
+      index_(indices, m, rules.ignored == -1 ? -2 : -1, to);
       if (masked && !by_pixel) continue;
       const uint8_t* keep = masked ? mask.fetch(start, m, start + kAhead, buffers.mask) : nullptr;
       const int64_t kept = (keep ? keep_some_ : keep_all_)(to, keep, m, rules, buffers.kept.get() + i);
@@ -215,8 +240,10 @@ struct Regions {
     return x.kept >= 0;
   }
 
+  decltype(pick<&plain_index_loop<IndexOf<C>>>()) plain_ = pick<&plain_index_loop<IndexOf<C>>>();
   decltype(pick<&index_loop>()) index_ = pick<&index_loop>();
-  decltype(pick<&keep_loop<true>>()) keep_some_ = pick<&keep_loop<true>>(), keep_all_ = pick<&keep_loop<false>>();
+  decltype(pick<&keep_loop<IndexOf<C>, true>>()) keep_some_ = pick<&keep_loop<IndexOf<C>, true>>(),
+                                                 keep_all_ = pick<&keep_loop<IndexOf<C>, false>>();
 };
 
 }  // namespace safeops::cpu

@@ -76,7 +76,7 @@ struct Tiles {
     if (!last) operand.bind(view, shape, grid->first);
   }
 
-  bool direct() const { return operand.direct() && !last; }
+  bool in_place() const { return operand.kind == Kind::kDirect && !last; }
 };
 
 template <class C>

@@ -76,6 +76,8 @@ RowLoops<C> forward_loops(const CrossEntropy<C>& op) {
                 : loops.states == kMass + 1 ? pick<&merge<C, kMass + 1>>()
                                             : pick<&merge<C, kOwn + 1>>();
   loops.finish = pick<&finish<C>>();
+  // (the other loops have buffers for a chunk)
+  if (!op.shares && !op.has_even) loops.converted_piece = 2 * kChunk;
   loops.start[kTop] = kNothing<double>;
   return loops;
 }

@@ -65,7 +65,10 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
     const C* x = p.in[0] + r * p.step[0];
     const C top = max_run<kBytes>(x, n), pivot = pivot_of(top);
     states[kTop][r] = top;
-    states[kTotal][r] = top == kInfinity<C> ? count_infinite(x, n, 1) : sum_exponentials<kBytes>(x, n, pivot);
+    states[kTotal][r] =
+        top == kInfinity<C>
+            ? count_infinite(x, n, 1)
+            : sum_exponentials<kBytes>(x, n, pivot, [&](int64_t i) { p.prefetch(r * n + i); });
     const C* w = of.weights ? of.weights + p.first : nullptr;
     if (of.shares) {
       const C* q = p.in[1] + r * p.step[1];

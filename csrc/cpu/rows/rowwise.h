@@ -86,6 +86,7 @@ struct RowLoops {
   Map map_rows = nullptr, map_columns = nullptr;
   int states = 0;
   double start[kRowNumbers] = {};             // states of a row without values
+  int64_t converted_piece = kChunk;           // values of a piece of one row that are converted: at most kPieceValues
   bool memo = false;                          // accumulate() leaves a memo
   bool map_reads = true;                      // map() needs the inputs beside the memo (the mask it always gets)
 };

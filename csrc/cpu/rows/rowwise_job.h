@@ -85,6 +85,7 @@ struct Rowwise<C>::Job {
   int64_t unit_rows;     // rows of a unit
   int64_t tiles;         // units of an outer index, where rows are interleaved
   int64_t piece_height;  // of a piece, where rows are interleaved
+  int64_t row_piece = kChunk;  // values of a piece of one row
 
   Job(const Rowwise& r_, const RowLoops<C>& loops_, const void* op_) : r(r_), loops(loops_), op(op_) {
     const int64_t length = std::max<int64_t>(1, r.length_);
@@ -105,6 +106,7 @@ struct Rowwise<C>::Job {
     } else {
       bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // of which a buffer holds kChunk
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
+      if (!constant && r.source_[0].kind == Kind::kConvert) row_piece = loops.converted_piece;
       unit_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only of whole rows
       tiles = (r.outer_ + unit_rows - 1) / unit_rows;
       piece_height = 0;
@@ -122,7 +124,7 @@ struct Rowwise<C>::Job {
     return {outer * r.inner_ + column, std::min(unit_rows, r.inner_ - column), outer * r.length_ * r.inner_ + column};
   }
 
-  Cut cut(int64_t begin, int64_t end) const { return {begin, end, r.interleaved_ ? piece_height : kChunk}; }
+  Cut cut(int64_t begin, int64_t end) const { return {begin, end, r.interleaved_ ? piece_height : row_piece}; }
 
   // Of interleaved rows the last piece may have a small height.
   int64_t at(const Cut& cut, int64_t k) const {

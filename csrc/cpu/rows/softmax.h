@@ -23,10 +23,11 @@ inline C ratio_of(double a, double b) {
   return exp_below(static_cast<C>(a == b ? 0.0 : a - b));
 }
 
-// sum of exp(x - pivot) over n values, of which one is the pivot
-template <int kBytes, class C>
-inline double sum_exponentials(const C* x, int64_t n, C pivot) {
+// sum of exp(x - pivot) over n values, of which one is the pivot; before(i) goes before those from i on
+template <int kBytes, class C, class Before>
+inline double sum_exponentials(const C* x, int64_t n, C pivot, const Before& before) {
   return sum_run<kBytes, C>(n, [&](int64_t i, Vector<C, kBytes>& v) {
+    before(i);
     load_vector(x + i, v);
     v = exp_term(v - pivot);
   });

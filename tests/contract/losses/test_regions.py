@@ -161,6 +161,34 @@ def test_sums_of_2048_x_2048_in_half_are_exact_to_fp32(route, dtype, squared_pre
     assert abs(got / want - 1) < 2**-23  # the sums, and one rounding of the loss, which is no larger than 1
 
 
+@each_route
+@pytest.mark.parametrize("pixels", [(1,), (31,), (33,), (8191,), (90, 91)], ids=str)
+@pytest.mark.parametrize("special", [None, 3e38, 1e-39, INF, -INF, NAN])
+def test_bf16_to_its_last_digit(route, pixels, special):
+    """Read two to a word and added in pairs: odd lengths, what overflows fp32 or is subnormal, what is not finite."""
+    x, index = images(2, 3, *pixels, dtype=torch.bfloat16)
+    soft = x.flip(0).contiguous()
+    if special is not None:
+        x[1, 0, ..., 0] = special
+        soft[0, 1, ..., -1] = special
+    keep = torch.rand(index.shape, generator=torch.Generator().manual_seed(1)).to(DEVICE) < 0.7
+    for target, options in ((index, {}), (soft, {}), (soft, {"mask": keep}), (index, {"mask": keep})):
+        for scale in (1.0, 2.0**40, 2.0**-90):
+            wide = target.double() if target is soft else target
+            upstream = torch.full((2, 3), scale, device=DEVICE)
+            results = []
+            for function, z, y in ((on(route, "dice_loss"), x, target), (definitions.dice_loss, x.double(), wide)):
+                z = z.clone().requires_grad_()
+                value = function(z, y, reduction="none", **options)
+                results += value.detach().double(), torch.autograd.grad(value, z, upstream.to(value.dtype))[0]
+            value, grad, true_value, true_grad = results
+            torch.testing.assert_close(value, true_value.float().double(), rtol=1e-6, atol=1e-6, equal_nan=True)
+            want = true_grad.float().to(torch.bfloat16)
+            torch.testing.assert_close(
+                grad, want, rtol=2**-7, atol=1e-7 * scale / len(index[0].flatten()), equal_nan=True
+            )
+
+
 # ---- what does not exist
 
 

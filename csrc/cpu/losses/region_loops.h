@@ -1,0 +1,196 @@
+// The loops of the region losses: sums over the pixels of a class, and gradients, pixel by pixel.
+//
+// C is what they read and write: float, double, or uint16_t: bf16 as it is stored, two to a word, with no conversion
+// on the way from memory but a shift.
+#pragma once
+
+#include <cmath>
+
+#include "cpu/engine/convert.h"
+#include "cpu/engine/operand.h"
+#include "cpu/engine/row_sums.h"
+
+namespace safeops::cpu {
+
+template <class C>
+using IndexOf = std::conditional_t<sizeof(C) == 2, int16_t, int32_t>;  // of a class: as wide as the values, or an int
+
+template <class C>
+inline double value_of(C x) {
+  if constexpr (std::is_same_v<C, uint16_t>)
+    return static_cast<double>(widen(BFloat16{x}));
+  else
+    return static_cast<double>(x);
+}
+
+template <class C>
+inline C stored(double x) {
+  if constexpr (std::is_same_v<C, uint16_t>)
+    return Narrow<BFloat16>::from(static_cast<float>(x)).bits;
+  else
+    return static_cast<C>(x);
+}
+
+// x, or 0 where it is not kept
+template <class C>
+void kept_loop(const C* x, const uint8_t* keep, int64_t n, C* to) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) to[i] = select_or_zero(keep[i] != 0, x[i]);
+}
+
+// ---- sums
+
+// Adds the three sums of a chunk. In double from the products on, because the loss may cancel what they have in common.
+template <class C, bool kSquared>
+void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
+  double both = 0, input = 0, target = 0;
+  _Pragma("omp simd reduction(+ : both, input, target)")
+  for (int64_t i = 0; i < n; ++i) {
+    const double x = value_of(p[i]), y = value_of(t[i]);
+    both += x * y;
+    input += kSquared ? x * x : x;
+    target += kSquared ? y * y : y;
+  }
+  sums[0] += both, sums[1] += input, sums[2] += target;
+}
+
+// The same of a class by indices: its target is 1 or 0, and so are their squares.
+template <class C, bool kSquared>
+void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double* sums) {
+  constexpr int64_t kBlock = 256;
+  for (int64_t at = 0; at < n; at += kBlock) {
+    const int64_t stop = std::min(n, at + kBlock);
+    double both = 0, input = 0;
+    int32_t target = 0;
+    for (int64_t i = at; i < stop; i += 64 / sizeof(C)) __builtin_prefetch(p + i + kAhead);
+    _Pragma("omp simd reduction(+ : both, input, target)")
+    for (int64_t i = at; i < stop; ++i) {
+      const double x = value_of(select_or_zero(index[i] >= 0, p[i]));
+      both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as every target makes it
+      input += kSquared ? x * x : x;
+      target += index[i] == c;
+    }
+    sums[0] += both, sums[1] += input, sums[2] += target;
+  }
+}
+
+// Of bf16, whose 8 digits fp32 adds up without a rounding, unless exponents are far apart: the sums of pairs, at most
+// 16 of them to a lane, then double. load(i, values, targets) gives a register of each.
+template <int kBytes, class Load>
+inline void add_pairs(int64_t n, const Load& load, double* sums) {
+  using Words = Vector<uint32_t, kBytes>;
+  using Floats = Vector<float, kBytes>;
+  constexpr int64_t kStep = kBytes / sizeof(uint16_t);
+  for (int64_t i = 0; i < n;) {
+    Floats both{}, input{}, target{};
+    for (const int64_t stop = std::min(n, i + 16 * kStep); i < stop; i += kStep) {
+      Words x, y;
+      load(i, x, y);
+      const Floats x0 = reinterpret_cast<Floats>(x << 16), x1 = reinterpret_cast<Floats>(x & 0xFFFF0000u);
+      const Floats y0 = reinterpret_cast<Floats>(y << 16), y1 = reinterpret_cast<Floats>(y & 0xFFFF0000u);
+      both += x0 * y0 + x1 * y1;
+      input += x0 + x1;
+      target += y0 + y1;
+    }
+    sums[0] += sum_vector<float, double>(both);
+    sums[1] += sum_vector<float, double>(input);
+    sums[2] += sum_vector<float, double>(target);
+  }
+}
+
+// Elements [i, n) of x, at most a register of them, and behind them `rest`.
+template <class V, class T>
+inline void load_some(const T* x, int64_t i, int64_t n, T rest, V& vector) {
+  constexpr int64_t lanes = sizeof(V) / sizeof(T);
+  if (i + lanes <= n) return load_vector(x + i, vector);
+  T some[lanes];
+  for (int64_t k = 0; k < lanes; ++k) some[k] = i + k < n ? x[i + k] : rest;
+  load_vector(some, vector);
+}
+
+inline bool all_finite(const double* sums) { return (sums[0] + sums[1] + sums[2]) * 0 == 0; }
+
+template <class C, int kBytes>
+void pair_sums_loop(const C* p, const C* t, int64_t n, double* sums) {
+  double own[3] = {};
+  add_pairs<kBytes>(n, [&](int64_t i, auto& x, auto& y) __attribute__((always_inline)) {
+    __builtin_prefetch(p + i + kAhead);
+    __builtin_prefetch(t + i + kAhead);
+    load_some(p, i, n, C(0), x);
+    load_some(t, i, n, C(0), y);
+  }, own);
+  if (!all_finite(own)) return sums_loop<C, false>(p, t, n, sums);
+  for (int k = 0; k < 3; ++k) sums[k] += own[k];
+}
+
+template <class C, int kBytes>
+void index_pair_sums_loop(const C* p, const int16_t* index, int16_t c, int64_t n, double* sums) {
+  using Shorts = Vector<int16_t, kBytes>;
+  double own[3] = {};
+  add_pairs<kBytes>(n, [&](int64_t i, auto& x, auto& y) __attribute__((always_inline)) {
+    using Words = std::remove_reference_t<decltype(x)>;
+    Shorts classes;
+    __builtin_prefetch(p + i + kAhead);
+    load_some(p, i, n, C(0), x);
+    load_some(index, i, n, int16_t{-1}, classes);
+    constexpr int16_t kOne = 0x3F80;
+    y = reinterpret_cast<Words>(Shorts(classes == c) & kOne);
+    x &= reinterpret_cast<Words>(Shorts(classes >= 0));
+  }, own);
+  if (!all_finite(own)) return index_sums_loop<C, false>(p, index, c, n, sums);
+  for (int k = 0; k < 3; ++k) sums[k] += own[k];
+}
+
+// ---- gradients
+
+// dx = keep ? both other + own (squared: 2 own x) : 0, of the sums' gradients `both` and `own`. In double, because the
+// two may cancel.
+template <class C, bool kKeep, bool kSquared>
+void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, double both, double own, C* dx) {
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    const double slope = both * value_of(other[i]) + (kSquared ? own * value_of(x[i]) : own);
+    dx[i] = select_or_zero(kKeep ? keep[i] != 0 : true, stored<C>(slope));
+  }
+}
+
+// Of bf16 without squares, two to a word. A number of 16 digits times one of 8 is exact in fp32: `both` is the sum of
+// two such (of one sign, and neither 0, so that what is infinite stays infinite), which leaves one rounding that the
+// result can see.
+inline void pair_gradient_loop(const uint16_t* other, int64_t n, double both, double own, uint16_t* dx) {
+  const float high = bit_cast<float>(bit_cast<uint32_t>(static_cast<float>(both)) & 0xFFFFFF00u);
+  const float rest = static_cast<float>(both - static_cast<double>(high));
+  const float low = rest * high > 0 ? rest : high * 0x1p-40f;
+  const float top = static_cast<float>(own), bottom = static_cast<float>(own - static_cast<double>(top));
+  const auto slope = [=](uint32_t bits) {
+    const float y = bit_cast<float>(bits);
+    return (high * y + top) + (low * y + bottom);
+  };
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n / 2; ++i) {
+    uint32_t word;
+    std::memcpy(&word, other + 2 * i, sizeof(word));
+    const float even = slope(word << 16), odd = slope(word & 0xFFFF0000u);
+    word = Narrow<BFloat16>::from(even).bits | static_cast<uint32_t>(Narrow<BFloat16>::from(odd).bits) << 16;
+    std::memcpy(dx + 2 * i, &word, sizeof(word));
+  }
+  if (n % 2) dx[n - 1] = Narrow<BFloat16>::from(slope(static_cast<uint32_t>(other[n - 1]) << 16)).bits;
+}
+
+// Whether neither a product with any bf16 overflows, nor a part of it is subnormal.
+inline bool is_moderate(double x) { return x == 0 || (std::fabs(x) < 0x1p+14 && std::fabs(x) > 0x1p-70); }
+
+// The same by class indices, of which one kind is all that a class has: two numbers, but for squares.
+template <class C, bool kSquared>
+void index_gradient_loop(const C* x, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double both, double own, C* dx) {
+  const double none = both * 0;  // NaN shows
+  const C hit = stored<C>(both + own), miss = stored<C>(none + own);
+  SAFEOPS_SIMD
+  for (int64_t i = 0; i < n; ++i) {
+    C slope = select(index[i] == c, hit, miss);
+    if constexpr (kSquared) slope = stored<C>(select(index[i] == c, both, none) + own * value_of(x[i]));
+    dx[i] = select_or_zero(index[i] >= 0, slope);
+  }
+}
+
+}  // namespace safeops::cpu
