@@ -26,11 +26,11 @@ HOST = [ROOT / "csrc/cuda/elementwise/unary.cpp", ROOT / "csrc/cuda/elementwise/
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 
 
-def compiled(sources, target):
+def compiled(sources, target, *options):
     """A library of the sources, made for the host."""
     torch_dir = Path(torch.__file__).parent
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", f"-I{ROOT}/tests/kernels/emulate"]
-    command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000", *options]
     command += ["-isystem", f"{torch_dir}/include", "-include", f"{ROOT}/tests/kernels/emulate/cuda_runtime.h"]
     command += ["-", f"-L{torch_dir}/lib", "-ltorch", "-ltorch_cpu"]  # one unit: torch's headers are read once
     unit = "".join(f'#include "{path}"\n' for path in sources)
