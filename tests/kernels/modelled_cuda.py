@@ -164,7 +164,7 @@ def lists(n, dtype, name, add):
             each = [Step(kernel, read * l[1] * 4 // warps, written * l[1] * 4 // warps, inner, 0, mark=OWN[dtype])
                     for l in done]  # fmt: skip
             if merged:
-                each.append(Step(merged, warps * part, 8, waits=0, rounds=1 + ceil(warps / 128)))
+                each.append(Step(merged, warps * part, 8, waits=0, rounds=1 + ceil(warps / 2048)))
             return each
 
         return steps
