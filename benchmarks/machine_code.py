@@ -11,6 +11,9 @@ from itertools import accumulate
 from typing import NamedTuple
 
 
+STORES = -1  # the key of a loop that touches memory, and loads nothing
+
+
 class Work:
     """Instructions of one warp by pipe, and bytes that a thread loads and stores. Of loops whose passes are known all
     instructions, the bytes of one pass, and how many passes wait for memory. marks: what was looked for and found."""
@@ -23,8 +26,9 @@ class Work:
         return Work(self.counts + other.counts, *(a + b for a, b in zip(mine, its)))
 
     def repeated(self, passes):
-        """A loop's body, run so often; a loop that was looked for counts as a mark."""
-        often, marks = passes.get(self.load, 1), self.marks + (self.load in passes)
+        """A loop's body, run so often (None: not at all, and not looked for); a loop that was looked for is a mark."""
+        key = self.load or (STORES if self.counts["lsu"] else 0)
+        often, marks = passes.get(key, 1) or 0, self.marks + (passes.get(key) is not None)
         counts = {pipe: often * n for pipe, n in self.counts.items()}
         waits = often * (self.waits or bool(self.load))
         return Work(counts, self.load, self.store, waits, marks) if often else Work(marks=marks)
@@ -45,10 +49,11 @@ PIPES = {
 PIPES = {op: re.compile(ops) for op, ops in PIPES.items()}
 
 
+NONE = "$^"  # a pattern of no instruction
 END = -1  # of the program, among addresses
 
 
-def work_of(op, marked=False):
+def work_of(op, marks=0):
     base, _, modifiers = op.partition(".")
     pipe = next((name for name, ops in PIPES.items() if ops.fullmatch(base)), "alu")
     load = store = 0
@@ -56,14 +61,18 @@ def work_of(op, marked=False):
         width = re.search(r"\b[US]?(256|128|64|16|8)\b", modifiers)
         size = int(width.group(1)) // 8 if width else 4
         load, store = (size, 0) if base == "LDG" else (0, size * (size == 16))  # narrower ones: results of a block
-    return Work({pipe: 1}, load, store, marks=marked)
+    return Work({pipe: 1}, load, store, marks=marks)
 
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(@!?U?P\w+ )? *([A-Z][A-Z0-9.a-z_]*) *([^;]*);")
 
 
-def basic_blocks(listing, mark="$^"):
+def basic_blocks(listing, mark=NONE, avoid=NONE):
     """{address: (Work, addresses of what may follow)}, END among them."""
+
+    def marks(line):
+        return (re.search(mark, line) is not None) - (re.search(avoid, line) is not None)
+
     rows = [(int(at, 16), bool(guard), op, rest) for at, guard, op, rest in INSTRUCTION.findall(listing)]
     jumps = {at: int(re.search(r"0x([0-9a-f]+)", rest).group(1), 16) for at, _, op, rest in rows if op[:3] == "BRA"}
     starts, found, here = {rows[0][0], *jumps.values()}, {}, None
@@ -72,7 +81,7 @@ def basic_blocks(listing, mark="$^"):
             if here is not None:
                 found[here][1].append(at)
             here, found[at] = at, [Work(), []]
-        found[here][0] += work_of(op, re.search(mark, f"{op} {rest}") is not None)
+        found[here][0] += work_of(op, marks(f"{op} {rest}"))
         if at in jumps:
             maybe = guard or re.match(r"!?U?P\d", rest)
             found[here][1].extend([jumps[at], after] if maybe else [jumps[at]])
@@ -136,10 +145,10 @@ def longest(blocks, nodes, entry, passes=None, most=False):
     return best[entry]
 
 
-def main_path(listing, passes=None, mark="$^", most=False):
+def main_path(listing, passes=None, mark=NONE, avoid=NONE, most=False):
     """(Work of a block beside its tiles, [Work of one pass of each loop over tiles]); no loop: a block has one tile.
-    mark: a pattern of an instruction through which the path leads, if one does."""
-    blocks = basic_blocks(listing, mark)
+    mark, avoid: patterns of instructions through which the path leads, and does not, if there is a choice."""
+    blocks = basic_blocks(listing, mark, avoid)
     entry = min(blocks)
     reached, left = {END}, [entry]
     while left:

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks import machine_code
 from benchmarks.gpu_model import Load, predict_all
+from benchmarks.machine_code import NONE, STORES
 from tests.kernels.emulated import BINARY, HOST, ROOT, SOURCES, UNARY, compiled
 from tests.kernels.test_cuda_build import LIBRARY, NVDISASM, cuobjdump, demangled, resources, texts
 
@@ -31,7 +32,10 @@ FAMILIES = {
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
 # A path by which elements of a dtype go where each has its own.
-OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80", torch.float32: "$^"}
+OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80", torch.float32: NONE}
+
+
+SHIFTED = r"SHF\.R\.U64"  # what the flat kernel does with operands that are not aligned
 
 
 class Step(NamedTuple):
@@ -43,7 +47,8 @@ class Step(NamedTuple):
     passes: dict = {}  # {bytes that a pass of a loop loads: passes}
     waits: float = 1  # of a block for memory, outside of loops
     rounds: int = 0
-    mark: str = "$^"
+    mark: str = NONE
+    avoid: str = NONE
     most: bool = False
 
 
@@ -130,7 +135,8 @@ def elementwise(n, dtype, name, add):
     column, mask = empty(n // 4096, 1, dtype=dtype), empty(n, dtype=torch.bool)
 
     def one(kernel, inner=0):  # loops over dims are unrolled: of three dims there is no pass
-        return lambda read, written, _: [Step(kernel, read, written, {0: inner}, most=True)]
+        avoid = SHIFTED if kernel == "flat_kernel" else NONE
+        return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
 
     for op in (*UNARY, *BINARY):
         inner = 16 // x.element_size() if op in ROLLED else 0
@@ -191,7 +197,7 @@ def selection(n, dtype, name, add):
     """Half of the elements, or rows, are kept; what is looked up is in order."""
     x, mask, width = empty(n, dtype=dtype), empty(n, dtype=torch.bool), dtype.itemsize
     half = empty(n // 2, dtype=dtype)
-    inner = {4 * width: 16, 1: 0, 0: 0}  # a warp's 2048 elements, four times 32 at once
+    inner = {8 * width: 8, 1: None, 0: None, STORES: 1}  # a warp's 2048 elements, eight times 32 at once
 
     def ranking(kernel):  # ticket, mask, look-back
         return lambda read, written, launches: [
@@ -209,7 +215,7 @@ def selection(n, dtype, name, add):
 
     def compact(read, written, launches):
         slots = launches[-1][1] and read  # the kept half of x, and its index again
-        return [Step("^$", 0, launches[0][1]), Step("number", m.numel(), k * 8, {0: 1}, 3),
+        return [Step("^$", 0, launches[0][1]), Step("number", m.numel(), k * 8, {0: None, 1: None, STORES: 16}, 3),
                 Step("take", slots - m.numel() + k * 8, written - k * 8, {0: 0}, 3)]  # fmt: skip
 
     for layout, shape in (("flat", (n,)), ("rows", (n // 4096, 4096))):
@@ -243,7 +249,7 @@ def images(n, dtype, name, add):
     def tiles(kernel):
         def steps(read, written, launches):
             runs = 52 * 6 / 256  # of windows across, of a thread
-            found = [Step(kernel, read, written, {0: runs}, most=True)]
+            found = [Step(kernel, read, written, {STORES: runs}, most=True)]
             return found + [merge(launches[1][1], launches[0][1] * 3 // launches[1][1]) for _ in launches[1:]]
 
         return steps
@@ -258,7 +264,7 @@ def images(n, dtype, name, add):
 
     def march(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across, by 256 threads
         found, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
-        slices = {0: 144 / 256, 24: 42, 44: 42, 57: 42}
+        slices = {STORES: 144 / 256, 24: 42, 44: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
         for (kernel, blocks, *_), (_, before, *_) in zip(launches, [launches[0], *launches]):
             if "level" in kernel:
@@ -307,9 +313,9 @@ def predictions(gpu, found):
                 parts.append((machine_code.Code(machine_code.Work(), [], 0, 0),
                               Load(case.elements, 0, 0, 0, 0, step.read, step.written, 0, 0)))  # fmt: skip
                 continue
-            key = kernel, tuple(step.passes.items()), step.mark, step.most
+            key = kernel, tuple(step.passes.items()), step.mark, step.avoid, step.most
             if key not in codes:
-                once, _ = machine_code.main_path(listings[kernel], step.passes, step.mark, step.most)
+                once, _ = machine_code.main_path(listings[kernel], step.passes, step.mark, step.avoid, step.most)
                 codes[key] = machine_code.Code(once, [], table[kernel]["registers"], shared)
             load = Load(case.elements, 0, blocks, threads, 0, step.read, step.written, 0, step.rounds, waits=step.waits)
             parts.append((codes[key], load))
