@@ -172,7 +172,7 @@ constexpr int kDense = sizeof(T) == 8 ? 4 : 8;  // of those, elements that a lan
 
 // ---- host
 
-// Whether all operands from `first` on, behind the order and the mask, are dense in that order, of elements of so many bytes.
+// Whether the operands from `first` on, behind the order and the mask, are dense in that order. width: of an element.
 template <int N>
 bool is_dense(const Plan<N>& plan, int64_t width, int first = 2) {
   bool dense = plan.ndim == 1;

@@ -255,8 +255,8 @@ void run_blocks(unsigned blocks, unsigned threads, Body body, int shared = 0) {
   }
 }
 
-// With SAFEOPS_PLANS, launches are noted and not run: (kernel, blocks, threads, bytes of shared memory); of memory that is
-// set (0, bytes, 0, 0), of keys that are sorted (0, bytes, 0, bits). No tensor is touched: they may be of any size.
+// With SAFEOPS_PLANS, launches are noted and not run: (kernel, blocks, threads, bytes of shared memory); of memory that
+// is set (0, bytes, 0, 0), of keys that are sorted (0, bytes, 0, bits). No tensor is touched: they may be of any size.
 struct EmulatedLaunch { int64_t kernel, blocks, threads, shared; };
 inline std::vector<EmulatedLaunch> emulated_launches;
 inline int64_t emulated_kept = 0;  // what a count on the device is taken to be
