@@ -36,6 +36,19 @@ def test_the_path_is_that_of_a_whole_tile():
     assert once.counts == {"issue": 2}
 
 
+def test_passes_are_those_that_are_told():
+    """Of a loop inside a tile, which nothing in the code says; and a path may be named by what is on it."""
+    rows = (
+        (0x00, "@P0 BRA", "0x30"), (0x10, "SHF.R.U64", "R1"), (0x20, "LDG.E.128", "R0"),
+        (0x30, "LDG.E.128", "R0"), (0x40, "FADD", "R1"), (0x50, "@P1 BRA", "0x30"), (0x60, "EXIT", ""),
+    )  # fmt: skip
+    listing = "\n".join(f"/*{at:04x}*/ {op} {operands} ;" for at, op, operands in rows)
+    path, _ = machine_code.main_path(listing, {16: 10}, avoid=r"SHF")
+    assert path.counts == {"issue": 12, "lsu": 10, "fma": 10} and path.load == 16 and path.waits == 10
+    path, _ = machine_code.main_path(listing, {16: 10})
+    assert path.counts == {"issue": 12, "alu": 1, "lsu": 11, "fma": 10} and path.load == 32
+
+
 LOAD = gpu_model.Load(1 << 26, 1 << 14, 1 << 12, 256, 1 << 13, 1 << 27, 0, 0, 0)
 FEW, MANY = Work({"lsu": 2, "alu": 60}, load=32), Work({"lsu": 2, "alu": 600}, load=32)
 
