@@ -33,7 +33,7 @@ GPUS = {
     "B200": Gpu(100, 7.7 * COPY, 148, 1.86, 0.80, 2048, 32, 228, 4, 2),
     "RTX 5090": Gpu(120, 1.79 * COPY, 170, 2.41, 0.70, 1536, 24, 100, 4, 1 / 16),
 }
-LAUNCH = 2.5  # us of an empty kernel
+LAUNCH, GAP = 2.5, 1.0  # us of an empty kernel, and of one right behind another
 LOADED = 2  # latencies that a load takes while the memory is saturated
 ISSUE, ALU, IMAD, LSU, XU = 4, 2, 2, 1, 0.5  # warp instructions a cycle on a multiprocessor
 REGISTERS = 65536
@@ -64,6 +64,7 @@ class Load(NamedTuple):
     extra: int  # bytes, of those written, that nobody asked for
     rounds: int  # serial steps of the last block, which gathers what the others left
     each: int = 0  # and of each block that writes with what was gathered
+    waits: float = 0  # of a block for memory, beside those of its loops
 
 
 def load_of(plan):
@@ -116,7 +117,19 @@ def cycles(work, gpu):
     return max(work.instructions / ISSUE, n["alu"] / ALU, fma, n["lsu"] / LSU, n["xu"] / XU, n["fp64"] / gpu.fp64)
 
 
+def predict_all(parts, read, written, gpu):
+    """Launches that follow each other, [(Code, Load)], of an op that must move so many bytes."""
+    found = [predict(*part, gpu) for part in parts]
+    time = sum(it.time for it in found) - (len(found) - 1) * (LAUNCH - GAP)
+    longest = max(found, key=lambda it: it.time)
+    instructions = sum(it.instructions * load.elements for it, (_, load) in zip(found, parts)) / parts[0][1].elements
+    share = (LAUNCH + gpu.latency + (read + written) / gpu.bandwidth / 1e6) / time
+    return Prediction(time, share, longest.bound, instructions, longest.in_flight)
+
+
 def predict(code, load, gpu):
+    if not load.blocks:  # memory that is set
+        return Prediction(LAUNCH + gpu.latency + load.written / gpu.bandwidth / 1e6, 1, "bytes", 0, 0)
     warps = load.threads / 32
     fit = REGISTERS // (ceil(code.registers / 8) * 8 * load.threads)
     fit = min(fit, gpu.threads // load.threads, gpu.blocks, gpu.shared // (ceil(code.shared / 1024) + 1))
@@ -130,6 +143,8 @@ def predict(code, load, gpu):
         instructions += passes * warps * loop.instructions
     moved = load.read * max(len(code.loops), 1) + load.written
     in_flight = resident * load.threads * max(w.load for w in code.loops or [code.once])
+    if load.waits:  # of kernels whose loops' passes are known: the mean over them
+        in_flight = resident * load.read / load.blocks / (load.waits + code.once.waits)
     terms = {
         "bytes": moved / gpu.bandwidth / 1e6,
         "instructions": work / used / gpu.clock / 1e3,

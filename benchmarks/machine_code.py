@@ -7,17 +7,31 @@ import subprocess
 import tempfile
 from bisect import bisect
 from collections import Counter
+from itertools import accumulate
 from typing import NamedTuple
 
 
-class Work:
-    """Instructions of one warp by pipe, and bytes that a thread loads and stores."""
+STORES = -1  # the key of a loop that touches memory, and loads nothing
 
-    def __init__(self, counts=(), load=0, store=0):
-        self.counts, self.load, self.store = Counter(counts), load, store
+
+class Work:
+    """Instructions of one warp by pipe, and bytes that a thread loads and stores. Of loops whose passes are known all
+    instructions, the bytes of one pass, and how many passes wait for memory. marks: what was looked for and found."""
+
+    def __init__(self, counts=(), load=0, store=0, waits=0, marks=0):
+        self.counts, self.load, self.store, self.waits, self.marks = Counter(counts), load, store, waits, marks
 
     def __add__(self, other):
-        return Work(self.counts + other.counts, self.load + other.load, self.store + other.store)
+        mine, its = ((w.load, w.store, w.waits, w.marks) for w in (self, other))
+        return Work(self.counts + other.counts, *(a + b for a, b in zip(mine, its)))
+
+    def repeated(self, passes):
+        """A loop's body, run so often (None: not at all, and not looked for); a loop that was looked for is a mark."""
+        key = self.load or (STORES if self.counts["lsu"] else 0)
+        often, marks = passes.get(key, 1) or 0, self.marks + (passes.get(key) is not None)
+        counts = {pipe: often * n for pipe, n in self.counts.items()}
+        waits = often * (self.waits or bool(self.load))
+        return Work(counts, self.load, self.store, waits, marks) if often else Work(marks=marks)
 
     @property
     def instructions(self):
@@ -35,25 +49,30 @@ PIPES = {
 PIPES = {op: re.compile(ops) for op, ops in PIPES.items()}
 
 
+NONE = "$^"  # a pattern of no instruction
 END = -1  # of the program, among addresses
 
 
-def work_of(op):
+def work_of(op, marks=0):
     base, _, modifiers = op.partition(".")
     pipe = next((name for name, ops in PIPES.items() if ops.fullmatch(base)), "alu")
     load = store = 0
-    if base in ("LDG", "STG") and "STRONG" not in modifiers:  # those are other blocks' partials
+    if base in ("LDG", "STG") and not re.search(r"STRONG\.(GPU|SYS)", modifiers):  # those are other blocks' partials
         width = re.search(r"\b[US]?(256|128|64|16|8)\b", modifiers)
         size = int(width.group(1)) // 8 if width else 4
         load, store = (size, 0) if base == "LDG" else (0, size * (size == 16))  # narrower ones: results of a block
-    return Work({pipe: 1}, load, store)
+    return Work({pipe: 1}, load, store, marks=marks)
 
 
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/ +(@!?U?P\w+ )? *([A-Z][A-Z0-9.a-z_]*) *([^;]*);")
 
 
-def basic_blocks(listing):
+def basic_blocks(listing, mark=NONE, avoid=NONE):
     """{address: (Work, addresses of what may follow)}, END among them."""
+
+    def marks(line):
+        return (re.search(mark, line) is not None) - (re.search(avoid, line) is not None)
+
     rows = [(int(at, 16), bool(guard), op, rest) for at, guard, op, rest in INSTRUCTION.findall(listing)]
     jumps = {at: int(re.search(r"0x([0-9a-f]+)", rest).group(1), 16) for at, _, op, rest in rows if op[:3] == "BRA"}
     starts, found, here = {rows[0][0], *jumps.values()}, {}, None
@@ -62,7 +81,7 @@ def basic_blocks(listing):
             if here is not None:
                 found[here][1].append(at)
             here, found[at] = at, [Work(), []]
-        found[here][0] += work_of(op)
+        found[here][0] += work_of(op, marks(f"{op} {rest}"))
         if at in jumps:
             maybe = guard or re.match(r"!?U?P\d", rest)
             found[here][1].extend([jumps[at], after] if maybe else [jumps[at]])
@@ -96,41 +115,47 @@ def components(nodes, follow):
     return found
 
 
-def longest(blocks, nodes, entry):
+def longest(blocks, nodes, entry, passes=None, most=False):
     """(Work outside of loops, [Work of one pass of each innermost loop that moves data]) of the path from `entry` that
-    moves most data by the fewest instructions: that of a tile inside the tensor."""
+    moves most data by the fewest instructions: that of a tile inside the tensor. passes: {bytes that a pass of a loop
+    loads: how many passes there are}, else one; then no loop is left. most: by the most instructions, where a branch
+    depends on values."""
 
     def moved(path):
-        return sum(w.load + w.store for w in (path[0], *path[1])), -path[0].instructions
+        instructions = path[0].instructions if most else -path[0].instructions
+        return path[0].marks, sum(w.load + w.store for w in (path[0], *path[1])), instructions
 
     best = {END: (Work(), [])}
     for part in components(nodes, lambda v: blocks[v][1] if v == entry else [w for w in blocks[v][1] if w != entry]):
         here = {}
-        for v in part:
+        for v in part & {entry, *(w for u in nodes - part for w in blocks[u][1])}:  # where it is entered
             if v == entry or len(part) == 1 and v not in blocks[v][1]:
                 here[v] = blocks[v][0], []
                 continue
-            once, loops = longest(blocks, part, v)
-            if not loops and once.load + once.store:
+            once, loops = longest(blocks, part, v, passes, most)
+            if passes is not None:
+                once = once.repeated(passes)
+            elif not loops and once.load + once.store:
                 once, loops = Work(), [once]  # else an outer loop: a few instructions for many tiles
             here[v] = once, loops
         after = [best[w] for v in part for w in blocks[v][1] if w in best and w not in part and w != entry]
         tail = max(after, key=moved, default=(Work(), []))
-        for v in part:
-            best[v] = here[v][0] + tail[0], here[v][1] + tail[1]
+        for v, own in here.items():
+            best[v] = own[0] + tail[0], own[1] + tail[1]
     return best[entry]
 
 
-def main_path(listing):
-    """(Work of a block beside its tiles, [Work of one pass of each loop over tiles]); no loop: a block has one tile."""
-    blocks = basic_blocks(listing)
+def main_path(listing, passes=None, mark=NONE, avoid=NONE, most=False):
+    """(Work of a block beside its tiles, [Work of one pass of each loop over tiles]); no loop: a block has one tile.
+    mark, avoid: patterns of instructions through which the path leads, and does not, if there is a choice."""
+    blocks = basic_blocks(listing, mark, avoid)
     entry = min(blocks)
     reached, left = {END}, [entry]
     while left:
         v = left.pop()
         left += () if v in reached else blocks[v][1]
         reached.add(v)
-    return longest(blocks, reached - {END}, entry)
+    return longest(blocks, reached - {END}, entry, passes, most)
 
 
 def text(cubin):
@@ -152,23 +177,24 @@ class Code(NamedTuple):
 
 
 def read(cubins, arch, nvdisasm):
-    """[Code] of cubins of one kernel each, given with their shared memory. All are disassembled together: the tool's
-    start takes longest."""
-    raw, ends, registers = b"", [], []
-    for cubin, _ in cubins:
-        code, count = text(cubin)
-        raw += code
-        ends.append(len(raw))
-        registers.append(count)
+    """[Code] of cubins of one kernel each, given with their shared memory."""
+    texts = [text(cubin) for cubin, _ in cubins]
+    listings = disassembled([code for code, _ in texts], arch, nvdisasm)
+    return [
+        Code(*main_path(listing), registers, shared)
+        for listing, (_, registers), (_, shared) in zip(listings, texts, cubins)
+    ]
+
+
+def disassembled(kernels, arch, nvdisasm):
+    """The listings of machine code. All of it is taken apart together: the tool's start takes longest."""
+    raw, ends = b"".join(kernels), list(accumulate(map(len, kernels)))
     with tempfile.NamedTemporaryFile() as file:
         file.write(raw)
         file.flush()
         command = [nvdisasm, "--binary", f"SM{arch}", "--no-dataflow", file.name]
         listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    rows = [[] for _ in cubins]
+    rows = [[] for _ in kernels]
     for row in INSTRUCTION.finditer(listing):
         rows[bisect(ends, int(row.group(1), 16))].append(row.group())
-    found = []
-    for lines, count, (_, shared) in zip(rows, registers, cubins):
-        found.append(Code(*main_path("\n".join(lines)), count, shared))
-    return found
+    return ["\n".join(lines) for lines in rows]

@@ -26,11 +26,11 @@ HOST = [ROOT / "csrc/cuda/elementwise/unary.cpp", ROOT / "csrc/cuda/elementwise/
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulation needs g++")
 
 
-def compiled(sources, target):
+def compiled(sources, target, *options):
     """A library of the sources, made for the host."""
     torch_dir = Path(torch.__file__).parent
     command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", f"-I{ROOT}/tests/kernels/emulate"]
-    command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000"]
+    command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000", *options]
     command += ["-isystem", f"{torch_dir}/include", "-include", f"{ROOT}/tests/kernels/emulate/cuda_runtime.h"]
     command += ["-", f"-L{torch_dir}/lib", "-ltorch", "-ltorch_cpu"]  # one unit: torch's headers are read once
     unit = "".join(f'#include "{path}"\n' for path in sources)
@@ -95,7 +95,9 @@ def layouts(dtype, make, values=garbage):
     yield "odd rows", x(5, 33), make((5, 1), 1), "general"
     yield "aligned at its first row alone", x(9, 65)[:, :64], make((9, 64), 1), "general"
     yield "rows of an aligned pitch", x(9, 80)[:, :64], make((9, 80), 1)[:, :64], "rows"
-    yield "shifted", x(4097)[1:], make((4097,), 1)[1:], "general"
+    yield "shifted", x(4097)[1:], make((4097,), 1)[1:], "flat"
+    yield "one shifted", x(4103)[3:], make((4100,), 1), "flat"
+    yield "the other shifted", x(4097), make((4110,), 1)[13:], "flat"
     yield "transposed", x(37, 129).t(), make((129, 37), 1), "general"
     yield "step", x(300, 6)[::3, ::2], make((100, 3), 1), "general"
     yield "outer", x(31, 1), make((1, 45), 1), "general"

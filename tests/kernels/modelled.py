@@ -1,15 +1,17 @@
-"""What the model of the GPU (benchmarks/gpu_model.py) says of every Triton kernel's plans.
+"""What the model of the GPU (benchmarks/gpu_model.py) says of every Triton kernel's plans; C++ has modelled_cuda.py.
 
 `python -m tests.kernels.modelled` writes the table of docs/gpu-model.md, which test_gpu_model.py holds the kernels to.
 """
 
 import re
+import tempfile
 from pathlib import Path
 
 import torch
 
 from benchmarks import machine_code
 from benchmarks.gpu_model import GPUS, load_of, predict
+from tests.kernels import modelled_cuda
 from tests.kernels import plans_classification as classes
 from tests.kernels import plans_regions as regions
 from tests.kernels import plans_rows as rows
@@ -73,7 +75,7 @@ def cases(n):
 
 
 def predictions(gpu, plans):
-    """{name: (Code, Load, Prediction)}, each kernel compiled once for all sizes."""
+    """{name: (registers, rounds, Prediction)}, each kernel compiled once for all sizes."""
     arch, compiled, keys = f"sm_{gpu.arch}", {}, {}
     for name, plan in plans.items():
         key = plan.kernel.fn, repr((plan.signature, plan.attrs, plan.config)), tuple(plan.constants.items())
@@ -85,7 +87,7 @@ def predictions(gpu, plans):
     found = {}
     for name, plan in plans.items():
         code, load = codes[keys[name]], load_of(plan)
-        found[name] = code, load, predict(code, load, gpu)
+        found[name] = code.registers, load.rounds, predict(code, load, gpu)
     return found
 
 
@@ -100,14 +102,21 @@ def recorded():
 
 
 def main():
-    sizes = {size: cases(n) for size, n in SIZES.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        launches = modelled_cuda.Plans(Path(folder))
     others = [name for name in GPUS if name != "H200"]
-    large, small = (predictions(GPUS["H200"], sizes[size]) for size in SIZES)
-    some = {name: plan for name, plan in sizes["64M"].items() if name[3] == "bf16"}
-    more = [predictions(GPUS[name], some) for name in others]
+    tables = []
+    for predicted, sizes in (
+        (predictions, [cases(n) for n in SIZES.values()]),
+        (modelled_cuda.predictions, [modelled_cuda.cases(n, launches) for n in SIZES.values()]),
+    ):
+        some = {name: plan for name, plan in sizes[0].items() if name[3] == "bf16"}
+        own = [(GPUS["H200"], plans) for plans in sizes] + [(GPUS[name], some) for name in others]
+        tables.append([predicted(gpu, plans) for gpu, plans in own])
+    large, small, *more = (triton | cuda for triton, cuda in zip(*tables))
     lines = [HEAD + "".join(f" {name} |" for name in others), "|---" * (11 + len(others)) + "|"]
-    for name, (code, load, found) in large.items():
-        own = f"{found.instructions:.0f} | {code.registers} | {found.in_flight:.0f} | {load.rounds} | {found.bound}"
+    for name, (registers, rounds, found) in large.items():
+        own = f"{found.instructions:.0f} | {registers} | {found.in_flight:.0f} | {rounds} | {found.bound}"
         shares = [table[name][2] if name in table else None for table in (large, small, *more)]
         lines.append(" | ".join(("", *name, own, *(f"{p.share:.2f}" if p else "" for p in shares), ""))[1:-1])
     text = DOCUMENT.read_text()

@@ -10,7 +10,7 @@
 //   };
 //
 // and gets three kernels, tried in this order:
-//   flat     every operand dense in one order and 16-byte aligned, one dtype: 16-byte accesses, no index arithmetic
+//   flat     every operand dense in one order, one dtype: 16-byte accesses, no index arithmetic
 //   rows     broadcast operands (a padding mask, a per-row divisor, the stride-0 gradient of .sum()): 16-byte
 //            accesses, one index computation per packet; one dtype known at compile time, or any mix up to fp32
 //   general  any strides, any dtypes, one element at a time; 2^31 elements and more in several launches
@@ -81,12 +81,15 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
 //
 // A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
 // consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: as bits they travel by one shuffle per packet.
+// An operand that begins at no multiple of 16 bytes (x[1:]) is read from there on, and shifted.
 
 template <class Op, class Codec>
 struct Tile {
   static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
   static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 || Op::kRolled ? 1 : 2;
   static constexpr int kElements = 32 * kUnroll * kPacket;
+  // Operands may begin at no multiple of 16 bytes. (A mask's 16 elements of 8 bytes leave no registers for that.)
+  static constexpr bool kAnywhere = kUnroll < 8;
 };
 
 template <class Op, class Codec>
@@ -116,12 +119,21 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   }
 
   uint4 mask{}, in[U][kIn];
-  if constexpr (Op::kMask) mask = load<uint4>(plan.base[operands<Op>() - 1] + start + lane * 16);
   const int64_t offset = start * sizeof(Raw) + lane * 16;
+  const auto beyond = [&](int i) { return T::kAnywhere ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
+  const auto from = [&](int i, int64_t bytes) { return plan.base[kOut + i] - beyond(i) + bytes; };
+  if constexpr (Op::kMask) mask = load<uint4>(from(kIn, start + lane * 16));
 #pragma unroll
   for (int u = 0; u < U; ++u)
 #pragma unroll
-    for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(plan.base[kOut + i] + offset + u * 512);
+    for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(from(i, offset + u * 512));
+  if (Op::kMask && beyond(kIn)) mask = packet_behind(from(kIn, start + lane * 16), beyond(kIn), mask);
+#pragma unroll
+  for (int i = 0; i < kIn; ++i) {
+    if (beyond(i) == 0) continue;
+#pragma unroll
+    for (int u = 0; u < U; ++u) in[u][i] = packet_behind(from(i, offset + u * 512), beyond(i), in[u][i]);
+  }
   op.prepare();
   const unsigned bits = Op::kMask ? mask_bits(mask) : 0;
 #pragma unroll
@@ -247,7 +259,7 @@ bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) 
 template <class Codec, class Op>
 bool launch_flat(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
   using T = Tile<Op, Codec>;
-  if (!is_flat(plan)) return false;
+  if (!is_flat(plan, T::kAnywhere ? Op::kOut : operands<Op>())) return false;
   start(flat_kernel<Op, Codec>, blocks_for(plan.numel, int64_t(T::kElements) * (kThreads / 32)), stream, plan, op);
   return true;
 }

@@ -32,6 +32,20 @@ __device__ inline uint4 packet_splat(uint4 packet) {  // its first element, ever
   return packet_of(raw);
 }
 
+// The 16 bytes `by` bytes behind p, which is aligned, and where `first` was read: of two packets that both hold some of
+// them. From memory the second costs nothing: it is the next lane's first.
+__device__ inline uint4 packet_behind(const char* p, unsigned by, uint4 first) {
+  const uint4 next = load<uint4>(p + 16);
+  uint32_t word[8] = {first.x, first.y, first.z, first.w, next.x, next.y, next.z, next.w};
+#pragma unroll
+  for (int k = 0; k < 6; ++k) word[k] = by & 8 ? word[k + 2] : word[k];
+#pragma unroll
+  for (int k = 0; k < 5; ++k) word[k] = by & 4 ? word[k + 1] : word[k];
+#pragma unroll
+  for (int k = 0; k < 4; ++k) word[k] = uint32_t((uint64(word[k + 1]) << 32 | word[k]) >> (by % 4 * 8));
+  return make_uint4(word[0], word[1], word[2], word[3]);
+}
+
 // 16 mask bytes to 16 bits: each byte's truth in its lowest bit, and a multiplication that gathers four of them.
 __device__ inline unsigned mask_bits(uint4 bytes) {
   const uint32_t word[4] = {bytes.x, bytes.y, bytes.z, bytes.w};

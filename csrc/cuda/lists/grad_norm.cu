@@ -1,5 +1,5 @@
 // grad_norm: the norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max
-// |x|. Each warp leaves the norm's sum over its part, and one warp adds those up: two launches, in a fixed order.
+// |x|. Each warp leaves the norm's sum over its part, and one block adds those up: two launches, in a fixed order.
 // I/O: read each tensor once.
 #include "common/squares.h"
 #include "scan.cuh"
@@ -32,13 +32,10 @@ struct Infinite {
   __device__ double result() const { return most; }
 };
 
-// All lanes' sums, in a fixed order.
 template <class Sum>
-__device__ inline Sum warp_merge(const Sum& sum) {
-  return warp_reduce(sum, [](Sum a, const Sum& b) {
-    a.merge(b);
-    return a;
-  });
+__device__ inline Sum merged(Sum a, const Sum& b) {
+  a.merge(b);
+  return a;
 }
 
 template <class Sum>
@@ -60,7 +57,7 @@ struct Norm {
   template <class Codec>
   __device__ void finish(const Sum& lane, int, int64_t warp) const {
     constexpr int n = sizeof(Sum) / sizeof(double);
-    const Sum sum = warp_merge(lane);
+    const Sum sum = warp_reduce(lane, merged<Sum>);
     double word[n];
     std::memcpy(word, &sum, sizeof(Sum));
     if (threadIdx.x % 32) return;
@@ -76,19 +73,21 @@ struct Parts {
   int64_t count;
 };
 
+constexpr int kMerging = 256;  // threads, of which each has eight sums under way
+
 template <class Sum>
-__global__ void merge_kernel(const __grid_constant__ Parts<Sum> parts) {
-  if (threadIdx.x >= 32) return;
-  constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 4;
+__global__ void __launch_bounds__(kMerging) merge_kernel(const __grid_constant__ Parts<Sum> parts) {
+  constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 8;
   Sum sum{};
 #pragma unroll 1
-  for (int64_t i = threadIdx.x; i < parts.count; i += 32 * kAtOnce) {
+  for (int64_t i = threadIdx.x; i < parts.count; i += kMerging * kAtOnce) {
     uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u)
 #pragma unroll
       for (int k = 0; k < n; ++k)
-        if (i + u * 32 < parts.count) word[u][k] = load<uint64>(parts.parts + (i + u * 32) * sizeof(Sum) + k * 8);
+        if (i + u * kMerging < parts.count)
+          word[u][k] = load<uint64>(parts.parts + (i + u * kMerging) * sizeof(Sum) + k * 8);
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       Sum part;
@@ -96,7 +95,7 @@ __global__ void merge_kernel(const __grid_constant__ Parts<Sum> parts) {
       sum.merge(part);
     }
   }
-  sum = warp_merge(sum);
+  sum = block_reduce<kMerging>(sum, reinterpret_cast<Sum*>(shared_memory()), merged<Sum>);
   if (threadIdx.x == 0) store(parts.out, sum.result());
 }
 
@@ -110,7 +109,7 @@ void total(const Launches& launches, const Tensor& like, const Tensor& result) {
   char* parts = static_cast<char*>(workspace.data_ptr());
   launches.run(Norm<Sum>{parts}, stream);
   const Parts<Sum> all{parts, static_cast<char*>(result.data_ptr()), launches.warps()};
-  start(merge_kernel<Sum>, 1, stream, all);
+  start_blocks(merge_kernel<Sum>, 1, kMerging, kMerging / 32 * int(sizeof(Sum)), stream, all);
 }
 
 Tensor grad_norm(const std::vector<Tensor>& inputs, double ord) {

@@ -150,36 +150,33 @@ __global__ void __launch_bounds__(kThreads, 6)
 class Launches {
  public:
   Launches(const std::vector<Tensor>& tensors, const char* op, bool ordered) {
-    int64_t bytes = 0;
     for (const Tensor& t : tensors) {
-      const Type type = float_type(t, op, "each tensor");
+      float_type(t, op, "each tensor");
       check_device(t, tensors[0], op, "a tensor");
-      bytes += View(t).shape().numel() * size_of(type);
     }
-    const int64_t tile = (bytes / kWarps / kStep + 1) * kStep;
     Launch flat{}, own{};
-    flat.batch.tile = own.batch.tile = tile;
     const auto close = [&](Launch& launch, int next) {
       if (launch.batch.members) launches_.push_back(launch);
-      launch.batch.members = launch.batch.warps = 0;
+      launch.batch.members = 0;
       launch.batch.first = next;
     };
     for (size_t i = 0; i < tensors.size(); ++i) {
       const safeops::View view(tensors[i]);
       const bool dense = make_walk(view, own.walk);
       if (dense && (own.walk.ndim == 0 || !ordered)) {
-        add(flat.batch, view);
+        flat.batch.member[flat.batch.members++] = {view.data, view.shape().numel(), 0, Type(view.dtype)};
         if (flat.batch.members == kMembers) close(flat, int(i) + 1);
         continue;
       }
       close(flat, int(i) + 1);
       own.dense = dense;
       own.batch.first = int(i);
-      add(own.batch, view);
+      own.batch.member[own.batch.members++] = {view.data, view.shape().numel(), 0, Type(view.dtype)};
       close(own, 0);
     }
     close(flat, 0);
     for (Launch& launch : launches_) {
+      divide(launch.batch);
       launch.batch.before = warps_;
       warps_ += launch.batch.warps;
     }
@@ -204,10 +201,17 @@ class Launches {
     bool dense = true;
   };
 
-  static void add(Batch& batch, const safeops::View& view) {
-    const int64_t numel = view.shape().numel(), tile = batch.tile / safeops::size_of(view.dtype);
-    batch.member[batch.members++] = {view.data, numel, batch.warps, Type(view.dtype)};
-    batch.warps += uint32_t((numel + tile - 1) / tile);
+  // Tiles by the launch's own bytes: of a launch of small tensors, too, all SMs have warps.
+  static void divide(Batch& batch) {
+    int64_t bytes = 0;
+    for (int i = 0; i < batch.members; ++i) bytes += batch.member[i].numel * size_of(batch.member[i].type);
+    batch.tile = (bytes / kWarps / kStep + 1) * kStep;
+    for (int i = 0; i < batch.members; ++i) {
+      Member& m = batch.member[i];
+      const int64_t tile = batch.tile / size_of(m.type);
+      m.first = batch.warps;
+      batch.warps += uint32_t((m.numel + tile - 1) / tile);
+    }
   }
 
   std::vector<Launch> launches_;

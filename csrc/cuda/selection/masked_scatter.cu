@@ -10,44 +10,58 @@ namespace {
 struct Merge {
   Ranks ranks;
   Plan<2> source;
+  bool dense;  // input, out and source
 };
 
 // Operands: order, mask, input, out.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 7)
     merge_kernel(const __grid_constant__ Plan<4> plan, const __grid_constant__ Merge merge) {
   const int64_t tile = next_tile(merge.ranks);
   if (tile >= merge.ranks.tiles) return;
   const Flags flags = flags_of<1>(plan, merge.ranks, tile);
   const int64_t first = rank_of_first(merge.ranks, tile, flags);
-  each_of_tile<false>(
-      flags, tile, plan.numel, first,
-      [&](int64_t i, bool kept, int64_t rank) {
-        return load<T>(kept && rank < merge.source.numel ? at(merge.source, 1, rank) : at(plan, 2, i));
-      },
-      [&](int64_t i, bool, int64_t, T value) { store(const_cast<char*>(at(plan, 3, i)), value); });
+  const auto run = [&](auto at_once, const auto& source, const auto& input, const auto& out) {
+    each_of_tile<false, at_once()>(
+        flags, tile, plan.numel, first,
+        [&](int64_t i, bool kept, int64_t rank) {
+          return load<T>(kept && rank < merge.source.numel ? source(rank) : input(i));
+        },
+        [&](int64_t i, bool, int64_t, T value) { store(const_cast<char*>(out(i)), value); });
+  };
+  if (merge.dense)
+    run(std::integral_constant<int, kDense<T>>(), Dense<T>{merge.source.base[1]}, Dense<T>{plan.base[2]},
+        Dense<T>{plan.base[3]});
+  else
+    run(std::integral_constant<int, 4>(), [&](int64_t i) { return at(merge.source, 1, i); },
+        [&](int64_t i) { return at(plan, 2, i); }, [&](int64_t i) { return at(plan, 3, i); });
 }
 
 struct Part {
   Ranks ranks;
   char *d_input, *d_source;
   int64_t available;
+  bool dense;  // grad
 };
 
 // Operands: order, mask, grad. Both gradients are contiguous.
 template <class T>
-__global__ void __launch_bounds__(kThreads) part_kernel(const __grid_constant__ Plan<3> plan, Part part) {
+__global__ void __launch_bounds__(kThreads, 7) part_kernel(const __grid_constant__ Plan<3> plan, Part part) {
   const int64_t tile = next_tile(part.ranks);
   if (tile >= part.ranks.tiles) return;
   const Flags flags = flags_of<1>(plan, part.ranks, tile);
   const int64_t first = rank_of_first(part.ranks, tile, flags);
-  each_of_tile<false>(
-      flags, tile, plan.numel, first, [&](int64_t i, bool, int64_t) { return load<T>(at(plan, 2, i)); },
-      [&](int64_t i, bool kept, int64_t rank, T value) {
-        const bool taken = kept && rank < part.available;
-        store(part.d_input + i * sizeof(T), taken ? T(0) : value);
-        if (taken) store(part.d_source + rank * sizeof(T), value);
-      });
+  const auto run = [&](auto at_once, const auto& grad) {
+    each_of_tile<false, at_once()>(
+        flags, tile, plan.numel, first, [&](int64_t i, bool, int64_t) { return load<T>(grad(i)); },
+        [&](int64_t i, bool kept, int64_t rank, T value) {
+          const bool taken = kept && rank < part.available;
+          store(part.d_input + i * sizeof(T), taken ? T(0) : value);
+          if (taken) store(part.d_source + rank * sizeof(T), value);
+        });
+  };
+  if (part.dense) run(std::integral_constant<int, kDense<T>>(), Dense<T>{plan.base[2]});
+  else run(std::integral_constant<int, 4>(), [&](int64_t i) { return at(plan, 2, i); });
 }
 
 Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& mask) {
@@ -64,7 +78,9 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
   const cudaStream_t stream = current_stream(input);
   Tensor workspace, count;
   const Plan<4> plan = plan_in_order<3>(out.shape, {m.all(), x.all(), out.all()});
-  const Merge merge{make_ranks(out.shape, m, input, workspace, count, stream), plan_in_order<1>(s.shape, {s.all()})};
+  const Plan<2> packed = plan_in_order<1>(s.shape, {s.all()});
+  const Merge merge{make_ranks(out.shape, m, input, workspace, count, stream), packed,
+                    is_dense(plan, x.width) && is_dense(packed, x.width, 1)};
   by_width(x.width, [&](auto bits) {
     start(merge_kernel<decltype(bits)>, blocks_of(merge.ranks), stream, plan, merge);
   });
@@ -88,7 +104,7 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
   Tensor workspace, count;
   const Plan<3> plan = plan_in_order<2>(g.shape, {m.all(), g.all()});
   const Part part{make_ranks(g.shape, m, grad, workspace, count, stream), static_cast<char*>(d_input.data_ptr()),
-                  static_cast<char*>(d_source.data_ptr()), bytes / g.width};
+                  static_cast<char*>(d_source.data_ptr()), bytes / g.width, is_dense(plan, g.width)};
   by_width(g.width, [&](auto bits) {
     start(part_kernel<decltype(bits)>, blocks_of(part.ranks), stream, plan, part);
   });

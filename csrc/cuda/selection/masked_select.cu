@@ -16,20 +16,25 @@ __global__ void __launch_bounds__(kThreads)
 struct Pack {
   Ranks ranks;
   char* out;
+  bool dense;  // input
 };
 
 // Operands: order, mask, input. By now every tile's status counts all up to it.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 7)
     pack_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Pack pack) {
   const int64_t tile = warp_number();
   if (tile >= pack.ranks.tiles) return;
   const char* before = reinterpret_cast<const char*>(pack.ranks.status + tile - 1);
   const int64_t first = tile ? int64_t(load<uint64>(before) >> 2) : 0;
-  each_of_tile<true>(
-      flags_of<1>(plan, pack.ranks, tile), tile, plan.numel, first,
-      [&](int64_t i, bool, int64_t) { return load<T>(at(plan, 2, i)); },
-      [&](int64_t, bool, int64_t rank, T value) { store(pack.out + rank * sizeof(T), value); });
+  const Flags flags = flags_of<1>(plan, pack.ranks, tile);
+  const auto run = [&](auto at_once, const auto& input) {
+    each_of_tile<true, at_once()>(
+        flags, tile, plan.numel, first, [&](int64_t i, bool, int64_t) { return load<T>(input(i)); },
+        [&](int64_t, bool, int64_t rank, T value) { store(pack.out + rank * sizeof(T), value); });
+  };
+  if (pack.dense) run(std::integral_constant<int, kDense<T>>(), Dense<T>{plan.base[2]});
+  else run(std::integral_constant<int, 4>(), [&](int64_t i) { return at(plan, 2, i); });
 }
 
 Tensor masked_select(const Tensor& input, const Tensor& mask) {
@@ -54,7 +59,7 @@ Tensor masked_select(const Tensor& input, const Tensor& mask) {
   if (total == 0) return out;
   const Plan<3> plan = plan_in_order<2>(full, {m.all(), x.all()});
   by_width(x.width, [&](auto bits) {
-    const Pack pack{ranks, static_cast<char*>(out.data_ptr())};
+    const Pack pack{ranks, static_cast<char*>(out.data_ptr()), is_dense(plan, x.width)};
     start(pack_kernel<decltype(bits)>, blocks_of(ranks), stream, plan, pack);
   });
   check_launch(kOp);

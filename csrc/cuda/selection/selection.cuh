@@ -127,37 +127,58 @@ __device__ inline int64_t rank_of_first(const Ranks& ranks, int64_t tile, const 
   return before;
 }
 
-// For the elements i of a tile, or if kKept the kept ones: put(i, kept, rank, get(i, kept, rank)), 32 at a time and
-// four such reads under way.
-template <bool kKept, class Get, class Put>
+// For the elements i of a tile, or if kKept the kept ones: put(i, kept, rank, get(i, kept, rank)), 32 at a time and U
+// such reads under way.
+template <bool kKept, int U = 4, class Get, class Put>
 __device__ inline void each_of_tile(const Flags& flags, int64_t tile, int64_t numel, int64_t rank, const Get& get,
                                     const Put& put) {
-  constexpr int U = 4;
-  const unsigned lane = threadIdx.x % 32;
+  const unsigned lane = threadIdx.x % 32, before = (1u << lane) - 1;
+  const int64_t left = numel - tile * kTile;
+  const int end = left < kTile ? int(left) : kTile;
 #pragma unroll 1
   for (int j = 0; j < 64; j += U) {
     const unsigned word = j < 32 ? flags.word[0] : flags.word[1];
     const int64_t start = tile * kTile + j * 32 + lane;
-    unsigned bits[U], below[U], all = 0;
+    const int rest = end - j * 32 - int(lane);
+    unsigned kept = 0, below[U], all = 0;  // kept: a bit for each element of this lane's
     decltype(get(start, true, rank)) value[U];
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      bits[u] = __shfl_sync(kWarp, word, (j + u) % 32);
-      below[u] = all + __popc(bits[u] & ((1u << lane) - 1));
-      all += __popc(bits[u]);
-      bits[u] = bits[u] >> lane & 1;
-      if (kKept ? bits[u] : start + u * 32 < numel) value[u] = get(start + u * 32, bits[u], rank + below[u]);
+      const unsigned bits = __shfl_sync(kWarp, word, (j + u) % 32), own = bits >> lane & 1;
+      below[u] = all + __popc(bits & before);
+      all += __popc(bits);
+      kept |= own << u;
+      if (kKept ? own : u * 32 < rest) value[u] = get(start + u * 32, own, rank + below[u]);
     }
 #pragma unroll
-    for (int u = 0; u < U; ++u)
-      if (kKept ? bits[u] : start + u * 32 < numel) put(start + u * 32, bits[u], rank + below[u], value[u]);
+    for (int u = 0; u < U; ++u) {
+      const bool own = kept >> u & 1;
+      if (kKept ? own : u * 32 < rest) put(start + u * 32, own, rank + below[u], value[u]);
+    }
     rank += all;
   }
 }
 
 __device__ inline int64_t warp_number() { return int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32; }
 
+// Where an operand whose elements follow each other has element i: without the divisions of at().
+template <class T>
+struct Dense {
+  char* base;
+  __device__ char* operator()(int64_t i) const { return base + i * int64_t(sizeof(T)); }
+};
+template <class T>
+constexpr int kDense = sizeof(T) == 8 ? 4 : 8;  // of those, elements that a lane has under way
+
 // ---- host
+
+// Whether the operands from `first` on, behind the order and the mask, are dense in that order. width: of an element.
+template <int N>
+bool is_dense(const Plan<N>& plan, int64_t width, int first = 2) {
+  bool dense = plan.ndim == 1;
+  for (int i = first; i < N; ++i) dense = dense && plan.stride[i][0] == width;
+  return dense;
+}
 
 // A mask beside elements that may have been split in two.
 inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {

@@ -7,6 +7,7 @@
 // of the GPU's own instructions (fp32 division is IEEE on both), writes seen out of order, speed.
 #pragma once
 
+#include <dlfcn.h>
 #include <math.h>  // the overloads for float too, unqualified as on the device
 #include <ucontext.h>
 
@@ -30,7 +31,9 @@
 #define __host__
 #define __grid_constant__
 #define __launch_bounds__(...)
+#ifndef SAFEOPS_PLANS
 #define SAFEOPS_INDEX_LIMIT 3000  // elements of a launch of the general kernel: larger ones are cut, as by 2^31
+#endif
 
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
@@ -252,14 +255,39 @@ void run_blocks(unsigned blocks, unsigned threads, Body body, int shared = 0) {
   }
 }
 
+// With SAFEOPS_PLANS, launches are noted and not run: (kernel, blocks, threads, bytes of shared memory); of memory that
+// is set (0, bytes, 0, 0), of keys that are sorted (0, bytes, 0, bits). No tensor is touched: they may be of any size.
+struct EmulatedLaunch { int64_t kernel, blocks, threads, shared; };
+inline std::vector<EmulatedLaunch> emulated_launches;
+inline int64_t emulated_kept = 0;  // what a count on the device is taken to be
+inline uintptr_t emulated_base() {
+  Dl_info here;
+  dladdr(reinterpret_cast<void*>(&emulated_base), &here);
+  return reinterpret_cast<uintptr_t>(here.dli_fbase);
+}
+extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_plan(EmulatedLaunch* to, int64_t kept) {
+  const int64_t count = int64_t(emulated_launches.size());
+  std::memcpy(to, emulated_launches.data(), count * sizeof(EmulatedLaunch));
+  emulated_launches.clear();
+  emulated_kept = kept;
+  return count;
+}
+
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+#ifdef SAFEOPS_PLANS
+  emulated_launches.push_back({0, int64_t(bytes), 0, 0});
+  return cudaSuccess;
+#endif
   std::memset(p, value, bytes);
   return cudaSuccess;
 }
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+#ifdef SAFEOPS_PLANS
+  from = &emulated_kept;
+#endif
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
@@ -283,7 +311,9 @@ inline AOTITorchError emulated_empty_strided(int64_t ndim, const int64_t* sizes,
   void* data;
   if (aoti_torch_empty_strided(1, &padded, &one, dtype, device, 0, &output.storage)) return 1;
   if (aoti_torch_get_data_ptr(output.storage, &data)) return 1;
+#ifndef SAFEOPS_PLANS
   std::memset(data, 0xA5, padded * item);
+#endif
   output.guard = static_cast<unsigned char*>(data) + extent * item;
   emulated_outputs.push_back(output);
   return aoti_torch__reinterpret_tensor(output.storage, ndim, sizes, strides, 0, result);
@@ -314,15 +344,18 @@ void store_relaxed(Word* p, Word value) {
 }
 
 template <class Kernel, class... Arguments>
-void start(Kernel kernel, unsigned blocks, cudaStream_t, const Arguments&... arguments) {
-  run_blocks(blocks, 128, [&] { kernel(arguments...); });
+void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t,
+                  const Arguments&... arguments) {
+#ifdef SAFEOPS_PLANS
+  emulated_launches.push_back({int64_t(uintptr_t(kernel) - emulated_base()), blocks, threads, shared});
+  return;
+#endif
+  run_blocks(blocks, threads, [&] { kernel(arguments...); }, shared);
   check_guards();
 }
 template <class Kernel, class... Arguments>
-void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t,
-                  const Arguments&... arguments) {
-  run_blocks(blocks, threads, [&] { kernel(arguments...); }, shared);
-  check_guards();
+void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&... arguments) {
+  start_blocks(kernel, blocks, 128, 0, stream, arguments...);
 }
 inline char* shared_memory() { return reinterpret_cast<char*>(emulated_warp->shared->memory.data()); }
 }  // namespace safeops::cuda
@@ -342,5 +375,10 @@ inline AOTITorchError emulated_stream(int32_t, void** stream) {
 #define is_cpu() data_ptr() == emulated_host
 #define aoti_torch_empty_strided emulated_empty_strided
 #define aoti_torch_get_current_cuda_stream emulated_stream
+#ifdef SAFEOPS_PLANS
+#define SAFEOPS_EMULATED safeops_plans
+#else
+#define SAFEOPS_EMULATED safeops_emulated
+#endif
 #undef STABLE_TORCH_LIBRARY_IMPL
-#define STABLE_TORCH_LIBRARY_IMPL(ns, key, m) _STABLE_TORCH_LIBRARY_IMPL(safeops_emulated, CPU, m, C10_UID)
+#define STABLE_TORCH_LIBRARY_IMPL(ns, key, m) _STABLE_TORCH_LIBRARY_IMPL(SAFEOPS_EMULATED, CPU, m, C10_UID)

@@ -1,0 +1,123 @@
+"""What the model of the GPU (benchmarks/gpu_model.py) says of every CUDA kernel in C++.
+
+The launches are the launchers' own: the emulated sources note them (tests/kernels/emulate). The machine code is the
+library's. What neither says stands in plans_cuda.py: how often a loop runs, how often a block waits for memory.
+"""
+
+import ctypes
+import re
+import subprocess
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from benchmarks import machine_code
+from benchmarks.gpu_model import Load, predict_all
+from tests.kernels import plans_cuda
+from tests.kernels.emulated import HOST, ROOT, SOURCES, compiled
+from tests.kernels.test_cuda_build import LIBRARY, NVDISASM, cuobjdump, demangled, resources, texts
+
+CUDA = ROOT / "csrc" / "cuda"
+IMAGES = "ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward"
+FAMILIES = {
+    "elementwise": [*SOURCES, *HOST],
+    "selection": sorted((CUDA / "selection").glob("*.cu")),
+    "lists": sorted((CUDA / "lists").glob("*.cu")),
+    "ssim": [CUDA / "images" / f"{name}.cu" for name in IMAGES],
+    "total_variation": sorted((CUDA / "images").glob("total_variation*.cu")),
+}
+
+
+class Case(NamedTuple):
+    elements: int
+    read: int  # bytes that the op must move
+    written: int
+    steps: list  # [(Step, (kernel, blocks, threads, shared))]
+
+
+class Plans:
+    """The launches of raw ops."""
+
+    def __init__(self, folder):
+        self.library = torch.library.Library("safeops_plans", "FRAGMENT")
+        self.known, self.built, self.names = set(), {}, {}
+        for family, sources in FAMILIES.items():
+            target = compiled(sources, folder / f"{family}.so", "-DSAFEOPS_PLANS", "-O0")
+            torch.ops.load_library(str(target))
+            self.built[family] = ctypes.CDLL(str(target)).emulated_plan
+            listing = subprocess.run(["nm", "-C", target], capture_output=True, text=True, check=True).stdout
+            rows = re.findall(r"^0*(\w+) \w (.*kernel.*)$", listing, re.M)
+            self.names[family] = {int(at, 16): short(name) for at, name in rows}
+
+    def __call__(self, family, op, *operands, kept=0):
+        """(result, [(kernel, blocks, threads, shared)])"""
+        if op not in self.known:
+            self.known.add(op)
+            schema = getattr(torch.ops.safeops, op).default._schema
+            self.library.define(str(schema).removeprefix("safeops::"))
+        read, rows = self.built[family], (ctypes.c_int64 * 4 * 64)()
+        read(rows, ctypes.c_int64(kept))
+        result = getattr(torch.ops.safeops_plans, op)(*operands)
+        count = read(rows, ctypes.c_int64(0))
+        return result, [(self.names[family].get(row[0], ""), *row[1:]) for row in rows[:count]]
+
+
+def short(name):
+    return re.sub(r"safeops::cuda::|\(anonymous namespace\)::", "", name)
+
+
+RAW = {"health": "_health_", "clip_grad_norm_": "_scale_"}  # where it is not the op's name
+
+
+def cases(n, plans):
+    """{(op, direction, layout, dtype): Case} of about n elements."""
+    found = {}
+    families = [getattr(plans_cuda, name) for name in FAMILIES]
+    for (dtype_name, dtype), family in product(plans_cuda.DTYPES.items(), families):
+        for (op, direction, layout), operands, steps, *more in family(n, dtype):
+            own = more[0] if more else {}
+            raw = RAW.get(op, f"_{op}" + "_backward" * (direction == "backward"))
+            result, launches = plans(family.__name__, raw, *operands, kept=own.get("kept", 0))
+            read, written = own.get("read", plans_cuda.size(operands)), own.get("written", plans_cuda.size(result))
+            expected = steps(read, written, launches)
+            named = [re.search(s.kernel, launch[0]) for s, launch in zip(expected, launches)]
+            assert len(expected) == len(launches) and all(named), (op, direction, layout, launches)
+            found[op, direction, layout, dtype_name] = Case(n, read, written, list(zip(expected, launches)))
+    return found
+
+
+def kernels(arch):
+    """({kernel: its listing}, {kernel: its resources}) of the library."""
+    code, table = {}, {}
+    with tempfile.TemporaryDirectory() as folder:
+        cuobjdump("-xelf", f"sm_{arch}", LIBRARY.resolve(), cwd=folder)
+        for cubin in sorted(Path(folder).glob("*.cubin")):
+            code |= texts(cubin)
+            table |= resources(cubin)
+    listings = machine_code.disassembled([*code.values()], arch, NVDISASM)
+    return demangled(dict(zip(code, listings))), demangled(table)
+
+
+def predictions(gpu, found):
+    """{name: (registers, rounds, Prediction)}"""
+    listings, table = kernels(gpu.arch)
+    codes, result = {}, {}
+    for name, case in found.items():
+        parts = []
+        for step, (kernel, blocks, threads, shared) in case.steps:
+            if not kernel:
+                parts.append((machine_code.Code(machine_code.Work(), [], 0, 0),
+                              Load(case.elements, 0, 0, 0, 0, step.read, step.written, 0, 0)))  # fmt: skip
+                continue
+            key = kernel, tuple(step.passes.items()), step.mark, step.avoid, step.most
+            if key not in codes:
+                once, _ = machine_code.main_path(listings[kernel], step.passes, step.mark, step.avoid, step.most)
+                codes[key] = machine_code.Code(once, [], table[kernel]["registers"], shared)
+            load = Load(case.elements, 0, blocks, threads, 0, step.read, step.written, 0, step.rounds, waits=step.waits)
+            parts.append((codes[key], load))
+        registers, rounds = (max(code.registers for code, _ in parts), sum(load.rounds for _, load in parts))
+        result[name] = registers, rounds, predict_all(parts, case.read, case.written, gpu)
+    return result

@@ -1,0 +1,177 @@
+"""What the C++ kernels are asked in the model of the GPU: a generator for each library of modelled_cuda.py, of
+
+    (op, direction, layout), operands, steps, {"read", "written": bytes, where not the operands' and the result's}
+
+steps(read, written, launches) says of each launch what neither it nor the machine code shows.
+"""
+
+from math import ceil, prod
+from typing import NamedTuple
+
+import torch
+
+from benchmarks.machine_code import NONE, STORES
+from tests.kernels.emulated import BINARY, UNARY
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
+# A path by which elements of a dtype go where each has its own.
+OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80", torch.float32: NONE}
+SHIFTED = r"SHF\.R\.U64"  # what the flat kernel does with operands that are not aligned
+
+
+class Step(NamedTuple):
+    """A launch, of a kernel by this name. mark, avoid, most: machine_code.main_path."""
+
+    kernel: str
+    read: int
+    written: int = 0
+    passes: dict = {}  # {bytes that a pass of a loop loads: passes}
+    waits: float = 1  # of a block for memory, outside of loops
+    rounds: int = 0
+    mark: str = NONE
+    avoid: str = NONE
+    most: bool = False
+
+
+def tensors(x):
+    if isinstance(x, torch.Tensor):
+        return [x]
+    return [t for part in x for t in tensors(part)] if isinstance(x, (list, tuple)) else []
+
+
+def size(x):
+    """Bytes of tensors, of which those that repeat are read once."""
+    return sum(t.element_size() * prod(n for n, step in zip(t.shape, t.stride()) if step) for t in tensors(x))
+
+
+def empty(*shape, dtype):
+    return torch.empty(shape, dtype=dtype)
+
+
+def elementwise(n, dtype):
+    """`offset` begins at no multiple of 16 bytes; `rows` has a second operand that repeats along rows of 4096."""
+    x, offset, rows = empty(n, dtype=dtype), empty(n + 1, dtype=dtype)[1:], empty(n // 4096, 4096, dtype=dtype)
+    column, mask = empty(n // 4096, 1, dtype=dtype), empty(n, dtype=torch.bool)
+
+    def one(kernel, inner=0):  # loops over dims are unrolled: of three dims there is no pass
+        avoid = SHIFTED if kernel == "flat_kernel" else NONE
+        return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
+
+    for op in (*UNARY, *BINARY):
+        flat, count = one("flat_kernel", 16 // x.element_size() if op in ROLLED else 0), 1 + (op in BINARY)
+        yield (op, "forward", "flat"), [x] * count, flat
+        yield (op, "backward", "flat"), [x] * (1 + count), flat
+    yield ("safe_log", "forward", "offset"), [offset], one("kernel")
+    yield ("safe_div", "forward", "offset"), [offset] * 2, one("kernel")
+    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel")
+    yield ("masked_fill", "forward", "flat"), [x, mask], one("flat_kernel")
+    yield ("masked_fill", "forward", "rows"), [rows, mask[: n // 4096, None]], one("rows_kernel")
+
+
+def lists(n, dtype):
+    """`list` has 300 tensors, most of the bytes in a few; `flat` one."""
+
+    def steps(read, written, launches):
+        scans = [blocks for kernel, blocks, *_ in launches if "scan" in kernel]
+        blocks, passes = sum(scans), {dtype.itemsize: 0, 16: 0, 64: read / sum(scans) / 4 / 2048}
+        parts = [(read * its // blocks, written * its // blocks) for its in scans]
+        found = [Step("scan", *part, passes, 0, mark=OWN[dtype]) for part in parts]
+        merged = Step("merge", 4 * blocks * 24, 8, waits=0, rounds=1 + ceil(4 * blocks / 2048))
+        return found + [merged] * (len(launches) - len(scans))
+
+    for layout, sizes in (("flat", [n]), ("list", [n // 64] * 48 + [n // 4 // 252] * 252)):
+        x = [empty(m, dtype=dtype) for m in sizes]
+        rows, factor = empty(len(x), 8, dtype=torch.int64), empty(dtype=torch.float64)
+        yield ("grad_norm", "forward", layout), [x, 2.0], steps
+        yield ("health", "forward", layout), [rows, 0, x], steps, {"read": size(x), "written": 0}
+        yield ("clip_grad_norm_", "in place", layout), [x, factor], steps, {"written": size(x)}
+
+
+def selection(n, dtype):
+    """Half of the elements, or rows, are kept; what is looked up is in order."""
+    x, mask, half = empty(n, dtype=dtype), empty(n, dtype=torch.bool), empty(n // 2, dtype=dtype)
+    rows, index = empty(n // 4096, 4096, dtype=dtype), empty(n, dtype=torch.int64)
+    passes = {8 * dtype.itemsize: 8, 1: None, 0: None, STORES: 1}  # a warp's 2048 elements, eight times 32 at once
+
+    def ranking(kernel):  # ticket, mask, look-back
+        return lambda read, written, launches: [*zeros(launches), Step(kernel, read, written, passes, 3)]
+
+    def zeros(launches):
+        return [Step("^$", 0, amount) for kernel, amount, *_ in launches if not kernel]
+
+    def select(read, written, launches):
+        return [*zeros(launches), Step("count", n, 8, passes, 3), Step("pack", read, written, passes, 2)]
+
+    def compact(read, written, launches):
+        kept, k = (read - mask_bytes), slots * 8  # rows; their numbers, which are written and read
+        numbering = Step("number", mask_bytes, k, {0: None, 1: None, STORES: 16}, 3)
+        return [*zeros(launches), numbering, Step("take", kept + k, written - k, {0: 0}, 3)]
+
+    def put(read, written, launches):
+        return [*zeros(launches), Step("put", read, written // 2, {0: 0}, 2)]
+
+    def look(read, written, _):
+        return [Step("look_up", read, written, {0: 0}, 2, most=True)]
+
+    yield ("masked_select", "forward", "flat"), [x, mask], select, {"kept": n // 2}
+    yield ("masked_scatter", "forward", "flat"), [x, half, mask], ranking("merge")
+    yield ("masked_scatter", "backward", "flat"), [x, mask, [n // 2]], ranking("part")
+    for layout, values in (("flat", x), ("rows", rows)):
+        mask_bytes, slots = len(values), len(values) // 2
+        read = {"read": mask_bytes + size(values) // 2}
+        yield ("masked_compact", "forward", layout), [values, mask[: len(values)], slots], compact, read
+        yield ("masked_compact", "backward", layout), [values[:slots], index[:slots], values.shape], put
+    yield ("safe_gather", "forward", "flat"), [x, index, 0], look
+    yield ("safe_index_select", "forward", "rows"), [rows, index[: len(rows)], 0], look
+
+
+def merge(rows, parts):
+    return Step("merge", rows * parts * 8, rows * 8, waits=0, rounds=1 + ceil(parts / 1024))
+
+
+def ssim(n, dtype):
+    """Images (N, 4, 512, 512) and volumes (N, 1, 64, 128, 128), windows of 11 a side."""
+    shape, cube, options = (n >> 20, 4, 512, 512), (n >> 20, 1, 64, 128, 128), (1.0, 11, 1.5, 0.01, 0.03, False, False)
+
+    def tiles(read, written, launches):  # 52 x 6 runs of windows across, by 256 threads
+        (_, blocks, *_), *rest = launches
+        found = [Step("ssim", read, written, {STORES: 52 * 6 / 256}, most=True)]
+        return found + [merge(rows, 3 * blocks // rows) for _, rows, *_ in rest]
+
+    def march(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
+        found, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
+        slices = {STORES: 144 / 256, 24: 42, 44: 42, 57: 42}
+        rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
+        for (kernel, blocks, *_), (_, before, *_) in zip(launches, [launches[0], *launches]):
+            if "level" in kernel:
+                found.append(Step("level", 2 * size(v), 0, rows, 0, most=True))
+            elif "merge" in kernel:
+                found.append(merge(blocks, before * (4 if len(found) == 1 else 3) // blocks))
+            else:
+                more = (0, slopes) if "slope" in kernel else (slopes, written) if "blur" in kernel else (0, written)
+                found.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True))
+        return found
+
+    x, v = empty(*shape, dtype=dtype), empty(*cube, dtype=dtype)
+    for layout, a, steps in (("images", x, tiles), ("volumes", v, march)):
+        sums = empty(3, *a.shape[:2], dtype=torch.float64)
+        yield ("ssim", "forward", layout), [a, a, None, *options], steps
+        yield ("ssim", "backward", layout), [sums, a, a, None, *options, True, True], steps
+
+
+def total_variation(n, dtype):
+    x, width = empty(n >> 20, 4, 512, 512, dtype=dtype), dtype.itemsize
+
+    def walk(loaded):  # a thread's units of four packets, which load so many bytes
+        def steps(read, written, launches):
+            (_, blocks, *_), *rest = launches
+            passes = {loaded: read / (blocks * 256 * 64), 64: 0, 0: 0}
+            found = [Step("total_variation", read, written, passes, 0, most=True)]
+            return found + [merge(rows, 2 * blocks // rows) for _, rows, *_ in rest]
+
+        return steps
+
+    yield ("total_variation", "forward", "images"), [x], walk(80 + 4 * width)
+    sums = empty(2, len(x), dtype=torch.float64)
+    yield ("total_variation", "backward", "images"), [sums, x], walk(96 + 8 * width)
