@@ -103,7 +103,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   const int64_t start = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * T::kElements;
   if (start >= plan.numel) return;
 
-  if (start + T::kElements > plan.numel) {  // the last tile, element by element
+  const auto beyond = [&](int i) { return T::kAnywhere ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
+  unsigned shifted = 0;
+#pragma unroll
+  for (int i = 0; i < operands<Op>() - kOut; ++i) shifted |= beyond(i);
+  // The last tile, element by element; where packets are shifted, also one of which the last packet lies half behind
+  // the end.
+  if (start + T::kElements + (shifted ? 16 : 0) > plan.numel) {
     op.prepare();
 #pragma unroll 1
     for (int64_t at = start + lane; at < plan.numel; at += 32) {
@@ -120,7 +126,6 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
 
   uint4 mask{}, in[U][kIn];
   const int64_t offset = start * sizeof(Raw) + lane * 16;
-  const auto beyond = [&](int i) { return T::kAnywhere ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
   const auto from = [&](int i, int64_t bytes) { return plan.base[kOut + i] - beyond(i) + bytes; };
   if constexpr (Op::kMask) mask = load<uint4>(from(kIn, start + lane * 16));
 #pragma unroll
