@@ -10,7 +10,6 @@ from collections import Counter
 from itertools import accumulate
 from typing import NamedTuple
 
-
 STORES = -1  # the key of a loop that touches memory, and loads nothing
 
 

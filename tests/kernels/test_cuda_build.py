@@ -295,8 +295,8 @@ def test_one_source_includes_cub():
     assert including == [INDEXED.name]
 
 
-# Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move. In the code each read
-# is there twice: of an operand that is not aligned, the next packet is read too.
+# Per thread of the flat kernel: (packets read, packets written), from the bytes each op must move. In the code each
+# read is there twice: of an operand that is not aligned, the next packet is read too.
 CODECS = ("F16", "BF16", "F32", "F64")
 FLAT = {
     None: {"Copy<unsigned short>": (3, 2), "Copy<unsigned int>": (5, 4), "Copy<unsigned long long>": (9, 8)},
