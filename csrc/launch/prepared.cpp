@@ -60,7 +60,8 @@ Output output_of(AtenTensorHandle t, uint64_t* address) {
   return made;
 }
 
-// The launch for any call of this key; none where an address in it has no owner, or could have two.
+// The launch for any call of this key; none where an address in it has no owner, or could have two, or where a result is
+// not among them: something else has made that.
 std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_t>& arguments,
                                         const StableIValue* stack, size_t results) {
   auto made = std::make_shared<Prepared>();
@@ -77,6 +78,7 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
       known.emplace_back(shared->counter, Owner::kCounter, 0);
     }
   }
+  std::vector<bool> written(results);
   for (int i = 0; i < launch.addresses; ++i) {
     int owners = 0;
     made->owners.emplace_back(Owner::kNobody, 0);
@@ -84,9 +86,12 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
       if (launch.words[i] != 0 && launch.words[i] == address) {
         made->owners.back() = {owner, which};
         ++owners;
+        if (owner == Owner::kResult) written[which] = true;
       }
     if (owners != (launch.words[i] != 0)) return nullptr;
   }
+  for (size_t i = 0; i < results; ++i)
+    if (outputs[i] != 0 && !written[i]) return nullptr;
   made->launch = std::move(launch);
   return made;
 }
