@@ -63,6 +63,7 @@ def save_directly(ctx, tensors):
 # ---- autograd
 
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph  # in a backward: whether another may follow
+is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.autograd.grad(is_grads_batched=True)
 
 # ---- debugging: ops as they run
 

@@ -202,6 +202,16 @@ def test_keeps_graph():
     assert seen == [True, True, False]
 
 
+def test_is_batched():
+    seen = []
+    x = torch.ones(2, requires_grad=True)
+    y = x * 1
+    y.register_hook(lambda g: seen.append(_torch.is_batched(g)))
+    torch.autograd.grad(y, x, torch.ones(3, 2), retain_graph=True, is_grads_batched=True)
+    torch.autograd.grad(y, x, torch.ones(2))
+    assert seen == [True, False]
+
+
 # ---- debugging: ops as they run
 
 

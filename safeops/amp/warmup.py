@@ -45,10 +45,7 @@ def warmup(*ops, like, dtypes=None, **options):
         >>> safeops.warmup("mse_loss", safeops.masked_mean, like=x, dtypes=[torch.bfloat16], mask=keep)
         {'mse_loss': 'cpu has no Triton kernels', 'masked_mean': 'cpu has no Triton kernels'}
     """
-    operands, records = _operands(like), [_record(op) for op in ops]
-    for dtype in (dtypes := (None,) if dtypes is None else tuple(dtypes)):
-        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-            raise TypeError(f"warmup: dtypes must be floating dtypes, got {dtype!r}")
+    operands, records, dtypes = _operands(like), [_record(op) for op in ops], _dtypes(dtypes)
     device = operands[0].device
     found = {op.name: idle(op, device) or "ready" for op in records}
     jobs = [(op, dtype) for op in records if found[op.name] == "ready" for dtype in dtypes]
@@ -94,11 +91,21 @@ def _operands(like):
     return operands
 
 
+def _dtypes(dtypes):
+    if dtypes is None:
+        return (None,)
+    several = isinstance(dtypes, (tuple, list))
+    if not several or not all(isinstance(x, torch.dtype) and x.is_floating_point for x in dtypes):
+        raise TypeError(f"warmup: dtypes must be floating dtypes, in a list or tuple, got {dtypes!r}")
+    return tuple(dtypes)
+
+
 def _record(op):
     name = op if isinstance(op, str) else getattr(op, "__name__", None)
-    if name is None:
-        raise TypeError(f"warmup: ops must be functions of safeops or their names, got {type(op).__name__}")
-    if name not in registry:
+    own = getattr(safeops, name, None) if name in registry else None
+    if op is not name and op is not own:
+        raise TypeError(f"warmup: ops must be ops of safeops or their names, got {op!r}")
+    if own is None:
         raise ValueError(f"warmup: safeops has no op {name!r}")
     return registry[name]
 
@@ -124,9 +131,9 @@ def _call(op, operands, dtype, options, here):
 
 
 def _stand_in(x, dtype):
-    """A tensor that starts at the same place between 16-byte boundaries as x, of another dtype; x itself of its own."""
+    """x of another dtype, of zeros, beginning where x does between 16-byte boundaries, or behind."""
     if dtype is None or not x.is_floating_point():
         return x.detach()
     extent = 1 + sum((size - 1) * step for size, step in zip(x.shape, x.stride())) if x.numel() else 0
-    start = x.storage_offset() % 16
+    start = -(-(x.storage_offset() * x.element_size() % 16) // dtype.itemsize)
     return torch.zeros(start + extent, dtype=dtype, device=x.device).as_strided(x.shape, x.stride(), start)

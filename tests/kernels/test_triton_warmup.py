@@ -23,10 +23,13 @@ X = torch.zeros(4, 64)
     "arguments, options, error, words",
     [
         (["mse"], {"like": X}, ValueError, "warmup: safeops has no op 'mse'"),
-        ([3], {"like": X}, TypeError, "warmup: ops must be functions of safeops or their names, got int"),
+        ([3], {"like": X}, TypeError, "warmup: ops must be ops of safeops or their names, got 3"),
         (["mse_loss"], {"like": [1.0]}, TypeError, "warmup: like must be a tensor, got float"),
         (["mse_loss"], {"like": ()}, ValueError, "warmup: like is empty"),
         (["mse_loss"], {"like": X, "dtypes": [torch.int64]}, TypeError, "warmup: dtypes must be floating dtypes"),
+        (["mse_loss"], {"like": X, "dtypes": torch.float16}, TypeError, "warmup: dtypes must be floating dtypes"),
+        (["health"], {"like": X}, ValueError, "warmup: safeops has no op 'health'"),
+        ([torch.nn.functional.mse_loss], {"like": X}, TypeError, "warmup: ops must be ops of safeops"),
     ],
 )
 def test_it_refuses(arguments, options, error, words):

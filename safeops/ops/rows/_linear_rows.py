@@ -41,7 +41,8 @@ def wanted(input, linear_weight, linear_bias):
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in operands]
     # (torch.export knows sizes by symbols, and must not be asked how large they are)
     plain = all(x is None or type(x) in PLAIN for x in operands) and not _torch.is_exporting()
-    return needs if any(needs) and plain and rows_at_once(input, linear_weight, needs[1]) else [False] * 3
+    there = any(needs) and plain and len(linear_weight) > 0
+    return needs if there and rows_at_once(input, linear_weight, needs[1]) else [False] * 3
 
 
 def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs):
@@ -116,7 +117,7 @@ def _add_product(total, a, b, scale):
 
 def backward(grad, gradients, needs, dtype, keep):
     """The sum's gradients times its upstream one, rounded once; in their own memory where no other backward follows."""
-    last = not is_compiling() and not _torch.keeps_graph()
+    last = not is_compiling() and not _torch.keeps_graph() and not _torch.is_batched(grad)
     found = [(d.mul_(grad) if last else d * grad).to(dtype) if need else None for d, need in zip(gradients, needs)]
     if needs[0]:
         found[0].masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)

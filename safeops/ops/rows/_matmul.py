@@ -9,11 +9,13 @@ import contextlib
 import torch
 from torch.compiler import is_compiling
 
-from safeops._torch import is_autocast_available
+from safeops._torch import is_autocast_available, is_exporting
 
 
 def matmul(a, b):
     """a b^T: (..., N, D), (..., M, D) -> (..., N, M)."""
+    if is_exporting():  # which of a Function takes the forward alone, and a constant comes out
+        return _product(a, b)
     return (_Matmul if is_compiling() else _MatmulForwardMode).apply(a, b)
 
 

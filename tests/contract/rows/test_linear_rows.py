@@ -252,6 +252,42 @@ def test_a_mean_in_fp16_whose_sum_does_not_fit(options):
 # ---- callers
 
 
+@each_sum
+def test_batched_gradients(reduction):
+    """Of several upstream gradients at once, none kept for another backward."""
+    x, w, target, _ = operands(3, 4, 2)
+    wide = torch.tensor([1.0, -2.0], dtype=torch.float32, device=DEVICE)
+    loss = safeops.linear_cross_entropy(x, w, target, reduction=reduction)
+    one = torch.autograd.grad(loss, x, retain_graph=True)[0]
+    many = torch.autograd.grad(loss, x, wide.to(loss.dtype), is_grads_batched=True)[0]
+    torch.testing.assert_close(many, torch.stack([one, -2 * one]))
+
+
+def test_no_classes_and_no_row_kept():
+    x, w = torch.ones(3, 4, device=DEVICE, requires_grad=True), torch.ones(0, 4, device=DEVICE, requires_grad=True)
+    ignored = torch.full((3,), -100, device=DEVICE)
+    loss = safeops.linear_cross_entropy(x, w, ignored)
+    dx, dw = torch.autograd.grad(loss, (x, w))
+    assert loss == 0 and (dx == 0).all() and dw.shape == w.shape
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_an_exported_loss_keeps_the_gradient_of_the_products(strict):
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(7, 4, generator=torch.Generator().manual_seed(0)))
+
+        def forward(self, x, target):
+            return safeops.linear_cross_entropy(x, self.weight, target)
+
+    loss, x, target = Loss(), torch.eye(4), torch.tensor([0, 3, 6, 1])
+    program = torch.export.export(loss, (x, target), strict=strict).module()
+    program(x, target).backward()
+    loss(x, target).backward()
+    torch.testing.assert_close(program.weight.grad, loss.weight.grad)
+
+
 def test_second_order():
     x, w, target, b = operands(4, 5, 2)
     assert _linear_rows.rows_at_once(x, w, True)
