@@ -60,8 +60,8 @@ Output output_of(AtenTensorHandle t, uint64_t* address) {
   return made;
 }
 
-// The launch for any call of this key; none where an address in it has no owner, or could have two, or where a result is
-// not among them: something else has made that.
+// The launch for any call of this key; none where an address in it has no owner, or could have two, or where a result
+// is not among them: something else has made that.
 std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_t>& arguments,
                                         const StableIValue* stack, size_t results) {
   auto made = std::make_shared<Prepared>();
