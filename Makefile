@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test test-slow test-all mutants lint bench gpu-model wheel gpu-check clean
+.PHONY: setup demo test architectures test-slow test-all mutants lint bench gpu-model wheel gpu-check clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -62,11 +62,13 @@ test: setup
 	@$(VERIFY)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
-# What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: setup $(VENV)/rivals
+architectures: setup
 	@echo "== build: all architectures (minutes, the first time)"
 	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1 \
 	    || { cat $(VENV)/build.log; exit 1; }
+
+# What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
+test-slow: architectures $(VENV)/rivals
 	@$(PYTEST) -m slow $(ARGS)
 
 test-all: test test-slow
@@ -82,8 +84,7 @@ bench: setup $(VENV)/rivals
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 # What the kernels should take on GPUs that are not here: the table of docs/gpu-model.md (minutes).
-gpu-model: setup
-	@SAFEOPS_CUDA_ARCH=all .venv/bin/python setup.py -q build_ext --inplace > $(VENV)/build.log 2>&1
+gpu-model: architectures
 	@$(BIN)/python -m tests.kernels.modelled
 
 wheel: setup

@@ -103,12 +103,12 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   const int64_t start = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * T::kElements;
   if (start >= plan.numel) return;
 
-  const auto beyond = [&](int i) { return T::kAnywhere ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
+  const auto misalignment = [&](int i) { return T::kAnywhere ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
   unsigned shifted = 0;
 #pragma unroll
-  for (int i = 0; i < operands<Op>() - kOut; ++i) shifted |= beyond(i);
-  // The last tile, element by element; where packets are shifted, also one of which the last packet lies half behind
-  // the end.
+  for (int i = 0; i < operands<Op>() - kOut; ++i) shifted |= misalignment(i);
+  // The last tile goes element by element. With shifted packets so does a full one that ends within 16 elements of the
+  // end: its last load would reach up to 15 bytes past the tensor.
   if (start + T::kElements + (shifted ? 16 : 0) > plan.numel) {
     op.prepare();
 #pragma unroll 1
@@ -126,18 +126,18 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
 
   uint4 mask{}, in[U][kIn];
   const int64_t offset = start * sizeof(Raw) + lane * 16;
-  const auto from = [&](int i, int64_t bytes) { return plan.base[kOut + i] - beyond(i) + bytes; };
+  const auto from = [&](int i, int64_t bytes) { return plan.base[kOut + i] - misalignment(i) + bytes; };
   if constexpr (Op::kMask) mask = load<uint4>(from(kIn, start + lane * 16));
 #pragma unroll
   for (int u = 0; u < U; ++u)
 #pragma unroll
     for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(from(i, offset + u * 512));
-  if (Op::kMask && beyond(kIn)) mask = packet_behind(from(kIn, start + lane * 16), beyond(kIn), mask);
+  if (Op::kMask && misalignment(kIn)) mask = packet_behind(from(kIn, start + lane * 16), misalignment(kIn), mask);
 #pragma unroll
   for (int i = 0; i < kIn; ++i) {
-    if (beyond(i) == 0) continue;
+    if (misalignment(i) == 0) continue;
 #pragma unroll
-    for (int u = 0; u < U; ++u) in[u][i] = packet_behind(from(i, offset + u * 512), beyond(i), in[u][i]);
+    for (int u = 0; u < U; ++u) in[u][i] = packet_behind(from(i, offset + u * 512), misalignment(i), in[u][i]);
   }
   op.prepare();
   const unsigned bits = Op::kMask ? mask_bits(mask) : 0;

@@ -11,7 +11,7 @@ from torch.compiler import is_compiling
 
 from safeops import _torch
 from safeops._dtypes import WIDE, compute_dtype
-from safeops._op import registry
+from safeops._op import total
 from safeops._route import PLAIN
 from safeops.ops.rows import _linear_chunks
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
@@ -67,21 +67,16 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
             g = keep[part].double()
             scale = scale_of(x, linear_weight, g, sums[0], own_weights, existing, z_loss)
             per_row = g if scale is None else g * scale, keep[part], sums[0], own_weights
-            slope = _slopes(
-                slopes_by(x, weight, label_smoothing, z_loss), logits, place[part], per_row, existing, label_smoothing,
-                z_loss, dtype,
-            )  # fmt: skip
+            slopes = slopes_by(x, weight, label_smoothing, z_loss)
+            slope = _become_slopes(logits, slopes, place[part], per_row, existing, label_smoothing, z_loss, dtype)
             if needs[0]:
                 d_input[part] = _widened(slope @ linear_weight, dtype, scale)
             if needs[1]:
                 _add_product(d_weight, slope.mT, x, scale)
             if needs[2]:
-                d_bias += _widened(
-                    registry["masked_sum"].call(slope, None, 0, False, None, dtype, "zero"), dtype, scale
-                )
-    total = registry["masked_sum"].call(loss, keep, None, False, None, torch.float64, "zero")
+                d_bias += _widened(total(slope, dims=0, dtype=dtype), dtype, scale)
     weights, log_sum = loss.new_empty(0) if weights is None else weights, input.new_empty(0, dtype=torch.float64)
-    return total, keep, weights, log_sum, d_input, d_weight, d_bias
+    return total(loss, keep, dtype=torch.float64), keep, weights, log_sum, d_input, d_weight, d_bias
 
 
 def empty_gradients(input, linear_weight, needs, dtype):
@@ -89,8 +84,8 @@ def empty_gradients(input, linear_weight, needs, dtype):
     return [input.new_empty(shape if need else [0] * len(shape), dtype=dtype) for shape, need in zip(shapes, needs)]
 
 
-def _slopes(slopes, logits, place, per_row, existing, label_smoothing, z_loss, compute):
-    """The slopes to the logits, in their place, a block of rows at a time."""
+def _become_slopes(logits, slopes, place, per_row, existing, label_smoothing, z_loss, compute):
+    """The logits' memory, with the slopes to them in it, which are made a block of rows at a time."""
     size = max(1, BLOCK // max(1, logits.shape[1]))
     for first in range(0, len(logits), size):
         block = slice(first, first + size)
@@ -104,15 +99,15 @@ def _widened(product, dtype, scale):
     return product if scale is None else product.to(dtype).div_(scale)
 
 
-def _add_product(total, a, b, scale):
-    """total += a b / scale"""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
+def _add_product(to, a, b, scale):
+    """to += a b / scale"""
+    if a.dtype == to.dtype:
+        to.addmm_(a, b)
         return
     size = max(1, BLOCK // max(1, b.shape[1]))
-    for first in range(0, len(total), size):
+    for first in range(0, len(to), size):
         block = slice(first, first + size)
-        total[block] += _widened(a[block] @ b, total.dtype, scale)
+        to[block] += _widened(a[block] @ b, to.dtype, scale)
 
 
 def backward(grad, gradients, needs, dtype, keep):
