@@ -78,7 +78,10 @@ def _held(launcher, results):
 
     def launch(*arguments):
         try:
-            return launcher(*arguments)
+            result = launcher(*arguments)
+            if cpu_extension.wants_trace():
+                launcher.trace(arguments)
+            return result
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             _errors.held = text, error
@@ -171,4 +174,12 @@ class _Lazy:
     def __call__(self, *args):
         if self.launch is None:
             self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
-        return self.launch(*args, *self.defaults[len(args) :])
+        return self.launch(*self.complete(args))
+
+    def complete(self, args):
+        return *args, *self.defaults[len(args) :]
+
+    def trace(self, args):
+        """Tell the extension how the launch of this call follows from sizes."""
+        trace = importlib.import_module("safeops.kernels.engine.trace").trace
+        trace(self.launch, self.complete(args), cpu_extension)

@@ -180,10 +180,8 @@ def at_least(n):
 
 def needs_int64(outer, inner, *counts):
     """Whether an offset, or an index that runs past the end by a tile, may not fit 32 bits."""
-    sizes, most = outer.shape + inner.shape, max(outer.numel * inner.numel, *counts, 0)
+    sizes, most = outer.shape + inner.shape, [outer.numel * inner.numel, *counts]
     for o, i in zip(outer.strides, inner.strides):
-        extent = 0
-        for size, step in zip(sizes, (o or ()) + (i or ())):
-            extent += (size - 1) * step
-        most = max(most, extent)
-    return most >= INT32_LIMIT
+        steps = zip(sizes, (o or ()) + (i or ()))
+        most.append(sum((size - 1) * step for size, step in steps))
+    return any(n >= INT32_LIMIT for n in most)
