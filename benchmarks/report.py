@@ -175,7 +175,16 @@ def _debugging(records):
 
 
 def _calls(records):
-    head = ["op", "us", "x-aten", *(f"{part} us" for part in PARTS), "new number us", "first size us", "traced us", "new size us"]
+    head = [
+        "op",
+        "us",
+        "x-aten",
+        *(f"{part} us" for part in PARTS),
+        "new number us",
+        "first size us",
+        "traced us",
+        "new size us",
+    ]
     rows = []
     for r in records:
         parts = r["parts"]

@@ -117,7 +117,7 @@ class Plan:
 
     @property
     def numbers(self):
-        """All arguments after the floats that are no constants, and two addresses of scratch memory that is not used."""
+        """All arguments after the floats that are no constants, and two addresses of scratch memory."""
         tuples, indices = len(self.kernel.all_tuples), len(self.kernel.indices)
         return *chain.from_iterable(filter(None, self.tail[:tuples])), *self.tail[tuples : tuples + indices], 0, 0
 

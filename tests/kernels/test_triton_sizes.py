@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,9 +44,9 @@ def layouts():
 
     return {
         "whole": lambda *shape, dtype: torch.zeros(shape, dtype=dtype),
-        "odd": lambda a, *rest, dtype: torch.zeros((a + 1, *rest), dtype=dtype).flatten()[1:][
-            : torch.Size((a, *rest)).numel()
-        ].view(a, *rest),
+        "odd": lambda a, *rest, dtype: (
+            torch.zeros((a + 1, *rest), dtype=dtype).flatten()[1:][: torch.Size((a, *rest)).numel()].view(a, *rest)
+        ),
         "parts": lambda a, b, dtype: torch.zeros(a, b + 24, dtype=dtype)[:, 8:-16],
         "across": lambda a, b, dtype: torch.zeros(b, a, dtype=dtype).t(),
         "spread": lambda a, b, dtype: torch.zeros(a, 1, dtype=dtype).expand(a, b),
@@ -108,8 +109,13 @@ class Comparison:
         if not own:
             launch.Plan.compile = compile_once
         extension = start.cpu_extension  # which is to look at our hooks, and the plan at Triton's
-        start.cpu_extension = SimpleNamespace(launch=extension.launch, keep_buffers=extension.keep_buffers,
-                                              use_driver=lambda *a: extension.use_driver(*a[:-2], self.watch, []))  # fmt: skip
+
+        def use_driver(*arguments):
+            extension.use_driver(*arguments[:-2], self.watch, [])
+
+        start.cpu_extension = SimpleNamespace(
+            launch=extension.launch, keep_buffers=extension.keep_buffers, use_driver=use_driver
+        )
 
     def arrived(self, op, arguments):
         import torch
@@ -131,11 +137,12 @@ class Comparison:
             lazy.launch = launch
         for launcher, arguments in made:
             op = getattr(torch.ops.safeops, f"_{launcher}").default
-            self.by_python(lambda: op(*arguments), twice=True)
+            arrived = partial(self.arrived, op, arguments)
+            self.by_python(arrived, twice=True)
             self.planned = False
-            found = self.arrived(op, arguments)
+            found = arrived()
             derived = not self.planned
-            expected = self.by_python(lambda: self.arrived(op, arguments))
+            expected = self.by_python(arrived)
             if derived:
                 assert found == expected, (name, launcher, [(a, b) for a, b in zip(found[0], expected[0]) if a != b])
             self.total[launcher] += 1
@@ -162,9 +169,10 @@ def spy(lazy, made):
     return noted
 
 
-def both_ways(result):
+def both_ways(call, *operands):
     import torch
 
+    result = call(*operands)
     if result.requires_grad:
         result.backward(torch.ones_like(result))
 
@@ -186,12 +194,12 @@ def run(own, names, benchmarked):
                     b = min(b, max((1 << 21) // a, 1))
                     x, y = (make(a, b, dtype=torch.float32) for _ in range(2))
                     mask = make(a, b, dtype=torch.bool)
-                    comparison.of(f"{name}, {kind}, {a} x {b}", lambda: both_ways(call(x.requires_grad_(), y, mask)))
+                    comparison.of(f"{name}, {kind}, {a} x {b}", partial(both_ways, call, x.requires_grad_(), y, mask))
         for name in case.names() if benchmarked else ():
             for _ in range(SIZES // 4):
                 n = 4096 * chance.randrange(3, 64)
                 made = case.build(name, n, torch.bfloat16, "cpu")
-                comparison.of(f"{name}, {n}", lambda: both_ways(made.ours(*made.inputs)))
+                comparison.of(f"{name}, {n}", partial(both_ways, made.ours, *made.inputs))
         del comparison.kept
     for name in comparison.total:
         print(name, comparison.derived[name], comparison.total[name])
