@@ -28,6 +28,7 @@ def _load(name):
 cpu_extension = _load("_C")
 cuda_extension = _load("_cuda")
 has_triton = importlib.util.find_spec("triton") is not None
+launchers = {}  # of the raw ops that have one in Triton
 
 
 def has_kernel(name, key):
@@ -48,7 +49,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     if composite is not None:
         lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
-        launcher = _Lazy(*triton.rsplit(".", 1), defaults(op))
+        launcher = launchers[op] = _Lazy(*triton.rsplit(".", 1), defaults(op))
         if cpu_extension is None:
             lib.impl(name, launcher, "CUDA")
         else:

@@ -38,26 +38,21 @@ ELEMENTS = 1 << 20  # of a benchmark's call, on whose plan a larger one makes no
 # ---- what is to be compiled, in this interpreter
 
 
-def requests(ops, arch):
-    """What is compiled for these ops (none: all), each thing once, as it comes out of JSON."""
-    import torch
+@contextlib.contextmanager
+def planned(arch):
+    """A dict whose keys are what calls on the CPU would compile for a GPU of this architecture, as JSON."""
     from triton.backends.compiler import GPUTarget
 
     from safeops import _library, _torch
-    from safeops._op import registry
     from safeops.kernels.engine import launch
-    from safeops.verify import worker
-
-    sys.path.insert(0, str(ROOT))
-    from benchmarks import case
 
     found = {}
 
-    def compile_none(source, target, options):
-        found[json.dumps(encoded(source, options))] = None
-
     def plan(made, *_):
         made.compile(GPUTarget("cuda", arch, 32))
+
+    def note(source, target, options):
+        found[json.dumps(encoded(source, options))] = None
 
     class Planned(_torch.TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -65,18 +60,37 @@ def requests(ops, arch):
                 launcher(*args)
             return function(*args, **(kwargs or {}))
 
-    with mock.patch.object(launch.triton, "compile", compile_none), mock.patch.object(launch.Plan, "__call__", plan), \
+    with mock.patch.object(launch.triton, "compile", note), mock.patch.object(launch.Plan, "__call__", plan), \
          mock.patch.object(launch, "arch_of", lambda device: arch), Planned():  # fmt: skip
+        yield found
+    launch._plans.clear()  # which would be of no architecture but this
+
+
+def requests(ops, arch):
+    """What the check of these ops (none: all) and the benchmarks would compile."""
+    import torch
+
+    from safeops._op import registry
+    from safeops.verify import worker
+
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import case
+
+    def say(op, why=None, **_):
+        if why:
+            raise RuntimeError(f"{op}: {why}")
+
+    with planned(arch) as found:
         for name, op in registry.items():
-            if not ops or name in ops:
-                worker.check_op(op, "cpu", False, lambda **line: None)
+            if op.raw and op.cpu and (not ops or name in ops):
+                worker.check_op(op, "cpu", False, say)
         for name in case.names():
             for dtype in case.DTYPES.values() if not ops or name in ops else ():
                 made = case.build(name, ELEMENTS, dtype, "cpu")
                 result = made.ours(*made.inputs)
                 if made.backward_bytes is not None:
                     result.backward(torch.ones_like(result))
-    return [json.loads(text) for text in found]
+    return list(map(json.loads, found))
 
 
 def encoded(source, options):
@@ -115,9 +129,13 @@ def decoded(request):
     import triton.language as tl
     from triton.compiler import ASTSource
 
+    from safeops.kernels.engine.kernel import settle
+
     def function(path):
         module, name = path.split(":")
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
+        settle(found)
+        return found
 
     def value(x):
         if isinstance(x, dict):
@@ -162,6 +180,15 @@ def compile_all(arch, wanted):
         list(pool.map(compile_one, [arch] * len(wanted), wanted))
 
 
+def compile_by(python, arch, wanted, cache):
+    """compile_all in another interpreter, whose Triton writes into this folder."""
+    command = [python, __file__, "--compile", "--arch", str(arch)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")} | {
+        "TRITON_CACHE_DIR": str(cache)
+    }
+    subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)
+
+
 # ---- the file
 
 
@@ -191,6 +218,17 @@ def unpack(file, cache):
     return len(groups)
 
 
+def cache_folder():
+    """Triton's own on this machine."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
+    return Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
+
+
+def compiled():
+    """How many kernels are in it."""
+    return sum(1 for _ in cache_folder().glob("*/*.cubin"))
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--arch", type=int, default=90, help="the GPU's capability, such as 90")
@@ -205,9 +243,7 @@ def main(argv=None):
     wanted = requests(args.ops, args.arch)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
-        command = [args.python, __file__, "--compile", "--arch", str(args.arch)]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")} | {"TRITON_CACHE_DIR": cache}
-        subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)
+        compile_by(args.python, args.arch, wanted, Path(cache))
         pack(Path(cache), args.out)
     print(f"{args.out}: {len(wanted)} kernels, {args.out.stat().st_size / 1e6:.1f} MB")
     return 0

@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 
 from .buffers import empty
 from .indexing import LINE, VECTOR
-from .kernel import POINTER
+from .kernel import POINTER, settle
 from .start import starter
 from .trace import active
 
@@ -84,6 +84,9 @@ class Plan:
                 *map(dtypes.__getitem__, kernel.pointers))  # fmt: skip
 
     def source(self):
+        for fn in (self.kernel.fn, *self.constants.values()):
+            if isinstance(fn, triton.JITFunction):
+                settle(fn)
         return ASTSource(self.kernel.fn, self.signature, self.constants, self.attrs)
 
     def compile(self, target):
