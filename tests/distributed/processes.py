@@ -6,6 +6,7 @@ Each rank calls MODULE.CASES, {name: function()}, in their order. Outcomes of a 
 """
 
 import datetime
+import functools
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ import tempfile
 import traceback
 import warnings
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -28,6 +30,16 @@ def outcomes(module, world, folder):
     command = [sys.executable, __file__, module, str(world), str(path)]
     subprocess.run(command, env=environment, check=True, timeout=600)
     return [json.loads((folder / f"{path.name}.{rank}").read_text()) for rank in range(world)]
+
+
+def fixture(module):
+    """A fixture: a function of the number of processes, which gives the outcomes of the module's cases."""
+
+    @pytest.fixture(scope="module")
+    def found(tmp_path_factory):
+        return functools.cache(lambda world: outcomes(module.__name__, world, tmp_path_factory.mktemp("ranks")))
+
+    return found
 
 
 def failure(outcomes, name):

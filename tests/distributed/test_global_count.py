@@ -16,18 +16,7 @@ if not (dist.is_available() and dist.is_gloo_available()):
 from tests.distributed import counts, processes  # noqa: E402
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
-
-
-@pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    worlds = {}
-
-    def of(world):
-        if world not in worlds:
-            worlds[world] = processes.outcomes(counts.__name__, world, tmp_path_factory.mktemp("ranks"))
-        return worlds[world]
-
-    return of
+found = processes.fixture(counts)
 
 
 @pytest.mark.xdist_group("ranks")
