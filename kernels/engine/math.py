@@ -51,11 +51,11 @@ def log1p_unit(x):
 
 @triton.jit
 def log_unit(x, lost=None):
-    """log(x + lost) of 0 <= x <= 1, where `lost` is what x was rounded by; below -104 of 0, and any number of others."""
+    """log(x + lost) of 0 <= x <= 1, where `lost` is what x was rounded by; below -104 of 0, any number of others."""
     if x.dtype == tl.float64:
         value = tl.log(x)
         return value if lost is None else value + lost
-    bits = (x * 2.0**24).to(tl.int32, bitcast=True)  # so that the leading bit of subnormal numbers is implied too
+    bits = (tl.abs(x) * 2.0**24).to(tl.int32, bitcast=True)  # of -0 too; and no subnormal number is left one
     power = (bits - (SQRT_HALF + (24 << 23))) & EXPONENT
     f = (bits - power - (24 << 23)).to(tl.float32, bitcast=True) - 1
     if lost is not None:

@@ -24,7 +24,7 @@ def kernel(x, logs, exps, hits, misses, N: tl.constexpr):
 @pytest.mark.parametrize("least", [1e-3, 1e-38])
 def test_digits(dtype, tolerance, least):
     x = torch.linspace(1e-3, 1, N, dtype=dtype) * (least / 1e-3)
-    x[0] /= 8  # not a normal number in fp32
+    x[0], x[1] = x[0] / 8, -0.0  # the first no normal number in fp32
     found = [torch.empty_like(x) for _ in range(4)]
     kernel[(1,)](x, *found, N)
     exact = x.double()
