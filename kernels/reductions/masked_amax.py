@@ -9,17 +9,15 @@ from .statistic import launcher
 
 @triton.jit
 def largest(state, by, parameter):
-    count, weights, pivot, nans, top, ties = state
-    value = tl.where(nans > 0, float("nan"), top)
-    return value, value, 1 / tl.where(nans > 0, nans, ties), count > 0
+    count, weights, pivot, shift, top, ties = state
+    return top, top, 1 / ties, count > 0
 
 
 @triton.jit
 def smallest(state, by, parameter):
     """Of elements that were negated."""
-    count, weights, pivot, nans, top, ties = state
-    value = tl.where(nans > 0, float("nan"), -top)
-    return value, value, 1 / tl.where(nans > 0, nans, ties), count > 0
+    count, weights, pivot, shift, top, ties = state
+    return -top, -top, 1 / ties, count > 0
 
 
 masked_amax = launcher("masked_amax", EXTREME, largest)
