@@ -1,7 +1,6 @@
 """masked_amax, masked_amin: the largest and the smallest of the kept; all that are equal to it share its gradient."""
 
 import triton
-import triton.language as tl
 
 from ..engine.state import EXTREME
 from .statistic import launcher
