@@ -41,10 +41,10 @@ ELEMENTS = 1 << 20  # of a benchmark's call, on whose plan a larger one makes no
 @contextlib.contextmanager
 def planned(arch):
     """A dict whose keys are what calls on the CPU would compile for a GPU of this architecture, as JSON."""
+    from safeops.kernels.engine import launch
     from triton.backends.compiler import GPUTarget
 
     from safeops import _library, _torch
-    from safeops.kernels.engine import launch
 
     found = {}
 
@@ -127,9 +127,8 @@ def path(fn):
 def decoded(request):
     """(triton.compiler.ASTSource, options)"""
     import triton.language as tl
-    from triton.compiler import ASTSource
-
     from safeops.kernels.engine.kernel import settle
+    from triton.compiler import ASTSource
 
     def function(path):
         module, name = path.split(":")

@@ -18,9 +18,12 @@ from .state import (
     below,
     empty_double_state,
     empty_state,
+    larger_of,
+    largest,
     lowest_top,
     merge,
     merge_along,
+    same,
     square,
 )
 from .tile import corner, fetch, indices, kept
@@ -68,15 +71,12 @@ def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr,
 @triton.jit
 def add_extreme(state, v, keep, along: tl.constexpr, SOME: tl.constexpr, C: tl.constexpr):
     count, weights, pivot, shift, top, total = state
-    nan = v != v
     if SOME:
-        nan = nan & keep
         v = tl.where(keep, v, float("-inf"))
-    highest = tl.max(tl.where(nan, float("-inf"), v), along)
-    ties = tl.sum(((v == tl.expand_dims(highest, along)) & keep).to(tl.int32), along).to(C)
-    larger = tl.maximum(top, highest)
-    total = tl.where(top == larger, total, 0.0) + tl.where(highest == larger, ties, 0.0)
-    shift += tl.sum(nan.to(tl.int32), along).to(C)
+    highest = largest(v, along)
+    ties = tl.sum((same(v, tl.expand_dims(highest, along)) & keep).to(tl.int32), along)
+    larger = larger_of(top, highest)
+    total = tl.where(same(top, larger), total, 0.0) + tl.where(same(highest, larger), ties.to(C), 0.0)
     return count, weights, pivot, shift, larger, total
 
 
@@ -174,7 +174,7 @@ def add_tile(
             weights += tl.sum(w, ALONG)
         state = (count, weights, pivot, shift, top, total)
     count, weights, pivot, shift, top, total = state
-    if not (MODE == MOMENTS and WEIGHT):
+    if MODE != EXTREME and not (MODE == MOMENTS and WEIGHT):
         count += added
     return count, weights, pivot, shift, top, total
 
@@ -208,7 +208,8 @@ def add_tiles(
                 state, space, x, mask, weight, m, n,
                 MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LANES, GROUP, C, True,
             )  # fmt: skip
-    state = (state[0].to(C), state[1], state[2], state[3], state[4], state[5])
+    count = state[5] if MODE == EXTREME else state[0].to(C)
+    state = (count, state[1], state[2], state[3], state[4], state[5])
     if AXIS == ALL:
         state = tl.tuple([tl.reshape(s, (1, DOWN * ACROSS)) for s in state])
     state = merge_along(state, 0 if AXIS == OUTER else 1, MODE, WEIGHT, C)

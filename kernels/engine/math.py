@@ -1,14 +1,30 @@
-"""expm1 and log1p, which Triton does not have. The first term of each series is apart: the rest is small beside it."""
+"""Functions that Triton does not have, or only with more instructions: an H200 has 40 for an element of a bf16 loss."""
 
 import triton
 import triton.language as tl
 
 LOG_2 = tl.constexpr(0.6931471805599453)
+SQRT_HALF = tl.constexpr(0x3F3504F3)  # its bits
+EXPONENT, BITS_TO_LOG = tl.constexpr(-0x800000), tl.constexpr(8.262958294867817e-08)  # the latter: log(2) / 2^23
+# log(1 + x) / x in fp32, by powers of x: of 0 <= x <= 1, and of sqrt(1/2) - 1 <= x < sqrt(2) - 1. Fitted for the least
+# relative error, 3e-8 and 2e-7.
+UNIT = tl.constexpr((1.0, -0.49999648, 0.33321321, -0.24857157, 0.19153631, -0.13753749, 0.079203904, -0.030065399,
+                     0.0053647249))  # fmt: skip
+NEAR = tl.constexpr((1.0, -0.50000322, 0.33334714, -0.24971227, 0.19906884, -0.17243245, 0.16180493, -0.10082294))
+
+
+@triton.jit
+def polynomial(x, factors: tl.constexpr, DEGREE: tl.constexpr):
+    p = factors[DEGREE]
+    for k in tl.static_range(DEGREE - 1, -1, -1):
+        p = p * x + factors[k]
+    return p
 
 
 @triton.jit
 def expm1_below(x):
-    """exp(x) - 1 of x <= 0, as 2 sinh(x / 2) exp(x / 2) where exp(x) >= 1/2."""
+    """exp(x) - 1 of x <= 0, as 2 sinh(x / 2) exp(x / 2) where exp(x) >= 1/2. The series' first term is apart: the rest
+    is small beside it."""
     half = 0.5 * x
     near, e = half > -0.34657359027997264, tl.exp(half)
     h = tl.where(near, half, 0.0)  # NaN is far, and stays
@@ -20,15 +36,31 @@ def expm1_below(x):
 
 @triton.jit
 def log1p_unit(x):
-    """log(1 + x) of 0 <= x <= 1, as log(1 + f) or log(2) + log(1 + f), each 2 artanh(f / (2 + f))."""
+    """log(1 + x) of 0 <= x <= 1; in fp64 as log(1 + f) or log(2) + log(1 + f), each 2 artanh(f / (2 + f))."""
+    if x.dtype != tl.float64:
+        return x * polynomial(x, UNIT, 8)
     large = x > 0.41421356237309503  # sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
     f = tl.where(large, (x - 1) * 0.5, x)
     t = f / (2 + f)
     z, p = t * t, x * 0
-    for k in tl.static_range(11 if x.dtype == tl.float64 else 4, 0, -1):
+    for k in tl.static_range(11, 0, -1):
         p = 1 / (2 * k + 1) + p * z
     log_2 = x * 0 + LOG_2  # in the dtype of x: of two numbers tl.where makes fp32
     return tl.where(large, log_2, 0.0) + (2 * t + 2 * t * z * p)
+
+
+@triton.jit
+def log_unit(x, lost=None):
+    """log(x + lost) of 0 <= x <= 1, where `lost` is what x was rounded by; below -104 of 0, any number of others."""
+    if x.dtype == tl.float64:
+        value = tl.log(x)
+        return value if lost is None else value + lost
+    bits = (tl.abs(x) * 2.0**24).to(tl.int32, bitcast=True)  # of -0 too; and no subnormal number is left one
+    power = (bits - (SQRT_HALF + (24 << 23))) & EXPONENT
+    f = (bits - power - (24 << 23)).to(tl.float32, bitcast=True) - 1
+    if lost is not None:
+        f += lost  # it counts where x is near 1
+    return power.to(tl.float32) * BITS_TO_LOG + f * polynomial(f, NEAR, 7)
 
 
 @triton.jit

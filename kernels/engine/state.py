@@ -2,17 +2,18 @@
 
 A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
 
-    count     kept elements. MOMENTS with weights needs no count, only whether it is 0: there it is the largest
-              `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
+    count     kept elements. EXTREME, and MOMENTS with weights, need no count, only whether it is 0: there it is the
+              sum of the lanes' ties, or the largest `heaviness` (accumulate.py) of a kept weight, which would otherwise
+              take one more register a lane
     weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
     total     in the unit that `top` says:
               SQUARES       sum w x^2            = total top^2, top a power of two not below any |x|, or nearly
               MOMENTS       sum w (x - pivot)^2  = total top^2
               EXPONENTIALS  sum w exp(x)         = total exp(top), top the largest x
-              EXTREME       top the largest x, total how many are equal to it
+              EXTREME       top the largest x, NaN above all others, total how many are equal to it
               ABSOLUTE      sum w |x|            = total
     pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
-    shift     MOMENTS: sum w (x - pivot). EXTREME: how many are NaN
+    shift     MOMENTS: sum w (x - pivot)
 
 Nothing overflows or underflows on the way to a result that does neither. And a variance loses no digits to a large
 mean: its pivot is one of the elements, and how far that lies from the others is part of their variance, unless its
@@ -31,7 +32,7 @@ LOWEST = tl.constexpr(-3.4028234663852886e38)
 LOWEST_DOUBLE = tl.constexpr(-1.7976931348623157e308)
 # The arrays of partials, each where its state needs it
 COUNTS, TOTALS, TOPS, SHIFTS, PIVOTS, WEIGHTS = map(tl.constexpr, range(6))
-ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 4, MOMENTS: 5}  # of partials, without weights
+ARRAYS = {COUNT: 1, ABSOLUTE: 2, SQUARES: 3, EXPONENTIALS: 3, EXTREME: 3, MOMENTS: 5}  # of partials, without weights
 MOST_ARRAYS = 6
 
 
@@ -82,6 +83,23 @@ def below(x, top):
 
 
 @triton.jit
+def larger_of(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def largest(x, axis: tl.constexpr):
+    """NaN where there is one."""
+    return tl.reduce(x, axis, larger_of)
+
+
+@triton.jit
+def same(x, top):
+    """Whether x is as large as the top of its group."""
+    return (x == top) | (x != x)
+
+
+@triton.jit
 def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
     """The states along one axis as one: of lanes in C, of larger parts in fp64. Sums are trees of a fixed shape."""
     count, weights, pivot, shift, top, total = state
@@ -110,11 +128,11 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         shift = tl.sum(shift, axis)
         pivot = shift
     else:
-        larger = tl.max(top, axis)
+        larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
         if MODE == EXPONENTIALS:
             total = total * tl.exp(below(top, tl.expand_dims(larger, axis)).to(C)).to(total.dtype)
         elif MODE == EXTREME:
-            total = tl.where(top == tl.expand_dims(larger, axis), total, 0.0)
+            total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)
         total = tl.sum(total, axis)
         shift = tl.sum(shift, axis)
         pivot = shift
@@ -139,9 +157,8 @@ def store_state(where, size, inside, state, MODE: tl.constexpr, WEIGHT: tl.const
         tl.store(where + size * TOTALS, total, mask=inside)
     if MODE >= SQUARES:
         tl.store(where + size * TOPS, top, mask=inside)
-    if MODE >= EXTREME:
-        tl.store(where + size * SHIFTS, shift, mask=inside)
     if MODE == MOMENTS:
+        tl.store(where + size * SHIFTS, shift, mask=inside)
         tl.store(where + size * PIVOTS, pivot, mask=inside)
     if WEIGHT and (MODE == SQUARES or MODE == MOMENTS):
         tl.store(where + size * WEIGHTS, weights, mask=inside)
@@ -173,7 +190,7 @@ def merge_partials(
         total = load_array(partial + size * TOTALS, where, inside, MODE != COUNT)
         top = load_array(partial + size * TOPS, where, inside, MODE >= SQUARES)
         top = tl.where(inside, top, lowest_top([1, 1], MODE, C).to(tl.float64))
-        shift = load_array(partial + size * SHIFTS, where, inside, MODE >= EXTREME)
+        shift = load_array(partial + size * SHIFTS, where, inside, MODE == MOMENTS)
         pivot = load_array(partial + size * PIVOTS, where, inside, MODE == MOMENTS)
         weights = load_array(partial + size * WEIGHTS, where, inside, WEIGHED)
         part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)

@@ -3,16 +3,17 @@
 import triton
 import triton.language as tl
 
+from ..engine.math import log_unit
 from .logistic import at_least
 from .pointwise_loss import pointwise_loss
 
 
 @triton.jit
 def logarithms(x):
-    """log x and log(1 - x). What 1 - x loses, it loses near 1: there 2 - u is its reciprocal."""
+    """log x and log(1 - x); the first is NaN of an x outside [0, 1]."""
     u = 1 - x
-    miss = tl.log(u) + ((1 - u) - x) * (2 - u)
-    return at_least(tl.log(x), -100.0), at_least(miss, -100.0)
+    hit, miss = tl.maximum(log_unit(x), -100.0), tl.maximum(log_unit(u, (1 - u) - x), -100.0)
+    return tl.where(x * u >= 0, hit, float("nan")), miss
 
 
 @triton.jit

@@ -1,19 +1,27 @@
-"""log_cosh_loss: a = |x - y|, e = e^-a; a < log 2: log(1 + (1 - e)^2 / (2 e)), else a - log 2 + log(1 + e^2)."""
+"""log_cosh_loss: a = |x - y|; far from 0 a - log 2 + log(1 + e^-2a), near 0 a series in a^2, or in fp64, where that
+would be long, log(1 + (1 - e)^2 / (2 e)) of e = e^-a."""
 
 import triton
 import triton.language as tl
 
-from ..engine.math import LOG_2, expm1_below, log1p_unit
+from ..engine.math import LOG_2, expm1_below, log1p_unit, polynomial
 from .pointwise_loss import pointwise_loss
+
+# log cosh(a) / a^2 of a <= 1 by powers of a^2, fitted for the least relative error, 1e-7
+SERIES = tl.constexpr((0.5, -0.083330937, 0.02218676, -0.0065721930, 0.0017985851, -0.00030143265))
 
 
 @triton.jit
 def value(x, y):
     a = tl.abs(x - y)
-    less = -expm1_below(-a)
-    e = 1 - less
-    far = tl.where(a < LOG_2, 0.0, a - LOG_2)  # NaN too, which stays
-    return far + log1p_unit(tl.where(a < LOG_2, less * less / (2 * e), e * e))
+    if x.dtype == tl.float64:
+        less = -expm1_below(-a)
+        e = 1 - less
+        near = a < LOG_2
+        tail = log1p_unit(tl.where(near, less * less / (2 * e), e * e))
+        return tl.where(near, 0.0, a - LOG_2) + tail  # NaN is far, and stays
+    square = a * a
+    return tl.where(a < 1, square * polynomial(square, SERIES, 5), a - LOG_2 + log1p_unit(tl.exp(-2 * a)))
 
 
 @triton.jit

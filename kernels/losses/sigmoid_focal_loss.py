@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ..engine.math import log_unit
 from .logistic import at_least, linear_cost, logistic, product_slope
 from .pointwise_loss import pointwise_loss
 
@@ -20,7 +21,7 @@ def power(m, gamma):
     """m^gamma and its derivative, which is 0 where it has no value."""
     some = m > 0
     base = tl.where(some, m, m * 0 + 1)
-    to = tl.where(gamma == 2, m * m, tl.where(some, tl.exp(gamma * tl.log(base)), tl.where(gamma == 0, 1.0, m)))
+    to = tl.where(gamma == 2, m * m, tl.where(some, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m)))
     by = tl.where(gamma == 2, 2 * m, tl.where(some, gamma * (to / base), 0.0))
     return tl.where(m == m, to, m), by
 

@@ -1,7 +1,6 @@
 """masked_amax, masked_amin: the largest and the smallest of the kept; all that are equal to it share its gradient."""
 
 import triton
-import triton.language as tl
 
 from ..engine.state import EXTREME
 from .statistic import launcher
@@ -9,17 +8,15 @@ from .statistic import launcher
 
 @triton.jit
 def largest(state, by, parameter):
-    count, weights, pivot, nans, top, ties = state
-    value = tl.where(nans > 0, float("nan"), top)
-    return value, value, 1 / tl.where(nans > 0, nans, ties), count > 0
+    count, weights, pivot, shift, top, ties = state
+    return top, top, 1 / ties, count > 0
 
 
 @triton.jit
 def smallest(state, by, parameter):
     """Of elements that were negated."""
-    count, weights, pivot, nans, top, ties = state
-    value = tl.where(nans > 0, float("nan"), -top)
-    return value, value, 1 / tl.where(nans > 0, nans, ties), count > 0
+    count, weights, pivot, shift, top, ties = state
+    return -top, -top, 1 / ties, count > 0
 
 
 masked_amax = launcher("masked_amax", EXTREME, largest)

@@ -26,6 +26,7 @@ from ..engine.state import (
     ARRAYS,
     COUNT,
     EXPONENTIALS,
+    EXTREME,
     MOMENTS,
     MOST_ARRAYS,
     SQUARES,
@@ -124,7 +125,6 @@ STATISTIC = Kernel(
                "LONG", "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
     configs={None: Config(max_registers=(80, 128))},  # as in sums.py: left alone, the assembler spills to fit one more
 )  # fmt: skip
-AT_ONCE = 2  # arrays of which a block holds a partial, beside what it computes
 MORE_REGISTERS = (128, 128)
 
 
@@ -132,7 +132,10 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
          empty_nan=False, arch=None, policy=None):  # fmt: skip
     """tensors: x, mask, weight; reduced: a bool per dimension."""
     arrays = MOST_ARRAYS if tensors[2] is not None and mode in (SQUARES, MOMENTS) else ARRAYS[mode]
-    made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, AT_ONCE)
+    x, _, weight = tensors
+    light = weight is None and compute == torch.float32
+    few = light and (mode in (COUNT, ABSOLUTE, EXTREME) or x.element_size() == 2 and mode is not MOMENTS)
+    made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, 1 if few else 2)
     values = {
         "MODE": mode.value,
         "FINISH": finish,
@@ -144,11 +147,12 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     }
     numbers = None if mode is COUNT else torch.float64
     planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
-    across, light = made.values["AXIS"] == OUTER.value, tensors[2] is None and compute == torch.float32
+    across = made.values["AXIS"] == OUTER.value
     if made.wide or mode is MOMENTS or across and mode is not EXPONENTIALS:  # a large state, or those of `vec` columns
         planned.config = replace(planned.config, max_registers=MORE_REGISTERS)
-    elif light and not across and mode in (ABSOLUTE, SQUARES, EXPONENTIALS):  # as sums of one operand in sums.py
-        planned.config = replace(planned.config, max_registers=(48, 128))
+    elif light and not across and mode is not COUNT:  # as sums of one operand in sums.py, or one block less
+        more = few and mode is not ABSOLUTE  # (48 spill what the last block gathers)
+        planned.config = replace(planned.config, max_registers=(64 if more else 48, 128))
     return planned
 
 
