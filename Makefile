@@ -101,7 +101,7 @@ KERNELS := dist/gpu-kernels.tar.gz
 gpu-check: wheel
 	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
 
-# What that launches of Triton, compiled on any machine (an hour on two cores) into dist/gpu-kernels.tar.gz, by the
+# What that launches of Triton, compiled on any machine (half an hour on two cores) into dist/gpu-kernels.tar.gz, by the
 # interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"
 gpu-kernels: setup
 	@$(BIN)/python scripts/gpu_kernels.py $(ARGS)
