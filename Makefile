@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-all mutants lint bench gpu-model wheel gpu-check clean
+.PHONY: setup demo test architectures test-slow test-all mutants lint bench gpu-model wheel gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -97,8 +97,14 @@ mutants: setup
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 # On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
+KERNELS := dist/gpu-kernels.tar.gz
 gpu-check: wheel
-	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(ARGS)
+	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
+
+# What that launches of Triton, compiled on any machine (half an hour on two cores) into dist/gpu-kernels.tar.gz, by the
+# interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"
+gpu-kernels: setup
+	@$(BIN)/python scripts/gpu_kernels.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info safeops/*.so .pytest_cache .ruff_cache .venv*/built

@@ -176,7 +176,9 @@ def prepare_worker():
 
 def compile_all(arch, wanted):
     with ProcessPoolExecutor(initializer=prepare_worker) as pool:
-        list(pool.map(compile_one, [arch] * len(wanted), wanted))
+        for done, _ in enumerate(pool.map(compile_one, [arch] * len(wanted), wanted), 1):
+            if done % 500 == 0:
+                print(f"{done} of {len(wanted)} kernels", flush=True)
 
 
 def compile_by(python, arch, wanted, cache):

@@ -4,8 +4,9 @@ from functools import lru_cache, partial
 
 import torch
 
+from .sized import Sized
 from .start import current_stream, share
-from .trace import Sized, active
+from .trace import active
 
 
 def allocator(shape, dtype, device):

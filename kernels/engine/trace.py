@@ -8,9 +8,10 @@ comes out so. What must have the number, such as a constant of a kernel, notes t
 import operator
 import threading
 from array import array
-from math import prod
 
 import torch
+
+from .sized import Sized
 
 # What the steps of a tape do (csrc/launch/tape.h)
 CONSTANT, ADD, SUBTRACT, MULTIPLY, DIVIDE, REMAINDER, EQUAL, UNEQUAL, LESS, AT_MOST = range(10)
@@ -130,101 +131,6 @@ class Symbol:
         self.tape.note(AT_MOST, 1 << bits - 1, self)
         self.tape.note(LESS, self, 1 << bits)
         return bits
-
-
-class Sized:
-    """A tensor of such sizes and strides, without elements: what a launcher asks of one, as torch answers."""
-
-    def __init__(self, shape, steps, dtype, device, beyond=0):
-        self.shape, self.steps, self.dtype, self.device = shape, steps, dtype, device
-        self.beyond = beyond  # bytes beyond a multiple of 16
-
-    @classmethod
-    def contiguous(cls, shape, dtype, device):
-        return cls(shape, tuple([prod([max(n, 1) for n in shape[d + 1 :]]) for d in range(len(shape))]), dtype, device)
-
-    def view(self, shape, steps):
-        return Sized(tuple(shape), tuple(steps), self.dtype, self.device, self.beyond)
-
-    def stride(self, d=None):
-        return self.steps if d is None else self.steps[d]
-
-    def dim(self):
-        return len(self.shape)
-
-    def numel(self):
-        return prod(self.shape)
-
-    def element_size(self):
-        return self.dtype.itemsize
-
-    def is_floating_point(self):
-        return self.dtype.is_floating_point
-
-    def get_device(self):
-        return self.device.index
-
-    def data_ptr(self):
-        return self.beyond
-
-    def is_contiguous(self):
-        return not self.numel() or self._fills(range(self.dim()))
-
-    def _fills(self, order):
-        """Whether the elements follow each other in memory, without gaps, the last dimension of `order` fastest."""
-        count = 1
-        for d in reversed(order):
-            if self.shape[d] != 1:
-                if self.steps[d] != count:
-                    return False
-                count = count * self.shape[d]
-        return True
-
-    def unsqueeze(self, d):
-        d %= self.dim() + 1
-        step = self.shape[d] * self.steps[d] if d < self.dim() else 1
-        return self.view((*self.shape[:d], 1, *self.shape[d:]), (*self.steps[:d], step, *self.steps[d:]))
-
-    def squeeze(self, d):
-        if self.shape[d] != 1:
-            return self
-        return self.view(self.shape[:d] + self.shape[d + 1 :], self.steps[:d] + self.steps[d + 1 :])
-
-    def expand(self, shape):
-        steps, lead = [], len(shape) - self.dim()
-        for d in reversed(range(len(shape))):
-            if d >= lead:
-                size, step = self.shape[d - lead], self.steps[d - lead]
-            else:
-                size, step = 1, shape[d + 1] * steps[0] if steps else 1
-            steps.insert(0, 0 if size == 1 and shape[d] != 1 else step)
-        return self.view(shape, steps)
-
-    def __getitem__(self, where):
-        if where == 0:
-            return self.view(self.shape[1:], self.steps[1:])
-        shape, steps, d = [], [], 0
-        for part in where:  # new dimensions, and whole ones
-            old = part is not None
-            if old and part != slice(None):
-                raise NotImplementedError(f"index {part}")
-            shape.append(self.shape[d] if old else 1)
-            steps.append(self.steps[d] if old else self.shape[d] * self.steps[d] if d < self.dim() else 1)
-            d += old
-        return self.view(shape, steps)
-
-    def new_empty(self, size, dtype=None):
-        return Sized.contiguous((size,), dtype or self.dtype, self.device)
-
-    @classmethod
-    def __torch_function__(cls, function, types, arguments=(), options=None):
-        if function is not torch.empty_like:
-            raise NotImplementedError(function.__name__)
-        (x,), dtype = arguments, (options or {}).get("dtype")
-        dense = x.is_contiguous() or x._fills(sorted(range(x.dim()), key=x.steps.__getitem__, reverse=True))
-        if not dense:
-            raise NotImplementedError("memory that has gaps, or is shared")
-        return Sized(x.shape, x.steps, dtype or x.dtype, x.device)
 
 
 def trace(launch, arguments, extension):

@@ -23,6 +23,7 @@ def load(name):
 
 gpu_verdicts = load("gpu_verdicts")
 gpu_processes = load("gpu_processes")
+gpu_kernels = load("gpu_kernels")
 gpu_check = load("gpu_check")
 OPS = ("masked_fill", "masked_mean", "l1_loss", "smooth_l1_loss")
 
@@ -272,18 +273,45 @@ def test_the_stages_are_there():
 
 
 @pytest.mark.slow
-def test_a_run_on_the_cpu(tmp_path):
+def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     """The wheel's own copy: installed, verified, measured; the tests of GPUs skip. In the time that there is."""
+    kernels = tmp_path / "kernels.tar.gz"
+    gpu_kernels.pack(one_kernel(tmp_path / "theirs"), kernels)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "ours"))
     wheel = tmp_path / "wheel"
     pip = [sys.executable, "-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheel)]
     assert gpu_processes.run_limited([*pip, str(ROOT)], 600, env=os.environ | {"SAFEOPS_NO_EXT": "1"})[0] == 0
     (built,) = wheel.glob("*.whl")
-    gpu_check.main(["--wheel", str(built), "--device", "cpu", "--minutes", "1", "--out", str(tmp_path)])
+    options = ["--device", "cpu", "--minutes", "1", "--out", str(tmp_path), "--kernels", str(kernels)]
+    gpu_check.main(["--wheel", str(built), *options])
     (log,) = tmp_path.glob("*.jsonl")
     found = gpu_verdicts.read(log)
     stages = [line["stage"] for line in found if "ended" in line or "skipped" in line]
     assert stages == list(gpu_check.STAGES)
     assert found[-1]["stage"] == "end" and "passed" not in found[-1]["verdicts"].values()
+    counts = [(line["stage"], line["kernels"]) for line in found if "kernels" in line]
+    assert counts == [("install", 1), ("compiled", 0)]  # on a CPU no other is
+
+
+def one_kernel(cache):
+    """A folder as Triton keeps it, with one kernel."""
+    folder = cache / "KEY"
+    folder.mkdir(parents=True)
+    files = {"k.cubin": "code", "k.json": "{}", "k.ptx": "text"}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder / "__grp__k.json").write_text(json.dumps({"child_paths": {name: str(folder / name) for name in files}}))
+    return cache
+
+
+def test_kernels_that_come_along_know_where_they_are(tmp_path):
+    gpu_kernels.pack(one_kernel(tmp_path / "theirs"), tmp_path / "kernels.tar.gz")
+    assert gpu_kernels.unpack(tmp_path / "kernels.tar.gz", tmp_path / "ours") == 1
+    folder = tmp_path / "ours" / "KEY"
+    assert sorted(x.name for x in folder.iterdir()) == ["__grp__k.json", "k.cubin", "k.json"]
+    paths = json.loads((folder / "__grp__k.json").read_text())["child_paths"]
+    assert paths == {name: str(folder / name) for name in ("k.cubin", "k.json")}
+    assert Path(paths["k.cubin"]).read_text() == "code"
 
 
 def test_without_a_wheel_or_a_gpu_it_says_so(tmp_path, capsys, monkeypatch):

@@ -63,6 +63,7 @@ def calls():
         "sum": (every, lambda x, y, m: safeops.masked_sum(x, m)),
         "mean of rows": (every, lambda x, y, m: safeops.masked_mean(x, m, dim=1)),
         "mean of columns": (every, lambda x, y, m: safeops.masked_mean(x, m, dim=0, keepdim=True)),
+        "one dimension or the other": (dense, lambda x, y, m: safeops.masked_sum(x, m, dim=x.shape[0] % 2)),
         "one row's mask": (dense, lambda x, y, m: safeops.masked_mean(x, m[:1], dim=0)),
         "variance": (every, lambda x, y, m: safeops.masked_var(x, m)),
         "variance of columns": (dense, lambda x, y, m: safeops.masked_var(x, m, dim=0)),
