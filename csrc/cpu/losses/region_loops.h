@@ -10,6 +10,10 @@
 #include "cpu/engine/operand.h"
 #include "cpu/engine/row_sums.h"
 
+#ifdef SAFEOPS_X86
+#include <immintrin.h>
+#endif
+
 namespace safeops::cpu {
 
 template <class C>
@@ -140,6 +144,40 @@ void index_pair_sums_loop(const C* p, const int16_t* index, int16_t c, int64_t n
   if (!all_finite(own)) return index_sums_loop<C, false>(p, index, c, n, sums);
   for (int k = 0; k < 3; ++k) sums[k] += own[k];
 }
+
+#ifdef SAFEOPS_X86
+SAFEOPS_AVX512 inline __m512d load_doubles(__mmask8 keep, const double* from) {
+  return _mm512_maskz_loadu_pd(keep, from);
+}
+SAFEOPS_AVX512 inline __m512d load_doubles(__mmask8 keep, const float* from) {
+  return _mm512_maskz_cvtps_pd(keep, _mm256_loadu_ps(from));
+}
+
+// index_sums_loop by the masks of comparisons, of which gcc makes words and widens these: 1.7 times slower in cache,
+// 1.2 from memory.
+template <class C, bool kSquared>
+SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t c, int64_t n, double* sums) {
+  __m512d both[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()}, input[2] = {both[0], both[0]};
+  const __m256i wanted = _mm256_set1_epi32(c), none = _mm256_setzero_si256();
+  int64_t target = 0, i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (int k = 0; k < 16; k += 64 / sizeof(C)) __builtin_prefetch(p + i + k + kAhead / 2);
+    for (int k = 0; k < 2; ++k) {
+      const __m256i classes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(index + i + 8 * k));
+      const __mmask8 own = _mm256_cmpeq_epi32_mask(classes, wanted), keep = _mm256_cmpge_epi32_mask(classes, none);
+      const __m512d x = load_doubles(keep, p + i + 8 * k);
+      both[k] = _mm512_mask_add_pd(both[k], own, both[k], x);
+      input[k] = kSquared ? _mm512_fmadd_pd(x, x, input[k]) : _mm512_add_pd(input[k], x);
+      target += __builtin_popcount(own);
+    }
+  }
+  double found[3] = {sum_vector<double, double>(_mm512_add_pd(both[0], both[1])),
+                     sum_vector<double, double>(_mm512_add_pd(input[0], input[1])), static_cast<double>(target)};
+  index_sums_loop<C, kSquared>(p + i, index + i, c, n - i, found);
+  if (!all_finite(found)) return index_sums_loop<C, kSquared>(p, index, c, n, sums);
+  for (int k = 0; k < 3; ++k) sums[k] += found[k];
+}
+#endif
 
 // ---- gradients
 

@@ -23,12 +23,16 @@ auto pick_sums(bool squared) {
   return squared ? pick<&sums_loop<C, true>>() : pick<&sums_loop<C, false>>();
 }
 
-template <class C>
-auto pick_index_sums(bool squared) {
+template <class C, bool kSquared>
+auto pick_index_sums() {
   if constexpr (sizeof(C) == 2)
-    if (!squared)
-      return pick_width<&index_pair_sums_loop<C, 64>, &index_pair_sums_loop<C, 32>, &index_pair_sums_loop<C, 16>>();
-  return squared ? pick<&index_sums_loop<C, true>>() : pick<&index_sums_loop<C, false>>();
+    return pick_width<&index_pair_sums_loop<C, 64>, &index_pair_sums_loop<C, 32>, &index_pair_sums_loop<C, 16>>();
+#ifdef SAFEOPS_X86
+  else if (isa() == Isa::kAvx512)
+    return &index_sums_avx512<C, kSquared>;
+#endif
+  else
+    return pick<&index_sums_loop<C, kSquared>>();
 }
 
 template <class C>
@@ -39,7 +43,7 @@ struct Sum {
   double* partials;  // (units, classes of a unit, kSums)
   bool reads_input = true, reads_target = !r.indexed;
   decltype(pick_sums<C>(true)) add = pick_sums<C>(squared);
-  decltype(pick_index_sums<C>(true)) add_indexed = pick_index_sums<C>(squared);
+  decltype(pick_index_sums<C, true>()) add_indexed = squared ? pick_index_sums<C, true>() : pick_index_sums<C, false>();
   decltype(pick<&kept_loop<C>>()) select_kept = pick<&kept_loop<C>>();
   decltype(pick<&normalize_mask_loop>()) normalize = pick<&normalize_mask_loop>();
   SumGroups<uint8_t, int64_t> count{};

@@ -8,6 +8,7 @@ import torch
 
 import safeops
 from safeops._op import registry
+from safeops.ops.losses._region import define
 from safeops.testing import no_synchronisation
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, flags, on, t
@@ -187,6 +188,25 @@ def test_bf16_to_its_last_digit(route, pixels, special):
             torch.testing.assert_close(
                 grad, want, rtol=2**-7, atol=1e-7 * scale / len(index[0].flatten()), equal_nan=True
             )
+
+
+@kernels_only
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("squared", [False, True])
+@pytest.mark.parametrize("special", [None, 1e200, INF, -INF, NAN])
+def test_sums_by_indices_are_those_of_their_definition(dtype, squared, special):
+    """Of lengths around those of a register and of a tile; a special value in its class, or beside it."""
+    for pixels in (1, 15, 16, 17, 40, 8192, 8201):
+        x, index = images(1, 3, pixels, dtype=dtype)
+        for ignored in (None, 1):
+            for at in (0, pixels - 1) if special is not None else (None,):
+                y = x.clone()
+                if at is not None:
+                    y[0, :2, at] = torch.tensor(special, dtype=torch.float64).to(dtype)
+                want = define(y.double(), index, ignore_index=ignored, squared=squared)
+                got = torch.ops.safeops._region_sums(y, index, ignore_index=ignored, squared=squared)
+                tolerance = 1e-13 if DEVICE == "cpu" or dtype == torch.float64 else 1e-6
+                torch.testing.assert_close(got, want, rtol=tolerance, atol=0, equal_nan=True)
 
 
 # ---- what does not exist
