@@ -5,8 +5,9 @@ Needs no GPU: see standin.py. A call like an earlier one is launched without Pyt
     route      the public function, up to the raw op
     launch     torch's dispatcher, the call that is known by its operands, the outputs, a driver that does nothing
 
-Where a number has changed, the launcher in Python makes it of a plan that it knows. A new size at every step, as
-batches of variable length have it, takes a new plan for a kernel that is loaded already.
+Where a number has changed, the launcher in Python makes it of a plan that it knows. Of sizes that come for the first
+time, as in batches of variable length, the first takes a new plan in Python, for a kernel that is loaded already, the
+second is traced besides, and all others, up to a boundary of the plans, are launched by the trace.
 """
 
 import json
@@ -85,8 +86,8 @@ def measure_parts(call, lazy, forget) -> dict:
     return found | dict(zip(PARTS, (total - op, op), strict=True))
 
 
-def new_sizes(calls, forget) -> float:
-    """Microseconds a call where no size comes twice: of each size the best, for as above."""
+def new_sizes(calls, forget) -> dict:
+    """Microseconds of calls where no size comes twice: of each size the best, for as above."""
     for call in calls:
         call()
     times = [[] for _ in calls]
@@ -96,7 +97,8 @@ def new_sizes(calls, forget) -> float:
             start = perf_counter()
             call()
             taken.append(perf_counter() - start)
-    return sum(map(min, times)) / len(calls) * 1e6
+    first, second, *others = (min(taken) * 1e6 for taken in times)
+    return {"first_size": first, "traced": second, "new_size": sum(others) / len(others)}
 
 
 def serve(ops):
@@ -121,8 +123,7 @@ def serve(ops):
             cases = [case.build(name, STEP * (8 + i), torch.float32, "cpu") for i in range(SIZES)]
             calls = [partial(made.ours, *(t.detach() for t in made.inputs)) for made in cases]
             record = {"op": name, "parts": measure_parts(calls[0], lazy, forget)}
-            record["new_size"] = new_sizes(calls, partial(forget, plans=True))
-            records.append(record)
+            records.append(record | new_sizes(calls, partial(forget, plans=True)))
             aten.append(best(lambda: torch.add(x, x)))
         print(json.dumps([record | {"aten": min(aten)} for record in records]))
 

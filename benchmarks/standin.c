@@ -5,13 +5,13 @@
 
 /* The last launch: grid, block, shared memory, function, and the arguments, whose sizes the reader sets. */
 unsigned last_shape[7];
-unsigned long long last_function, last_arguments[64];
-int sizes[64];
+unsigned long long last_function, last_arguments[256];
+int sizes[256];
 
 int cuLaunchKernelEx(const unsigned *config, void *function, void **arguments) {
   for (int i = 0; i < 7; ++i) last_shape[i] = config[i];
   last_function = (unsigned long long)function;
-  for (int i = 0; i < 64 && sizes[i]; ++i) {
+  for (int i = 0; i < 256 && sizes[i]; ++i) {
     last_arguments[i] = 0;
     __builtin_memcpy(last_arguments + i, arguments[i], sizes[i]);
   }

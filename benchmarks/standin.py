@@ -3,7 +3,6 @@ Triton's own launcher, launched into a libcuda that does nothing. What a call co
 the CUDA allocator's own time, can be measured so without a GPU. For a process of its own."""
 
 import ctypes
-import gc
 import importlib.util
 import itertools
 import os
@@ -53,7 +52,7 @@ def install(folder: Path):
     start.TORCH = library
     launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
     launch.gpu_index = lambda device: 0
-    lazy = [x for x in gc.get_objects() if type(x) is _library._Lazy]
+    lazy = list(_library.launchers.values())
     library = torch.library.Library("safeops", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden

@@ -80,7 +80,7 @@ from safeops.ops.selection.masked_select import masked_select
 from safeops.ops.selection.safe_gather import safe_gather
 from safeops.ops.selection.safe_index_select import safe_index_select
 
-from safeops import debug, nn  # isort: skip  (they need the functions above)
+from safeops import debug, distributed, nn  # isort: skip  (they need the functions above)
 
 __version__ = "0.1.0"
 
@@ -96,6 +96,7 @@ __all__ = [
     "cross_entropy",
     "debug",
     "dice_loss",
+    "distributed",
     "fp32_region",
     "gaussian_nll_loss",
     "grad_norm",

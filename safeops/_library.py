@@ -28,6 +28,7 @@ def _load(name):
 cpu_extension = _load("_C")
 cuda_extension = _load("_cuda")
 has_triton = importlib.util.find_spec("triton") is not None
+launchers = {}  # of the raw ops that have one in Triton
 
 
 def has_kernel(name, key):
@@ -48,7 +49,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
     if composite is not None:
         lib.impl(name, _dense_only(name, composite, complete), "CompositeExplicitAutograd")
     if triton is not None and has_triton:
-        launcher = _Lazy(*triton.rsplit(".", 1), defaults(op))
+        launcher = launchers[op] = _Lazy(*triton.rsplit(".", 1), defaults(op))
         if cpu_extension is None:
             lib.impl(name, launcher, "CUDA")
         else:
@@ -78,7 +79,10 @@ def _held(launcher, results):
 
     def launch(*arguments):
         try:
-            return launcher(*arguments)
+            result = launcher(*arguments)
+            if cpu_extension.wants_trace():
+                launcher.trace(arguments)
+            return result
         except BaseException as error:
             text = f"{type(error).__name__}: {error}"
             _errors.held = text, error
@@ -171,4 +175,12 @@ class _Lazy:
     def __call__(self, *args):
         if self.launch is None:
             self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
-        return self.launch(*args, *self.defaults[len(args) :])
+        return self.launch(*self.complete(args))
+
+    def complete(self, args):
+        return *args, *self.defaults[len(args) :]
+
+    def trace(self, args):
+        """Tell the extension how the launch of this call follows from sizes."""
+        trace = importlib.import_module("safeops.kernels.engine.trace").trace
+        trace(self.launch, self.complete(args), cpu_extension)

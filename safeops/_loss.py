@@ -1,11 +1,14 @@
 """What the losses of all families share: the reduction, what the mean divides by, what stands for nothing kept."""
 
 import torch
+from torch.compiler import is_compiling
 
 from safeops import _check
 from safeops._dtypes import readable
 from safeops._op import registry
 from safeops._symbolic import scalar, symbolic
+from safeops._torch import awaited
+from safeops.distributed._group import here
 
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
@@ -30,13 +33,27 @@ def validate_denominator(name, reduction, denominator):
 def split(denominator, device):
     """A denominator as a raw op takes it: (0-dim tensor, number), one of them None."""
     if isinstance(denominator, torch.Tensor):
-        return readable(denominator), None
+        return readable(arrived(denominator)), None
     return (scalar(denominator, torch.float64, device), None) if symbolic(denominator) else (None, denominator)
 
 
-def raise_if_nothing_kept(name, keep, shape, operands):
+def arrived(denominator):
+    """A denominator that other ranks have a part in, once it is there: a plain tensor, which the kernels take."""
+    if denominator.__class__ in _check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
+        return denominator
+    try:
+        return awaited(denominator)
+    except RuntimeError as error:
+        raise RuntimeError(f"{here('global_count')}: its all-reduce failed, or another's before it: {error}") from error
+
+
+def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
-    if torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(keep.any()))):
+    if denominator is not None:
+        nothing = bool(_check.whole(denominator == 0) if isinstance(denominator, torch.Tensor) else denominator == 0)
+    else:
+        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(keep.any())))
+    if nothing:
         raise ValueError(f'{name}: empty="raise": nothing is kept ({operands})')
 
 
@@ -47,35 +64,45 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
     those kept, without it by their count; `denominator`, a number or 0-dim tensor, goes before both.
     """
     if empty == "raise" and reduction != "none":
-        raise_if_nothing_kept(name, keep, loss.shape, f"losses {tuple(loss.shape)}")
+        raise_if_nothing_kept(name, keep, loss.shape, f"losses {tuple(loss.shape)}", denominator)
     if reduction == "none":
         return loss
     empty = "zero" if empty == "raise" else empty
     if reduction == "mean" and weight is None and denominator is None:
         return registry["masked_mean"].call(loss, keep, None, False, None, None, empty)
-    total = registry["masked_sum"].call(loss, keep, None, False, None, None, empty)
     if reduction == "sum":
-        return total
+        return registry["masked_sum"].call(loss, keep, None, False, None, None, empty)
+    total = registry["masked_sum"].call(loss, keep, None, False, None, None, "zero")
     count = registry["masked_count"].call(loss, keep, None, False, None, None, "zero")
-    return _quotient(total.double(), count, keep, weight, denominator).to(loss.dtype)
+    return _mean(total.double(), count, keep, weight, denominator, empty).to(loss.dtype)
 
 
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
     """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
-        raise_if_nothing_kept(name, keep, keep.shape, f"losses {tuple(keep.shape)}")
+        raise_if_nothing_kept(name, keep, keep.shape, f"losses {tuple(keep.shape)}", denominator)
     count = registry["masked_count"].call(keep, keep, None, False, None, None, "zero")
     if reduction == "mean":
-        total = _quotient(total, count, keep, weight, denominator)
+        return _mean(total, count, keep, weight, denominator, empty).to(dtype)
     return torch.where(count > 0, total, float("nan") if empty == "nan" else 0).to(dtype)
 
 
-def _quotient(total, count, keep, weight, denominator):
-    """A sum by what its mean divides by. Where nothing is kept, whatever that is, total stands for it."""
-    if denominator is None:
+def _mean(total, count, keep, weight, denominator, empty):
+    """A sum, 0 where nothing is kept, by what its mean divides by."""
+    given = denominator is not None
+    if not given:
         denominator = (
             count if weight is None else registry["masked_sum"].call(weight, keep, None, False, None, None, "zero")
         )
     elif not isinstance(denominator, torch.Tensor):
         denominator = scalar(denominator, torch.float64, total.device)
-    return total / torch.where(count > 0, denominator, 1).double()
+    return divide(total, count, arrived(denominator).double(), given, empty == "nan")
+
+
+def divide(total, count, denominator, given, empty_nan):
+    """total / denominator. Whether there is anything to take a mean of, a `given` denominator alone says, which counts
+    the kept of all micro-batches and ranks: of them, this one may have none. 0 / inf is 0, with gradient 0, and a kept
+    NaN stays one."""
+    nothing = denominator == 0 if given else count == 0
+    value = torch.where(count > 0, total / torch.where((count == 0) | nothing, float("inf"), denominator), 0)
+    return torch.where(nothing, float("nan"), value) if empty_nan else value

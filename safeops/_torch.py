@@ -90,6 +90,23 @@ def version(x):
     return 0 if x.is_inference() else x._version
 
 
+# ---- across ranks
+
+flattened = operator.methodcaller("_flatten")  # a mesh of names as one of one dim, made once
+
+
+def start_all_reduce(x, group):
+    """The sum of x over a group: a tensor that is waited for at its first use."""
+    from torch.distributed import _functional_collectives
+
+    return _functional_collectives.all_reduce(x, "sum", group)
+
+
+def awaited(x):
+    """A tensor that `start_all_reduce` gave, when it is there; any other as it is."""
+    return x.trigger_wait() if hasattr(x, "trigger_wait") else x
+
+
 # ---- testing
 
 tree_leaves, tree_map_only = _pytree.tree_leaves, _pytree.tree_map_only  # of nested lists, tuples and dicts

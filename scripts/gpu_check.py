@@ -1,11 +1,13 @@
 """Everything that only a GPU can show, in one run with a time limit: correctness and speed.
 
-    python scripts/gpu_check.py --wheel dist/safeops-*.whl [--minutes 10] [--out DIR] [--record]
+    python scripts/gpu_check.py --wheel dist/safeops-*.whl [--kernels dist/gpu-kernels.tar.gz] [--minutes 10]
+                                [--out DIR] [--record]
 
 Needs a GPU, torch >= 2.11 and pytest; with pytest-xdist eight processes share the GPU, and one that crashes or hangs
 is replaced. No network, no make, no compiler. The wheel is installed into a temporary folder, and the tests run against
-that copy with SAFEOPS_UNVERIFIED=1, so that the kernels are the route. Stages, in order, each with a share of the time
-and killed beyond it:
+that copy with SAFEOPS_UNVERIFIED=1, so that the kernels are the route. --kernels are Triton's, compiled beforehand
+(gpu_kernels.py): they go into its cache, and what is not among them is compiled here. Stages, in order, each with a
+share of the time and killed beyond it:
 
     install      the wheel, and what the machine is
     verify       `safeops verify`: every op, as on a user's GPU
@@ -36,6 +38,7 @@ import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+import gpu_kernels  # noqa: E402
 import gpu_verdicts  # noqa: E402
 from gpu_processes import reports, run_all, run_limited  # noqa: E402
 
@@ -132,6 +135,11 @@ class Check:
             machine = json.loads(output.splitlines()[-1])
             self.write("install", machine=machine)
             print("   " + describe(machine), flush=True)
+            if self.args.kernels:
+                brought = gpu_kernels.unpack(self.args.kernels, gpu_kernels.cache_folder())
+                self.write("install", kernels=brought)
+                print(f"   {brought} compiled kernels", flush=True)
+            self.compiled = gpu_kernels.compiled()
         else:
             print(output[-2000:], flush=True)
         return status == 0
@@ -212,6 +220,8 @@ class Check:
         if self.install():
             for name in list(STAGES)[1:]:
                 getattr(self, name)()
+            self.write("compiled", kernels=gpu_kernels.compiled() - self.compiled)
+            print(f"== {gpu_kernels.compiled() - self.compiled} kernels were compiled here", flush=True)
 
 
 def describe(machine):
@@ -229,6 +239,7 @@ def record(path):
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--wheel", type=Path)
+    parser.add_argument("--kernels", type=Path)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--out", type=Path, default=os.environ.get("OUT") or ROOT / "benchmarks" / "results")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -240,6 +251,8 @@ def main(argv=None):
         return 0
     if args.wheel is None or not args.wheel.exists():
         parser.error("--wheel: a built wheel is needed (make wheel)")
+    if args.kernels and not args.kernels.exists():
+        parser.error(f"--kernels: there is no {args.kernels}")
     args.wheel = args.wheel.resolve()
     if args.device == "cuda" and _no_gpu():
         print("no CUDA device: nothing to check (--device cpu tries the machinery)", file=sys.stderr)

@@ -282,6 +282,38 @@ def test_what_a_node_has_saved():
         y.grad_fn._saved_result  # noqa: B018
 
 
+# ---- across ranks
+
+
+@pytest.fixture
+def alone():
+    """A process group of this process."""
+    dist = pytest.importorskip("torch.distributed")
+    if not (dist.is_available() and dist.is_gloo_available()):
+        pytest.skip("needs gloo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist
+    dist.destroy_process_group()
+
+
+def test_an_all_reduce_that_nobody_waits_for(alone):
+    x = torch.tensor(3.0)
+    for group in (alone.group.WORLD, alone.new_group([0])):
+        sum = _torch.start_all_reduce(x, group)
+        assert type(sum) is not torch.Tensor and sum.dtype == x.dtype
+        assert type(_torch.awaited(sum)) is torch.Tensor and _torch.awaited(sum) == 3
+        assert type(sum + 1) is torch.Tensor and sum + 1 == 4
+    assert _torch.awaited(x) is x
+
+
+def test_several_dims_of_a_mesh_as_one(alone):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("a", "b", "c"))
+    flat = [_torch.flattened(mesh["a", "c"]) for _ in range(2)]
+    assert flat[0].ndim == 1 and flat[0].get_group() is flat[1].get_group()
+
+
 # ---- testing
 
 

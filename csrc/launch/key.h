@@ -27,27 +27,29 @@ struct Hash {
 
 // An argument's type: t tensor, n number, l list of integers; T, N, L the same or None.
 struct Arguments {
-  Words key;
+  Words kind;   // how many arguments, dimensions and integers there are, dtypes, devices, alignment, numbers
+  Words sizes;  // and strides, and integers in lists
   std::vector<uint64_t> addresses;  // of the tensors, in order
 
   void read(const std::string& kinds, const StableIValue* stack) {
-    key.clear();
+    kind.clear();
+    sizes.clear();
     addresses.clear();
     for (size_t i = 0; i < kinds.size(); ++i) {
       StableIValue value = stack[i];
       if (optional(kinds[i])) {
         const auto* given = torch::stable::detail::to<StableIValue*>(value);
-        key.push_back(given != nullptr);
+        kind.push_back(given != nullptr);
         if (given == nullptr) continue;
         value = *given;
       }
-      const char kind = kinds[i] | 32;  // in lower case
-      if (kind == 't')
+      const char type = kinds[i] | 32;  // in lower case
+      if (type == 't')
         tensor(torch::stable::detail::to<AtenTensorHandle>(value));
-      else if (kind == 'l')
+      else if (type == 'l')
         list(torch::stable::detail::to<StableListHandle>(value));
       else
-        key.push_back(static_cast<int64_t>(value));
+        kind.push_back(static_cast<int64_t>(value));
     }
   }
 
@@ -55,30 +57,30 @@ struct Arguments {
 
  private:
   void tensor(AtenTensorHandle t) {
-    int64_t dims, *sizes, *strides;
+    int64_t dims, *shape, *strides;
     int32_t dtype, device;
     const void* data;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(t, &dims));
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t, &sizes));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t, &shape));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t, &strides));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t, &dtype));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t, &device));
     TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(t, &data));
     const auto address = reinterpret_cast<uint64_t>(data);
-    key.insert(key.end(), {dims, dtype, device, static_cast<int64_t>(address % 16)});
-    key.insert(key.end(), sizes, sizes + dims);
-    key.insert(key.end(), strides, strides + dims);
+    kind.insert(kind.end(), {dims, dtype, device, static_cast<int64_t>(address % 16)});
+    sizes.insert(sizes.end(), shape, shape + dims);
+    sizes.insert(sizes.end(), strides, strides + dims);
     addresses.push_back(address);
   }
 
   void list(StableListHandle items) {
     size_t size;
     TORCH_ERROR_CODE_CHECK(torch_list_size(items, &size));
-    key.push_back(static_cast<int64_t>(size));
+    kind.push_back(static_cast<int64_t>(size));
     for (size_t i = 0; i < size; ++i) {
       StableIValue item;
       TORCH_ERROR_CODE_CHECK(torch_list_get_item(items, i, &item));
-      key.push_back(static_cast<int64_t>(item));
+      sizes.push_back(static_cast<int64_t>(item));
     }
   }
 };

@@ -32,7 +32,9 @@ std::optional<Buffers> buffers_of(int device, void* stream) {
 
 // What the launcher in Python reports, in the thread that called it.
 struct Report {
+  bool wants_trace = false;
   std::vector<Launch> launches;
+  std::optional<Tape> tape;
   std::optional<std::string> failure;
 };
 thread_local Report* report = nullptr;
@@ -78,7 +80,6 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
       known.emplace_back(shared->counter, Owner::kCounter, 0);
     }
   }
-  std::vector<bool> written(results);
   for (int i = 0; i < launch.addresses; ++i) {
     int owners = 0;
     made->owners.emplace_back(Owner::kNobody, 0);
@@ -86,12 +87,11 @@ std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_
       if (launch.words[i] != 0 && launch.words[i] == address) {
         made->owners.back() = {owner, which};
         ++owners;
-        if (owner == Owner::kResult) written[which] = true;
       }
     if (owners != (launch.words[i] != 0)) return nullptr;
   }
   for (size_t i = 0; i < results; ++i)
-    if (outputs[i] != 0 && !written[i]) return nullptr;
+    if (outputs[i] != 0 && !made->writes(i)) return nullptr;
   made->launch = std::move(launch);
   return made;
 }
@@ -112,25 +112,52 @@ constexpr auto entrances(std::index_sequence<I...>) {
 
 }  // namespace
 
-std::shared_ptr<const Prepared> Front::find(const Words& key) {
+// What the launch of these sizes is, or, where that has to be asked for, whether with a trace.
+std::shared_ptr<const Prepared> Front::find(const Arguments& call, bool* trace) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  const auto found = prepared_.find(key);
-  return found == prepared_.end() ? nullptr : found->second;
+  const auto found = calls_.find(call.kind);
+  if (found == calls_.end()) return nullptr;
+  Calls& calls = found->second;
+  const auto known = calls.prepared.find(call.sizes);
+  if (known != calls.prepared.end()) return known->second;
+  for (Program& program : calls.programs)
+    if (auto made = program.at(call.sizes)) {
+      std::swap(program, calls.programs.front());
+      return made;
+    }
+  *trace = calls.traced < kTraces;
+  return nullptr;
+}
+
+void Front::keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape) {
+  const std::lock_guard<std::mutex> guard(mutex_);
+  if (prepared && ++count_ > kMost) {
+    calls_.clear();
+    count_ = 1;
+  }
+  Calls& calls = calls_[std::move(call.kind)];
+  if (tape) {
+    ++calls.traced;
+    Program program{prepared, std::move(*tape)};
+    if (prepared && program.repeats(call)) calls.programs.push_back(std::move(program));
+  }
+  if (prepared) calls.prepared.emplace(std::move(call.sizes), std::move(prepared));
 }
 
 void Front::forget() {
   const std::lock_guard<std::mutex> guard(mutex_);
-  prepared_.clear();
+  calls_.clear();
+  count_ = 0;
 }
 
 void Front::call(StableIValue* stack, size_t results) {
   thread_local Arguments last;  // whose memory serves the next call
   last.read(kinds_, stack);
-  const auto known = find(last.key);
+  Report made;
+  const auto known = find(last, &made.wants_trace);
   if (known && replay(*known, last.addresses, stack)) return;
 
   Arguments own = std::move(last);  // the launcher may come here again
-  Report made;
   const Reporting reporting(&made);
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher((op_ + "_launch").c_str(), "", stack, TORCH_ABI_VERSION));
   if (made.failure) {
@@ -138,11 +165,8 @@ void Front::call(StableIValue* stack, size_t results) {
     throw std::runtime_error(*made.failure);
   }
   if (known || made.launches.size() != 1) return;
-  if (auto fresh = prepare(std::move(made.launches[0]), own.addresses, stack, results)) {
-    const std::lock_guard<std::mutex> guard(mutex_);
-    if (prepared_.size() >= kMost) prepared_.clear();
-    prepared_.emplace(std::move(own.key), std::move(fresh));
-  }
+  auto fresh = prepare(std::move(made.launches[0]), own.addresses, stack, results);
+  if (fresh || made.tape) keep(std::move(own), std::move(fresh), std::move(made.tape));
 }
 
 // False, and nothing is done, where Python must look at it: another device, a capture, new buffers, whatever fails.
@@ -199,6 +223,12 @@ int start(Launch launch) {
   const int error = launch.start(driver, launch.words.data(), stream);
   if (report && error == 0) report->launches.push_back(std::move(launch));
   return error;
+}
+
+bool wants_trace() { return report && report->wants_trace && report->launches.size() == 1; }
+
+void trace(Tape tape) {
+  if (report) report->tape = std::move(tape);
 }
 
 void fail(const std::string& message) {

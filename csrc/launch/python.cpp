@@ -68,6 +68,22 @@ PyObject* py_keep_buffers(PyObject*, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
+PyObject* py_wants_trace(PyObject*, PyObject*) { return PyBool_FromLong(wants_trace()); }
+
+PyObject* py_trace(PyObject*, PyObject* arguments) {
+  const char *steps, *results;
+  Py_ssize_t sizes, steps_bytes, results_bytes;
+  if (!PyArg_ParseTuple(arguments, "ny#y#", &sizes, &steps, &steps_bytes, &results, &results_bytes)) return nullptr;
+  Tape tape;
+  tape.sizes = static_cast<size_t>(sizes);
+  tape.steps.resize(static_cast<size_t>(steps_bytes) / sizeof(Step));
+  tape.results.resize(static_cast<size_t>(results_bytes) / sizeof(int64_t));
+  std::memcpy(tape.steps.data(), steps, tape.steps.size() * sizeof(Step));
+  std::memcpy(tape.results.data(), results, tape.results.size() * sizeof(int64_t));
+  trace(std::move(tape));
+  Py_RETURN_NONE;
+}
+
 PyObject* py_fail(PyObject*, PyObject* arguments) {
   const char* message;
   if (!PyArg_ParseTuple(arguments, "s", &message)) return nullptr;
@@ -104,6 +120,8 @@ PyMethodDef safeops_launch_methods[] = {
     {"launch", py_launch, METH_VARARGS, "Launch a kernel on the current stream, and prepare the call that waits."},
     {"use_driver", py_use_driver, METH_VARARGS, "The addresses of the driver's functions, and the lists of hooks."},
     {"keep_buffers", py_keep_buffers, METH_VARARGS, "The addresses of what splits share on a stream."},
+    {"wants_trace", py_wants_trace, METH_NOARGS, "Whether the call that waits would be traced."},
+    {"trace", py_trace, METH_VARARGS, "How its launch follows from sizes: (sizes, steps, places of results)."},
     {"fail", py_fail, METH_VARARGS, "The launcher of the call that waits has failed, with this message."},
     {"forget", py_forget, METH_NOARGS, "Forget all prepared calls."},
     {"launch_source", py_launch_source, METH_NOARGS, "The fingerprint of csrc/launch."},

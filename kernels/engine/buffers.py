@@ -1,18 +1,26 @@
 """What a launch writes: outputs, and what blocks that share a result leave for each other."""
 
 from functools import lru_cache, partial
-from math import prod
 
 import torch
 
 from .start import current_stream, share
+from .trace import Sized, active
+
+
+def allocator(shape, dtype, device):
+    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
+    return (_allocator if active.tape is None else _sized)(shape, dtype, device)
 
 
 @lru_cache(4096)
-def allocator(shape, dtype, device):
-    """A function that makes an empty tensor. (torch.empty takes twice as long as this to understand its arguments.)"""
-    steps = [prod([max(size, 1) for size in shape[d + 1 :]]) for d in range(len(shape))]
+def _allocator(shape, dtype, device):
+    steps = Sized.contiguous(shape, dtype, device).steps
     return partial(torch.empty_strided, shape, steps, dtype=dtype, device=device)
+
+
+def _sized(*arguments):
+    return partial(Sized.contiguous, *arguments)
 
 
 def empty(shape, dtype, device):

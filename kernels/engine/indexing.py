@@ -159,13 +159,13 @@ def shared_kinds(kinds, outer, inner, which):
 
 def tile_shape(M, N, vec, tile, widest):
     """(BM, BN): BN a power of 4, which keeps the variants few, and at most N, which loses less than half a tile."""
-    columns = power_of_2(max(N, 1))
+    columns = power_of_2(min(max(N, 1), max(widest, tile)))
     if M == 1:
         widest = tile
     elif columns < widest and columns.bit_length() % 2 == 0:
         columns //= 2
     columns = max(min(columns, widest, tile), vec)
-    return min(tile // columns, power_of_2(2 * max(M, 1) - 1)), columns
+    return at_least(M, tile // columns), columns
 
 
 def power_of_2(n):
@@ -173,17 +173,15 @@ def power_of_2(n):
     return 1 << (n.bit_length() - 1)
 
 
-def at_least(n):
-    """The smallest power of two that is at least n."""
-    return power_of_2(2 * max(n, 1) - 1)
+def at_least(n, most):
+    """The smallest power of two that is at least n, but `most`, a power of two, if it is more."""
+    return power_of_2(2 * min(max(n, 1), most) - 1)
 
 
 def needs_int64(outer, inner, *counts):
     """Whether an offset, or an index that runs past the end by a tile, may not fit 32 bits."""
-    sizes, most = outer.shape + inner.shape, max(outer.numel * inner.numel, *counts, 0)
+    sizes, most = outer.shape + inner.shape, [outer.numel * inner.numel, *counts]
     for o, i in zip(outer.strides, inner.strides):
-        extent = 0
-        for size, step in zip(sizes, (o or ()) + (i or ())):
-            extent += (size - 1) * step
-        most = max(most, extent)
-    return most >= INT32_LIMIT
+        steps = zip(sizes, (o or ()) + (i or ()))
+        most.append(sum((size - 1) * step for size, step in steps))
+    return any(n >= INT32_LIMIT for n in most)

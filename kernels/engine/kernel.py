@@ -1,10 +1,12 @@
 """How a kernel is declared: a jit function together with its launch data, in one table that the launchers, the
 interpreter's tests and the ahead-of-time check all read."""
 
+import types
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+import triton
 import triton.language as tl
 
 POINTER = {
@@ -72,3 +74,22 @@ class Kernel:
 
 
 KERNELS = {}
+
+
+def settle(fn):
+    """Have Triton hash the functions that a jit function calls before the function itself.
+
+    The hash holds the global constants of those functions, but not of one that has no hash yet: a kernel's key in the
+    cache on disk would depend on what the process has compiled before."""
+    if fn.hash is None:
+        for name in _names(fn.fn.__code__):
+            called = fn.fn.__globals__.get(name)
+            if isinstance(called, triton.JITFunction) and called is not fn:
+                settle(called)
+        fn.cache_key  # noqa: B018 (which keeps it)
+
+
+def _names(code):
+    """What a function's code looks up, in its own body and in those of its comprehensions."""
+    inner = (x for x in code.co_consts if isinstance(x, types.CodeType))
+    return {*code.co_names, *(name for each in inner for name in _names(each))}

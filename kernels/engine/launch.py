@@ -18,8 +18,9 @@ from triton.compiler import ASTSource
 
 from .buffers import empty
 from .indexing import LINE, VECTOR
-from .kernel import POINTER
+from .kernel import POINTER, settle
 from .start import starter
+from .trace import active
 
 
 class Plan:
@@ -83,6 +84,9 @@ class Plan:
                 *map(dtypes.__getitem__, kernel.pointers))  # fmt: skip
 
     def source(self):
+        for fn in (self.kernel.fn, *self.constants.values()):
+            if isinstance(fn, triton.JITFunction):
+                settle(fn)
         return ASTSource(self.kernel.fn, self.signature, self.constants, self.attrs)
 
     def compile(self, target):
@@ -114,20 +118,25 @@ class Plan:
 
     # What a call does.
 
+    @property
+    def numbers(self):
+        """All arguments after the floats that are no constants, and two addresses of scratch memory."""
+        tuples, indices = len(self.kernel.all_tuples), len(self.kernel.indices)
+        return *chain.from_iterable(filter(None, self.tail[:tuples])), *self.tail[tuples : tuples + indices], 0, 0
+
     @cached_property
     def words(self):
-        """(places of the pointers that there are, all arguments after the floats as the driver takes them, whether
-        blocks share a result)."""
-        kernel, dtypes, tuples = self.kernel, self.dtypes, len(self.kernel.all_tuples)
-        present = [i for i, name in enumerate(kernel.pointers) if dtypes[name] is not None]
-        indices = self.tail[tuples : tuples + len(kernel.indices)]
-        tail = array("q", [*chain.from_iterable(filter(None, self.tail[:tuples])), *indices, 0, 0])
-        return present, tail.tobytes(), self.values.get("SPLIT", False)
+        """(places of the pointers that there are, the numbers as the driver takes them, whether blocks share a
+        result)."""
+        present = [i for i, name in enumerate(self.kernel.pointers) if self.dtypes[name] is not None]
+        return present, array("q", self.numbers).tobytes(), self.values.get("SPLIT", False)
 
     def __call__(self, tensors, addresses, *floats):
         """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.
         tensors: all pointers; addresses: those of the first of them."""
-        if self.index is None:
+        if active.tape is not None:
+            active.tape.plans.append(self)
+        elif self.index is None:
             self.kernel.fn[self.grid](*tensors, *floats, *self.tail)
         elif torch.cuda.current_device() == self.index:
             start = self.start
@@ -173,13 +182,14 @@ PLANS = 4096  # forgotten all together when full: a program that needs more has 
 
 def cached_plan(key, build, device):
     """The plan of this key, which build(architecture) makes."""
-    plan = _plans.get(key)
+    plan = None if active.tape else _plans.get(key)
     if plan is None:
         if len(_plans) >= PLANS:
             _plans.clear()
         plan = build(arch_of(device))
         plan.index = gpu_index(device)
-        _plans[key] = plan
+        if not active.tape:
+            _plans[key] = plan
     return plan
 
 
@@ -218,5 +228,15 @@ def common_shape(first, *others):
     shape = first.shape
     for x in others:
         if x.shape != shape:
-            return torch.broadcast_shapes(shape, *(x.shape for x in others))
+            shape = broadcast_shape(shape, x.shape)
     return shape
+
+
+def broadcast_shape(a, b):
+    """Of two; of sizes that may be symbols (trace.py)."""
+    if len(a) < len(b):
+        a, b = b, a
+    lead = len(a) - len(b)
+    if any(m != n and m != 1 and n != 1 for m, n in zip(a[lead:], b)):
+        raise ValueError(f"shapes {tuple(a)} and {tuple(b)} do not broadcast")
+    return (*a[:lead], *(n if m == 1 else m for m, n in zip(a[lead:], b)))

@@ -2,9 +2,9 @@
 
 A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
 
-    count     kept elements. EXTREME, and MOMENTS with weights, need no count, only whether it is 0: there it is the sum
-              of the lanes' ties, or the largest `heaviness` (accumulate.py) of a kept weight: it would otherwise take
-              one more register a lane
+    count     kept elements. EXTREME, and MOMENTS with weights, need no count, only whether it is 0: there it is the
+              sum of the lanes' ties, or the largest `heaviness` (accumulate.py) of a kept weight, which would otherwise
+              take one more register a lane
     weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
     total     in the unit that `top` says:
               SQUARES       sum w x^2            = total top^2, top a power of two not below any |x|, or nearly

@@ -200,8 +200,15 @@ def sum_kernel(
             by = weights
         else:
             by = count
+        nothing = count == 0
+        if DIVISOR == BY_TENSOR or DIVISOR == BY_NUMBER:
+            # it counts the kept of all micro-batches and ranks: it says whether there is nothing, and 0 / inf is 0
+            nothing = by == 0
+            by = tl.where(nothing, float("inf"), by)
         value = total / by if MEAN else total
-        value = tl.where(count > 0, value, float("nan") if EMPTY_NAN else 0.0)
+        value = tl.where(count > 0, value, 0.0)
+        if EMPTY_NAN:
+            value = tl.where(nothing, float("nan"), value)
         offset = output
         if AXIS == OUTER:
             offset = offset_of(output, inner_shape, out_strides)

@@ -72,12 +72,12 @@ def tile_of(axis, M, N, vec, elements):
     """Several classes of a pixel, and as many pixels as there is room for: less where accesses are single elements."""
     elements //= 2 if vec == 1 else 1
     if axis is OUTER:
-        columns = max(min(at_least(N), WIDEST), vec)
+        columns = max(at_least(N, WIDEST), vec)
     elif axis is INNER:
-        columns = max(min(power_of_2(max(N, 1)), elements // min(at_least(M), CLASSES)), vec)
+        columns = max(power_of_2(min(max(N, 1), elements // at_least(M, CLASSES))), vec)
     else:
         return tile_shape(M, N, vec, elements, tiling.POLICY.widest)
-    return min(elements // columns, at_least(M)), columns
+    return at_least(M, elements // columns), columns
 
 
 def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arch=None, policy=None, **values):

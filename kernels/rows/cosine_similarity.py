@@ -4,6 +4,8 @@ A state is (unit1, squares1, unit2, squares2, products): sums of a row in units 
 its largest elements, and so neither overflow nor vanish.
 """
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -226,7 +228,7 @@ def cosine_similarity_backward(
     dx1, dx2 = (
         like(x, shape, dtype) if needed else None for x, dtype, needed in zip((x1, x2), dtypes, (need_x1, need_x2))
     )
-    if shape.numel() and (need_x1 or need_x2):
+    if prod(shape) and (need_x1 or need_x2):
         launch(
             "cosine_similarity_backward", COSINE_BACKWARD, (x1, x2, grad, value, norm1, norm2, dx1, dx2),
             (2, 3, 4, 5), shape, dim, compute, (floor(eps, compute_dtype(x1, x2)),), phases=MAP,

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from ..engine.blocks import is_last
+from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.sums import add_partials, over_axis, within_lane
@@ -119,7 +120,7 @@ OPTIONS = {"phases": SUM, "partials": 1, "heads": True, "registers": (96, 128)}
 def prepare(input, place, p, grad=None):
     """(the result, what a plan takes, its constants): of a gradient the backward's."""
     compute = compute_dtype(input)
-    loss = torch.empty(place.shape, dtype=compute, device=input.device) if grad is None else None
+    loss = empty(place.shape, compute, input.device) if grad is None else None
     dx = None if grad is None else torch.empty_like(input)
     rows = (None if t is None else t.unsqueeze(-1) for t in (place, grad, loss))
     plan = MULTI_MARGIN, (input, *rows, dx), PER_ROW, input.shape, input.dim() - 1, compute

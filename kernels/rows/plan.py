@@ -36,18 +36,18 @@ AT_ONCE = 8  # numbers of each part that the gathering block holds
 def whole_tile(axis, M, N, vec, tile, itemsize, most):
     """(BM, BN) with whole rows, or None where they are too long."""
     if axis is INNER:
-        columns = max(at_least(N), vec)
-        return None if columns > most else (min(max(tile // columns, 1), at_least(M)), columns)
-    rows = at_least(M)
-    columns = max(min(max(tile // rows, NEAR // itemsize), at_least(N)), vec)
+        columns = max(at_least(N, 2 * most), vec)
+        return None if columns > most else (at_least(M, max(tile // columns, 1)), columns)
+    rows = at_least(M, 2 * most)
+    columns = max(at_least(N, max(tile // rows, NEAR // itemsize)), vec)
     return None if rows * columns > most else (rows, columns)
 
 
 def part_tile(axis, M, N, vec, tile, widest):
     """The same for rows that are read in parts: few at a time, for blocks enough."""
     widest = tile if axis is INNER else widest
-    columns = max(min(widest, at_least(N)), vec)
-    return max(min(tile // columns, at_least(M)), 1), columns
+    columns = max(at_least(N, widest), vec)
+    return at_least(M, max(tile // columns, 1)), columns
 
 
 def grouped(shape, strides, dim):
@@ -96,7 +96,7 @@ def plan(
     whole = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
     BM, BN = whole or part_tile(axis, M, N, vec, tile, config.threads if heads else 4 * NEAR // itemsize)
     if phases == PICK:
-        most = min(config.threads, at_least(M if axis is INNER else N))
+        most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
     while config.threads < min(MOST_THREADS, BM * BN // per_thread):
         config = replace(config, threads=config.threads * 2)

@@ -1,9 +1,17 @@
-"""The gradients that grad_norm and clip_grad_norm_ are about, and their norm."""
+"""The gradients that grad_norm and clip_grad_norm_ are about, and their norm.
+
+Of a DTensor each rank takes its own shard; of copies the first counts. The norms of the ranks' parts, a double of each,
+are gathered by one collective a mesh: no rank holds a whole gradient, no square overflows on the way, and all ranks
+have the same bits.
+"""
 
 import torch
+import torch.distributed as dist
 
 from safeops import _check
 from safeops._dtypes import FLOATING, compute_dtype
+from safeops._torch import awaited
+from safeops.distributed._group import group_of_mesh, here
 from safeops.ops.lists.grad_norm import norm, norm_definition
 
 
@@ -33,11 +41,13 @@ def gradients(function, parameters):
                     "gradients"
                 )
         elif id(grad) not in seen:
-            # DTensor's shards are not the whole gradient, and a sparse tensor may have an element in several parts
-            if type(grad) is not torch.Tensor or grad.layout != torch.strided:
-                kind = grad.layout if type(grad) is torch.Tensor else f"of type {type(grad).__name__}"
+            # a sparse tensor may have an element in several parts
+            known = type(grad) is torch.Tensor or _check.mesh(grad) is not None
+            if not known or grad.layout != torch.strided:
+                kind = f"of type {type(grad).__name__}" if not known else grad.layout
                 raise TypeError(
-                    f"{function}: the gradient of {named(key)} must be a plain dense tensor, got one {kind}"
+                    f"{function}: the gradient of {named(key)} must be a plain dense tensor or a DTensor, got one "
+                    f"{kind}"
                 )
             seen.add(id(grad))
             keys.append(key)
@@ -45,7 +55,20 @@ def gradients(function, parameters):
     if other := {grad.dtype for grad in found}.difference(FLOATING):
         key, dtype = next((key, grad.dtype) for key, grad in zip(keys, found) if grad.dtype in other)
         raise TypeError(f"{function}: the gradient of {named(key)} must be floating point, got {dtype}")
+    _check_distribution(function, keys, found)
     return keys, found
+
+
+def _check_distribution(function, keys, found):
+    """All are DTensors, or none is: nobody can tell whether the ranks hold copies of a plain one, or parts."""
+    plain = next((key for key, grad in zip(keys, found) if _check.mesh(grad) is None), None)
+    other = next((key for key, grad in zip(keys, found) if _check.mesh(grad) is not None), None)
+    if plain is not None and other is not None:
+        raise TypeError(
+            f"{function}: the gradient of {named(other)} is a DTensor, of {named(plain)} a plain tensor, which may be "
+            "a copy of every rank's or another on each: make it a DTensor too (torch.distributed.tensor), "
+            "or take the two kinds in two calls"
+        )
 
 
 def named(key):
@@ -60,15 +83,60 @@ def order(function, norm_type):
 
 
 def total_norm(found, ord):
-    """The norm of all gradients in fp64, on the device of the first; and the gradients of each device."""
-    groups = {}
+    """The norm of all gradients in fp64, on the device of the first."""
+    meshes = {}
     for grad in found:
+        meshes.setdefault(_check.mesh(grad), []).append(grad)
+    norms = [_norm_on(mesh, grads, ord) for mesh, grads in meshes.items()]
+    return together(norms, ord)
+
+
+def together(norms, ord):
+    """The norm of what they are the norms of, on the device of the first."""
+    first, *others = norms
+    return norm_definition([first, *(n.to(first.device) for n in others)], ord) if others else first
+
+
+def _norm_on(mesh, grads, ord):
+    """Of the gradients of one mesh, or of plain ones (None)."""
+    if mesh is None:
+        return together([norm(group, ord) for group in by_device(grads)], ord)
+    parts = [part for part in map(_own_part, grads) if part is not None]
+    device = held(grads[0]).device
+    own = norm(parts, ord) if parts else torch.zeros((), dtype=torch.float64, device=device)
+    group = group_of_mesh("grad_norm", mesh)
+    every = own.new_empty(dist.get_world_size(group))
+    try:
+        dist.all_gather_into_tensor(every, own.reshape(1), group=group)
+    except RuntimeError as error:
+        raise RuntimeError(f"{here('grad_norm')}: the ranks' norms could not be gathered: {error}") from error
+    return norm_definition([every], ord)
+
+
+def _own_part(grad):
+    """What this rank adds to the norm of a DTensor: its shard, or None where another rank has added it."""
+    if any(p.is_partial() for p in grad.placements):
+        from torch.distributed.tensor import Replicate, Shard  # (a slow import)
+
+        # The norm of a sum is not to be had from its terms': it is added up, each rank a part.
+        whole = Replicate() if grad.dim() == 0 else Shard(0)
+        grad = grad.redistribute(placements=[whole if p.is_partial() else p for p in grad.placements])
+    place = grad.device_mesh.get_coordinate()
+    if place is None or any(p.is_replicate() and i for p, i in zip(grad.placements, place)):
+        return None
+    return held(grad)
+
+
+def held(grad):
+    """What this rank holds of a gradient: the memory itself."""
+    return grad if _check.mesh(grad) is None else awaited(grad.to_local())
+
+
+def by_device(grads):
+    groups = {}
+    for grad in grads:
         groups.setdefault(grad.device, []).append(grad)
-    norms = [norm(group, ord) for group in groups.values()]
-    first = norms[0]
-    if len(norms) > 1:
-        first = norm_definition([n.to(first.device) for n in norms], ord)
-    return first, groups
+    return groups.values()
 
 
 def narrowed(norm, found):

@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops.amp._gradients import gradients, named, narrowed, order, total_norm
+from safeops.amp._gradients import by_device, gradients, held, named, narrowed, order, total_norm
 from safeops.ops.lists.clip_grad_norm_ import scale_
 from safeops.ops.lists.health import health_
 
@@ -21,19 +21,22 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
 
     Args:
         parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients
-            may differ in dtype, strides and device; one that several parameters share is scaled once.
+            may differ in dtype, strides and device; one that several parameters share is scaled once. Of DTensors,
+            whose norm is that of `grad_norm` over all ranks, each rank scales its own shards by the same factor.
         max_norm: a number, at least 0.
         norm_type: order of the norm, a number above 0, or inf.
         nonfinite: what happens if a gradient has an inf or a NaN. `"propagate"`: as torch, a NaN makes all gradients
             NaN, an inf becomes NaN and makes all others 0. `"skip"`: all gradients stay as they are, for GradScaler to
-            find, and are not waited for. `"raise"`: an error, before anything is written; this one synchronises.
+            find, and are not waited for. `"raise"`: an error, before anything is written; this one synchronises. All
+            ranks that share DTensors do the same.
 
     Returns:
         The norm before, a 0-dim tensor: fp32, or fp64 if a gradient is; 0 on the CPU if there is no gradient.
 
     Raises:
         TypeError: `parameters` holds something other than tensors, or a tensor that can have no gradient (a gradient,
-            say); a gradient is sparse, complex or a tensor subclass such as DTensor; `max_norm` is no number.
+            say); a gradient is sparse, complex or of another subclass than DTensor, or some are DTensors and others
+            are not; `max_norm` is no number.
         ValueError: `max_norm` is negative or NaN, `norm_type` not above 0, `nonfinite` not one of the three; elements
             of a gradient share memory; with `nonfinite="raise"`, a gradient is not finite.
 
@@ -51,15 +54,16 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
     keys, found = gradients("clip_grad_norm_", parameters)
     if not found:
         return torch.tensor(0.0)
-    _check_writable(keys, found)
-    norm, groups = total_norm(found, ord)
+    own = list(map(held, found))
+    _check_writable(keys, own)
+    norm = total_norm(found, ord)
     if nonfinite == "raise" and not norm.isfinite():
-        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, found)}; the norm is {norm.item()}")
+        raise ValueError(f"clip_grad_norm_: {_first_bad(keys, found, own)}; the norm is {norm.item()}")
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     if nonfinite == "skip":
         factor = torch.where(norm.isfinite(), factor, 1.0)
-    for device, group in groups.items():
-        scale_(group, factor.to(device))
+    for group in by_device(own):
+        scale_(group, factor.to(group[0].device))
         torch.autograd.graph.increment_version(group)
     return narrowed(norm, found)
 
@@ -73,11 +77,12 @@ def _check_writable(keys, found):
             )
 
 
-def _first_bad(keys, found):
-    for key, grad in zip(keys, found):
+def _first_bad(keys, found, own):
+    for key, grad in zip(keys, own):
         row = torch.zeros(1, 8, dtype=torch.int64, device=grad.device)
         health_(row, 0, [grad])
         nan, inf, minus_inf = row[0, :3].tolist()
         if nan or inf or minus_inf:
             return f"the gradient of {named(key)} {tuple(grad.shape)} has {nan} NaN and {inf + minus_inf} inf"
-    return "the gradients are finite, but not the sum of their powers"
+    elsewhere = "" if own[0] is found[0] else ", as far as this rank holds them"
+    return f"the gradients are finite{elsewhere}, but not the sum of their powers"

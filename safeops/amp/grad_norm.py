@@ -16,7 +16,11 @@ def grad_norm(parameters, norm_type=2.0):
     Args:
         parameters: a module, a tensor or an iterable of tensors; those without `.grad` are left out. Their gradients
             may differ in dtype, strides and device; one that several parameters share counts once. Gradients on several
-            devices meet on that of the first (between CPU and GPU the host waits for it).
+            devices meet on that of the first (between CPU and GPU the host waits for it). DTensors (`fully_shard`,
+            tensor parallel) give the norm of the whole gradients, the same on all ranks, which all have to call: each
+            takes its own shard, copies count once, and one collective of 8 bytes a rank follows (for each mesh; of a
+            mesh with names that is a part of the ranks, torch makes a process group at the first call). A partial one
+            is reduced first, to a shard on each rank.
         norm_type: order of the norm, a number above 0, or inf.
 
     Returns:
@@ -24,7 +28,8 @@ def grad_norm(parameters, norm_type=2.0):
 
     Raises:
         TypeError: `parameters` holds something other than tensors, or a tensor that can have no gradient (a gradient,
-            say); a gradient is sparse, complex or a tensor subclass such as DTensor.
+            say); a gradient is sparse, complex or of another subclass than DTensor, or some are DTensors and others
+            are not.
         ValueError: `norm_type` is not above 0.
 
     Example:
@@ -37,5 +42,4 @@ def grad_norm(parameters, norm_type=2.0):
     _, found = gradients("grad_norm", parameters)
     if not found:
         return torch.tensor(0.0)
-    norm, _ = total_norm(found, ord)
-    return narrowed(norm, found)
+    return narrowed(total_norm(found, ord), found)

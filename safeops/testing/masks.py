@@ -263,6 +263,12 @@ def _policies(subject, dirty, zero):
     for key, grad in zero.grads.items():
         if not bool((grad == 0).all()):
             raise AssertionError(f"nothing kept, empty='zero': gradient of operand {key!r} is not 0")
+    if dirty.kwargs.get("denominator"):  # it counts what is kept elsewhere too, and says whether there is nothing
+        for empty in ("nan", "raise"):
+            for value in run(subject.op, dirty.with_kwargs(empty=empty)).values:
+                if not bool((value == 0).all()):
+                    raise AssertionError(f"nothing kept here, empty={empty!r}: {value.flatten()[0].item()}, want 0")
+        dirty = dirty.with_kwargs(denominator=0)
     for value in run(subject.op, dirty.with_kwargs(empty="nan")).values:
         if not bool(value.isnan().all()):
             raise AssertionError(f"nothing kept, empty='nan': {value.flatten()[0].item()}, want nan")

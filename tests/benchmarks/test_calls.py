@@ -13,17 +13,18 @@ def test_the_parts_make_the_call():
     parts, total = record["parts"], record["parts"]["total"]
     assert sum(parts[part] for part in calls.PARTS) == pytest.approx(total)
     assert all(0 < parts[part] < total for part in calls.PARTS), parts
-    # Python launches where a number is new, and makes a plan where a size is
-    assert record["new_size"] > parts["python"] > total > record["aten"] > 0
+    # Python launches where a number is new, makes a plan of the first size, and traces the second
+    assert record["traced"] > record["first_size"] > parts["python"] > record["new_size"] > record["aten"] > 0
     (line,) = [line for line in report._calls([record]) if "masked_sum" in line]
     assert f"{total:.1f}" in line
 
 
 def test_a_missed_goal_is_named():
-    def missed(total):
-        record = {"op": "masked_sum", "parts": {"total": total}, "aten": 1.5}
+    def missed(total, new_size=9.9):
+        record = {"op": "masked_sum", "parts": {"total": total}, "new_size": new_size, "aten": 1.5}
         results = {"settings": {"device": "cpu"}, "speed": [], "overhead": [], "memory": [], "calls": [record]}
         return report.misses(results)
 
     assert missed(9.9) == []
     assert missed(10.1) == ["masked_sum: a call takes 6.7 times an aten op's, not 6.7"]
+    assert missed(9.9, 20.0) == ["masked_sum: one of a new size takes 13.3 times an aten op's, not 6.7"]

@@ -67,10 +67,10 @@ class Driver:
 
         self.memset = ctypes.memset
         driver = ctypes.CDLL("libcuda.so.1")
-        self.sizes = (ctypes.c_int * 64).in_dll(driver, "sizes")
+        self.sizes = (ctypes.c_int * 256).in_dll(driver, "sizes")
         self.shape = (ctypes.c_uint * 7).in_dll(driver, "last_shape")
         self.function = ctypes.c_ulonglong.in_dll(driver, "last_function")
-        self.arguments = (ctypes.c_ulonglong * 64).in_dll(driver, "last_arguments")
+        self.arguments = (ctypes.c_ulonglong * 256).in_dll(driver, "last_arguments")
         self.capturing = ctypes.c_int.in_dll(driver, "capturing")
 
     def expect(self, plan):
@@ -79,7 +79,7 @@ class Driver:
 
     def after(self, call):
         """(the launch that it leads to, its result); ones where there was none."""
-        self.memset(self.arguments, 255, 64 * 8)
+        self.memset(self.arguments, 255, 256 * 8)
         result = call()
         return [*self.shape, self.function.value, *self.arguments], result
 

@@ -72,6 +72,8 @@ class Record:
             skip.update(saved_bytes=COMPOSITE, peak_memory=COMPOSITE)
         if not COMPILER:
             skip["inductor"] = "there is no compiler here, and Inductor needs one"
+        elif not suffix and self.keeps_kernel() and self.name not in firsts(Record.keeps_kernel):
+            skip["inductor"] = "its graph is one call of a raw op, as that of the first of its family"
         return Subject(
             self.adapt(on("kernel", self.name)),
             self.adapt(self.definition),
@@ -84,6 +86,10 @@ class Record:
             name=self.name + suffix,
             **fields,
         )
+
+    def keeps_kernel(self):
+        """Whether what torch.compile makes of a call is the raw op."""
+        return DEVICE in getattr(registry.get(self.name), "compiled", ())
 
     def tensors(self):
         """The tensors among the arguments of the plain call."""
@@ -102,9 +108,9 @@ class Record:
         return call, tensors[first]
 
 
-def firsts():
-    """The first op of each family: what compiles is quick for them, and a slow test for their siblings."""
-    return set({record.family: name for name, record in reversed(RECORDS.items())}.values())
+def firsts(of=lambda record: True):
+    """The first op of each family, of those that `of` takes. What compiles is a slow test for its siblings."""
+    return set({record.family: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
 
 
 def on(route, name):

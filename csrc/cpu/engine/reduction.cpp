@@ -156,13 +156,17 @@ void results_loop(const void* op, int64_t reduced, const States& states, int64_t
                   double* const* results) {
   const Finish& finish = *static_cast<const Finish*>(op);
   double *value = results[0], *denominator = results[1];
-  const double all = finish.divisor ? *finish.divisor : static_cast<double>(reduced);
-  const double* given = finish.weighted ? states.weight : nullptr;
+  // A divisor counts the kept of all micro-batches and ranks: it says whether there is nothing, and 0 / inf is 0.
+  const bool given = finish.divisor.has_value(), given_zero = given && *finish.divisor == 0;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
+  const double all = given_zero ? kInfinity : finish.divisor.value_or(static_cast<double>(reduced));
+  const double nothing = finish.empty_nan && (!given || given_zero) ? kNaN : 0.0;
+  const double* weights = finish.weighted ? states.weight : nullptr;
   const int64_t* counts = finish.counted ? states.count : nullptr;
-  if (finish.divisor || (!given && !counts))
+  if (given || (!weights && !counts))
     for (int64_t i = 0; i < n; ++i) denominator[i] = all;
-  else if (given)
-    std::copy_n(given, n, denominator);
+  else if (weights)
+    std::copy_n(weights, n, denominator);
   else
     for (int64_t i = 0; i < n; ++i) denominator[i] = static_cast<double>(counts[i]);
 
@@ -171,8 +175,9 @@ void results_loop(const void* op, int64_t reduced, const States& states, int64_t
   else
     std::copy_n(states.value, n, value);
 
-  const double nothing = finish.empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0;
-  if (counts)
+  if (given_zero && finish.empty_nan)
+    std::fill_n(value, n, nothing);
+  else if (counts)
     for (int64_t i = 0; i < n; ++i) value[i] = select(counts[i] == 0, nothing, value[i]);
   else if (reduced == 0)
     for (int64_t i = 0; i < n; ++i) value[i] = nothing;

@@ -31,23 +31,25 @@ inline C times_derivative(C c, C x, C origin, C rest) {
 }
 
 // in: c = grad scale, [weight], x, origin, [rest];  out: dx
-template <int kKind, bool kMask, bool kWeight, bool kRest>
-void float_loop(const void*, const Chunk<float>& chunk) {
-  const float *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight];
-  const float *origin = chunk.in[2 + kWeight], *rest = chunk.in[3 + kWeight];
+template <class C, int kKind, bool kMask, bool kWeight, bool kRest>
+void slope_loop(const void*, const Chunk<C>& chunk) {
+  const C *c = chunk.in[0], *w = chunk.in[1], *x = chunk.in[1 + kWeight];
+  const C *origin = chunk.in[2 + kWeight], *rest = chunk.in[3 + kWeight];
   const uint8_t* mask = chunk.mask;
-  float* dx = chunk.out[0];
+  C* dx = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    float slope = times_derivative<float, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : 0.0f);
+    C slope = times_derivative<C, kKind>(c[i], x[i], origin[i], kRest ? rest[i] : C(0));
     if constexpr (kWeight && !compares(kKind)) slope *= w[i];  // not c w: that may leave the range where dx does not
-    dx[i] = select_or_zero(is_kept<float, kMask, kWeight>(mask, w, i), slope);
+    dx[i] = select_or_zero(is_kept<C, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
-// in: grad, scale, [weight], x, origin;  out: dx. Where scale is 0, grad does not count.
+// The same where grad scale leaves the range of double: the gradient last, for of a small norm its product with the
+// scale may overflow where dx does not. Where scale is 0, grad does not count.
+// in: grad, scale, [weight], x, origin;  out: dx
 template <int kKind, bool kMask, bool kWeight>
-void double_loop(const void*, const Chunk<double>& chunk) {
+void extreme_slope_loop(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1], *w = chunk.in[2];
   const double *x = chunk.in[2 + kWeight], *origin = chunk.in[3 + kWeight];
   const uint8_t* mask = chunk.mask;
@@ -56,57 +58,63 @@ void double_loop(const void*, const Chunk<double>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) {
     const bool beyond = is_beyond(scale[i]);
     const double by = select(beyond, -scale[i], scale[i]), g = select_or_zero(by != 0, grad[i]);
-    double slope;
-    if constexpr (compares(kKind)) {
-      slope = times_derivative<double, kKind>(g * by, x[i], origin[i], 0);
-    } else {  // the gradient last: of a small norm, its product with the scale may overflow where dx does not
-      slope = times_derivative<double, kKind>(by, x[i], origin[i], 0);
-      if constexpr (kWeight) slope *= w[i];
-      slope = slope * select(beyond, kBeyond, 1.0) * g;
-    }
+    double slope = times_derivative<double, kKind>(by, x[i], origin[i], 0);
+    if constexpr (kWeight) slope *= w[i];
+    slope = slope * select(beyond, kBeyond, 1.0) * g;
     dx[i] = select_or_zero(is_kept<double, kMask, kWeight>(mask, w, i), slope);
   }
 }
 
-template <int kKind, bool kRest>
-Loop<float> pick_float(bool mask, bool weight) {
-  if (mask)
-    return weight ? pick<&float_loop<kKind, true, true, kRest>>() : pick<&float_loop<kKind, true, false, kRest>>();
-  return weight ? pick<&float_loop<kKind, false, true, kRest>>() : pick<&float_loop<kKind, false, false, kRest>>();
+template <class C, int kKind, bool kRest>
+Loop<C> pick_slopes(bool mask, bool weight) {
+  const auto any = [=](auto masked) {
+    return weight ? pick<&slope_loop<C, kKind, masked, true, kRest>>()
+                  : pick<&slope_loop<C, kKind, masked, false, kRest>>();
+  };
+  return mask ? any(std::true_type{}) : any(std::false_type{});
+}
+
+template <class C>
+Loop<C> slope_loop_of(int64_t kind, bool rest, bool mask, bool weight) {
+  switch (kind) {
+    case kLinear:
+      if constexpr (sizeof(C) == sizeof(float))
+        if (rest) return pick_slopes<C, kLinear, true>(mask, weight);
+      return pick_slopes<C, kLinear, false>(mask, weight);
+    case kEqual: return pick_slopes<C, kEqual, false>(mask, weight);
+    case kExp: return pick_slopes<C, kExp, false>(mask, weight);
+    case kSign: return pick_slopes<C, kSign, false>(mask, weight);
+    default: return pick_slopes<C, kEqualMagnitude, false>(mask, weight);
+  }
 }
 
 template <int kKind>
-Loop<double> pick_double(bool mask, bool weight) {
-  if (mask) return weight ? pick<&double_loop<kKind, true, true>>() : pick<&double_loop<kKind, true, false>>();
-  return weight ? pick<&double_loop<kKind, false, true>>() : pick<&double_loop<kKind, false, false>>();
+Loop<double> pick_extreme(bool mask, bool weight) {
+  if (mask)
+    return weight ? pick<&extreme_slope_loop<kKind, true, true>>() : pick<&extreme_slope_loop<kKind, true, false>>();
+  return weight ? pick<&extreme_slope_loop<kKind, false, true>>() : pick<&extreme_slope_loop<kKind, false, false>>();
 }
 
-Loop<float> float_loop_of(int64_t kind, bool rest, bool mask, bool weight) {
+Loop<double> extreme_slope_loop_of(int64_t kind, bool mask, bool weight) {
   switch (kind) {
-    case kLinear: return rest ? pick_float<kLinear, true>(mask, weight) : pick_float<kLinear, false>(mask, weight);
-    case kEqual: return pick_float<kEqual, false>(mask, weight);
-    case kExp: return pick_float<kExp, false>(mask, weight);
-    case kSign: return pick_float<kSign, false>(mask, weight);
-    default: return pick_float<kEqualMagnitude, false>(mask, weight);
+    case kLinear: return pick_extreme<kLinear>(mask, weight);
+    case kExp: return pick_extreme<kExp>(mask, weight);
+    default: return pick_extreme<kSign>(mask, weight);
   }
 }
 
-Loop<double> double_loop_of(int64_t kind, bool mask, bool weight) {
-  switch (kind) {
-    case kLinear: return pick_double<kLinear>(mask, weight);
-    case kEqual: return pick_double<kEqual>(mask, weight);
-    case kExp: return pick_double<kExp>(mask, weight);
-    case kSign: return pick_double<kSign>(mask, weight);
-    default: return pick_double<kEqualMagnitude>(mask, weight);
-  }
-}
-
-// c = grad scale, in double: 0 where scale is, whatever grad is.
+// c = grad scale, in double: 0 where scale is, whatever grad is. kMark: inf where the product leaves double, at either
+// end, which the gradient need not do.
+template <bool kMark>
 void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1];
   double* c = chunk.out[0];
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < chunk.n; ++i) c[i] = select_or_zero(scale[i] != 0, grad[i] * scale[i]);
+  for (int64_t i = 0; i < chunk.n; ++i) {
+    const double product = select_or_zero(scale[i] != 0, grad[i] * scale[i]);
+    const bool lost = (product == 0) & (scale[i] != 0) & (grad[i] != 0);
+    c[i] = select(kMark && (lost | is_beyond(scale[i])), std::numeric_limits<double>::infinity(), product);
+  }
 }
 
 // What float loses of n origins; whether it loses any.
@@ -128,57 +136,70 @@ void scale_by_rest_loop(double* c, const double* rest, int64_t n) {
   for (int64_t i = 0; i < n; ++i) c[i] *= exp_(0 - rest[i]);
 }
 
-// Numbers that float holds with all their digits: 0, normal ones, and what is not finite anyway.
-bool fit_float(const double* c, int64_t n) {
+// Whether all numbers of magnitudes up to `most` are 0 or from `low` to `high`.
+bool are_within(const double* c, int64_t n, double low, double high, double most) {
   double lost = 0;
 #pragma omp simd reduction(+ : lost)
   for (int64_t i = 0; i < n; ++i) {
     const double size = std::fabs(c[i]);
-    const bool large = (size > std::numeric_limits<float>::max()) & (size <= std::numeric_limits<double>::max());
-    const bool small = (size < std::numeric_limits<float>::min()) & (size != 0);
+    const bool large = (size > high) & (size <= most), small = (size < low) & (size != 0);
     lost += select_or_zero(large, 1.0) + select_or_zero(small, 1.0);
   }
   return lost == 0;
 }
 
-// False, and nothing is done, where the products of grad and scale do not fit float.
-bool run_in_float(const Shape& outputs, int64_t kind, const View& grad, const View& scale, const Tensor& origin,
-                  const View& o, const View& x, const OptionalTensor& mask, const OptionalTensor& weight,
-                  const View& out) {
-  const Tensor c = empty(outputs, DType::kDouble, origin);
-  Elementwise<double> prepare(outputs, View(c));
-  prepare.input(grad);
-  prepare.input(scale);
-  prepare.output(View(c));
-  prepare.run(pick<&slope_loop_of_outputs>(), nullptr);
+// What float holds with all its digits: 0, normal numbers, and what is not finite anyway.
+bool fit_float(const double* c, int64_t n) {
+  using Float = std::numeric_limits<float>;
+  return are_within(c, n, Float::min(), Float::max(), std::numeric_limits<double>::max());
+}
 
-  const int64_t n = outputs.numel();
-  double* slopes = reinterpret_cast<double*>(View(c).data);
-  if (!fit_float(slopes, n)) return false;
-  std::optional<Tensor> rest;
-  if (kind == kExp || (kind == kLinear && x.dtype == DType::kFloat)) {
-    const View given(origin);
-    STD_TORCH_CHECK(given.dtype == DType::kDouble && given.contiguous() && given.shape().numel() == n,
-                    "_statistic_backward: origin must be contiguous float64 of the statistic's shape");
-    rest.emplace(empty(outputs, DType::kDouble, origin));
-    double* lost = reinterpret_cast<double*>(View(*rest).data);
-    if (!pick<&rest_loop>()(reinterpret_cast<const double*>(given.data), n, lost)) {
-      rest.reset();
-    } else if (kind == kExp) {
-      pick<&scale_by_rest_loop>()(slopes, lost, n);
-      rest.reset();
-    }
+// What may be multiplied by a derivative first, and by a weight then.
+bool fit_double(const double* c, int64_t n) {
+  return are_within(c, n, 0x1p-500, 0x1p+500, std::numeric_limits<double>::infinity());
+}
+
+// What the loops walk beside the outputs' numbers.
+struct Walk {
+  const View &x, &dx;
+  const OptionalTensor &mask, &weight;
+  int64_t kind;
+
+  // before, behind: the numbers that a loop reads before weight and x, and behind them; null: none.
+  template <class C>
+  void run(Loop<C> loop, std::initializer_list<const View*> before, std::initializer_list<const View*> behind) const {
+    Elementwise<C> work(x.shape(), dx);
+    for (const View* numbers : before) work.input(*numbers);
+    if (weight) work.input(View(*weight));
+    work.input(x);
+    for (const View* numbers : behind)
+      if (numbers) work.input(*numbers);
+    if (mask) work.mask(View(*mask));
+    work.output(dx);
+    work.run(loop, nullptr);
   }
-  Elementwise<float> work(x.shape(), out);
-  work.input(View(c));
-  if (weight) work.input(View(*weight));
-  work.input(x);
-  work.input(o);
-  if (rest) work.input(View(*rest));
-  if (mask) work.mask(View(*mask));
-  work.output(out);
-  work.run(float_loop_of(kind, rest.has_value(), mask.has_value(), weight.has_value()), nullptr);
-  return true;
+
+  template <class C>
+  void run_slopes(const View& c, const View& origin, const View* rest = nullptr) const {
+    run(slope_loop_of<C>(kind, rest, mask.has_value(), weight.has_value()), {&c}, {&origin, rest});
+  }
+};
+
+// In float, of c and origin in double.
+void run_in_float(const Walk& walk, const Tensor& c, const Tensor& origin, const View& o) {
+  const View slopes(c);
+  if (walk.kind != kExp && !(walk.kind == kLinear && walk.x.dtype == DType::kFloat))
+    return walk.run_slopes<float>(slopes, o);
+  const View given(origin);
+  const int64_t n = slopes.shape().numel();
+  STD_TORCH_CHECK(given.dtype == DType::kDouble && given.contiguous() && given.shape().numel() == n,
+                  "_statistic_backward: origin must be contiguous float64 of the statistic's shape");
+  const Tensor rest = empty(slopes.shape(), DType::kDouble, origin);
+  const View lost(rest);
+  double* to = reinterpret_cast<double*>(lost.data);
+  const bool any = pick<&rest_loop>()(reinterpret_cast<const double*>(given.data), n, to);
+  if (any && walk.kind == kExp) pick<&scale_by_rest_loop>()(reinterpret_cast<double*>(slopes.data), to, n);
+  walk.run_slopes<float>(slopes, o, any && walk.kind == kLinear ? &lost : nullptr);
 }
 
 Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor& origin, const Tensor& scale,
@@ -197,17 +218,25 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
   };
   const Unreduced grad_seen = seen(grad), scale_seen = seen(scale), origin_seen = seen(origin);
   const View &g = grad_seen.view, &by = scale_seen.view, &o = origin_seen.view, out(dx);
-  const bool may_fit = x.dtype != DType::kDouble && g.dtype != DType::kDouble && !in_double(weight);
-  if (may_fit && run_in_float(dims.output(shape, true), kind, g, by, origin, o, x, mask, weight, out)) return dx;
-  Elementwise<double> work(shape, out);
-  work.input(g);
-  work.input(by);
-  if (weight) work.input(View(*weight));
-  work.input(x);
-  work.input(o);
-  if (mask) work.mask(View(*mask));
-  work.output(out);
-  work.run(double_loop_of(kind, mask.has_value(), weight.has_value()), nullptr);
+  const Walk walk{x, out, mask, weight, kind};
+
+  const Tensor c = empty(dims.output(shape, true), DType::kDouble, origin);
+  const View slopes(c);
+  Elementwise<double> prepare(slopes.shape(), slopes);
+  prepare.input(g);
+  prepare.input(by);
+  prepare.output(slopes);
+  prepare.run(compares(kind) ? pick<&slope_loop_of_outputs<false>>() : pick<&slope_loop_of_outputs<true>>(), nullptr);
+
+  const double* numbers = reinterpret_cast<const double*>(slopes.data);
+  const int64_t n = slopes.shape().numel();
+  const bool in_float = x.dtype != DType::kDouble && g.dtype != DType::kDouble && !in_double(weight);
+  if (in_float && fit_float(numbers, n))
+    run_in_float(walk, c, origin, o);
+  else if (compares(kind) || fit_double(numbers, n))
+    walk.run_slopes<double>(slopes, o);
+  else
+    walk.run(extreme_slope_loop_of(kind, mask.has_value(), weight.has_value()), {&g, &by}, {&o});
   return dx;
 }
 

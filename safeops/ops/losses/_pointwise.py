@@ -15,7 +15,7 @@ from safeops import _check
 from safeops._definitions import accumulate, kept
 from safeops._dtypes import LARGEST, compute_dtype
 from safeops._library import declare_raw, like
-from safeops._loss import REDUCTION, raise_if_nothing_kept, split, validate_denominator, validate_options
+from safeops._loss import REDUCTION, divide, raise_if_nothing_kept, split, validate_denominator, validate_options
 from safeops._op import Op
 
 # ---- definition
@@ -42,12 +42,15 @@ def define(value, tensors, mask, weight, denominator, reduction, *options):
         return loss.to(dtype), loss.new_empty(0)
     total = accumulate(loss, ())
     count = torch.full((), loss.numel(), device=loss.device) if keep is None else keep.expand(loss.shape).sum()
+    given = denominator is not None or divisor is not None
     if denominator is None:
         denominator = count if weight is None else accumulate(weights.expand(loss.shape), ())
         if divisor is not None:
             denominator = torch.full((), divisor, dtype=torch.float64, device=loss.device)
     if reduction == 1:
-        total = total / torch.where(count > 0, denominator, 1).to(total.dtype)
+        value = divide(total, count, denominator.to(total.dtype), given, empty_nan)
+        used = torch.where(denominator == 0, float("inf"), denominator) if given else denominator
+        return value.to(dtype), used
     return torch.where(count > 0, total, float("nan") if empty_nan else 0.0).to(dtype), denominator
 
 
@@ -148,9 +151,10 @@ ARGUMENTS = """\
             or "none". Weights that cancel leave a mean of inf or NaN: nothing is hidden.
         denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
             count (with weights: their sum) over all micro-batches; DDP, which averages gradients over the ranks, with
-            that over all ranks divided by their number.
+            that over all ranks divided by their number: `safeops.distributed.global_count`.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole).
+            "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole). With
+            `denominator`, a 0 there says that nothing is kept; here alone, the mean is 0.
         {own}
 
     Returns:
@@ -238,7 +242,7 @@ class PointwiseLoss(Op):
             )
         if empty == "raise" and reduction != "none":
             shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(self.names, tensors) if x is not None)
-            raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes)
+            raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes, denominator)
 
     def validate(self, *arguments):
         tensors, (mask, weight, reduction, denominator, empty, *parameters) = _parted(arguments, self.count)

@@ -244,6 +244,7 @@ ARGUMENTS = """\
         denominator: number or 0-dim tensor that the mean divides by instead.
         empty: value of a mean or sum with nothing kept, and with "none" of a region without: "zero" (attached to the
             graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+            With `denominator`, a 0 there says that nothing is kept; here alone, the mean is 0.
         squared_pred: whether the denominator sums the squares of `input` and `target` (V-Net, MONAI's name).
         smooth_nr: added to the numerator, at least 0, as MONAI's.
         smooth_dr: added to the denominator, at least 0. Both are added in fp64. Where the denominator is 0 the loss is

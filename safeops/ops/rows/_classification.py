@@ -199,7 +199,8 @@ ARGUMENTS = """\
         denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
             number of kept rows (or the sum of their weights) over all micro-batches.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+            "raise" (ValueError; synchronises to know, and cannot be compiled whole). With `denominator`, a 0 there says
+            that nothing is kept; here alone, the mean is 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of shape (N, d1, ...) for "none".

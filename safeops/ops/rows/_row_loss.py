@@ -85,7 +85,8 @@ ARGUMENTS = """\
             "none".
         denominator: number or 0-dim tensor that the mean divides by instead.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
-            "raise" (ValueError; synchronises to know, and cannot be compiled whole).
+            "raise" (ValueError; synchronises to know, and cannot be compiled whole). With `denominator`, a 0 there says
+            that nothing is kept; here alone, the mean is 0.
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the rows' shape for "none".

@@ -173,4 +173,10 @@ def test_denominators():
         close(value, expected / by, scale / by)
         nothing = torch.zeros((), dtype=torch.bool)
         value, _ = forward(x, y, nothing, weight, denominator, 1, True, divisor)
-        assert value.isnan()
+        assert value == 0  # others have kept some
+    for given in ((torch.tensor(0.0), 1, False, None), (None, 1, False, 0.0)):
+        for keep in (mask, nothing):
+            value, used = forward(x, y, keep, weight, *given)
+            assert value == 0 and used == float("inf")  # what backward divides by
+            value, _ = forward(x, y, keep, weight, *given[:2], True, given[3])
+            assert value.isnan()

@@ -1,0 +1,69 @@
+// What a launcher did with the sizes of a call, step by step (kernels/engine/trace.py): it does the same with others as
+// long as all comparisons come out as they did.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "launch/key.h"
+
+namespace safeops::launch {
+
+// Operands are places of values: those of the call's sizes, then of the steps. A constant is its own operand.
+struct Step {
+  enum Code : int64_t { kConstant, kAdd, kSubtract, kMultiply, kDivide, kRemainder, kEqual, kUnequal, kLess, kAtMost };
+  int64_t code, a, b;
+};
+
+struct Tape {
+  size_t sizes;
+  std::vector<Step> steps;
+  Words results;  // places of what is to be known in the end
+
+  bool sound() const {
+    const auto within = [](int64_t place, size_t end) { return place >= 0 && static_cast<size_t>(place) < end; };
+    for (size_t i = 0; i < steps.size(); ++i) {
+      const auto& [code, a, b] = steps[i];
+      if (!within(code, Step::kAtMost + 1)) return false;
+      if (code != Step::kConstant && !(within(a, sizes + i) && within(b, sizes + i))) return false;
+    }
+    return std::all_of(results.begin(), results.end(), [&](int64_t at) { return within(at, sizes + steps.size()); });
+  }
+
+  // False where a comparison comes out otherwise, or a number does not fit.
+  bool run(const Words& given, Words& values) const {
+    if (given.size() != sizes) return false;
+    values.resize(sizes + steps.size());
+    std::copy(given.begin(), given.end(), values.begin());
+    int64_t* out = values.data() + sizes;
+    for (const auto& [code, x, y] : steps) {
+      const int64_t a = code == Step::kConstant ? x : values[x], b = code == Step::kConstant ? 0 : values[y];
+      bool fits = true;
+      switch (code) {
+        case Step::kConstant: *out = a; break;
+        case Step::kAdd: fits = !__builtin_add_overflow(a, b, out); break;
+        case Step::kSubtract: fits = !__builtin_sub_overflow(a, b, out); break;
+        case Step::kMultiply: fits = !__builtin_mul_overflow(a, b, out); break;
+        case Step::kDivide:  // rounded down, as Python does
+          fits = b > 0;
+          if (fits) *out = a / b - (a % b < 0);
+          break;
+        case Step::kRemainder:
+          fits = b > 0;
+          if (fits) *out = a % b + (a % b < 0 ? b : 0);
+          break;
+        case Step::kEqual: fits = a == b; break;
+        case Step::kUnequal: fits = a != b; break;
+        case Step::kLess: fits = a < b; break;
+        case Step::kAtMost: fits = a <= b; break;
+      }
+      if (!fits) return false;
+      ++out;
+    }
+    return true;
+  }
+};
+
+}  // namespace safeops::launch

@@ -1,0 +1,250 @@
+"""How a launch follows from sizes: a launcher is run once more, on symbols in place of sizes and strides, and what it
+does with them is written on a tape, by which the extension (csrc/launch) launches calls of other sizes.
+
+A comparison is answered as the sizes at hand have it, and noted: the tape is for all sizes of which every comparison
+comes out so. What must have the number, such as a constant of a kernel, notes that it is this one.
+"""
+
+import operator
+import threading
+from array import array
+from math import prod
+
+import torch
+
+# What the steps of a tape do (csrc/launch/tape.h)
+CONSTANT, ADD, SUBTRACT, MULTIPLY, DIVIDE, REMAINDER, EQUAL, UNEQUAL, LESS, AT_MOST = range(10)
+
+
+class _Active(threading.local):
+    tape = None
+
+
+active = _Active()
+
+
+class Tape:
+    def __init__(self):
+        self.sizes, self.steps, self.plans = 0, {}, []
+
+    def given(self, argument):
+        """What stands for an argument of the raw op."""
+        if isinstance(argument, torch.Tensor):
+            shape, steps = self.given(list(argument.shape)), self.given(list(argument.stride()))
+            return Sized(tuple(shape), tuple(steps), argument.dtype, argument.device, argument.data_ptr() % 16)
+        if isinstance(argument, list):
+            first, self.sizes = self.sizes, self.sizes + len(argument)
+            return [Symbol(self, first + i, value) for i, value in enumerate(argument)]
+        return argument
+
+    def place(self, x):
+        """Where among the values a symbol or a number is."""
+        return x.place if isinstance(x, Symbol) else self.step(CONSTANT, x)
+
+    def step(self, code, a, b=0):
+        return self.steps.setdefault((code, operator.index(a), b), self.sizes + len(self.steps))
+
+    def value(self, code, function, a, b):
+        return Symbol(self, self.step(code, self.place(a), self.place(b)), function(number(a), number(b)))
+
+    def note(self, code, a, b):
+        a, b = self.place(a), self.place(b)
+        if a != b:
+            self.step(code, a, b)
+
+    def results(self, values):
+        return array("q", map(self.place, values)).tobytes()
+
+
+def number(x):
+    return x.value if isinstance(x, Symbol) else x
+
+
+def _arithmetic(code, function, neutral=None, commutes=False):
+    """The methods `x op y` and `y op x`; x op neutral is x."""
+
+    def forward(x, y):
+        if not isinstance(y, (int, Symbol)):
+            return NotImplemented
+        return x if isinstance(y, int) and y == neutral else x.tape.value(code, function, x, y)
+
+    def backward(x, y):
+        if not isinstance(y, int):
+            return NotImplemented
+        return x if commutes and y == neutral else x.tape.value(code, function, y, x)
+
+    return forward, backward
+
+
+def _comparison(function, yes, no):
+    """yes: the step for `x op y`; no: that for `y op x`, its contrary."""
+
+    def compare(x, y):
+        if not isinstance(y, (int, Symbol)):
+            return NotImplemented
+        found = function(x.value, number(y))
+        code, swapped = yes if found else no
+        x.tape.note(code, *((y, x) if swapped else (x, y)))
+        return found
+
+    return compare
+
+
+class Symbol:
+    """A size, a stride, or what is worked out of them; no number, so that nothing takes it for one unnoticed."""
+
+    __slots__ = ("tape", "place", "value")
+
+    def __init__(self, tape, place, value):
+        self.tape, self.place, self.value = tape, place, value
+
+    __add__, __radd__ = _arithmetic(ADD, operator.add, 0, True)
+    __sub__, __rsub__ = _arithmetic(SUBTRACT, operator.sub, 0)
+    __mul__, __rmul__ = _arithmetic(MULTIPLY, operator.mul, 1, True)
+    __floordiv__, __rfloordiv__ = _arithmetic(DIVIDE, operator.floordiv, 1)
+    __mod__, __rmod__ = _arithmetic(REMAINDER, operator.mod)
+    __eq__ = _comparison(operator.eq, (EQUAL, False), (UNEQUAL, False))
+    __ne__ = _comparison(operator.ne, (UNEQUAL, False), (EQUAL, False))
+    __lt__ = _comparison(operator.lt, (LESS, False), (AT_MOST, True))
+    __le__ = _comparison(operator.le, (AT_MOST, False), (LESS, True))
+    __gt__ = _comparison(operator.gt, (LESS, True), (AT_MOST, False))
+    __ge__ = _comparison(operator.ge, (AT_MOST, True), (LESS, False))
+
+    def __neg__(self):
+        return 0 - self
+
+    def __bool__(self):
+        return self != 0
+
+    def __index__(self):
+        self.tape.note(EQUAL, self, self.value)
+        return self.value
+
+    def __hash__(self):
+        return hash(self.__index__())
+
+    def bit_length(self):
+        if self.value <= 0:
+            return self.__index__().bit_length()
+        bits = self.value.bit_length()
+        self.tape.note(AT_MOST, 1 << bits - 1, self)
+        self.tape.note(LESS, self, 1 << bits)
+        return bits
+
+
+class Sized:
+    """A tensor of such sizes and strides, without elements: what a launcher asks of one, as torch answers."""
+
+    def __init__(self, shape, steps, dtype, device, beyond=0):
+        self.shape, self.steps, self.dtype, self.device = shape, steps, dtype, device
+        self.beyond = beyond  # bytes beyond a multiple of 16
+
+    @classmethod
+    def contiguous(cls, shape, dtype, device):
+        return cls(shape, tuple([prod([max(n, 1) for n in shape[d + 1 :]]) for d in range(len(shape))]), dtype, device)
+
+    def view(self, shape, steps):
+        return Sized(tuple(shape), tuple(steps), self.dtype, self.device, self.beyond)
+
+    def stride(self, d=None):
+        return self.steps if d is None else self.steps[d]
+
+    def dim(self):
+        return len(self.shape)
+
+    def numel(self):
+        return prod(self.shape)
+
+    def element_size(self):
+        return self.dtype.itemsize
+
+    def is_floating_point(self):
+        return self.dtype.is_floating_point
+
+    def get_device(self):
+        return self.device.index
+
+    def data_ptr(self):
+        return self.beyond
+
+    def is_contiguous(self):
+        return not self.numel() or self._fills(range(self.dim()))
+
+    def _fills(self, order):
+        """Whether the elements follow each other in memory, without gaps, the last dimension of `order` fastest."""
+        count = 1
+        for d in reversed(order):
+            if self.shape[d] != 1:
+                if self.steps[d] != count:
+                    return False
+                count = count * self.shape[d]
+        return True
+
+    def unsqueeze(self, d):
+        d %= self.dim() + 1
+        step = self.shape[d] * self.steps[d] if d < self.dim() else 1
+        return self.view((*self.shape[:d], 1, *self.shape[d:]), (*self.steps[:d], step, *self.steps[d:]))
+
+    def squeeze(self, d):
+        if self.shape[d] != 1:
+            return self
+        return self.view(self.shape[:d] + self.shape[d + 1 :], self.steps[:d] + self.steps[d + 1 :])
+
+    def expand(self, shape):
+        steps, lead = [], len(shape) - self.dim()
+        for d in reversed(range(len(shape))):
+            if d >= lead:
+                size, step = self.shape[d - lead], self.steps[d - lead]
+            else:
+                size, step = 1, shape[d + 1] * steps[0] if steps else 1
+            steps.insert(0, 0 if size == 1 and shape[d] != 1 else step)
+        return self.view(shape, steps)
+
+    def __getitem__(self, where):
+        if where == 0:
+            return self.view(self.shape[1:], self.steps[1:])
+        shape, steps, d = [], [], 0
+        for part in where:  # new dimensions, and whole ones
+            old = part is not None
+            if old and part != slice(None):
+                raise NotImplementedError(f"index {part}")
+            shape.append(self.shape[d] if old else 1)
+            steps.append(self.steps[d] if old else self.shape[d] * self.steps[d] if d < self.dim() else 1)
+            d += old
+        return self.view(shape, steps)
+
+    def new_empty(self, size, dtype=None):
+        return Sized.contiguous((size,), dtype or self.dtype, self.device)
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), options=None):
+        if function is not torch.empty_like:
+            raise NotImplementedError(function.__name__)
+        (x,), dtype = arguments, (options or {}).get("dtype")
+        dense = x.is_contiguous() or x._fills(sorted(range(x.dim()), key=x.steps.__getitem__, reverse=True))
+        if not dense:
+            raise NotImplementedError("memory that has gaps, or is shared")
+        return Sized(x.shape, x.steps, dtype or x.dtype, x.device)
+
+
+def trace(launch, arguments, extension):
+    """Hand the extension a tape of this launcher's call, which it has just seen. If there can be none, such as where a
+    launcher does more than launch, its calls stay with Python."""
+    if torch.cuda.is_current_stream_capturing():  # which has buffers of its own
+        return
+    tape = active.tape = Tape()
+    try:
+        results = launch(*map(tape.given, arguments))
+        (plan,) = tape.plans
+        hash(plan.variant())  # all that is compiled into the kernel
+        values = [*plan.grid, *plan.numbers]
+        for x in results if isinstance(results, tuple) else (results,):
+            values += *x.shape, *x.stride()
+        places = tape.results(values)
+        steps = array("q", [x for step in tape.steps for x in step])
+    except Exception:
+        extension.trace(0, b"", b"")
+    else:
+        extension.trace(tape.sizes, steps.tobytes(), places)
+    finally:
+        active.tape = None

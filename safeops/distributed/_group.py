@@ -1,0 +1,36 @@
+"""The processes that a call is about: those of a group, or of some dims of a mesh."""
+
+import torch.distributed as dist
+
+from safeops._torch import flattened
+
+
+def is_running():
+    return dist.is_available() and dist.is_initialized()
+
+
+def here(function):
+    """The function's name as an error of many processes has it."""
+    return f"{function} (rank {dist.get_rank()})" if is_running() else function
+
+
+def group_of_mesh(function, mesh, dims=None):
+    """One process group of this rank's part of the mesh: along `dims` (names or numbers, None: all), the others fixed.
+
+    Of several dims, which are not all there is, torch makes a group at the first call, and finds it at the others.
+    """
+    names = mesh.mesh_dim_names or ()
+    given = range(mesh.ndim) if dims is None else dims if isinstance(dims, (tuple, list)) else (dims,)
+    for d in given:
+        if not (d in names or isinstance(d, int) and not isinstance(d, bool) and -mesh.ndim <= d < mesh.ndim):
+            raise ValueError(f"{function}: dims: {d!r} is none of the mesh, which has {names or range(mesh.ndim)}")
+    places = sorted({names.index(d) if d in names else d % mesh.ndim for d in given})
+    if len(places) != len(given) or not places:
+        raise ValueError(f"{function}: dims must name each dim once, and one at least, got {dims!r}")
+    if len(places) == 1:
+        return mesh.get_group(places[0])
+    if len(places) == mesh.ndim and mesh.size() == dist.get_world_size():
+        return dist.group.WORLD
+    if not names:
+        raise ValueError(f"{function}: dims {dims!r} of the mesh need names (mesh_dim_names), it has none")
+    return flattened(mesh[tuple(names[i] for i in places)]).get_group()

@@ -1,0 +1,115 @@
+"""global_count: how many elements are kept on all ranks and in all micro-batches together."""
+
+import torch
+import torch.distributed as dist
+
+from safeops import _check
+from safeops._op import registry
+from safeops._torch import start_all_reduce
+from safeops.distributed._group import group_of_mesh, here, is_running
+
+
+@torch.no_grad()
+def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averaged=True):
+    """The number of kept elements on all ranks and in all micro-batches of a step: the `denominator` of their losses.
+
+    A mean over a rank's own elements, averaged over the ranks by DDP or FSDP, lets an element weigh more where fewer
+    are kept. With this denominator the gradients are those of one process with the whole batch, whatever each rank and
+    micro-batch keeps. One all-reduce of 8 bytes starts here and is waited for where the result is used first: called
+    before the forward pass, it runs beside it. The host waits for nothing (with gloo, at that first use).
+
+    Args:
+        masks: bool tensor, True = keep, in the shape of the losses (expand one that only broadcasts to them), or a list
+            of them, one a micro-batch. A rank that keeps nothing calls too, and adds 0.
+        weight: floating tensor, or a list of them, as `masks`: the sum of the kept weights in place of the count, for
+            losses that are given this weight. It must broadcast with its mask, and has no gradient.
+        group: the process group whose ranks hold different data. None: all ranks. Not initialised: this one alone.
+        mesh: a DeviceMesh in place of `group`. dims: those of it, by name or number, along which the data differ: data
+            parallel, and context parallel, where each rank holds a part of a sample. Along the others, tensor parallel,
+            ranks hold copies, which count once. None: all dims.
+        averaged: divide by the number of these ranks, because DDP and FSDP will divide the gradients by it. False where
+            gradients are added up, and for the plain number.
+
+    Returns:
+        A 0-dim fp64 tensor on the masks' device. Counts are exact to 2^53, and so is their part for a number of ranks
+        that is a power of two.
+
+    Raises:
+        TypeError: a mask is no bool tensor, a weight not floating, or one of them a DTensor (pass `to_local()`).
+        ValueError: no mask, not as many weights, shapes or devices differ, both `group` and `mesh`, `dims` that the
+            mesh does not have, a group without this rank.
+        RuntimeError: the all-reduce fails: a rank is gone, or the group was destroyed. Where a rank does not call, the
+            others wait as long as the group's timeout says.
+
+    Example:
+        >>> micro_batches = [torch.tensor([True, True, False]), torch.tensor([True, False, False])]
+        >>> safeops.distributed.global_count(micro_batches)  # here of one process
+        tensor(3., dtype=torch.float64)
+    """
+    name = here("global_count")
+    masks, weights = _pairs(name, masks, weight)
+    group, size = _ranks(name, group, mesh, dims)
+    _check.boolean_flag(name, "averaged", averaged)
+    total = torch.stack([_count(mask, w) for mask, w in zip(masks, weights)]).sum()
+    if averaged:
+        total = total / size  # (here: after the all-reduce, it would have to be waited for)
+    if size == 1:
+        return total
+    try:
+        return start_all_reduce(total, group)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(f"{name}: the all-reduce among {size} ranks failed: {error}") from error
+
+
+def _pairs(name, masks, weight):
+    """(masks, weights or Nones), one a micro-batch."""
+    masks = list(masks) if isinstance(masks, (tuple, list)) else [masks]
+    weights = list(weight) if isinstance(weight, (tuple, list)) else [weight]
+    if weight is None:
+        weights *= len(masks)
+    if len(weights) != len(masks):
+        raise ValueError(f"{name}: weight has {len(weights)} tensors for {len(masks)} masks")
+    if not masks:
+        raise ValueError(f"{name}: masks is empty: pass torch.zeros(0, dtype=torch.bool) on the device of the others")
+    for i, (mask, w) in enumerate(zip(masks, weights)):
+        of, weight_of = (f"masks[{i}]", f"weight[{i}]") if len(masks) > 1 else ("masks", "weight")
+        _check.boolean(name, of, mask, "True = keep")
+        _check.no_dtensor(name, of, mask)
+        _check.same_device(name, "masks[0]", masks[0], **{of: mask, weight_of: w})
+        if w is not None:
+            _check.floating(name, weight_of, w)
+            _check.no_dtensor(name, weight_of, w)
+            _check.broadcast(name, **{of: mask, weight_of: w})
+    return masks, weights
+
+
+def _ranks(name, group, mesh, dims):
+    """(the group, how many ranks it has); of one process, (None, 1)."""
+    if group is not None and mesh is not None:
+        raise ValueError(f"{name}: give group or mesh, not both")
+    if dims is not None and mesh is None:
+        raise ValueError(f"{name}: dims are those of a mesh: give it too")
+    if group is None and mesh is None and not is_running():
+        return None, 1
+    if not is_running():
+        raise ValueError(f"{name}: {'group' if mesh is None else 'mesh'}: there is no process group, or no longer")
+    if mesh is not None:
+        if mesh.get_coordinate() is None:
+            raise ValueError(f"{name}: mesh: this rank is not in it, {mesh}")
+        group = group_of_mesh(name, mesh, dims)
+    elif group is None:
+        group = dist.group.WORLD
+    try:
+        size = dist.get_world_size(group)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{name}: group: {error}") from error
+    if size < 1:
+        raise ValueError(f"{name}: group: this rank is not in it")
+    return group, size
+
+
+def _count(mask, weight):
+    if weight is None:
+        return mask.sum().double()
+    mask, weight = torch.broadcast_tensors(mask, weight.detach())
+    return registry["masked_sum"].call(weight, mask, None, False, None, torch.float64, "zero")

@@ -1,0 +1,252 @@
+"""The Triton kernels that a GPU check will launch, compiled beforehand: on the GPU that takes minutes of its ten.
+
+    python scripts/gpu_kernels.py [--arch 90] [--ops ...] [--python PYTHON] [--out FILE]
+
+Needs no GPU. What `safeops verify` and the benchmarks call runs on the CPU, and for each call is planned what a GPU
+would launch. All that is then compiled into a cache of Triton's, which `gpu_check.py --kernels FILE` puts into that of
+the other machine. Triton finds a kernel there by a key of
+
+    Triton's own files, its extension module among them, which is another one for each version of Python
+    the kernel's source, that of all functions it calls, its arguments' types and its constants
+    ptxas's version and the architecture, the options, the variables that change what is compiled
+
+So --python is an interpreter of the other machine's version, with its Triton; it needs no torch. Where a key differs
+after all, the kernel is compiled there.
+"""
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import types
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[1]
+GROUP = "__grp__"  # Triton's list of a kernel's files, by their whole paths
+KEPT = (".cubin", ".json")  # of what it writes
+ELEMENTS = 1 << 20  # of a benchmark's call, on whose plan a larger one makes no difference
+
+
+# ---- what is to be compiled, in this interpreter
+
+
+@contextlib.contextmanager
+def planned(arch):
+    """A dict whose keys are what calls on the CPU would compile for a GPU of this architecture, as JSON."""
+    from safeops.kernels.engine import launch
+    from triton.backends.compiler import GPUTarget
+
+    from safeops import _library, _torch
+
+    found = {}
+
+    def plan(made, *_):
+        made.compile(GPUTarget("cuda", arch, 32))
+
+    def note(source, target, options):
+        found[json.dumps(encoded(source, options))] = None
+
+    class Planned(_torch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if launcher := _library.launchers.get(function):
+                launcher(*args)
+            return function(*args, **(kwargs or {}))
+
+    with mock.patch.object(launch.triton, "compile", note), mock.patch.object(launch.Plan, "__call__", plan), \
+         mock.patch.object(launch, "arch_of", lambda device: arch), Planned():  # fmt: skip
+        yield found
+    launch._plans.clear()  # which would be of no architecture but this
+
+
+def requests(ops, arch):
+    """What the check of these ops (none: all) and the benchmarks would compile."""
+    import torch
+
+    from safeops._op import registry
+    from safeops.verify import worker
+
+    sys.path.insert(0, str(ROOT))
+    from benchmarks import case
+
+    def say(op, why=None, **_):
+        if why:
+            raise RuntimeError(f"{op}: {why}")
+
+    with planned(arch) as found:
+        for name, op in registry.items():
+            if op.raw and op.cpu and (not ops or name in ops):
+                worker.check_op(op, "cpu", False, say)
+        for name in case.names():
+            for dtype in case.DTYPES.values() if not ops or name in ops else ():
+                made = case.build(name, ELEMENTS, dtype, "cpu")
+                result = made.ours(*made.inputs)
+                if made.backward_bytes is not None:
+                    result.backward(torch.ones_like(result))
+    return list(map(json.loads, found))
+
+
+def encoded(source, options):
+    """A triton.compiler.ASTSource and its options, as JSON holds them."""
+    names = source.fn.arg_names
+    return {
+        "kernel": path(source.fn),
+        "signature": source.signature,
+        "constants": {names[at]: constant(value) for (at,), value in source.constants.items()},
+        "attrs": list(source.attrs.items()),
+        "options": options,
+    }
+
+
+def constant(value):
+    if hasattr(value, "arg_names"):
+        return {"function": path(value)}
+    if hasattr(value, "primitive_bitwidth"):
+        return {"dtype": value.name}
+    if value is None or isinstance(value, (int, str)):
+        return value
+    raise TypeError(f"a constant of {type(value)}")
+
+
+def path(fn):
+    if getattr(sys.modules[fn.__module__], fn.__name__, None) is not fn:
+        raise ValueError(f"{fn.__module__}.{fn.__name__} is another function")
+    return f"{fn.__module__}:{fn.__name__}"
+
+
+# ---- compiling it, in the other one
+
+
+def decoded(request):
+    """(triton.compiler.ASTSource, options)"""
+    import triton.language as tl
+    from safeops.kernels.engine.kernel import settle
+    from triton.compiler import ASTSource
+
+    def function(path):
+        module, name = path.split(":")
+        found = getattr(importlib.import_module(module), name)
+        settle(found)
+        return found
+
+    def value(x):
+        if isinstance(x, dict):
+            return function(x["function"]) if "function" in x else tl.dtype(x["dtype"])
+        return x
+
+    def tuples(x):
+        return tuple(map(tuples, x)) if isinstance(x, list) else x
+
+    signature = {name: tuples(kind) for name, kind in request["signature"].items()}
+    constants = {name: value(x) for name, x in request["constants"].items()}
+    attrs = {tuple(where): what for where, what in request["attrs"]}
+    return ASTSource(function(request["kernel"]), signature, constants, attrs), request["options"]
+
+
+def compile_one(arch, request):
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source, options = decoded(request)
+    triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def without_torch():
+    """Let the kernels' modules, which ask torch for the names of dtypes, be imported where there is none."""
+    package = types.ModuleType("safeops")
+    package.__path__ = [str(ROOT / "safeops")]
+    sys.modules |= {"torch": mock.MagicMock(), "safeops": package, "safeops._library": mock.MagicMock()}
+
+
+def prepare_worker():
+    sys.path.insert(0, str(ROOT))
+    with contextlib.suppress(ImportError):
+        import torch  # noqa: F401
+
+        return
+    without_torch()
+
+
+def compile_all(arch, wanted):
+    with ProcessPoolExecutor(initializer=prepare_worker) as pool:
+        list(pool.map(compile_one, [arch] * len(wanted), wanted))
+
+
+def compile_by(python, arch, wanted, cache):
+    """compile_all in another interpreter, whose Triton writes into this folder."""
+    command = [python, __file__, "--compile", "--arch", str(arch)]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("TRITON_")} | {
+        "TRITON_CACHE_DIR": str(cache)
+    }
+    subprocess.run(command, input=json.dumps(wanted), text=True, check=True, env=environment)
+
+
+# ---- the file
+
+
+def pack(cache, out):
+    """Write the kernels of a cache folder; their files' paths become names."""
+    with tarfile.open(out, "w:gz") as file:
+        for found in sorted(cache.glob("*/*")):
+            if found.suffix not in KEPT:
+                continue
+            data = found.read_bytes()
+            if found.name.startswith(GROUP):
+                paths = json.loads(data)["child_paths"]
+                data = json.dumps({"child_paths": {name: name for name in paths if name.endswith(KEPT)}}).encode()
+            entry = tarfile.TarInfo(f"{found.parent.name}/{found.name}")
+            entry.size = len(data)
+            file.addfile(entry, io.BytesIO(data))
+
+
+def unpack(file, cache):
+    """Put the kernels of a file into a cache folder, and their paths into their lists: how many there are."""
+    with tarfile.open(file) as packed:
+        packed.extractall(cache, filter="data")
+        groups = [Path(cache, name) for name in packed.getnames() if Path(name).name.startswith(GROUP)]
+    for group in groups:
+        names = json.loads(group.read_text())["child_paths"]
+        group.write_text(json.dumps({"child_paths": {name: str(group.parent / name) for name in names}}))
+    return len(groups)
+
+
+def cache_folder():
+    """Triton's own on this machine."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~/")
+    return Path(os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache"))
+
+
+def compiled():
+    """How many kernels are in it."""
+    return sum(1 for _ in cache_folder().glob("*/*.cubin"))
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--arch", type=int, default=90, help="the GPU's capability, such as 90")
+    parser.add_argument("--ops", nargs="*", default=(), help="of these alone")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "gpu-kernels.tar.gz")
+    parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.compile:
+        compile_all(args.arch, json.load(sys.stdin))
+        return 0
+    wanted = requests(args.ops, args.arch)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as cache:
+        compile_by(args.python, args.arch, wanted, Path(cache))
+        pack(Path(cache), args.out)
+    print(f"{args.out}: {len(wanted)} kernels, {args.out.stat().st_size / 1e6:.1f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""scripts/gpu_kernels.py: what it compiles beforehand is what a run on the GPU finds in Triton's cache, in another
+folder, and also where the interpreter that compiles has no torch.
+"""
+
+import importlib.util
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import safeops
+from benchmarks import standin
+from safeops import _library
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "gpu_kernels.py"
+spec = importlib.util.spec_from_file_location("gpu_kernels", SCRIPT)
+gpu_kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gpu_kernels)
+
+
+def step():
+    """Kernels with a functor and parameters, with splits, and of two families."""
+    x, y, mask = torch.ones(64, 128, requires_grad=True), torch.ones(64, 128), torch.ones(64, 128) > 0
+    safeops.huber_loss(x, y, delta=0.5, mask=mask).backward()
+    safeops.masked_var(x, mask, dim=1).sum().backward()
+    return safeops.masked_softmax(x, mask)
+
+
+def wanted():
+    with gpu_kernels.planned(standin.ARCH) as found:
+        step()
+    return [json.loads(text) for text in found]
+
+
+needs_extension = pytest.mark.skipif(_library.cpu_extension is None, reason="the extension is not built")
+
+
+@needs_extension
+def test_what_comes_out_of_json_has_the_key_of_what_went_in(monkeypatch):
+    sources, encoded = [], gpu_kernels.encoded
+    monkeypatch.setattr(
+        gpu_kernels, "encoded", lambda source, options: sources.append(source) or encoded(source, options)
+    )
+    requests = wanted()
+    assert len(requests) == len(sources) >= 5
+    assert [gpu_kernels.decoded(request)[0].hash() for request in requests] == [source.hash() for source in sources]
+
+
+@needs_extension
+def test_the_key_needs_no_torch_and_no_order():
+    """(Triton by itself makes another one after what it has compiled before.)"""
+    code = (
+        "import importlib.util as u, json, sys; sys.modules['torch'] = None\n"
+        f"spec = u.spec_from_file_location('g', {str(SCRIPT)!r}); g = u.module_from_spec(spec)\n"
+        "spec.loader.exec_module(g); g.prepare_worker()\n"
+        "print(json.dumps([g.decoded(x)[0].hash() for x in json.load(sys.stdin)[::-1]][::-1]))"
+    )
+    requests = wanted()
+    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(requests), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout) == [gpu_kernels.decoded(request)[0].hash() for request in requests]
+
+
+@needs_extension
+def test_a_check_that_fails_here_is_no_reason_to_go_on(monkeypatch):
+    from safeops.verify import checks
+
+    monkeypatch.setattr(checks, "names", lambda op, full: [checks.KERNEL_RUNS])
+    monkeypatch.setattr(checks, "samples", lambda op: [])
+    with pytest.raises(RuntimeError, match="masked_sum: there are no samples"):
+        gpu_kernels.requests(["masked_sum"], standin.ARCH)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable()))
+def test_a_run_finds_them(tmp_path):
+    cache, file = tmp_path / "cache", tmp_path / "kernels.tar.gz"
+    requests = wanted()
+    gpu_kernels.compile_by(sys.executable, standin.ARCH, requests, cache)
+    gpu_kernels.pack(cache, file)
+    shutil.rmtree(cache)
+    done = subprocess.run([sys.executable, "-m", __name__, str(file)], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert int(done.stdout.split()[-1]) == len(requests)
+
+
+def run_with(file):
+    """The step, on the stand-in for a GPU, where nothing may be compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = standin.install(Path(folder))
+        brought = gpu_kernels.unpack(file, gpu_kernels.cache_folder())
+        from triton.backends.nvidia.compiler import CUDABackend
+
+        def refuse(*_):
+            raise RuntimeError("it is compiled")
+
+        CUDABackend.add_stages = refuse
+        step()
+        with pytest.raises(RuntimeError, match="it is compiled"):  # another dtype, which did not come along
+            safeops.masked_softmax(torch.ones(64, 128, dtype=torch.float64))
+        assert gpu_kernels.compiled() == brought
+        print(brought)
+        del kept
+
+
+if __name__ == "__main__":
+    run_with(sys.argv[1])
