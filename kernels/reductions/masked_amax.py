@@ -1,6 +1,7 @@
 """masked_amax, masked_amin: the largest and the smallest of the kept; all that are equal to it share its gradient."""
 
 import triton
+import triton.language as tl  # noqa: F401  (the interpreter looks for it beside every jit function)
 
 from ..engine.state import EXTREME
 from .statistic import launcher

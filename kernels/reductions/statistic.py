@@ -134,6 +134,9 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     arrays = MOST_ARRAYS if tensors[2] is not None and mode in (SQUARES, MOMENTS) else ARRAYS[mode]
     x, _, weight = tensors
     light = weight is None and compute == torch.float32
+    policy = policy or tiling.POLICY
+    if mode is COUNT:  # of little to read there is less to gather, all of it at once
+        policy = policy._replace(blocks=policy.blocks // 2, partials=2 * policy.partials)
     few = light and (mode in (COUNT, ABSOLUTE, EXTREME) or x.element_size() == 2 and mode is not MOMENTS)
     made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, 1 if few else 2)
     values = {

@@ -1,5 +1,7 @@
 """Statistics, and the backward they share, against their definitions in fp64 and torch's autograd of them."""
 
+from math import prod
+
 import pytest
 import torch
 import triton.runtime.interpreter as interpreter
@@ -195,6 +197,15 @@ def test_count(layout):
             got = count(x, mask, weight, dim, keepdim)
             assert got.dtype == torch.int64 and torch.equal(got, expected)
     assert torch.equal(count(x, mask), kept(x.shape, mask, None).sum())
+
+
+@pytest.mark.parametrize("shape, dim", [((1040,), None), ((3, 80), [1]), ((3, 80), [0])])
+def test_count_of_any_byte(shape, dim):
+    """A mask that was a view of uint8 may hold others than 0 and 1; some are read four at a time."""
+    numbers = torch.arange(prod(shape)).reshape(shape) * 37 % 256
+    mask = numbers.where(numbers % 3 != 0, 0).to(torch.uint8).view(torch.bool)
+    expected = (mask.view(torch.uint8) != 0).sum(dim)
+    assert torch.equal(masked_count.masked_count(torch.empty(shape), mask, None, dim), expected)
 
 
 # ---- execution
