@@ -1,8 +1,8 @@
 """DTensors: the local kernel on the local shards, in both directions, and one collective of what the ranks found.
 
-An op says by its attribute `shards` how: "elementwise", "loss" or "reduction". Operands that broadcast with each other
-are laid out as the result is; what is in another layout, or partial, is redistributed, as torch's own ops do. What is
-not covered here takes the composite, whose aten ops know DTensors.
+An op says by its attribute `shards` how its parts combine: "elementwise"; "loss", a pointwise one; "sum" and "mean"
+over dims; "reduction", any other, over dims of which each rank has all. What is not covered here takes the composite,
+whose aten ops know DTensors.
 """
 
 import copy
@@ -15,12 +15,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from safeops import _check, _loss, _op
 from safeops._dtypes import compute_dtype
 from safeops._route import PLAIN
-from safeops._torch import awaited, schema
+from safeops._torch import schema
 from safeops.distributed._group import group_of_mesh
-
-
-class Uncovered(Exception):
-    """Left to the composite. Raised before any collective, and from what all ranks know."""
+from safeops.distributed._layout import Uncovered, layout, local, shared
 
 
 def call(op, operands):
@@ -57,66 +54,14 @@ def _over_ranks(op):
     made = copy.copy(op)
     made.forward = functools.partial(FORWARD[op.shards], op)
     made.by_composite = lambda grad: torch.is_grad_enabled()
-    if op.shards == "reduction":  # (its layout is the input's, which a linear op would not keep)
+    if op.shards in ("sum", "mean", "reduction"):
+        # the layout of the gradient is the input's, which a linear op would not keep
         made.linear, made.reads = 0, slice(0, op.tensors)
         made.gradients = functools.partial(_reduction_gradients, op)
     elif op.backward:
         made.backward = functools.partial(_elementwise, op.backward)
     made.function = _op._function(made)
     return made
-
-
-# ---- layouts
-
-
-def _layout(tensors):
-    """(mesh, shape, placements) of what is made of operands that broadcast with each other."""
-    shared = [x for x in tensors if isinstance(x, DTensor)]
-    mesh = shared[0].device_mesh
-    if any(x.device_mesh != mesh for x in shared) or mesh.get_coordinate() is None:
-        raise Uncovered
-    shape, placements = torch.broadcast_shapes(*(x.shape for x in tensors)), []
-    for i in range(mesh.ndim):
-        for x in shared:
-            p = x.placements[i]
-            if not (type(p) is Shard or p.is_replicate() or p.is_partial()):  # FSDP's strided shards, say
-                raise Uncovered
-            lead = len(shape) - x.dim()
-            if p.is_shard() and x.shape[p.dim] == shape[lead + p.dim]:
-                placements.append(Shard(lead + p.dim))
-                break
-        else:
-            placements.append(Replicate())
-    return mesh, shape, placements
-
-
-def _local(x, shape, placements):
-    """What this rank holds of an operand that broadcasts to a shape of that layout."""
-    if not isinstance(x, DTensor):
-        if isinstance(x, torch.Tensor) and (x.dim() or type(x) not in PLAIN):
-            raise Uncovered
-        return x
-    lead = len(shape) - x.dim()
-
-    def of(p):
-        there = p.is_shard() and p.dim >= lead and x.shape[p.dim - lead] == shape[p.dim]
-        return Shard(p.dim - lead) if there else Replicate()
-
-    wanted = tuple(map(of, placements))
-    if x.placements != wanted:
-        x = x.redistribute(placements=wanted)
-    x = awaited(x.detach().to_local())
-    if type(x) not in PLAIN:
-        raise Uncovered
-    return x
-
-
-def _shared(x, mesh, shape, placements, like=None):
-    """A rank's part of a result as a DTensor. like: the operand whose order in memory the result has."""
-    strides = torch.empty(shape, device="meta")
-    if like is not None and like.shape == shape:
-        strides = torch.empty_like(torch.empty_strided(shape, like.stride(), device="meta"))
-    return DTensor.from_local(x, mesh, placements, run_check=False, shape=shape, stride=strides.stride())
 
 
 # ---- elementwise
@@ -131,15 +76,15 @@ def _elementwise(raw, *operands):
     """A raw op whose results have the broadcast shape of its tensors, or are left out."""
     count = _count_tensors(raw)
     tensors = [x for x in operands[:count] if x is not None]
-    mesh, shape, placements = _layout(tensors)
-    results = raw(*(_local(x, shape, placements) for x in operands[:count]), *operands[count:])
+    mesh, shape, placements = layout(tensors)
+    results = raw(*(local(x, shape, placements) for x in operands[:count]), *operands[count:])
     like = next((x for x in tensors if x.shape == shape), None)
     several = isinstance(results, (tuple, list))
-    shared = [
-        _shared(x, mesh, shape, placements, like) if x.dim() == len(shape) else x
+    made = [
+        shared(x, mesh, shape, placements, like) if x.dim() == len(shape) else x
         for x in (results if several else (results,))
     ]
-    return tuple(shared) if several else shared[0]
+    return tuple(made) if several else made[0]
 
 
 def _each(op, *operands):
@@ -166,8 +111,7 @@ def _combined(own, mesh, dims, mean, given, empty_nan):
 
     given: what a mean is divided by instead, or None.
     """
-    # (the group is looked up before: all ranks find out that there is none)
-    total, weights, count = own
+    _, weights, _ = own
     partials = _add_up(torch.stack([x.double() for x in own if x is not None]), mesh, dims)
     total, count = partials[0], partials[-1]
     by = count if weights is None else partials[1]
@@ -188,12 +132,12 @@ def _loss_of_all(op, *operands):
     n = op.count
     mask, weight, denominator, reduction, *parameters, empty_nan, divisor = operands[n:]
     if reduction == 0:
-        return _loss_of_each(op, operands)
+        return _elementwise(op.forward, *operands[: n + 2], None, *operands[n + 3 :])
     tensors = [x for x in operands[:n] if x is not None]
-    mesh, shape, placements = _layout([x for x in (*tensors, mask, weight) if x is not None])
-    x, y, *rest = (_local(t, shape, placements) for t in (*operands[:n], mask, weight))
+    mesh, shape, placements = layout([x for x in (*tensors, mask, weight) if x is not None])
+    x, y, *rest = (local(t, shape, placements) for t in (*operands[:n], mask, weight))
     mask, weight = rest[-2:]
-    # Of a mean that is not weighted the sum is had again without that it overflows in fp32.
+    # From a mean the sum is had again in fp64, where it does not overflow. Weights may cancel, and a mean is then lost.
     code = 1 if weight is None else 2
     value, by = op.forward(x, y, *rest, None, code, *parameters, False, None)
     if weight is None:
@@ -201,23 +145,18 @@ def _loss_of_all(op, *operands):
     else:
         here = torch.broadcast_shapes(*(t.shape for t in (x, y, *rest[:-2]) if t is not None))
         own = value, by, _count(x.expand(here), mask, weight, None).reshape(())
-    given = _local(denominator, (), [Replicate()] * mesh.ndim)
+    given = local(denominator, (), [Replicate()] * mesh.ndim)
     if divisor is not None:
         given = by.new_full((), divisor)
     dims = [i for i, p in enumerate(placements) if p.is_shard()]
     found, used = _combined(own, mesh, dims, reduction == 1, given, empty_nan)
     everywhere = [Replicate()] * mesh.ndim
-    return tuple(_shared(t, mesh, torch.Size(), everywhere) for t in (found.to(value.dtype), used))
-
-
-def _loss_of_each(op, operands):
-    denominator, n = op.count + 2, op.count
-    return _elementwise(op.forward, *operands[:denominator], None, *operands[n + 3 :])
+    return tuple(shared(t, mesh, torch.Size(), everywhere) for t in (found.to(value.dtype), used))
 
 
 def _reduced_layout(op, input, mask, weight, dim):
     """(mesh, placements of the input, of the reduced dims kept, the dims, those of the mesh to be combined)."""
-    mesh, shape, placements = _layout([x for x in (input, mask, weight) if x is not None])
+    mesh, shape, placements = layout([x for x in (input, mask, weight) if x is not None])
     dims = _check.dims(op.name, dim, len(shape))
     combined = [i for i, p in enumerate(placements) if p.is_shard() and p.dim in dims]
     kept = [Replicate() if i in combined else p for i, p in enumerate(placements)]
@@ -228,9 +167,9 @@ def _reduction(op, *operands):
     """A reduction. Over dims that no rank has a part of: the local kernel alone; else of sums and means as a loss."""
     input, mask, weight, dim, keepdim, empty_nan, dtype, *parameter = *operands, *op.defaults[len(operands) :]
     mesh, placements, kept, dims, combined = _reduced_layout(op, input, mask, weight, dim)
-    if combined and op.name not in ("masked_sum", "masked_mean"):
+    if combined and op.shards == "reduction":
         raise Uncovered
-    x, mask, weight = (_local(t, input.shape, placements) for t in (input, mask, weight))
+    x, mask, weight = (local(t, input.shape, placements) for t in (input, mask, weight))
     dims = list(dims)
     if not combined:
         results = op.forward(x, mask, weight, dims, True, empty_nan, dtype, *parameter)
@@ -239,13 +178,13 @@ def _reduction(op, *operands):
         wide = None if weight is None else torch.float64
         value, by = raw(x, mask, weight, dims, True, False, wide)
         own = (value.double() * by, None, by) if weight is None else (value, by, _count(x, mask, weight, dims))
-        value, by = _combined(own, mesh, combined, op.name == "masked_mean", None, empty_nan)
+        value, by = _combined(own, mesh, combined, op.shards == "mean", None, empty_nan)
         results = value.to(dtype or compute_dtype(input.dtype)), by
     lost = () if keepdim else dims
     shape = [1 if d in dims else n for d, n in enumerate(input.shape) if d not in lost]
     where = [Shard(p.dim - sum(d < p.dim for d in lost)) if p.is_shard() else p for p in kept]
     results = [r.squeeze(tuple(lost)) if lost else r for r in results]
-    return tuple(_shared(r, mesh, torch.Size(shape), where) for r in results)
+    return tuple(shared(r, mesh, torch.Size(shape), where) for r in results)
 
 
 def _reduction_gradients(op, grad, needs, operands, results):
@@ -256,15 +195,15 @@ def _reduction_gradients(op, grad, needs, operands, results):
     def one_each(t):
         """A result, or its gradient, with the reduced dims."""
         where = [Shard(p.dim - sum(d < p.dim for d in lost)) if p.is_shard() else p for p in kept]
-        t = _local(t, t.shape, where)
+        t = local(t, t.shape, where)
         for d in lost:
             t = t.unsqueeze(d)
         return t
 
-    local = [_local(t, input.shape, placements) for t in (input, mask, weight)]
+    own_operands = [local(t, input.shape, placements) for t in (input, mask, weight)]
     own = [one_each(t) for t in (grad, *results)]
-    (d,) = op.gradients(own[0], needs, [*local, list(dims), True, *operands[5:]], own[1:])
-    return (_shared(d, mesh, input.shape, placements, input),)
+    (d,) = op.gradients(own[0], needs, [*own_operands, list(dims), True, *operands[5:]], own[1:])
+    return (shared(d, mesh, input.shape, placements, input),)
 
 
-FORWARD = {"elementwise": _each, "loss": _loss_of_all, "reduction": _reduction}
+FORWARD = {"elementwise": _each, "loss": _loss_of_all} | dict.fromkeys(("sum", "mean", "reduction"), _reduction)

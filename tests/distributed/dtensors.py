@@ -105,7 +105,7 @@ def elementwise(dtype):
                 assert got.placements == tuple(layout)
 
 
-def mixed_layouts(dtype):
+def mixed_layouts():
     """Of one call; broadcast operands, whose gradient is summed over the ranks."""
     x = operands("safe_div", (5, 3), torch.float64, ("input", "other"))
     for a, b in (([S0], [R]), ([R], [S0]), ([S0], [S1]), ([P], [S0]), ([S1], [P]), ([P], [P]), ([S0, R], [S1, S0])):
@@ -146,7 +146,7 @@ def losses(dtype):
                 compare(name, x, same, dtype, **{**options, "empty": empty}, denominator=denominator)
 
 
-def loss_layouts(dtype):
+def loss_layouts():
     """Other shapes and layouts: empty shards, halves, broadcast masks, mixed and partial operands."""
     for shape in ((1, 3), (5, 3), (0, 3)):
         for layout in layouts(torch.float64):
@@ -170,8 +170,8 @@ def loss_layouts(dtype):
 
 
 def reductions(dtype):
-    for name in [name for name, how in COVERED.items() if how == "reduction"]:
-        over = name in ("masked_sum", "masked_mean")
+    for name in [name for name, how in COVERED.items() if how in ("sum", "mean", "reduction")]:
+        over = COVERED[name] != "reduction"
         for shape in ((5, 3), (1, 3)):
             for layout in layouts(dtype):
                 for more in ((), ("mask",), ("mask", "weight")):

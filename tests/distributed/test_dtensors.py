@@ -25,5 +25,7 @@ def test_on_several_processes(found, world, case):
 
 
 def test_which_are_covered():
-    assert set(dtensors.COVERED.values()) == {"elementwise", "loss", "reduction"}
-    assert {"safe_exp", "safe_div", "masked_fill", "mse_loss", "gaussian_nll_loss", "masked_mean"} < set(dtensors.COVERED)
+    assert set(dtensors.COVERED.values()) == {"elementwise", "loss", "sum", "mean", "reduction"}
+    assert {"safe_exp", "safe_div", "masked_fill", "mse_loss", "gaussian_nll_loss", "masked_mean"} < set(
+        dtensors.COVERED
+    )

@@ -162,6 +162,7 @@ class MaskedReduction(Reduction):
             return composite(*operands)[0]
 
         self.saved = slice(1, 2) if mean else slice(0)
+        self.shards = "mean" if mean else "sum"
         forward = declare_raw(
             f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.masked_sum.{name}"
         )
