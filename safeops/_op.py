@@ -88,6 +88,7 @@ class Op(Public):
         and their shapes, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
     saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
+    shards: what it is of DTensors, of safeops.distributed._dtensor: its name there. None: the composite.
     compiled: the device types whose kernel is kept under torch.compile. Elsewhere Inductor fuses the composite with
         its neighbours, which wins.
     """
@@ -100,7 +101,9 @@ class Op(Public):
     visible = 1
     saved = slice(1, None)
     reads = None
+    shards = None
     compiled = ("cpu",)
+    by_composite = staticmethod(_route.by_composite)
 
     def __init__(self, name, forward, backward=None, definition=None, also=()):
         """forward, backward, also: the raw ops. definition: the composite, of the raw forward's operands."""
@@ -206,6 +209,12 @@ def _call(op):
             raise_held(error)
             raise
         op.validate(*arguments)
+        if op.shards and takes and _route.over_ranks(operands[: op.tensors]):
+            from safeops.distributed import _dtensor  # (a slow import, and by now done)
+
+            results = _dtensor.call(op, operands)
+            if results is not None:
+                return results
         return op.composite(*operands)
 
     return call
@@ -214,6 +223,7 @@ def _call(op):
 def _function(op):
     """The autograd Function around an op's raw forward."""
     raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
+    by_composite = op.by_composite
     save, several, results_read, saved = op.save, op.returns > 1, op.saved, len(range(op.returns)[op.saved])
     chooses, broadcasts, differentiable = type(op).keep is not Op.keep, op.broadcasts, op.differentiable
     unsaved = linear or len(op.defaults) > tensors
@@ -248,7 +258,7 @@ def _function(op):
             operands += [None] * (tensors - len(operands))
         operands += numbers
         operands += op.defaults[len(operands) :]
-        gradients = op.composite_gradients if _route.by_composite(grad) else op.gradients
+        gradients = op.composite_gradients if by_composite(grad) else op.gradients
         found = [None] * len(needs)
         try:
             computed = gradients(grad, needs, operands, kept[:saved])

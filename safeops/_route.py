@@ -3,7 +3,7 @@
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from safeops import _verified
+from safeops import _check, _verified
 from safeops._torch import forward_ad, is_exporting, transforms_active
 
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
@@ -49,6 +49,13 @@ def route(op, operands):
         return op.eager[wanted]
     kept = tensors[0].device.type in op.compiled and not is_exporting() and not _repeat(tensors)
     return op.traced[1 if wanted else 0] if kept else None  # (Dynamo 2.11 takes no bool for an index)
+
+
+def over_ranks(tensors):
+    """Whether an operand is a DTensor whose shards a kernel may take; a trace and functorch see the composite."""
+    if is_dynamo_compiling() or transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return any(_check.mesh(x) is not None for x in tensors if x is not None)
 
 
 def _repeat(tensors):

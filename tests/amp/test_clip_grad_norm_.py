@@ -191,7 +191,7 @@ def test_bad_arguments_are_named():
         (
             subclass,
             TypeError,
-            r"the gradient of parameters\[0\] must be a plain .* or a DTensor, got one of type Sharded",
+            r"the gradient of parameters\[0\] must be .* or a DTensor, got one of type Sharded",
         ),
         (parameters([torch.ones(2, dtype=torch.complex64)]), TypeError, "must be floating point, got torch.complex64"),
     ):

@@ -1,7 +1,9 @@
 """Cases of global_count, each beside the same batch in one process. Run by processes.py."""
 
 import copy
+import datetime
 import functools
+import time
 
 import torch
 import torch.distributed as dist
@@ -208,6 +210,19 @@ def nothing_at_all():
         assert loss == (dist.get_world_size() if dist.get_rank() == 0 else 0)
 
 
+def absent():
+    """A rank that does not call: the others hear of it within the group's timeout, where they use the count."""
+    rank = dist.get_rank()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=2))
+    if rank == 0:
+        loss = functools.partial(safeops.mse_loss, torch.zeros(3), torch.ones(3))
+        began = time.monotonic()
+        count = global_count(torch.ones(3, dtype=torch.bool), group=group)
+        raises(RuntimeError, "global_count (rank 0)", call=lambda: loss(denominator=count))
+        assert time.monotonic() - began < 20
+    dist.barrier()
+
+
 def destroyed():
     """Last, for there is no other."""
     keep, rank = torch.ones(3, dtype=torch.bool), dist.get_rank()
@@ -231,5 +246,6 @@ CASES = {
     "hsdp fp64": functools.partial(training, hsdp, torch.float64, False, 1e-12),
     "per-rank means differ": per_rank_means_differ,
     "nothing at all": nothing_at_all,
+    "absent": absent,
     "destroyed": destroyed,
 }

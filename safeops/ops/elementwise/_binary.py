@@ -46,6 +46,7 @@ class Binary(Op):
     """
 
     owner = "C++/CUDA"
+    shards = "elementwise"
     differentiable = (0, 1)
     broadcasts = True
 

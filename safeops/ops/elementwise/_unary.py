@@ -97,6 +97,7 @@ class Unary(Op):
     """
 
     owner = "C++/CUDA"
+    shards = "elementwise"
 
     def __init__(self, name, function, absent, stand_in, positive=False):
         def definition(input, eps=None, fill_value=0.0, dtype=None):

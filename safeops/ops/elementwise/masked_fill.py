@@ -51,6 +51,7 @@ _forward = declare_raw(
 
 class MaskedFill(Op):
     owner = "C++/CUDA"
+    shards = "elementwise"
     differentiable = (0, 2)
     broadcasts = True
     linear = 1

@@ -170,6 +170,7 @@ class PointwiseLoss(Op):
     """A pointwise loss."""
 
     broadcasts = True
+    shards = "loss"
     names = "input", "target"  # of its tensors
     optional = False  # whether the last of them may be None
     reductions = tuple(REDUCTION)

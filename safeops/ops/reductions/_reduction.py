@@ -95,6 +95,7 @@ class Reduction(Op):
     """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
     constant = slice(2, 3)  # weight
+    shards = "reduction"
 
     def __init__(self, *record, keyword=None):
         self.keyword = keyword
@@ -161,6 +162,7 @@ class MaskedReduction(Reduction):
             return composite(*operands)[0]
 
         self.saved = slice(1, 2) if mean else slice(0)
+        self.shards = "mean" if mean else "sum"
         forward = declare_raw(
             f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.masked_sum.{name}"
         )

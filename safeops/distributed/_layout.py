@@ -1,0 +1,65 @@
+"""Layouts of DTensors that meet in a call.
+
+Operands that broadcast with each other are laid out as the result is. One in another layout, or partial, is
+redistributed, as torch's own ops do.
+"""
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from safeops._route import PLAIN
+from safeops._torch import awaited
+
+
+class Uncovered(Exception):
+    """Left to the composite. Raised before any collective, and from what all ranks know."""
+
+
+def layout(tensors):
+    """(mesh, shape, placements) of what is made of operands that broadcast with each other."""
+    distributed = [x for x in tensors if isinstance(x, DTensor)]
+    mesh = distributed[0].device_mesh
+    if any(x.device_mesh != mesh for x in distributed) or mesh.get_coordinate() is None:
+        raise Uncovered
+    shape, placements = torch.broadcast_shapes(*(x.shape for x in tensors)), []
+    for i in range(mesh.ndim):
+        for x in distributed:
+            p = x.placements[i]
+            if not (type(p) is Shard or p.is_replicate() or p.is_partial()):  # FSDP's strided shards, say
+                raise Uncovered
+            lead = len(shape) - x.dim()
+            if p.is_shard() and x.shape[p.dim] == shape[lead + p.dim]:
+                placements.append(Shard(lead + p.dim))
+                break
+        else:
+            placements.append(Replicate())
+    return mesh, shape, placements
+
+
+def local(x, shape, placements):
+    """What this rank holds of an operand that broadcasts to a shape of that layout."""
+    if not isinstance(x, DTensor):
+        if isinstance(x, torch.Tensor) and (x.dim() or type(x) not in PLAIN):
+            raise Uncovered
+        return x
+    lead = len(shape) - x.dim()
+
+    def of(p):
+        there = p.is_shard() and p.dim >= lead and x.shape[p.dim - lead] == shape[p.dim]
+        return Shard(p.dim - lead) if there else Replicate()
+
+    wanted = tuple(map(of, placements))
+    if x.placements != wanted:
+        x = x.redistribute(placements=wanted)
+    x = awaited(x.detach().to_local())
+    if type(x) not in PLAIN:
+        raise Uncovered
+    return x
+
+
+def shared(x, mesh, shape, placements, like=None):
+    """A rank's part of a result as a DTensor. like: the operand whose order in memory the result has."""
+    strides = torch.empty(shape, device="meta")
+    if like is not None and like.shape == shape:
+        strides = torch.empty_like(torch.empty_strided(shape, like.stride(), device="meta"))
+    return DTensor.from_local(x, mesh, placements, run_check=False, shape=shape, stride=strides.stride())

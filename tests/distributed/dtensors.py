@@ -1,0 +1,261 @@
+"""Cases of ops on DTensors, each beside the same call on plain tensors. Run by processes.py."""
+
+import functools
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
+
+import safeops
+from safeops._op import registry
+from tests.callers.calls import CALLS
+
+TOLERANCE = {torch.float16: 1e-6, torch.float32: 1e-6, torch.float64: 1e-12}
+COVERED = {op.name: op.shards for op in registry.values() if getattr(op, "shards", None) and op.name in CALLS}
+S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
+
+
+@functools.cache
+def mesh(dims=1):
+    world = dist.get_world_size()
+    return init_device_mesh("cpu", (world,) if dims == 1 else (2, world // 2), mesh_dim_names=("dp", "tp")[:dims])
+
+
+def distributed(x, placements, grad=True):
+    """A leaf, if floating. Partial: of terms that differ."""
+    shared = distribute_tensor(x, mesh(len(placements)), [R if p.is_partial() else p for p in placements])
+    for i, p in enumerate(placements):
+        if p.is_partial():
+            place = shared.device_mesh.get_coordinate()[i]
+            part = shared.to_local() * (3 if place == 0 else -2 if place == 1 else 0)  # 3 x - 2 x
+            shared = DTensor.from_local(part, shared.device_mesh, placements, shape=x.shape, stride=x.stride())
+    return shared.requires_grad_(x.is_floating_point() and grad)
+
+
+def compare(name, operands, placements, kind=torch.float32, constant=("weight",), **options):
+    """Values and gradients. operands: plain tensors by name; placements: theirs. The composite is not taken."""
+    plain = {k: x.clone().requires_grad_(x.is_floating_point() and k not in constant) for k, x in operands.items()}
+    shared = {k: distributed(x, placements[k], k not in constant) for k, x in operands.items()}
+    call = functools.partial(getattr(safeops, name), **options)
+    want = call(**plain)
+    refuse = mock.Mock(side_effect=AssertionError(f"{name} took the composite"))
+    with mock.patch.object(type(registry[name]), "composite", refuse):
+        got = call(**shared)
+    assert isinstance(got, DTensor) and got.shape == want.shape and got.dtype == want.dtype
+    close(got, want, TOLERANCE[kind])
+    if not want.requires_grad:
+        return got
+    upstream = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(7))
+    leaves = [k for k, x in plain.items() if x.requires_grad]
+    wants = torch.autograd.grad(want, [plain[k] for k in leaves], upstream)
+    same = distribute_tensor(upstream, got.device_mesh, [R] * got.device_mesh.ndim)
+    gots = torch.autograd.grad(got, [shared[k] for k in leaves], same)
+    for g, w in zip(gots, wants):
+        assert g.dtype == w.dtype
+        close(g, w, TOLERANCE[kind])
+    return got
+
+
+def close(got, want, tolerance):
+    atol = tolerance * float(want.detach().nan_to_num().abs().max()) if want.numel() else 0
+    torch.testing.assert_close(got.full_tensor(), want, rtol=tolerance, atol=atol, equal_nan=True)
+
+
+def layouts(dtype):
+    """Placements of all tensors of a call: on a mesh of one dim, and of two; for fp64, where more can be seen, all."""
+    every = [S0], [S1, S0], [S1], [R], [S0, S1], [S0, R], [R, S0], [S0, S0]
+    return every if dtype == torch.float64 else every[:2]
+
+
+def operands(name, shape, dtype, keys):
+    """Positive numbers below 1, which every op takes; little kept, and in some rows nothing."""
+    g = torch.Generator().manual_seed(3)
+    made = {}
+    for key in keys:
+        if key in ("mask", "fill_mask"):
+            keep = torch.rand(shape, generator=g) < 0.4
+            keep[: shape[0] // 2] = False
+            made[key] = keep
+        else:
+            made[key] = (torch.rand(shape, generator=g, dtype=torch.float64) * 0.9 + 0.05).to(dtype)
+    return made
+
+
+def tensors_of(name, *also):
+    """The names of an op's full-size operands, and some that may be added."""
+    skip = ("mask", "weight", "denominator", "pos_weight")
+    return [k for k, x in CALLS[name].items() if isinstance(x, torch.Tensor) and x.dim() == 2 and k not in skip] + [
+        *also
+    ]
+
+
+def elementwise(dtype):
+    for name in [name for name, how in COVERED.items() if how == "elementwise"]:
+        options = {k: x for k, x in CALLS[name].items() if not isinstance(x, torch.Tensor)}
+        if name == "masked_fill":
+            options["value"] = 0.25
+        keys = [k for k in tensors_of(name) if k != "value"]
+        for shape in ((5, 3), (1, 3)):  # uneven, and empty shards
+            for layout in layouts(dtype):
+                x = operands(name, shape, dtype, keys)
+                got = compare(name, x, dict.fromkeys(keys, layout), dtype, **options)
+                assert got.placements == tuple(layout)
+
+
+def mixed_layouts():
+    """Of one call; broadcast operands, whose gradient is summed over the ranks."""
+    x = operands("safe_div", (5, 3), torch.float64, ("input", "other"))
+    for a, b in (([S0], [R]), ([R], [S0]), ([S0], [S1]), ([P], [S0]), ([S1], [P]), ([P], [P]), ([S0, R], [S1, S0])):
+        compare("safe_div", x, {"input": a, "other": b}, torch.float64)
+    for row in (x["other"][:1], x["other"][0], x["other"][:, :1], x["other"][0, 0]):
+        for layout in ([S0], [S1], [S0, S1]):
+            how = {"input": layout, "other": [R] * len(layout)}
+            compare("safe_div", {"input": x["input"], "other": row.clone()}, how, torch.float64)
+    number = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)  # plain: one that every rank has
+    shared = distributed(x["input"], [S0])
+    safeops.safe_div(shared, number).sum().backward()
+    torch.testing.assert_close(number.grad, -x["input"].sum() / 0.25, rtol=1e-12, atol=0)
+    value = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    mask = torch.arange(15).reshape(5, 3) % 4 == 0
+    safeops.masked_fill(shared, distributed(mask, [S0]), value).sum().backward()
+    assert value.grad == mask.sum()
+
+
+def losses(dtype):
+    """All of them, by all reductions; masks that keep little, nothing on a rank, and nothing at all."""
+    for name in [name for name, how in COVERED.items() if how == "loss"]:
+        options = {k: x for k, x in CALLS[name].items() if not isinstance(x, (torch.Tensor, type(None)))}
+        options.pop("denominator", None)
+        for layout in layouts(dtype):
+            for more in ((), ("mask",), ("mask", "weight")):
+                keys = tensors_of(name, *more)
+                x = operands(name, (5, 3), dtype, keys)
+                same = dict.fromkeys(keys, layout)
+                for reduction in ("mean", "sum", "none"):
+                    compare(name, x, same, dtype, **{**options, "reduction": reduction})
+        keys = tensors_of(name, "mask")
+        x, same = operands(name, (5, 3), dtype, keys), dict.fromkeys(keys, [S0])
+        for denominator in (7, 0, torch.tensor(7.0), torch.tensor(0)):
+            compare(name, x, same, dtype, **options, denominator=denominator)
+        x["mask"] &= False
+        for empty in ("zero", "nan"):
+            for denominator in (None, 7, 0):
+                compare(name, x, same, dtype, **{**options, "empty": empty}, denominator=denominator)
+
+
+def loss_layouts():
+    """Other shapes and layouts: empty shards, halves, broadcast masks, mixed and partial operands."""
+    for shape in ((1, 3), (5, 3), (0, 3)):
+        for layout in layouts(torch.float64):
+            x = operands("mse_loss", shape, torch.float32, ("input", "target", "mask"))
+            compare("mse_loss", x, dict.fromkeys(x, layout))
+    x = operands("mse_loss", (5, 3), torch.float16, ("input", "target", "mask"))
+    compare("mse_loss", x, dict.fromkeys(x, [S0]), torch.float16)
+    x = operands("mse_loss", (5, 3), torch.float64, ("input", "target", "mask", "weight"))
+    for a, b, c in (
+        ([S0], [R], [S1]),
+        ([R], [S1], [R]),
+        ([P], [S0], [R]),
+        ([P], [P], [S1]),
+        ([S0, S1], [R, R], [S0, R]),
+    ):
+        compare("mse_loss", x, {"input": a, "target": b, "mask": c, "weight": c}, torch.float64)
+    x["mask"], x["weight"] = x["mask"][:, :1].clone(), x["weight"][0].clone()
+    how = {"input": [S0], "target": [S0], "mask": [S0], "weight": [R]}
+    for reduction in ("mean", "sum", "none"):
+        compare("mse_loss", x, how, torch.float64, reduction=reduction)
+
+
+def reductions(dtype):
+    for name in [name for name, how in COVERED.items() if how in ("sum", "mean", "reduction")]:
+        over = COVERED[name] != "reduction"
+        for shape in ((5, 3), (1, 3)):
+            for layout in layouts(dtype):
+                for more in ((), ("mask",), ("mask", "weight")):
+                    x = operands(name, shape, dtype, ("input", *(k for k in more if k in CALLS[name])))
+                    for dim in (0, 1, (0, 1), None):
+                        reduced = (0, 1) if dim is None else dim if isinstance(dim, tuple) else (dim,)
+                        if not over and any(p.is_shard() and p.dim in reduced for p in layout):
+                            continue  # the composite: tests/callers/test_dtensor.py
+                        for keepdim in (False, True):
+                            compare(name, x, dict.fromkeys(x, layout), dtype, dim=dim, keepdim=keepdim)
+    x = operands("masked_mean", (5, 3), dtype, ("input", "mask"))
+    for empty in ("zero", "nan"):
+        compare("masked_mean", x, dict.fromkeys(x, [S0]), dtype, dim=0, empty=empty)
+        compare("masked_sum", x, {"input": [P], "mask": [S1]}, dtype, dim=1, empty=empty)
+
+
+def garbage():
+    """What is masked out on any rank does not exist, and a kept NaN is seen by all."""
+    x = operands("mse_loss", (6, 3), torch.float32, ("input", "target", "mask"))
+    x["input"].masked_fill_(~x["mask"], torch.nan)
+    compare("mse_loss", x, dict.fromkeys(x, [S0]))
+    x["input"][-1] = torch.nan
+    x["mask"][-1] = True
+    got = safeops.mse_loss(
+        *(distributed(t, [S0]) for t in (x["input"], x["target"])), mask=distributed(x["mask"], [S0])
+    )
+    assert got.to_local().isnan()
+
+
+def second_order():
+    x, y = (torch.rand(5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) + 0.5 for i in (0, 1))
+    for f in (
+        lambda a, b: safeops.log_cosh_loss(a, b),
+        lambda a, b: safeops.safe_div(a, b).sum(),
+        lambda a, b: (safeops.masked_mean(a * a, dim=0) * b[0]).sum(),
+    ):
+        found = []
+        for leaves in ([t.clone().requires_grad_() for t in (x, y)], [distributed(t, [S0]) for t in (x, y)]):
+            first = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+        for w, g in zip(*found):
+            close(g, w, 1e-12)
+
+
+def collectives():
+    """One of 16 bytes for a mean (24 with weights), none for what is elementwise, none in a backward."""
+    x = {k: distributed(t, [S0]) for k, t in operands("", (5, 3), torch.float32, ("a", "b", "mask", "weight")).items()}
+    x["weight"].requires_grad_(False)
+    a, b, keep, w = x.values()
+
+    def wire(call):
+        sent, real = [], dist.all_reduce
+        note = lambda t, **options: (sent.append(t.nbytes), real(t, **options))[1]  # noqa: E731
+        with mock.patch.object(dist, "all_reduce", note), CommDebugMode() as others:
+            out = call()
+        with CommDebugMode() as backward:
+            torch.autograd.grad(out, a, torch.ones_like(out))
+        assert backward.get_total_counts() == 0
+        return sent, others.get_total_counts() - len(sent)
+
+    for call, bytes in (
+        (lambda: safeops.mse_loss(a, b), [16]),
+        (lambda: safeops.mse_loss(a, b, mask=keep), [16]),
+        (lambda: safeops.mse_loss(a, b, mask=keep, weight=w), [24]),
+        (lambda: safeops.masked_mean(a, keep), [16]),
+        (lambda: safeops.masked_mean(a, keep, dim=0), [48]),
+        (lambda: safeops.masked_mean(a, keep, dim=1), []),
+        (lambda: safeops.safe_div(a, b), []),
+        (lambda: safeops.mse_loss(a, b, reduction="none"), []),
+    ):
+        sent, more = wire(call)
+        assert sent == bytes and more <= 0, (sent, bytes, more)
+
+
+CASES = {
+    "elementwise fp32": functools.partial(elementwise, torch.float32),
+    "mixed layouts": mixed_layouts,
+    "loss layouts": loss_layouts,
+    "garbage": garbage,
+    "second order": second_order,
+    "collectives": collectives,
+    "elementwise fp64": functools.partial(elementwise, torch.float64),
+    "losses fp32": functools.partial(losses, torch.float32),
+    "losses fp64": functools.partial(losses, torch.float64),
+    "reductions fp32": functools.partial(reductions, torch.float32),
+    "reductions fp64": functools.partial(reductions, torch.float64),
+}
