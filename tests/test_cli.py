@@ -122,7 +122,7 @@ def test_a_reader_that_stops_early_is_no_error():
 def test_the_examples_of_the_readme_run():
     readme = pathlib.Path(__file__).parents[1] / "README.md"
     examples = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
-    assert len(examples) == 6
+    assert len(examples) == 7
     scope = {}  # one after the other, as a reader would
     for code in examples:
         exec(compile(code, str(readme), "exec"), scope)
