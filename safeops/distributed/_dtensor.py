@@ -7,6 +7,7 @@ whose aten ops know DTensors.
 
 import copy
 import functools
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -160,7 +161,15 @@ def _reduced_layout(op, input, mask, weight, dim):
     dims = _check.dims(op.name, dim, len(shape))
     combined = [i for i, p in enumerate(placements) if p.is_shard() and p.dim in dims]
     kept = [Replicate() if i in combined else p for i, p in enumerate(placements)]
+    if op.shards == "reduction" and any(_leaves_one_out(shape, mesh, placements, d) for d in dims):
+        return mesh, kept, kept, dims, []  # gathered: torch's own would raise on that rank, and the others wait
     return mesh, placements, kept, dims, combined
+
+
+def _leaves_one_out(shape, mesh, placements, dim):
+    """Whether a rank may have nothing of a dim, which is cut into parts of one size as far as it goes."""
+    ranks = prod(mesh.size(i) for i, p in enumerate(placements) if p.is_shard(dim))
+    return ranks > 1 and -(-shape[dim] // ranks) * (ranks - 1) >= shape[dim]
 
 
 def _reduction(op, *operands):
@@ -190,6 +199,7 @@ def _reduction(op, *operands):
 def _reduction_gradients(op, grad, needs, operands, results):
     input, mask, weight, dim, keepdim, *_ = operands
     mesh, placements, kept, dims, _ = _reduced_layout(op, input, mask, weight, dim)
+    gathered = placements is kept and any(p.is_shard() and p.dim in dims for p in input.placements)
     lost = () if keepdim else dims
 
     def one_each(t):
@@ -203,7 +213,8 @@ def _reduction_gradients(op, grad, needs, operands, results):
     own_operands = [local(t, input.shape, placements) for t in (input, mask, weight)]
     own = [one_each(t) for t in (grad, *results)]
     (d,) = op.gradients(own[0], needs, [*own_operands, list(dims), True, *operands[5:]], own[1:])
-    return (shared(d, mesh, input.shape, placements, input),)
+    d = shared(d, mesh, input.shape, placements, input)
+    return (d.redistribute(placements=input.placements) if gathered else d,)
 
 
 FORWARD = {"elementwise": _each, "loss": _loss_of_all} | dict.fromkeys(("sum", "mean", "reduction"), _reduction)
