@@ -50,7 +50,9 @@ def arrived(denominator):
 def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
     if denominator is not None:
-        nothing = bool(_check.whole(denominator == 0) if isinstance(denominator, torch.Tensor) else denominator == 0)
+        nothing = bool(
+            _check.whole(arrived(denominator) == 0) if isinstance(denominator, torch.Tensor) else denominator == 0
+        )
     else:
         nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(keep.any())))
     if nothing:

@@ -19,6 +19,9 @@ class _Loss(torch.nn.Module):
     op, function, defaults = None, None, {}
 
     def forward(self, *operands, **tensors):
+        for key in tensors:
+            if key in self.defaults:
+                raise TypeError(f"{type(self).__name__}: {key} is an option: give it to the constructor")
         options = {name: getattr(self, name) for name in self.defaults}
         return self.function(*operands, **tensors, **options)
 

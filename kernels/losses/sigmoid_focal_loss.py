@@ -17,21 +17,22 @@ def balance(y, alpha):
 
 
 @triton.jit
-def power(m, gamma):
-    """m^gamma and its derivative, which is 0 where it has no value."""
+def power(m, gamma, bce):
+    """m^gamma, and its derivative times bce, which is 0 where it has no value. bce / m fits where m is subnormal."""
     some = m > 0
     base = tl.where(some, m, m * 0 + 1)
     to = tl.where(gamma == 2, m * m, tl.where(some, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m)))
-    by = tl.where(gamma == 2, 2 * m, tl.where(some, gamma * (to / base), 0.0))
-    return tl.where(m == m, to, m), by
+    turn = tl.where(gamma == 2, 2 * m * bce, tl.where(some & (gamma != 0), gamma * to * (bce / base), 0.0))
+    return tl.where(m == m, to, m), turn
 
 
 @triton.jit
 def value(x, y, alpha, gamma):
     p, q, tail = logistic(x)
     a, _ = balance(y, alpha)
-    to, _ = power(y * q + (1 - y) * p, gamma)
-    return a * to * (linear_cost(x, y, 1 - y) + tail)
+    bce = linear_cost(x, y, 1 - y) + tail
+    to, _ = power(y * q + (1 - y) * p, gamma, bce)
+    return a * to * bce
 
 
 value.max_registers = 112  # of 80 it would spill; arithmetic, not memory, is what it waits for
@@ -41,11 +42,11 @@ value.max_registers = 112  # of 80 it would spill; arithmetic, not memory, is wh
 def slopes(x, y, alpha, gamma):
     p, q, tail = logistic(x)
     a, moved = balance(y, alpha)
-    to, by = power(y * q + (1 - y) * p, gamma)
     bce = linear_cost(x, y, 1 - y) + tail
+    to, turn = power(y * q + (1 - y) * p, gamma, bce)
     down, up = product_slope(y, at_least(-x, 0.0)), product_slope(1 - y, at_least(x, 0.0))
-    turn = tl.where(p * q == 0, 0.0, by * bce * ((1 - y) - y) * (p * q))
-    return a * (to * ((1 - y) * p - y * q) + turn), moved * to * bce + a * (by * (q - p) * bce + to * (down - up))
+    dx = to * ((1 - y) * p - y * q) + tl.where(p * q == 0, 0.0, turn * ((1 - y) - y) * (p * q))
+    return a * dx, moved * to * bce + a * (turn * (q - p) + to * (down - up))
 
 
 sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss("sigmoid_focal_loss", value, slopes=slopes)

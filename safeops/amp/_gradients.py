@@ -120,7 +120,9 @@ def _own_part(grad):
 
         # The norm of a sum is not to be had from its terms': it is added up, each rank a part.
         whole = Replicate() if grad.dim() == 0 else Shard(0)
-        grad = grad.redistribute(placements=[whole if p.is_partial() else p for p in grad.placements])
+        grad = grad.to(compute_dtype(grad.dtype)).redistribute(
+            placements=[whole if p.is_partial() else p for p in grad.placements]
+        )
     place = grad.device_mesh.get_coordinate()
     if place is None or any(p.is_replicate() and i for p, i in zip(grad.placements, place)):
         return None

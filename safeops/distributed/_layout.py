@@ -18,6 +18,8 @@ class Uncovered(Exception):
 def layout(tensors):
     """(mesh, shape, placements) of what is made of operands that broadcast with each other."""
     distributed = [x for x in tensors if isinstance(x, DTensor)]
+    if not distributed:  # the denominator alone is one
+        raise Uncovered
     mesh = distributed[0].device_mesh
     if any(x.device_mesh != mesh for x in distributed) or mesh.get_coordinate() is None:
         raise Uncovered

@@ -31,7 +31,8 @@ def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averag
             gradients are added up, and for the plain number.
 
     Returns:
-        A 0-dim fp64 tensor on the masks' device. Counts are exact to 2^53, and so is their part for a number of ranks
+        A 0-dim fp64 tensor on the masks' device; of several ranks one that is waited for where it is used (print its
+        `.item()`). Counts are exact to 2^53, and so is their part for a number of ranks
         that is a power of two.
 
     Raises:

@@ -20,10 +20,11 @@ struct FocalOf {
     return select(m == 0, select_or_zero(gamma == 0, C(1)), math::pow(m, gamma));
   }
 
-  // gamma m^(gamma - 1), and 0 where that has no value
-  C power_slope(C m) const {
-    if constexpr (kSquare) return 2 * m;
-    return select_or_zero(m != 0 && gamma != 0, gamma * (math::pow(m, gamma) / m));
+  // gamma m^(gamma - 1) bce, and 0 where that has no value. bce is not many times m, and the one over the other fits,
+  // where a small power of a subnormal m over it may not.
+  C power_slope(C m, C to, C bce) const {
+    if constexpr (kSquare) return 2 * m * bce;
+    return select_or_zero(m != 0 && gamma != 0, gamma * to * (bce / m));
   }
 
   C value(C x, C y) const {
@@ -34,10 +35,10 @@ struct FocalOf {
   Slopes<C> slopes(C x, C y) const {
     const Logistic<C> l(x);
     const C a = hit * y + miss * (1 - y), m = y * l.q + (1 - y) * l.p, pq = l.p * l.q;
-    const C to = power(m), by = power_slope(m), bce = linear_cost(x, y, 1 - y) + l.tail;
+    const C bce = linear_cost(x, y, 1 - y) + l.tail, to = power(m), turn = power_slope(m, to, bce);
     const C down = product_slope(y, math::at_least(-x, C(0))), up = product_slope(1 - y, math::at_least(x, C(0)));
-    return {a * (to * ((1 - y) * l.p - y * l.q) + select_or_zero(pq != 0, by * bce * ((1 - y) - y) * pq)),
-            (hit - miss) * to * bce + a * (by * (l.q - l.p) * bce + to * (down - up))};
+    return {a * (to * ((1 - y) * l.p - y * l.q) + select_or_zero(pq != 0, turn * ((1 - y) - y) * pq)),
+            (hit - miss) * to * bce + a * (turn * (l.q - l.p) + to * (down - up))};
   }
 };
 

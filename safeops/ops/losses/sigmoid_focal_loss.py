@@ -13,7 +13,10 @@ def value(x, y, alpha, gamma):
     missed = y * sigmoid(-finite) + (1 - y) * sigmoid(finite)
     none = missed == 0
     gamma_is_0 = torch.as_tensor(gamma == 0, device=x.device)
-    power = torch.where(none, gamma_is_0.to(x.dtype), torch.where(none, 1, missed) ** gamma)
+    subnormal = (missed > 0) & (missed < torch.finfo(x.dtype).tiny)  # the slope of a small power of it may be no number
+    power = torch.where(subnormal | none, 1, missed) ** gamma
+    power = torch.where(subnormal, (gamma * torch.where(subnormal, missed, 1).log()).exp(), power)
+    power = torch.where(none, gamma_is_0.to(x.dtype), power)
     negative = torch.as_tensor(alpha < 0, device=x.device)
     balance = torch.where(negative, 1, alpha * y + (1 - alpha) * (1 - y))
     return balance * power * bce

@@ -179,11 +179,13 @@ class Classification(Op):
         return self.definition(*operands)[0]
 
 
-def validate_reduction(name, reduction, denominator, empty):
+def validate_reduction(name, input, reduction, denominator, empty):
     """Before any work. (Asked in the order that costs a good call least.)"""
     if reduction not in REDUCTION or empty not in _check.EMPTY or denominator is not None:
         validate_options(name, reduction, empty)
         validate_denominator(name, reduction, denominator)
+        if isinstance(input, torch.Tensor):
+            _check.same_device(name, "input", input, denominator=denominator)
 
 
 # What both docstrings say of their arguments, in place of {arguments}.
@@ -197,7 +199,9 @@ ARGUMENTS = """\
         ignore_index: a row of this class is masked out.
         {own}
         denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
-            number of kept rows (or the sum of their weights) over all micro-batches.
+            number of kept rows (or the sum of their weights) over all micro-batches, and data parallel training with
+            `safeops.distributed.global_count`. The loss is then a share: the mean is the sum of the micro-batches',
+            averaged over the ranks.
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
             "raise" (ValueError; synchronises to know, and cannot be compiled whole). With `denominator`, a 0 there says
             that nothing is kept; here alone, the mean is 0.

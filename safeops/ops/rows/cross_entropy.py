@@ -272,7 +272,7 @@ def cross_entropy(
         >>> safeops.cross_entropy(logits, torch.tensor([0, -100]))
         tensor(0.2395)
     """
-    validate_reduction("cross_entropy", reduction, denominator, empty)
+    validate_reduction("cross_entropy", input, reduction, denominator, empty)
     loss, keep, weights = _cross_entropy.call(input, target, weight, mask, ignore_index, label_smoothing, z_loss)
     per_row = None if weight is None or target.is_floating_point() else weights
     return reduce("cross_entropy", loss, keep, per_row, reduction, denominator, empty)

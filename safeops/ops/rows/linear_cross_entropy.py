@@ -213,10 +213,8 @@ def linear_cross_entropy(
         >>> safeops.linear_cross_entropy(input, linear_weight, torch.tensor([0, -100]))
         tensor(0.1269)
     """
-    validate_reduction(NAME, reduction, denominator, empty)
+    validate_reduction(NAME, input, reduction, denominator, empty)
     _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss)
-    if denominator is not None:
-        _check.same_device(NAME, "input", input, denominator=denominator)
     given = [x for x in (input, linear_weight, linear_bias) if x is not None]
     if len({x.dtype for x in given}) > 1:
         dtype = torch.get_autocast_dtype(input.device.type)

@@ -135,6 +135,6 @@ def nll_loss(
         >>> safeops.nll_loss(log_p, torch.tensor([0, 1]), mask=torch.tensor([True, False]))
         tensor(0.5000)
     """
-    validate_reduction("nll_loss", reduction, denominator, empty)
+    validate_reduction("nll_loss", input, reduction, denominator, empty)
     loss, keep, weights = _nll_loss.call(input, target, weight, mask, ignore_index)
     return reduce("nll_loss", loss, keep, None if weight is None else weights, reduction, denominator, empty)

@@ -15,7 +15,8 @@ COUNTS = [4, torch.tensor(4), torch.tensor(0.5)]
 def value_and_gradients(name, route, **changes):
     """Of the loss with CALLS' operands, by its first."""
     arguments = {
-        key: x.clone().to(DEVICE) if isinstance(x, torch.Tensor) else x for key, x in {**CALLS[name], **changes}.items()
+        key: x.clone().to(x.device if x.is_meta else DEVICE) if isinstance(x, torch.Tensor) else x
+        for key, x in {**CALLS[name], **changes}.items()
     }
     x = next(x for x in arguments.values() if isinstance(x, torch.Tensor) and x.is_floating_point() and x.dim() > 1)
     value = on(route, name)(**{key: v.requires_grad_() if v is x else v for key, v in arguments.items()})
@@ -51,6 +52,12 @@ def test_raise_asks_the_denominator(name):
     for denominator in ZEROS:
         with pytest.raises(ValueError, match=f'{name}: empty="raise": nothing is kept'):
             value_and_gradients(name, "kernel", denominator=denominator, empty="raise")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_on_another_device_it_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name}: denominator is on meta"):
+        value_and_gradients(name, "composite", denominator=torch.tensor(3.0, device="meta"))
 
 
 @each_route

@@ -186,3 +186,18 @@ def test_values_and_gradients_are_those_of_torch(name, reduction, route):
         for ours, theirs in zip(*results):
             theirs = torch.zeros_like(ours) if theirs is None else theirs
             torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12, equal_nan=True)
+
+
+@pytest.mark.parametrize("route", ["kernel", "composite"])
+@pytest.mark.parametrize("alpha", [0.25, 0.0, -1.0])
+@pytest.mark.parametrize("gamma", [1e-8, 0.01, 0.1, 0.5])
+def test_a_small_power_of_a_subnormal_has_a_slope(route, alpha, gamma):
+    """sigmoid_focal_loss where what the prediction misses is subnormal: m^(gamma - 1) fits no longer, m^gamma does."""
+    x = torch.tensor([90.0, -90.0, 95.0, -95.0, 102.0, -102.0])
+    y = torch.tensor([1.0, 0.0]).repeat(3)
+    operands, wide = [[t.to(kind).requires_grad_() for t in (x, y)] for kind in (torch.float32, torch.float64)]
+    options = {"gamma": gamma, "alpha": alpha, "reduction": "sum"}
+    got = torch.autograd.grad(on(route, "sigmoid_focal_loss")(*operands, **options), operands)
+    want = torch.autograd.grad(on("composite", "sigmoid_focal_loss")(*wide, **options), wide)
+    torch.testing.assert_close(got[0].double(), want[0], rtol=1e-3, atol=1e-37)
+    torch.testing.assert_close(got[1].double(), want[1], rtol=0.05, atol=1e-6)  # of few digits
