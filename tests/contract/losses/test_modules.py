@@ -108,3 +108,12 @@ def test_tensors_of_a_constructor_are_checked_and_move_with_the_module():
             safeops.nn.BCEWithLogitsLoss(pos_weight=wrong)
     module = safeops.nn.BCEWithLogitsLoss(pos_weight=torch.ones(2))
     assert module.to(torch.float64).pos_weight.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "name, key", [("MSELoss", "reduction"), ("HuberLoss", "delta"), ("BCEWithLogitsLoss", "pos_weight")]
+)
+def test_an_option_in_the_call_is_refused_by_name(name, key):
+    x = torch.zeros(3)
+    with pytest.raises(TypeError, match=f"{name}: {key} is an option: give it to the constructor"):
+        getattr(safeops.nn, name)()(x, x, **{key: x})
