@@ -155,7 +155,7 @@ def prepare(input, target, weight, mask, smooth):
     dtype, compute = compute_dtype(input, target), compute_dtype(input, target, weight)
     loss, keep = row_numbers(input, dtype), row_numbers(input, torch.bool)
     weights = row_numbers(input, compute) if weighted and not shares else None
-    numbers = row_numbers(input, torch.float64, count_numbers(shares, weighted, smooth))
+    numbers = row_numbers(input, compute, count_numbers(shares, weighted, smooth))
     tensors = (
         input,
         target if shares else None,

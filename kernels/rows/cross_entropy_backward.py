@@ -81,7 +81,7 @@ def cross_entropy_backward_kernel(
         if SHARES or (WEIGHT and SMOOTH):
             numbers = numbers + count.to(tl.int64)
             factor = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
-        factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * (high + low))
+        factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * (high.to(tl.float64) + low))
         high, low = high.to(C), low.to(C)
         factor = (g * factor).to(C) * exponential(-low)
         if SMOOTH:
@@ -140,7 +140,11 @@ def cross_entropy_backward(
     dx = torch.empty_like(input) if need_input else None
     dq = torch.empty_like(target) if need_target else None
     many = count_numbers(target.is_floating_point(), weight is not None, label_smoothing != 0)
-    if numbers.dtype != torch.float64 or numbers.shape != (many, *row_shape(input)) or not numbers.is_contiguous():
+    if (
+        numbers.dtype not in (torch.float32, torch.float64)
+        or numbers.shape != (many, *row_shape(input))
+        or not numbers.is_contiguous()
+    ):
         raise ValueError(f"cross_entropy_backward: numbers {tuple(numbers.shape)} are not those of the forward")
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(

@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_entropy(const Tensor& input, co
   const Tensor weights = rows.weight_tensor(compute, dtype, input);
   const Tensor loss = empty(rows.shape, dtype, input);
   const int64_t many = CrossEntropy<float>(shares, nullptr, weight.has_value(), smoothing, z).numbers();
-  const Tensor numbers = empty(rows.with(many), DType::kDouble, input);
+  const Tensor numbers = empty(rows.with(many), compute, input);
   if (rows.classes == 0) {
     set_zero(loss), set_zero(numbers);
   } else {

@@ -35,8 +35,8 @@ std::vector<C> narrowed(const std::vector<double>& weights) {
 }
 
 // Of the tensor of a row's numbers (how many, *rows): the i-th.
-inline RowNumbers<double> numbers_at(const ClassRows& rows, const View& numbers, int i) {
-  return RowNumbers<double>(rows.shape, reinterpret_cast<double*>(numbers.data) + i * rows.count, DType::kDouble);
+inline RowNumbers<char> numbers_at(const ClassRows& rows, const View& numbers, int i) {
+  return RowNumbers<char>(rows.shape, numbers.data + i * rows.count * size_of(numbers.dtype), numbers.dtype);
 }
 
 }  // namespace safeops::cpu

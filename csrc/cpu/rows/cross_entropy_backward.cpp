@@ -18,18 +18,19 @@ template <class C>
 void prepare(const void* data, int64_t rows, const double* const* given, C* const* parameters) {
   constexpr C kLower = 1 / static_cast<C>(int64_t{1} << kLowest<C>);
   const auto& op = *static_cast<const CrossEntropy<C>*>(data);
+  const bool weighted = op.row_weights, has_factor = op.has_factor, has_even = op.has_even;
+  const double z = 2 * op.z, rest = 1 - op.smoothing;
   SAFEOPS_SIMD
-  for (int64_t r = 0; r < rows; ++r) {
-    const double l = given[kGivenHigh][r] + given[kGivenLow][r], g = given[kGivenGrad][r];
-    const double weight = op.row_weights ? given[kGivenWeight][r] : 1.0, own = (1 - op.smoothing) * weight;
-    double factor = op.has_factor ? given[kGivenFactor][r] : op.row_weights ? weight : 1.0;
-    if (op.z != 0) factor += 2 * op.z * l;
+  for (int64_t r = 0; r < rows; ++r) {  // (what a call does not have is read too: a branch would not be vectorised)
+    const double high = given[kGivenHigh][r], l = high + given[kGivenLow][r], g = given[kGivenGrad][r];
+    const double weight = select(weighted, given[kGivenWeight][r], 1.0);
+    const double factor = select(has_factor, given[kGivenFactor][r], weight) + select_or_zero(z != 0, z * l);
     const C low = static_cast<C>(given[kGivenLow][r]);
-    parameters[kHigh][r] = static_cast<C>(given[kGivenHigh][r]);
+    parameters[kHigh][r] = static_cast<C>(high);
     parameters[kLow][r] = low;
     parameters[kFactor][r] = static_cast<C>(g * factor) * (kLower * exp_(0 - low));
-    parameters[kEven][r] = op.has_even ? static_cast<C>(g * given[kGivenEven][r]) : C(0);
-    parameters[kOwn][r] = static_cast<C>(g * own);
+    parameters[kEven][r] = static_cast<C>(select_or_zero(has_even, g * given[kGivenEven][r]));
+    parameters[kOwn][r] = static_cast<C>(g * (rest * weight));
   }
   for (int64_t r = 0; r < rows; ++r) {
     // +inf: the row's own logit, which alone is it. The loss is 0, and its gradient.
@@ -135,7 +136,7 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* shares
          double z, const View* dx, const View* dq) {
   const std::vector<C> weights = narrowed<C>(rows.weights);
   const CrossEntropy<C> op(shares != nullptr, rows.weighted ? weights.data() : nullptr, rows.weighted, smoothing, z);
-  STD_TORCH_CHECK(numbers.dtype == DType::kDouble && numbers.contiguous() &&
+  STD_TORCH_CHECK((numbers.dtype == DType::kFloat || numbers.dtype == DType::kDouble) && numbers.contiguous() &&
                       rows.with(op.numbers()).is(numbers.ndim, numbers.sizes),
                   "_cross_entropy_backward: numbers are not those of the forward");
   RowLoops<C> loops;
@@ -147,12 +148,13 @@ void run(const ClassRows& rows, const View& g, const View& x, const View* shares
   if (shares) walk.input(*shares);
   const RowNumbers<double> place(rows.shape, rows.place.get(), DType::kDouble);
   const RowNumbers<double> weight(rows.shape, rows.weight ? rows.weight.get() : rows.place.get(), DType::kDouble);
-  const RowNumbers<double> high = numbers_at(rows, numbers, 0), low = numbers_at(rows, numbers, 1),
-                           factor = numbers_at(rows, numbers, 1 + op.has_factor),
-                           even = numbers_at(rows, numbers, op.numbers() - 1);
+  const RowNumbers<char> high = numbers_at(rows, numbers, 0), low = numbers_at(rows, numbers, 1),
+                         factor = numbers_at(rows, numbers, 1 + op.has_factor),
+                         even = numbers_at(rows, numbers, op.numbers() - 1);
   walk.given(place.view(), false);
   walk.given(g, false);
-  for (const RowNumbers<double>* number : {&high, &low, &weight, &factor, &even}) walk.given(number->view(), false);
+  for (const View& number : {high.view(), low.view(), weight.view(), factor.view(), even.view()})
+    walk.given(number, false);
   walk.output(dx ? *dx : x, dx != nullptr);
   walk.output(dq ? *dq : x, dq != nullptr);
   walk.run(loops, &op);

@@ -151,10 +151,12 @@ struct Rowwise<C>::Job {
       return reinterpret_cast<const T*>(source.data) + start;
     }
     if (piece.width == r.inner_) return source.fetch(start, all, start + all, buffer);
+    // The next piece is of the same rows, or where these are whole of those beside them.
+    const int64_t next = piece.height == r.length_ ? piece.width : piece.height * r.inner_;
     for (int64_t i = 0; i < piece.height; ++i) {
       const int64_t from = start + i * r.inner_;
       T* to = buffer + i * piece.width;
-      const T* found = source.fetch(from, piece.width, from + piece.height * r.inner_, to);
+      const T* found = source.fetch(from, piece.width, from + next, to);
       if (found != to) std::memcpy(to, found, piece.width * sizeof(T));
     }
     return buffer;

@@ -137,7 +137,7 @@ def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_lo
     count, g = existing[2], (g if weights is None else g * weights).to(compute)
     high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
     numbers = [high, log_sum - high, label_smoothing / count.expand(log_sum.shape)]
-    numbers = torch.stack(numbers[: 3 if label_smoothing else 2])
+    numbers = torch.stack(numbers[: 3 if label_smoothing else 2]).to(compute)
 
     def slopes(logits, place, part):
         options = keep, NO_CLASS, label_smoothing, z_loss

@@ -90,7 +90,7 @@ def is_zero(number):
 
 
 def _numbers(input, target, weight, keep, weights, label_smoothing):
-    """What backward needs of the rows, in fp64 (its places: `_count_numbers`).
+    """What backward needs of the rows, in the dtype of the computation (its places: `_count_numbers`).
 
     The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
     share e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (the class's own part).
@@ -114,7 +114,11 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
             found[2] = found[2] + label_smoothing * every / exists.sum(dim)
     if label_smoothing != 0:
         found.append(label_smoothing / exists.sum(dim).double())
-    return torch.stack([torch.where(keep, number, 0) for number in found])
+    return torch.stack([torch.where(keep, number, 0) for number in found]).to(_numbers_dtype(input, target, weight))
+
+
+def _numbers_dtype(input, target, weight):
+    return compute_dtype(*(t.dtype for t in (input, target, weight) if t is not None and t.is_floating_point()))
 
 
 def _count_numbers(target, weight, label_smoothing):
@@ -140,7 +144,9 @@ def _fake(input, target, weight=None, mask=None, ignore_index=-100, label_smooth
         input.new_empty(shape, dtype=compute_dtype(dtype, weight.dtype))
         if weighted
         else input.new_empty(0, dtype=dtype),
-        input.new_empty((_count_numbers(target, weight, label_smoothing), *shape), dtype=torch.float64),
+        input.new_empty(
+            (_count_numbers(target, weight, label_smoothing), *shape), dtype=_numbers_dtype(input, target, weight)
+        ),
     )
 
 
