@@ -83,6 +83,14 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
       if (own >= 0 && own < n) states[kOwn][r] = x[own];
     }
     if (of.has_even) {
+      if (!w) {  // a finite sum: every class exists
+        const double all = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
+        if (all - all == 0) {
+          states[kWeight][r] = states[kCount][r] = static_cast<double>(n);
+          states[kSum][r] = all + static_cast<double>(n) * pivot;
+          continue;
+        }
+      }
       for_blocks(n, [&](int64_t i) {
         counts[i] = select_or_zero(x[i] != kNothing<C>, C(1));
         terms[i] = select_or_zero(x[i] != kNothing<C>, x[i] - pivot);
