@@ -128,6 +128,7 @@ class Classification(Op):
     """A loss of rows, each of which has a class."""
 
     buffers = ("weight",)
+    shards = "rows"
     visible = 3  # the losses, which rows are kept, their weights
     constant = slice(2, 3)  # the class weights
 

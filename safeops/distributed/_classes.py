@@ -1,0 +1,174 @@
+"""cross_entropy and nll_loss of DTensors: the local kernel on the rows of each rank.
+
+Where the classes are sharded (vocabulary parallel) each rank sums up its own of them, all ranks learn those sums by one
+all-gather, 16 bytes a row, and the local backward kernel takes logsumexp from there. The logits stay where they are.
+"""
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from safeops._dtypes import compute_dtype
+from safeops._op import registry
+from safeops.distributed._group import group_of_mesh, here
+from safeops.distributed._layout import Uncovered, local, shared
+from safeops.ops.rows._classification import class_dim, row_shape, rows_of
+
+NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
+
+
+class Rows:
+    """A rank's part of a call: x, target, weight, mask, and what the rows have in common.
+
+    target: indices of classes that exist, or probabilities. mask: which rows are kept. weights: of the rows, or None.
+    """
+
+    def __init__(self, input, target, weight, mask, ignore_index):
+        if not isinstance(input, DTensor):
+            raise Uncovered
+        self.mesh, self.input, self.dim = input.device_mesh, input, class_dim(input)
+        if self.mesh.get_coordinate() is None or not all(
+            type(p) is Shard or p.is_replicate() or p.is_partial() for p in input.placements
+        ):
+            raise Uncovered
+        self.placements = [p if p.is_shard() else Replicate() for p in input.placements]
+        parts = [i for i, p in enumerate(self.placements) if p.is_shard(self.dim)]
+        if len(parts) > 1:
+            raise Uncovered
+        self.part = parts[0] if parts else None  # the dim of the mesh that has the classes
+        self.shape = torch.Size(row_shape(input))
+        self.rows = [
+            Shard(p.dim - (p.dim > self.dim)) if p.is_shard() and p.dim != self.dim else Replicate()
+            for p in self.placements
+        ]
+        everywhere, self.shares = [Replicate()] * self.mesh.ndim, target.is_floating_point()
+        self.x = local(input, input.shape, self.placements)
+        weight = None if weight is None else local(weight, weight.shape, everywhere)
+        mask = local(mask, self.shape, self.rows)
+        if self.shares:
+            self.target, self.weights = local(target, input.shape, self.placements), None
+            whole = self.x.select(self.dim, 0) if self.x.shape[self.dim] else self.x.sum(self.dim)
+            kept = torch.ones_like(whole, dtype=torch.bool)
+            self.mask = kept if mask is None else kept & mask
+        else:
+            target = local(target, self.shape, self.rows)
+            compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
+            self.target, self.mask, self.weights = rows_of(
+                input.shape[self.dim], target, weight, mask, ignore_index, compute
+            )
+        self.weight, self.first = weight, 0
+        if self.part is not None:
+            step = -(-input.shape[self.dim] // self.mesh.size(self.part))
+            self.first = min(input.shape[self.dim], step * self.mesh.get_local_rank(self.part))
+            if weight is not None:
+                self.weight = weight[self.first : self.first + self.x.shape[self.dim]]
+
+    def operands(self):
+        return self.x, self.target, self.weight, self.mask, NO_CLASS
+
+    def share(self, result):
+        """A result of the rows as a DTensor; numbers of the rows have a dim more before."""
+        more = result.dim() - len(self.shape)
+        if result.shape == (0,) and self.shape != (0,):  # left out
+            return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
+        where = [Shard(p.dim + more) if p.is_shard() else p for p in self.rows]
+        return shared(result, self.mesh, torch.Size((*result.shape[:more], *self.shape)), where)
+
+
+def forward(op, *operands):
+    operands += op.defaults[len(operands) :]
+    of = Rows(*operands[:5])
+    if of.part is None:
+        results = op.forward(*of.operands(), *operands[5:])
+    elif op.name != "cross_entropy":
+        raise Uncovered
+    else:
+        results = _of_parts(of, *operands[5:])
+    return tuple(map(of.share, results))
+
+
+def gradients(op, grad, needs, operands, results):
+    of = Rows(*operands[:5])
+    g, (x, target, weight, mask, _) = local(grad, of.shape, of.rows), of.operands()
+    numbers = [r.to_local() for r in results]
+    if of.part is None:
+        found = op.gradients(g, needs, [*of.operands(), *operands[5:]], numbers)
+    else:
+        if not of.shares:
+            target = target - of.first
+            if weight is not None and not operands[5]:  # the kernel has it of its own classes alone
+                g, weight = g * of.weights, None
+        found = op.backward(g, x, target, *numbers, weight, mask, NO_CLASS, *operands[5:], *needs[:2], True)
+    return [
+        shared(d, of.mesh, of.input.shape, of.placements, t) if need else None
+        for d, t, need in zip(found, operands, needs)
+    ]
+
+
+# ---- classes that are sharded
+
+
+def _sum(x, mask, weight=None):
+    """Of each row, in fp64."""
+    return registry["masked_sum"].call(x, mask, -1, False, weight, torch.float64, "zero")
+
+
+def _of_parts(of, label_smoothing, z_loss):
+    """What the raw forward of cross_entropy gives for whole rows."""
+    if of.weights is not None and z_loss and not label_smoothing:
+        raise Uncovered  # the kernel has no factor for each of the two
+    x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
+    weight = None if of.weight is None else of.weight.detach()
+    columns = [
+        registry["masked_logsumexp"].call(x, None, -1, False, None, torch.float64, "zero")
+        if x.shape[-1]
+        else x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
+    ]
+    if of.shares:
+        q = of.target.detach().movedim(of.dim, -1)
+        q = q if weight is None else q * weight
+        columns += [_sum(x, q != 0, q), _sum(q, None)]
+    else:
+        place = of.target - of.first
+        inside = (place >= 0) & (place < x.shape[-1])
+        own = x.gather(-1, torch.where(inside, place, 0).unsqueeze(-1)).squeeze(-1) if x.shape[-1] else columns[0]
+        columns.append(torch.where(inside, own, 0))
+    if smooth:
+        exists = x != float("-inf")
+        every = None if weight is None else weight.expand(x.shape)
+        columns += [_sum(x, exists, every), _sum(exists.to(torch.float32), None)]
+        columns.append(columns[-1] if every is None else _sum(every, exists))
+    log_sum, own, *rest = _over_parts(of, torch.stack([c.double() for c in columns]))
+    mass = rest.pop(0) if of.shares else torch.ones_like(own) if of.weights is None else of.weights.double()
+    if of.shares:
+        loss = torch.where(mass == 0, 0, mass * log_sum) - own
+    else:
+        loss = mass * (log_sum - own)
+    dtype = compute_dtype(x.dtype, *((of.target.dtype,) if of.shares else ()))
+    compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
+    high = log_sum.to(compute).double()
+    numbers = [high, log_sum - high]
+    if of.shares or (weight is not None and smooth):
+        numbers.append((1 - label_smoothing) * mass)
+    if smooth:
+        spread, count, all_weight = rest
+        loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
+        numbers[2:] = [n + label_smoothing * all_weight / count for n in numbers[2:]]
+        numbers.append(label_smoothing / count)
+    if z_loss:
+        loss = loss + z_loss * log_sum.square()
+    loss = torch.where(of.mask, loss, 0).to(dtype)
+    weights = loss.new_empty(0) if of.weights is None else of.weights
+    return loss, of.mask, weights, torch.where(of.mask, torch.stack(numbers), 0).to(compute)
+
+
+def _over_parts(of, own):
+    """The first column's logsumexp over the ranks that share the rows, the sums of the others: by one all-gather."""
+    group = group_of_mesh("cross_entropy", of.mesh, [of.part])
+    found = own.new_empty((of.mesh.size(of.part) * len(own), *own.shape[1:]))
+    try:
+        dist.all_gather_into_tensor(found, own, group=group)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(f"{here('cross_entropy')}: the all-gather of its rows' sums failed: {error}") from error
+    found = found.view(-1, *own.shape)
+    return found[:, 0].logsumexp(0), *found[:, 1:].sum(0)

@@ -1,0 +1,155 @@
+"""Cases of cross_entropy and nll_loss on DTensors: classes or rows sharded, beside the same call on plain tensors."""
+
+import functools
+import itertools
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+
+import safeops
+from safeops._op import registry
+from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed
+
+S2 = type(S0)(2)
+# (of the logits; of the rows), on a mesh of one dim or of two
+CLASSES = [([S1], [R]), ([S0, S1], [S0, R]), ([S1, R], [R, R]), ([S1, S2], [R, S1])]
+ROWS = [([S0], [S0]), ([R], [R]), ([S0, R], [S0, R]), ([S2], [S1]), ([P], [R])]
+OPTIONS = [
+    {},
+    {"label_smoothing": 0.1},
+    {"z_loss": 1e-3},
+    {"label_smoothing": 0.2, "z_loss": 1e-3, "reduction": "none"},
+    {"reduction": "sum"},
+    {"reduction": "none"},
+    {"denominator": 7},
+]
+
+
+def operands(dtype, shape=(6, 11, 3), shares=False, weight=False, mask=False):
+    g = torch.Generator().manual_seed(5)
+    x = 4 * torch.randn(shape, generator=g, dtype=torch.float64)
+    x[0, 2] = float("-inf")  # a class that does not exist
+    rows = (shape[0], *shape[2:])
+    target = torch.randint(3, shape[1], rows, generator=g)
+    target[1] = -100
+    made = {"input": x.to(dtype), "target": target}
+    if shares:
+        made["target"] = torch.rand(shape, generator=g, dtype=torch.float64).to(dtype)
+        made["target"][0, 2] = 0
+    if weight:
+        made["weight"] = torch.rand(shape[1], generator=g, dtype=torch.float64).to(dtype)
+        made["weight"][4] = 0
+    if mask:
+        made["mask"] = torch.rand(rows, generator=g) < 0.6
+        made["input"].movedim(1, -1)[~made["mask"]] = float("nan")
+    return made
+
+
+def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
+    for (logits, rows), chosen in itertools.product(layouts, options):
+        for shares, weight, mask in itertools.product((False, True), repeat=3):
+            if name == "nll_loss" and shares:
+                continue
+            if weight and not shares and "z_loss" in chosen and "label_smoothing" not in chosen and S1 in logits:
+                continue  # the composite's
+            made = operands(dtype, shares=shares, weight=weight, mask=mask)
+            if P in logits:  # (parts of what is not finite are no parts)
+                made["input"].nan_to_num_(nan=0.5, neginf=-9)
+            where = {"input": logits, "target": logits if shares else rows, "mask": rows, "weight": [R] * len(rows)}
+            compare(name, made, where, dtype, **chosen)
+
+
+def check_second_order():
+    for logits, rows in (([S1], [R]), ([S0], [S0])):
+        made, found = operands(torch.float64, (4, 5)), []
+        made["input"].nan_to_num_(neginf=-9)
+        for sharded in (False, True):
+            x, target = made["input"].clone().requires_grad_(), made["target"]
+            if sharded:
+                x, target = distributed(made["input"], logits), distributed(target, rows)
+            loss = safeops.cross_entropy(x, target, label_smoothing=0.1)
+            (first,) = torch.autograd.grad(loss, x, create_graph=True)
+            found += torch.autograd.grad(first.square().sum(), x)
+        close(found[1], found[0], 1e-12)
+
+
+def check_few_classes():
+    """Fewer classes than ranks, or than fill them: a rank has none."""
+    for classes in (4, 5):
+        made = operands(torch.float64, (6, classes, 2))
+        compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
+
+
+def check_far_from_zero():
+    made = operands(torch.float32)
+    made["input"] += 1e4
+    compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float32)
+
+
+def check_a_rank_of_which_no_class_exists():
+    made = operands(torch.float64, (6, 8))
+    made["input"][:, :2] = float("-inf")
+    compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
+
+
+def check_the_wire():
+    """Two numbers of eight bytes a row and rank forward, nothing of the logits' size; nothing backward."""
+    x, target = torch.randn(64, 40, requires_grad=True), torch.randint(0, 40, (64,))
+    x, target = distributed(x.detach(), [S1]), distributed(target, [R])
+    sent = []
+    gather = dist.all_gather_into_tensor
+
+    def count(output, input, **options):
+        sent.append(input.numel() * input.element_size())
+        return gather(output, input, **options)
+
+    with CommDebugMode() as seen, mock.patch.object(dist, "all_gather_into_tensor", count):
+        loss = safeops.cross_entropy(x, target)
+        loss.backward()
+    assert sent == [64 * 16], sent
+    assert seen.get_total_counts() <= 1, seen.get_comm_counts()
+    assert x.grad.placements == (S1,)
+
+
+def check_an_index_out_of_range():
+    """The ranks cannot all see it before they meet: its row is left out."""
+    made = operands(torch.float64)
+    plain = {**made, "target": made["target"].clone()}
+    made["target"][3], plain["target"][3] = 99, -100
+    for logits, rows in (([S1], [R]), ([S0], [S0])):
+        got = safeops.cross_entropy(distributed(made["input"], logits), distributed(made["target"], rows))
+        close(got, safeops.cross_entropy(**plain), 1e-12)
+
+
+def check_what_the_composite_has():
+    """Class weights with the z-loss alone; log probabilities of sharded classes; one dim over the whole mesh."""
+    made = operands(torch.float64, weight=True)
+    assert registry["cross_entropy"].shards
+    got = safeops.cross_entropy(
+        distributed(made["input"], [S1]), distributed(made["target"], [R]),
+        weight=distributed(made["weight"], [R], False), z_loss=1e-3,
+    )  # fmt: skip
+    close(got, safeops.cross_entropy(**made, z_loss=1e-3), 1e-12)
+    made.pop("weight")
+    made["input"] = made["input"].nan_to_num(neginf=-9)
+    got = safeops.nll_loss(distributed(made["input"], [S1]), distributed(made["target"], [R]))
+    close(got, safeops.nll_loss(**made), 1e-12)
+    got = safeops.cross_entropy(distributed(made["input"], [S1, S1]), distributed(made["target"], [R, R]))
+    close(got, safeops.cross_entropy(**made), 1e-12)
+
+
+CASES = {
+    "classes-fp64": functools.partial(check, torch.float64, CLASSES),
+    "classes-fp32": functools.partial(check, torch.float32, CLASSES[:2]),
+    "rows": functools.partial(check, torch.float64, ROWS, options=OPTIONS[:4]),
+    "nll_loss": functools.partial(check, torch.float64, ROWS, "nll_loss", [{}, {"reduction": "none"}]),
+    "second-order": check_second_order,
+    "few-classes": check_few_classes,
+    "far-from-zero": check_far_from_zero,
+    "no-class-exists": check_a_rank_of_which_no_class_exists,
+    "wire": check_the_wire,
+    "index-out-of-range": check_an_index_out_of_range,
+    "composite": check_what_the_composite_has,
+}
