@@ -7,6 +7,8 @@ Of every op it has the raw kernel ops (`_<op>`, `_<op>_backward`: no autograd of
 
 import importlib
 import importlib.util
+import inspect
+import re
 import threading
 
 import torch
@@ -111,14 +113,15 @@ def _completer(op):
 
 
 def document(function, arguments):
-    """Put what a family's docstrings share in the place of {arguments}, and the function's own arguments, which are
-    written before it, in the place of {own}."""
+    """Put what a family's docstrings share in the place of {arguments}; all arguments in the order of the signature."""
     if function.__doc__:  # python -OO has none
-        head, mark, tail = function.__doc__.partition("        {arguments}\n")
-        if mark:
-            head, title, own = head.partition("    Args:\n")
-            arguments = arguments.replace("        {own}\n", own) if "{own}" in arguments else own + arguments
-            function.__doc__ = head + title + arguments + tail
+        head, title, listed = function.__doc__.partition("    Args:\n")
+        listed, blank, rest = listed.replace("        {arguments}\n", arguments).partition("\n\n")
+        order = list(inspect.signature(function).parameters)
+        entries = re.findall(r" {8}(\w+):(.*\n(?: {9,}.*\n)*)", listed + "\n")
+        entries.sort(key=lambda entry: order.index(entry[0]))
+        listed = "".join(f"        {name}:{text}" for name, text in entries)
+        function.__doc__ = head + title + listed + blank[1:] + rest
 
 
 def like(x, shape, dtype):

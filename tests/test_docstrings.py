@@ -28,5 +28,7 @@ def test_docstring_names_every_argument(thing):
     doc = inspect.getdoc(thing)
     for section in ("Args:", "Returns:", "Raises:", "Example:"):
         assert section in doc
-    for name in inspect.signature(thing).parameters:
+    names = list(inspect.signature(thing).parameters)
+    for name in names:
         assert f"\n    {name}: " in doc, f"{thing.__name__}: {name} is not documented"
+    assert names == sorted(names, key=lambda name: doc.index(f"\n    {name}: ")), "not in the order of the signature"

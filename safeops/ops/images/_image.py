@@ -17,7 +17,6 @@ def finish(name, values, count, dtype, reduction, empty):
 
 # What the docstrings say of their arguments, in place of {arguments}.
 ARGUMENTS = """\
-        {own}
         empty: value of a mean or sum over no image, and with "none" of an image of which nothing is kept: "zero"
             (attached to the graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be
             compiled whole).

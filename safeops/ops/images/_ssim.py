@@ -268,7 +268,6 @@ ARGUMENTS = """\
         mask: bool tensor, broadcastable to `input`; True = keep. A window is made of its kept pixels, weighted anew
             (normalised convolution), and counts where the pixel at its centre is kept. Masked-out pixels do not exist:
             NaN, inf or garbage there changes neither the result nor a gradient, and their own gradient is exactly 0.
-        {own}
         data_range: the largest less the smallest value that a pixel may have, greater than 0: 1.0, or 255.0.
         win_size: how many pixels a window has along each dim: odd. On CUDA there are kernels for windows of up to 21
             pixels in (N, C, H, W) and 11 in (N, C, D, H, W); larger ones run as plain torch operations.

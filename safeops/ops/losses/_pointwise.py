@@ -155,7 +155,6 @@ ARGUMENTS = """\
         empty: value of a mean or sum with nothing kept: "zero" (attached to the graph, zero gradients), "nan", or
             "raise" (ValueError before any work; synchronises to know, and cannot be compiled whole). With
             `denominator`, a 0 there says that nothing is kept; here alone, the mean is 0.
-        {own}
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the operands' shape for "none".
@@ -286,7 +285,7 @@ class PointwiseLoss(Op):
         return super().public(
             f"({tensors}, *, Tensor? mask=None, Tensor? weight=None, "
             f'str reduction="mean", Tensor? denominator=None, str empty="zero"{last}{self.schema}) -> Tensor',
-            arguments=operands + (ARGUMENTS if operands else ARGUMENTS.replace("        {own}\n", "")),
+            arguments=operands + ARGUMENTS,
         )
 
 

@@ -251,7 +251,6 @@ ARGUMENTS = """\
             0 with gradient 0.
         ignore_index: a class index whose pixels do not exist, in the range of the classes or not.
         batch: whether a region is a class of all images together, instead of one for each image.
-        {own}
 
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the regions' shape for "none". The sums

@@ -179,7 +179,6 @@ ARGUMENTS = """\
         input: floating tensor of any shape and strides.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
-        {own}
         keepdim: keep the reduced dims with size 1.
         weight: floating tensor, broadcastable to `input`; 0 means the same as masked out.
         dtype: output dtype. None: fp32 for fp16, bf16 and fp32 input, fp64 for fp64.

@@ -198,7 +198,6 @@ ARGUMENTS = """\
         reduction: "mean" divides the sum by the number of kept rows (with class weights and indices, by the sum of
             theirs, as torch does), "sum", or "none": a loss for each row, 0 where it is not kept.
         ignore_index: a row of this class is masked out.
-        {own}
         denominator: number or 0-dim tensor that the mean divides by instead. Gradient accumulation is exact with the
             number of kept rows (or the sum of their weights) over all micro-batches, and data parallel training with
             `safeops.distributed.global_count`. The loss is then a share: the mean is the sum of the micro-batches',

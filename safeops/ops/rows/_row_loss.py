@@ -77,7 +77,6 @@ def finish(name, loss, keep, weight, reduction, denominator, empty):
 
 # What the docstring of every such loss says of its arguments, in place of {arguments}.
 ARGUMENTS = """\
-        {own}
         mask: bool tensor, broadcastable to the rows; True = keep. Masked-out rows do not exist: NaN, inf or garbage
             there changes neither the loss nor a gradient, and their own gradient is exactly 0.
         weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.

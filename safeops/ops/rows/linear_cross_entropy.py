@@ -102,7 +102,7 @@ class LinearCrossEntropy(CrossEntropy):
     The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
     """
 
-    owner = None
+    owner, shards = None, None
     differentiable = (0, 1, 3)
     constant = slice(4, 5)  # the class weights
     saved = slice(3, None)
