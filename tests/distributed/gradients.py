@@ -94,6 +94,16 @@ def partial():
                     close(safeops.grad_norm([holder]), torch.minimum(want, torch.tensor(0.5)), 1e-5)
 
 
+def partial_half():
+    """Terms that a half holds, and a sum that it does not."""
+    mesh = next(meshes())
+    term = torch.full((5, 3), 4e4, dtype=torch.float16)
+    holder = Holder(DTensor.from_local(term, mesh, [Partial()], run_check=False))
+    whole = parameter(term.float() * dist.get_world_size())
+    for ord in ORDERS:
+        close(safeops.grad_norm([holder], ord), safeops.grad_norm([whole], ord), 1e-6)
+
+
 class Holder(torch.Tensor):
     """A tensor with any gradient: a parameter takes none of another placement."""
 
@@ -186,6 +196,7 @@ CASES = {
     "sharded fp64": functools.partial(sharded, torch.float64, 1e-12),
     "extreme": extreme,
     "partial": partial,
+    "partial half": partial_half,
     "nonfinite": nonfinite,
     "refused": refused,
     "several meshes": several_meshes,
