@@ -30,11 +30,16 @@ def validate_denominator(name, reduction, denominator):
         raise TypeError(f"{name}: denominator must be a real number, got {denominator.dtype}")
 
 
-def split(denominator, device):
+def split(denominator, input):
     """A denominator as a raw op takes it: (0-dim tensor, number), one of them None."""
     if isinstance(denominator, torch.Tensor):
-        return readable(arrived(denominator)), None
-    return (scalar(denominator, torch.float64, device), None) if symbolic(denominator) else (None, denominator)
+        return readable(arrived(beside(input, denominator))), None
+    return (scalar(denominator, torch.float64, input.device), None) if symbolic(denominator) else (None, denominator)
+
+
+def beside(x, denominator):
+    """A denominator as what it divides may be: a plain tensor by a DTensor only as its value."""
+    return _check.whole(denominator) if _check.mesh(x) is None else denominator
 
 
 def arrived(denominator):
@@ -98,7 +103,7 @@ def _mean(total, count, keep, weight, denominator, empty):
         )
     elif not isinstance(denominator, torch.Tensor):
         denominator = scalar(denominator, torch.float64, total.device)
-    return divide(total, count, arrived(denominator).double(), given, empty == "nan")
+    return divide(total, count, arrived(beside(total, denominator)).double(), given, empty == "nan")
 
 
 def divide(total, count, denominator, given, empty_nan):

@@ -165,10 +165,11 @@ def _of_parts(of, label_smoothing, z_loss):
 def _over_parts(of, own):
     """The first column's logsumexp over the ranks that share the rows, the sums of the others: by one all-gather."""
     group = group_of_mesh("cross_entropy", of.mesh, [of.part])
-    found = own.new_empty((of.mesh.size(of.part) * len(own), *own.shape[1:]))
+    ranks = of.mesh.size(of.part)
+    found = own.new_empty((ranks * len(own), *own.shape[1:]))
     try:
         dist.all_gather_into_tensor(found, own, group=group)
     except (RuntimeError, ValueError) as error:
         raise RuntimeError(f"{here('cross_entropy')}: the all-gather of its rows' sums failed: {error}") from error
-    found = found.view(-1, *own.shape)
+    found = found.view(ranks, *own.shape)
     return found[:, 0].logsumexp(0), *found[:, 1:].sum(0)

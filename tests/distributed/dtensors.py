@@ -217,6 +217,17 @@ def second_order():
             close(g, w, 1e-12)
 
 
+def denominator_alone():
+    """A DTensor as the denominator of plain operands."""
+    x = torch.arange(6.0).requires_grad_()
+    count = distributed(torch.tensor(4.0), [R], grad=False)
+    for empty in ("zero", "nan", "raise"):
+        loss = safeops.mse_loss(x, torch.zeros(6), denominator=count, empty=empty)
+        (slope,) = torch.autograd.grad(loss, x)
+        torch.testing.assert_close(float(loss), 55 / 4)
+        torch.testing.assert_close(slope, x.detach() / 2)
+
+
 def collectives():
     """One of 16 bytes for a mean (24 with weights), none for what is elementwise, none in a backward."""
     x = {k: distributed(t, [S0]) for k, t in operands("", (5, 3), torch.float32, ("a", "b", "mask", "weight")).items()}
@@ -253,6 +264,7 @@ CASES = {
     "loss layouts": loss_layouts,
     "garbage": garbage,
     "second order": second_order,
+    "denominator alone": denominator_alone,
     "collectives": collectives,
     "elementwise fp64": functools.partial(elementwise, torch.float64),
     "losses fp32": functools.partial(losses, torch.float32),

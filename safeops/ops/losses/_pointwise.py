@@ -225,7 +225,7 @@ class PointwiseLoss(Op):
             self.attend((input, target), mask, weight, reduction, denominator, empty)
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
-        tensor, divisor = split(denominator, input.device)
+        tensor, divisor = split(denominator, input)
         takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
