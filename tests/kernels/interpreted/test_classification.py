@@ -111,7 +111,8 @@ def check(x, target, options, grad=None):
     loss, keep, weights, numbers = cross_entropy.cross_entropy(x, target, *numbers_of(options))
     kept = [t.nan_to_num(0) if t.is_floating_point() and t.shape == x.shape else t for t in (x, target)]
     _, keep_wanted, weights_wanted, numbers_wanted = op._composite(*kept, *numbers_of(options))
-    assert torch.equal(keep, keep_wanted) and weights.dtype == weights_wanted.dtype and numbers.dtype == F64
+    assert torch.equal(keep, keep_wanted)
+    assert weights.dtype == weights_wanted.dtype and numbers.dtype == numbers_wanted.dtype
     close(weights, weights_wanted.double())
     wanted, slopes = truth("cross_entropy", x, target, torch.where(keep, grad, 0), options)
     compute = loss.dtype
@@ -123,7 +124,8 @@ def check(x, target, options, grad=None):
     for d, slope, leaf in zip(found, slopes, (x, target)):
         assert d.dtype == leaf.dtype and d.stride() == torch.empty_like(leaf).stride()
         assert not d.masked_fill(keep.unsqueeze(min(1, x.dim() - 1)), 0).any()
-        close(d, slope, slope.abs().max() * 4 if slope.numel() else None, leaf.dtype)
+        terms = grad.abs().max() if target.is_floating_point() and grad.numel() else 0  # each rounded, they may cancel
+        close(d, slope, slope.abs().max() * 4 + terms if slope.numel() else None, leaf.dtype)
     return numbers
 
 
@@ -335,7 +337,7 @@ def test_the_callers_tensors_are_not_written():
 def test_numbers_of_another_call_are_refused():
     x, target, options = example("rows", **OPTIONS["all"])
     numbers = cross_entropy.cross_entropy(x, target, *numbers_of(options))[3]
-    for wrong in (numbers[:2], numbers[:, :3], numbers.float()):
+    for wrong in (numbers[:2], numbers[:, :3], numbers.half()):
         with pytest.raises(ValueError, match="numbers"):
             gradients(x, target, torch.ones(5), wrong, options)
 
