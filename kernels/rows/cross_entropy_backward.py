@@ -145,7 +145,9 @@ def cross_entropy_backward(
         or numbers.shape != (many, *row_shape(input))
         or not numbers.is_contiguous()
     ):
-        raise ValueError(f"cross_entropy_backward: numbers {tuple(numbers.shape)} are not those of the forward")
+        raise ValueError(
+            f"cross_entropy_backward: numbers {tuple(numbers.shape)} of {numbers.dtype} are not those of the forward"
+        )
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(
             grad, input, target, numbers[0], weight, mask, label_smoothing != 0, partial, dx, dq
