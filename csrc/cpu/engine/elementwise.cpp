@@ -9,10 +9,12 @@
 namespace safeops::cpu {
 
 template <class C>
-void Elementwise<C>::run(Loop<C> loop, const void* op) const {
+void Elementwise<C>::run(Loop<C> loop, const void* op, StoredLoop<C> stored) const {
   const int64_t numel = shape.numel();
   if (numel == 0) return;
-  const int64_t step = direct() ? kFine : kChunk / 2;
+  Stored all;
+  if (stored && !inputs.stored(0, numel, all, 1)) stored = nullptr;
+  const int64_t step = stored ? kChunk : direct() ? kFine : kChunk / 2;
   const auto body = [&](int64_t begin, int64_t end) {
     typename Inputs<C>::Buffers buffers;
     alignas(64) C results[kMaxOutputs][kBuffer];
@@ -23,11 +25,15 @@ void Elementwise<C>::run(Loop<C> loop, const void* op) const {
     for (int i = outputs; i < kMaxOutputs; ++i) chunk.out[i] = results[i];
     for (int64_t at = begin * step, stop = std::min(end * step, numel); at < stop; at += step) {
       const int64_t n = std::min(step, stop - at);
-      inputs.fetch(at, n, at + kAhead, buffers, chunk);
+      if (!stored) inputs.fetch(at, n, at + kAhead, buffers, chunk);
       for (int i = 0; i < outputs; ++i) chunk.out[i] = wanted[i] ? sink[i].target(at, results[i]) : nullptr;
-      loop(op, chunk);
+      Stored run;
+      if (stored && inputs.stored(at, n, run, 1))
+        stored(op, run, chunk.out);
+      else
+        loop(op, chunk);
       for (int i = 0; i < outputs; ++i)
-        if (wanted[i]) sink[i].commit(at, n, results[i]);
+        if (wanted[i]) sink[i].commit(at, n, results[i], stored ? kNever : at + kAhead);
     }
   };
   parallel((numel + step - 1) / step, step, body);

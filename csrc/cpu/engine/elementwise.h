@@ -26,6 +26,17 @@ struct Slopes { C first, second, third = 0; };
 template <class C>
 using Loop = void (*)(const void* op, const Chunk<C>& chunk);
 
+// Contiguous elements as they are stored, any number of them: what a loop sees that reads memory itself. It saves the
+// way through the buffers, which memory would wait for where a loop does little else.
+struct Stored {
+  int64_t n;
+  const void* in[kMaxInputs];
+  const uint8_t* mask;
+};
+
+template <class C>
+using StoredLoop = void (*)(const void* op, const Stored& run, C* const* out);
+
 // Inputs and mask of a loop; shared by the elementwise loop and the reductions.
 template <class C>
 struct Inputs {
@@ -53,6 +64,20 @@ struct Inputs {
     bool all = !masked || mask.direct();
     for (int i = 0; i < count; ++i) all &= source[i].direct();
     return all;
+  }
+
+  // The elements [start, start + n) of the inputs from `first` on, as they are stored; false where they are not
+  // contiguous.
+  bool stored(int64_t start, int64_t n, Stored& run, int first = 0) const {
+    run.n = n;
+    if (masked && mask.kind != Kind::kDirect) return false;
+    run.mask = masked ? reinterpret_cast<const uint8_t*>(mask.data) + start : nullptr;
+    for (int i = first; i < count; ++i) {
+      if (source[i].kind > Kind::kConvert) return false;
+      run.in[i - first] = source[i].data + start * source[i].element;
+    }
+    for (int i = count - first; i < kMaxInputs; ++i) run.in[i] = run.in[0];  // a loop may name one it does not use
+    return true;
   }
 
   // One thread's buffers.
@@ -97,7 +122,9 @@ struct Elementwise {
     wanted[outputs++] = wanted_;
   }
 
-  void run(Loop<C> loop, const void* op) const;
+  // `stored` does the same for the elements of contiguous inputs, of which the first is a number that `op` knows; null
+  // where there is none for the stored types.
+  void run(Loop<C> loop, const void* op, StoredLoop<C> stored = nullptr) const;
 
  private:
   bool direct() const {

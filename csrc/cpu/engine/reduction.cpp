@@ -16,6 +16,7 @@ struct Sums {
   const Finish& finish;
   Loop<C> loop;
   const void* op;
+  StoredSum stored;
   bool has_weight = finish.weighted, has_second = false, has_count = finish.counted;
 
   void merge(const States& into, const States& from, int64_t n) const {
@@ -60,6 +61,13 @@ struct Sums {
     }
 
     void start_row() { value = weight = 0, count = 0; }
+
+    bool stored_row(const Inputs<C>& inputs, int64_t begin, int64_t end) {
+      Stored run;
+      if (!sums.stored || !inputs.stored(begin, end - begin, run)) return false;
+      sums.stored(sums.op, run, value, count);
+      return true;
+    }
 
     void row(int64_t m) {
       if (!sums.finish.plain) compute_values();
@@ -205,11 +213,11 @@ Reduction<C>::Reduction(const Shape& shape_, const ReducedDims& dims_, const Vie
 
 template <class C>
 void Reduction<C>::run(Loop<C> loop, const void* op, const Finish& finish, const Tensor& value,
-                       const Tensor& denominator) const {
+                       const Tensor& denominator, StoredSum stored) const {
   Outputs outputs(*this, pick<&results_loop>(), &finish);
   outputs.add(seen(value));
   outputs.add(seen(denominator));
-  const Sums<C> sums{finish, loop, op};
+  const Sums<C> sums{finish, loop, op, stored};
   ReductionDriver<C, Sums<C>>{*this, sums, outputs}.run();
 }
 

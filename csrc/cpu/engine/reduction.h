@@ -20,6 +20,9 @@ struct Finish {
   std::optional<double> divisor;
 };
 
+// The sum of what a loop makes of stored elements, and how many the mask keeps.
+using StoredSum = void (*)(const void* op, const Stored& run, double& value, int64_t& count);
+
 template <class C>
 struct Reduction {
   Shape shape;
@@ -41,8 +44,10 @@ struct Reduction {
   void mask(const View& view) { inputs.add_mask(view, shape, order); }
 
   // Weighted sums or means. The loop writes an element's value to out[0], its kept weight to out[1], whether it is kept
-  // to keep. `value` and `denominator` (float64) are the outputs.
-  void run(Loop<C> loop, const void* op, const Finish& finish, const Tensor& value, const Tensor& denominator) const;
+  // to keep. `value` and `denominator` (float64) are the outputs. `stored` does the same for the elements of contiguous
+  // inputs, without weights; null where there is none for the stored types.
+  void run(Loop<C> loop, const void* op, const Finish& finish, const Tensor& value, const Tensor& denominator,
+           StoredSum stored = nullptr) const;
 };
 
 }  // namespace safeops::cpu

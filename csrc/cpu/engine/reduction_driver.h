@@ -15,6 +15,7 @@
 //         void groups(g, reduced, inner, States);         whole outputs: (g, reduced, inner) -> (g, inner), one chunk
 //
 //         void start_row(); void row(m);                  one output, a chunk of m elements at a time
+//         bool stored_row(inputs, begin, end);            or all of it as it is stored, where that is possible
 //         void finish_row(States);
 //
 //         void start_columns(period);                     outputs side by side: `period` accumulators, and
@@ -115,6 +116,11 @@ struct Outputs {
   }
 };
 
+template <class Worker, class = void>
+constexpr bool has_stored_row = false;
+template <class Worker>
+constexpr bool has_stored_row<Worker, std::void_t<decltype(&Worker::stored_row)>> = true;
+
 template <class C, class Accumulator, class Writer = Outputs>
 struct ReductionDriver {
   using Worker = typename Accumulator::Worker;
@@ -213,10 +219,12 @@ struct ReductionDriver {
     s.finish_columns(n, states);
   }
 
-  // One row, a chunk at a time.
+  // One row, at once or a chunk at a time.
   void row(Worker& s, int64_t begin, int64_t end) const {
     const int64_t step = r.inputs.step();
     s.start_row();
+    if constexpr (has_stored_row<Worker>)
+      if (s.stored_row(r.inputs, begin, end)) return;
     for (int64_t at = begin; at < end; at += step) {
       const int64_t m = std::min(step, end - at);
       r.inputs.fetch(at, m, at + kAhead, s.buffers, s.chunk);

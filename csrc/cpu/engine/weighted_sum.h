@@ -20,6 +20,14 @@ constexpr bool has_third = false;
 template <class F, class C>
 constexpr bool has_third<F, C, std::void_t<decltype(std::declval<const F&>().value(C(), C(), C()))>> = true;
 
+template <class F, class C>
+inline C value_of(const F& f, C x, C y, C z) {
+  if constexpr (has_third<F, C>)
+    return f.value(x, y, z);
+  else
+    return f.value(x, y);
+}
+
 // in: [weight], x, [y, [z]];  out: w f.value(x, y, z), kept weights. A function of x alone ignores y.
 template <class C, class F, bool kMask, bool kWeight>
 void value_loop(const void* op, const Chunk<C>& chunk) {
@@ -31,11 +39,7 @@ void value_loop(const void* op, const Chunk<C>& chunk) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
     const bool keep = is_kept<C, kMask, kWeight>(mask, w, i);
-    C value;
-    if constexpr (has_third<F, C>)
-      value = f.value(x[i], y[i], z[i]);
-    else
-      value = f.value(x[i], y[i]);
+    C value = value_of(f, x[i], y[i], z[i]);
     if constexpr (kWeight) value *= w[i];
     values[i] = select_or_zero(keep, value);
     if constexpr (kWeight) weights[i] = select_or_zero(keep, w[i]);
@@ -47,6 +51,55 @@ template <class C, class F>
 Loop<C> pick_value(bool mask, bool weight) {
   if (mask) return weight ? pick<&value_loop<C, F, true, true>>() : pick<&value_loop<C, F, true, false>>();
   return weight ? pick<&value_loop<C, F, false, true>>() : pick<&value_loop<C, F, false, false>>();
+}
+
+// A loss of a few instructions: memory decides how long it takes.
+template <class C, class F, class S, bool kMask>
+void stored_sum(const void* op, const Stored& run, double& value, int64_t& count) {
+  constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane, then double
+  const F f = *static_cast<const F*>(op);
+  const S* const* in = reinterpret_cast<const S* const*>(run.in);
+  const S *x = in[0], *y = in[1], *z = in[2];
+  const uint8_t* mask = run.mask;
+  double sums[kLanes] = {};
+  for (int64_t at = 0; at < run.n; at += kPiece) {
+    alignas(64) C lanes[kLanes] = {};
+    alignas(64) uint8_t kept[kLanes] = {};
+    const auto add = [&](int64_t i, int64_t n) __attribute__((always_inline)) {
+      SAFEOPS_SIMD
+      for (int64_t k = 0; k < n; ++k) {
+        const C element = value_of<F, C>(f, widen(x[i + k]), widen(y[i + k]), widen(z[i + k]));
+        lanes[k] += kMask ? select_or_zero(mask[i + k] != 0, element) : element;
+      }
+      if constexpr (kMask) {
+        SAFEOPS_SIMD
+        for (int64_t k = 0; k < n; ++k) kept[k] += mask[i + k] != 0;
+      }
+    };
+    const int64_t stop = run.n - at < kPiece ? run.n : at + kPiece;
+    int64_t i = at;
+    for (; i + kLanes <= stop; i += kLanes) add(i, kLanes);
+    add(i, stop - i);
+    SAFEOPS_SIMD
+    for (int64_t k = 0; k < kLanes; ++k) sums[k] += lanes[k];
+    int sum = 0;
+    _Pragma("omp simd reduction(+ : sum)")
+    for (int64_t k = 0; k < kLanes; ++k) sum += kept[k];
+    count += sum;
+  }
+  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (int64_t k = 0; k < half; ++k) sums[k] += sums[k + half];
+  value += sums[0];
+}
+
+// run(S(), std::bool_constant<mask>()), S being what `type` is stored as; null where a loop of these would not pay.
+template <class C, class Run>
+auto with_stored(DType type, bool mask, const Run& run) -> decltype(run(C(), std::true_type())) {
+  if constexpr (sizeof(C) == sizeof(float)) {
+    if (type == DType::kFloat) return mask ? run(C(), std::true_type()) : run(C(), std::false_type());
+    if (type == DType::kBFloat16) return mask ? run(BFloat16(), std::true_type()) : run(BFloat16(), std::false_type());
+  }
+  return nullptr;
 }
 
 template <class C>

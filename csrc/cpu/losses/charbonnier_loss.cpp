@@ -2,21 +2,36 @@
 
 namespace safeops::cpu {
 
-// sqrt(d^2 + eps^2) = h sqrt(1 + (l / h)^2), h and l being the larger and the smaller of |d| and eps;  d = x - y
+// sqrt(d^2 + eps^2), d = x - y. The squares of numbers too large or too small for them are those of their multiples by a
+// power of two, which costs less than the division of hypot.
 template <class C>
 struct Charbonnier {
   C eps;
   explicit Charbonnier(double eps) : eps(static_cast<C>(eps)) {}
 
   C value(C x, C y) const {
-    const C a = std::fabs(x - y), h = a > eps ? a : eps, q = (a > eps ? eps : a) / h;  // NaN stays NaN
-    return h * std::sqrt(1 + q * q);
+    const C a = std::fabs(x - y);
+    return root(a) * select(large(a), 1 / kDown, select(small(a), 1 / kUp, C(1)));
   }
 
   C slope(C x, C y) const {
-    const C d = x - y, a = std::fabs(d), q = a > eps ? eps / a : a / eps;
-    const C s = d > eps ? C(1) : d < -eps ? C(-1) : d / eps;
-    return s / std::sqrt(1 + q * q);
+    const C d = x - y, a = std::fabs(d);
+    const C slope = d * scale(a) / root(a);
+    return select(a == std::numeric_limits<C>::infinity(), std::copysign(C(1), d), slope);
+  }
+
+ private:
+  static constexpr bool kFloat = sizeof(C) == sizeof(float);
+  static constexpr C kLarge = static_cast<C>(kFloat ? 0x1p60 : 0x1p500), kDown = 1 / (kLarge * 1024);
+  static constexpr C kSmall = 1 / kLarge, kUp = static_cast<C>(kFloat ? 0x1p100 : 0x1p640);
+
+  bool large(C a) const { return a > kLarge || eps > kLarge; }
+  bool small(C a) const { return a < kSmall && eps < kSmall; }
+  C scale(C a) const { return select(large(a), kDown, select(small(a), kUp, C(1))); }
+
+  C root(C a) const {
+    const C s = scale(a), d = a * s, e = eps * s;
+    return std::sqrt(d * d + e * e);
   }
 };
 

@@ -42,6 +42,10 @@ constexpr bool is_flat = false;
 template <class F>
 constexpr bool is_flat<F, std::void_t<decltype(F::kFlat)>> = true;
 
+// A few instructions, so that memory decides how long the loss takes.
+template <class F>
+constexpr bool is_light = !has_slopes<F> || is_flat<F>;
+
 template <class Void, class Loss, class... Arguments>
 constexpr bool chooses = false;
 template <class Loss, class... Arguments>
@@ -54,6 +58,7 @@ template <class F, class C>
 struct LossLoop {
   F loss;  // (first: to the loop of engine/weighted_sum.h this is the loss)
   C sign;  // -1 where the first output is dy = -dx
+  C scale;  // sign c, where c is a number
   bool weighted;
   Loop<C> select;
 };
@@ -67,12 +72,7 @@ void values_loop(const void* op, const Chunk<C>& chunk) {
   const C *const *in = chunk.in + loop.weighted, *x = in[0], *y = in[1], *z = in[2];
   C* values = chunk.out[0];
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < chunk.n; ++i) {
-    if constexpr (has_third<F, C>)
-      values[i] = f.value(x[i], y[i], z[i]);
-    else
-      values[i] = f.value(x[i], y[i]);
-  }
+  for (int64_t i = 0; i < chunk.n; ++i) values[i] = value_of(f, x[i], y[i], z[i]);
   if (!loop.select) return;
   Chunk<C> computed = chunk;
   computed.in[loop.weighted] = values;
@@ -106,6 +106,17 @@ C at(Slopes<C> slopes) {  // (by value: a reference keeps gcc from vectorising t
   return kPlace == 0 ? slopes.first : kPlace == 1 ? slopes.second : slopes.third;
 }
 
+// The derivative by one operand, perhaps times the sign.
+template <int kPlace, class C, class F>
+C slope_of(const F& f, C x, C y, C z) {
+  if constexpr (!has_slopes<F>)
+    return f.slope(x, y);
+  else if constexpr (has_third<F, C>)
+    return at<kPlace>(f.slopes(x, y, z));
+  else
+    return at<kPlace>(f.slopes(x, y));
+}
+
 // The gradient of one operand, of its slopes. What the others alone need is not computed.
 template <int kPlace, class C, class F>
 void gradient_loop(const LossLoop<F, C>& loop, const F& f, const Chunk<C>& chunk) {
@@ -113,12 +124,7 @@ void gradient_loop(const LossLoop<F, C>& loop, const F& f, const Chunk<C>& chunk
   C* out = chunk.out[kPlace];
   if (!out) return;
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < chunk.n; ++i) {
-    if constexpr (has_third<F, C>)
-      out[i] = at<kPlace>(f.slopes(x[i], y[i], z[i]));
-    else
-      out[i] = at<kPlace>(f.slopes(x[i], y[i]));
-  }
+  for (int64_t i = 0; i < chunk.n; ++i) out[i] = slope_of<kPlace>(f, x[i], y[i], z[i]);
   Chunk<C> slopes = chunk;
   slopes.out[0] = out;
   loop.select(&loop, slopes);
@@ -131,6 +137,39 @@ void gradients_loop(const void* op, const Chunk<C>& chunk) {
   gradient_loop<0>(loop, f, chunk);
   gradient_loop<1>(loop, f, chunk);
   if constexpr (has_third<F, C>) gradient_loop<2>(loop, f, chunk);
+}
+
+// The same of stored elements, x, y, [z], and one c for all.
+template <int kPlace, class C, class F, class S, bool kMask>
+void stored_gradient(const LossLoop<F, C>& loop, const Stored& run, C* const* outputs) {
+  const F f = loop.loss;
+  const C scale = loop.scale;
+  const S* const* in = reinterpret_cast<const S* const*>(run.in);
+  const S *x = in[0], *y = in[1], *z = in[2];
+  const uint8_t* mask = run.mask;
+  C* out = outputs[kPlace];
+  if (!out) return;
+  if constexpr (kPlace == 1 && !has_slopes<F>) {
+    const C* dx = outputs[0];
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < run.n; ++i) out[i] = 0 - dx[i];  // +0 stays +0
+  } else {
+    SAFEOPS_SIMD
+    for (int64_t i = 0; i < run.n; ++i) {
+      const C slope = slope_of<kPlace, C>(f, widen(x[i]), widen(y[i]), widen(z[i]));
+      bool keep = !kMask || mask[i] != 0;
+      if constexpr (is_flat<F>) keep = keep & (slope != 0);
+      out[i] = select_or_zero(keep, scale * slope);
+    }
+  }
+}
+
+template <class C, class F, class S, bool kMask>
+void stored_gradients(const void* op, const Stored& run, C* const* outputs) {
+  const LossLoop<F, C>& loop = *static_cast<const LossLoop<F, C>*>(op);
+  stored_gradient<0, C, F, S, kMask>(loop, run, outputs);
+  stored_gradient<1, C, F, S, kMask>(loop, run, outputs);
+  if constexpr (has_third<F, C>) stored_gradient<2, C, F, S, kMask>(loop, run, outputs);
 }
 
 template <class C, class F>
@@ -175,6 +214,10 @@ struct LossOperands {
     return type;
   }
 
+  bool same_type() const {
+    return std::all_of(views.begin(), views.end(), [&](const View& view) { return view.dtype == views[0].dtype; });
+  }
+
   template <class Work>
   void bind(Work& work, const OptionalTensor& mask, const OptionalTensor& weight) const {
     if (weight) work.input(View(*weight));
@@ -208,7 +251,8 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     const auto run = [&](const auto& loss) {
       using F = std::decay_t<decltype(loss)>;
       const bool masked = mask.has_value(), weighted = weight.has_value();
-      const LossLoop<F, C> op{loss, C(1), weighted, masked || weighted ? pick_selection<C>(masked, weighted) : nullptr};
+      const LossLoop<F, C> op{loss, C(1), C(1), weighted,
+                              masked || weighted ? pick_selection<C>(masked, weighted) : nullptr};
       Loop<C> loop;
       if constexpr (has_slopes<F>)
         loop = pick<&values_loop<C, F>>();
@@ -227,7 +271,13 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
       const bool follow_x = shape.is(x.ndim, x.sizes);
       Reduction<C> work(shape, ReducedDims(shape, nullptr, 0), follow_x ? x : y);
       operands.bind(work, mask, weight);
-      work.run(loop, &op, finish, std::get<0>(result), std::get<1>(result));
+      StoredSum stored = nullptr;
+      if constexpr (is_light<F>)
+        if (!weighted && operands.same_type())
+          stored = with_stored<C>(x.dtype, masked, [](auto s, auto mask_) {
+            return pick<&stored_sum<C, F, decltype(s), decltype(mask_)::value>>();
+          });
+      work.run(loop, &op, finish, std::get<0>(result), std::get<1>(result), stored);
       return result;
     };
     return with_loss<Loss<C>>(run, parameters...);
@@ -262,8 +312,10 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     const auto run = [&](const auto& loss) {
       using F = std::decay_t<decltype(loss)>;
       const bool masked = mask.has_value(), weighted = weight.has_value();
-      const LossLoop<F, C> op{loss, static_cast<C>(outputs[0] ? 1 : -1), weighted,
-                              pick_scale<C>(is_flat<F>, masked, weighted)};
+      const C sign = outputs[0] || has_slopes<F> ? 1 : -1;
+      const bool number = c.view.single();
+      const LossLoop<F, C> op{loss, sign, number ? sign * static_cast<C>(read_scalar({c.view.data, c.view.dtype})) : 0,
+                              weighted, pick_scale<C>(is_flat<F>, masked, weighted)};
       Loop<C> loop;
       if constexpr (has_slopes<F>) {
         for (int i = 0; i < kOperands; ++i) work.output(View(outputs[i] ? *outputs[i] : *first), outputs[i] != nullptr);
@@ -273,7 +325,13 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
         work.output(View(outputs[1] ? *outputs[1] : *first), outputs[0] && outputs[1]);
         loop = pick_slope<C, F>(masked, weighted);
       }
-      work.run(loop, &op);
+      StoredLoop<C> stored = nullptr;
+      if constexpr (is_light<F>)
+        if (number && !weighted && operands.same_type())
+          stored = with_stored<C>(operands.views[0].dtype, masked, [](auto s, auto mask_) {
+            return pick<&stored_gradients<C, F, decltype(s), decltype(mask_)::value>>();
+          });
+      work.run(loop, &op, stored);
     };
     with_loss<Loss<C>>(run, parameters...);
   }

@@ -1,0 +1,90 @@
+"""Contiguous inputs of the light losses are read as they are stored, without a buffer between: the same numbers as by
+way of the buffers, which strided inputs take."""
+
+import pytest
+import torch
+
+import safeops
+from safeops._op import registry
+from tests.contract.common import DEVICE
+
+pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not registry["mse_loss"].cpu, reason="of the CPU kernels")
+
+LIGHT = ["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "charbonnier_loss", "log_cosh_loss"]
+LIGHT += ["hinge_embedding_loss", "margin_ranking_loss"]
+LENGTHS = [1025, 1087, 1088, 2048, 33000, 140_001]  # past one chunk; around a block of lanes; of several slices
+
+
+def operands(name, n, dtype, finite=True):
+    """Contiguous vectors that do not start where the storage does; else with a NaN and an infinity among them."""
+    generator = torch.Generator().manual_seed(n)
+    for place in range(registry[name].count):
+        x = torch.randn(n + 1, generator=generator)
+        if (name, place) in (("margin_ranking_loss", 2), ("hinge_embedding_loss", 1)):
+            x = x.sign()
+        if not finite:
+            x[1 + n // 2], x[n] = float("nan"), float("inf")
+        yield x.to(dtype)[1:]
+
+
+def strided(x):
+    return torch.stack((x, x), 1)[:, 0]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LIGHT)
+def test_the_numbers_of_the_buffers(name, dtype, n, masked):
+    mask = None
+    if masked:
+        mask = torch.rand(n + 1, generator=torch.Generator().manual_seed(1))[1:] > 0.3
+        mask[n // 2] = mask[-1] = False
+    results = []
+    for layout in (torch.Tensor.detach, strided):
+        leaves = [layout(x).requires_grad_() for x in operands(name, n, dtype, finite=not masked)]
+        loss = getattr(safeops, name)(*leaves, mask=mask)
+        results.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
+    stored, buffered = results
+    assert stored[0].isfinite()
+    torch.testing.assert_close(stored[0], buffered[0], rtol=1e-6 if dtype == torch.float32 else 0.01, atol=0)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(stored[1:], buffered[1:]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_order_of_the_additions_is_the_same_for_every_instruction_set(dtype):
+    """64 lanes of 16 additions each: in fp32 a lane that starts with 2^25 loses the fifteen ones that follow."""
+    x, y = torch.zeros(2048, dtype=dtype), torch.ones(2048, dtype=dtype)
+    x[:1024:64] = 1
+    x[0], x[1024] = 2**25, -(2**25)
+    assert safeops.hinge_embedding_loss(x, y, reduction="sum") == 0
+    # the buffers keep another order, which shows that the line above says something
+    assert safeops.hinge_embedding_loss(strided(x), y, reduction="sum") > 0
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_threads_do_not_change_a_bit(name):
+    tensors = list(operands(name, 300_000, torch.bfloat16))
+    results, threads = [], torch.get_num_threads()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            leaves = [x.detach().requires_grad_() for x in tensors]
+            loss = getattr(safeops, name)(*leaves)
+            results.append((loss.detach(), *torch.autograd.grad(loss, leaves)))
+    finally:
+        torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other))
+
+
+@pytest.mark.parametrize("name", LIGHT)
+def test_one_number_for_all_or_a_gradient_for_each(name):
+    """An expanded upstream gradient is one number; a full one goes through the buffers."""
+    tensors = [x.requires_grad_() for x in operands(name, 2000, torch.bfloat16)]
+    loss = getattr(safeops, name)(*tensors, reduction="none")
+    one = torch.full((), 0.75, dtype=loss.dtype).expand_as(loss)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss, tensors, one, retain_graph=True), torch.autograd.grad(loss, tensors, one.contiguous())
+    ):
+        assert torch.equal(ours, theirs)
