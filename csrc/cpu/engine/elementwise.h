@@ -32,6 +32,11 @@ struct Stored {
   int64_t n;
   const void* in[kMaxInputs];
   const uint8_t* mask;
+
+  template <class S>
+  const S* input(int i) const {
+    return static_cast<const S*>(in[i]);
+  }
 };
 
 template <class C>

@@ -58,8 +58,7 @@ template <class C, class F, class S, bool kMask>
 void stored_sum(const void* op, const Stored& run, double& value, int64_t& count) {
   constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane, then double
   const F f = *static_cast<const F*>(op);
-  const S* const* in = reinterpret_cast<const S* const*>(run.in);
-  const S *x = in[0], *y = in[1], *z = in[2];
+  const S *x = run.input<S>(0), *y = run.input<S>(1), *z = run.input<S>(2);
   const uint8_t* mask = run.mask;
   double sums[kLanes] = {};
   for (int64_t at = 0; at < run.n; at += kPiece) {

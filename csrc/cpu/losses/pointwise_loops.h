@@ -1,5 +1,5 @@
-// The loops of the pointwise losses: values and gradients, by chunks and of elements as they are stored. What a loss is:
-// pointwise_loss.h.
+// The loops of the pointwise losses (pointwise_loss.h): values and gradients, by chunks and of elements as they are
+// stored.
 #pragma once
 
 #include "cpu/engine/weighted_sum.h"
@@ -113,8 +113,7 @@ template <int kPlace, class C, class F, class S, bool kMask>
 void stored_gradient(const LossLoop<F, C>& loop, const Stored& run, C* const* outputs) {
   const F f = loop.loss;
   const C scale = loop.scale;
-  const S* const* in = reinterpret_cast<const S* const*>(run.in);
-  const S *x = in[0], *y = in[1], *z = in[2];
+  const S *x = run.input<S>(0), *y = run.input<S>(1), *z = run.input<S>(2);
   const uint8_t* mask = run.mask;
   C* out = outputs[kPlace];
   if (!out) return;
