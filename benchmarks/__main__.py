@@ -7,19 +7,19 @@ import os
 import sys
 from pathlib import Path
 
-TABLES = ("debugging", "calls")  # which are no ops, and have tables of their own
+TABLES = ("debugging", "calls", "distributed")  # which are no ops, and have tables of their own
 
 
 def parse(argv):
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--ops", default="", help="comma-separated, also patterns: 'cross_entropy*'; all by default")
-    parser.add_argument("--dtypes", default="", help="of fp16,bf16,fp32,fp64; all by default")
+    parser.add_argument("--dtypes", default="bf16,fp32", help="of fp16,bf16,fp32,fp64 (default: %(default)s)")
     parser.add_argument("--size", default="", help="elements, e.g. 1M,16M (default: 16M; CUDA: 1M to 256M)")
     parser.add_argument("--rounds", type=int, default=0, help="samples of each contender (default 15; --quick 5)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, help="the file to write, a .md beside it; `-`: none")
-    parser.add_argument("--quick", action="store_true", help="bf16 and fp32, one size, fewer rounds, no torch.compile")
+    parser.add_argument("--quick", action="store_true", help="one size, fewer rounds, no torch.compile")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile, which takes most of the run")
     parser.add_argument("--fresh-memory", action="store_true", help="leave malloc as it is (CPU): page faults included")
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
@@ -27,7 +27,6 @@ def parse(argv):
         "--compare", metavar="CHECKOUT", help="another checkout's build beside this one; 1 where this one is slower"
     )
     options = parser.parse_args(argv)
-    options.dtypes = options.dtypes or ("bf16,fp32" if options.quick else "bf16,fp32,fp16,fp64")
     options.no_compile |= options.quick
     options.rounds = options.rounds or (5 if options.quick else 15)
     sizes = options.size or ("16M" if options.device == "cpu" else "64M" if options.quick else "64M,1M,256M,16M,4M")
@@ -62,7 +61,7 @@ def chosen(options) -> list[str]:
 def collect(options, path) -> dict:
     import torch
 
-    from . import calls, case, debugging, memory, overhead, report, speed, timing
+    from . import calls, case, debugging, distributed, memory, overhead, report, speed, timing
 
     names = chosen(options)
     if options.device == "cpu" and not options.fresh_memory:
@@ -91,6 +90,8 @@ def collect(options, path) -> dict:
         results["debugging"] = debugging.measure(options.device, options.rounds)
     if "calls" in names:
         results["calls"] = calls.measure()
+    if "distributed" in names and options.device == "cpu":
+        results["distributed"] = distributed.measure(options.rounds)
     if path:
         report.write(results, path)
     return results

@@ -79,6 +79,7 @@ def markdown(results: dict) -> str:
     lines += _speed(results["speed"], device) + _overhead(results["overhead"], device)
     lines += _memory(results["memory"], device)
     lines += _debugging(results.get("debugging", [])) + _calls(results.get("calls", []))
+    lines += _distributed(results.get("distributed", {"ops": [], "all_reduce": []}))
     patterns = {r["op"]: r["eager_pattern"] for r in results["speed"] if r["direction"] == "forward"}
     lines += ["x-eager: against the pattern as most write it:", "", *(f"- {k}: `{v}`" for k, v in patterns.items()), ""]
     if missed := misses(results):
@@ -192,6 +193,22 @@ def _calls(records):
         python = (parts["python"], r["first_size"], r["traced"], r["new_size"])
         rows.append([*row, *(f"{us:.1f}" for us in (*(parts[part] for part in PARTS), *python))])
     return table("Host time of a Triton op (fp32, no grad; beside a driver that does nothing)", head, rows)
+
+
+def _distributed(records):
+    rivals = ["loss_parallel", "gathering"]
+    head = ["op", "ranks", "bytes a rank", "collectives", "ms", "local kernel ms"]
+    head += [text for rival in rivals for text in (f"{rival} bytes", f"{rival} ms")]
+    rows = []
+    for r in records["ops"]:
+        ms, size = r["milliseconds"], r["bytes"]
+        row = [r["op"], r["ranks"], size["ours"], r["collectives"]["ours"], f"{ms['ours']:.2f}", f"{ms['local']:.2f}"]
+        for rival in rivals:
+            row += [size[rival], f"{ms[rival]:.2f}"] if rival in ms else ["-", "-"]
+        rows.append(row)
+    title = "Across ranks (gloo on this machine, forward and backward, one thread a rank; medians of the slowest rank)"
+    times = [[r["bytes"], r["ranks"], f"{r['milliseconds']:.3f}"] for r in records["all_reduce"]]
+    return table(title, head, rows) + table("One all-reduce of gloo", ["bytes", "ranks", "ms"], times)
 
 
 def write(results: dict, path: Path):

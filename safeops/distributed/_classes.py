@@ -13,7 +13,9 @@ from safeops._op import registry
 from safeops.distributed._group import group_of_mesh, here
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
+from safeops.ops.rows._linear_chunks import own_of
 
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # (its name before torch 2.13)
 NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
 
 
@@ -89,16 +91,11 @@ def forward(op, *operands):
 
 def gradients(op, grad, needs, operands, results):
     of = Rows(*operands[:5])
-    g, (x, target, weight, mask, _) = local(grad, of.shape, of.rows), of.operands()
-    numbers = [r.to_local() for r in results]
+    g, numbers = local(grad, of.shape, of.rows), [r.to_local() for r in results]
     if of.part is None:
         found = op.gradients(g, needs, [*of.operands(), *operands[5:]], numbers)
     else:
-        if not of.shares:
-            target = target - of.first
-            if weight is not None and not operands[5]:  # the kernel has it of its own classes alone
-                g, weight = g * of.weights, None
-        found = op.backward(g, x, target, *numbers, weight, mask, NO_CLASS, *operands[5:], *needs[:2], True)
+        found = _gradients_of_part(op, of, g, *numbers, *operands[5:], needs[:2])
     return [
         shared(d, of.mesh, of.input.shape, of.placements, t) if need else None
         for d, t, need in zip(found, operands, needs)
@@ -115,8 +112,6 @@ def _sum(x, mask, weight=None):
 
 def _of_parts(of, label_smoothing, z_loss):
     """What the raw forward of cross_entropy gives for whole rows."""
-    if of.weights is not None and z_loss and not label_smoothing:
-        raise Uncovered  # the kernel has no factor for each of the two
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     weight = None if of.weight is None else of.weight.detach()
     columns = [
@@ -129,16 +124,15 @@ def _of_parts(of, label_smoothing, z_loss):
         q = q if weight is None else q * weight
         columns += [_sum(x, q != 0, q), _sum(q, None)]
     else:
-        place = of.target - of.first
-        inside = (place >= 0) & (place < x.shape[-1])
-        own = x.gather(-1, torch.where(inside, place, 0).unsqueeze(-1)).squeeze(-1) if x.shape[-1] else columns[0]
+        at, inside = own_of(of.target - of.first, x.shape[-1])
+        own = x.gather(-1, at).squeeze(-1) if x.shape[-1] else columns[0]
         columns.append(torch.where(inside, own, 0))
     if smooth:
         exists = x != float("-inf")
         every = None if weight is None else weight.expand(x.shape)
         columns += [_sum(x, exists, every), _sum(exists.to(torch.float32), None)]
         columns.append(columns[-1] if every is None else _sum(every, exists))
-    log_sum, own, *rest = _over_parts(of, torch.stack([c.double() for c in columns]))
+    log_sum, own, *rest = over_parts("cross_entropy", of.mesh, of.part, torch.stack([c.double() for c in columns]))
     mass = rest.pop(0) if of.shares else torch.ones_like(own) if of.weights is None else of.weights.double()
     if of.shares:
         loss = torch.where(mass == 0, 0, mass * log_sum) - own
@@ -162,14 +156,41 @@ def _of_parts(of, label_smoothing, z_loss):
     return loss, of.mask, weights, torch.where(of.mask, torch.stack(numbers), 0).to(compute)
 
 
-def _over_parts(of, own):
-    """The first column's logsumexp over the ranks that share the rows, the sums of the others: by one all-gather."""
-    group = group_of_mesh("cross_entropy", of.mesh, [of.part])
-    ranks = of.mesh.size(of.part)
+def _gradients_of_part(op, of, g, numbers, label_smoothing, z_loss, needs):
+    """By the kernel, which has the class weights of its own classes alone: those of the rows are factors of g."""
+    x, target, weight, mask, _ = of.operands()
+    if of.shares:
+        return op.backward(g, x, target, numbers, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
+    target, factor = target - of.first, None
+    if weight is not None and not label_smoothing:
+        factor, weight = of.weights, None
+    if factor is None or not z_loss:
+        g = g if factor is None else g * factor
+        return op.backward(g, x, target, numbers, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)
+    # (w + 2 z logsumexp) p, less w at the row's class: with no class of its own in the kernel, and that one after it.
+    slope = g * (factor + 2 * z_loss * numbers.sum(0))
+    nowhere = torch.full_like(target, -1)
+    d, other = op.backward(slope, x, nowhere, numbers, None, mask, NO_CLASS, 0.0, 0.0, *needs, True)
+    if x.shape[of.dim]:
+        last = d.movedim(of.dim, -1)
+        at, inside = own_of(target, last.shape[-1])
+        own = x.detach().movedim(of.dim, -1).gather(-1, at).squeeze(-1)
+        own = slope * (own - numbers[0] - numbers[1]).exp() - g * factor
+        keeps = (inside & mask).unsqueeze(-1)
+        last.scatter_(-1, at, torch.where(keeps, own.unsqueeze(-1).to(d.dtype), last.gather(-1, at)))
+    return d, other
+
+
+def over_parts(function, mesh, part, own):
+    """The first column's logsumexp over the ranks that share the rows, the sums of the others: by one all-gather.
+
+    part: the dim of the mesh that has the classes.
+    """
+    ranks = mesh.size(part)
     found = own.new_empty((ranks * len(own), *own.shape[1:]))
     try:
-        dist.all_gather_into_tensor(found, own, group=group)
+        all_gather(found, own, group=group_of_mesh(function, mesh, [part]))
     except (RuntimeError, ValueError) as error:
-        raise RuntimeError(f"{here('cross_entropy')}: the all-gather of its rows' sums failed: {error}") from error
+        raise RuntimeError(f"{here(function)}: the all-gather of its rows' sums failed: {error}") from error
     found = found.view(ranks, *own.shape)
     return found[:, 0].logsumexp(0), *found[:, 1:].sum(0)

@@ -1,8 +1,8 @@
 """DTensors: the local kernel on the local shards, in both directions, and one collective of what the ranks found.
 
 An op says by its attribute `shards` how its parts combine: "elementwise"; "loss", a pointwise one; "rows", one of rows
-that have a class; "sum" and "mean" over dims; "reduction", any other, over dims of which each rank has all. What is not
-covered here takes the composite, whose aten ops know DTensors.
+that have a class; "vocabulary", with the linear layer before it; "sum" and "mean" over dims; "reduction", any other,
+over dims of which each rank has all. What is not covered here takes the composite, whose aten ops know DTensors.
 """
 
 import copy
@@ -17,7 +17,7 @@ from safeops import _check, _loss, _op
 from safeops._dtypes import compute_dtype
 from safeops._route import PLAIN
 from safeops._torch import schema
-from safeops.distributed import _classes
+from safeops.distributed import _classes, _vocabulary
 from safeops.distributed._group import group_of_mesh
 from safeops.distributed._layout import Uncovered, layout, local, shared
 
@@ -56,13 +56,9 @@ def _over_ranks(op):
     made = copy.copy(op)
     made.forward = functools.partial(FORWARD[op.shards], op)
     made.by_composite = lambda grad: torch.is_grad_enabled()
-    if op.shards in ("sum", "mean", "reduction"):
-        # the layout of the gradient is the input's, which a linear op would not keep
+    if op.shards in GRADIENTS:
         made.linear, made.reads = 0, slice(0, op.tensors)
-        made.gradients = functools.partial(_reduction_gradients, op)
-    elif op.shards == "rows":
-        made.linear, made.reads = 0, slice(0, op.tensors)
-        made.gradients = functools.partial(_classes.gradients, op)
+        made.gradients = functools.partial(GRADIENTS[op.shards], op)
     elif op.backward:
         made.backward = functools.partial(_elementwise, op.backward)
     made.function = _op._function(made)
@@ -221,6 +217,17 @@ def _reduction_gradients(op, grad, needs, operands, results):
     return (d.redistribute(placements=input.placements) if gathered else d,)
 
 
-FORWARD = {"elementwise": _each, "loss": _loss_of_all, "rows": _classes.forward} | dict.fromkeys(
-    ("sum", "mean", "reduction"), _reduction
-)
+REDUCTIONS = "sum", "mean", "reduction"
+FORWARD = {
+    "elementwise": _each,
+    "loss": _loss_of_all,
+    "rows": _classes.forward,
+    "vocabulary": _vocabulary.forward,
+    **dict.fromkeys(REDUCTIONS, _reduction),
+}
+# Of inputs as they are laid out: a linear op would keep nothing of them.
+GRADIENTS = {
+    "rows": _classes.gradients,
+    "vocabulary": _vocabulary.gradients,
+    **dict.fromkeys(REDUCTIONS, _reduction_gradients),
+}

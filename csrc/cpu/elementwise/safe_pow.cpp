@@ -31,7 +31,8 @@ struct SafePow {
 };
 
 // In two loops, first the logarithms: all of it in one is a chain of operations so long that the processor sees but one
-// element at a time.
+// element at a time. The second is no `omp simd`: that keeps a Power of each lane in memory, and then nothing of it is
+// vectorised.
 template <class C, class Finish>
 SAFEOPS_INLINE void powers(int64_t n, const C* a, const C* b, const Finish& finish) {
   constexpr int64_t kBlock = 256;
@@ -44,7 +45,7 @@ SAFEOPS_INLINE void powers(int64_t n, const C* a, const C* b, const Finish& fini
       high[i] = log.hi;
       if constexpr (sizeof(C) == 8) low[i] = log.lo;
     }
-    SAFEOPS_SIMD
+    _Pragma("GCC ivdep")
     for (int64_t i = 0; i < length; ++i)
       finish(start + i, math::Power<C>(a[start + i], b[start + i], {high[i], sizeof(C) == 8 ? low[i] : 0}));
   }

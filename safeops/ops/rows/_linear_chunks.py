@@ -19,7 +19,7 @@ CHUNK = 2**23  # logits at a time
 NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
 
 
-def _chunks(x, linear_weight, linear_bias):
+def chunks_of(x, linear_weight, linear_bias):
     """(slice of the classes, their logits): a buffer of its own each, in the operands' dtype as a linear layer's."""
     size = max(1, CHUNK // max(1, len(x)))
     for first in range(0, len(linear_weight), size):
@@ -32,15 +32,15 @@ def logits_of(x, linear_weight, linear_bias, out=None):
     return torch.mm(x, w, out=out) if linear_bias is None else torch.addmm(linear_bias, x, w, out=out)
 
 
-def _own(place, logits):
-    """(where in a chunk each row's class is, whether it is there); place: counted from the chunk's first class."""
-    inside = (place >= 0) & (place < logits.shape[1])
-    return torch.where(inside, place, 0).unsqueeze(1), inside
+def own_of(place, classes):
+    """(where in a part of the classes each row's is, whether it is there); place: counted from the part's first."""
+    inside = (place >= 0) & (place < classes)
+    return torch.where(inside, place, 0).unsqueeze(-1), inside
 
 
-def existing_of(linear_weight, linear_bias, weight):
+def existing_of(classes, linear_bias, weight, device):
     """(weight of each class, 0 where its bias of -inf says that there is none; their sum; how many there are)."""
-    every = linear_weight.new_ones(len(linear_weight), dtype=torch.float64) if weight is None else weight.double()
+    every = torch.ones(classes, dtype=torch.float64, device=device) if weight is None else weight.double()
     exists = torch.ones_like(every, dtype=torch.bool) if linear_bias is None else linear_bias != float("-inf")
     every = torch.where(exists, every, 0)
     return every, every.sum(), exists.sum().double()
@@ -53,9 +53,9 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, compute)
     x = torch.where(keep.unsqueeze(1), input, 0)
-    existing = existing_of(linear_weight, linear_bias, weight)
+    existing = existing_of(len(linear_weight), linear_bias, weight, x.device)
     with without_autocast(x):
-        sums = sums_of(_chunks(x, linear_weight, linear_bias), place, existing[0] if label_smoothing else None)
+        sums = sums_of(chunks_of(x, linear_weight, linear_bias), place, existing[0] if label_smoothing else None)
     loss = losses(*sums, keep, weights, existing, label_smoothing, z_loss).to(dtype)
     return loss, keep, loss.new_empty(0) if weights is None else weights, sums[0]
 
@@ -67,7 +67,7 @@ def sums_of(chunks, place, every):
     for part, logits in chunks:
         of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
         log_sum = torch.logaddexp(log_sum, of_part)
-        at, inside = _own(place - part.start, logits)
+        at, inside = own_of(place - part.start, logits.shape[1])
         own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
         if every is not None:
             w = every[part]
@@ -86,23 +86,43 @@ def losses(log_sum, own, spread, keep, weights, existing, label_smoothing, z_los
 
 def backward(
     grad, input, linear_weight, target, log_sum, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss,
-    need_input, need_weight, need_bias,
+    *needs,
 ):  # fmt: skip
-    compute = compute_dtype(input.dtype, grad.dtype)
     place, keep, weights = rows_of(len(linear_weight), target, weight, mask, ignore_index, torch.float64)
+    return gradients(
+        grad, input, linear_weight, linear_bias, place, keep, weights, log_sum,
+        existing_of(len(linear_weight), linear_bias, weight, input.device),  # (nobody else holds it: it is to be freed)
+        label_smoothing, z_loss, needs,
+    )  # fmt: skip
+
+
+def gradients(
+    grad, input, linear_weight, linear_bias, place, keep, weights, log_sum, existing, label_smoothing, z_loss, needs,
+    finish=lambda d_input: d_input,
+):  # fmt: skip
+    """Those that are needed, the others empty. finish: of the input's gradient in fp32 once all chunks are in it, with
+    the weight's last product still to be made. place: counted from the first class of linear_weight."""
+    need_input, need_weight, need_bias = needs
+    compute = compute_dtype(input.dtype, grad.dtype)
     x = torch.where(keep.unsqueeze(1), input, 0)
     g = torch.where(keep, grad, 0).double()
-    existing = existing_of(linear_weight, linear_bias, weight)
     scale = scale_of(x, linear_weight, g, log_sum, weights, existing, z_loss)
     g = g if scale is None else g * scale
-    slopes = slopes_by(x, weight, label_smoothing, z_loss)
+    slopes = slopes_by(x, weights, label_smoothing, z_loss)
     slopes = slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute)
     del existing  # a number for each class, which not all slopes keep
     d_input = x.new_zeros(x.shape if need_input else 0, dtype=compute)  # fp32 over the chunks
     d_weight = torch.empty_like(linear_weight if need_weight else x[:0, :0], memory_format=torch.contiguous_format)
     d_bias = x.new_empty(len(linear_weight) if need_bias else 0)
+
+    def whole(d_input):
+        d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
+        return finish(d_input if scale is None else d_input.div_(scale))
+
+    if need_input and not len(linear_weight):
+        d_input = whole(d_input)
     with without_autocast(x):
-        for part, logits in _chunks(x, linear_weight, linear_bias):
+        for part, logits in chunks_of(x, linear_weight, linear_bias):
             slope = slopes(logits, place - part.start, part)
             if need_bias:
                 d_bias[part] = registry["masked_sum"].call(slope, None, 0, False, None, None, "zero")
@@ -111,14 +131,14 @@ def backward(
                 d_input.addmm_(slope, linear_weight[part])
             elif need_input:
                 d_input += slope @ linear_weight[part]
+            if need_input and part.stop >= len(linear_weight):
+                d_input = whole(d_input)
             if need_weight:
                 torch.mm(slope.mT, x, out=d_weight[part])
             del logits, slope  # before the next are made
-    if need_input:
-        d_input.masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)
     if scale is not None:
-        for d in (d_input, d_weight, d_bias):
-            d.div_(scale)
+        d_weight.div_(scale)
+        d_bias.div_(scale)
     return d_input.to(x.dtype), d_weight, d_bias
 
 
@@ -126,10 +146,10 @@ def backward(
 # by the backward kernel of cross_entropy, or in torch.
 
 
-def slopes_by(x, weight, label_smoothing, z_loss):
+def slopes_by(x, weights, label_smoothing, z_loss):
     """Which of the two. Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the
     z-loss."""
-    by_kernel = registry["cross_entropy"].runs_on(x.device) and (weight is None or not (label_smoothing or z_loss))
+    by_kernel = registry["cross_entropy"].runs_on(x.device) and (weights is None or not (label_smoothing or z_loss))
     return _slopes_by_kernel if by_kernel else _slopes
 
 
@@ -161,7 +181,7 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
         slope = logits.to(compute).sub_(high).sub_(low).exp_().mul_(share)
         if label_smoothing:
             slope.addr_(even, every[part], alpha=-1)
-        at, inside = _own(place, logits)
+        at, inside = own_of(place, logits.shape[1])
         return slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
 
     return slopes

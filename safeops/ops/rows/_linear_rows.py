@@ -51,7 +51,7 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
     refuse_missing_class(_linear_chunks.NAME, target, mask, ignore_index, classes, "linear_weight", linear_weight.shape)
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     place, keep, weights = rows_of(classes, target, weight, mask, ignore_index, compute)
-    existing = existing_of(linear_weight, linear_bias, weight)
+    existing = existing_of(classes, linear_bias, weight, input.device)
     d_input, d_weight, d_bias = (d.zero_() for d in empty_gradients(input, linear_weight, needs, dtype))
     loss = input.new_empty(place.shape, dtype=dtype)
     size = max(1, min(len(input), rows_at_once(input, linear_weight, needs[1])))
@@ -67,7 +67,7 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
             g = keep[part].double()
             scale = scale_of(x, linear_weight, g, sums[0], own_weights, existing, z_loss)
             per_row = g if scale is None else g * scale, keep[part], sums[0], own_weights
-            slopes = slopes_by(x, weight, label_smoothing, z_loss)
+            slopes = slopes_by(x, own_weights, label_smoothing, z_loss)
             slope = _become_slopes(logits, slopes, place[part], per_row, existing, label_smoothing, z_loss, dtype)
             if needs[0]:
                 d_input[part] = _widened(slope @ linear_weight, dtype, scale)

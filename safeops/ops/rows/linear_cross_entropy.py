@@ -12,6 +12,7 @@ from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     INDICES,
+    class_dim,
     refuse_missing_class,
     rows_of,
     validate_index,
@@ -32,7 +33,7 @@ def define(
     input, linear_weight, target, linear_bias=None, weight=None, mask=None, ignore_index=-100, label_smoothing=0.0,
     z_loss=0.0, *needs,
 ):  # fmt: skip
-    """(loss, keep, weight that a mean divides by), each of N numbers; without such weights the last is empty.
+    """(loss, keep, weight that a mean divides by), each of the rows' shape; without such weights the last is empty.
 
     needs: which gradients the kernel makes with the loss. If any, the losses are summed, in fp64.
     """
@@ -41,6 +42,7 @@ def define(
     x = torch.where(keep.unsqueeze(-1), input, 0).to(compute)  # select before arithmetic
     logits = matmul(x, linear_weight.to(compute))
     logits = logits if linear_bias is None else logits + linear_bias.to(compute)
+    logits = logits.movedim(-1, class_dim(logits))
     loss, *rest = define_cross_entropy(logits, target, weight, keep, ignore_index, label_smoothing, z_loss)
     return (total(loss, keep, dtype=torch.float64) if any(needs) else loss), *rest
 
@@ -102,7 +104,7 @@ class LinearCrossEntropy(CrossEntropy):
     The raw ops are in Python, and for every device: the definition, which makes all logits at once, is no substitute.
     """
 
-    owner, shards = None, None
+    owner, shards = None, "vocabulary"
     differentiable = (0, 1, 3)
     constant = slice(4, 5)  # the class weights
     saved = slice(3, None)
@@ -159,9 +161,6 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
     _check.mask(NAME, "mask", mask, "the rows", rows)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
-    for key, x in {**named, "target": target, "mask": mask, "weight": weight}.items():
-        if x is not None:
-            _check.no_dtensor(NAME, key, x)
     _check.same_device(NAME, "input", input, **{**named, "target": target, "mask": mask, "weight": weight})
     dtypes = [x.dtype for x in named.values()]
     device = input.device.type
@@ -222,13 +221,14 @@ def linear_cross_entropy(
             x if x is None else x.to(dtype) for x in (input, linear_weight, linear_bias)
         )
     rows = target.shape
-    flat = None if mask is None else mask.expand(rows).reshape(-1)
-    x = input.reshape(target.numel(), input.shape[-1])
-    needs = [False] * 3 if reduction == "none" else _linear_rows.wanted(x, linear_weight, linear_bias)
+    mask = None if mask is None else mask.expand(rows)
+    if _check.mesh(input) is None:  # (rows of several dims may be sharded along each)
+        input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
+        mask = None if mask is None else mask.reshape(-1)
+    needs = [False] * 3 if reduction == "none" else _linear_rows.wanted(input, linear_weight, linear_bias)
     loss, keep, weights = _linear_cross_entropy.call(
-        x, linear_weight, target.reshape(-1), linear_bias, weight, flat,
-        ignore_index, label_smoothing, z_loss, *needs,
-    )  # fmt: skip
+        input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, z_loss, *needs
+    )
     if reduction == "none":
         return loss.reshape(rows)
     weights = None if weight is None else weights

@@ -275,7 +275,7 @@ def test_a_scaled_gradient_beyond_fp16_is_infinite_and_others_are_not():
 def test_there_are_chunks(monkeypatch):
     """No product is larger than CHUNK, compiled neither."""
     sizes = []
-    chunks = _linear_chunks._chunks
+    chunks = _linear_chunks.chunks_of
 
     def watched(*operands):
         for part, logits in chunks(*operands):
@@ -283,7 +283,7 @@ def test_there_are_chunks(monkeypatch):
             yield part, logits
 
     monkeypatch.setattr(_linear_chunks, "CHUNK", 40)
-    monkeypatch.setattr(_linear_chunks, "_chunks", watched)
+    monkeypatch.setattr(_linear_chunks, "chunks_of", watched)
     given = operands()
     for function in (safeops.linear_cross_entropy, torch.compile(safeops.linear_cross_entropy, backend="aot_eager")):
         sizes.clear()

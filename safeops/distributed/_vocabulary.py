@@ -1,0 +1,112 @@
+"""linear_cross_entropy of DTensors: the local chunks of the classes, on each rank's rows.
+
+Where the classes of linear_weight are sharded (vocabulary parallel) the logits of a rank are those of its own classes.
+All ranks learn the rows' sums by one all-gather, 16 bytes a row, and add up their terms of the input's gradient by one
+collective, which runs beside the last product of the weight's.
+"""
+
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+from safeops._dtypes import compute_dtype
+from safeops.distributed._classes import over_parts
+from safeops.distributed._layout import Uncovered, local, shared
+from safeops.ops.rows import _linear_chunks
+from safeops.ops.rows._classification import rows_of
+from safeops.ops.rows._linear_rows import empty_gradients
+from safeops.ops.rows._matmul import without_autocast
+
+
+class Part:
+    """What a rank has of a call: rows, and classes of the linear layer.
+
+    A dim of the mesh shards the rows, the classes or neither. Where it does both (sequence parallel), the rows are
+    gathered; of several that shard the classes, all but the first are gathered along, and strided ones (FSDP's).
+    """
+
+    def __init__(self, input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing):
+        if not (isinstance(input, DTensor) and isinstance(linear_weight, DTensor)):
+            raise Uncovered
+        self.mesh, self.rows_shape = input.device_mesh, input.shape[:-1]
+        if self.mesh.get_coordinate() is None:
+            raise Uncovered
+        sharded = [i for i, p in enumerate(linear_weight.placements) if type(p) is Shard and p.dim == 0]
+        self.part = sharded[0] if sharded else None
+        self.rows = [
+            p if type(p) is Shard and p.dim < input.dim() - 1 and i != self.part else Replicate()
+            for i, p in enumerate(input.placements)
+        ]
+        self.classes = [Shard(0) if i == self.part else Replicate() for i in range(self.mesh.ndim)]
+        everywhere, classes = [Replicate()] * self.mesh.ndim, len(linear_weight)
+        x = local(input, input.shape, self.rows)
+        self.local_rows, self.x = x.shape[:-1], x.reshape(x.shape[:-1].numel(), x.shape[-1])
+        self.linear_weight = local(linear_weight, linear_weight.shape, self.classes)
+        bias = None if linear_bias is None else local(linear_bias, linear_bias.shape, self.classes)
+        self.linear_bias, self.first = bias, 0
+        if self.part is not None:
+            self.first = min(classes, -(-classes // self.mesh.size(self.part)) * self.mesh.get_local_rank(self.part))
+        weight = None if weight is None else local(weight, weight.shape, everywhere)
+        target, mask = (local(t, self.rows_shape, self.rows) for t in (target, mask))
+        compute = compute_dtype(input.dtype, *(() if weight is None else (weight.dtype,)))
+        rows = rows_of(classes, target, weight, mask, ignore_index, compute)
+        place, self.keep, self.weights = (None if t is None else t.reshape(-1) for t in rows)
+        self.place = place - self.first
+        if label_smoothing and linear_bias is not None:  # which says of all classes whether they exist
+            bias = local(linear_bias, linear_bias.shape, everywhere)
+        every, *of_all = _linear_chunks.existing_of(classes, bias if label_smoothing else None, weight, x.device)
+        self.existing = every[self.first : self.first + len(self.linear_weight)], *of_all
+
+    def share(self, result):
+        """A number for each row, or what is left out, as a DTensor."""
+        if result.shape != self.keep.shape:
+            return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
+        return shared(result.view(self.local_rows), self.mesh, self.rows_shape, self.rows)
+
+
+def forward(op, *operands):
+    input, linear_weight, *rest = operands + op.defaults[len(operands) :]
+    *_, label_smoothing, z_loss = rest[:7]
+    of = Part(input, linear_weight, *rest[:5], label_smoothing)
+    with without_autocast(of.x):
+        chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
+        sums = _linear_chunks.sums_of(chunks, of.place, of.existing[0] if label_smoothing else None)
+    if of.part is not None:
+        log_sum, own, spread = sums
+        columns = [log_sum, own, own.new_zeros(()).expand_as(own) + spread] if label_smoothing else [log_sum, own]
+        sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
+        sums = sums if label_smoothing else (*sums, 0)
+    dtype = compute_dtype(input.dtype)
+    loss = _linear_chunks.losses(*sums, of.keep, of.weights, of.existing, label_smoothing, z_loss).to(dtype)
+    weights = loss.new_empty(0) if of.weights is None else of.weights
+    gradients = empty_gradients(of.x, of.linear_weight, [False] * 3, dtype)
+    return tuple(map(of.share, (loss, of.keep, weights, sums[0], *gradients)))
+
+
+def gradients(op, grad, needs, operands, results):
+    input, linear_weight, _, linear_bias, *_, label_smoothing, z_loss = operands[:9]
+    of, needs = Part(*operands[:7], label_smoothing), (needs[0], needs[1], needs[3])
+    g = local(grad, of.rows_shape, of.rows).reshape(-1)
+    log_sum = results[0].to_local().reshape(-1)
+
+    def added(d, like, placements):
+        """The ranks' terms of a gradient, added up and laid out as its operand; the host does not wait."""
+        d = DTensor.from_local(d, of.mesh, placements, run_check=False, shape=like.shape, stride=_strides(like.shape))
+        return d.redistribute(placements=[Replicate() if p.is_partial() else p for p in like.placements])
+
+    of_rows = [Partial() if i == of.part else p for i, p in enumerate(of.rows)]
+    of_classes = [Partial() if p.is_shard() else of.classes[i] for i, p in enumerate(of.rows)]
+
+    def finish(d_input):
+        return added(d_input.view(*of.local_rows, of.x.shape[1]), input, of_rows)
+
+    d_input, *others = _linear_chunks.gradients(
+        g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, log_sum, of.existing,
+        label_smoothing, z_loss, needs, finish,
+    )  # fmt: skip
+    operands = linear_weight, linear_bias
+    others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, operands, needs[1:])]
+    return [d_input if needs[0] else None, *others]
+
+
+def _strides(shape):
+    return torch.empty(shape, device="meta").stride()

@@ -1,0 +1,197 @@
+"""Cases of linear_cross_entropy on DTensors: classes, rows, or both sharded, beside the same call on plain tensors."""
+
+import functools
+import itertools
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+
+import safeops
+from safeops.distributed import _classes
+from safeops.ops.rows import _linear_chunks
+from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed, mesh
+
+NAME = "linear_cross_entropy"
+# (of the input, of the linear layer, of the rows)
+VOCABULARY = [([R], [S0], [R]), ([S0, R], [R, S0], [S0, R])]
+OTHERS = [
+    ([S0], [R], [S0]),  # data parallel
+    ([S1], [S0], [R]),  # the rows' second dim, on the mesh's dim that has the classes: sequence parallel
+    ([S0, S1], [R, S0], [S0, R]),
+    ([R, S1], [S0, S0], [R, S1]),
+    ([P], [S0], [R]),
+    ([R], [S1], [R]),
+]
+OPTIONS = [
+    {},
+    {"label_smoothing": 0.1, "z_loss": 1e-3},
+    {"z_loss": 1e-3, "reduction": "sum"},
+    {"label_smoothing": 0.2, "reduction": "none"},
+    {"reduction": "none"},
+    {"denominator": 7},
+]
+
+
+def operands(dtype, rows=(6, 3), classes=11, width=5, bias=False, weight=False, mask=False):
+    g = torch.Generator().manual_seed(5)
+
+    def normal(*shape):
+        return torch.randn(shape, generator=g, dtype=torch.float64).to(dtype)
+
+    made = {"input": normal(*rows, width), "linear_weight": normal(classes, width)}
+    made["target"] = torch.randint(3, classes, rows, generator=g)
+    made["target"][1] = -100
+    if bias:
+        made["linear_bias"] = normal(classes)
+        made["linear_bias"][2] = float("-inf")  # a class that does not exist
+    if weight:
+        made["weight"] = normal(classes).abs()
+        made["weight"][4] = 0
+    if mask:
+        made["mask"] = torch.rand(rows, generator=g) < 0.6
+        made["input"][~made["mask"]] = float("nan")
+    return made
+
+
+def placements(layout):
+    input, linear, rows = layout
+    everywhere = [R] * len(rows)
+    bias = [p if p == S0 else R for p in linear]
+    return {"input": input, "linear_weight": linear, "linear_bias": bias, "target": rows, "mask": rows} | {
+        "weight": everywhere
+    }
+
+
+def check(dtype, layouts, options=OPTIONS):
+    for layout, chosen in itertools.product(layouts, options):
+        for bias, weight, mask in itertools.product((False, True), repeat=3):
+            made = operands(dtype, bias=bias, weight=weight, mask=mask)
+            if P in layout[0]:  # (parts of what is not finite are no parts)
+                made["input"].nan_to_num_(nan=0.5)
+            compare(NAME, made, placements(layout), dtype, **chosen)
+
+
+def check_chunks():
+    """Several on each rank, the last of another size."""
+    with mock.patch.object(_linear_chunks, "CHUNK", 40):
+        check(torch.float64, VOCABULARY, OPTIONS[:2])
+
+
+def check_few_classes():
+    """Fewer than ranks, or than fill them: a rank has none."""
+    for classes in (4, 5):
+        made = operands(torch.float64, classes=classes, bias=True)
+        compare(NAME, made, placements(VOCABULARY[0]), torch.float64, label_smoothing=0.1)
+
+
+def check_few_rows():
+    """As many as fill one rank alone."""
+    made = operands(torch.float64, rows=(2,), mask=True)
+    compare(NAME, made, placements(OTHERS[0]), torch.float64)
+
+
+def check_half():
+    """One rounding at the end: of the same numbers in fp64 it is within one ulp of each dtype, and of what sums up."""
+    for dtype, ulp in ((torch.float16, 2**-11), (torch.bfloat16, 2**-8)):
+        made = operands(dtype, bias=True, weight=True)
+        made["linear_bias"][2] = 0
+        where, exact = placements(VOCABULARY[0]), {}
+        for key, x in made.items():
+            exact[key] = x.double().requires_grad_(key != "weight") if x.is_floating_point() else x
+        safeops.linear_cross_entropy(**exact).backward()
+        shared = {key: distributed(x, where[key], key != "weight") for key, x in made.items()}
+        safeops.linear_cross_entropy(**shared).backward()
+        for key in ("input", "linear_weight", "linear_bias"):
+            got, want = shared[key].grad.full_tensor().double(), exact[key].grad
+            assert shared[key].grad.dtype == dtype
+            assert (got - want).abs().max() <= 4 * ulp * want.abs().max(), (key, dtype)
+
+
+def check_second_order():
+    made, where, found = operands(torch.float64, rows=(4,)), placements(VOCABULARY[0]), []
+    for sharded in (False, True):
+        own = {k: distributed(x, where[k]) if sharded else x.clone() for k, x in made.items()}
+        x = own["input"].requires_grad_()
+        (first,) = torch.autograd.grad(safeops.linear_cross_entropy(**own), x, create_graph=True)
+        found += torch.autograd.grad(first.square().sum(), x)
+    close(found[1], found[0], 1e-12)
+
+
+def check_the_wire():
+    """Two numbers of eight bytes a row forward; backward the input's gradient in fp32, and nothing of the logits."""
+    made, where, sent = operands(torch.float32, rows=(64,), classes=40), placements(VOCABULARY[0]), []
+    own = {key: distributed(x, where[key]) for key, x in made.items()}
+    gather = _classes.all_gather
+
+    def count(output, input, **options):
+        sent.append(input.numel() * input.element_size())
+        return gather(output, input, **options)
+
+    with CommDebugMode() as seen, mock.patch.object(_classes, "all_gather", count):
+        loss = safeops.linear_cross_entropy(**own)
+        forward = seen.get_total_counts()
+        loss.backward()
+    assert sent == [64 * 16] and forward <= 1, (sent, seen.get_comm_counts())
+    assert seen.get_total_counts() == forward + 1, seen.get_comm_counts()  # (the all-reduce)
+    assert own["linear_weight"].grad.placements == (S0,) and own["input"].grad.placements == (R,)
+
+
+def check_the_order():
+    """The collective of the input's gradient starts before the last product of the weight's."""
+    made, where, order = operands(torch.float32), placements(VOCABULARY[0]), []
+    own = {key: distributed(x, where[key]) for key, x in made.items()}
+    loss = safeops.linear_cross_entropy(**own)
+    mm, redistribute = torch.mm, type(own["input"]).redistribute
+
+    def product(a, b, out=None):
+        if out is not None and out.shape == own["linear_weight"].to_local().shape:
+            order.append("product")
+        return mm(a, b, out=out)
+
+    def collective(x, *args, **options):
+        order.append("collective")
+        return redistribute(x, *args, **options)
+
+    with mock.patch.object(torch, "mm", product), mock.patch.object(type(own["input"]), "redistribute", collective):
+        loss.backward()
+    assert order[:2] == ["collective", "product"], order
+
+
+def check_autocast():
+    made, where = operands(torch.float32), placements(VOCABULARY[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        want = safeops.linear_cross_entropy(**made)
+        got = safeops.linear_cross_entropy(**{key: distributed(x, where[key]) for key, x in made.items()})
+    close(got, want, 1e-6)
+
+
+def check_refused():
+    """By name, on every rank, before any collective."""
+    made, where = operands(torch.float32), placements(VOCABULARY[0])
+    own = {key: distributed(x, where[key]) for key, x in made.items()}
+    for key, x in made.items():
+        try:
+            safeops.linear_cross_entropy(**{**own, key: x})
+        except TypeError as error:
+            assert NAME in str(error) and "DTensor" in str(error), error
+        else:
+            raise AssertionError(f"plain {key} was taken")
+    assert mesh().size() == dist.get_world_size()
+
+
+CASES = {
+    "vocabulary-fp64": functools.partial(check, torch.float64, VOCABULARY),
+    "vocabulary-fp32": functools.partial(check, torch.float32, VOCABULARY, OPTIONS[:3]),
+    "others": functools.partial(check, torch.float64, OTHERS, OPTIONS[1:5:3]),
+    "chunks": check_chunks,
+    "few-classes": check_few_classes,
+    "few-rows": check_few_rows,
+    "half": check_half,
+    "second-order": check_second_order,
+    "wire": check_the_wire,
+    "order": check_the_order,
+    "autocast": check_autocast,
+    "refused": check_refused,
+}
