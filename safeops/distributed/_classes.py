@@ -71,7 +71,7 @@ class Rows:
     def share(self, result):
         """A result of the rows as a DTensor; numbers of the rows have a dim more before."""
         more = result.dim() - len(self.shape)
-        if result.shape == (0,) and self.shape != (0,):  # left out
+        if result.shape == (0,) and self.mask.shape != (0,):  # left out
             return shared(result, self.mesh, result.shape, [Replicate()] * self.mesh.ndim)
         where = [Shard(p.dim + more) if p.is_shard() else p for p in self.rows]
         return shared(result, self.mesh, torch.Size((*result.shape[:more], *self.shape)), where)

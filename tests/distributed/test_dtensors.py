@@ -25,7 +25,7 @@ def test_on_several_processes(found, world, case):
 
 
 def test_which_are_covered():
-    assert set(dtensors.COVERED.values()) == {"elementwise", "loss", "rows", "sum", "mean", "reduction"}
+    assert set(dtensors.COVERED.values()) == {"elementwise", "loss", "rows", "vocabulary", "sum", "mean", "reduction"}
     assert {"safe_exp", "safe_div", "masked_fill", "mse_loss", "gaussian_nll_loss", "masked_mean"} < set(
         dtensors.COVERED
     )

@@ -34,9 +34,8 @@ _triplet_margin_loss = Composed(
 
 def _distance(x, y, p, eps):
     """|x - y + eps| of each row, as torch's; and of equal vectors 0, with gradient 0."""
-    d = x - y
-    d = torch.where((d == 0).all(-1, keepdim=True), 0, d + eps)
-    return registry["masked_norm"].call(d, None, -1, False, None, None, "zero", p)
+    norm = registry["masked_norm"].call((x - y).add_(eps), None, -1, False, None, None, "zero", p)
+    return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf less inf is NaN)
 
 
 @_triplet_margin_loss.public(
