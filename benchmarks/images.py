@@ -31,7 +31,8 @@ def _moments(x, y):
         return z
 
     mx, my = blur(x), blur(y)
-    contrast = (2 * (blur(x * y) - mx * my) + 9e-4) / (blur(x * x) - mx * mx + blur(y * y) - my * my + 9e-4)
+    vx, vy = blur(x * x) - mx * mx, blur(y * y) - my * my  # noqa: SO212
+    contrast = (2 * (blur(x * y) - mx * my) + 9e-4) / (vx + vy + 9e-4)
     return contrast * (2 * mx * my + 1e-4) / (mx * mx + my * my + 1e-4), contrast
 
 

@@ -6,22 +6,28 @@ import libcst as cst
 import torch
 
 from safeops.lint.scope import Scope
-from safeops.lint.syntax import Op, children, dotted, number, operation
+from safeops.lint.syntax import Op, asked_about, children, dotted, number, operation
 from safeops.lint.values import (
+    BATCHES,
     FOREIGN,
     NO_TENSOR,
     NO_TENSOR_ATTRIBUTES,
     NO_TENSOR_METHODS,
     NOTHING,
+    PAIRS,
     REDUCTIONS,
+    SURE_METHODS,
     VIEWS,
     Value,
     named_eps,
     named_mask,
+    named_tensor,
     of_op,
 )
 
 PLAIN = ("None", "True", "False")  # what a tensor is not compared with
+# numpy's, of numbers numbers
+NUMBER_FUNCTIONS = set("sqrt log log2 log10 exp prod sin cos tan abs power sign ceil floor float32 float64".split())
 
 
 class Expressions:
@@ -73,7 +79,7 @@ class Expressions:
     def _BinaryOperation(self, node):
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         op = operation(node, self.imports)
-        if op is not None and (left.tensor or right.tensor) and not self._numpy(left, right):
+        if op is not None and (left.tensor or right.tensor) and not self._of_numpy(left, right):
             value = of_op(op, [left, right], self.imports)
             self._values[id(node)] = value
             self._operation(op)
@@ -85,9 +91,17 @@ class Expressions:
             return Value(positive=True)
         return NOTHING
 
-    @staticmethod
-    def _numpy(left, right):
-        return any(v.foreign and isinstance(v.node, cst.Call) for v in (left, right))
+    def _of_numpy(self, *values):
+        """Whether an array of numpy's is among them, and what else there is a tensor by its name alone."""
+        return any(self._array(v) for v in values) and all(v.op is None for v in values if v.tensor)
+
+    def _array(self, value):
+        """What a call of another library returned, unless it is a number for certain: math.sqrt(d), np.log(2)."""
+        if not value.foreign or not isinstance(value.node, cst.Call):
+            return False
+        full = self.imports.resolve(value.node.func) or ""
+        scalar = full.rsplit(".", 1)[-1] in NUMBER_FUNCTIONS
+        return not (full.startswith("math.") or scalar and all(self.value(a.value).foreign for a in value.node.args))
 
     def _Comparison(self, node):
         value = self.evaluate(node.left)
@@ -98,9 +112,10 @@ class Expressions:
             return FOREIGN
         if any(isinstance(c.comparator, cst.SimpleString) or dotted(c.comparator) in PLAIN for c in node.comparisons):
             return FOREIGN
-        if not any(v.tensor for v in values) or self._numpy(values[0], values[-1]):
+        if not any(v.tensor for v in values) or self._of_numpy(values[0], values[-1]):
             return NOTHING
-        return Value(tensor=True, mask="bool", owned=True, node=node)
+        host = all(v.host for v in values if v.tensor)
+        return Value(tensor=True, mask="bool", owned=True, node=node, host=host)
 
     def _Attribute(self, node):
         name = dotted(node)
@@ -122,9 +137,22 @@ class Expressions:
             if attribute != "grad":
                 self._disown(node.value)
             return dataclasses.replace(base, owned=False, node=node)
+        if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
+            return self._of_pair(base, attribute == "indices", node)
+        if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
+            return Value(tensor=True, mask="likely" if named_mask(attribute) else None, node=node)
         if named_mask(attribute):
             return Value(mask="likely")
         return NOTHING
+
+    def _named(self, key):
+        """Whether a batch's entry of this name is a tensor."""
+        return (self.scope.loss or self.scope.step) and len(key) > 1 and named_tensor(key)
+
+    @staticmethod
+    def _of_pair(base, second, node):
+        """The values or the indices of `x.max(dim)`."""
+        return Value(tensor=True, owned=True, integer=second, op=None if second else base.op, node=node)
 
     def _Subscript(self, node):
         self._subscript_parts(node)
@@ -138,6 +166,13 @@ class Expressions:
 
     def _subscript_value(self, node):
         base = self.value(node.value)
+        key = node.slice[0].slice.value if isinstance(node.slice[0].slice, cst.Index) else None
+        if isinstance(key, cst.SimpleString) and not base.tensor:
+            name = key.evaluated_value
+            batch = dotted(node.value) in BATCHES and isinstance(name, str) and self._named(name)
+            return Value(tensor=True, mask="likely" if named_mask(name) else None, node=node) if batch else NOTHING
+        if base.op is not None and not base.tensor and base.op.name in PAIRS and isinstance(key, cst.Integer):
+            return self._of_pair(base, key.evaluated_value != 0, node)
         if base.foreign:
             return Value(foreign=True, positive=base.positive)
         if not base.tensor:
@@ -168,6 +203,8 @@ class Expressions:
             self.evaluate(node.func)
         for a in node.args:
             self.evaluate(a.value)
+        if op is not None and op.origin == "method":
+            self._recognize(op)
         value = self._call_value(node, op, full)
         if op is not None and self._is_tensor_op(op):
             self._values[id(node)] = value
@@ -180,6 +217,16 @@ class Expressions:
             for a in node.args:
                 self._disown(a.value)
         return value
+
+    def _recognize(self, op):
+        """`net(x).log()`: what has a method that tensors alone have is one."""
+        value, name = self.value(op.input), op.node.func.attr.value
+        wanted = self.scope.loss or self.scope.step
+        if not wanted or value.tensor or value.foreign or value.op is not None or name not in SURE_METHODS:
+            return
+        if not isinstance(op.input, (cst.Call, cst.Subscript)) or name == "log" and (op.args or op.kwargs):  # a logger
+            return
+        self._values[id(op.input)] = Value(tensor=True, mask=value.mask, node=op.input)
 
     def _is_tensor_op(self, op):
         if op.origin == "method":
@@ -207,12 +254,14 @@ class Expressions:
             model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
             if model and (self.scope.step or self.scope.loss):
                 tensors = True  # what it is given came from a loader
-            return Value(tensor=True, owned=False) if tensors and (layer or model) else NOTHING
+            helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
+            known = tensors and (layer or model or helper)
+            return Value(tensor=True, owned=False, node=node) if known else Value(node=node)
         if op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
         if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:
             if not self.value(op.arg(0, "dim", "other")).tensor:
-                return NOTHING  # a pair of values and indices
+                return Value(op=op, node=node)  # a pair of values and indices
         if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
             return Value(
                 tensor=True, positive=True, constant=True, owned=op.name in ("tensor", "full"), op=op, node=node
@@ -232,12 +281,14 @@ class Expressions:
         self._test(node.test)
         values = [self.evaluate(node.body), self.evaluate(node.orelse)]
         tensors = [v for v in values if v.tensor]
+        asked = bool(asked_about(node.test))
         if not tensors:
             return FOREIGN if all(v.foreign for v in values) else NOTHING
         return Value(
             tensor=True,
             mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,
-            positive=True,  # somebody asked a question first
+            positive=asked or all(v.positive for v in tensors),
+            op=tensors[0].op if len(tensors) == 1 else None,
             wide=any(v.wide for v in tensors),
         )
 

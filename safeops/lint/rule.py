@@ -14,6 +14,7 @@ class Rule:
     bad = good = ""
     default = True  # part of a run without --select
     rewrites = ""  # what --fix does; "" where it does nothing
+    widens = False  # what it writes returns fp32 for half
     ops = ()
     events = ()
 

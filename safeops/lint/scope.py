@@ -1,11 +1,13 @@
 """What a function is: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
 
+import dataclasses
 import re
 
 import libcst as cst
 
 from safeops.lint.syntax import children, descendants, dotted, number, operation
 from safeops.lint.values import (
+    ARRAY_METHODS,
     FOREIGN,
     NO_TENSOR,
     NOTHING,
@@ -22,9 +24,17 @@ LOSS = re.compile(
     r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
     re.IGNORECASE,
 )
-LOSS_CLASS = re.compile(r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er)(\d|[A-Z]|$)")
+LOSS_CLASS = re.compile(
+    r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity)(\d|[A-Z]|$)"
+)
+METRIC_CLASS = re.compile(r"(Metric|Dice|Score|IoU|SSIM|PSNR|Accuracy|Error)(\d|[A-Z]|$)")
 NOT_A_LOSS = re.compile(
-    r"^(plot|log(?!_loss$)|print|get|set|make|build|create|test|save|load|register|update|parse)_|lossless", re.I
+    r"^(plot|log(?!_(\w+_)?loss$)|print|get(?!_(\w+_)?loss$)|set|make|build|create|test|save|load|register|update|parse)_"
+    r"|lossless",
+    re.I,
+)
+NO_PART_OF_A_LOSS = re.compile(
+    r"^_*(check|validate|assert|verify|ensure|init|reset|plot|print|save|load|test|register|update|parse)|^__", re.I
 )
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
@@ -37,11 +47,18 @@ class Scope:
         self.names = {}
         self.depth = {}  # how many loops a name's assignment is in
         self.checked = set()  # names that a condition asked about
-        self.loss = self.step = False
+        self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
+        self.parameters = set()  # arguments that are still the caller's tensors
+        self.saved = {}  # name -> the operation that saved it for backward
         self.no_grad = self.autocast = self.wide = self.loops = 0
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
+
+    @property
+    def outermost(self):
+        """Whether it is no function within another."""
+        return self.outer is None or not self.outer.name
 
     def get(self, name):
         scope = self
@@ -57,6 +74,8 @@ class Scope:
         self.names[name] = value
         self.depth[name] = self.loops
         self.checked.discard(name)
+        self.parameters.discard(name)
+        self.saved.pop(name, None)
 
     def knows(self, name):
         """Whether a condition asked about the name before this point."""
@@ -68,26 +87,27 @@ class Scope:
         return False
 
 
-def function_scope(node, outer, class_name, is_module, imports):
+def function_scope(node, outer, class_name, is_module, imports, clues):
     """The Scope of a FunctionDef: decorators, parameters, and what its body says about them."""
     scope = Scope(node.name.value, outer, class_name, is_module)
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
-    clues = _clues(node.body, imports)
-    scope.step = clues["backward"] or clues["computes"]
-    in_class = bool(class_name and LOSS_CLASS.search(class_name))
-    own_name = LOSS.search(scope.name) is not None and not NOT_A_LOSS.search(scope.name)
-    plumbing = scope.name.startswith("__") and scope.name != "__call__" or scope.name in ("extra_repr", "reset")
-    scope.loss = (own_name or in_class or clues["returns_loss"]) and not plumbing and not clues["backward"]
+    scope.step = clues.backward or clues.computes
+    scope.loss, scope.metric = clues.loss, clues.metric
+    scope.scripted = scope.scripted or clues.scripted
     if outer is not None and outer.loss and not class_name:
-        scope.loss = True
+        scope.loss, scope.metric = True, outer.metric
     parameters = node.params
     all_params = [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params]
     forward = is_module and scope.name == "forward"
     for i, p in enumerate(all_params):
         if i == 0 and class_name and p.name.value in ("self", "cls", "ctx"):
             continue
-        scope.bind(p.name.value, _parameter(p, clues["tensors"], scope.loss or scope.step or forward))
+        by_name = scope.loss or scope.step or forward
+        value = _parameter(p, clues.tensors | clues.arrays if by_name else clues.tensors, by_name, imports)
+        scope.bind(p.name.value, value)
+        if value.tensor:
+            scope.parameters.add(p.name.value)
     for p in (parameters.star_arg, parameters.star_kwarg):
         if isinstance(p, cst.Param):
             scope.bind(p.name.value, FOREIGN)
@@ -119,7 +139,7 @@ def enter_autocast(scope, call, step):
     scope.autocast += step
 
 
-def _parameter(p, tensors, by_name):
+def _parameter(p, tensors, by_name, imports):
     name = p.name.value
     mask = "likely" if named_mask(name) else None
     annotation = cst.Module([]).code_for_node(p.annotation.annotation) if p.annotation else None
@@ -128,8 +148,9 @@ def _parameter(p, tensors, by_name):
             return Value(tensor=True, mask="bool")
         if re.search(r"\b(List|list|Sequence|Tuple|tuple|Dict|dict|Callable|Iterable|Mapping)\b", annotation):
             return FOREIGN
-        if re.search(r"\w*Tensor\b", annotation):
-            return Value(tensor=True, mask=mask)
+        aliases = {name for name, full in imports.names.items() if full == "torch.Tensor"}
+        if re.search(r"\w*Tensor\b", annotation) or aliases & set(re.findall(r"\w+", annotation)):
+            return Value(tensor=True, mask=mask, integer=re.search(r"\b(Long|Int)Tensor\b", annotation) is not None)
         return Value(foreign=True, positive=True, node=p.default)
     default = p.default
     if default is not None and dotted(default) != "None":
@@ -141,9 +162,86 @@ def _parameter(p, tensors, by_name):
     return Value(tensor=False, mask=mask)
 
 
+@dataclasses.dataclass(slots=True)
+class Clues:
+    """What a function's body shows, and what the file makes of it."""
+
+    tensors: set  # names used as only tensors are
+    arrays: set  # names used as tensors and arrays are
+    backward: bool  # it calls .backward()
+    computes: bool  # it calls a loss of torch's or ours
+    returns_loss: bool
+    loss: bool = False  # it is a loss, or part of one
+    metric: bool = False
+    scripted: bool = False
+
+
+def survey(module, imports):
+    """({id of FunctionDef: Clues}, names of functions that losses call). What a loss calls is part of it."""
+    functions = list(_functions(module, ""))
+    clues = {id(node): _clues(node.body, imports) for _, node in functions}
+    scripted = {
+        dotted(n.args[0].value)
+        for n in descendants(module)
+        if isinstance(n, cst.Call) and n.args and imports.resolve(n.func) == "torch.jit.script"
+    }
+    by_name, todo, helpers = {}, [], set()
+    for class_name, node in functions:
+        by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
+        clue = clues[id(node)]
+        clue.scripted = node.name.value in scripted
+        clue.loss, clue.metric = _kind(node.name.value, class_name, clue)
+        if clue.loss:
+            todo.append((class_name, node))
+    while todo:
+        class_name, node = todo.pop()
+        for key in _calls(node, class_name):
+            for called in by_name.get(key, ()):
+                clue, name = clues[id(called[1])], called[1].name.value
+                helpers.add(name)
+                if not (clue.loss or clue.backward or NO_PART_OF_A_LOSS.search(name)):
+                    clue.loss, clue.metric = True, clues[id(node)].metric
+                    todo.append(called)
+    return clues, helpers
+
+
+def _functions(node, class_name):
+    """(name of the class or "", FunctionDef) of all functions, in order."""
+    for child in children(node):
+        if isinstance(child, cst.FunctionDef):
+            yield class_name, child
+            yield from _functions(child, "")
+        elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
+            yield from _functions(child, child.name.value if isinstance(child, cst.ClassDef) else class_name)
+
+
+def _kind(name, class_name, clue):
+    """(is it a loss, by its class's name as a metric alone)"""
+    plumbing = name.startswith("__") and name != "__call__" or name in ("extra_repr", "reset")
+    if plumbing or clue.backward:
+        return False, False
+    in_class = bool(class_name and LOSS_CLASS.search(class_name))
+    own_name = LOSS.search(name) is not None and not NOT_A_LOSS.search(name)
+    metric = bool(class_name and METRIC_CLASS.search(class_name)) and not NO_PART_OF_A_LOSS.search(name)
+    loss = own_name or in_class or clue.returns_loss
+    return loss or metric, metric and not loss
+
+
+def _calls(function, class_name):
+    """What it calls for a result, by a name of this file or as a method of its own class."""
+    nodes = list(descendants(function.body))
+    statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
+    for node in nodes:
+        if isinstance(node, cst.Call) and id(node) not in statements:
+            owner, _, name = (dotted(node.func) or "").rpartition(".")
+            if owner in ("self", "cls"):
+                yield class_name, name
+            elif "." not in owner:
+                yield owner, name
+
+
 def _clues(body, imports):
-    """What a body shows: names used as only tensors are, a .backward(), a loss that is returned."""
-    tensors, returned, backward, computes = set(), set(), False, False
+    tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
     todo = [body]
     while todo:
         node = todo.pop()
@@ -154,8 +252,11 @@ def _clues(body, imports):
             computes = computes or _calls_loss(node, imports)
             if isinstance(func, cst.Attribute):
                 backward = backward or (func.attr.value == "backward" and imports.resolve(func) is None)
-                if isinstance(func.value, cst.Name) and func.attr.value in TENSOR_METHODS:
-                    tensors.add(func.value.value)
+                if isinstance(func.value, cst.Name):
+                    if func.attr.value in TENSOR_METHODS:
+                        tensors.add(func.value.value)
+                    elif func.attr.value in ARRAY_METHODS:
+                        arrays.add(func.value.value)
             op = operation(node, imports)
             if op and op.origin != "method" and isinstance(op.input, cst.Name):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
@@ -165,13 +266,21 @@ def _clues(body, imports):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
         elif isinstance(node, cst.Return) and node.value is not None:
-            if isinstance(node.value, cst.Name):
-                returned.add(node.value.value)
-            elif any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
+            returned |= _names_of(node.value)
+            if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
                 returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
-    return {"tensors": tensors, "backward": backward, "returns_loss": loss, "computes": computes}
+    return Clues(tensors, arrays, backward, computes, loss)
+
+
+def _names_of(expression):
+    """The names in it, but for those of functions that are called."""
+    nodes = list(descendants(expression, stop=NESTED))
+    called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}
+    called |= {id(n.attr) for n in nodes if isinstance(n, cst.Attribute)}
+    called |= {id(n.keyword) for n in nodes if isinstance(n, cst.Arg) and n.keyword}
+    return {n.value for n in nodes if isinstance(n, cst.Name) and id(n) not in called}
 
 
 def _calls_loss(node, imports):

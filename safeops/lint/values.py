@@ -39,6 +39,8 @@ TENSOR_METHODS = set(
     clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward unfold bool
     long""".split()
 )
+# The same of a loss's argument, where an array would be out of place.
+ARRAY_METHODS = set("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all".split())
 TENSOR_ATTRIBUTES = {"is_cuda", "requires_grad", "grad_fn", "is_leaf"}
 TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
@@ -51,8 +53,9 @@ MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "
 
 SHAPING = set(
     """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten repeat movedim
-    swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select view_as reshape_as
-    requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""".split()
+    swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select diagonal view_as
+    reshape_as requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""".split()
+)
 )
 VIEWS = set(
     """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten movedim swapaxes
@@ -80,10 +83,25 @@ HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = set(
     "argsort argmax argmin long int bincount count_nonzero nonzero argwhere searchsorted bucketize one_hot".split()
 )
+# What comes as a pair, of values and indices, where a dim is given.
+PAIRS = {"max", "min", "median", "mode", "cummax", "cummin", "sort", "topk", "kthvalue"}
+# A batch that a step or a loss is given, and what is none.
+BATCHES = set("batch data sample samples example examples inputs outputs output out item preds predictions".split())
+# Methods of tensors alone, not of arrays or other things with values.
+SURE_METHODS = set(
+    """unsqueeze masked_fill masked_fill_ masked_select type_as log_softmax logsumexp softmax sigmoid isnan isfinite
+    isinf clamp clamp_ clamp_min clamp_max index_select bmm new_zeros requires_grad_ sqrt rsqrt exp pow square log abs
+    log1p tanh detach gather permute expand expand_as contiguous unbind""".split()
+)
 # What comes out of these is a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
 KEEPS_INTEGER = (
     set("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()) | SHAPING
+)
+# Whose backward needs the result: changing it in place breaks backward.
+SAVES_RESULT = set(
+    """exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu elu_ tan std
+    cumprod celu hardsigmoid_ softplus_""".split()
 )
 REDUCTIONS = set("sum mean amax amin max min prod nansum nanmean std var norm logsumexp median count_nonzero".split())
 
@@ -101,6 +119,7 @@ class Value:
     constant: bool = False  # made here from numbers alone
     integer: bool = False  # surely no floating tensor: no NaN, no gradient
     soft: bool = False  # surely no mask: a probability, an attention
+    host: bool = False  # on the CPU for certain
     owned: bool = False  # memory that only this name reaches
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
@@ -162,6 +181,7 @@ def of_op(op, operands, imports):
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
+    value.host = op.name == "cpu" or op.name != "cuda" and bool(tensors) and all(v.host for v in tensors)
     if value.half or op.name == "type_as":
         value.wide = False
     if op.name in VIEWS or (op.inplace and not first.owned):

@@ -5,8 +5,9 @@ import dataclasses
 import libcst as cst
 
 from safeops.lint.expressions import Expressions
-from safeops.lint.scope import Scope, enter_autocast, function_scope
-from safeops.lint.syntax import OPERATORS, Op, children, comments, descendants, dotted, operation
+from safeops.lint.scope import Scope, enter_autocast, function_scope, survey
+from safeops.lint.syntax import OPERATORS, Op, asked_about, children, comments, descendants, dotted, number, operation
+from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import (
     FOREIGN,
     NOTHING,
@@ -14,6 +15,12 @@ from safeops.lint.values import (
     named_eps,
     named_mask,
     of_op,
+)
+
+# Whose backward needs the operands.
+SAVES_INPUT = set(
+    """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
+    mse_loss softplus logsigmoid gelu silu lgamma erf cosine_similarity cdist""".split()
 )
 
 
@@ -37,6 +44,7 @@ class Walk(Expressions):
         self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
         self.notes = {}  # of rules, between two of their calls
         self.raising = 0  # inside a raise statement: it runs once
+        self.body = None  # of the function that the walk is in
         self._values = {}
         self._by_op, self._by_event = {}, {}
         for rule in rules:
@@ -46,6 +54,7 @@ class Walk(Expressions):
                 self._by_event.setdefault(event, []).append(rule)
 
     def run(self):
+        self.clues, self.helpers = survey(self.module, self.imports)
         self._event("module", self.module)
         self._block(self.module.body)
         return list(self.reports.values())
@@ -74,6 +83,8 @@ class Walk(Expressions):
             fix = None
         if imports and self.scope.scripted:
             fix = None
+        if fix and rule.widens and self.body is not None and meets_one_dtype(self.body, node, self.imports):
+            fix = None
         for code, covered in covers:
             self.reports.pop((code, id(covered)), None)
         self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
@@ -84,7 +95,12 @@ class Walk(Expressions):
     @property
     def training(self):
         """Whether this code computes a loss or a training step, with a graph."""
-        return (self.scope.loss or self.scope.step) and not self.scope.no_grad
+        return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
+
+    @property
+    def computing(self):
+        """Whether it does, or computes a metric: values count, gradients may not."""
+        return self.training or self.scope.metric
 
     # ---- statements
 
@@ -122,12 +138,13 @@ class Walk(Expressions):
         for part in (*node.decorators, node.params):
             self._child(part)
         class_name, is_module = self.classes[-1] if self.classes else ("", False)
-        outer, classes = self.scope, self.classes
-        self.scope = function_scope(node, outer, class_name, is_module, self.imports)
+        outer, classes, body = self.scope, self.classes, self.body
+        self.scope = function_scope(node, outer, class_name, is_module, self.imports, self.clues[id(node)])
         self.classes = []
+        self.body = node.body
         self._event("function", node)
         self._block(node.body)
-        self.scope, self.classes = outer, classes
+        self.scope, self.classes, self.body = outer, classes, body
 
     def _ClassDef(self, node):
         for part in (*node.decorators, *node.bases):
@@ -239,11 +256,7 @@ class Walk(Expressions):
     def _test(self, test):
         self.evaluate(test)
         self._event("test", test)
-        for node in descendants(test):
-            if isinstance(node, (cst.Comparison, cst.Call, cst.UnaryOperation)):
-                self.scope.checked |= {n.value for n in descendants(node) if isinstance(n, cst.Name)}
-        if isinstance(test, cst.Name):
-            self.scope.checked.add(test.value)
+        self.scope.checked |= asked_about(test)
 
     # ---- names
 
@@ -254,7 +267,7 @@ class Walk(Expressions):
                 value = dataclasses.replace(value, owned=False)
             elif value.tensor and value.mask is None and named_mask(target.value) and not value.soft:
                 value = dataclasses.replace(value, mask="likely")
-            if value is NOTHING and named_eps(target.value):
+            if not (value.tensor or value.foreign or value.op) and named_eps(target.value):
                 value = Value(positive=True)
             self.scope.bind(target.value, value)
         elif isinstance(target, (cst.Tuple, cst.List)):
@@ -279,9 +292,12 @@ class Walk(Expressions):
                 self._event("store", (target, statement))
             zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
             if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
-                old = self.scope.get(target.value.value)
+                name, old = target.value.value, self.scope.get(target.value.value)
                 if old.tensor:
-                    self.scope.names[target.value.value] = dataclasses.replace(old, positive=True)
+                    new = dataclasses.replace(old, positive=True)
+                    if number(expression) == float("-inf") and len(target.slice) == 1:  # as masked_fill
+                        new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
+                    self.scope.names[name] = new
 
     def _unpack(self, elements, value, expression, statement):
         parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
@@ -311,6 +327,12 @@ class Walk(Expressions):
     def _operation(self, op):
         for rule in self._by_op.get(op.name, ()):
             rule.operation(op, self)
+        if op.name in SAVES_INPUT and not op.inplace and not self.scope.no_grad:
+            operands = [n for n in (op.input, *op.args) if n is not None and self.value(n).tensor]
+            if len(operands) > 1 or op.name not in ("mul", "div"):  # times a number nothing is saved
+                for n in operands:
+                    if isinstance(n, cst.Name) and not self.value(n).constant:
+                        self.scope.saved[n.value] = op.name
 
     def _event(self, name, node):
         for rule in self._by_event.get(name, ()):
@@ -324,6 +346,11 @@ class Walk(Expressions):
 
     def names_in(self, node):
         return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+
+
+def _index(subscript):
+    part = subscript.slice[0].slice
+    return part.value if isinstance(part, cst.Index) else part
 
 
 def _count_comments(text):

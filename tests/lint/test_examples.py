@@ -130,6 +130,24 @@ def so209(bad, good):
     assert gradient(good, X).isfinite().all()
 
 
+def so210(bad, good):
+    p = torch.ones(1, 1, 300, 300, dtype=torch.float16)
+    assert not bad(p, p) < 0.5 and good(p, p) < 1e-3
+    x = p[..., :100, :100]
+    assert bad(x, x) == pytest.approx(0.5, abs=1e-3)  # (of sums that fit)
+
+
+def so211(bad, good):
+    assert bad(half(12)) == INF and good(half(12)) == 12
+    torch.testing.assert_close(bad(X), good(X))
+
+
+def so212(bad, good):
+    x = 4096 + torch.tensor([0.5, -0.5]).repeat(500)
+    assert abs(bad(x) - 0.25) > 0.1 and good(x) == 0.25
+    torch.testing.assert_close(bad(X), good(X))
+
+
 def so301(bad, good):
     assert synchronises(bad, X, MASK) and not synchronises(good, X, MASK)
     assert bad(X, MASK) == good(X, MASK)

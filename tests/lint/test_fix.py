@@ -12,9 +12,9 @@ HEADER = "import torch\nimport torch.nn.functional as F\n"
 # code -> (arguments, expression before, after): what the rewrite makes of it, inside a function named loss
 EXPRESSIONS = [
     ("SO101", "x", "x[x > 0.5].mean()", "safeops.masked_mean(x, x > 0.5, dtype=x.dtype)"),
-    ("SO105", "x, y", "(x * (y > 0.5)).sum()", "(safeops.masked_fill(x, ~(y > 0.5), 0)).sum()"),
-    ("SO105", "x, y", "((x - y) * ~(y > 0.5)).sum()", "(safeops.masked_fill(x - y, y > 0.5, 0)).sum()"),
-    ("SO105", "x, y", "(y.isfinite() * x).sum()", "(safeops.masked_fill(x, ~y.isfinite(), 0)).sum()"),
+    ("SO105", "x, y", "(x * (y > 0.5)).sum()", "safeops.masked_fill(x, ~(y > 0.5), 0).sum()"),
+    ("SO105", "x, y", "((x - y) * ~(y > 0.5)).sum()", "safeops.masked_fill(x - y, y > 0.5, 0).sum()"),
+    ("SO105", "x, y", "(y.isfinite() * x).sum()", "safeops.masked_fill(x, ~y.isfinite(), 0).sum()"),
     ("SO201", "x, y", "((x - y) ** 2).mean()", "safeops.mse_loss(x, y)"),
     ("SO201", "x, y", "torch.mean((x - y).pow(2))", "safeops.mse_loss(x, y)"),
     ("SO201", "x", "(x * x).sum(1, keepdim=True)", "safeops.masked_sum_of_squares(x, dim=1, keepdim=True)"),
@@ -50,7 +50,11 @@ EXPRESSIONS = [
     ("SO209", "x", "x.exp().clamp_(min=0.01).sum()", "x.exp().clamp(min=0.01).sum()"),
 ]
 STATEMENTS = [
-    ("SO103", "y = x + 1\ny[y > 1.5] = 0\nreturn y", "y = x + 1\ny = safeops.masked_fill(y, y > 1.5, 0)\nreturn y"),
+    (
+        "SO103",
+        "y = 1 / x\ny[y > 2] = 0\nreturn y",
+        "y = 1 / x\ny = safeops.masked_fill(y, y > 2, 0)\nreturn y",
+    ),
     ("SO209", "y = x.relu()\ny.clamp_(max=0.5)\nreturn y", "y = x.relu()\ny = y.clamp(max=0.5)\nreturn y"),
 ]
 
@@ -258,3 +262,39 @@ def F_with(source):
     scope = {}
     exec(source.replace("torch.autocast('cuda')", "torch.no_grad()"), scope)
     return scope["f"]
+
+
+ONE_DTYPE = [  # (body of a loss, what would be rewritten if its fp32 met no half)
+    ("n = (x * x).sum(-1)\nreturn torch.matmul(n, y)", "(x * x).sum(-1)"),
+    ("n = (x * x).sum(-1)\nreturn n @ y", "(x * x).sum(-1)"),
+    ("n = x.square().sum(-1)\nm = n + 1\ny.index_add_(0, torch.arange(3), m)\nreturn y", "x.square().sum(-1)"),
+    ("n = x.square().sum(-1)\nout = torch.zeros_like(y)\nout[y > 0] = n\nreturn out", "x.square().sum(-1)"),
+    ("return torch.addmm(y, (x * x).sum(-1, keepdim=True), y)", "(x * x).sum(-1, keepdim=True)"),
+    ("w = x / x.sum()\nreturn w @ y", "x / x.sum()"),
+    ("return self.proj((x ** 2).sum(-1))", "(x ** 2).sum(-1)"),
+]
+
+
+@pytest.mark.parametrize("body, kept", ONE_DTYPE)
+def test_what_would_meet_half_is_not_made_wide(body, kept):
+    source = in_loss("self, x, y", body)
+    assert kept in fix_source(source)[0] and any(f.code in ("SO201", "SO202") for f in lint_source(source))
+    harmless = in_loss("self, x, y", f"n = {kept}\nreturn n.mean() + y.mean()")
+    assert kept not in fix_source(harmless)[0]
+
+
+@pytest.mark.parametrize("text, after", [
+    ("return (x * x).sum()", "return safeops.masked_sum_of_squares(x)"),
+    ("return ((x * x).sum()).sqrt()", "return safeops.safe_norm(x)"),
+    ("return (x / x.norm(dim=1, keepdim=True)).mean()", "return safeops.normalize(x, dim=1).mean()"),
+    ("return(x / x.sum())", "return(safeops.safe_div(x, x.sum()))"),
+    ("return (x / x.sum()) * 2", "return safeops.safe_div(x, x.sum()) * 2"),
+])  # fmt: skip
+def test_a_call_needs_no_parentheses_of_its_own(text, after):
+    assert fix_source(in_loss("x", text))[0].endswith(f"    {after}\n")
+
+
+def test_what_is_scripted_elsewhere_is_left_alone():
+    source = in_loss("x", "return torch.log(x + 1e-8).mean()")
+    assert fix_source(source)[1] == 1
+    assert fix_source(source + "\n\nfast = torch.jit.script(loss)\n")[1] == 0

@@ -1,10 +1,10 @@
 """All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronisation, 4xx AMP, training."""
 
-from safeops.lint.rules import amp, arithmetic, divisions, domains, gradients, masks, old_amp, synchronisation
+from safeops.lint.rules import amp, arithmetic, divisions, domains, gradients, masks, old_amp, spelled, synchronisation
 
 RULES = {
     rule.code: rule
-    for family in (masks, arithmetic, divisions, domains, gradients, synchronisation, amp, old_amp)
+    for family in (masks, arithmetic, divisions, domains, gradients, spelled, synchronisation, amp, old_amp)
     for rule in (cls() for cls in family.RULES)
 }
 RULES = dict(sorted(RULES.items()))

@@ -7,6 +7,7 @@ from safeops.lint.syntax import number
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
 HALF_MAX = 65504
+DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
 
 
 def squared(node, walk):
@@ -51,6 +52,7 @@ def wide(op, walk):
 
 class SquareSum(Rule):
     code, name = "SO201", "half-square-sum"
+    widens = True
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
     why = """
     `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
@@ -77,7 +79,13 @@ class SquareSum(Rule):
 
     def operation(self, op, walk):
         base = squared(op.input, walk)
-        if base is None or not walk.training or wide(op, walk) or walk.value(op.input).constant or "dtype" in op.kwargs:
+        if (
+            base is None
+            or not walk.computing
+            or wide(op, walk)
+            or walk.value(op.input).constant
+            or "dtype" in op.kwargs
+        ):
             return
         walk.report(
             self,
@@ -113,6 +121,7 @@ def dims(op, walk):
 
 class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
+    widens = True
     what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
     why = "The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0."
     fix = """
@@ -136,13 +145,15 @@ class TinyEps(Rule):
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
 
     def operation(self, op, walk):
-        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
+        if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
             return
         if op.name in ("log", "sqrt", "div"):
             self._outer(op, walk)
             return
-        if op.name in ("normalize", "cosine_similarity"):
-            literal = op.kwargs.get("eps")
+        if op.name in DEFAULT_EPS:
+            literal = op.arg(2, "eps")
+            if literal is None and op.origin != "method":
+                self._default(op, walk)
         else:
             literal = op.arg(0, "min", "other")
         eps = tiny(literal, walk) if literal is not None else None
@@ -152,6 +163,18 @@ class TinyEps(Rule):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             )
+
+    def _default(self, op, walk):
+        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold."""
+        fix = None
+        if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
+            order, dim = op.arg(0, "p"), op.kwargs.get("dim")
+            if (order is None or number(order) == 2) and walk.value(op.input).tensor:
+                by = "1" if dim is None else walk.text(dim)
+                fix = [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={by})")]
+        eps = DEFAULT_EPS[op.name]
+        message = f"the default eps, {eps:g}, is 0 in fp16, and a zero vector NaN; use safeops.{op.name}"
+        walk.report(self, op.node, message, fix)
 
     def _outer(self, op, walk):
         """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""
@@ -268,14 +291,13 @@ class LargeFill(Rule):
 
     def _softmax(self, op, walk):
         fill = walk.op(op.input)
-        if fill is None or fill.name != "masked_fill":
+        if fill is None or fill.name not in ("masked_fill", "where"):
             return
-        value = fill.arg(1, "value")
-        value = number(value) if value is not None else None
-        if value != float("-inf") or self._causal(fill, walk):
+        values = fill.args[-2:] if fill.name == "where" else [fill.arg(1, "value")]
+        if not any(self._infinite(v, walk) for v in values if v is not None) or self._causal(fill, walk):
             return
         fix = None
-        inline = fill.node is op.input and not fill.inplace and not op.inplace
+        inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
         dim = op.arg(0, "dim")
         if inline and dim is not None and len(op.args) + len(op.kwargs) == 1:
             mask = fill.arg(0, "mask")
@@ -285,9 +307,15 @@ class LargeFill(Rule):
             fix = [(op.node, text)]
         walk.report(self, op.node, f"a row that is masked out whole is NaN; use safeops.masked_{op.name}", fix)
 
+    def _infinite(self, node, walk):
+        """-inf, as a number or as a tensor of it."""
+        op = walk.op(node)
+        made = [*op.args, op.input] if op is not None and op.name in ("tensor", "full", "full_like", "new_full") else []
+        return any(n is not None and number(n) == float("-inf") for n in (node, *made))
+
     def _causal(self, fill, walk):
         """Under a causal mask every row keeps its own element."""
-        mask = fill.arg(0, "mask")
+        mask = fill.input if fill.name == "where" else fill.arg(0, "mask")
         ops = [walk.op(mask)] if mask is not None else []
         for _ in range(3):
             if any(op is not None and op.name in ("tril", "triu") for op in ops):

@@ -5,7 +5,7 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.arithmetic import normalized
 from safeops.lint.syntax import number
-from safeops.lint.values import REDUCTIONS
+from safeops.lint.values import REDUCTIONS, SHAPING
 
 USE = {  # what made the divisor -> what to use
     **dict.fromkeys(("norm",), "safeops.normalize or safeops.safe_div"),
@@ -13,17 +13,33 @@ USE = {  # what made the divisor -> what to use
 }
 
 
+def reduction(node, walk, depth=0):
+    """The name of the reduction that an expression is, or is made of alone: max - min, a norm times a norm; or None."""
+    op = walk.op(node)
+    if op is None or depth > 8:
+        return None
+    if op.name in REDUCTIONS:
+        return op.name
+    operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+    if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs"}:
+        operands = operands[:1]
+    elif op.name not in ("add", "sub", "mul"):
+        return None
+    made = [reduction(n, walk, depth + 1) for n in operands]
+    return made[0] if made and all(made) else None
+
+
 class _Division(Rule):
     ops = ("div",)
 
     def operation(self, op, walk):
-        if len(op.args) != 1 or not walk.training:
+        if len(op.args) != 1 or not walk.computing:
             return
         by = walk.value(op.args[0])
         if not by.tensor or by.positive or by.constant or walk.checked(op.args[0]):
             return
-        made = by.op.name if by.op is not None else ""
-        if (made in REDUCTIONS) != self.of_reductions:
+        made = reduction(op.args[0], walk)
+        if (made is not None) != self.of_reductions:
             return
         walk.report(self, op.node, self.message.format(use=USE.get(made, "safeops.safe_div")), self._fix(op, walk))
 
@@ -43,6 +59,7 @@ class _Division(Rule):
 
 class DivisionByReduction(_Division):
     code, name = "SO202", "division-by-count-or-norm"
+    widens = True
     of_reductions = True
     message = "nothing keeps this count, norm or spread away from 0; use {use}"
     what = """

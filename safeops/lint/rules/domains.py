@@ -28,14 +28,24 @@ def leaves_domain(op, walk):
     if op.name in ("acos", "asin"):
         return inner not in BOUNDED
     if op.name == "pow":
-        exponent = op.arg(0, "exponent")
-        exponent = number(exponent) if exponent is not None else None
+        exponent = _exponent(op.arg(0, "exponent"), walk)
         if exponent is None or exponent >= 1 and exponent == int(exponent):
             return False
         return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
     return not x.positive
+
+
+def _exponent(node, walk):
+    """The number that an exponent is, through names; of 1 / p, whatever p is, one below 1."""
+    made = walk.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else node
+    value = number(made) if made is not None else None
+    if value is None and isinstance(made, cst.BinaryOperation) and isinstance(made.operator, cst.Divide):
+        over, by = number(made.left), number(made.right)
+        if over == 1 and by != 1:
+            value = 0.5 if by is None else 1 / by if by else None
+    return value
 
 
 class UnguardedDomain(Rule):
@@ -91,6 +101,7 @@ def _clamped(node, walk):
 
 class SpelledNorm(Rule):
     code, name = "SO205", "sqrt-of-square-sum"
+    widens = True
     what = """
     `sqrt(sum(x**2))` is the norm with the gradient 0 / 0 = NaN at the zero vector, and with squares that overflow
     in half.

@@ -1,10 +1,13 @@
 """SO2xx, what only backward shows: where() after the fact, and in-place writes on what was saved."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import leaves_domain
 from safeops.lint.syntax import number
+from safeops.lint.values import SAVES_RESULT
 
 
 class WhereAfter(Rule):
@@ -33,11 +36,15 @@ class WhereAfter(Rule):
     def operation(self, op, walk):
         if op.origin == "method" or len(op.args) != 2 or walk.scope.no_grad:
             return
-        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+        if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward"):
             return
         for branch in op.args:
             unsafe = self._unsafe(branch, op.input, walk)
             if unsafe is None:
+                continue
+            if walk.scope.metric:  # the value is right, and of the gradient nobody asks
+                for code in ("SO202", "SO203"):
+                    walk.reports.pop((code, id(unsafe.node)), None)
                 continue
             fix = self._fix(op, branch, unsafe, walk)
             covers = [(code, unsafe.node) for code in ("SO202", "SO203", "SO204")]
@@ -75,21 +82,23 @@ class WhereAfter(Rule):
         return [(op.node, f"safeops.safe_div({walk.text(a)}, {walk.text(b)})")]
 
 
-# Whose backward needs the result: changing it in place breaks backward.
-SAVES_RESULT = set(
-    """exp exp2 expm1 sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm logsumexp selu elu_ tan std
-    cumprod celu hardsigmoid_ softplus_""".split()
-)
 PLAIN = {"clamp", "clamp_min", "clamp_max", "relu", "abs", "neg", "sigmoid", "tanh"}  # number arguments, dtype kept
+
+
+CHANGES = PLAIN | {"mul", "div", "sub", "pow", "masked_fill", "exp", "sqrt", "log"}  # that an argument shows the caller
+GIVEN = re.compile(r"target|label|mask|gt$|truth|valid", re.IGNORECASE)  # names of what has no gradient
 
 
 class InPlace(Rule):
     code, name = "SO209", "in-place-on-saved"
     what = """
-    An in-place operation (`clamp_`, `mul_`, `/=`, ...) on a result that its own operation saved for backward:
-    backward raises.
+    An in-place operation (`clamp_`, `mul_`, `/=`, ...) on a result that its own operation, or an operand that
+    another one, saved for backward: backward raises.
     """
-    why = "exp, sqrt, sigmoid, tanh, softmax, relu and others compute their gradient from their result."
+    why = """
+    exp, sqrt, sigmoid, tanh, softmax, relu and others compute their gradient from their result; squares, logarithms and
+    products from their operands. On an argument of the loss it changes the caller's tensor.
+    """
     fix = """
     The same operation without the underscore; for `x.exp().clamp_(min=eps).log()`: `safeops.safe_log(x.exp(),
     eps=eps)`.
@@ -115,9 +124,20 @@ class InPlace(Rule):
             return
         made = walk.op(op.input)
         value = walk.value(op.input)
-        if made is None or made.name not in SAVES_RESULT or made.inplace or value.constant or value.mask == "bool":
-            return
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
+        if value.constant or value.mask == "bool" or value.integer:
+            return
+        name = op.input.value if isinstance(op.input, cst.Name) else None
+        how = f"{op.name}_" if isinstance(op.node, cst.Call) else "an augmented assignment"
+        if made is None or made.name not in SAVES_RESULT or made.inplace:
+            saver = walk.scope.saved.get(name)
+            if saver is not None and not GIVEN.search(name):
+                message = f"{how} overwrites what {saver} saved for backward; use the form that returns a new tensor"
+                walk.report(self, op.node, message, imports=False)
+            elif name in walk.scope.parameters and op.name in CHANGES and walk.scope.loss and walk.scope.outermost:
+                message = f"{how} changes the caller's tensor; use the form that returns a new one"
+                walk.report(self, op.node, message, imports=False)
             return
         fix = None
         numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))
@@ -126,7 +146,6 @@ class InPlace(Rule):
                 fix = [(op.node.func.attr, op.name)]
             elif isinstance(op.input, cst.Name) and value.owned:
                 walk.notes[id(op.node)] = walk.scope.depth.get(op.input.value) == walk.scope.loops
-        how = f"{op.name}_" if isinstance(op.node, cst.Call) else "an augmented assignment"
         message = f"{how} overwrites what {made.name} saved for backward; use the form that returns a new tensor"
         walk.report(self, op.node, message, fix, imports=False)
 

@@ -1,9 +1,13 @@
 """SO1xx: boolean masks and indices."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.syntax import descendants, number
+from safeops.lint.rules.domains import leaves_domain
+from safeops.lint.syntax import descendants, dotted, number
+from safeops.lint.values import REDUCTIONS, SAVES_RESULT, SHAPING
 
 
 def index_masks(node, walk):
@@ -29,6 +33,11 @@ def of_itself(mask, base, walk):
         and isinstance(mask, (cst.Comparison, cst.Call))
         and (not any(isinstance(n, cst.Subscript) for n in descendants(mask)))
     )
+
+
+def on_host(subscript, walk):
+    """Whether nothing waits: the indexed tensor or its masks are on the CPU for certain."""
+    return walk.value(subscript.value).host or any(walk.value(m).host for m in index_masks(subscript, walk))
 
 
 class BooleanRead(Rule):
@@ -57,7 +66,7 @@ class BooleanRead(Rule):
     events = ("Subscript",)
 
     def visit(self, event, node, walk):
-        if index_masks(node, walk) and not walk.value(node.value).constant:
+        if index_masks(node, walk) and not walk.value(node.value).constant and not on_host(node, walk):
             walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
 
     def operation(self, op, walk):
@@ -105,7 +114,9 @@ class BooleanWriteTensor(Rule):
     def visit(self, event, node, walk):
         target, statement = node
         value = walk.value(statement.value) if statement.value is not None else None
-        if index_masks(target, walk) and value is not None and value.tensor and not _scalar(statement.value, walk):
+        if not value or not value.tensor or on_host(target, walk):
+            return
+        if index_masks(target, walk) and not _scalar(statement.value, walk):
             walk.report(
                 self,
                 target,
@@ -114,23 +125,21 @@ class BooleanWriteTensor(Rule):
             )
 
 
-def _scalar(node, walk, depth=0):
-    """A tensor of one element for certain: torch writes that without counting."""
+def _scalar(node, walk):
+    """`torch.tensor(0.5)`: a number on the CPU, which torch writes without counting. (One on the GPU it counts for.)"""
     op = walk.op(node)
-    if op is None or depth > 5:
+    return op is not None and op.name in ("tensor", "scalar_tensor") and "device" not in op.kwargs
+
+
+def _may_be_nan(value, walk):
+    """Made by an operation with an infinite slope: the write hides its value, and not its gradient."""
+    op = value.op
+    if op is None:
         return False
-    if op.name in WHOLE and not op.args and not op.kwargs or op.name == "tensor":
-        return True
-    operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
-    return op.name in ELEMENTWISE and bool(operands) and all(_scalar(n, walk, depth + 1) for n in operands)
-
-
-WHOLE = {"mean", "sum", "amax", "amin", "max", "min", "median", "norm", "std", "var", "prod"}
-ELEMENTWISE = {"add", "sub", "mul", "div", "abs", "neg", "sqrt", "exp", "log", "clamp", "float", "detach", "to"}
-
-
-# Operations that save their result for backward, or whose gradient can be NaN: a write behind them goes wrong.
-AT_STAKE = set("exp sqrt rsqrt reciprocal sigmoid tanh softmax log_softmax relu norm div log pow mul acos asin".split())
+    if op.name == "div":
+        by = walk.value(op.args[0]) if op.args else value
+        return by.tensor and not by.positive and not by.constant
+    return leaves_domain(op, walk)
 
 
 class BooleanWriteScalar(Rule):
@@ -140,8 +149,9 @@ class BooleanWriteScalar(Rule):
     keeps its gradient.
     """
     why = """
-    ReLU, exp, sqrt, sigmoid and every product save what they will need in backward. The write also reaches the
-    caller's tensor, when x is an argument.
+    ReLU, exp, sqrt, sigmoid and softmax save their result for backward, squares, logarithms and products their
+    operands; a log or a division has a NaN gradient where it is hidden. The write also reaches the caller's tensor, when
+    x is an argument.
     """
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
     outcome = "backward raises: a variable needed for gradient computation has been modified in place"
@@ -172,7 +182,12 @@ class BooleanWriteScalar(Rule):
         if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base, walk):
             return
         forward = walk.scope.is_module and walk.scope.name == "forward"
-        if not (walk.training or forward or (base.op is not None and base.op.name in AT_STAKE)):
+        made = base.op.name if base.op is not None else ""
+        if walk.scope.metric or not (walk.training or forward or made in SAVES_RESULT):
+            return
+        name = target.value.value if isinstance(target.value, cst.Name) else None
+        caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
+        if not (caller or made in SAVES_RESULT or name in walk.scope.saved or _may_be_nan(base, walk)):
             return
         fix = None
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
@@ -264,6 +279,8 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
                 continue
+            if _finite(x_node, walk):
+                continue
             if mask.mask == "likely" and not mask.tensor:
                 continue
             fix = None
@@ -278,6 +295,25 @@ class TimesMask(Rule):
 def _selected(value):
     """NaN was replaced already."""
     return value.op is not None and value.op.name in ("masked_fill", "where", "nan_to_num", "index")
+
+
+LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
+BOUNDED = {"sigmoid", "softmax", "tanh", "one_hot", "rand", "rand_like", "hardsigmoid", "sign"}
+
+
+def _finite(node, walk, depth=0):
+    """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone."""
+    value = walk.value(node)
+    if value.foreign:
+        return True
+    op = value.op
+    if op is None:
+        return bool(LABELS.search(dotted(node) or ""))
+    if op.name in BOUNDED or value.mask or value.constant:
+        return True
+    if depth > 6 or op.name not in {"add", "sub", "mul", "neg", "pow", "clamp", "abs", "square"} | SHAPING | REDUCTIONS:
+        return False
+    return all(_finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
 
 
 def _inverted(mask, walk):

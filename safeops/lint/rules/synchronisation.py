@@ -31,7 +31,7 @@ class Fetch(Rule):
     events = ("Call",)
 
     def visit(self, event, node, walk):
-        if not walk.scope.loss or walk.raising:
+        if not walk.scope.loss or walk.scope.metric or walk.raising:
             return
         func = node.func
         if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
@@ -73,7 +73,7 @@ class Print(Rule):
     events = ("Call", "FormattedString")
 
     def visit(self, event, node, walk):
-        if not walk.scope.loss or walk.raising:
+        if not walk.scope.loss or walk.scope.metric or walk.raising:
             return
         if event == "Call":
             if dotted(node.func) != "print":
@@ -107,11 +107,11 @@ class Truth(Rule):
     events = ("test",)
 
     def visit(self, event, node, walk):
-        if not walk.scope.loss:
+        if not walk.scope.loss or walk.scope.metric:
             return
         for leaf in _leaves(node):
             value = walk.value(leaf)
-            known = not isinstance(leaf, cst.Name) or value.op is not None or value.mask == "bool"
+            known = value.op is not None or value.mask == "bool"
             if value.tensor and known and not value.constant and not _by_python(leaf, walk):
                 walk.report(self, leaf, "a condition on a tensor in a loss waits for the GPU; use torch.where")
 

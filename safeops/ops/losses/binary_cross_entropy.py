@@ -7,7 +7,7 @@ from safeops.ops.losses._pointwise import PointwiseLoss
 
 def value(x, y):
     """As torch's: the logarithms end at -100, and x (1 - x), by which the derivative divides, at 1e-12."""
-    hit, miss = _bounded(torch.log(x)), _bounded(torch.log1p(-x))
+    hit, miss = _bounded(torch.log(x)), _bounded(torch.log1p(-x))  # noqa: SO204
     loss = -(y * hit + (1 - y) * miss)
     edge = x * (1 - x) < 1e-12
     inner = torch.where(edge, 0.5, x)

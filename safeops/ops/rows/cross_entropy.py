@@ -110,7 +110,7 @@ def _numbers(input, target, weight, keep, weights, label_smoothing):
             own = weights.detach().double()
         found.append((1 - label_smoothing) * own)
         if label_smoothing != 0:
-            every = (exists * per_class).sum(dim)
+            every = (exists * per_class).sum(dim)  # noqa: SO105
             found[2] = found[2] + label_smoothing * every / exists.sum(dim)
     if label_smoothing != 0:
         found.append(label_smoothing / exists.sum(dim).double())

@@ -1,0 +1,242 @@
+"""SO21x, formulas that are right on paper: sums of products, exponentials, variances that no float holds."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.rules.arithmetic import squared, wide
+from safeops.lint.syntax import number, operation
+from safeops.lint.values import SHAPING
+
+AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
+
+
+def through(node, walk, names=SHAPING):
+    """The Op behind an expression, past those that only shape or scale it."""
+    op = walk.op(node)
+    for _ in range(8):
+        if op is None or op.name not in names:
+            break
+        op = walk.op(op.input)
+    return op
+
+
+def tensors(op, walk):
+    return [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+
+
+def sums_of_products(node, walk, depth=0):
+    """The Ops that sum a product of two tensors, among the terms of an expression."""
+    op = through(node, walk)
+    if op is None or depth > 8 or walk.value(node).wide:
+        return []
+    if op.name == "einsum":
+        return [op]
+    if op.name == "sum" and "dtype" not in op.kwargs:
+        product = through(op.input, walk)
+        if product is None or product.name != "mul":
+            return []
+        factors = tensors(product, walk)
+        inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
+        if inner:
+            return inner
+        same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # squares are SO201's
+        return [op] if len(factors) == 2 and not same else []
+    if op.name in ("add", "sub", "mul", "neg", "clamp"):
+        return [found for n in tensors(op, walk) for found in sums_of_products(n, walk, depth + 1)]
+    return []
+
+
+def is_sum(node, walk, depth=0):
+    """A sum of elements, or of such sums."""
+    op = through(node, walk)
+    if op is None or depth > 8 or walk.value(node).wide:
+        return False
+    if op.name in ("sum", "count_nonzero"):
+        return "dtype" not in op.kwargs
+    parts = tensors(op, walk)
+    return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
+
+
+class Overlap(Rule):
+    code, name = "SO210", "overlap-in-half"
+    what = """
+    A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf, and the
+    ratio NaN, or 0 with no gradient.
+    """
+    why = """
+    `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
+    overflows at 256 each.
+    """
+    fix = """
+    `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.
+    """
+    outcome = "the loss is 1 and its gradient 0 for a perfect prediction of 300 x 300 pixels in fp16"
+    bad = """
+    def dice_loss(p, t):
+        overlap = (p * t).sum()
+        return 1 - (2 * overlap + 1) / ((p + t).sum() * 2 + 1)
+    """
+    good = """
+    def dice_loss(p, t):
+        return safeops.dice_loss(p, t)
+    """
+    ops = ("div", "mul")
+
+    def operation(self, op, walk):
+        if len(op.args) != 1 or not walk.computing or wide(op, walk):
+            return
+        if op.name == "mul":
+            if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
+                covers = [(self.code, n) for n in (op.input, op.args[0])]
+                message = "a product of two sums overflows half at 256 each; use .float() first"
+                walk.report(self, op.node, message, covers=covers)
+            return
+        over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
+        several = over is not None and over.name in ("add", "sub") and walk.value(op.args[0]).tensor
+        if not several or not self._sums(op.args[0], walk):
+            return
+        for found in sums_of_products(op.input, walk):
+            message = "a sum of products in half is inf beyond 65504, and the ratio wrong; use safeops.dice_loss"
+            walk.report(self, found.node, message + ", safeops.tversky_loss or .float() first")
+
+    def _sums(self, node, walk, depth=0):
+        """Whether there is a sum in a divisor."""
+        op = through(node, walk)
+        if op is None or depth > 8:
+            return False
+        if op.name in ("sum", "einsum"):
+            return True
+        parts = tensors(op, walk) if op.name in ("add", "sub", "mul", "clamp", "clamp_min", "pow") else []
+        return any(self._sums(n, walk, depth + 1) for n in parts)
+
+
+class Spelled(Rule):
+    code, name = "SO211", "exponential-in-logarithm"
+    what = """
+    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `log(exp(x) / exp(x).sum())`: exp overflows fp16 at 11.1
+    and fp32 at 88.7, where the whole is about x.
+    """
+    why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
+    fix = "`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `F.log_softmax(x, dim)`."
+    outcome = "the loss is inf in fp16 at 12"
+    bad = """
+    def margin_loss(score):
+        return torch.log(1 + torch.exp(score)).mean()
+    """
+    good = """
+    def margin_loss(score):
+        return F.softplus(score).mean()
+    """
+    ops = ("log", "log1p", "log2", "log10")
+
+    def operation(self, op, walk):
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
+        use = self._use(op, walk)
+        if use is not None:
+            covers = [("SO204", op.node)]
+            walk.report(
+                self, op.node, f"exp overflows fp16 at 11.1 where this logarithm does not; use {use}", covers=covers
+            )
+
+    def _use(self, op, walk):
+        inner = through(op.input, walk)
+        if inner is None:
+            return None
+        if inner.name in ("cosh", "exp") and op.name != "log1p" and not self._low(inner, walk):
+            return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
+        if op.name == "log1p" and inner.name == "exp":
+            return None if self._low(inner, walk) else "F.softplus"
+        if inner.name == "add":
+            parts = [through(n, walk) for n in (inner.input, inner.args[0]) if walk.value(n).tensor]
+            one = any(number(n) == 1 for n in (inner.input, inner.args[0]))
+            if one and len(parts) == 1 and self._grows(parts[0], walk):
+                return "F.softplus or torch.logsumexp"
+        if inner.name in ("sum", "mean") and self._grows(through(inner.input, walk), walk):
+            return "torch.logsumexp"
+        if inner.name == "div":
+            top = through(inner.input, walk)
+            if self._grows(top, walk) and self._has_exp(inner.args[0], walk):
+                return "F.log_softmax"
+        return None
+
+    def _grows(self, op, walk):
+        """An exponential, or a sum of them."""
+        if op is not None and op.name == "sum":
+            op = through(op.input, walk)
+        return op is not None and op.name == "exp" and not self._low(op, walk)
+
+    def _has_exp(self, node, walk, depth=0):
+        op = through(node, walk)
+        if op is None or depth > 5:
+            return False
+        return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
+
+    def _low(self, exp, walk):
+        """exp(-|x|), exp(x - max), exp(x.clamp(max=...)): cannot overflow."""
+        if walk.value(exp.input).constant:
+            return True
+        op = through(exp.input, walk, SHAPING | {"div", "mul"})
+        if op is None:
+            return False
+        if op.name == "neg":
+            inside = through(op.input, walk, SHAPING | {"div", "mul"})
+            return inside is not None and inside.name in ("abs", "square", "pow", "norm", "relu", "softplus", "cdist")
+        if op.name == "sub" and walk.value(op.args[0]).tensor:
+            top = through(op.args[0], walk)
+            return top is not None and top.name in ("max", "amax", "logsumexp", "detach")
+        return op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum")
+
+
+class Variance(Rule):
+    code, name = "SO212", "difference-of-squares-variance"
+    what = "`mean(x**2) - mean(x)**2` cancels: of data far from 0 the variance is noise, negative, or 0."
+    why = """
+    Two nearly equal numbers are subtracted: in fp32 nothing is left where the mean is 4000 times the spread, in fp16
+    where it is 30 times. The square root of a negative one is NaN.
+    """
+    fix = "`safeops.masked_var(x, correction=0)`, `x.var()`; for SSIM `safeops.ssim`, which does not cancel."
+    outcome = "the variance of numbers around 4096 with spread 0.5 is not 0.25"
+    bad = """
+    def spread_loss(x):
+        return (x**2).mean() - x.mean() ** 2
+    """
+    good = """
+    def spread_loss(x):
+        return safeops.masked_var(x, correction=0)
+    """
+    ops = ("sub",)
+
+    def operation(self, op, walk):
+        if not walk.computing or len(op.args) != 1 or not self._is_square(op.args[0], walk):
+            return
+        if self._average_of_square(op.input, walk):
+            made = walk.op(op.input)
+            covers = [("SO201", op.input if made is None else made.node)]
+            walk.report(self, op.node, "a variance as E[x^2] - E[x]^2 cancels; use safeops.masked_var", covers=covers)
+
+    def _is_square(self, node, walk):
+        if squared(node, walk) is not None:
+            return True
+        op = walk.op(node)  # mean ** 2 / n
+        return op is not None and op.name == "div" and squared(op.input, walk) is not None
+
+    def _average_of_square(self, node, walk, depth=0):
+        """`(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also through names."""
+        if depth > 4:
+            return False
+        node = walk.value(node).node if isinstance(node, cst.Name) else node
+        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
+            return self._average_of_square(node.left, walk, depth + 1)
+        if not isinstance(node, cst.Call) or not node.args and not isinstance(node.func, cst.Attribute):
+            return False
+        op = operation(node, walk.imports)
+        if op is not None and op.name in SHAPING:
+            return self._average_of_square(op.input, walk, depth + 1)
+        if op is not None and op.name in AVERAGES:
+            return squared(op.input, walk) is not None
+        known = op is not None and op.origin != "method"  # another function of torch's
+        return not known and bool(node.args) and squared(node.args[0].value, walk) is not None
+
+
+RULES = (Overlap, Spelled, Variance)
