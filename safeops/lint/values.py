@@ -56,7 +56,6 @@ SHAPING = set(
     swapaxes broadcast_to detach clone cuda cpu to index_select gather flip roll narrow select diagonal view_as
     reshape_as requires_grad_ repeat_interleave tile data squeeze_ unsqueeze_ atleast_1d atleast_2d ravel""".split()
 )
-)
 VIEWS = set(
     """view reshape unsqueeze squeeze expand expand_as permute transpose t contiguous flatten unflatten movedim swapaxes
     broadcast_to detach narrow select view_as reshape_as to cuda cpu float type type_as data requires_grad_ chunk split

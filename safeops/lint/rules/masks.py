@@ -150,8 +150,8 @@ class BooleanWriteScalar(Rule):
     """
     why = """
     ReLU, exp, sqrt, sigmoid and softmax save their result for backward, squares, logarithms and products their
-    operands; a log or a division has a NaN gradient where it is hidden. The write also reaches the caller's tensor, when
-    x is an argument.
+    operands; a log or a division has a NaN gradient where it is hidden. The write also reaches the caller's tensor,
+    when x is an argument.
     """
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
     outcome = "backward raises: a variable needed for gradient computation has been modified in place"
