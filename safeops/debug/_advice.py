@@ -1,4 +1,6 @@
-"""What to write instead: the safeops replacement for the op that made a value that is not finite."""
+"""What to write instead: the safeops replacement for the op that made a value that is not finite, or for an error."""
+
+import re
 
 FORWARD = {
     "div": "safeops.safe_div(a, b, eps=...): 0 where the divisor is too small, gradient 0 there",
@@ -47,6 +49,44 @@ BACKWARD = {
     **{name.capitalize(): FORWARD[name] for name in "div reciprocal log sqrt rsqrt pow exp acos asin atan2".split()},
     "Xlogy": FORWARD["xlogy"],
 }
+# By the function that the user's line calls: an op inside it (a division, a norm) is not his own.
+_FP32 = "fp32 whatever its input's dtype, finite where that is not"
+CALLS = {
+    "cosine_similarity": "safeops.cosine_similarity(a, b): 0 with gradient 0 where a vector is zero, computed in fp32",
+    "normalize": "safeops.normalize(x, dim=...): a zero vector stays zero, its norm is computed in fp32",
+    "pairwise_distance": "safeops.safe_norm(a - b, dim=-1): gradient 0 at distance 0",
+    **{
+        name: f"safeops.{name}: {_FP32}"
+        for name in """binary_cross_entropy binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy
+        gaussian_nll_loss hinge_embedding_loss huber_loss kl_div l1_loss margin_ranking_loss mse_loss multi_margin_loss
+        multilabel_soft_margin_loss nll_loss poisson_nll_loss smooth_l1_loss soft_margin_loss triplet_margin_loss
+        """.split()
+    },
+}
+# What a message of torch's says -> what to write.
+ERRORS = (
+    (
+        r"value cannot be converted to type .*(Half|BFloat16).* without overflow",
+        "safeops.masked_fill(x, mask, value), which saturates to the dtype; before a softmax, safeops.masked_softmax",
+    ),
+    (
+        r"modified by an inplace operation",
+        "the function without the underscore; for x[mask] = value, x = safeops.masked_fill(x, mask, value)",
+    ),
+    (r"a leaf Variable that requires grad is being used in an in-place", "safeops.masked_fill and the like: new tensors"),
+    (
+        r"binary_cross_entropy.* unsafe to autocast",
+        "safeops.binary_cross_entropy, which computes in fp32; or the version with logits",
+    ),
+    (
+        r"Index put requires the source and destination dtypes match|masked_scatter.*same dtype",
+        "torch.where(mask, values, x), or safeops.masked_scatter(x, mask, values)",
+    ),
+    (
+        r"device-side assert|index .* is out of (bounds|range)|Target \d+ is out of bounds",
+        "ignore_index= or mask= of safeops.cross_entropy; safeops.safe_gather, safe_index_select",
+    ),
+)
 SCALED_LOSS = (
     "keep the loss in fp32 (the losses and reductions of safeops return it): scaled by thousands, a half loss is inf"
 )
@@ -67,3 +107,21 @@ def advice(op, node):
         if stem and stem != "AccumulateGrad":
             return FORWARD.get(stem.lower())
     return FORWARD.get(name)
+
+
+def of_call(line):
+    """For the call that a Line of the user's marks, or makes as the only one that is known here."""
+    marked = re.match(r"[\w.]*?(\w+)\(", line.text[line.begin : line.end])
+    names = [marked[1]] if marked else re.findall(r"(\w+)\(", line.text)
+    known = {name for name in names if name in CALLS}
+    return CALLS[known.pop()] if len(known) == 1 else None
+
+
+def of_error(error):
+    """For an exception, by its message or those of its causes; None where nothing is known."""
+    while error is not None:
+        for pattern, instead in ERRORS:
+            if re.search(pattern, str(error), re.DOTALL):
+                return instead
+        error = error.__cause__ or error.__context__
+    return None

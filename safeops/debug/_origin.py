@@ -12,6 +12,7 @@ from safeops.debug._source import line
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
 _SINGULAR_AT_ZERO = frozenset("div reciprocal rsqrt pow".split())
 
+_INITIALIZERS = frozenset("uniform_ normal_ fill_ zero_ copy_ bernoulli_ random_ erfinv_ mul_ add_ clamp_".split())
 _LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # NaN is none of their making
 
 
@@ -100,11 +101,26 @@ class Step:
         for op, row, what in ops:
             if self.has_nan(op.outputs) and not self.has_nan(op.inputs.values()) and not _on_purpose(op):
                 return op, row, what
+        # What came in with the data: where a product with a mask was to remove it.
+        for op, row, what in ops:
+            if self.is_times_mask(op):
+                return op, row, what
         if outside:
             row, what = min(outside)
             user = next(op for op in self.ops if row in op.inputs.values())
             return user, row, what
         return ops[0] if ops else None
+
+    def is_times_mask(self, op):
+        """Whether it multiplies what is not finite by a mask that is 0 there, and so keeps it."""
+        if op.facts.name.rstrip("_") != "mul" or op.node and not op.in_engine or not self.bad_inputs(op):
+            return False
+        slots = _slots(op)
+        if any(slot.row is None for slot in slots):  # a bool or an integer
+            return len(slots) == 2
+        values = self.recorder.picked(op) if op.pick else []
+        masks = [slot for slot in slots if slot.pick is not None and self.counts(slot.row).largest in (0, 1)]
+        return any(values and values[slot.pick] == 0 for slot in masks)
 
     def report(self):
         """The first thing that went wrong, or None."""
@@ -122,6 +138,9 @@ class Step:
         kind, why, instead = self.explain(op, output, came_in, values)
         forward = self.recorder.by_sequence.get(op.sequence) if op.node and not op.in_engine else op
         source = forward or op
+        lines = [line(pair) for pair in source.frames]
+        if kind in ("undefined", "overflow") and lines:
+            instead = _advice.of_call(lines[0]) or instead
         return Report(
             step=self.number,
             kind=kind,
@@ -132,12 +151,12 @@ class Step:
             why=why,
             instead=instead,
             module=source.module,
-            lines=[line(pair) for pair in source.frames],
+            lines=lines,
             line_is_of="forward" if source is not op else "backward" if op.node and not op.in_engine else "op",
             inputs=self.operands(op, values),
             output=self.counts(output) if output is not None else None,
             scale=self.scale(),
-            frames=[self.frame(op) for op in self.ops[: op.index + 1] if op.outputs],
+            frames=[self.frame(op) for op in self.ops[: op.index + 1] if op.outputs and not _initializes(op)],
         )
 
     # ---- why
@@ -150,6 +169,10 @@ class Step:
             return "came in", "the parameter's .grad held it before this step", _advice.STALE
         if came_in:
             counts = self.counts(came_in[0])
+            if self.is_times_mask(op):
+                number = "NaN" if counts.nan else "inf"
+                why = f"its input held {counts.kinds()}, {self.source(came_in[0])}, and {number} * 0 is NaN"
+                return "came in", f"{why}: a product does not mask", _advice.FORWARD["mul"]
             if self.writer(came_in[0]) is None:
                 why = f"no op that was watched made this: a tensor with {counts.kinds()} came in"
                 return "came in", why, _advice.CAME_IN
@@ -241,6 +264,11 @@ class Step:
         forward = self.recorder.by_sequence.get(op.sequence) if op.node and not op.in_engine else op
         frames = (forward or op).frames
         return Frame(op.index, op.facts.name, op.node, (forward or op).module, frames and frames[0], self.counts(row))
+
+
+def _initializes(op):
+    """A parameter's first values."""
+    return op.facts.name in _INITIALIZERS and (op.leaf or not op.inputs)
 
 
 def _on_purpose(op):

@@ -8,6 +8,7 @@ import math
 
 import torch
 
+from safeops.debug import _advice
 from safeops.debug._source import called_by
 
 # code: (what happens, what to write instead)
@@ -17,6 +18,7 @@ PATTERNS = {
         "safeops.masked_sum, masked_mean, masked_norm and the losses accumulate and return fp32",
     ),
     "nan-born": ("NaN from operands that hold none", "select before the arithmetic (mask=), or the safe_* function"),
+    "times-mask": ("multiplies NaN or inf by a mask's 0: that is NaN", _advice.FORWARD["mul"]),
     "small-divisor": (
         "divides by less than the smallest normal number",
         "safeops.safe_div(a, b, eps=...), safe_reciprocal, safe_rsqrt",
@@ -52,12 +54,14 @@ PATTERNS = {
         "the function without the underscore, or safeops.masked_fill",
     ),
 }
+WAITS = frozenset("sync-read boolean-index boolean-write device-copy".split())  # cost time, and no more
 HALF = (torch.float16, torch.bfloat16)
 _READS = frozenset(
     "item tolist numpy __bool__ __float__ __int__ __index__ __complex__ __contains__ __repr__ __format__ is_nonzero "
     "equal allclose nonzero argwhere masked_select unique unique_consecutive bincount".split()
 )
 _DIVISIONS = frozenset("div divide true_divide __truediv__ __div__ div_ divide_ __itruediv__ __idiv__".split())
+_PRODUCTS = frozenset("mul multiply __mul__ __rmul__ mul_ multiply_ __imul__".split())
 _ADDITIONS = frozenset("add add_ __add__ __radd__ __iadd__ clamp clamp_ clamp_min clamp_min_ clip maximum".split())
 _LOGS = frozenset("log log_ log2 log10 log1p xlogy".split())
 _ROOTS = frozenset("sqrt sqrt_".split())
@@ -78,8 +82,10 @@ def before(name, args, kwargs):
     if name in ("__getitem__", "__setitem__") and _mask_in(args[1]):
         if name == "__getitem__":
             yield "boolean-index", f"{_of(x)}, {_kept(args[1])} kept"
-        elif isinstance(args[2], torch.Tensor) and args[2].numel() != 1:
+        elif isinstance(args[2], torch.Tensor) and not _scalar(args[2], x):
             yield "boolean-write", f"{_of(x)}, {_kept(args[1])} written"
+    if name in _PRODUCTS and len(args) > 1:
+        yield from _times_mask(args[0], args[1])
     if name in _DIVISIONS and len(args) > 1:
         yield from _divisor(args[1], args[0])
     elif name in ("__rtruediv__", "__rdiv__", "reciprocal", "rsqrt"):
@@ -122,6 +128,24 @@ def is_in_place(name):
     return name in ("__setitem__", "copy_") or (name.endswith("_") and not name.endswith("__")) or (
         name.startswith("__i") and name.endswith("__") and name not in ("__invert__", "__index__", "__int__")
     )  # fmt: skip
+
+
+def _scalar(value, x):
+    """One number on the CPU written to another device: there torch fills, and does not count."""
+    return value.numel() == 1 and value.device.type == "cpu" != x.device.type
+
+
+def _times_mask(*operands):
+    for x, mask in (operands, operands[::-1]):
+        if not all(isinstance(a, torch.Tensor) for a in operands) or not _readable(x) or mask.is_meta:
+            continue
+        hidden = mask == 0
+        if mask.dtype is not torch.bool and not ((mask == 1) | hidden).all():
+            continue
+        kept = int((hidden & ~x.isfinite()).sum())
+        if kept:
+            yield "times-mask", f"{_of(x)} times {_of(mask)}: {kept} not finite where the mask is 0"
+            return
 
 
 def _divisor(divisor, x):

@@ -35,6 +35,11 @@ class Finding:
     def instead(self):
         return _patterns.PATTERNS[self.code][1]
 
+    @property
+    def waits(self):
+        """Whether it costs time alone: a wait for a device, a copy."""
+        return self.code in _patterns.WAITS
+
     def __str__(self):
         times = f" ({self.count} times)" if self.count > 1 else ""
         where = f"\n    at {self.line}".replace("\n    ", "\n        ") if self.line else ""
@@ -48,8 +53,8 @@ class audit(TorchFunctionMode):
         train_step()
     print(audit)
 
-    Found are: results that overflow in half, NaN made of operands without one, divisors below the smallest normal
-    number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for the device, boolean
+    Found are: results that overflow in half, NaN made of operands without one, NaN times a mask, divisors below the
+    smallest normal number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for the device, boolean
     indices, indices out of range, half scalar losses, copies between devices, and in-place writes into what autograd
     saved. Every value is looked at, so an audited step is slow; nothing is changed. "sync-read" lists reads of CPU
     tensors too: what would wait on a GPU.
@@ -58,7 +63,8 @@ class audit(TorchFunctionMode):
         select: a list of the codes to look for; all by default (`safeops.debug.audit.CODES`).
 
     Attributes:
-        findings: list of `Finding` (code, line, detail, count, what, instead), in the order of their first appearance.
+        findings: list of `Finding` (code, line, detail, count, what, instead, waits), in the order of their first
+            appearance. Printed, those that only cost time (`waits`) come last.
 
     Sees calls of torch functions and tensor methods made from Python, in this thread; not what they do inside, not what
     runs under a functorch transform or compiled, and not the backward pass (that is `trace`'s).
@@ -117,7 +123,7 @@ class audit(TorchFunctionMode):
         if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
             self._note(self.saved.written(args[0]))
         result = func(*args, **kwargs)
-        explained = any(code in ("domain", "small-divisor") for code, _ in seen)
+        explained = any(code in ("domain", "small-divisor", "times-mask") for code, _ in seen)
         with torch.no_grad(), _torch.disable_modes():
             found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
         self._note(found)
@@ -144,4 +150,6 @@ class audit(TorchFunctionMode):
     def __str__(self):
         if not self.found:
             return "audit: none of the patterns happened"
-        return "\n".join(["audit:", *(f"  {finding}" for finding in self.findings)])
+        waits = [finding for finding in self.findings if finding.waits]
+        wrong = [finding for finding in self.findings if not finding.waits]
+        return "\n".join(["audit:", *(f"  {finding}" for finding in (*wrong, *waits))])

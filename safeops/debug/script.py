@@ -11,8 +11,10 @@ import sys
 import tokenize
 import traceback
 
+from safeops.debug._advice import of_error
 from safeops.debug._report import NonFiniteError
 from safeops.debug.audit import audit
+from safeops.debug.locate_errors import LocatedError, locate_errors
 from safeops.debug.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
@@ -32,8 +34,12 @@ def add_parser(commands):
         parser = commands.add_parser(tool, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
         if tool == "trace":
             parser.add_argument("--last", type=int, default=12, help="ops before it to show (default: 12)")
+            what = "at an error, name the op that caused it, as safeops.debug.locate_errors does"
+            parser.add_argument("--locate", action="store_true", help=what)
         else:
             parser.add_argument("--select", help=f"comma-separated codes, of: {', '.join(audit.CODES)}")
+            what = "exit 1 also where nothing but waits for a device and copies were found"
+            parser.add_argument("--strict", action="store_true", help=what)
         parser.add_argument("script", metavar="SCRIPT", help="a Python file, run as it is")
         parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="for the script")
 
@@ -58,7 +64,7 @@ def run(arguments):
     code, crashed = 0, False
     with _as_main(script, arguments.arguments):
         try:
-            with watcher:
+            with watcher, _locating(arguments):
                 runpy.run_path(script, run_name="__main__")
         except NonFiniteError:
             pass  # the report says it
@@ -70,11 +76,21 @@ def run(arguments):
         except BaseException as error:
             crashed = True
             _print_traceback(error)
-            hint = "; safeops.debug.locate_errors() tells more of it" if isinstance(error, RuntimeError) else ""
+            located = isinstance(error, LocatedError) or not isinstance(error, RuntimeError)
+            hint = "" if located else "; safeops trace --locate tells more of it"
             print(f"safeops {tool}: {script} ended with the exception above{hint}", file=sys.stderr)
-    found = (_print_trace if tool == "trace" else _print_audit)(watcher, crashed)
+            if instead := of_error(error):
+                print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
+    if tool == "trace":
+        found = _print_trace(watcher, crashed)
+    else:
+        found = _print_audit(watcher, crashed, arguments.strict)
     sys.stdout.flush()
     return FOUND if found else CRASHED if crashed else code
+
+
+def _locating(arguments):
+    return locate_errors() if getattr(arguments, "locate", False) else contextlib.nullcontext()
 
 
 def _problem(script):
@@ -149,7 +165,7 @@ def _print_trace(tracer, crashed):
     return bool(tracer.reports) or stuck
 
 
-def _print_audit(auditor, crashed):
+def _print_audit(auditor, crashed, strict):
     if auditor.findings or not crashed:
         print(f"safeops {auditor}")
-    return bool(auditor.findings)
+    return any(strict or not finding.waits for finding in auditor.findings)

@@ -31,6 +31,10 @@ def overflow_of_a_product():
     half(300.0) * half(300.0)  # HERE
 
 
+def nan_by_a_difference():
+    torch.tensor([float("inf"), 1.0]) - torch.tensor([float("inf"), 1.0])  # HERE
+
+
 def nan_by_a_mask():
     torch.tensor([float("inf"), 1.0]) * torch.tensor([0.0, 1.0])  # HERE
 
@@ -149,7 +153,8 @@ def saved_operand():
 CASES = {
     overflow: ("half-overflow", "float16 (2,) on cpu, largest 40000"),
     overflow_of_a_product: ("half-overflow", "largest 300"),
-    nan_by_a_mask: ("nan-born", "1 NaN"),
+    nan_by_a_difference: ("nan-born", "1 NaN"),
+    nan_by_a_mask: ("times-mask", "1 not finite where the mask is 0"),
     divisor: ("small-divisor", "2 below 1.17549e-38, the smallest 0"),
     divisor_of_reciprocal: ("small-divisor", "1 below 1.17549e-38, the smallest 0"),
     log_of_zero: ("domain", "1 at or below 0"),

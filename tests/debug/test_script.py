@@ -45,6 +45,100 @@ def test_a_finding_is_exit_code_1(run):
     assert code == 1 and "domain" in out and "train.py:5" in out and "runpy" not in out
 
 
+TIMES_MASK = """
+import torch
+
+mask = torch.tensor([1.0, 0.0, 1.0])
+x = torch.ones(3, requires_grad=True)
+target = torch.tensor([1.0, float("nan"), 2.0])
+error = (x - target).abs()
+loss = (error * mask).sum() / mask.sum()
+loss.backward()
+"""
+
+
+@pytest.mark.parametrize("mask", ["torch.tensor([1.0, 0.0, 1.0])", "torch.tensor([True, False, True])"])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_what_a_mask_let_through_is_named_at_the_product(run, mask, value):
+    source = TIMES_MASK.replace("torch.tensor([1.0, 0.0, 1.0])", mask).replace('"nan"', f'"{value}"')
+    for tool in ("trace", "audit"):
+        code, out, _ = run(tool, source)
+        assert code == 1 and "train.py:8" in out and "safeops.masked_fill" in out
+        assert f"{value.replace('nan', 'NaN')} * 0 is NaN" in out or "times-mask" in out
+        assert "train.py:7" not in out or tool == "audit" or "what ran before" in out.split("train.py:7")[0]
+
+
+def test_a_product_that_lets_nothing_through_is_not_blamed(run):
+    source = TIMES_MASK.replace("[1.0, 0.0, 1.0])\nx", "[0.0, 1.0, 1.0])\nx")
+    code, out, _ = run("trace", source)
+    assert code == 1 and "* 0 is NaN" not in out and "train.py:7" in out
+
+
+def test_waits_come_last_and_are_no_failure(run):
+    source = "import torch\nx = torch.ones(3)\nx[x > 0].sum().item()\n"
+    code, out, _ = run("audit", source)
+    assert code == 0 and "boolean-index" in out and "sync-read" in out
+    code, out, _ = run("audit", source + "torch.log(torch.zeros(2))\n")
+    assert code == 1 and out.index("domain") < out.index("boolean-index")
+
+
+def test_strict_counts_waits(tmp_path, capfd):
+    script = tmp_path / "wait.py"
+    script.write_text("import torch\ntorch.ones(3).sum().item()\n")
+    assert cli.main(["audit", str(script)]) == 0 and cli.main(["audit", "--strict", str(script)]) == 1
+    assert "sync-read" in capfd.readouterr().out
+
+
+FILL = "import torch\ntorch.zeros(2).half().masked_fill(torch.tensor([True, False]), -1e9)\n"
+WRITE = """
+import torch
+
+x = torch.ones(3, requires_grad=True)
+y = torch.relu(x)
+y[y > 0] = 0
+y.sum().backward()
+"""
+
+
+@pytest.mark.parametrize("source, instead", [(FILL, "which saturates"), (WRITE, "x = safeops.masked_fill(x, mask")])
+def test_an_error_gets_the_replacement_too(run, source, instead):
+    code, _, err = run("trace", source)
+    assert code == 3 and instead in err.splitlines()[-1] and "--locate" in err
+
+
+def test_locate_names_the_write(tmp_path, capfd):
+    script = tmp_path / "write.py"
+    script.write_text(WRITE)
+    assert cli.main(["trace", "--locate", str(script)]) == 3
+    err = capfd.readouterr().err
+    assert "modified a tensor that backward needs" in err and "write.py:6" in err and "--locate" not in err
+
+
+def test_advice_is_that_of_the_function_called(run):
+    source = """
+        import torch
+        import torch.nn.functional as F
+
+        x = torch.zeros(2, 3, dtype=torch.float16, requires_grad=True)
+        loss = F.normalize(x, dim=1).sum()
+        loss.backward()
+        """
+    code, out, _ = run("trace", source)
+    assert code == 1 and "safeops.normalize(x, dim=...)" in out and "safe_div" not in out
+
+
+def test_initial_values_are_not_what_ran_before(run):
+    source = """
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        loss = torch.log(model(torch.zeros(1, 3)) * 0).sum()
+        loss.backward()
+        """
+    code, out, _ = run("trace", source)
+    assert code == 1 and "what ran before" in out and "uniform_" not in out and "addmm" in out
+
+
 def test_a_clean_script_is_0_and_gets_its_arguments(run):
     code, out, _ = run("trace", CLEAN, "--lr", "1")
     assert code == 0 and "__main__ ['--lr', '1']" in out and "no NaN or inf reached" in out

@@ -1,0 +1,62 @@
+"""The linter on code nobody here wrote: findings by rule, seconds, and a sample to be read by hand.
+
+    pip install --no-deps --target FOLDER -r requirements-lint-corpus.txt
+    python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--sample 60] [--seed 0] [--everything]
+
+Files are those whose path speaks of losses, metrics or distances; --everything takes all. The sample is drawn from the
+sorted findings by the seed, so it is the same for everyone: rule, place, message, and the lines around it.
+"""
+
+import argparse
+import collections
+import linecache
+import pathlib
+import random
+import re
+import sys
+import time
+
+from safeops.lint.run import Options, lint_paths
+
+ABOUT_LOSSES = re.compile(r"loss|metric|distance|criterion|functional|regulari[sz]er|ssim|dice", re.IGNORECASE)
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.lint_corpus", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=pathlib.Path, help="where the packages were installed")
+    parser.add_argument("packages", nargs="*", help="only these of them")
+    parser.add_argument("--sample", type=int, default=0, help="how many findings to show (default: none)")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--everything", action="store_true", help="all files, not those about losses alone")
+    options = parser.parse_args(argv)
+    files = [str(path) for path in chosen(options)]
+    if not files:
+        print(f"no such files in {options.folder}", file=sys.stderr)
+        return 2
+    start = time.perf_counter()
+    outcome = lint_paths(files, Options())
+    seconds = time.perf_counter() - start
+    counts = collections.Counter(finding.code for finding in outcome.findings)
+    print(f"{outcome.files} files, {seconds:.1f} s, {len(outcome.findings)} findings, {len(outcome.problems)} problems")
+    for code, count in sorted(counts.items()):
+        print(f"  {code} {count}")
+    found = sorted(outcome.findings, key=lambda finding: (finding.path, finding.line, finding.column, finding.code))
+    for finding in random.Random(options.seed).sample(found, min(options.sample, len(found))):
+        show(finding, options.folder)
+    return 0
+
+
+def chosen(options):
+    folders = [options.folder / name for name in options.packages] or [options.folder]
+    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    return [p for p in files if options.everything or ABOUT_LOSSES.search(str(p.relative_to(options.folder)))]
+
+
+def show(finding, folder, around=4):
+    print(f"\n{finding.code} {pathlib.Path(finding.path).relative_to(folder)}:{finding.line} {finding.message}")
+    for number in range(max(1, finding.line - around), finding.line + 2):
+        print(f"  {'>' if number == finding.line else ' '} {linecache.getline(finding.path, number).rstrip()}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
