@@ -73,7 +73,10 @@ ERRORS = (
         r"modified by an inplace operation",
         "the function without the underscore; for x[mask] = value, x = safeops.masked_fill(x, mask, value)",
     ),
-    (r"a leaf Variable that requires grad is being used in an in-place", "safeops.masked_fill and the like: new tensors"),
+    (
+        r"a leaf Variable that requires grad is being used in an in-place",
+        "safeops.masked_fill and the like: new tensors",
+    ),
     (
         r"binary_cross_entropy.* unsafe to autocast",
         "safeops.binary_cross_entropy, which computes in fp32; or the version with logits",

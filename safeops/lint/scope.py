@@ -104,7 +104,9 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         if i == 0 and class_name and p.name.value in ("self", "cls", "ctx"):
             continue
         by_name = scope.loss or scope.step or forward
-        value = _parameter(p, clues.tensors | clues.arrays if by_name else clues.tensors, by_name, imports)
+        known = clues.tensors | clues.arrays if by_name else clues.tensors
+        letter = clues.helper and p.name.value in "kqrstuvw"  # a temperature as well as a target
+        value = _parameter(p, known, by_name and not letter, imports)
         scope.bind(p.name.value, value)
         if value.tensor:
             scope.parameters.add(p.name.value)
@@ -172,6 +174,7 @@ class Clues:
     computes: bool  # it calls a loss of torch's or ours
     returns_loss: bool
     loss: bool = False  # it is a loss, or part of one
+    helper: bool = False  # it is part of one, not one itself
     metric: bool = False
     scripted: bool = False
 
@@ -200,7 +203,8 @@ def survey(module, imports):
                 clue, name = clues[id(called[1])], called[1].name.value
                 helpers.add(name)
                 if not (clue.loss or clue.backward or NO_PART_OF_A_LOSS.search(name)):
-                    clue.loss, clue.metric = True, clues[id(node)].metric
+                    clue.loss = clue.helper = True
+                    clue.metric = clues[id(node)].metric
                     todo.append(called)
     return clues, helpers
 

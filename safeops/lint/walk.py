@@ -11,6 +11,7 @@ from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import (
     FOREIGN,
     NOTHING,
+    REDUCTIONS,
     Value,
     named_eps,
     named_mask,
@@ -341,8 +342,12 @@ class Walk(Expressions):
     # ---- helpers for rules
 
     def checked(self, node):
-        """Whether a condition asked about any name in this expression."""
-        return any(self.scope.knows(n.value) for n in descendants(node) if isinstance(n, cst.Name))
+        """Whether a condition asked about any name in this expression, or about what a reduction of it was taken of:
+        `if mask.any()` for `n = mask.sum()`."""
+        op = self.op(node)
+        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node
+        names = self.names_in(node) | self.names_in(of)
+        return any(self.scope.knows(name) for name in names)
 
     def names_in(self, node):
         return {n.value for n in descendants(node) if isinstance(n, cst.Name)}

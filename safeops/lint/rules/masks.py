@@ -279,7 +279,7 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
                 continue
-            if _finite(x_node, walk):
+            if _finite(x_node, walk) or _classes(x_node, mask, walk):
                 continue
             if mask.mask == "likely" and not mask.tensor:
                 continue
@@ -311,9 +311,20 @@ def _finite(node, walk, depth=0):
         return bool(LABELS.search(dotted(node) or ""))
     if op.name in BOUNDED or value.mask or value.constant:
         return True
+    if op.name == "scatter":  # a one-hot code
+        return walk.value(op.input).constant
     if depth > 6 or op.name not in {"add", "sub", "mul", "neg", "pow", "clamp", "abs", "square"} | SHAPING | REDUCTIONS:
         return False
     return all(_finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
+
+
+def _classes(node, mask, walk):
+    """Whether the mask is `x != ignore_index`: then x holds classes, which are finite."""
+    test = mask.node if mask.op is None else walk.value(mask.op.input).node
+    if not isinstance(test, cst.Comparison):
+        return False
+    names = walk.names_in(test)
+    return dotted(node) in names and any("ignore" in name for name in names)
 
 
 def _inverted(mask, walk):

@@ -92,22 +92,22 @@ class Overlap(Rule):
                 walk.report(self, op.node, message, covers=covers)
             return
         over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
-        several = over is not None and over.name in ("add", "sub") and walk.value(op.args[0]).tensor
-        if not several or not self._sums(op.args[0], walk):
+        if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:
             return
         for found in sums_of_products(op.input, walk):
             message = "a sum of products in half is inf beyond 65504, and the ratio wrong; use safeops.dice_loss"
             walk.report(self, found.node, message + ", safeops.tversky_loss or .float() first")
 
     def _sums(self, node, walk, depth=0):
-        """Whether there is a sum in a divisor."""
+        """How many sums there are in a divisor; one of a sum of two counts as two."""
         op = through(node, walk)
         if op is None or depth > 8:
-            return False
+            return 0
         if op.name in ("sum", "einsum"):
-            return True
+            inner = walk.op(op.input)
+            return 2 if op.name == "sum" and inner is not None and inner.name == "add" else 1
         parts = tensors(op, walk) if op.name in ("add", "sub", "mul", "clamp", "clamp_min", "pow") else []
-        return any(self._sums(n, walk, depth + 1) for n in parts)
+        return sum(self._sums(n, walk, depth + 1) for n in parts)
 
 
 class Spelled(Rule):

@@ -6,6 +6,11 @@ from safeops.lint.rule import Rule
 from safeops.lint.syntax import descendants, dotted
 
 
+def _of_interest(walk):
+    """In a loss, but for what it does without a graph: statistics, on purpose."""
+    return walk.scope.loss and not walk.scope.metric and not walk.scope.no_grad
+
+
 class Fetch(Rule):
     code, name = "SO301", "fetch-in-loss"
     what = """
@@ -31,7 +36,7 @@ class Fetch(Rule):
     events = ("Call",)
 
     def visit(self, event, node, walk):
-        if not walk.scope.loss or walk.scope.metric or walk.raising:
+        if not _of_interest(walk) or walk.raising:
             return
         func = node.func
         if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
@@ -73,7 +78,7 @@ class Print(Rule):
     events = ("Call", "FormattedString")
 
     def visit(self, event, node, walk):
-        if not walk.scope.loss or walk.scope.metric or walk.raising:
+        if not _of_interest(walk) or walk.raising:
             return
         if event == "Call":
             if dotted(node.func) != "print":
@@ -107,7 +112,7 @@ class Truth(Rule):
     events = ("test",)
 
     def visit(self, event, node, walk):
-        if not walk.scope.loss or walk.scope.metric:
+        if not _of_interest(walk):
             return
         for leaf in _leaves(node):
             value = walk.value(leaf)

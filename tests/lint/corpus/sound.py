@@ -119,6 +119,50 @@ def ema_penalty(average, x):
     return average.square().mean(dtype=torch.float32)
 
 
+def ignoring_dice_loss(logits, y_true, ignore_index=255):
+    p = logits.float().log_softmax(dim=1).exp()
+    mask = y_true != ignore_index
+    classes = F.one_hot((y_true * mask).long(), logits.shape[1])
+    y_true = y_true * mask
+    return (p - classes.movedim(-1, 1)).abs().mean() + y_true.float().mean()
+
+
+def one_hot_code_loss(logits, index):
+    valid = (index >= 0).unsqueeze(-1)
+    code = torch.zeros(*index.shape, 4).scatter(-1, index.unsqueeze(-1).clamp(min=0), 1) * valid
+    return F.binary_cross_entropy_with_logits(logits, code)
+
+
+def tempered_loss(logits, target, t1=0.8):
+    return (_exp_t(logits.float(), t1) * target).mean()
+
+
+def _exp_t(u, t):
+    if t == 1.0:
+        return u.exp()
+    return torch.relu(1 + (1 - t) * u)
+
+
+def counted_loss(error, mask):
+    n = mask.sum()
+    kept = torch.where(mask, error, 0).sum()
+    return 0 if mask.sum() == 0 else kept / n  # noqa: SO303
+
+
+class RecordedLoss(nn.Module):
+    def forward(self, x, y):
+        loss = (x - y).abs().mean()
+        with torch.no_grad():
+            self.average = loss.item()
+        return loss
+
+
+def projection_loss(x, y, eps=1e-3):
+    x, y = x.float(), y.float()
+    alpha = (x * y).sum(-1) / (y.square().sum(-1) + eps)
+    return (alpha.unsqueeze(-1) * y - x).abs().mean()
+
+
 def variance_loss(x):
     return F.relu(1 - x.float().std(0)).mean()
 
