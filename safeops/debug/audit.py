@@ -54,10 +54,10 @@ class audit(TorchFunctionMode):
     print(audit)
 
     Found are: results that overflow in half, NaN made of operands without one, NaN times a mask, divisors below the
-    smallest normal number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for the device, boolean
-    indices, indices out of range, half scalar losses, copies between devices, and in-place writes into what autograd
-    saved. Every value is looked at, so an audited step is slow; nothing is changed. "sync-read" lists reads of CPU
-    tensors too: what would wait on a GPU.
+    smallest normal number, logarithms and roots outside their domain, an eps that is 0 in half, reads that wait for
+    the device, boolean indices, indices out of range, half scalar losses, copies between devices, and in-place
+    writes into what autograd saved. Every value is looked at, so an audited step is slow; nothing is changed.
+    "sync-read" lists reads of CPU tensors too: what would wait on a GPU.
 
     Args:
         select: a list of the codes to look for; all by default (`safeops.debug.audit.CODES`).
