@@ -212,9 +212,7 @@ def _call(op):
         if op.shards and takes and _route.over_ranks(operands[: op.tensors]):
             from safeops.distributed import _dtensor  # (a slow import, and by now done)
 
-            results = _dtensor.call(op, operands)
-            if results is not None:
-                return results
+            return _dtensor.call(op, operands)
         return op.composite(*operands)
 
     return call

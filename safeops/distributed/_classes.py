@@ -5,17 +5,15 @@ all-gather, 16 bytes a row, and the local backward kernel takes logsumexp from t
 """
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from safeops._dtypes import compute_dtype
 from safeops._op import registry
-from safeops.distributed._group import group_of_mesh, here
+from safeops.distributed._collectives import gather
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
 from safeops.ops.rows._linear_chunks import own_of
 
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # (its name before torch 2.13)
 NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
 
 
@@ -186,11 +184,5 @@ def over_parts(function, mesh, part, own):
 
     part: the dim of the mesh that has the classes.
     """
-    ranks = mesh.size(part)
-    found = own.new_empty((ranks * len(own), *own.shape[1:]))
-    try:
-        all_gather(found, own, group=group_of_mesh(function, mesh, [part]))
-    except (RuntimeError, ValueError) as error:
-        raise RuntimeError(f"{here(function)}: the all-gather of its rows' sums failed: {error}") from error
-    found = found.view(ranks, *own.shape)
+    found = gather(function, own, mesh, [part])
     return found[:, 0].logsumexp(0), *found[:, 1:].sum(0)

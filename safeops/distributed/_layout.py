@@ -4,6 +4,8 @@ Operands that broadcast with each other are laid out as the result is. One in an
 redistributed, as torch's own ops do.
 """
 
+from math import prod
+
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
@@ -57,6 +59,20 @@ def local(x, shape, placements):
     if type(x) not in PLAIN:
         raise Uncovered
     return x
+
+
+def without_empty_shards(x):
+    """x, gathered along dims of which a rank has nothing: torch's amax would raise there, and the others wait."""
+    if not isinstance(x, DTensor):
+        return x
+
+    def empty(dim):
+        """Whether a rank has nothing of a dim, which is cut into parts of one size as far as it goes."""
+        ranks = prod(x.device_mesh.size(i) for i, p in enumerate(x.placements) if p.is_shard(dim))
+        return -(-x.shape[dim] // ranks) * (ranks - 1) >= x.shape[dim]
+
+    placements = [Replicate() if p.is_shard() and empty(p.dim) else p for p in x.placements]
+    return x if placements == list(x.placements) else x.redistribute(placements=placements)
 
 
 def shared(x, mesh, shape, placements, like=None):

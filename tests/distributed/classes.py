@@ -9,7 +9,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
 from safeops._op import registry
-from safeops.distributed import _classes
+from safeops.distributed import _collectives
 from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed
 
 S2 = type(S0)(2)
@@ -104,13 +104,13 @@ def check_the_wire():
     x, target = torch.randn(64, 40, requires_grad=True), torch.randint(0, 40, (64,))
     x, target = distributed(x.detach(), [S1]), distributed(target, [R])
     sent = []
-    gather = _classes.all_gather
+    gather = _collectives.all_gather
 
     def count(output, input, **options):
         sent.append(input.numel() * input.element_size())
         return gather(output, input, **options)
 
-    with CommDebugMode() as seen, mock.patch.object(_classes, "all_gather", count):
+    with CommDebugMode() as seen, mock.patch.object(_collectives, "all_gather", count):
         loss = safeops.cross_entropy(x, target)
         loss.backward()
     assert sent == [64 * 16], sent

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
-from safeops.distributed import _classes
+from safeops.distributed import _collectives
 from safeops.ops.rows import _linear_chunks
 from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed, mesh
 
@@ -123,13 +123,13 @@ def check_the_wire():
     """Two numbers of eight bytes a row forward; backward the input's gradient in fp32, and nothing of the logits."""
     made, where, sent = operands(torch.float32, rows=(64,), classes=40), placements(VOCABULARY[0]), []
     own = {key: distributed(x, where[key]) for key, x in made.items()}
-    gather = _classes.all_gather
+    gather = _collectives.all_gather
 
     def count(output, input, **options):
         sent.append(input.numel() * input.element_size())
         return gather(output, input, **options)
 
-    with CommDebugMode() as seen, mock.patch.object(_classes, "all_gather", count):
+    with CommDebugMode() as seen, mock.patch.object(_collectives, "all_gather", count):
         loss = safeops.linear_cross_entropy(**own)
         forward = seen.get_total_counts()
         loss.backward()

@@ -95,7 +95,6 @@ class Reduction(Op):
     """A masked reduction. Some have a parameter: `keyword` is its name, correction or ord."""
 
     constant = slice(2, 3)  # weight
-    shards = "reduction"
 
     def __init__(self, *record, keyword=None):
         self.keyword = keyword

@@ -7,6 +7,9 @@ A statistic is `Statistic(name, define, kind)`: `define(k, parameter)` says what
 
 where shape is x - origin (LINEAR), x == origin (EQUAL), exp(x - origin) (EXP), sign(x) (SIGN), or sign(x) where
 |x| == origin (EXTREME). The two that compare take the weight for a mask and no more.
+
+Of elements that several ranks hold, each rank has the three numbers of its own. `Parts` are those, and the same
+definition makes the whole of them: the largest of largest ones, the norm of norms.
 """
 
 import torch
@@ -43,6 +46,14 @@ class Kept:
     def sum(self, x):
         return accumulate(x, self.dims, True)
 
+    def number(self, which):
+        """How many of the elements."""
+        return self.sum(which.expand(self.x.shape))
+
+    def squares(self, d, unit):
+        """The sum of the squares of distances, in units of `unit`."""
+        return self.sum(d * self.weighted(d))
+
     def total_weight(self, like):
         """The sum of the weights, or the count, in the dtype of a sum."""
         if self.weight is None:
@@ -56,17 +67,44 @@ class Kept:
                 return self.sum(x) - float("inf")
             return self.select(x, float("-inf")).amax(self.dims, keepdim=True)
 
+    def sizes(self):
+        return self.x.abs()
+
     def binade(self):
         """A power of two that brings the largest magnitude into [1, 2): squares of x / binade neither overflow nor all
         underflow, and the division is exact."""
         with torch.no_grad():
-            largest = self.largest(self.x.abs())
+            largest = self.largest(self.sizes())
             usual = (largest > 0) & largest.isfinite()
             # Not by frexp's exponent, an int32 (Inductor's CPU code for float64 does not compile), nor by the bits
             # (view(dtype) has no batching rule before torch 2.13). The quotient is a power of two, and so exact.
             largest = torch.where(usual, largest, 1)
             binade = largest / (2 * torch.frexp(largest).mantissa)
             return binade.clamp(min=torch.finfo(largest.dtype).tiny)
+
+
+class Parts(Kept):
+    """What several parts found, (parts, *results), as a definition sees elements: each stands for those of its part.
+
+    x: what a part found, None for 1. count: of how many elements. weight: what x weighs, or None. ties: how many of the
+    elements are x. spread: their deviation from x.
+    """
+
+    def __init__(self, dtype, count, x=None, weight=None, ties=None, spread=None):
+        self.dims, self.dtype, self.keep = [0], dtype, count > 0
+        x = torch.ones_like(count) if x is None else x
+        self.count = count.sum(0, keepdim=True)
+        self.x, self.ties, self.spread = self.select(x, 0), ties, spread
+        self.weight = None if weight is None else self.select(weight, 0)
+
+    def number(self, which):
+        return self.sum(torch.where(which, self.ties, 0))
+
+    def squares(self, d, unit):
+        return self.sum(self.weighted(d.square() + self.select(self.spread / unit, 0).square()))
+
+    def sizes(self):
+        return self.x.abs() if self.spread is None else self.x.abs() + self.spread
 
 
 def root(square):
@@ -83,7 +121,7 @@ def reciprocal(x):
 def pick(k, x, top):
     """(top, its ties): the extreme `top` of x, whose gradient all elements equal to it share evenly."""
     ties = k.select((x == top) | (x.isnan() & top.isnan()), False)
-    count = k.sum(ties.expand(x.shape)).clamp(min=1)
+    count = k.number(ties).clamp(min=1)
     # x - base is 0 where top is finite: its value stays exact, and its gradient is 1 / ties.
     base = torch.where(top.isfinite(), top, 0)
     return base + k.sum(torch.where(ties, x - base, 0)) / count, count
@@ -95,18 +133,22 @@ def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, para
     if input.device.type == "cpu":
         compute = torch.float64  # as `accumulate`; and a gradient times a tiny norm underflows in fp32
     k = Kept(input, mask, weight, dims, compute, dtype)
-    value, origin, scale, *exists = statistic(k, parameter)
-    exists = exists[0] if exists else k.count > 0
     nothing = float("nan") if empty_nan else 0.0
     if weight is not None and weight.requires_grad:
         # The largest has a weight's gradient of 0, not none: the sum is part of the graph, and is never taken.
-        nothing = torch.where(torch.zeros_like(exists), weight.sum(), nothing)
-    value = torch.where(exists, value, nothing).to(dtype)
-    scale = torch.where(exists, scale, 0.0)
+        nothing = torch.where(torch.zeros_like(k.count, dtype=torch.bool), weight.sum(), nothing)
+    value, origin, scale = finish(statistic, k, nothing, parameter)
     if not keepdim:
         for d in reversed(dims):  # one by one: DTensors take squeeze(dims) from torch 2.12 on
             value, origin, scale = (t.squeeze(d) for t in (value, origin, scale))
     return value, origin, scale
+
+
+def finish(statistic, k, nothing, parameter):
+    """nothing: what the value is where there is none."""
+    value, origin, scale, *exists = statistic(k, parameter)
+    exists = exists[0] if exists else k.count > 0
+    return torch.where(exists, value, nothing).to(k.dtype), origin, torch.where(exists, scale, 0.0)
 
 
 def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False):
@@ -160,11 +202,23 @@ _statistic_backward = declare_raw(
 # ---- record
 
 
+def extreme(value, origin, scale, *parameter):
+    return {"x": value, "ties": reciprocal(scale)}
+
+
 class Statistic(Reduction):
     """A statistic. `kind` may be a table by the parameter, which users know as `keyword`. `file`: the one of
-    kernels/reductions with its launcher, where that is named after another op."""
+    kernels/reductions with its launcher, where that is named after another op.
 
-    def __init__(self, name, statistic, kind, keyword=None, file=None):
+    part: (value, origin, scale, parameter) of a part -> what `Parts` takes of it. weighs: whether a part weighs as much
+    as its elements. of_part: (name, parameter) of the statistic of a part, None: this one.
+    """
+
+    shards, of_part = "statistic", None
+
+    def __init__(self, name, statistic, kind, keyword=None, file=None, part=extreme, weighs=False):
+        self.statistic, self.part, self.weighs = statistic, part, weighs
+
         def composite(
             input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
         ):

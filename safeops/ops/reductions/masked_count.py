@@ -34,7 +34,7 @@ _raw = declare_raw(
 
 
 class MaskedCount(Op):
-    differentiable = ()
+    differentiable, shards = (), "count"
 
     def prepare(self, input, mask, dim, keepdim, weight, dtype, empty):
         if dtype is not None or empty != "zero" or not isinstance(keepdim, bool):

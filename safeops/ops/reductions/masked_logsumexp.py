@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops.ops.reductions._statistic import EXP, Statistic
+from safeops.ops.reductions._statistic import EXP, Statistic, reciprocal
 
 
 def _define(k, parameter):
@@ -21,7 +21,11 @@ def _define(k, parameter):
     return value, torch.where(nothing, 0, top), scale
 
 
-_masked_logsumexp = Statistic("masked_logsumexp", _define, EXP)
+def _part(value, origin, scale, parameter):
+    return {"x": torch.where(value == -float("inf"), value, origin), "weight": reciprocal(scale)}
+
+
+_masked_logsumexp = Statistic("masked_logsumexp", _define, EXP, part=_part)
 
 
 @_masked_logsumexp.public()

@@ -4,7 +4,7 @@ import torch
 
 from safeops._definitions import magnitude
 from safeops._symbolic import SYMBOLIC, scalar
-from safeops.ops.reductions._statistic import EXTREME, LINEAR, SIGN, Statistic, pick, reciprocal, root
+from safeops.ops.reductions._statistic import EXTREME, LINEAR, SIGN, Statistic, extreme, pick, reciprocal, root
 
 INF = float("inf")
 KINDS = {2: LINEAR, 1: SIGN, INF: EXTREME, -INF: EXTREME}  # the orders that have kernels
@@ -63,9 +63,15 @@ def _any_order(k, a, ord, safe):
     return torch.where(vanishes, 0, value)
 
 
+def _part(value, origin, scale, ord):
+    if ord == 1:
+        return {"weight": value}
+    return {"x": value} if ord == 2 else extreme(value, origin, scale)
+
+
 class Norm(Statistic):
     def __init__(self, *arguments):
-        super().__init__(*arguments)
+        super().__init__(*arguments, part=_part)
         self.numbers = ()  # the order decides which formula it is: a trace is of one
 
     def has_kernel(self, ord):

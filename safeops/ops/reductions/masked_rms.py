@@ -14,7 +14,11 @@ def _define(k, parameter):
     return value, torch.zeros_like(value), reciprocal(value * weight)
 
 
-_masked_rms = Statistic("masked_rms", _define, LINEAR, file="masked_norm")
+def _part(value, origin, scale, parameter):
+    return {"x": value}
+
+
+_masked_rms = Statistic("masked_rms", _define, LINEAR, file="masked_norm", part=_part, weighs=True)
 
 
 @_masked_rms.public()

@@ -1,17 +1,17 @@
 """masked_std: the standard deviation of the kept elements."""
 
-from safeops.ops.reductions._statistic import LINEAR, reciprocal, root
+from safeops.ops.reductions._statistic import reciprocal, root
 from safeops.ops.reductions.masked_var import Spread, deviations
 
 
 def _define(k, correction):
     binade = k.binade()
-    squares, mean, divisor, exists = deviations(k, k.x / binade, correction)
+    squares, mean, divisor, exists = deviations(k, k.x / binade, correction, binade)
     value = binade * root(squares / divisor)
     return value, binade * mean, reciprocal(value * divisor), exists
 
 
-_masked_std = Spread("masked_std", _define, LINEAR, "correction", file="masked_var")
+_masked_std = Spread("masked_std", _define, file="masked_var")
 
 
 @_masked_std.public(parameter="Scalar correction=1, ")

@@ -11,7 +11,11 @@ def _define(k, parameter):
     return value, torch.zeros_like(value), torch.full_like(value, 2)
 
 
-_masked_sum_of_squares = Statistic("masked_sum_of_squares", _define, LINEAR, file="masked_norm")
+def _part(value, origin, scale, parameter):
+    return {"weight": value}
+
+
+_masked_sum_of_squares = Statistic("masked_sum_of_squares", _define, LINEAR, file="masked_norm", part=_part)
 
 
 @_masked_sum_of_squares.public()

@@ -5,7 +5,7 @@ import torch
 from safeops.ops.reductions._statistic import LINEAR, Kept, Statistic
 
 
-def deviations(k, x, correction):
+def deviations(k, x, correction, unit=1):
     """(sum of the squared deviations from the mean, mean, divisor, exists) of x, two passes; the divisor is 1 where
     there is no variance: nothing kept, or too little for the correction."""
     if k.weight is not None:
@@ -17,7 +17,7 @@ def deviations(k, x, correction):
     largest, smallest = k.largest(x), -k.largest(-x)
     mean = mean + torch.where(largest == smallest, largest - mean, 0).detach()
     d = k.select(x - mean, 0)
-    squares = k.sum(d * k.weighted(d))
+    squares = k.squares(d, unit)
     exists = (k.count > 0) & ~((weight - correction <= 0) & ~squares.isnan())  # what is not finite shows
     return squares, mean, torch.where(exists, weight - correction, 1), exists
 
@@ -25,9 +25,18 @@ def deviations(k, x, correction):
 class Spread(Statistic):
     """A statistic that needs more weight than its correction."""
 
+    of_part = "masked_std", 0.0  # its squares do not overflow, and the correction is one of the whole
+
+    def __init__(self, name, definition, file=None):
+        super().__init__(name, definition, LINEAR, "correction", file, _part, weighs=True)
+
     def _exists(self, input, mask, weight, dims, correction):
         k = Kept(input, mask, weight, dims, torch.float64)
         return deviations(k, k.x, correction)[3]
+
+
+def _part(value, origin, scale, *correction):
+    return {"x": origin, "spread": value}
 
 
 def _define(k, correction):
@@ -35,7 +44,7 @@ def _define(k, correction):
     return squares / divisor, mean, 2 / divisor, exists
 
 
-_masked_var = Spread("masked_var", _define, LINEAR, "correction")
+_masked_var = Spread("masked_var", _define)
 
 
 @_masked_var.public(parameter="Scalar correction=1, ")

@@ -100,6 +100,8 @@ class MaskedSoftmax(Op):
     only input, and is kept in place of ours (and no row's numbers). Else y is recomputed from two numbers a row.
     """
 
+    shards = "softmax"
+
     def __init__(self, name, log):
         self.log = log
         super().__init__(name, _masked_softmax, _masked_softmax_backward, define)

@@ -71,7 +71,7 @@ _backward = declare_raw(
 class CosineSimilarity(Op):
     differentiable = (0, 1)
     broadcasts = True
-    saved = slice(0, None)
+    saved, shards = slice(0, None), "cosine"
 
     def prepare(self, x1, x2, dim, eps):
         if eps is not None or dim.__class__ is not int:

@@ -90,6 +90,8 @@ _backward = declare_raw(
 
 
 class Normalize(Op):
+    shards = "normalize"
+
     def prepare(self, input, dim, eps):
         if eps is not None or dim.__class__ is not int:
             self.validate(input, dim, eps)

@@ -1,0 +1,38 @@
+"""The collectives of a call on DTensors, among the ranks along some dims of their mesh: of partial results alone."""
+
+import torch.distributed as dist
+
+from safeops.distributed._group import group_of_mesh, here, is_running
+from safeops.distributed._layout import Uncovered
+
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # (its name before torch 2.13)
+
+
+def add_up(function, own, mesh, dims):
+    """The sum of what the ranks have, in place."""
+    if dims:
+        _collective(function, "all-reduce", own, mesh, dims, lambda group: dist.all_reduce(own, group=group))
+    return own
+
+
+def gather(function, own, mesh, dims):
+    """What the ranks have: (ranks, *own)."""
+
+    def call(group):
+        ranks = dist.get_world_size(group)
+        found = own.new_empty((ranks * own.shape[0], *own.shape[1:]))
+        all_gather(found, own.contiguous(), group=group)
+        return found.view(ranks, *own.shape)
+
+    return _collective(function, "all-gather", own, mesh, dims, call)
+
+
+def _collective(function, kind, own, mesh, dims, call):
+    if len(dims) > 1 and not mesh.mesh_dim_names and mesh.size() != dist.get_world_size():
+        raise Uncovered  # torch makes no group of them
+    try:
+        return call(group_of_mesh(function, mesh, dims))
+    except (RuntimeError, ValueError, AssertionError, KeyError) as error:  # (what torch raises without a group)
+        where = here(function) if is_running() else f"{function} (at {tuple(mesh.get_coordinate())} of its mesh)"
+        sent = f"{str(own.dtype).removeprefix('torch.')} {tuple(own.shape)}"
+        raise RuntimeError(f"{where}: the {kind} of its partial results, here {sent}, failed: {error}") from error

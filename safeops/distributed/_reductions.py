@@ -1,0 +1,125 @@
+"""Reductions of DTensors: each rank reduces its shard by the local kernel, and the ranks' results become one.
+
+What adds up, a total and what it is divided by, is added up by an all-reduce. A statistic needs to know all parts: they
+are gathered, a few numbers of each result and rank, and the definition of the statistic is applied to them. With the
+two numbers that it gives beside the value, the local backward kernel needs no collective.
+"""
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from safeops import _check, _loss
+from safeops._dtypes import compute_dtype
+from safeops._op import registry, total
+from safeops.distributed._collectives import add_up, gather
+from safeops.distributed._layout import Uncovered, layout, local, shared
+from safeops.ops.reductions._statistic import Parts, finish
+
+
+def combined(function, own, mesh, dims, mean, given, empty_nan):
+    """(value, what it was divided by) in fp64. own: the rank's total, the sum of its weights (or None), its count.
+
+    given: what a mean is divided by instead, or None.
+    """
+    _, weights, _ = own
+    partials = add_up(function, torch.stack([x.double() for x in own if x is not None]), mesh, dims)
+    value, count = partials[0], partials[-1]
+    by = count if weights is None else partials[1]
+    if mean:
+        by = by if given is None else given.double()
+        value = _loss.divide(value, count, by, given is not None, empty_nan)
+        return value, by if given is None else torch.where(by == 0, float("inf"), by)
+    return torch.where(count > 0, value, float("nan") if empty_nan else 0.0), by
+
+
+def count(x, mask, weight, dims):
+    return registry["masked_count"].forward(x, mask, weight, dims, True)
+
+
+class Reduced:
+    """How a call is laid out.
+
+    placements: of the input. kept: of the result with the reduced dims. cut: the dims of the mesh that shard these.
+    """
+
+    def __init__(self, op, input, mask, weight, dim, keepdim):
+        self.mesh, self.shape, self.placements = layout([x for x in (input, mask, weight) if x is not None])
+        self.dims = _check.dims(op.name, dim, len(self.shape))
+        self.cut = [i for i, p in enumerate(self.placements) if p.is_shard() and p.dim in self.dims]
+        self.kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
+        self.lost = () if keepdim else self.dims
+        self.operands = [local(x, self.shape, self.placements) for x in (input, mask, weight)]
+
+    def _where(self):
+        """The placements of a result."""
+        return [Shard(p.dim - sum(d < p.dim for d in self.lost)) if p.is_shard() else p for p in self.kept]
+
+    def share(self, result):
+        """A result that has the reduced dims."""
+        shape = torch.Size(1 if d in self.dims else n for d, n in enumerate(self.shape) if d not in self.lost)
+        result = result.squeeze(self.lost) if self.lost else result
+        return shared(result, self.mesh, shape, self._where())
+
+    def own(self, result):
+        """This rank's part of a result, or of its gradient, with the reduced dims."""
+        result = local(result, result.shape, self._where())
+        for d in self.lost:
+            result = result.unsqueeze(d)
+        return result
+
+
+def forward(op, *operands):
+    input, mask, weight, dim, keepdim, *options = *operands, *op.defaults[len(operands) :]
+    of = Reduced(op, input, mask, weight, dim, keepdim)
+    if not of.cut:
+        results = op.forward(*of.operands, list(of.dims), True, *options)
+    else:
+        results = (_statistic if op.shards == "statistic" else _total)(op, of, *options)
+    return tuple(map(of.share, results))
+
+
+def gradients(op, grad, needs, operands, results):
+    input, mask, weight, dim, keepdim, *options = operands
+    of = Reduced(op, input, mask, weight, dim, keepdim)
+    own = [of.own(t) for t in (grad, *results)]
+    (d,) = op.gradients(own[0], needs, [*of.operands, list(of.dims), True, *options], own[1:])
+    return (shared(d, of.mesh, of.shape, of.placements, input),)
+
+
+def counts(op, *operands):
+    """masked_count."""
+    of = Reduced(op, *operands, *op.defaults[len(operands) :])
+    return of.share(add_up(op.name, count(*of.operands, list(of.dims)), of.mesh, of.cut))
+
+
+def _total(op, of, empty_nan, dtype):
+    """A sum or mean."""
+    (x, mask, weight), dims = of.operands, list(of.dims)
+    raw = registry["masked_mean" if weight is None else "masked_sum"].forward
+    value, by = raw(x, mask, weight, dims, True, False, None if weight is None else torch.float64)
+    own = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
+    value, by = combined(op.name, own, of.mesh, of.cut, op.shards == "mean", None, empty_nan)
+    return value.to(dtype or compute_dtype(x.dtype)), by
+
+
+def _statistic(op, of, empty_nan, dtype, parameter):
+    found = parts_of(op.name, op, of.operands, of.dims, parameter, of.mesh, of.cut, dtype)
+    results = finish(op.statistic, found, float("nan") if empty_nan else 0.0, parameter)
+    return tuple(t.squeeze(0) for t in results)
+
+
+def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
+    """What all ranks found of a statistic, by one collective."""
+    (x, mask, weight), dims = operands, list(dims)
+    name, of_part = op.of_part or (op.name, parameter)
+    if not (registry[name].runs_on(x.device) and registry["masked_count"].runs_on(x.device)):
+        raise Uncovered
+    results = registry[name].forward(x, mask, weight, dims, True, False, torch.float64, of_part)
+    columns = {"count": count(x, mask, weight, dims), **op.part(*results, of_part)}
+    if op.weighs and weight is not None:
+        columns["weight"] = total(weight.expand(x.shape), mask, dims, True, torch.float64)
+    found = gather(function, torch.stack([c.double() for c in columns.values()]), mesh, cut)
+    columns = dict(zip(columns, found.unbind(1)))
+    if op.weighs:
+        columns.setdefault("weight", columns["count"])
+    return Parts(dtype or compute_dtype(x.dtype), **columns)

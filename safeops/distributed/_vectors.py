@@ -1,0 +1,168 @@
+"""The softmax family, normalize and cosine_similarity of DTensors.
+
+Where the vectors' dim is sharded, each rank finds the numbers of its part (largest and sum of exponentials; norm;
+cosine and norms), all ranks learn them by one all-gather, and each finishes its own elements. Backward, the inner
+product of the gradient and the result is added up by one all-reduce; that of cosine_similarity is known.
+"""
+
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+from safeops import _check
+from safeops._dtypes import compute_dtype
+from safeops._op import registry, total
+from safeops.distributed._collectives import add_up, gather
+from safeops.distributed._layout import layout, local, shared
+from safeops.distributed._reductions import parts_of
+from safeops.ops.reductions._statistic import finish, reciprocal
+from safeops.ops.rows.normalize import resolve_eps
+
+
+class Vectors:
+    """How a call is laid out. cut: the dims of the mesh that shard the vectors."""
+
+    def __init__(self, op, dim, *operands):
+        self.op = op
+        self.mesh, self.shape, self.placements = layout([x for x in operands if x is not None])
+        self.dim = _check.one_dim(op.name, dim, len(self.shape))
+        self.cut = [i for i, p in enumerate(self.placements) if p.is_shard(self.dim)]
+        self.operands = [local(x, self.shape, self.placements) for x in operands]
+
+    def share(self, x, like=None):
+        """A result of the whole shape."""
+        return shared(x, self.mesh, self.shape, self.placements, like)
+
+    def share_numbers(self, x):
+        """One number for each vector, with the vectors' dim or without."""
+        keepdim = x.dim() == len(self.shape)
+        shape = [*self.shape[: self.dim], *([1] if keepdim else []), *self.shape[self.dim + 1 :]]
+        return shared(x, self.mesh, torch.Size(shape), self._of_numbers(keepdim))
+
+    def numbers(self, x):
+        """This rank's."""
+        return local(x, x.shape, self._of_numbers(x.dim() == len(self.shape)))
+
+    def _of_numbers(self, keepdim):
+        kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
+        return [Shard(p.dim - (not keepdim and p.dim > self.dim)) if p.is_shard() else p for p in kept]
+
+    def statistic(self, name, x, mask, parameter=0.0):
+        """(value, origin, scale) of the vectors, in fp64."""
+        op, where = registry[name], (self.mesh, self.cut, torch.float64)
+        found = parts_of(self.op.name, op, (x, mask, None), (self.dim,), parameter, *where)
+        return tuple(t.squeeze(0) for t in finish(op.statistic, found, 0.0, parameter))
+
+    def inner(self, terms, mask=None):
+        """The sum of terms over the vectors, in fp64."""
+        return add_up(self.op.name, total(terms, mask, [self.dim], True, torch.float64), self.mesh, self.cut)
+
+
+# ---- softmax
+
+
+def softmax(op, input, mask=None, dim=-1, log=False):
+    of = Vectors(op, dim, input, mask)
+    x, mask = of.operands
+    if of.cut:
+        value, top, scale = of.statistic("masked_logsumexp", x, mask)
+        # +inf, or nothing but -inf, is no distribution
+        sums = torch.where(value.isinf(), float("nan"), reciprocal(scale))
+        y = _softmax(x, mask, top, sums, log)
+    else:
+        y, top, sums = op.forward(x, mask, of.dim, log)
+    return of.share(y, input), of.share_numbers(top), of.share_numbers(sums)
+
+
+def _softmax(x, mask, top, sums, log):
+    compute = compute_dtype(x.dtype)
+    y = x.to(compute) - top.to(compute)
+    y = y - sums.log().to(compute) if log else y.exp_().div_(sums.to(compute))
+    y = y if mask is None else torch.where(mask, y, float("-inf") if log else 0.0)
+    return y.to(x.dtype)
+
+
+def softmax_gradients(op, grad, needs, operands, results):
+    input, mask, dim, log = operands  # input: the result, where that was kept in its place
+    of = Vectors(op, dim, input, mask)
+    (x, mask), g = of.operands, local(grad, of.shape, of.placements)
+    numbers = [None if t is None else of.numbers(t) for t in results]
+    if not of.cut:
+        (d,) = op.gradients(g, needs, [x, mask, of.dim, log], numbers)
+    else:
+        compute = compute_dtype(x.dtype, g.dtype)
+        g, y = g.to(compute), x.to(compute)
+        y = y if numbers[0] is None else _softmax(y, mask, *numbers, False)
+        # dx = y (g - sum g y); of the logarithm, g - y sum g
+        sums = of.inner(g if log else g * y, mask).to(compute)
+        d = g - y * sums if log else y * (g - sums)
+        d = (d if mask is None else torch.where(mask, d, 0)).to(x.dtype)
+    return (of.share(d, input),)
+
+
+# ---- normalize
+
+
+def normalize(op, input, dim=-1, eps=None):
+    of = Vectors(op, dim, input)
+    (x,) = of.operands
+    if of.cut:
+        norm, _, _ = of.statistic("masked_norm", x, None, 2.0)
+        y = _divided(x, _divisor(norm, eps, x.dtype))
+    else:
+        y, norm = op.forward(x, of.dim, eps)
+    return of.share(y, input), of.share_numbers(norm)
+
+
+def _divisor(norm, eps, dtype):
+    """max(norm, eps), and 1 for a zero vector."""
+    return torch.where(norm == 0, 1, norm.clamp(min=resolve_eps(eps, compute_dtype(dtype))))
+
+
+def _divided(x, divisor, dtype=None):
+    """In fp64, in which no norm overflows, and rounded once."""
+    return torch.div(x, divisor, out=torch.empty_like(x, dtype=dtype))
+
+
+def normalize_gradients(op, grad, needs, operands, results):
+    input, dim, eps = operands
+    of = Vectors(op, dim, input)
+    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.numbers(*results)
+    if not of.cut:
+        (d,) = op.gradients(g, needs, [x, of.dim, eps], [norm])
+    else:
+        # dx = (g - y sum g y) / norm; below eps, g / eps
+        divisor, wide = _divisor(norm, eps, x.dtype), compute_dtype(x.dtype, g.dtype)
+        y, g = _divided(x, divisor, wide), g.to(wide)
+        sums = torch.where(norm < divisor, 0, of.inner(g * y)).to(wide)
+        d = _divided(g - y * sums, torch.where(norm == 0, float("inf"), divisor), x.dtype)
+    return (of.share(d, input),)
+
+
+# ---- cosine
+
+
+def cosine(op, x1, x2, dim=-1, eps=None):
+    of = Vectors(op, dim, x1, x2)
+    if not of.cut:
+        results = op.forward(*of.operands, of.dim, eps)
+    else:
+        results = _cosine_of_parts(of, eps, *op.forward(*of.operands, of.dim, None))
+    return tuple(map(of.share_numbers, results))
+
+
+def _cosine_of_parts(of, eps, value, *norms):
+    own = torch.stack([value.unsqueeze(of.dim).double(), *norms])
+    cosines, *parts = gather(of.op.name, own, of.mesh, of.cut).unbind(1)
+    norms = [registry["masked_norm"].call(p, None, 0, False, None, None, "zero", 2.0) for p in parts]
+    least = torch.finfo(value.dtype).tiny  # by which a shorter part was divided
+    for part, norm in zip(parts, norms):
+        cosines = cosines * (part.clamp(min=least) / _divisor(norm, eps, value.dtype))
+    return cosines.sum(0).clamp(-1, 1).squeeze(of.dim).to(value.dtype), *norms
+
+
+def cosine_gradients(op, grad, needs, operands, results):
+    x1, x2, dim, eps = operands
+    of = Vectors(op, dim, x1, x2)
+    g, *numbers = map(of.numbers, (grad, *results))
+    found = op.gradients(g, needs, [*of.operands, of.dim, eps], numbers)
+    return [of.share(d, x) if need else None for d, x, need in zip(found, (x1, x2), needs)]

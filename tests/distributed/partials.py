@@ -1,0 +1,266 @@
+"""Cases of reductions over a sharded dim, and of vectors along one, beside the same call on plain tensors."""
+
+import functools
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+
+import safeops
+from safeops.distributed import _collectives
+from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed
+
+INF, NAN = float("inf"), float("nan")
+STATISTICS = [
+    ("masked_var", {}),
+    ("masked_var", {"correction": 0}),
+    ("masked_std", {}),
+    ("masked_amax", {}),
+    ("masked_amin", {}),
+    ("masked_norm", {}),
+    ("masked_norm", {"ord": 1}),
+    ("masked_norm", {"ord": INF}),
+    ("masked_norm", {"ord": -INF}),
+    ("masked_rms", {}),
+    ("masked_sum_of_squares", {}),
+    ("masked_logsumexp", {}),
+    ("masked_count", {}),
+    ("masked_mean", {}),
+    ("masked_sum", {}),
+]
+VECTORS = "masked_softmax", "masked_log_softmax", "normalize", "cosine_similarity"
+CUT = [S0], [S0, S1]  # on a mesh of one dim, and of two
+
+
+def normal(*shape, dtype=torch.float64, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def kept(*shape, share=0.6):
+    """Of the first rows, of a rank, nothing."""
+    keep = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < share
+    keep[: max(1, shape[0] // 4)] = False
+    return keep
+
+
+def plain(name, x, placements=(S0,), kind=torch.float64, **options):
+    """compare() of one input alone, and of others in its layout."""
+    made = {"input": x, **{k: options.pop(k) for k in ("mask", "weight") if k in options}}
+    return compare(name, made, dict.fromkeys(made, placements), kind, **options)
+
+
+def statistics(dtype):
+    for name, options in STATISTICS:
+        for shape in ((7, 3), (1, 3)):  # uneven shards, and empty ones
+            x, mask, weight = normal(*shape, dtype=dtype), kept(*shape), normal(*shape, dtype=dtype, seed=2).abs()
+            weight[-1, 0] = 0
+            for more in ({}, {"mask": mask}, {"mask": mask, "weight": weight}):
+                got = plain(name, x, kind=dtype, dim=0, **more, **options)
+                assert got.placements == (R,)
+        if dtype != torch.float64:
+            continue
+        for dim in (None, 0, (0, 1)):
+            plain(name, normal(5, 4, dtype=dtype), CUT[1], dtype, dim=dim, keepdim=True, **options)
+        for placements in ([P], [S1]):
+            plain(name, normal(5, 4, dtype=dtype), placements, dtype, dim=1, **options)
+    for empty in ("zero", "nan"):
+        nothing = torch.zeros(5, 3, dtype=torch.bool)
+        for name in ("masked_var", "masked_amax", "masked_logsumexp"):
+            plain(name, normal(5, 3, dtype=dtype), kind=dtype, mask=nothing, empty=empty)
+            plain(name, normal(5, 3, dtype=dtype), kind=dtype, mask=nothing.index_fill(0, torch.tensor(0), True))
+    safe = functools.partial(compare, "safe_norm", placements={"input": [S0]}, kind=dtype)
+    for ord in (1, 2, INF):
+        safe({"input": normal(5, 3, dtype=dtype)}, dim=0, ord=ord)
+        safe({"input": torch.zeros(5, 3, dtype=dtype)}, dim=0, ord=ord)
+
+
+def ties():
+    """Equal extremes of several ranks share the gradient."""
+    x = torch.tensor([3.0, 1.0, 3.0, -3.0, 3.0, 0.0], dtype=torch.float64)
+    for name, options in (("masked_amax", {}), ("masked_amin", {}), ("masked_norm", {"ord": INF})):
+        plain(name, x, **options)
+        plain(name, torch.full_like(x, 2), mask=torch.arange(6) != 1, **options)
+    whole = distributed(x, [S0])
+    (d,) = torch.autograd.grad(safeops.masked_amax(whole), whole)
+    assert d.full_tensor().tolist() == [1 / 3, 0, 1 / 3, 0, 1 / 3, 0]
+
+
+def extremes():
+    """Squares that do not fit; digits that the square of a large mean would lose; deviations of exactly 0."""
+    for dtype, large, small in (
+        (torch.float64, 1e200, 1e-200),
+        (torch.float32, 1e30, 1e-30),
+        (torch.float16, 3e4, 1e-4),
+    ):
+        for size in (large, small):
+            x = (normal(7, 3).clamp(-1.5, 1.5) * size).to(dtype)
+            for name in ("masked_norm", "masked_rms", "masked_std"):
+                plain(name, x, kind=torch.float64 if dtype == torch.float64 else torch.float32, dim=0)
+    for name in ("masked_var", "masked_std"):
+        plain(name, normal(64, 2) + 1e7, kind=torch.float32, dim=0)
+        plain(name, torch.full((7, 2), 0.1, dtype=torch.float64), dim=0)
+    plain("masked_logsumexp", normal(7, 3) + 1e4, dim=0)
+    most = torch.full((4,), torch.finfo(torch.float32).max)
+    compare("safe_norm", {"input": most}, {"input": [S0]})
+
+
+def special():
+    """What is not finite shows as in one process, on whichever rank it is; and -inf is none of the exponentials."""
+    for value in (NAN, INF, -INF):
+        for at in (slice(0, 1), slice(6, 7), slice(4, 7), slice(0, 7)):
+            x = normal(7, 3)
+            x[at, 1] = value
+            for name, options in STATISTICS:
+                plain(name, x, dim=0, **options)
+            for name in VECTORS[:3]:
+                plain(name, x, dim=0)
+            two = {"x1": x, "x2": normal(7, 3, seed=3)}
+            compare("cosine_similarity", two, dict.fromkeys(two, [S0]), torch.float64, dim=0)
+    x = normal(7, 3).masked_fill(~kept(7, 3), NAN)
+    for name, options in STATISTICS:
+        plain(name, x, mask=kept(7, 3), dim=0, **options)
+
+
+def vectors(dtype):
+    kind = torch.float64 if dtype == torch.float64 else torch.float32
+    for name in VECTORS:
+        for shape in ((7, 3), (1, 3), (8, 4)):
+            for dim, placements in ((0, [S0]), (-1, [S1]), (0, [S0, S1]), (1, [S0, S1]), (1, [S0]), (0, [P]), (0, [R])):
+                x = normal(*shape, dtype=dtype)
+                if name == "cosine_similarity":
+                    two = {"x1": x, "x2": normal(*shape, dtype=dtype, seed=3)}
+                    compare(name, two, dict.fromkeys(two, placements), kind, dim=dim, size=1)
+                    continue
+                got = plain(name, x, placements, kind, dim=dim, size=1)
+                assert P in placements or got.placements == tuple(placements)
+                if "softmax" in name:
+                    keep = kept(*shape)
+                    keep[:, 0] = False
+                    where = {"input": placements, "mask": [R if p is P else p for p in placements]}
+                    compare(name, {"input": x, "mask": keep}, where, kind, dim=dim)
+
+
+def short_vectors():
+    """Zero, of which a rank's part is, shorter than eps, longer than squares allow."""
+    for dtype in (torch.float64, torch.float32):
+        x, y = normal(6, 5, dtype=dtype), normal(6, 5, dtype=dtype, seed=3)
+        x[:, 0] = 0
+        x[:3, 1] = 0
+        x[3:, 2] = 0
+        x[:, 3] *= torch.finfo(dtype).tiny / 4
+        x[:, 4] *= torch.finfo(dtype).max / 8
+        for eps in (None, 0, 0.5, 10.0):
+            plain("normalize", x, kind=dtype, dim=0, eps=eps)
+            for two in ({"x1": x, "x2": y}, {"x1": y, "x2": x}):
+                compare("cosine_similarity", two, dict.fromkeys(two, [S0]), dtype, dim=0, eps=eps)
+    for row in (y[:1], y[0]):  # broadcast
+        two = {"x1": normal(6, 5), "x2": row.double()}
+        for placements in ([S1], [S0]):
+            compare("cosine_similarity", two, {"x1": placements, "x2": [R]}, torch.float64, dim=1)
+
+
+def halves():
+    """Rounded once, where other ranks' parts are known."""
+    x, y = normal(7, 3, dtype=torch.float16), normal(7, 3, dtype=torch.float16, seed=3)
+    for name in VECTORS:
+        leaves = [x, y] if name == "cosine_similarity" else [x]
+        wide, shared = [t.double().requires_grad_() for t in leaves], [distributed(t, [S0]) for t in leaves]
+        want, got = (getattr(safeops, name)(*operands, dim=0) for operands in (wide, shared))
+        wants, gots = torch.autograd.grad(want.sum(), wide), torch.autograd.grad((got * 1).sum(), shared)
+        for w, g in zip((want, *wants), (got, *gots)):
+            assert g.dtype == (torch.float32 if g is got and len(leaves) == 2 else torch.float16)
+            g = g.full_tensor().double()
+            assert ((g - w).abs() <= 1.01 * 2**-11 * w.abs() + 3e-7).all(), (name, g - w)
+
+
+def second_order():
+    x, y = normal(5, 3), normal(5, 3, seed=3)
+    for f in (
+        lambda a, b: (safeops.masked_var(a, dim=0) * b[0]).sum(),
+        lambda a, b: (safeops.masked_logsumexp(a, dim=0) * b[0]).sum(),
+        lambda a, b: (safeops.masked_softmax(a, dim=0) * b).sum(),
+        lambda a, b: (safeops.masked_log_softmax(a, dim=0) * b).sum(),
+        lambda a, b: (safeops.normalize(a, dim=0) * b).sum(),
+        lambda a, b: safeops.cosine_similarity(a, b, dim=0).sum(),
+    ):
+        found = []
+        for leaves in ([t.clone().requires_grad_() for t in (x, y)], [distributed(t, [S0]) for t in (x, y)]):
+            first = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
+        for w, g in zip(*found):
+            close(g, w, 1e-12)
+
+
+def wire():
+    """One collective of partials forward, at most one of inner products backward; never the input."""
+    x, y, keep, weight = (distributed(t, [S0]) for t in (normal(6, 5), normal(6, 5), kept(6, 5), normal(6, 5).abs()))
+    weight.requires_grad_(False)
+    results = 5 * 8  # bytes of a number for each
+    for numbers, backward, call in (
+        (3, 0, lambda: safeops.masked_var(x, dim=0)),
+        (4, 0, lambda: safeops.masked_var(x, keep, dim=0, weight=weight)),
+        (3, 0, lambda: safeops.masked_amax(x, keep, dim=0)),
+        (2, 0, lambda: safeops.masked_norm(x, dim=0)),
+        (2, 0, lambda: safeops.masked_norm(x, dim=0, ord=1)),
+        (2, 0, lambda: safeops.masked_rms(x, keep, dim=0)),
+        (2, 0, lambda: safeops.masked_sum_of_squares(x, dim=0)),
+        (3, 0, lambda: safeops.masked_logsumexp(x, keep, dim=0)),
+        (1, None, lambda: safeops.masked_count(x, keep, dim=0)),
+        (3, 1, lambda: safeops.masked_softmax(x, keep, dim=0)),
+        (3, 1, lambda: safeops.masked_log_softmax(x, keep, dim=0)),
+        (2, 1, lambda: safeops.normalize(x, dim=0)),
+        (3, 0, lambda: safeops.cosine_similarity(x, y, dim=0)),
+        (0, 0, lambda: safeops.masked_softmax(x, dim=1)),
+        (0, 0, lambda: safeops.masked_var(x, dim=1)),
+    ):
+        with sending() as sent, CommDebugMode() as all_of_them:
+            out = call()
+        assert sent == [numbers * results] * bool(numbers), (sent, numbers)
+        assert all_of_them.get_total_counts() <= 1
+        if backward is not None:
+            with sending() as sent, CommDebugMode() as all_of_them:
+                torch.autograd.grad(out, x, torch.ones_like(out))
+            assert sent == [results] * backward and all_of_them.get_total_counts() <= backward, (sent, backward)
+
+
+class sending:
+    """The bytes that this rank sends by safeops' collectives, one number each."""
+
+    def __enter__(self):
+        sent, gather, add = [], _collectives.all_gather, dist.all_reduce
+
+        def gathered(output, input, **options):
+            sent.append(input.nbytes)
+            return gather(output, input, **options)
+
+        def added(x, **options):
+            sent.append(x.nbytes)
+            return add(x, **options)
+
+        self.patches = (
+            mock.patch.object(_collectives, "all_gather", gathered),
+            mock.patch.object(dist, "all_reduce", added),
+        )
+        for patch in self.patches:
+            patch.start()
+        return sent
+
+    def __exit__(self, *error):
+        for patch in self.patches:
+            patch.stop()
+
+
+CASES = {
+    "statistics fp64": functools.partial(statistics, torch.float64),
+    "statistics fp32": functools.partial(statistics, torch.float32),
+    "ties": ties,
+    "extremes": extremes,
+    "special": special,
+    "vectors fp64": functools.partial(vectors, torch.float64),
+    "vectors fp32": functools.partial(vectors, torch.float32),
+    "short vectors": short_vectors,
+    "halves": halves,
+    "second order": second_order,
+    "wire": wire,
+}
