@@ -68,6 +68,7 @@ is_batched = torch._C._functorch.is_legacy_batchedtensor  # a gradient of torch.
 # ---- debugging: ops as they run
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode  # all ops of a context come to its __torch_dispatch__
+FakeTensor = torch._subclasses.FakeTensor  # a shape without values: a DTensor asks by them which layout a result has
 disable_modes = _python_dispatch._disable_current_modes  # a context whose ops come to no mode
 current_node = torch._C._current_autograd_node  # the node whose backward is running in this thread, or None
 next_sequence = torch._C._autograd._get_sequence_nr  # the number that this thread's next node will get

@@ -314,6 +314,26 @@ def test_several_dims_of_a_mesh_as_one(alone):
     assert flat[0].ndim == 1 and flat[0].get_group() is flat[1].get_group()
 
 
+def test_a_layout_is_found_by_fake_tensors(alone):
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = set()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if any(issubclass(kind, _torch.FakeTensor) for kind in types):
+                seen.add(func)
+                return func(*args, **(kwargs or {}))
+            return NotImplemented if types and torch.Tensor not in types else func(*args, **(kwargs or {}))
+
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    x = distribute_tensor(torch.ones(3, 5), mesh, [Shard(0)])
+    with Watch():
+        assert x.add_(1, alpha=0.25).full_tensor().eq(1.25).all()
+    assert torch.ops.aten.add_.Tensor in seen
+
+
 # ---- testing
 
 

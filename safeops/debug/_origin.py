@@ -156,6 +156,7 @@ class Step:
             inputs=self.operands(op, values),
             output=self.counts(output) if output is not None else None,
             scale=self.scale(),
+            index=op.index,
             frames=[self.frame(op) for op in self.ops[: op.index + 1] if op.outputs and not _initializes(op)],
         )
 

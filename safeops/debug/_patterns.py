@@ -49,6 +49,10 @@ PATTERNS = {
         "ignore_index= or mask= for the rows that have no class; safeops.safe_gather, safe_index_select",
     ),
     "device-copy": ("copies between devices", "make it where it is used; safeops.to_device for batches"),
+    "rank-means": (
+        "a mean of per-rank means with unequal counts: an element weighs more on the rank that has fewer",
+        "denominator=safeops.distributed.global_count(masks), unless something divides by the global count later",
+    ),
     "saved-write": (
         "writes into a tensor that autograd saved: backward will raise",
         "the function without the underscore, or safeops.masked_fill",

@@ -15,6 +15,7 @@ from safeops.debug._source import called_by, user_frames
 
 ROWS = 1 << 14  # of one block: 1 MiB
 PICKS = 4  # operands whose value at the first bad element is kept
+_VALUELESS = UninitializedTensorMixin, _torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
 
 
@@ -99,7 +100,7 @@ class Recorder(_torch.TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if types and not _PLAIN.issuperset(types):
-            if not any(issubclass(kind, UninitializedTensorMixin) for kind in types):  # LazyLinear's: nothing to count
+            if not any(issubclass(kind, _VALUELESS) for kind in types):
                 return NotImplemented  # a subclass unwraps itself first; its inner ops come here
             return func(*args, **kwargs)
         if not isinstance(func, _torch.OpOverload):

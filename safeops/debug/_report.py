@@ -80,6 +80,8 @@ class Report:
     scale: float | None  # GradScaler's, where it was at work
     frames: list[Frame] = dataclasses.field(repr=False, default_factory=list)
     last: int = 12  # frames that the text shows
+    index: int = 0  # of the op in the step
+    rank: int | None = None  # of several that trace together, the one that saw it
 
     @property
     def bug(self):
@@ -93,7 +95,7 @@ class Report:
 
     def __str__(self):
         what = f"{self.op} in the backward of {self.node}" if self.phase == "backward" and self.node else self.op
-        parts = [f"step {self.step}: {self.headline()}", f"  op       {what}"]
+        parts = [f"{self.when()}: {self.headline()}", f"  op       {what}"]
         for name, value in (
             ("module", self.module),
             ("line", self._lines()),
@@ -109,6 +111,9 @@ class Report:
         if self.last and len(self.frames) > 1:
             parts += ["", "  what ran before:", *(f"  {row}" for row in self._table())]
         return "\n".join(parts)
+
+    def when(self):
+        return f"step {self.step}" + ("" if self.rank is None else f", rank {self.rank}")
 
     def headline(self):
         if self.kind == "scaled overflow":
@@ -140,8 +145,12 @@ class Report:
 
 
 class NonFiniteError(ArithmeticError):
-    """Raised by `trace` at the end of a step in which a loss or gradient became NaN or inf. `.report` tells why."""
+    """Raised by `trace` at the end of a step in which a loss or gradient became NaN or inf. `.report` tells why.
 
-    def __init__(self, report):
-        super().__init__(f"safeops.debug.trace, {report}")
+    elsewhere: of several ranks another one tells it.
+    """
+
+    def __init__(self, report, elsewhere=False):
+        told = f"{report.when()}: {report.headline()}; that rank tells more" if elsewhere else report
+        super().__init__(f"safeops.debug.trace, {told}")
         self.report = report

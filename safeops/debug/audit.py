@@ -9,7 +9,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
 from safeops import _check, _torch
-from safeops.debug import _patterns
+from safeops.debug import _patterns, _ranks
+from safeops.debug._means import Means, unequal
 from safeops.debug._saved import SavedTensors
 from safeops.debug._source import Line, line, user_frames
 
@@ -20,12 +21,13 @@ _READERS = (torch.amp.grad_scaler.__file__, os.path.join(os.path.dirname(torch.u
 
 @dataclasses.dataclass
 class Finding:
-    """One pattern at one line: what happened there the first time, and how often."""
+    """One pattern at one line: what happened there the first time, and how often; of several ranks, on which."""
 
     code: str
     line: Line | None
     detail: str
     count: int = 1
+    ranks: tuple = ()
 
     @property
     def what(self):
@@ -42,6 +44,8 @@ class Finding:
 
     def __str__(self):
         times = f" ({self.count} times)" if self.count > 1 else ""
+        if self.ranks:
+            times += f" on rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
         where = f"\n    at {self.line}".replace("\n    ", "\n        ") if self.line else ""
         return f"{self.code}: {self.what}{times}\n    {self.detail}{where}\n    instead: {self.instead}"
 
@@ -61,6 +65,14 @@ class audit(TorchFunctionMode):
 
     Args:
         select: a list of the codes to look for; all by default (`safeops.debug.audit.CODES`).
+        group: a process group whose ranks all audit, and answer as one: at the end of the context they put together
+            what they found, each finding with its `ranks`, in the order of its first appearance. Printed, that is the
+            report on the first of them, and a line on the others. Found too is a mean that gradients come from, of
+            another count on another rank ("rank-means"). None: this rank answers for itself.
+
+    Raises:
+        TypeError: `select` is a str. ValueError: it has an unknown code; `group` is none, or one without this rank.
+        RuntimeError: of several ranks one does not answer within the group's timeout.
 
     Attributes:
         findings: list of `Finding` (code, line, detail, count, what, instead, waits), in the order of their first
@@ -79,7 +91,7 @@ class audit(TorchFunctionMode):
 
     CODES = tuple(_patterns.PATTERNS)
 
-    def __init__(self, select=None):
+    def __init__(self, select=None, *, group=None):
         super().__init__()
         if isinstance(select, str):
             raise TypeError(f"audit: select must be a list of codes, got the str {select!r}")
@@ -87,7 +99,9 @@ class audit(TorchFunctionMode):
         if unknown:
             raise ValueError(f"audit: unknown code {unknown[0]!r} in select=; the codes are {', '.join(self.CODES)}")
         self.select = frozenset(self.CODES if select is None else select)
-        self.found, self.saved = {}, SavedTensors()
+        _ranks.check("audit", group)
+        self.found, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
+        self.means = None if group is None or "rank-means" not in self.select else Means()
 
     @property
     def findings(self):
@@ -95,7 +109,7 @@ class audit(TorchFunctionMode):
 
     def __enter__(self):
         # After a step its graph is gone: what it saved is nobody's any more.
-        self.hook = register_optimizer_step_post_hook(lambda *_: self.saved.clear())
+        self.hook = register_optimizer_step_post_hook(lambda *_: self._forget())
         _check.watchers.append(self._left_out)
         return super().__enter__()
 
@@ -103,7 +117,29 @@ class audit(TorchFunctionMode):
         super().__exit__(*error)
         _check.watchers.remove(self._left_out)
         self.hook.remove()
+        self._forget()
+        if self.group is not None and error[0] is None:  # after an exception the other ranks may be elsewhere
+            self._put_together()
+
+    def _forget(self):
         self.saved.clear()
+        if self.means is not None:
+            self.means.clear()
+
+    def _put_together(self):
+        """What all ranks found, on each of them."""
+        counts = {} if self.means is None else self.means.counts
+        of_ranks = _ranks.gather("audit", (self.findings, counts), self.group)
+        self.told_by, merged = min(of_ranks), {}
+        places = [(i, rank, x) for rank, (found, _) in of_ranks.items() for i, x in enumerate(found)]
+        for _, rank, x in sorted(places, key=lambda found: found[:2]):
+            earlier = merged.setdefault((x.code, x.line), dataclasses.replace(x, count=0))
+            earlier.count += x.count
+            earlier.ranks = tuple(sorted((*earlier.ranks, rank)))
+        for place, detail in unequal({rank: counts for rank, (_, counts) in of_ranks.items()}):
+            finding = merged.setdefault(("rank-means", place), Finding("rank-means", place, detail, 0))
+            finding.count += 1
+        self.found = merged
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -122,10 +158,14 @@ class audit(TorchFunctionMode):
         self._note(seen)
         if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
             self._note(self.saved.written(args[0]))
+        if self.means is not None and name == "backward" and args and isinstance(args[0], torch.Tensor):
+            self.means.reached(args[0])
         result = func(*args, **kwargs)
         explained = any(code in ("domain", "small-divisor", "times-mask") for code, _ in seen)
         with torch.no_grad(), _torch.disable_modes():
             found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
+            if self.means is not None:
+                self.means.note(func, name, args, kwargs, result)
         self._note(found)
         self.saved.note(result)
         return result
@@ -148,6 +188,8 @@ class audit(TorchFunctionMode):
                 finding.count += 1
 
     def __str__(self):
+        if self.told_by is not None and self.told_by != _ranks.rank():
+            return f"audit: {len(self.found)} findings of all ranks, told by rank {self.told_by}"
         if not self.found:
             return "audit: none of the patterns happened"
         waits = [finding for finding in self.findings if finding.waits]

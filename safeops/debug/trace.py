@@ -4,6 +4,7 @@ Every floating tensor that an op reads or writes is counted where it lies, by on
 device until the step ends. Then one transfer decides, and only a step that went wrong costs more.
 """
 
+import dataclasses
 import gc
 import warnings
 
@@ -11,6 +12,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from safeops import _torch
+from safeops.debug import _ranks
 from safeops.debug._modules import ModuleStack
 from safeops.debug._origin import Step
 from safeops.debug._record import Recorder
@@ -37,6 +39,9 @@ class trace:
         model: for module paths ("decoder.layers.3"); without it, modules are named by their classes.
         action: at a finding, "raise" NonFiniteError, "warn", or only "record".
         last: how many of the ops before it the report shows.
+        group: a process group whose ranks all trace, and answer as one: what came first in the order of the step's ops
+            is the finding of all, with its `rank`; that rank reports it, the others name it in a line. They meet where
+            a step ends, so each must end its steps as the others do. None: this rank answers for itself.
 
     Attributes:
         report: the first finding (`Report`), or None.
@@ -50,7 +55,8 @@ class trace:
     Raises:
         NonFiniteError: a step went wrong and `action` is "raise"; its `report` is the finding.
         TypeError: `model` is no module.
-        ValueError: `action` is none of the three, `last` is negative.
+        ValueError: `action` is none of the three, `last` is negative, `group` is none, or one without this rank.
+        RuntimeError: of several ranks one does not answer within the group's timeout.
 
     Example:
         >>> x = torch.tensor([0.0, 2.0], requires_grad=True)
@@ -60,14 +66,15 @@ class trace:
         ('log', 'undefined', 'log(0) is -inf: there is no finite value for it')
     """
 
-    def __init__(self, model=None, *, action="raise", last=12):
+    def __init__(self, model=None, *, action="raise", last=12, group=None):
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"trace: model must be a torch.nn.Module or None, got {type(model).__name__}")
         if action not in ACTIONS:
             raise ValueError(f"trace: action must be one of {', '.join(map(repr, ACTIONS))}, got {action!r}")
         if isinstance(last, bool) or not isinstance(last, int) or last < 0:
             raise ValueError(f"trace: last must be an int of at least 0, got {last!r}")
-        self.action, self.last = action, last
+        _ranks.check("trace", group)
+        self.action, self.last, self._group = action, last, group
         self.reports, self.overflows, self.steps = [], [], 0
         self._modules = ModuleStack(model)
         self._recorder = Recorder(self._modules, self._after)
@@ -104,7 +111,9 @@ class trace:
             hook.remove()
         self._modules.__exit__()
         try:
-            found = None if isinstance(error, NonFiniteError) else self._look(not self._trained)
+            told = isinstance(error, NonFiniteError)
+            # After an exception the other ranks may be elsewhere.
+            found = None if told else self._look(not self._trained, together=kind is None)
             if kind is None:
                 self._act(found)
             elif found is not None and found.bug and self._announces and issubclass(kind, Exception):
@@ -121,27 +130,43 @@ class trace:
 
     def _act(self, found):
         if found is not None and found.bug:
+            elsewhere = found.rank is not None and found.rank != _ranks.rank()
             if self.action == "raise":
-                raise NonFiniteError(found)
-            if self.action == "warn":
+                raise NonFiniteError(found, elsewhere)
+            if self.action == "warn" and not elsewhere:
                 _warn(f"safeops.debug.trace, {found}")
         return found
 
-    def _look(self, results):
-        recorder = self._recorder
-        if not recorder.ops:
-            return None
+    def _look(self, results, together=True):
+        recorder, found, backward = self._recorder, None, False
         with recorder.lock, _torch.disable_modes(), torch.no_grad():
-            step = Step(recorder, self.steps + 1, results)
-            found = step.report()
-            recorder.clear()
-        # What runs behind the last update of a training loop is no step of it.
-        self.steps += results or step.backward or found is not None
-        self._trained = self._trained or step.backward
+            if recorder.ops:
+                step = Step(recorder, self.steps + 1, results)
+                found, backward = step.report(), step.backward
+                # What runs behind the last update of a training loop is no step of it.
+                self.steps += results or backward or found is not None
+                recorder.clear()
+            if together and self._group is not None:
+                found = self._first(found)
+        self._trained = self._trained or backward
         if found is not None:
             found.last = self.last
             (self.reports if found.bug else self.overflows).append(found)
         return found
+
+    def _first(self, found):
+        """What went wrong first on any rank. A cause is earlier in the order of ops than what came of it elsewhere."""
+        try:
+            # (the table of what ran before stays here: long, and of code objects)
+            of_ranks = _ranks.gather("trace", found and dataclasses.replace(found, frames=[]), self._group)
+        except RuntimeError as error:
+            raise error if found is None else NonFiniteError(found) from error
+        of_ranks[_ranks.rank()] = found
+        for rank, report in of_ranks.items():
+            if report is not None:
+                report.rank = rank
+        reports = [report for report in of_ranks.values() if report is not None]
+        return min(reports, key=lambda report: (not report.bug, report.index, report.rank), default=None)
 
     def _after(self, op):
         # A scaler steps its optimizers first, or skips them; then it updates its scale.
@@ -151,7 +176,7 @@ class trace:
             self._scaled = False
             self._end_of_step()
         elif len(self._recorder.ops) >= MOST_OPS:
-            self._end_of_step()
+            self._act(self._look(not self._trained, together=False))
 
     def _stepped(self, optimizer, args, kwargs):
         if not self._scaled:

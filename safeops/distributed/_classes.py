@@ -14,6 +14,7 @@ from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
 from safeops.ops.rows._linear_chunks import own_of
 
+INF = float("inf")
 NO_CLASS = torch.iinfo(torch.int64).min  # for an ignore_index: which rows are kept is known
 
 
@@ -112,19 +113,21 @@ def _of_parts(of, label_smoothing, z_loss):
     """What the raw forward of cross_entropy gives for whole rows."""
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     weight = None if of.weight is None else of.weight.detach()
-    columns = [
-        registry["masked_logsumexp"].call(x, None, -1, False, None, torch.float64, "zero")
-        if x.shape[-1]
-        else x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
-    ]
+    if x.shape[-1]:
+        raw = registry["masked_logsumexp"].forward
+        log_sum, _, scale = raw(x, None, None, [-1], False, False, torch.float64, 0.0)
+    else:
+        log_sum = scale = x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
     if of.shares:
         q = of.target.detach().movedim(of.dim, -1)
         q = q if weight is None else q * weight
-        columns += [_sum(x, q != 0, q), _sum(q, None)]
+        columns = [log_sum, _sum(x, q != 0, q), _sum(q, None)]
     else:
         at, inside = own_of(of.target - of.first, x.shape[-1])
-        own = x.gather(-1, at).squeeze(-1) if x.shape[-1] else columns[0]
-        columns.append(torch.where(inside, own, 0))
+        own = torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else torch.zeros_like(log_sum)
+        # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
+        certain = (own == INF) & (scale == 1) & (not smooth and not z_loss)
+        columns = [torch.where((log_sum == INF) & ~certain, float("nan"), log_sum), own]
     if smooth:
         exists = x != float("-inf")
         every = None if weight is None else weight.expand(x.shape)
@@ -135,11 +138,11 @@ def _of_parts(of, label_smoothing, z_loss):
     if of.shares:
         loss = torch.where(mass == 0, 0, mass * log_sum) - own
     else:
-        loss = mass * (log_sum - own)
+        loss = mass * torch.where((log_sum == INF) & (own == INF), 0, log_sum - own)
     dtype = compute_dtype(x.dtype, *((of.target.dtype,) if of.shares else ()))
     compute = dtype if weight is None else compute_dtype(dtype, weight.dtype)
     high = log_sum.to(compute).double()
-    numbers = [high, log_sum - high]
+    numbers = [high, torch.where(high.isinf(), 0, log_sum - high)]
     if of.shares or (weight is not None and smooth):
         numbers.append((1 - label_smoothing) * mass)
     if smooth:

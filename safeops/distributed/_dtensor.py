@@ -61,7 +61,7 @@ def _over_ranks(op):
     if op.shards in GRADIENTS:
         made.linear, made.reads = 0, slice(0, op.tensors)
         made.gradients = functools.partial(GRADIENTS[op.shards], op)
-        made.composite_gradients = functools.partial(_composite_gradients, op)
+        made.composite_gradients = functools.partial(_composite_gradients, made)
     elif op.backward:
         made.backward = functools.partial(_elementwise, op.backward)
     made.function = _op._function(made)
@@ -70,7 +70,7 @@ def _over_ranks(op):
 
 def _composite_gradients(op, grad, needs, operands, results):
     whole = list(map(without_empty_shards, operands))
-    found = op.composite_gradients(grad, needs, whole, results)
+    found = type(op).composite_gradients(op, grad, needs, whole, results)
     laid_out = [operands[i] for i in op.differentiable]
     return [
         d if d is None or d.shape != x.shape else d.redistribute(placements=x.placements)

@@ -194,7 +194,8 @@ def test_each_pattern_at_its_line(pattern):
 
 
 def test_every_code_has_a_case():
-    assert {code for code, _ in CASES.values()} == set(audit.CODES)
+    several = {"rank-means"}  # of several processes: tests/distributed/watching.py
+    assert {code for code, _ in CASES.values()} == set(audit.CODES) - several
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])

@@ -93,6 +93,23 @@ def check_far_from_zero():
     compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float32)
 
 
+def check_infinite_logits():
+    """The row's own and no other takes all, by a loss of 0; two of them, or another's, are no distribution."""
+    inf = float("inf")
+    for classes in ((0,), (7,), (0, 1), (0, 7)):
+        for target in (0, 7, 3):
+            x = torch.linspace(-1, 1, 24, dtype=torch.float64).reshape(3, 8).clone()
+            x[1, list(classes)] = inf
+            made = {"input": x, "target": torch.full((3,), target)}
+            for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 1e-3}):
+                for weight in (None, torch.arange(1.0, 9, dtype=torch.float64)):
+                    both = made if weight is None else {**made, "weight": weight}
+                    where = {"input": [S1], "target": [R], "weight": [R]}
+                    got = compare("cross_entropy", both, where, torch.float64, reduction="none", **options)
+                    certain = classes == (target,) and not options
+                    assert got.full_tensor()[1].isnan() != certain
+
+
 def check_a_rank_of_which_no_class_exists():
     made = operands(torch.float64, (6, 8))
     made["input"][:, :2] = float("-inf")
@@ -147,6 +164,7 @@ CASES = {
     "second-order": check_second_order,
     "few-classes": check_few_classes,
     "few-rows": check_few_rows,
+    "infinite-logits": check_infinite_logits,
     "far-from-zero": check_far_from_zero,
     "no-class-exists": check_a_rank_of_which_no_class_exists,
     "wire": check_the_wire,

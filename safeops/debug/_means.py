@@ -1,0 +1,92 @@
+"""Means that a backward pass begins from, and what each was divided by: of several ranks, to be compared."""
+
+import torch
+
+from safeops import _torch
+from safeops.debug._source import line, user_frames
+
+_TORCH_LOSSES = frozenset(
+    "mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div "
+    "soft_margin_loss poisson_nll_loss gaussian_nll_loss cross_entropy nll_loss multi_margin_loss hinge_embedding_loss "
+    "multilabel_margin_loss multilabel_soft_margin_loss margin_ranking_loss cosine_embedding_loss triplet_margin_loss "
+    "triplet_margin_with_distance_loss".split()
+)
+_WITH_CLASSES = frozenset(["cross_entropy", "nll_loss"])
+_DIVISIONS = frozenset("div divide true_divide __truediv__".split())
+
+
+class Means:
+    """counts: {Line: what its means were divided by, in their order}, of those that gradients come from."""
+
+    def __init__(self):
+        self.counts, self.seen = {}, []
+
+    def note(self, func, name, args, kwargs, result):
+        """A call and its result, which may be a mean."""
+        values = result if isinstance(result, tuple) else (result,)
+        if not values or not isinstance(values[0], torch.Tensor) or values[0].dim():
+            return
+        count = _count(func, name, args, kwargs, values)
+        if count is not None:
+            frames, _ = user_frames(3)
+            self.seen.append((values[0], frames[0] if frames else None, float(count)))
+
+    def reached(self, loss):
+        """A backward pass from this loss: which of the means it has gone through."""
+        nodes, queue = set(), [loss.grad_fn]
+        while queue:
+            node = queue.pop()
+            if node is not None and node not in nodes:
+                nodes.add(node)
+                queue += [after for after, _ in node.next_functions]
+        rest = []
+        for mean, place, count in self.seen:
+            if mean.grad_fn in nodes:
+                self.counts.setdefault(place and line(place), []).append(count)
+            elif mean.grad_fn is not None:
+                rest.append((mean, place, count))
+        self.seen = rest
+
+    def clear(self):
+        self.seen = []
+
+
+def _count(func, name, args, kwargs, values):
+    """What a mean was divided by, None for what is no mean of a rank's own elements."""
+    x = args[0] if args else None
+    if str(func).startswith("safeops."):
+        return _of_raw(func, args, kwargs, values)
+    if not isinstance(x, torch.Tensor):
+        return None
+    if name == "mean":
+        return x.numel()
+    if name in _TORCH_LOSSES:
+        target = kwargs.get("target", args[1] if len(args) > 1 else None)
+        if name in _WITH_CLASSES and isinstance(target, torch.Tensor) and not target.is_floating_point():
+            return (target != kwargs.get("ignore_index", -100)).sum()
+        return x.numel()  # (of a sum, the same: it has no count to differ by)
+    by = args[1] if len(args) > 1 else None
+    if name in _DIVISIONS and isinstance(by, torch.Tensor) and by.dim() == 0 and not by.requires_grad:
+        return by
+    return None
+
+
+def _of_raw(func, args, kwargs, values):
+    """Of a raw op: (value, what it was divided by)."""
+    arguments = _torch.schema(func).arguments
+    given = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
+    mean = "_masked_mean" in str(func) or given.get("reduction") == 1
+    if not mean or len(values) < 2 or given.get("denominator") is not None or given.get("divisor") is not None:
+        return None
+    return values[1]
+
+
+def unequal(of_ranks):
+    """(place, text) of each line whose means were of other counts on other ranks. of_ranks: {rank: counts}."""
+    places = {place: None for counts in of_ranks.values() for place in counts}
+    for place in places:
+        for found in zip(*(counts.get(place, []) for counts in of_ranks.values())):
+            ranks = dict(zip(of_ranks, found))
+            most, least = max(ranks, key=ranks.get), min(ranks, key=ranks.get)
+            if found and ranks[most] != ranks[least]:
+                yield place, f"a mean of {ranks[most]:g} on rank {most}, of {ranks[least]:g} on rank {least}"

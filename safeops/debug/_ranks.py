@@ -1,0 +1,35 @@
+"""What the ranks of a group found, put together: every rank learns of all, so that one of them can answer for all."""
+
+import torch.distributed as dist
+
+from safeops.distributed._group import here, is_running
+
+
+def check(function, group):
+    """A group as the tools take it: None, or one that this rank is in."""
+    if group is None:
+        return
+    try:
+        member = is_running() and dist.get_world_size(group) > 0
+    except (RuntimeError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{function}: group: {error}") from error
+    if not member:
+        raise ValueError(
+            f"{function}: group: {'this rank is not in it' if is_running() else 'there is no process group'}"
+        )
+
+
+def gather(function, own, group):
+    """{rank: what it has}, on every rank of the group."""
+    if group is None:
+        return {None: own}
+    found = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(found, (dist.get_rank(), own), group=group)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(f"{here(function)}: what the ranks found could not be gathered: {error}") from error
+    return dict(sorted(found))
+
+
+def rank():
+    return dist.get_rank() if is_running() else None
