@@ -94,9 +94,19 @@ def mesh(x):
     return None if x.__class__ in PLAIN else getattr(x, "device_mesh", None)
 
 
-def whole(x):
-    """What the host may read, on every rank the same."""
-    return x if mesh(x) is None else x.full_tensor()
+def whole(function, value):
+    """value(), which the host may read, on every rank the same."""
+    try:
+        x = value()
+        return x if mesh(x) is None else x.full_tensor()
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        from safeops.distributed._group import here, is_running  # (which imports this)
+
+        if not is_running():
+            raise
+        raise RuntimeError(f"{here(function)}: what the host needs of all ranks could not be had: {error}") from error
 
 
 def no_dtensor(function, name, x):
@@ -250,8 +260,9 @@ def one_dim(function, dim, ndim):
 
 
 def raise_if_empty(name, nothing, input, dim):
-    """nothing: which of the results have nothing to be made of. Synchronises."""
-    empty = int(whole(nothing).sum())
+    """nothing(): which of the results have nothing to be made of. Synchronises."""
+    nothing = whole(name, nothing)
+    empty = int(nothing.sum())
     if empty:
         raise ValueError(
             f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '

@@ -39,7 +39,7 @@ def split(denominator, input):
 
 def beside(x, denominator):
     """A denominator as what it divides may be: a plain tensor by a DTensor only as its value."""
-    return _check.whole(denominator) if _check.mesh(x) is None else denominator
+    return _check.whole("denominator", lambda: denominator) if _check.mesh(x) is None else denominator
 
 
 def arrived(denominator):
@@ -55,11 +55,10 @@ def arrived(denominator):
 def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
     if denominator is not None:
-        nothing = bool(
-            _check.whole(arrived(denominator) == 0) if isinstance(denominator, torch.Tensor) else denominator == 0
-        )
+        zero = arrived(denominator) == 0
+        nothing = bool(_check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
     else:
-        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(keep.any())))
+        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(name, keep.any)))
     if nothing:
         raise ValueError(f'{name}: empty="raise": nothing is kept ({operands})')
 

@@ -15,6 +15,7 @@ from safeops import _op
 from safeops._route import PLAIN
 from safeops._torch import schema
 from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
+from safeops.distributed._group import here
 from safeops.distributed._layout import Uncovered, layout, local, shared, without_empty_shards
 
 
@@ -56,16 +57,32 @@ def _shown(op, results):
 def _over_ranks(op):
     """The op as it is of DTensors: a raw forward and backward that take and give them, and its autograd Function."""
     made = copy.copy(op)
-    made.forward = functools.partial(FORWARD[op.shards], op)
+    made.forward = _named(op, FORWARD[op.shards])
     made.by_composite = lambda grad: torch.is_grad_enabled()
     if op.shards in GRADIENTS:
         made.linear, made.reads = 0, slice(0, op.tensors)
-        made.gradients = functools.partial(GRADIENTS[op.shards], op)
+        made.gradients = _named(op, GRADIENTS[op.shards])
         made.composite_gradients = functools.partial(_composite_gradients, made)
     elif op.backward:
         made.backward = functools.partial(_elementwise, op.backward)
     made.function = _op._function(made)
     return made
+
+
+def _named(op, function):
+    """A function of an op, whose collectives may fail: then it says where. Its own do, those of torch do not."""
+
+    def call(*operands):
+        try:
+            return function(op, *operands)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if str(error).startswith(op.name):
+                raise
+            raise RuntimeError(f"{here(op.name)}: {error}") from error
+
+    return call
 
 
 def _composite_gradients(op, grad, needs, operands, results):

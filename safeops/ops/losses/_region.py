@@ -202,7 +202,7 @@ class RegionLoss(Op):
             loss = loss * torch.where(keep, weights, 0)
         nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
         if reduction == "none" and empty == "raise":
-            _check.raise_if_empty(self.name, ~keep, input, "of the pixels")
+            _check.raise_if_empty(self.name, lambda: ~keep, input, "of the pixels")
         loss = torch.where(keep, loss, nothing).to(compute_dtype(input.dtype, target.dtype))
         return _loss.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
 

@@ -128,8 +128,10 @@ class Reduction(Op):
         self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         # One synchronisation: the documented price of empty="raise".
         dims = _check.dims(self.name, dim, input.dim())
-        exists = self._exists(input.detach(), mask, None if weight is None else weight.detach(), dims, *parameter)
-        _check.raise_if_empty(self.name, ~exists, input, dim)
+        weight = None if weight is None else weight.detach()
+        _check.raise_if_empty(
+            self.name, lambda: ~self._exists(input.detach(), mask, weight, dims, *parameter), input, dim
+        )
 
     def _exists(self, input, mask, weight, dims, *parameter):
         """Which of the results have something to be made of."""

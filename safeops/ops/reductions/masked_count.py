@@ -102,7 +102,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     """
     count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
-        _check.raise_if_empty("masked_count", count == 0, input, dim)
+        _check.raise_if_empty("masked_count", lambda: count == 0, input, dim)
     if empty == "nan":
         count = torch.where(count == 0, float("nan"), count.double())
     return count if dtype is None else count.to(dtype)

@@ -1,0 +1,170 @@
+"""Cases of collectives that fail: a rank that does not come, is gone, disagrees, or has no group any more.
+
+Each is an error that names the function and the rank, within the group's timeout. Run by processes.py.
+"""
+
+import datetime
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import safeops
+from safeops.distributed import global_count
+from tests.distributed.counts import raises
+
+SECONDS = 1  # until a rank gives up: where all come, it is enough on a machine that is not very busy
+
+
+def group_and_mesh(seconds=SECONDS):
+    group = dist.new_group(timeout=datetime.timedelta(seconds=seconds))
+    dist.barrier()
+    return group, DeviceMesh.from_group(group, "cpu")
+
+
+def sharded(mesh, shape=(4, 6), dim=0, dtype=torch.float32):
+    """This rank's part of a DTensor, made without a collective."""
+    local = torch.rand(shape, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    return DTensor.from_local(local, mesh, [Shard(dim)], run_check=False)
+
+
+def whole(mesh, x):
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
+
+
+def classes(mesh):
+    return whole(mesh, torch.zeros(4, dtype=torch.int64))
+
+
+CALLS = {
+    "masked_mean": lambda x, mesh: safeops.masked_mean(x),
+    "mse_loss": lambda x, mesh: safeops.mse_loss(x, x),
+    "masked_var": lambda x, mesh: safeops.masked_var(x, dim=0),
+    "masked_softmax": lambda x, mesh: safeops.masked_softmax(x, dim=0),
+    "normalize": lambda x, mesh: safeops.normalize(x, dim=0),
+    "cross_entropy": lambda x, mesh: safeops.cross_entropy(sharded(mesh, dim=1), classes(mesh)),
+    "safe_div": lambda x, mesh: safeops.safe_div(x, sharded(mesh, dim=1, shape=(8, 3))),  # torch's own collective
+}
+
+
+def absent():
+    """One rank alone calls."""
+    for name in ("masked_mean", "masked_var", "masked_softmax", "cross_entropy", "safe_div"):
+        call, (_, mesh) = CALLS[name], group_and_mesh()
+        if dist.get_rank() == 0:
+            x, began = sharded(mesh), time.monotonic()
+            raises(RuntimeError, f"{name} (rank 0): ", call=lambda call=call, x=x, mesh=mesh: call(x, mesh))
+            assert time.monotonic() - began < SECONDS + 20
+        dist.barrier()
+
+
+def absent_in_backward():
+    safeops.masked_softmax(sharded(group_and_mesh(60)[1]), dim=0)  # the first call imports what takes seconds
+    _, mesh = group_and_mesh(3 * SECONDS)
+    # Of another shape: torch remembers a layout with its mesh, and takes one of the same ranks, and its group, for it.
+    x = sharded(mesh, (5, 7)).requires_grad_()
+    y = safeops.masked_softmax(x, dim=0)
+    if dist.get_rank() == 0:
+        raises(RuntimeError, "masked_softmax (rank 0): the all-reduce", "float64", call=y.sum().backward)
+        assert x.grad is None
+    dist.barrier()
+
+
+def gone():
+    """A rank whose connections are closed, as those of a process that has died."""
+    for name in ("masked_mean", "masked_var"):
+        group, mesh = group_and_mesh(3 * SECONDS)
+        x = sharded(mesh)
+        CALLS[name](x, mesh)  # they are connected
+        dist.barrier()
+        if dist.get_rank() == 1:
+            dist.destroy_process_group(group)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            raises(
+                RuntimeError, f"{name} (rank 0): the all-", call=lambda name=name, x=x, mesh=mesh: CALLS[name](x, mesh)
+            )
+
+
+def destroyed():
+    group, mesh = group_and_mesh()
+    x, number = sharded(mesh), dist.get_rank()
+    dist.barrier()  # a rank that destroys it early closes connections that another still makes
+    dist.destroy_process_group(group)
+    for name in ("masked_mean", "masked_amax", "masked_softmax", "mse_loss"):
+        raises(RuntimeError, f"{name} (rank {number})", call=lambda name=name: CALLS.get(name, amax)(x, mesh))
+
+
+def amax(x, mesh):
+    return safeops.masked_amax(x)
+
+
+def gradients():
+    """Nothing is written where the norm fails."""
+    group, mesh = group_and_mesh()
+    p = torch.nn.Parameter(sharded(mesh))
+    p.grad = sharded(mesh) * 1e3
+    before = p.grad.to_local().clone()
+    if dist.get_rank() == 0:
+        raises(RuntimeError, "grad_norm (rank 0)", "gathered", call=lambda: safeops.clip_grad_norm_([p], 1.0))
+        raises(RuntimeError, "grad_norm (rank 0)", "gathered", call=lambda: safeops.grad_norm([p]))
+        assert torch.equal(p.grad.to_local(), before)
+    dist.barrier()
+
+
+def empty_raise():
+    """The host waits for what all ranks keep, and the all-reduce of that fails."""
+    rank, keep, x = dist.get_rank(), torch.ones(4, 6, dtype=torch.bool), torch.zeros(4, 6)
+    group, mesh = group_and_mesh()
+    if rank == 0:
+        count = global_count(keep, group=group)
+        loss = lambda: safeops.mse_loss(x, x + 1, mask=keep, denominator=count, empty="raise")  # noqa: E731
+        raises(RuntimeError, "global_count (rank 0)", call=loss)
+    dist.barrier()
+    for name, call in (
+        ("masked_mean", lambda x, keep: safeops.masked_mean(x, keep, empty="raise")),
+        ("mse_loss", lambda x, keep: safeops.mse_loss(x, x, mask=keep, empty="raise")),
+    ):
+        _, mesh = group_and_mesh()
+        if rank == 0:
+            mask = DTensor.from_local(keep, mesh, [Shard(0)], run_check=False)
+            raises(RuntimeError, f"{name} (rank 0)", call=lambda: call(sharded(mesh), mask))  # noqa: B023
+        dist.barrier()
+
+
+def disagreeing():
+    """On the shape of what is reduced: gloo would end the process. With torch's debug level it is compared first."""
+    level, rank = dist.get_debug_level(), dist.get_rank()
+    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
+    dist.set_debug_level_from_env()
+    try:
+        for name, call in (
+            ("masked_mean", lambda x: safeops.masked_mean(x, dim=0)),
+            ("masked_var", lambda x: safeops.masked_var(x, dim=0)),
+        ):
+            _, mesh = group_and_mesh(10 * SECONDS)
+            columns = 6 if rank == 0 else 5
+            raises(
+                RuntimeError,
+                f"{name} (rank {rank})",
+                f"1, {columns})",
+                "mismatch",
+                call=lambda: call(sharded(mesh, (4, columns))),  # noqa: B023
+            )
+    finally:
+        del os.environ["TORCH_DISTRIBUTED_DEBUG"]
+        dist.set_debug_level(level)
+
+
+CASES = {
+    "absent": absent,
+    "absent in backward": absent_in_backward,
+    "gone": gone,
+    "destroyed": destroyed,
+    "gradients": gradients,
+    "empty raise": empty_raise,
+    "disagreeing": disagreeing,
+}

@@ -1,0 +1,22 @@
+"""Collectives that fail, on two processes: errors by name, within the time of the group, and nothing half-written."""
+
+import pytest
+
+dist = pytest.importorskip("torch.distributed")
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("needs gloo", allow_module_level=True)
+
+from safeops._op import registry  # noqa: E402
+from tests.distributed import failures, processes  # noqa: E402
+
+pytestmark = [
+    pytest.mark.xdist_group("ranks"),
+    pytest.mark.skipif(not all(op.cpu for op in registry.values()), reason="needs the kernels"),
+]
+found = processes.fixture(failures)
+
+
+@pytest.mark.parametrize("case", failures.CASES)
+def test_on_several_processes(found, case):
+    if wrong := processes.failure(found(2), case):
+        pytest.fail(wrong)
