@@ -280,6 +280,17 @@ row_loss(
             ("cosine_embedding_loss", "target", "meta")),
     ],
 )  # fmt: skip
+
+
+def _triplet_case(n, dtype, seed):
+    """The kernel alone: rows of about a thousand numbers, or one row."""
+    length = next((k for k in (1000, 1024, 8) if n % k == 0), n)
+    x, y, z = (gpu.numbers(n, dtype, seed + i) for i in range(3))
+    op = registry["triplet_margin_loss"]
+    rows = lambda *xs: op.call(*(x.view(-1, length) for x in xs), None, 0.75, 2.0, 1e-6, True)  # noqa: E731
+    return gpu.Case(rows, (x, y, z))
+
+
 row_loss(
     "triplet_margin_loss",
     _triplet,
@@ -295,6 +306,7 @@ row_loss(
         {"margin": [0.0, -1.0, NAN], "p": [0.0, -1.0, NAN], "eps": [-1.0, NAN]},
         ("swap",),
     ),
+    gpu=_triplet_case,
 )
 
 
