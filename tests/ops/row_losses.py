@@ -169,6 +169,7 @@ def bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
     yield Bad(good, {"denominator": "count"}, TypeError, (name, "denominator", "str"))
     yield Bad(good, {"denominator": True}, TypeError, (name, "denominator", "denominator must be a number"))
     yield must(name, "denominator", good, {"denominator": HUGE}, ValueError)
+    yield from (Bad(good, {"denominator": x}, ValueError, (name, "denominator", str(x))) for x in (-1.0, NAN))
     yield Bad(good, {"denominator": 4.0, "reduction": "sum"}, ValueError, (name, "denominator", "sum"))
     yield Bad(good, {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
     for key, refused in numbers.items():

@@ -85,6 +85,10 @@ def _bad_features():
     yield Bad(([x], [x], [one[:2]]), {}, ValueError, (name, "weights[0]", "(3,)", "(2,)"))
     yield Bad(([x], [x], [one.long()]), {}, TypeError, (name, "weights[0]", "floating", "torch.int64"))
     yield Bad(([x], [x], [one.to("meta")]), {}, ValueError, (name, "weights[0]", "meta"))
+    small = torch.ones(2, 1, 3, 9, dtype=torch.bool)
+    yield Bad(
+        ([x], [x]), {"mask": small}, ValueError, (name, "mask", "(2, 1, 3, 9)", "images' size", str(tuple(x.shape)))
+    )
     yield Bad(([x], [x]), {"mask": torch.ones(2, 1, 4, 4)}, TypeError, (name, "mask", "bool", "torch.float32"))
     yield Bad(([x], [x]), {"mask": keep[0]}, ValueError, (name, "mask", "(N, 1, H, W)", "(1, 4, 4)"))
     yield Bad(([x], [x]), {"mask": keep.expand(2, 3, 4, 4)}, ValueError, (name, "mask", "(2, 3, 4, 4)"))
