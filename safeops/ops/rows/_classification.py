@@ -81,7 +81,7 @@ def has_missing_class(target, mask, ignore_index, classes):
     counts = _counts(target, mask, ignore_index)
     indices = torch.where(counts, target.long() if classes else -1, 0)
     try:
-        torch.zeros(()).expand(max(classes, 1)).gather(0, indices.reshape(-1))
+        indices.new_zeros(()).expand(max(classes, 1)).gather(0, indices.reshape(-1))
     except (RuntimeError, IndexError):
         return True
     return False

@@ -347,6 +347,16 @@ def test_where_nobody_may_look_a_missing_class_is_left_out():
     assert (got[0, 2] == 0) and (got[1, 0] == 0) and (got != 0).sum() == 4
 
 
+@on_the_cpu
+@each_route
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss", "linear_cross_entropy", "multi_margin_loss"])
+def test_a_missing_class_is_found_whatever_the_default_device(name, route):
+    x, target = torch.eye(3), torch.tensor([0, 3, 1])
+    operands = (x, x, target) if name == "linear_cross_entropy" else (x, target)
+    with torch.device("meta"), pytest.raises(IndexError, match=f"^{name}: target 3 is out of range"):
+        on(route, name)(*operands)
+
+
 @pytest.mark.parametrize("denominator", [0.0, torch.tensor(0.0), torch.tensor(torch.nan)])
 def test_nothing_kept_is_0_whatever_the_denominator(denominator):
     x = torch.randn(2, 3, requires_grad=True)
