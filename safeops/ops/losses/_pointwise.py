@@ -296,7 +296,7 @@ def _parted(x, count):
 
 def by_batch(name, input, reduction, denominator):
     """(reduction, denominator), where "batchmean" is the sum over the size of the first dim."""
-    if reduction != "batchmean" or not isinstance(input, torch.Tensor):
+    if not isinstance(reduction, str) or reduction != "batchmean" or not isinstance(input, torch.Tensor):
         return reduction, denominator
     if denominator is not None:
         raise ValueError(f'{name}: denominator needs reduction="mean", got "batchmean"')

@@ -307,3 +307,17 @@ def test_multi_margin_compiled_leaves_out_a_class_that_does_not_exist(backend):
 def test_cosine_embedding_target_of_nan_shows(route):
     loss = on(route, "cosine_embedding_loss")(*vectors(3, 3), t(NAN, 5.0, 1.0), reduction="none")
     assert loss.isnan().tolist() == [True, False, False] and loss[1] == 0
+
+
+@each_route
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_cosine_embedding_is_fp32_whatever_the_default_dtype(route, default):
+    operands = *vectors(3, 3), t(1.0, -1.0, 5.0)
+    want = on(route, "cosine_embedding_loss")(*operands, reduction="none")
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        loss = on(route, "cosine_embedding_loss")(*operands, reduction="none")
+    finally:
+        torch.set_default_dtype(before)
+    assert loss.dtype == torch.float32 and torch.equal(loss, want)

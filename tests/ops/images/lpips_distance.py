@@ -92,6 +92,7 @@ def _bad_features():
     yield Bad(([x], [x]), {"mask": torch.ones(2, 1, 4, 4)}, TypeError, (name, "mask", "bool", "torch.float32"))
     yield Bad(([x], [x]), {"mask": keep[0]}, ValueError, (name, "mask", "(N, 1, H, W)", "(1, 4, 4)"))
     yield Bad(([x], [x]), {"mask": keep.expand(2, 3, 4, 4)}, ValueError, (name, "mask", "(2, 3, 4, 4)"))
+    yield Bad(([x], [x]), {"mask": keep[..., :0]}, ValueError, (name, "mask", "(N, 1, H, W)", "(2, 1, 4, 0)"))
     yield Bad(([x], [x]), {"mask": keep.to("meta")}, ValueError, (name, "mask", "meta"))
     yield Bad(([x], [x]), {"reduction": "average"}, ValueError, (name, "reduction", "average"))
     yield Bad(([x], [x]), {"empty": "skip"}, ValueError, (name, "empty", "skip"))
