@@ -1,0 +1,61 @@
+"""The page of `trace(html=...)`: one file with its style, script and data in it."""
+
+import base64
+import ctypes
+import dataclasses
+import json
+import os
+import zlib
+from pathlib import Path
+
+import torch
+
+from safeops.debug._history import LARGEST, LOST, NONFINITE, SUBNORMAL
+
+PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
+MOST_FINDINGS = 50
+
+
+def path(file):
+    """An absolute one, in a folder that is there: not to find out only when a run has ended."""
+    file = os.path.abspath(os.fsdecode(os.fspath(file)))
+    if not os.path.isdir(os.path.dirname(file)):
+        raise FileNotFoundError(f"trace: html={file!r}: no such folder")
+    return file
+
+
+def write(file, tracer):
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    for name, part in (
+        ("page.js", Path(__file__).with_name("page.js").read_text(encoding="utf-8")),
+        ("data", _data(tracer)),
+    ):
+        text = text.replace(f"@{name}@", part)
+    Path(file).write_text(text, encoding="utf-8")
+
+
+def _data(tracer):
+    """JSON that a script element can hold."""
+    history, reports = tracer._history, sorted(tracer.reports + tracer.overflows, key=lambda report: report.step)
+    cells = history.cells()
+    data = {
+        "steps": history.steps,
+        "span": history.span,
+        "columns": len(history.columns),
+        "rows": list(history.names),
+        "planes": {name: pack(cells[quantity]) for name, quantity in PLANES.items()},
+        "modules": [dataclasses.asdict(module) for module in tracer.modules],
+        "findings": [{"step": r.step, "bug": r.bug, "text": str(r)} for r in reports[:MOST_FINDINGS]],
+        "marks": [r.step for r in reports],
+    }
+    return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+
+
+def pack(plane):
+    """float32 as base64 of zlib: rounded to 12 bits of mantissa, first the lowest byte of each number, then the next.
+
+    Four digits are more than one reads; of a thousand modules and steps the file is then some megabytes large.
+    """
+    bits = (plane.contiguous().view(torch.int32) + (1 << 10)) & -(1 << 11)
+    apart = bits.view(torch.uint8).view(-1, 4).T.contiguous()
+    return base64.b64encode(zlib.compress(ctypes.string_at(apart.data_ptr(), apart.numel()), 6)).decode()
