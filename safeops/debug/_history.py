@@ -153,13 +153,12 @@ class History:
             if "NaN" in born:
                 return "makes NaN", f"{word}: of finite operands, first in step {born['NaN']}"
         for phase, word, _ in phases:
-            if module.lost[phase] > MOST_LOST:
-                return "underflows", f"{word}: {module.lost[phase]:.0%} of the values would be 0 in fp16"
-            if module.subnormal[phase] > MOST_SUBNORMAL:
-                return (
-                    "underflows",
-                    f"{word}: {module.subnormal[phase]:.0%} of the values would be subnormal or 0 in fp16",
-                )
+            for share, most, what in (
+                (module.lost, MOST_LOST, "0"),
+                (module.subnormal, MOST_SUBNORMAL, "subnormal or 0"),
+            ):
+                if share[phase] > most:
+                    return "underflows", f"{word}: {share[phase]:.0%} of the values would be {what} in fp16"
         top = max(module.largest + module.read)
         return "could run in half", f"fp16 ends {65504 / top:,.1f} times higher" if top else "all values are 0"
 

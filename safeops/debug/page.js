@@ -10,7 +10,7 @@ const QUANTITIES = {
 const STOPS = [ // of log2 of the largest magnitude
   [-24, "cold"], [-14, "cool"], [-3, "plain"], [3, "plain"], [11, "warm"], [Math.log2(65504), "hot"],
 ];
-const LABELS = 230, HEAD = 34, GAP = 14, ROW = 17, RIGHT = 8; // px
+const LABELS = 230, HEAD = 34, GAP = 14, ROW = 18, RIGHT = 8; // px
 const planes = {};
 let quantity = "largest", shown = rows.map((_, i) => i), at = { row: 0, phase: 0, column: 0 };
 
@@ -35,11 +35,11 @@ async function unpack(text) { // what _page.pack made
 // ---- colours
 
 const css = name => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
-const rgb = name => [1, 3, 5].map(i => parseInt(css(name).slice(i, i + 2), 16));
 let palette;
 
 function readColours() {
-  palette = { over: rgb("over"), bad: rgb("bad"), plain: rgb("plain"), hot: rgb("hot"), cold: rgb("cold"), cool: rgb("cool"), warm: rgb("warm") };
+  const names = ["cold", "cool", "plain", "warm", "hot", "over", "bad"];
+  palette = Object.fromEntries(names.map(name => [name, [1, 3, 5].map(i => parseInt(css(name).slice(i, i + 2), 16))]));
   palette.largest = Array.from({ length: 321 }, (_, i) => between(i / 8 - 24));
 }
 
@@ -88,11 +88,13 @@ function measure() {
 
 const left = phase => LABELS + phase * (layout.panel + GAP);
 
-/** One pixel a cell; where there are more columns than pixels, the worst of those that share one. */
+/** A cell is one pixel wide (where there are more columns than pixels, the worst of those that share one), and as many
+    high as it has parts: where there is room, the lowest third alone says that it held values that are not finite. */
 function paint() {
   const width = Math.max(1, Math.min(columns, Math.floor(layout.panel)));
+  layout.parts = layout.row >= 6 && quantity === "largest" ? 3 : 1;
   images = PHASES.map((_, phase) => {
-    const canvas = new OffscreenCanvas(width, Math.max(1, shown.length)), drawing = canvas.getContext("2d");
+    const canvas = new OffscreenCanvas(width, Math.max(1, shown.length * layout.parts)), drawing = canvas.getContext("2d");
     const image = drawing.createImageData(canvas.width, canvas.height);
     shown.forEach((row, y) => {
       for (let x = 0; x < width; x++) {
@@ -101,7 +103,10 @@ function paint() {
           worst = Math.max(worst, value(quantity, phase, row, c));
           nonfinite = Math.max(nonfinite, value("nonfinite", phase, row, c));
         }
-        if (worst >= 0) image.data.set([...colour(worst, nonfinite), 255], 4 * (y * width + x));
+        for (let part = 0; worst >= 0 && part < layout.parts; part++) {
+          const seen = part === layout.parts - 1 || worst === 0 ? nonfinite : 0;
+          image.data.set([...colour(worst, seen), 255], 4 * ((y * layout.parts + part) * width + x));
+        }
       }
     });
     drawing.putImageData(image, 0, 0);
@@ -118,7 +123,8 @@ function drawMap() {
   PHASES.forEach((word, phase) => {
     const x = left(phase), source = images[phase];
     if (end > begin)
-      drawing.drawImage(source, 0, begin, source.width, end - begin, x, y(begin), panel, (end - begin) * row);
+      drawing.drawImage(source, 0, begin * layout.parts, source.width, (end - begin) * layout.parts,
+        x, y(begin), panel, (end - begin) * row);
     drawing.strokeStyle = css("line");
     drawing.strokeRect(x - .5, HEAD - .5, panel + 1, Math.min(layout.height - HEAD, row * shown.length) + 1);
     drawing.clearRect(x - 2, 0, panel + 4, HEAD - 1);
@@ -193,8 +199,8 @@ function drawScale() {
 function drawChart() {
   const width = layout.width, height = 220, drawing = context($("chart"), width, height);
   const series = PHASES.map((_, phase) => Array.from({ length: columns }, (_, c) => value("largest", phase, at.row, c)));
-  const logs = series.flat().filter(x => x > 0).map(Math.log2), low = Math.min(-26, ...logs.slice(0, 1), logs.reduce((a, b) => Math.min(a, b), 0)) - 1;
-  const high = logs.reduce((a, b) => Math.max(a, b), 18) + 1, [from, to] = [LABELS, width - RIGHT];
+  const logs = series.flat().filter(x => x > 0).map(Math.log2), [from, to] = [LABELS, width - RIGHT];
+  const low = Math.min(-26, ...logs) - 1, high = Math.max(18, ...logs) + 1;
   const x = c => from + (to - from) * (c + .5) / columns, y = log => 8 + (height - 30) * (high - log) / (high - low);
   drawing.fillStyle = css("ink");
   drawing.fillText(shorten(drawing, rows[at.row] || "", LABELS - 60), 6, 16);

@@ -5,7 +5,6 @@ device until the step ends. Then one transfer decides, and only a step that went
 """
 
 import gc
-import os
 import warnings
 
 import torch
@@ -50,20 +49,20 @@ class trace:
         report: the first finding (`Report`), or None.
         reports, overflows: lists of all findings, and of the overflows that GradScaler handled; one a step at most.
         steps: how many steps were checked.
-        modules: with html= or log=, the counts and the verdict of each module (`ModuleCounts`), the worst first; also of
-            functions outside modules, optimizers and GradScaler.
+        modules: with html= or log=, the counts and the verdict of each module (`ModuleCounts`), the worst first; also
+            of functions outside modules, optimizers and GradScaler.
 
     Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
     checkpointing and DistributedDataParallel. What a compiled region computes inside is one unseen op: its results are
-    "came in". Other threads are not seen. Costs two counts an op, no synchronisation before the step ends. What html= and
-    log= keep is bounded: at most 1,024 columns of 48 bytes a module; in a longer run neighbouring steps share a column,
-    with the largest magnitude of both and the counts of both together. Modules of one name share a row.
+    "came in". Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
+    What html= and log= keep is bounded: at most 1,024 columns of 48 bytes a module. In a longer run neighbouring steps
+    share a column, with the largest magnitude of both and the counts of both together.
 
     Raises:
         NonFiniteError: a step went wrong and `action` is "raise"; its `report` is the finding.
         TypeError: `model` is no module, `html` no path, `log` no writer.
         ValueError: `action` is none of the three, `last` is negative.
-        FileNotFoundError: the folder of `html` does not exist.
+        FileNotFoundError, IsADirectoryError: the folder of `html` does not exist, or `html` is one.
 
     Example:
         >>> x = torch.tensor([0.0, 2.0], requires_grad=True)

@@ -94,7 +94,7 @@ def test_contents(contents):
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops").rglob("*.py")}
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == expected
-    assert {"safeops/py.typed", "safeops/verified.json"} <= files
+    assert {"safeops/py.typed", "safeops/verified.json", "safeops/debug/page.html", "safeops/debug/page.js"} <= files
     assert not [name for name in files if name.endswith((".o", ".d", ".cpp", ".cu", ".cuh", ".h"))]
 
 
