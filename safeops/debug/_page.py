@@ -44,7 +44,9 @@ def _data(tracer):
         "rows": list(history.names),
         "planes": {name: pack(cells[quantity]) for name, quantity in PLANES.items()},
         "modules": [dataclasses.asdict(module) for module in tracer.modules],
-        "findings": [{"step": r.step, "bug": r.bug, "text": str(r)} for r in reports[:MOST_FINDINGS]],
+        "findings": [
+            {"step": r.step, "module": r.module, "phase": r.phase, "text": str(r)} for r in reports[:MOST_FINDINGS]
+        ],
         "marks": [r.step for r in reports],
     }
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c")

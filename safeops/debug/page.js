@@ -10,7 +10,7 @@ const QUANTITIES = {
 const STOPS = [ // of log2 of the largest magnitude
   [-24, "cold"], [-14, "cool"], [-3, "plain"], [3, "plain"], [11, "warm"], [Math.log2(65504), "hot"],
 ];
-const LABELS = 230, HEAD = 34, GAP = 14, ROW = 18, RIGHT = 8; // px
+const LABELS = 230, HEAD = 34, GAP = 34, ROW = 18, RIGHT = 20; // px
 const planes = {};
 let quantity = "largest", shown = rows.map((_, i) => i), at = { row: 0, phase: 0, column: 0 };
 
@@ -170,7 +170,7 @@ function shorten(drawing, text, most) { // the end of a path says most
 // ---- the scale of colours, with fp16's limits
 
 function drawScale() {
-  const width = Math.min(760, layout.width), drawing = context($("scale"), width, 50), bar = width - 20;
+  const width = Math.min(860, layout.width), drawing = context($("scale"), width, 50), bar = width - 120;
   const magnitudes = quantity === "largest", [low, high] = magnitudes ? [-28, 20] : [-6, 0];
   const x = log => 10 + bar * (log - low) / (high - low);
   for (let i = 0; i < bar; i++) {
@@ -179,8 +179,12 @@ function drawScale() {
     drawing.fillRect(10 + i, 4, 1.5, 14);
   }
   drawing.fillStyle = css("ink");
-  drawing.textAlign = "center";
   if (magnitudes) {
+    drawing.fillText("not finite", bar + 44, 12);
+    drawing.fillStyle = css("bad");
+    drawing.fillRect(bar + 24, 4, 14, 14);
+    drawing.fillStyle = css("ink");
+    drawing.textAlign = "center";
     for (const [limit, text] of [...LIMITS, [1, "1"]]) {
       drawing.fillRect(x(Math.log2(limit)) - .75, limit === 1 ? 16 : 0, 1.5, limit === 1 ? 4 : 22);
       drawing.fillText(text, x(Math.log2(limit)), 30);
@@ -188,7 +192,7 @@ function drawScale() {
     const words = [[-26, "0 in fp16"], [-19, "subnormal"], [18, "inf in fp16"]];
     drawing.fillStyle = css("quiet");
     for (const [log, text] of words) drawing.fillText(text, x(log), 42);
-  } else for (let e = -6; e <= 0; e++) drawing.fillText(share(10 ** e), Math.min(x(e), width - 22), 30);
+  } else for (let e = -6; e <= 0; e++) drawing.fillText(share(10 ** e), x(e), 30);
   $("scale").setAttribute("aria-label", magnitudes
     ? "Colours of the largest magnitude: blue below 6.1e-5, grey around 1, orange up to 65504, brown beyond, and not finite"
     : "Colours of a share of the values, from none to all");
@@ -302,16 +306,16 @@ function element(parent, tag, text = "", attributes = {}) {
 function summary() {
   const count = verdict => data.modules.filter(module => module.verdict === verdict).length;
   const seen = ["overflows", "makes NaN", "underflows", "could run in half", "never ran"]
-    .filter(count).map(verdict => `${count(verdict)} ${verdict}`).join(", ");
+    .filter(count).map(verdict => `${verdict}: ${count(verdict)}`).join("; ");
   const shared = span > 1 ? ` A column stands for ${span} steps: the largest of them, and the shares of all their values.` : "";
   $("summary").textContent = rows.length
-    ? `${data.steps} step${data.steps === 1 ? "" : "s"}; of ${data.modules.length} modules and functions: ${seen}.${shared}`
+    ? `${data.steps} step${data.steps === 1 ? "" : "s"}; ${data.modules.length} modules and functions. ${seen}.${shared}`
     : "No step was recorded.";
   const many = data.findings.length > 4 ? element($("rest-of-findings"), "details") : null;
   if (many) element(many, "summary", `${data.marks.length - 3} more`);
   data.findings.forEach((finding, i) => {
     const details = element(many && i > 2 ? many : $("findings"), "details");
-    element(details, "summary", finding.text.split("\n")[0] + (finding.bug ? "" : " (GradScaler skipped the step)"));
+    element(details, "summary", finding.text.split("\n")[0]);
     element(details, "pre", finding.text);
   });
 }
@@ -348,6 +352,13 @@ function table() {
 function wrote(row, phase) {
   for (let c = 0; row >= 0 && c < columns; c++) if (value("largest", phase, row, c) >= 0) return true;
   return false;
+}
+
+/** The first finding, or else the worst cell of the worst module. */
+function begin() {
+  const [finding] = data.findings, row = finding ? rows.indexOf(finding.module) : -1;
+  if (row >= 0) return { row, phase: PHASES.indexOf(finding.phase), column: Math.floor((finding.step - 1) / span) };
+  return worst(Math.max(0, rows.indexOf(data.modules[0].name)));
 }
 
 /** Where a row is not finite for the first time, or largest. */
@@ -393,10 +404,10 @@ async function start() {
   $("fit").addEventListener("change", update);
   addEventListener("resize", update);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", update);
-  at = worst(Math.max(0, rows.indexOf(data.modules[0].name)));
+  at = begin();
   update();
-  document.body.dataset.ready = "yes"; // for tests
+  choose(at.row, at.phase, at.column, true);
 }
 
 if (typeof DecompressionStream === "undefined") $("summary").textContent = "This page needs a browser of 2023 or newer.";
-else start();
+else start().then(() => { document.body.dataset.ready = "yes"; }); // for tests
