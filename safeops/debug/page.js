@@ -17,7 +17,7 @@ let quantity = "largest", shown = rows.map((_, i) => i), at = { row: 0, phase: 0
 // ---- numbers
 
 const digits = x => x === 0 ? "0" : x >= 1e-3 && x < 1e5 ? String(Number(x.toPrecision(3))) : x.toExponential(2);
-const share = x => x === 0 ? "0" : x < 1e-4 ? x.toExponential(1) : `${Number((100 * x).toPrecision(2))} %`;
+const share = x => x === 0 ? "0" : `${Number((100 * x).toPrecision(2))} %`;
 const value = (name, phase, row, column) => planes[name][(phase * rows.length + row) * columns + column];
 const first = column => column * span + 1, last = column => Math.min(data.steps, (column + 1) * span);
 const stepName = column => first(column) === last(column) ? `step ${first(column)}` : `steps ${first(column)} to ${last(column)}`;
