@@ -52,6 +52,8 @@ class History:
         wrote, sizes, wrote_in = [], [], []  # rows, their numels, their cells
         read, read_in = [], []
         for op in step.ops:
+            if not op.outputs:
+                continue
             # A custom backward is one, and a recomputation (checkpoint's) forward again.
             again = op.in_engine and (op.module or op.differentiable)
             backward = op.facts.scaler or op.node is not None and not again
@@ -69,7 +71,7 @@ class History:
                 kind = "NaN" if step.has_nan(op.outputs) else "inf"
                 self.born.setdefault((place, int(backward)), {}).setdefault(kind, self.steps + new)
         tensors, wrote_in = _sums(step.table[wrote], sizes), _indices(wrote_in)
-        column = torch.zeros(2 * len(self.names), NUMEL + 1, dtype=torch.float64, device="cpu")
+        column = _zeros(2 * len(self.names), NUMEL + 1)
         column[:, LARGEST].scatter_reduce_(0, wrote_in, _largest(step.table[wrote]), "amax")
         column[:, READ].scatter_reduce_(0, _indices(read_in), _largest(step.table[read]), "amax")
         column[:, SUBNORMAL:].index_add_(0, wrote_in, tensors)
@@ -117,7 +119,7 @@ class History:
 
     def cells(self):
         """(6, 2, names, columns): finite magnitudes, and shares of the values; -1 where nothing was written."""
-        cells = torch.zeros(len(self.columns), len(self.names), 2, NUMEL + 1)
+        cells = _zeros(len(self.columns), len(self.names), 2, NUMEL + 1).float()
         for to, column in zip(cells, self.columns):
             to[: len(column)] = column
         cells = cells.permute(3, 2, 1, 0).contiguous()
@@ -126,7 +128,7 @@ class History:
 
     def modules(self, never_ran=()):
         """A ModuleCounts of each, the worst first."""
-        whole = torch.zeros(len(self.names), 2, NUMEL + 1, dtype=torch.float64)
+        whole = _zeros(len(self.names), 2, NUMEL + 1)
         for column in self.columns:
             whole[: len(column)] = _together(whole[: len(column)], column.double())
         whole[..., SUBNORMAL:NUMEL] /= whole[..., NUMEL:].clamp(min=1)
@@ -161,6 +163,10 @@ class History:
                     return "underflows", f"{word}: {share[phase]:.0%} of the values would be {what} in fp16"
         top = max(module.largest + module.read)
         return "could run in half", f"fp16 ends {65504 / top:,.1f} times higher" if top else "all values are 0"
+
+
+def _zeros(*shape):
+    return torch.zeros(shape, dtype=torch.float64, device="cpu")  # whatever the user's defaults are
 
 
 def _indices(cells):

@@ -13,6 +13,7 @@ import torch
 from safeops.debug._history import LARGEST, LOST, NONFINITE, SUBNORMAL
 
 PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
+PARTS = ("page.html", "page_draw.js", "page.js")  # which lie beside this file
 MOST_FINDINGS = 50
 
 
@@ -27,10 +28,11 @@ def path(file):
 
 
 def write(file, tracer):
-    folder = Path(__file__).parent
-    page, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.html", "page.js"))
-    page = page.replace("@page.js@", script).replace("@data@", _data(tracer))
-    Path(file).write_text(page, encoding="utf-8")
+    parts = {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in PARTS}
+    page = parts["page.html"]
+    for name in PARTS[1:]:
+        page = page.replace(f"@{name}@", parts[name])
+    Path(file).write_text(page.replace("@data@", _data(tracer)), encoding="utf-8")
 
 
 def _data(tracer):

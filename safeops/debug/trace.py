@@ -101,7 +101,8 @@ class trace:
     def modules(self):
         if self._history is None:
             raise RuntimeError("trace: modules are counted with html= or log=")
-        return self._history.modules(self._modules.never_ran())
+        with _torch.disable_modes():
+            return self._history.modules(self._modules.never_ran())
 
     def __enter__(self):
         if self._watching:
@@ -139,7 +140,8 @@ class trace:
         finally:
             self._recorder.clear()
             if self._html:
-                _page.write(self._html, self)
+                with _torch.disable_modes():
+                    _page.write(self._html, self)
 
     def check(self):
         """End the step here: return its Report or None, and act on it as `action` says."""
@@ -189,6 +191,7 @@ class trace:
     def _before_update(self, optimizer, args, kwargs):
         if not self._scaled:
             self._end_of_step()
+        self._modules.leave(optimizer)  # in case it raised the last time
         self._modules.enter(optimizer)
 
     def _behind_update(self, optimizer, args, kwargs):

@@ -227,6 +227,20 @@ def test_the_page_is_one_file_and_names_are_text(tmp_path):
     assert "default-src 'none'" in text  # nor may the browser load anything
 
 
+def test_whatever_the_defaults_are(tmp_path):
+    model = torch.nn.Sequential(Times(2.0))
+    x = torch.ones(3)
+    try:
+        torch.set_default_device("meta")
+        torch.set_default_dtype(torch.float64)
+        with torch.inference_mode():
+            _, page = paged(tmp_path, model, lambda: model(x))
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert page["planes"]["largest"][0].tolist() == [[2]]
+
+
 def test_a_run_without_a_step(tmp_path):
     with trace(html=tmp_path / "page.html") as tracer:
         pass
