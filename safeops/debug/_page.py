@@ -49,7 +49,8 @@ def _data(tracer):
         "findings": [
             {"step": r.step, "module": r.module, "phase": r.phase, "text": str(r)} for r in reports[:MOST_FINDINGS]
         ],
-        "marks": [r.step for r in reports],
+        "found": len(reports),
+        "marks": sorted({(r.step - 1) // history.span for r in reports}),  # columns
     }
     return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
 

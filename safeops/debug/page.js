@@ -7,10 +7,12 @@ function say() {
   let text = `${rows[row]}, ${PHASES[phase]}, ${stepName(column)}: `;
   if (largest < 0) text += "wrote nothing";
   else {
-    const [subnormal, lost, nonfinite] = ["subnormal", "lost", "nonfinite"].map(name => value(name, phase, row, column));
-    const room = largest > 65504 ? "beyond fp16's 65504" : largest ? `fp16 ends ${digits(65504 / largest)} times higher` : "";
-    text += `largest magnitude ${digits(largest)}${room && ` (${room})`}; underflow in fp16 ${share(subnormal)}`
-      + `, of it 0 in fp16 ${share(lost)}; not finite ${share(nonfinite)}`;
+    const shareOf = name => share(value(name, phase, row, column));
+    text += `largest magnitude ${digits(largest)}`;
+    if (largest > 65504) text += " (beyond fp16's 65504)";
+    else if (largest) text += ` (fp16 ends ${digits(65504 / largest)} times higher)`;
+    text += `; underflow in fp16 ${shareOf("subnormal")}, of it 0 in fp16 ${shareOf("lost")}`;
+    text += `; not finite ${shareOf("nonfinite")}`;
   }
   $("readout").textContent = text;
 }
@@ -58,12 +60,14 @@ function summary() {
   const count = verdict => data.modules.filter(module => module.verdict === verdict).length;
   const seen = ["overflows", "makes NaN", "underflows", "could run in half", "never ran"]
     .filter(count).map(verdict => `${verdict}: ${count(verdict)}`).join("; ");
-  const shared = span > 1 ? ` A column stands for ${span} steps: the largest of them, and the shares of all their values.` : "";
+  const shared = span > 1 ? ` A column is of ${span} steps: the largest, and the shares of all their values.` : "";
+  const steps = `${data.steps} step${data.steps === 1 ? "" : "s"}`;
   $("summary").textContent = rows.length
-    ? `${data.steps} step${data.steps === 1 ? "" : "s"}; ${data.modules.length} modules and functions. ${seen}.${shared}`
+    ? `${steps}; ${data.modules.length} modules and functions. ${seen}.${shared}`
     : "No step was recorded.";
-  const many = data.findings.length > 4 ? element($("rest-of-findings"), "details") : null;
-  if (many) element(many, "summary", `${data.marks.length - 3} more`);
+  const listed = data.findings.length, many = listed > 4 ? element($("rest-of-findings"), "details") : null;
+  const cut = data.found > listed ? `, the first ${listed - 3}:` : "";
+  if (many) element(many, "summary", `${data.found - 3} more${cut}`);
   data.findings.forEach((finding, i) => {
     const details = element(many && i > 2 ? many : $("findings"), "details");
     element(details, "summary", finding.text.split("\n")[0]);
@@ -72,7 +76,8 @@ function summary() {
 }
 
 function table() {
-  const body = element($("table"), "table"), head = element(element(body, "thead"), "tr"), lines = element(body, "tbody");
+  const body = element($("table"), "table"), head = element(element(body, "thead"), "tr");
+  const lines = element(body, "tbody");
   const numbers = { largest: digits, subnormal: share, lost: share, nonfinite: share };
   for (const text of ["verdict", "module", "why"]) element(head, "th", text);
   for (const name of Object.keys(numbers)) element(head, "th", QUANTITIES[name], { class: "number" });
@@ -147,8 +152,9 @@ async function start() {
     input.checked = name === quantity;
     input.addEventListener("change", () => { quantity = name; update(); });
   }
-  $("map").setAttribute("aria-label", "Heat map of modules and steps. Arrow keys choose a cell, space forward or backward.");
-  $("map").addEventListener("pointermove", point);
+  const keys = "Arrow keys choose a cell, space forward or backward.";
+  $("map").setAttribute("aria-label", `Heat map of modules and steps. ${keys}`);
+  for (const event of ["pointermove", "pointerdown"]) $("map").addEventListener(event, point);
   $("map").addEventListener("keydown", key);
   $("scroll").addEventListener("scroll", drawMap);
   $("filter").addEventListener("input", update);
@@ -160,5 +166,5 @@ async function start() {
   choose(at.row, at.phase, at.column, true);
 }
 
-if (typeof DecompressionStream === "undefined") $("summary").textContent = "This page needs a browser of 2023 or newer.";
+if (typeof DecompressionStream === "undefined") $("summary").textContent = "This page needs a browser of 2023 or later.";
 else start().then(() => { document.body.dataset.ready = "yes"; }); // for tests

@@ -3,7 +3,7 @@ const $ = id => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const { rows, columns, span } = data;
 const PHASES = ["forward", "backward"];
-const LIMITS = [[65504, "65504"], [2 ** -14, "6.1e-5"], [2 ** -24, "6e-8"]]; // of fp16: largest, smallest normal, smallest
+const LIMITS = [[65504, "65504"], [2 ** -14, "6.1e-5"], [2 ** -24, "6e-8"]]; // fp16's: largest, smallest normal, least
 const QUANTITIES = {
   largest: "largest magnitude", subnormal: "underflow in fp16", lost: "0 in fp16", nonfinite: "not finite",
 };
@@ -82,8 +82,9 @@ let images = [];
 function measure() {
   layout.width = Math.max(480, $("scroll").clientWidth);
   layout.panel = (layout.width - LABELS - GAP - RIGHT) / 2;
-  layout.row = $("fit").checked ? Math.max(1, Math.min(ROW, (0.7 * innerHeight - HEAD) / Math.max(1, shown.length))) : ROW;
-  layout.height = Math.min(HEAD + layout.row * shown.length + 2, Math.floor(0.7 * innerHeight));
+  const room = Math.floor(0.7 * innerHeight);
+  layout.row = $("fit").checked ? Math.max(1, Math.min(ROW, (room - HEAD) / Math.max(1, shown.length))) : ROW;
+  layout.height = Math.min(HEAD + layout.row * shown.length + 2, room);
 }
 
 const left = phase => LABELS + phase * (layout.panel + GAP);
@@ -94,7 +95,8 @@ function paint() {
   const width = Math.max(1, Math.min(columns, Math.floor(layout.panel)));
   layout.parts = layout.row >= 6 && quantity === "largest" ? 3 : 1;
   images = PHASES.map((_, phase) => {
-    const canvas = new OffscreenCanvas(width, Math.max(1, shown.length * layout.parts)), drawing = canvas.getContext("2d");
+    const canvas = new OffscreenCanvas(width, Math.max(1, shown.length * layout.parts));
+    const drawing = canvas.getContext("2d");
     const image = drawing.createImageData(canvas.width, canvas.height);
     shown.forEach((row, y) => {
       for (let x = 0; x < width; x++) {
@@ -132,7 +134,7 @@ function drawMap() {
     drawing.fillText(word, x, 9);
     ticks(drawing, x, HEAD - 9);
     drawing.fillStyle = css("bad");
-    for (const step of data.marks) drawing.fillText("▾", x + ((step - .5) / span / columns) * panel - 4, HEAD - 4);
+    for (const c of data.marks) drawing.fillText("▾", x + (c + .5) / columns * panel - 4, HEAD - 4);
   });
   if (row >= 10) for (let i = begin; i < end; i++) {
     drawing.fillStyle = css(shown[i] === at.row ? "accent" : "ink");
@@ -147,7 +149,8 @@ function drawMap() {
   if (place >= 0 && y(place) >= HEAD - 1) {
     drawing.strokeStyle = css("accent");
     drawing.lineWidth = 2;
-    drawing.strokeRect(left(at.phase) + at.column * cell - 1, y(place) - 1, Math.max(4, cell) + 1, Math.max(3, row) + 2);
+    const x = left(at.phase) + at.column * cell;
+    drawing.strokeRect(x - 1, y(place) - 1, Math.max(4, cell) + 1, Math.max(3, row) + 2);
   }
 }
 
@@ -194,7 +197,7 @@ function drawScale() {
     for (const [log, text] of words) drawing.fillText(text, x(log), 42);
   } else for (let e = -6; e <= 0; e++) drawing.fillText(share(10 ** e), x(e), 30);
   $("scale").setAttribute("aria-label", magnitudes
-    ? "Colours of the largest magnitude: blue below 6.1e-5, grey around 1, orange up to 65504, brown beyond, and not finite"
+    ? "Colours of the largest magnitude: blue below 6.1e-5, grey around 1, orange up to 65504, brown beyond"
     : "Colours of a share of the values, from none to all");
 }
 
@@ -202,7 +205,8 @@ function drawScale() {
 
 function drawChart() {
   const width = layout.width, height = 220, drawing = context($("chart"), width, height);
-  const series = PHASES.map((_, phase) => Array.from({ length: columns }, (_, c) => value("largest", phase, at.row, c)));
+  const steps = Array.from({ length: columns }, (_, c) => c);
+  const series = PHASES.map((_, phase) => steps.map(c => value("largest", phase, at.row, c)));
   const logs = series.flat().filter(x => x > 0).map(Math.log2), [from, to] = [LABELS, width - RIGHT];
   const low = Math.min(-26, ...logs) - 1, high = Math.max(18, ...logs) + 1;
   const x = c => from + (to - from) * (c + .5) / columns, y = log => 8 + (height - 30) * (high - log) / (high - low);
