@@ -192,6 +192,23 @@ def test_functions_optimizers_and_rerun_forwards_have_their_places(tmp_path):
     assert largest["SGD"] == [27, -1]  # 1 - 0.5 * 56
 
 
+def test_gradients_that_accumulate(tmp_path):
+    w = leaf(2.0)
+
+    def twice():
+        for _ in range(2):
+            (w * 3).sum().backward()
+
+    _, page = paged(tmp_path, None, twice)
+    assert page["planes"]["largest"][:, page["rows"].index("AccumulateGrad"), 0].tolist() == [-1, 6]
+
+
+def test_many_findings_are_cut(tmp_path):
+    model = torch.nn.Sequential(Times(2.0))
+    _, page = paged(tmp_path, model, *[backward_of(model, float("nan"))] * 60)
+    assert page["found"] == 60 and len(page["findings"]) == 50 and page["marks"] == list(range(60))
+
+
 def test_a_long_run_shares_columns(tmp_path, monkeypatch):
     monkeypatch.setattr(_history, "COLUMNS", 8)
     model = torch.nn.Sequential(Times(1e-3))
