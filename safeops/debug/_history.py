@@ -12,7 +12,7 @@ PHASES = ("forward", "backward")
 LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # quantities: maxima, then sums
 ROUNDS_TO_INF = 65520.0  # in fp16; its largest number is 65504
 MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # of the values of a module, for it to run in half
-VERDICTS = ("overflows", "makes NaN", "underflows", "could run in half", "never ran")
+VERDICTS = ("overflows", "makes NaN", "underflows", "stays in float32", "could run in half", "never ran")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ModuleCounts:
 
     verdict: "overflows" (an inf of finite operands, or a number, read or written, that fp16 would round to inf),
     "makes NaN", "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or 0),
-    "could run in half", or "never ran". What came to it as NaN or inf is not held against it, nor the overflow of a
-    scaled gradient that GradScaler handled.
+    "stays in float32" (optimizers, GradScaler), "could run in half", or "never ran". What came to it as NaN or inf is
+    not held against it, nor the overflow of a scaled gradient that GradScaler handled.
     """
 
     name: str  # "decoder.layers.3 (Linear)", "Adam", or outside modules "loss_function (train.py)"
@@ -126,8 +126,8 @@ class History:
         cells[SUBNORMAL:NUMEL] /= cells[NUMEL].clamp(min=1)
         return torch.where(cells[NUMEL] > 0, cells, -1)
 
-    def modules(self, never_ran=()):
-        """A ModuleCounts of each, the worst first."""
+    def modules(self, stack):
+        """A ModuleCounts of each, the worst first; `stack`: the ModuleStack of the run."""
         whole = _zeros(len(self.names), 2, NUMEL + 1)
         for column in self.columns:
             whole[: len(column)] = _together(whole[: len(column)], column.double())
@@ -137,12 +137,12 @@ class History:
             dtypes = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes[place]))
             quantities = map(tuple, whole[place, :, :NUMEL].T.tolist())
             module = ModuleCounts(name, dtypes, *quantities)
-            verdict, why = self._verdict(place, module)
+            verdict, why = self._verdict(place, module, name in stack.optimizers or name == "GradScaler")
             found.append(dataclasses.replace(module, verdict=verdict, why=why))
         found.sort(key=lambda module: (VERDICTS.index(module.verdict), -max(module.largest)))
-        return found + [ModuleCounts(name, (), *[(0.0, 0.0)] * NUMEL) for name in never_ran]
+        return found + [ModuleCounts(name, (), *[(0.0, 0.0)] * NUMEL) for name in stack.never_ran()]
 
-    def _verdict(self, place, module):
+    def _verdict(self, place, module, optimizes):
         phases = [(phase, word, self.born.get((place, phase), {})) for phase, word in enumerate(PHASES)]
         for phase, word, born in phases:
             largest = max(module.largest[phase], module.read[phase])
@@ -154,6 +154,8 @@ class History:
         for _, word, born in phases:
             if "NaN" in born:
                 return "makes NaN", f"{word}: of finite operands, first in step {born['NaN']}"
+        if optimizes:
+            return "stays in float32", "updates and unscaled gradients are too small beside the weights for half"
         for phase, word, _ in phases:
             for share, most, what in (
                 (module.lost, MOST_LOST, "0"),
@@ -162,7 +164,11 @@ class History:
                 if share[phase] > most:
                     return "underflows", f"{word}: {share[phase]:.0%} of the values would be {what} in fp16"
         top = max(module.largest + module.read)
-        return "could run in half", f"fp16 ends {65504 / top:,.1f} times higher" if top else "all values are 0"
+        room = 65504 / top if top else 0
+        return (
+            "could run in half",
+            f"fp16 ends {room:{',.0f' if room >= 10 else '.3g'}} times higher" if top else "all 0",
+        )
 
 
 def _zeros(*shape):

@@ -13,6 +13,7 @@ class ModuleStack:
     def __init__(self, model=None):
         self.names = {}  # id(module) -> (weak reference to it, its name)
         self.leaves, self.ran = {}, set()  # names: of the modules without submodules, in order; of those that ran
+        self.optimizers = set()  # names, too
         self.local = threading.local()
         if model is not None:
             self._learn(model, "")
@@ -54,6 +55,7 @@ class ModuleStack:
 
     def _name(self, module):
         if not isinstance(module, hooks.Module):
+            self.optimizers.add(type(module).__name__)
             return type(module).__name__
         if (known := self._known(module)) is None:
             outer = next((m for m, _ in self.local.stack if isinstance(m, hooks.Module)), None)

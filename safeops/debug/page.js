@@ -58,7 +58,7 @@ function element(parent, tag, text = "", attributes = {}) {
 
 function summary() {
   const count = verdict => data.modules.filter(module => module.verdict === verdict).length;
-  const seen = ["overflows", "makes NaN", "underflows", "could run in half", "never ran"]
+  const seen = ["overflows", "makes NaN", "underflows", "stays in float32", "could run in half", "never ran"]
     .filter(count).map(verdict => `${verdict}: ${count(verdict)}`).join("; ");
   const shared = span > 1 ? ` A column is of ${span} steps: the largest, and the shares of all their values.` : "";
   const steps = `${data.steps} step${data.steps === 1 ? "" : "s"}`;
@@ -166,5 +166,5 @@ async function start() {
   choose(at.row, at.phase, at.column, true);
 }
 
-if (typeof DecompressionStream === "undefined") $("summary").textContent = "This page needs a browser of 2023 or later.";
+if (typeof DecompressionStream === "undefined") $("summary").textContent = "This page needs a browser of 2023 or later";
 else start().then(() => { document.body.dataset.ready = "yes"; }); // for tests

@@ -85,7 +85,7 @@ class trace:
         # (as it is named now: a script may change the working folder)
         self._html = None if html is None else _page.path(html)
         recorded = html is not None or log is not None
-        self._history = History(log and Board(log)) if recorded else None
+        self._history = History(None if log is None else Board(log)) if recorded else None
         self.reports, self.overflows, self.steps = [], [], 0
         self._modules = ModuleStack(model)
         self._recorder = Recorder(self._modules, self._after)
@@ -102,7 +102,7 @@ class trace:
         if self._history is None:
             raise RuntimeError("trace: modules are counted with html= or log=")
         with _torch.disable_modes():
-            return self._history.modules(self._modules.never_ran())
+            return self._history.modules(self._modules)
 
     def __enter__(self):
         if self._watching:
