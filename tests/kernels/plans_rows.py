@@ -17,6 +17,7 @@ SOFTMAX, LOG_SOFTMAX, NORMALIZE = (op.value for op in (rows.SOFTMAX, rows.LOG_SO
 
 OFTEN = re.compile(  # as in plans_statistics.py
     r"aligned (softmax_backward|log_softmax few long|normalize_backward channels|cosine(_backward)? channels) bfloat16|"
+    r"aligned (log_softmax|normalize)(_backward)? odd long bfloat16|"
     r"general log_softmax_backward transposed bfloat16"
 )
 
@@ -102,6 +103,8 @@ def cases():
                 found[f"aligned {which}{back} 2^33 {name}"] = make(op, huge)
                 found[f"general {which}{back} transposed {name}"] = make(op, across, some)
                 found[f"general {which}{back} odd {name}"] = make(op, odd, None)
+                found[f"aligned {which}{back} odd long {name}"] = make(op, meta((1 << 12, 50257), dtype), None)
+                found[f"aligned {which}{back} odd few long {name}"] = make(op, meta((4, (1 << 20) + 1), dtype), None)
         expanded = meta((8192, 4096), dtype, (0, 1))
         found[f"aligned cosine few long {name}"] = cosines(few, few)
         found[f"aligned cosine channels {name}"] = cosines(channels, channels, 1)
