@@ -40,7 +40,7 @@ def value(x, y):
     return (x + y) * 0.25 * spread(tl.abs(apart(x, y)))
 
 
-value.max_registers = 128  # of 80 it would spill; arithmetic, not memory, is what it waits for
+value.max_registers = (128, 128)  # of 80 it would spill; arithmetic, not memory, is what it waits for
 
 
 @triton.jit
