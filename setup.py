@@ -245,7 +245,7 @@ kernels = ["safeops.kernels", *(f"safeops.kernels.{name}" for name in find_packa
 setup(
     packages=[*find_packages(include=["safeops", "safeops.*"]), *kernels],
     package_dir={"safeops": "safeops", "safeops.kernels": "kernels"},
-    package_data={"safeops": ["verified.json", "py.typed"]},
+    package_data={"safeops": ["verified.json", "py.typed"], "safeops.debug": ["page*.html", "page*.js"]},
     include_package_data=False,
     ext_modules=ext_modules,
     cmdclass={"build_ext": BuildExt, "build_py": BuildPy},

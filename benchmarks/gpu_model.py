@@ -44,6 +44,7 @@ BYTES = {"i1": 1, "fp16": 2, "bf16": 2, "i32": 4, "fp32": 4, "fp64": 8, "i64": 8
 WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
     "cosine_kernel": ("out", "norm1", "norm2"),
+    "triplet_kernel": ("loss", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "numbers"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
 }

@@ -117,7 +117,6 @@ def cosine_embedding_loss(n, dtype, device):
 
 @case("triplet_margin_loss")
 def triplet_margin_loss(n, dtype, device):
-    """Made of two norms of differences, which are written and read in fp32."""
     shape, s = SHAPES[""](n)[0], dtype.itemsize
     return Case(
         tuple(_tensor(n, dtype, device, seed, shape) for seed in range(3)),

@@ -6,7 +6,7 @@ The pair is scikit-image's Motorcycle. The unmeasured disparities are inf, and s
 the losses need. The two losses are added by `combine_losses`, which leaves out one that is not finite.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -53,5 +53,7 @@ def train(steps=100):
 
 
 if __name__ == "__main__":
-    found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", type=int, nargs="?", default=100)
+    found = train(parser.parse_args().steps)
     print(f"loss {found[0]:.2f} -> {found[-1]:.2f}")

@@ -5,7 +5,7 @@
 The photograph is scikit-image's astronaut. Its dead pixels are NaN in the target, and stay there.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -56,5 +56,7 @@ def train(steps=100):
 
 
 if __name__ == "__main__":
-    found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 100)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", type=int, nargs="?", default=100)
+    found = train(parser.parse_args().steps)
     print(f"loss {found[0]:.3f} -> {found[-1]:.3f}")

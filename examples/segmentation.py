@@ -6,7 +6,7 @@ The photograph is scikit-image's; a pixel is of a coin where it is clearly brigh
 where it is clearly darker, and unknown between the two.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -56,5 +56,7 @@ def train(steps=60):
 
 
 if __name__ == "__main__":
-    found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", type=int, nargs="?", default=60)
+    found = train(parser.parse_args().steps)
     print(f"loss {found[0]:.3f} -> {found[-1]:.3f}")

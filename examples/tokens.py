@@ -7,7 +7,7 @@ keep different numbers of labels; with `denominator=`, the number over all of th
 the whole batch, where the mean of their means would count a label of a nearly empty one more.
 """
 
-import sys
+import argparse
 
 import torch
 
@@ -62,5 +62,7 @@ def train(steps=60, micro_batches=4, length=128):
 
 
 if __name__ == "__main__":
-    found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", type=int, nargs="?", default=60)
+    found = train(parser.parse_args().steps)
     print(f"loss {found[0]:.3f} -> {found[-1]:.3f}")

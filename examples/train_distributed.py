@@ -8,8 +8,8 @@ another many. A mean over a rank's own labels, averaged by DDP, so lets a label 
 Divided by `global_count`, each has its weight, and one process, two and four train the same model.
 """
 
+import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -116,12 +116,16 @@ def plot(path, steps=80):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--plot"]:
-        plot(Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("steps", type=int, nargs="?", default=60)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="the curves of 1, 2 and 4 processes, as a picture")
+    given = parser.parse_args()
+    if given.plot:
+        plot(given.plot)
     else:
         if "RANK" in os.environ:
             dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-        found = train(int(sys.argv[1]) if len(sys.argv) > 1 else 60)
+        found = train(given.steps)
         if not dist.is_initialized() or dist.get_rank() == 0:
             print(f"loss {found[0]:.3f} -> {found[-1]:.3f}")
         if dist.is_initialized():

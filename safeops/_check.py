@@ -169,7 +169,7 @@ def in_range(index, size, counts):
 
 
 def choice(function, name, value, options):
-    if value not in options:
+    if not isinstance(value, str) or value not in options:
         allowed = ", ".join(map(repr, options))
         raise ValueError(f"{function}: {name} must be one of {allowed}, got {value!r}")
 

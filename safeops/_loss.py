@@ -24,7 +24,7 @@ def validate_denominator(name, reduction, denominator):
     if reduction != "mean":
         raise ValueError(f'{name}: denominator needs reduction="mean", got {reduction!r}')
     if not isinstance(denominator, torch.Tensor):
-        return _check.number(name, "denominator", denominator)
+        return _check.number(name, "denominator", denominator, minimum=0)
     _check.real_scalar(name, "denominator", denominator)
     if denominator.dtype == torch.bool:
         raise TypeError(f"{name}: denominator must be a real number, got {denominator.dtype}")

@@ -228,8 +228,8 @@ def test_the_doctor_says_why_for_each_device(machine, monkeypatch, capsys):
     assert "kernel (passed on 2026-01-02)" in line and "composite (never verified on this GPU model)" in line
     assert "cuda:0 NVIDIA H200 (sm_90), cuda:1 NVIDIA A100 (sm_80)" in out and "`safeops verify` runs them" in out
     ops = {op["name"]: op for op in cli.examine()["ops"]}
-    assert ops["triplet_margin_loss"]["devices"]["cuda:0"]["route"] == "its parts'"
-    assert "masked_norm" in ops["triplet_margin_loss"]["parts"]
+    assert ops["cosine_embedding_loss"]["devices"]["cuda:0"]["route"] == "its parts'"
+    assert "cosine_similarity" in ops["cosine_embedding_loss"]["parts"]
 
 
 def test_the_doctor_advises_nothing_where_nothing_is_open(machine, monkeypatch, capsys):

@@ -26,7 +26,7 @@ from .state import (
     same,
     square,
 )
-from .tile import corner, fetch, indices, kept, offset_of
+from .tile import corner, fetch, indices, is_whole, kept, offset_of
 from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
 
 
@@ -216,7 +216,7 @@ def add_tiles(
         if VEC == 1:
             whole = False
         else:
-            whole = (m0 + BM <= space[0]) & (n0 + BN <= space[1])
+            whole = is_whole(space, m0, n0, BM, BN)
         if whole and BYTES:
             added = count_bytes(mask, space, m0, n0, BM, BN, GROUP, VEC, I)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])

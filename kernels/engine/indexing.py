@@ -17,6 +17,8 @@ ROW = tl.constexpr(3)  # stride 0 along the inner group: one element per row
 STRIDED = tl.constexpr(4)  # anything else
 COLUMN = tl.constexpr(5)  # stride 0 along the outer group, any along the inner: one element per column
 LINE = tl.constexpr(6)  # the same with the vector accesses of VECTOR
+# PEELED + VEC: unit stride along rows that begin anywhere; accesses of VEC elements, the first of them before the row
+PEELED = tl.constexpr(8)
 
 OUTER, INNER, ALL = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)  # AXIS: which group is reduced
 
@@ -134,6 +136,25 @@ def tile_kinds(tensors, outer, inner):
     if vec > 1 and whole_rows and aligned and all(kind is not STRIDED for kind in kinds):
         return kinds, vec
     return [kind if kind in (ABSENT, SCALAR) else STRIDED for kind in kinds], 1
+
+
+def peeled_kinds(tensors, outer, inner, lead):
+    """The same for rows that begin anywhere: (kind of each operand, VEC), VEC 1 where the operand at `lead` has no unit
+    stride. Those whose rows begin as far from a multiple of 16 bytes as its rows, in elements, are PEELED."""
+    kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
+    along = [i for i, kind in enumerate(kinds) if kind is VECTOR and any(outer.strides[i]) == any(outer.strides[lead])]
+    if lead not in along:
+        return kinds, 1
+    vec = 16 // max(tensors[i].element_size() for i in along if tensors[i].dtype.is_floating_point)
+
+    def begins(i):
+        return [tensors[i].data_ptr() // tensors[i].element_size() % vec, *(step % vec for step in outer.strides[i])]
+
+    peeled, first = PEELED + vec, begins(lead)
+    for i, kind in enumerate(kinds):
+        if kind is VECTOR:
+            kinds[i] = peeled if i in along and begins(i) == first else STRIDED
+    return kinds, vec
 
 
 def sparse_kinds(kinds, outer, inner, which):

@@ -93,8 +93,9 @@ class Plan:
         options = {"num_warps": self.config.threads // target.warp_size}
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
-            functor = self.constants.get("F")  # one whose arithmetic would spill says how many it needs
-            options["maxnreg"] = max(registers, getattr(functor, "max_registers", 0))
+            # A functor whose arithmetic would spill says how many it needs: before sm_100, and from there on.
+            needed = getattr(self.constants.get("F"), "max_registers", (0, 0))
+            options["maxnreg"] = max(registers, needed[target.arch >= 100])
         return triton.compile(self.source(), target=target, options=options)
 
     def loaded(self, index):

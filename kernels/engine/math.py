@@ -2,15 +2,20 @@
 
 import triton
 import triton.language as tl
+from triton import knobs
+from triton.language.extra import libdevice
+
+INTERPRETED = tl.constexpr(knobs.runtime.interpret)  # where there is no libdevice
 
 LOG_2 = tl.constexpr(0.6931471805599453)
 SQRT_HALF = tl.constexpr(0x3F3504F3)  # its bits
 EXPONENT, BITS_TO_LOG = tl.constexpr(-0x800000), tl.constexpr(8.262958294867817e-08)  # the latter: log(2) / 2^23
-# log(1 + x) / x in fp32, by powers of x: of 0 <= x <= 1, and of sqrt(1/2) - 1 <= x < sqrt(2) - 1. Fitted for the least
-# relative error, 3e-8 and 2e-7.
+# log(1 + x) / x in fp32, by powers of x: of 0 <= x <= 1, of sqrt(1/2) - 1 <= x < sqrt(2) - 1, and of |x| < 1/4. Fitted
+# for the least relative error, 3e-8, 2e-7 and 1e-7.
 UNIT = tl.constexpr((1.0, -0.49999648, 0.33321321, -0.24857157, 0.19153631, -0.13753749, 0.079203904, -0.030065399,
                      0.0053647249))  # fmt: skip
 NEAR = tl.constexpr((1.0, -0.50000322, 0.33334714, -0.24971227, 0.19906884, -0.17243245, 0.16180493, -0.10082294))
+CLOSE = tl.constexpr((0.99999999, -0.50000368, 0.33334038, -0.24953356, 0.19942384, -0.18127258, 0.15757424))
 
 
 @triton.jit
@@ -61,6 +66,32 @@ def log_unit(x, lost=None):
     if lost is not None:
         f += lost  # it counts where x is near 1
     return power.to(tl.float32) * BITS_TO_LOG + f * polynomial(f, NEAR, 7)
+
+
+@triton.jit
+def rough_log(x):
+    """log(x) of a normal x, or of 0, by the GPU's own base 2 logarithm: right to 2^-22 of itself, and from 1/2 to 2 to
+    2^-22; one instruction for the 25 of tl.log, and of tl.log2. In fp64 it is tl.log."""
+    if x.dtype == tl.float64:
+        return tl.log(x)
+    if INTERPRETED:
+        value = tl.log2(x)
+    elif hasattr(libdevice, "fast_log2f"):
+        value = libdevice.fast_log2f(x)
+    else:
+        value = tl.log2(x)
+    return value * LOG_2
+
+
+@triton.jit
+def log_any(x, f=None):
+    """log(x), to 8e-7 of itself; near 1 a polynomial of f = x - 1, which is better known than x if it is given."""
+    if x.dtype == tl.float64:
+        return tl.log(x)
+    f = x - 1 if f is None else f
+    scale = tl.where(x < 2.0**-126, 2.0**24, 1.0)  # a subnormal number is 0 to the GPU's logarithm
+    far = rough_log(x * scale) - (scale - 1) * (24 * LOG_2 / (2**24 - 1))  # (two uses of a condition cost far more)
+    return tl.where(tl.abs(f) < 0.25, f * polynomial(f, CLOSE, 6), far)
 
 
 @triton.jit

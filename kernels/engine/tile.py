@@ -1,5 +1,9 @@
 """A tile on the device: where its elements lie, which of them are kept, loads and stores.
 
+Rows that begin at no multiple of 16 bytes (PEELED) are read in the 16 bytes they begin in, and those they end in: what
+lies there beside the row is not used, and not written. Their tiles begin `shift` columns before column 0, and `space`
+is then longer: (M, N, outer shape, inner shape, shift). A tile has one of them.
+
 An operand is the tuple (pointer, outer strides, inner strides), and `space` is (M, N, outer shape, inner shape): the
 two groups of dimensions that indexing.py makes, M and N their sizes. A tile has BM rows over the outer group and BN
 columns over the inner one.
@@ -8,7 +12,7 @@ columns over the inner one.
 import triton
 import triton.language as tl
 
-from .indexing import COLUMN, INNER, LINE, OUTER, ROW, SCALAR, STRIDED, VECTOR
+from .indexing import COLUMN, INNER, LINE, OUTER, PEELED, ROW, SCALAR, STRIDED, VECTOR
 
 
 @triton.jit
@@ -31,7 +35,18 @@ def corner(space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constex
     else:
         across = (space[1] + BN - 1) // BN
         m0, n0 = t // across * BM, t % across * BN
+    if len(space) > 4:
+        n0 -= space[4]
     return m0, n0
+
+
+@triton.jit
+def is_whole(space, m0, n0, BM: tl.constexpr, BN: tl.constexpr):
+    """Whether a tile lies in the tensor, and needs no bounds."""
+    whole = (m0 + BM <= space[0]) & (n0 + BN <= space[1])
+    if len(space) > 4:
+        whole &= n0 >= 0
+    return whole
 
 
 @triton.jit
@@ -44,7 +59,31 @@ def indices(m0, n0, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, I: tl
 @triton.jit
 def within(space, m, n):
     """Which elements of a tile lie in the tensor."""
-    return (m < space[0])[:, None] & (n < space[1])[None, :]
+    columns = n < space[1]
+    if len(space) > 4:
+        u = n + space[4]  # of which other accesses have the numbers: fewer registers
+        columns = (u >= space[4]) & (u < space[1] + space[4])
+    return (m < space[0])[:, None] & columns[None, :]
+
+
+@triton.jit
+def units(space, n, VEC: tl.constexpr):
+    """PEELED: columns counted from where the tiles begin, a multiple of 16 bytes."""
+    return tl.multiple_of(tl.max_contiguous(n + space[4], VEC), VEC)
+
+
+@triton.jit
+def touched(space, m, n, VEC: tl.constexpr):
+    """PEELED: the accesses that have any element of the row."""
+    end = (space[1] + space[4] + VEC - 1) // VEC * VEC
+    return (m < space[0])[:, None] & (units(space, n, VEC) < end)[None, :]
+
+
+@triton.jit
+def filled(space, m, n, VEC: tl.constexpr):
+    """PEELED: the accesses that have nothing else."""
+    u, first, end = units(space, n, VEC), (space[4] + VEC - 1) // VEC * VEC, (space[1] + space[4]) // VEC * VEC
+    return (m < space[0])[:, None] & ((u >= first) & (u < end))[None, :]
 
 
 @triton.jit
@@ -57,6 +96,10 @@ def address(operand, space, m, n, KIND: tl.constexpr):
         where = operand[0] + offset_of(n, space[3], operand[2])[None, :]
     elif KIND == LINE:
         where = operand[0] + n[None, :]
+    elif KIND > PEELED:
+        bytes: tl.constexpr = (KIND - PEELED) * ((operand[0].dtype.element_ty.primitive_bitwidth + 7) // 8)
+        start = tl.multiple_of(operand[0] + (offset_of(m, space[2], operand[1]) - space[4]), bytes)
+        where = start[:, None] + units(space, n, KIND - PEELED)[None, :]
     else:
         where = operand[0] + offset_of(m, space[2], operand[1])[:, None]
         if KIND == VECTOR:
@@ -68,7 +111,7 @@ def address(operand, space, m, n, KIND: tl.constexpr):
 
 @triton.jit
 def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr, OTHER: tl.constexpr = 0):
-    """One operand's elements of a tile, OTHER outside the tensor (EDGE: the tile reaches over it).
+    """One operand's elements of a tile, OTHER outside the tensor (EDGE: the tile reaches over it); of PEELED anything.
 
     Elements that are not kept are skipped only where accesses are single elements anyway: a predicate that differs
     inside a 16-byte access would break it up."""
@@ -81,6 +124,8 @@ def fetch(operand, space, m, n, keep, KIND: tl.constexpr, EDGE: tl.constexpr, OT
         value = tl.load(where, mask=(m < space[0])[:, None], other=OTHER)
     elif KIND == COLUMN or KIND == LINE:
         value = tl.load(where, mask=(n < space[1])[None, :], other=OTHER)
+    elif KIND > PEELED:
+        value = tl.load(where, mask=touched(space, m, n, KIND - PEELED))
     else:
         value = tl.load(where, mask=within(space, m, n), other=OTHER)
     return value
@@ -111,7 +156,11 @@ def store(operand, space, m, n, value, inside, KIND: tl.constexpr, EDGE: tl.cons
     """A gradient too large for the dtype becomes inf, never the largest number: a gradient scaler looks for it."""
     where = address(operand, space, m, n, KIND)
     value = value.to(operand[0].dtype.element_ty)
-    if EDGE:
+    if EDGE and KIND > PEELED:
+        wide = filled(space, m, n, KIND - PEELED)
+        tl.store(where, value, mask=wide)
+        tl.store(where, value, mask=inside & ~wide)
+    elif EDGE:
         tl.store(where, value, mask=inside)
     else:
         tl.store(where, value)

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ..engine.math import log_any
 from .logistic import at_least
 from .pointwise_loss import pointwise_loss
 
@@ -17,12 +18,18 @@ def variance(z, eps):
 @triton.jit
 def value(x, y, z, eps):
     d, v = x - y, variance(z, eps)
-    return (tl.log(v) + d * (d / v)) * 0.5  # d / v first: d^2 alone may overflow
+    return (log_any(v) + d * (d / v)) * 0.5  # d / v first: d^2 alone may overflow
+
+
+value.max_registers = (80, 96)  # of 80 it would spill
 
 
 @triton.jit
 def full(x, y, z, eps):
     return value(x, y, z, eps) + HALF_LOG_2_PI
+
+
+full.max_registers = (80, 96)
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from ..engine.math import log_any, rough_log
 from .logistic import product, product_slope
 from .pointwise_loss import pointwise_loss
 
@@ -14,8 +15,8 @@ def stirling(y):
     """(y log y - y + log(2 pi y) / 2, its derivative)"""
     some = y > 1
     n = tl.maximum(y, 1.0)  # (a NaN, which this hides, shows in the rest of the loss; a tl.where spills registers)
-    log = tl.log(n)
-    return tl.where(some, n * (log - 1) + (LOG_2_PI + log) * 0.5, 0.0), tl.where(some, log + 0.5 / n, 0.0)
+    e = rough_log(n)  # beside n its error is that of fp32
+    return tl.where(some, n * (e - 1) + (LOG_2_PI + e) * 0.5, 0.0), tl.where(some, e + 0.5 / n, 0.0)
 
 
 @triton.jit
@@ -30,17 +31,23 @@ def slopes_of_logs(x, y, eps):
 
 @triton.jit
 def of_rates(x, y, eps):
-    return x - product(y, tl.log(x + eps))
+    return x - product(y, log_any(x + eps))
+
+
+of_rates.max_registers = (96, 128)  # of 80 it would spill
 
 
 @triton.jit
 def slopes_of_rates(x, y, eps):
-    return 1 - y / (x + eps), -product_slope(y, tl.log(x + eps))
+    return 1 - y / (x + eps), -product_slope(y, log_any(x + eps))
 
 
 @triton.jit
 def full_of_logs(x, y, eps):
     return of_logs(x, y, eps) + stirling(y)[0]
+
+
+full_of_logs.max_registers = (80, 112)
 
 
 @triton.jit
@@ -52,6 +59,9 @@ def full_slopes_of_logs(x, y, eps):
 @triton.jit
 def full_of_rates(x, y, eps):
     return of_rates(x, y, eps) + stirling(y)[0]
+
+
+full_of_rates.max_registers = (80, 112)
 
 
 @triton.jit

@@ -35,7 +35,7 @@ def value(x, y, alpha, gamma):
     return a * to * bce
 
 
-value.max_registers = 112  # of 80 it would spill; arithmetic, not memory, is what it waits for
+value.max_registers = (112, 112)  # of 80 it would spill; arithmetic, not memory, is what it waits for
 
 
 @triton.jit

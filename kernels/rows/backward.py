@@ -9,7 +9,7 @@ from ..engine.sums import add_partials
 from ..engine.tile import fetch, kept, offset_of, store, within
 from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX
-from .row import at_most, declare, inverse, tile_at, times
+from .row import at_most, declare, inverse, shift_of, store_tile, tile_at, tile_is_whole, times
 
 
 @triton.jit
@@ -40,10 +40,24 @@ def gradient_tile(y, g, keep, dot, by, OP: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
+def tile_terms(
+    space, x, grad, mask, m, n, a, b, by,
+    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    C: tl.constexpr, EDGE: tl.constexpr,
+):  # fmt: skip
+    """(y, the dot product's terms, the upstream gradient, what is kept) of a tile."""
+    keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, EDGE)[0]
+    v = fetch(x, space, m, n, keep, X, EDGE).to(C)
+    g = fetch(grad, space, m, n, keep, GRAD, EDGE).to(C)
+    y, term = dot_term(v, g, keep, a, b, by, OP, C)
+    return y, term, g, keep
+
+
+@triton.jit
 def dot_range(
     first_tile, last_tile, block, space, x, grad, mask, a, b, by,
-    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, PEEL: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """The part of each row's dot product that lies in some tiles."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
@@ -52,11 +66,13 @@ def dot_range(
         lanes = tl.zeros([BM, BN], C)
         for t in range(start, tl.minimum(start + FLUSH, last_tile)):
             m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-            keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, True)[0]
-            v = fetch(x, space, m, n, keep, X, True).to(C)
-            g = fetch(grad, space, m, n, keep, GRAD, True).to(C)
-            y, term = dot_term(v, g, keep, a, b, by, OP, C)
-            lanes += term
+            whole = False
+            if PEEL:
+                whole = tile_is_whole(space, block, t, AXIS, BM, BN)
+            if whole:
+                lanes += tile_terms(space, x, grad, mask, m, n, a, b, by, OP, X, GRAD, MASK, BM, BN, C, False)[1]
+            else:
+                lanes += tile_terms(space, x, grad, mask, m, n, a, b, by, OP, X, GRAD, MASK, BM, BN, C, True)[1]
         sums += tl.sum(lanes, ACROSS).to(tl.float64)
     return sums
 
@@ -64,17 +80,17 @@ def dot_range(
 @triton.jit
 def write_gradient(
     first_tile, last_tile, block, space, x, grad, mask, out, a, b, by, dot,
-    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, AXIS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, PEEL: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-        keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, True)[0]
+        # (beside a row nothing is stored: it needs no bounds here)
+        keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, MASK or not PEEL)[0]
         v = fetch(x, space, m, n, keep, X, True).to(C)
         g = fetch(grad, space, m, n, keep, GRAD, True).to(C)
         y, term = dot_term(v, g, keep, a, b, by, OP, C)
-        edge = within(space, m, n)
-        store(out, space, m, n, gradient_tile(y, g, keep, dot, by, OP, C), edge, OUT, True)
+        store_tile(out, space, block, t, m, n, gradient_tile(y, g, keep, dot, by, OP, C), OUT, AXIS, BM, BN)
 
 
 @triton.jit
@@ -86,9 +102,9 @@ def rows_backward_kernel(
     batch_shape, x_batch, grad_batch, mask_batch, out_batch, first_batch, second_batch,
     M, N, tiles, across, groups, splits, per_split,
     OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
-    C: tl.constexpr, I: tl.constexpr,
+    SECOND: tl.constexpr, PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
+    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     if SPLIT:
@@ -108,6 +124,8 @@ def rows_backward_kernel(
     space = (M, N, outer_shape, inner_shape)
     xs, gs = (x, x_outer, x_inner), (grad, grad_outer, grad_inner)
     masks, outs = (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
+    if PEEL:
+        space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
     nowhere = tl.zeros([1, 1], tl.int1)
     a = fetch((first, first_outer, first_inner), space, m, n, nowhere, FIRST, True)
@@ -121,10 +139,7 @@ def rows_backward_kernel(
         by = a
         counts = True
     if WHOLE:
-        keep = kept(space, masks, masks, m, n, MASK, 0, BM, BN, True)[0]
-        v = fetch(xs, space, m, n, keep, X, True).to(C)
-        g = fetch(gs, space, m, n, keep, GRAD, True).to(C)
-        y, term = dot_term(v, g, keep, a, b, by, OP, C)
+        y, term, g, keep = tile_terms(space, xs, gs, masks, m, n, a, b, by, OP, X, GRAD, MASK, BM, BN, C, True)
         dot = tl.sum(term, ACROSS, keep_dims=True)
         if OP == NORMALIZE:
             dot = tl.where(counts, dot, 0.0)
@@ -140,7 +155,7 @@ def rows_backward_kernel(
         if summing:
             sums = dot_range(
                 first_tile, last_tile, block, space, xs, gs, masks, a, b, by,
-                OP, X, GRAD, MASK, AXIS, BM, BN, VEC, C, I,
+                OP, X, GRAD, MASK, PEEL, AXIS, BM, BN, VEC, C, I,
             )  # fmt: skip
             tl.store(partial + split * rows + output, sums)
             if (count_summed(counter, group) == splits - 1) & many:
@@ -156,19 +171,19 @@ def rows_backward_kernel(
                 dot = tl.where(counts, dot, 0.0)
             write_gradient(
                 first_tile, last_tile, block, space, xs, gs, masks, outs, a, b, by, dot,
-                OP, X, GRAD, MASK, OUT, AXIS, BM, BN, VEC, C, I,
+                OP, X, GRAD, MASK, OUT, PEEL, AXIS, BM, BN, VEC, C, I,
             )  # fmt: skip
             count_written(counter, group, splits)
     else:
         sums = dot_range(
-            tiles * 0, tiles, block, space, xs, gs, masks, a, b, by, OP, X, GRAD, MASK, AXIS, BM, BN, VEC, C, I
+            tiles * 0, tiles, block, space, xs, gs, masks, a, b, by, OP, X, GRAD, MASK, PEEL, AXIS, BM, BN, VEC, C, I
         )  # fmt: skip
         dot = tl.expand_dims(sums, ACROSS).to(C)
         if OP == NORMALIZE:
             dot = tl.where(counts, dot, 0.0)
         write_gradient(
             tiles * 0, tiles, block, space, xs, gs, masks, outs, a, b, by, dot,
-            OP, X, GRAD, MASK, OUT, AXIS, BM, BN, VEC, C, I,
+            OP, X, GRAD, MASK, OUT, PEEL, AXIS, BM, BN, VEC, C, I,
         )  # fmt: skip
 
 

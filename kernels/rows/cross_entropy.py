@@ -17,7 +17,7 @@ from ..engine.tile import offset_of, store
 from .classification import at_class, at_row, class_dim, class_of, count_numbers, per_class, per_row, row_numbers
 from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range, widened
 from .plan import SUM, launch
-from .row import declare, one_per_row, tile_at
+from .row import declare, one_per_row, shift_of, tile_at
 
 
 @triton.jit
@@ -67,9 +67,9 @@ def cross_entropy_kernel(
     M, N, tiles, across, groups, splits, per_split, count,
     SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, TARGET: tl.constexpr,
     MASK: tl.constexpr, LOSS: tl.constexpr, KEEP: tl.constexpr, WEIGHTS: tl.constexpr, NUMBERS: tl.constexpr,
-    AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    I: tl.constexpr,
+    PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
+    C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of numbers are."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
@@ -91,6 +91,8 @@ def cross_entropy_kernel(
     space = (M, N, outer_shape, inner_shape)
     xs, qs, ws = (x, x_outer, x_inner), (shares, shares_outer, shares_inner), (weight, weight_outer, weight_inner)
     targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
+    if PEEL:
+        space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
 
     first = split * per_split

@@ -11,11 +11,11 @@ import triton.language as tl
 
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.tile import fetch, offset_of, store, within
+from ..engine.tile import fetch, offset_of, within
 from .classification import class_dim, class_of, count_numbers, per_class, per_row, row_shape
 from .cross_entropy_sums import exponential
 from .plan import MAP, launch
-from .row import declare, tile_at
+from .row import declare, shift_of, store_tile, tile_at
 
 
 @triton.jit
@@ -30,8 +30,8 @@ def cross_entropy_backward_kernel(
     M, N, tiles, across, count,
     SMOOTH: tl.constexpr, PARTIAL: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
     TARGET: tl.constexpr, MASK: tl.constexpr, GRAD: tl.constexpr, NUMBERS: tl.constexpr, DX: tl.constexpr,
-    DQ: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    I: tl.constexpr,
+    DQ: tl.constexpr, PEEL: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr,
+    C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of numbers are."""
     pid = tl.program_id(0).to(I)
@@ -54,6 +54,9 @@ def cross_entropy_backward_kernel(
     space = (M, N, outer_shape, inner_shape)
     targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
     ws = (weight, weight_outer, weight_inner)
+    if PEEL:
+        rows = (x, x_outer, x_inner) if X else (dx, dx_outer, dx_inner)
+        space = (M, N, outer_shape, inner_shape, shift_of(rows, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
     edge, nowhere = within(space, m, n), tl.zeros([1, 1], tl.int1)
     if X:
@@ -98,12 +101,13 @@ def cross_entropy_backward_kernel(
             value -= own * (q * per_class)
         else:
             value -= tl.where((n[None, :] if AXIS == INNER else m[:, None]) == place, own, 0.0)
-        store((dx, dx_outer, dx_inner), space, m, n, tl.where(kept, value, 0.0), edge, DX, True)
+        store_tile((dx, dx_outer, dx_inner), space, block, t, m, n, tl.where(kept, value, 0.0), DX, AXIS, BM, BN)
     if DQ:
         # a class of -inf without a share does not exist
         nothing = (v == float("-inf")) & (q * per_class == 0)
         slope = tl.where(nothing, 0.0, per_class * ((high - v) + low))
-        store((dq, dq_outer, dq_inner), space, m, n, tl.where(kept, own * slope, 0.0), edge, DQ, True)
+        value = tl.where(kept, own * slope, 0.0)
+        store_tile((dq, dq_outer, dq_inner), space, block, t, m, n, value, DQ, AXIS, BM, BN)
 
 
 OPERANDS = ("x", "shares", "weight", "target", "mask", "grad", "numbers", "dx", "dq")

@@ -18,11 +18,11 @@ import triton
 import triton.language as tl
 
 from ..engine.blocks import load_partials
-from ..engine.indexing import INNER, STRIDED, VECTOR
+from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
 from ..engine.state import EXPONENTIALS, lowest_top
 from ..engine.tile import fetch, within
 from ..engine.tiling import COLUMNS, FLUSH, ROWS
-from .row import tile_at
+from .row import tile_at, tile_is_whole
 
 SUMS = tl.constexpr(7)
 
@@ -68,12 +68,13 @@ def add_tile(
     state, space, x, shares, weight, m, n,
     SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     ALONG: tl.constexpr = 2 - LANES
     top, total, mass, own, count, every, moment = state
     edge = within(space, m, n)
-    v = fetch(x, space, m, n, edge, X, True, float("-inf")).to(C)
-    if X != VECTOR and X != STRIDED:  # one number for a row of the tile has no outside
+    v = fetch(x, space, m, n, edge, X, EDGE, float("-inf")).to(C)
+    if X != VECTOR and X != STRIDED and (EDGE or X < PEELED):  # one number for a row of the tile has no outside
         v = tl.where(edge, v, float("-inf"))
     v = lanes(v, BM, BN, LANES, GROUP)
     larger = tl.maximum(top, tl.max(v, ALONG))  # of NaN the other: the exponentials show it
@@ -81,9 +82,12 @@ def add_tile(
     away = v - highest
     total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, exponential(away)), ALONG)
     if WEIGHT:
-        w = lanes(fetch(weight, space, m, n, edge, WEIGHT, True).to(C), BM, BN, LANES, GROUP)
+        w = fetch(weight, space, m, n, edge, WEIGHT, EDGE).to(C)
+        if WEIGHT > PEELED:
+            w = tl.where(edge, w, 0.0)
+        w = lanes(w, BM, BN, LANES, GROUP)
     if SHARES:
-        share = lanes(tl.where(edge, fetch(shares, space, m, n, edge, SHARES, True).to(C), 0.0), BM, BN, LANES, GROUP)
+        share = lanes(tl.where(edge, fetch(shares, space, m, n, edge, SHARES, EDGE).to(C), 0.0), BM, BN, LANES, GROUP)
         if WEIGHT:
             share *= w
         own += move(mass, top, larger) + tl.sum(tl.where(share == 0, 0.0, share * away), ALONG)
@@ -139,7 +143,17 @@ def sum_tiles(
     state = empty_state([DOWN, ACROSS], C, C)
     for t in range(first, last):
         m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-        state = add_tile(state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C)
+        whole = False
+        if X > PEELED:
+            whole = tile_is_whole(space, block, t, AXIS, BM, BN)
+        if whole:
+            state = add_tile(
+                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C, False
+            )  # fmt: skip
+        else:
+            state = add_tile(
+                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C, True
+            )  # fmt: skip
     return merge_along(state, 1 if AXIS == INNER else 0, SMOOTH, SHARES, WEIGHT, C)
 
 

@@ -13,7 +13,7 @@ from ..engine.indexing import INNER
 from ..engine.scaling import product_beyond
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, kept, offset_of, store, within
-from .row import declare, inverse, one_per_row, scaled_squares, tile_at, times
+from .row import declare, inverse, one_per_row, scaled_squares, shift_of, store_tile, tile_at, times
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -31,7 +31,8 @@ def softmax_tile(x, keep, top, total, OP: tl.constexpr):
 def write_rows(
     first_tile, last_tile, block, split, space, x, mask, out, first, second, state, eps,
     OP: tl.constexpr, X: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    PEEL: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    I: tl.constexpr,
 ):  # fmt: skip
     """The results of some tiles, from the state of their whole rows; with the first tile, the rows' numbers."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
@@ -51,14 +52,14 @@ def write_rows(
         top, total = top.to(C), total.to(C)
     for t in range(first_tile, last_tile):
         m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-        keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, True)[0]
+        # (beside a row nothing is stored: it needs no bounds here)
+        keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, MASK or not PEEL)[0]
         v = fetch(x, space, m, n, keep, X, True).to(C)
         if OP == NORMALIZE:
             value = times(v, by, C)
         else:
             value = softmax_tile(v, keep, top, total, OP)
-        edge = within(space, m, n)
-        store(out, space, m, n, value, edge, OUT, True)
+        store_tile(out, space, block, t, m, n, value, OUT, AXIS, BM, BN)
 
 
 @triton.jit
@@ -70,9 +71,9 @@ def rows_kernel(
     batch_shape, x_batch, mask_batch, out_batch, first_batch, second_batch,
     M, N, tiles, across, groups, splits, per_split,
     OP: tl.constexpr, X: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    I: tl.constexpr,
+    PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
+    C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """out, and of each row its top and total (softmax), or its norm, in fp64."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
@@ -91,6 +92,8 @@ def rows_kernel(
         second = second + offset_of(batch, batch_shape, second_batch)
     space = (M, N, outer_shape, inner_shape)
     xs, masks, outs = (x, x_outer, x_inner), (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
+    if PEEL:
+        space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
     if WHOLE:
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
@@ -137,7 +140,7 @@ def rows_kernel(
                 state = merge_partials(partial, splits, output, rows, parts, MODE, 0, BS, BO, C)
                 write_rows(
                     first_tile, last_tile, block, split, space, xs, masks, outs, firsts, seconds, state, eps,
-                    OP, X, MASK, OUT, FIRST, SECOND, AXIS, BM, BN, VEC, C, I,
+                    OP, X, MASK, OUT, FIRST, SECOND, PEEL, AXIS, BM, BN, VEC, C, I,
                 )  # fmt: skip
                 count_written(counter, group, splits)
         else:
@@ -147,7 +150,7 @@ def rows_kernel(
             )  # fmt: skip
             write_rows(
                 tiles * 0, tiles, block, tiles * 0, space, xs, masks, outs, firsts, seconds, state, eps,
-                OP, X, MASK, OUT, FIRST, SECOND, AXIS, BM, BN, VEC, C, I,
+                OP, X, MASK, OUT, FIRST, SECOND, PEEL, AXIS, BM, BN, VEC, C, I,
             )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from ..engine.tile import fetch, offset_of, store, within
 from ..engine.tiling import FLUSH
 from .classification import at_class, at_row
 from .plan import SUM, launch
-from .row import declare, one_per_row, tile_at
+from .row import declare, one_per_row, shift_of, store_tile, tile_at
 
 
 @triton.jit
@@ -41,7 +41,8 @@ def multi_margin_kernel(
     batch_shape, x_batch, target_batch, grad_batch, loss_batch, dx_batch,
     M, N, tiles, across, groups, splits, per_split,
     SQUARE: tl.constexpr, X: tl.constexpr, TARGET: tl.constexpr, GRAD: tl.constexpr, LOSS: tl.constexpr,
-    DX: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr,
+    DX: tl.constexpr, PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
+    LONG: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
     C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
@@ -59,6 +60,8 @@ def multi_margin_kernel(
         loss = loss + offset_of(batch, batch_shape, loss_batch)
     space = (M, N, outer_shape, inner_shape)
     xs, slopes = (x, x_outer, x_inner), (dx, dx_outer, dx_inner)
+    if PEEL:
+        space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
     inside, nowhere = one_per_row(space, m, n, AXIS), tl.zeros([1, 1], tl.int1)
     classes = N if AXIS == INNER else M
@@ -84,7 +87,7 @@ def multi_margin_kernel(
             term, slope = term_and_slope(d, SQUARE)
             if DX:
                 value = tl.where((d <= 0) | ~others, 0.0, factor * slope)  # 0, too, where g is inf
-                store(slopes, space, m, n, value, edge, DX, True)
+                store_tile(slopes, space, block, t, m, n, value, DX, AXIS, BM, BN)
                 term = slope
             lanes += within_lane(tl.where(edge & others, term, 0.0), BM, BN, LANES, GROUP)
         total += over_axis(lanes, AXIS)

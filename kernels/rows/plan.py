@@ -14,6 +14,7 @@ from ..engine.indexing import (
     at_least,
     broadcast_strides,
     needs_int64,
+    peeled_kinds,
     sparse_kinds,
     split_inner,
     tile_kinds,
@@ -30,6 +31,7 @@ FEWEST = 16  # neighbours that make a group of their own
 # phases: results that depend on their own tile alone; one result a row; results that depend on the whole row; one
 # result a row, which depends on one element of it
 MAP, SUM, SUM_AND_WRITE, PICK = range(4)
+PEELED_REGISTERS = 64  # at most, for four blocks to a multiprocessor
 AT_ONCE = 8  # numbers of each part that the gathering block holds
 
 
@@ -84,29 +86,39 @@ def plan(
     dense = [None if i in per_row else t for i, t in enumerate(tensors)]
     outside = Group(batch.shape + outer.shape, tuple(b and b + o for b, o in zip(batch.strides, outer.strides)))
     kinds, vec = tile_kinds(dense, outside.without(per_row), inner.without(per_row))
-    kinds = sparse_kinds(kinds, outer, inner, per_row)
     M, N = outer.numel, inner.numel
     config = kernel.config(arch)
+    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits
+    peel = False
+    # (of rows that fit a tile, half of it would lie beside them, and all their elements need bounds)
+    if vec == 1 and axis is INNER and "PEEL" in kernel.constants and N > MOST_THREADS * per_thread // 2:
+        lead = kernel.operands.index("dx" if tensors[0] is None else "x")
+        found, width = peeled_kinds(dense, outside.without(per_row), inner.without(per_row), lead)
+        if width > 1:
+            kinds, vec, peel = found, width, True
+    kinds = sparse_kinds(kinds, outer, inner, per_row)
+    most_rows, reach = (1, N + vec - 1) if peel else (M, N)  # of a tile; columns of all tiles
     itemsize = min(t.element_size() for t in dense if t is not None and t.dtype.is_floating_point)
     tile = config.tile(itemsize, vec, dense)
-    per_thread = PER_THREAD * 8 // torch.finfo(compute).bits // (1 if vec > 1 and axis is INNER else 2)
+    per_thread //= 1 if vec > 1 and axis is INNER else 2
     if heads:
         tile = min(tile, config.threads * per_thread)
-    apart = phases == MAP or heads and axis is OUTER
+    apart = peel or phases == MAP or heads and axis is OUTER
     whole = None if apart else whole_tile(axis, M, N, vec, tile, itemsize, MOST_THREADS * per_thread)
-    BM, BN = whole or part_tile(axis, M, N, vec, tile, config.threads if heads else 4 * NEAR // itemsize)
+    widest = config.threads if heads else 4 * NEAR // itemsize
+    BM, BN = whole or part_tile(axis, most_rows, reach, vec, tile, widest)
     if phases == PICK:
         most = at_least(M if axis is INNER else N, config.threads)
         BM, BN = (most, 1) if axis is INNER else (1, most)
     while config.threads < min(MOST_THREADS, BM * BN // per_thread):
         config = replace(config, threads=config.threads * 2)
     lanes, group = tiling.lanes_of(axis, BM, BN, vec, config.threads)
-    down, across = -(-M // BM), -(-N // BN)
+    down, across = -(-M // BM), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
     splits, per_split = split_rows(tiles, groups, phases, heads)
-    rows = groups * (BM if axis is INNER else BN)
-    wide = needs_int64(outside, inner, splits * rows * partials)
+    outputs = groups * (BM if axis is INNER else BN)
+    wide = needs_int64(outside, inner, splits * outputs * partials)
     values = {
         "batch_shape": batch.shape,
         **{f"{name}_batch": steps for name, steps in zip(kernel.operands, batch.strides)},
@@ -117,13 +129,14 @@ def plan(
         "groups": groups,
         "splits": splits,
         "per_split": per_split,
+        "PEEL": peel,
         "AXIS": axis.value,
         "WHOLE": whole is not None,
         "SPLIT": splits > 1,
         "LONG": per_split > tiling.FLUSH.value,
         "BM": BM,
         "BN": BN,
-        "BS": max(tiling.POLICY.partials // AT_ONCE // (rows // groups), 1),
+        "BS": max(tiling.POLICY.partials // AT_ONCE // (outputs // groups), 1),
         "LANES": lanes,
         "GROUP": group,
         "VEC": vec,
@@ -134,10 +147,10 @@ def plan(
     made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values,
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
                 wide=wide, arch=arch)  # fmt: skip
-    most_registers = registers[axis is not INNER]
+    most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))
-    made.config, made.workspace = config, partials * splits * rows if splits > 1 else 0
+    made.config, made.workspace = config, partials * splits * outputs if splits > 1 else 0
     return made
 
 

@@ -9,10 +9,18 @@ read, one write. A longer one is read twice, tile by tile; where there are few o
 import triton
 import triton.language as tl
 
-from ..engine.indexing import INNER
+from ..engine.indexing import INNER, PEELED
 from ..engine.kernel import Config, Kernel
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
-from ..engine.tile import corner, indices
+from ..engine.tile import corner, indices, is_whole, offset_of, store, within
+
+
+@triton.jit
+def shift_of(operand, row, shape, VEC: tl.constexpr, I: tl.constexpr):
+    """How many elements after a multiple of 16 bytes a row begins."""
+    size: tl.constexpr = operand[0].dtype.element_ty.primitive_bitwidth // 8
+    start = (operand[0] + offset_of(row, shape, operand[1])).to(tl.int64, bitcast=True)
+    return (start // size % VEC).to(I)
 
 
 @triton.jit
@@ -22,6 +30,25 @@ def tile_at(
     """(rows, columns) of tile t of the rows of a block."""
     m0, n0 = corner(space, block, t, AXIS, BM, BN)
     return indices(m0, n0, BM, BN, VEC, I)
+
+
+@triton.jit
+def tile_is_whole(space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
+    m0, n0 = corner(space, block, t, AXIS, BM, BN)
+    return is_whole(space, m0, n0, BM, BN)
+
+
+@triton.jit
+def store_tile(
+    operand, space, block, t, m, n, value, KIND: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
+):
+    whole = False
+    if KIND > PEELED:  # elements beside the row are left out one by one, if there are any
+        whole = tile_is_whole(space, block, t, AXIS, BM, BN)
+    if whole:
+        store(operand, space, m, n, value, True, KIND, False)
+    else:
+        store(operand, space, m, n, value, within(space, m, n), KIND, True)
 
 
 @triton.jit
@@ -71,6 +98,7 @@ def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_
     """A kernel of rows; split: one that may spread a row over several blocks. first, indices: constants and indices of
     its own."""
     tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
+    peel = ("PEEL",) if "PEEL" in fn.arg_names else ()  # one that knows rows which begin anywhere
     return Kernel(
         fn,
         pointers=(*operands, "partial", "counter") if split else operands,
@@ -78,7 +106,7 @@ def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_
         operands=operands,
         tuples=("batch_shape", *(f"{name}_batch" for name in operands)),
         indices=("M", "N", "tiles", "across", *(("groups", "splits", "per_split") if split else ()), *indices),
-        constants=(*first, *(name.upper() for name in operands), "AXIS", *tiling,
+        constants=(*first, *(name.upper() for name in operands), *peel, "AXIS", *tiling,
                    *(("LANES", "GROUP") if split else ()), "VEC", "C", "I"),
         # left alone, the assembler spills two registers of the general variant to fit one block more
         configs={None: Config(tile_bytes=tile_bytes, max_registers=(None, 128))},

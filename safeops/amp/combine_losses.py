@@ -36,8 +36,9 @@ def combine_losses(losses, *, nonfinite="propagate"):
         nonfinite: what happens if a term, weight * loss, is inf or NaN. `"propagate"`: the total shows it. `"skip"`:
             the total is of the other terms, nobody waits, and the gradient that goes into the loss and its weight is
             exactly 0. (What the loss's own backward makes of an upstream gradient of 0 is its own affair: 0 / 0 in
-            plain torch is still NaN, which the functions of safeops avoid.) With no finite term the total is 0.
-            `"raise"`: FloatingPointError that names it; this one synchronises, and cannot be compiled whole.
+            plain torch is still NaN, which the functions of safeops avoid.) Where no term is finite the total is NaN,
+            for such a run has died, and all gradients are 0. `"raise"`: FloatingPointError that names it; this one
+            synchronises, and cannot be compiled whole.
 
     Returns:
         `(total, terms, finite, names)`, a named tuple. total: 0-dim, fp32, or fp64 if a loss is. terms: the weighted
@@ -70,6 +71,8 @@ def combine_losses(losses, *, nonfinite="propagate"):
     if nonfinite == "skip":
         keep = keep & finite
     total = _weigh(x, w, keep).sum().to(dtype)
+    if nonfinite == "skip":
+        total = torch.where(finite.any(), total, float("nan"))
     return CombinedLosses(total, terms, finite, names)
 
 

@@ -64,7 +64,7 @@ def _device(device):
     try:
         target = torch.device(device)
     except (TypeError, RuntimeError) as error:
-        raise TypeError(f"to_device: device must name a device, got {device!r}") from error
+        raise TypeError(f"to_device: device must name a device, got {device!r}: {error}") from error
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"to_device: device is {target}, and torch sees no CUDA device here")
     if target.type == "cuda" and target.index is None:

@@ -4,6 +4,7 @@ with safeops.debug.trace(model):
     train_step()
 """
 
+from safeops.debug._history import ModuleCounts
 from safeops.debug._report import NonFiniteError, Report
 from safeops.debug.audit import Finding, audit
 from safeops.debug.locate_errors import LocatedError, locate_errors
@@ -16,6 +17,7 @@ for _error in (LocatedError, NonFiniteError, SynchronizationError):
 __all__ = [
     "Finding",
     "LocatedError",
+    "ModuleCounts",
     "NonFiniteError",
     "Report",
     "SynchronizationError",

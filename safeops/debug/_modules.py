@@ -1,26 +1,28 @@
 """Which module is running: a stack kept by torch's global forward hooks."""
 
 import threading
+import weakref
 
 from torch.nn.modules import module as hooks
 
 
 class ModuleStack:
-    """`with ModuleStack(model) as modules:` then modules.path() names the innermost module whose forward runs."""
+    """`with ModuleStack(model) as modules:` then modules.path() names the innermost module whose forward runs:
+    "decoder.layers.3 (Linear)", and without `model` by the outermost that runs: "Net.decoder.layers.3 (Linear)"."""
 
     def __init__(self, model=None):
-        self.names = {}  # id(module) -> "decoder.layers.3 (Linear)"
-        if model is not None:
-            root = type(model).__name__
-            for name, module in model.named_modules():
-                self.names[id(module)] = f"{name} ({type(module).__name__})" if name else root
+        self.names = {}  # id(module) -> (weak reference to it, its name)
+        self.leaves, self.ran = {}, set()  # names: of the modules without submodules, in order; of those that ran
+        self.optimizers = set()  # names, too
         self.local = threading.local()
+        if model is not None:
+            self._learn(model, "")
 
     def __enter__(self):
         self.handles = [
-            hooks.register_module_forward_pre_hook(self._enter),
+            hooks.register_module_forward_pre_hook(self.enter),
             # also where forward raised: the next module would seem to lie inside the one that failed
-            hooks.register_module_forward_hook(self._leave, always_call=True),
+            hooks.register_module_forward_hook(self.leave, always_call=True),
         ]
         return self
 
@@ -30,21 +32,49 @@ class ModuleStack:
 
     def path(self):
         stack = getattr(self.local, "stack", None)
-        return self._name(stack) if stack else ""
+        return stack[-1][1] if stack else ""
 
-    def _name(self, stack):
-        known = self.names.get(id(stack[-1]))
-        if known:
-            return known
-        return ".".join(type(module).__name__ for module in stack)
-
-    def _enter(self, module, args):
+    def enter(self, module, *args):
+        """Also an optimizer: what it computes is its own."""
         if not hasattr(self.local, "stack"):
             self.local.stack = []
-        self.local.stack.append(module)
+        name = self._name(module)
+        self.local.stack.append((module, name))
+        self.ran.add(name)
 
-    def _leave(self, module, args, output):
+    def leave(self, module, *args):
         stack = getattr(self.local, "stack", [])
-        if module in stack:
-            while stack.pop() is not module:
-                pass
+        for depth in reversed(range(len(stack))):
+            if stack[depth][0] is module:
+                del stack[depth:]
+                return
+
+    def never_ran(self):
+        """Names of the modules without submodules whose forward was not called."""
+        return [name for name in self.leaves if name not in self.ran]
+
+    def _name(self, module):
+        if not isinstance(module, hooks.Module):
+            self.optimizers.add(type(module).__name__)
+            return type(module).__name__
+        if (known := self._known(module)) is None:
+            outer = next((m for m, _ in self.local.stack if isinstance(m, hooks.Module)), None)
+            if outer is not None:  # made while a forward runs
+                return f"{self.local.stack[-1][1]}.{type(module).__name__}"
+            self._learn(module, f"{type(module).__name__}.")
+            known = self._known(module)
+        return known
+
+    def _known(self, module):
+        # by id and weakly: a module need not be hashable, and one that is gone leaves its id to another
+        weak, name = self.names.get(id(module), (None, None))
+        return name if weak is not None and weak() is module else None
+
+    def _learn(self, root, prefix):
+        for path, module in root.named_modules():
+            if self._known(module) is None:  # else it ran by itself before, and keeps that name
+                kind = type(module).__name__
+                name = f"{prefix}{path} ({kind})" if path else kind
+                self.names[id(module)] = (weakref.ref(module), name)
+                if next(module.children(), None) is None:
+                    self.leaves[name] = None

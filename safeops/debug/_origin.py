@@ -19,8 +19,8 @@ _LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split()
 class Step:
     """The ops of one step and the counts of what they read and wrote."""
 
-    def __init__(self, recorder, number, results):
-        self.recorder, self.ops, self.number, self.results = recorder, recorder.ops, number, results
+    def __init__(self, recorder, results):
+        self.recorder, self.ops, self.results = recorder, recorder.ops, results
         self.backward = any(op.root or op.node for op in self.ops)
         self.table = recorder.table()
         bad = self.table[:, _scan.NAN : _scan.NEGATIVE_INF + 1].sum(1).gt(0)
@@ -40,6 +40,14 @@ class Step:
 
     def is_bad(self, op):
         return any(self.bad[row] for row in op.outputs)
+
+    def makes_bad(self, op):
+        """It read finite values and wrote others, and not on purpose."""
+        return self.is_bad(op) and not self.bad_inputs(op) and not _on_purpose(op)
+
+    def forward_of(self, op):
+        """Itself, or the forward op whose backward it is, where that is known."""
+        return (self.recorder.by_sequence.get(op.sequence) if op.node and not op.in_engine else None) or op
 
     def has_nan(self, rows):
         return any(self.nan[row] for row in rows)
@@ -95,7 +103,7 @@ class Step:
             queue += [(self.writer(r), r, what) for r in self.bad_inputs(op)]
         ops = sorted(reached.values(), key=lambda found: found[0].index)
         for op, row, what in ops:
-            if not self.bad_inputs(op) and self.is_bad(op) and not _on_purpose(op):
+            if self.makes_bad(op):
                 return op, row, what
         # Only what came in, or was written on purpose: the op that made NaN of it.
         for op, row, what in ops:
@@ -122,8 +130,8 @@ class Step:
         masks = [slot for slot in slots if slot.pick is not None and self.counts(slot.row).largest in (0, 1)]
         return any(values and values[slot.pick] == 0 for slot in masks)
 
-    def report(self):
-        """The first thing that went wrong, or None."""
+    def report(self, number):
+        """The first thing that went wrong in step `number`, or None."""
         if not self.any_bad:
             return None
         sinks = list(self.sinks())
@@ -136,13 +144,12 @@ class Step:
         came_in = self.bad_inputs(op)
         values = self.recorder.picked(op) if op.pick and not came_in else []
         kind, why, instead = self.explain(op, output, came_in, values)
-        forward = self.recorder.by_sequence.get(op.sequence) if op.node and not op.in_engine else op
-        source = forward or op
+        source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
         if kind in ("undefined", "overflow") and lines:
             instead = _advice.of_call(lines[0]) or instead
         return Report(
-            step=self.number,
+            step=number,
             kind=kind,
             op=op.facts.name,
             node=op.node,
@@ -262,9 +269,9 @@ class Step:
 
     def frame(self, op):
         row = next((row for row in op.outputs if self.bad[row]), op.outputs[0])
-        forward = self.recorder.by_sequence.get(op.sequence) if op.node and not op.in_engine else op
-        frames = (forward or op).frames
-        return Frame(op.index, op.facts.name, op.node, (forward or op).module, frames and frames[0], self.counts(row))
+        forward = self.forward_of(op)
+        place = forward.frames and forward.frames[0]
+        return Frame(op.index, op.facts.name, op.node, forward.module, place, self.counts(row))
 
 
 def _initializes(op):

@@ -89,7 +89,7 @@ class Recorder(_torch.TorchDispatchMode):
         starts = [0]
         for part in parts:
             starts.append(starts[-1] + len(part))
-        order = torch.tensor([starts[index[id(block)]] + row for block, row in self.places], dtype=torch.int64)
+        order = torch.tensor([starts[index[id(block)]] + row for block, row in self.places], device="cpu")
         return torch.cat(parts)[order] if parts else torch.zeros(0, _scan.COLUMNS, dtype=torch.int64)
 
     def picked(self, op):

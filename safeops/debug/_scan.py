@@ -1,6 +1,7 @@
 """Counts of a tensor's values, taken on its device: the columns, and calls of the kernels that fill them."""
 
 import dataclasses
+import math
 import struct
 
 import torch
@@ -33,7 +34,7 @@ class Counts:
 
     @property
     def numel(self):
-        return _numel(self.shape)
+        return math.prod(self.shape)
 
     @property
     def type(self):
@@ -54,8 +55,8 @@ def read(row, shape, dtype, device):
     values = row.tolist()
     first = None
     if values[FIRST]:
-        flat, first = _numel(values_shape := _real(shape, dtype)) - values[FIRST], []
-        for size in reversed(values_shape):
+        flat, first = numel(shape, dtype) - values[FIRST], []
+        for size in reversed(_real(shape, dtype)):
             flat, i = divmod(flat, size)
             first.insert(0, i)
         first = tuple(first[: len(shape)])
@@ -86,8 +87,6 @@ def _real(shape, dtype):
     return (*shape, 2) if dtype.is_complex else shape
 
 
-def _numel(shape):
-    n = 1
-    for size in shape:
-        n *= size
-    return n
+def numel(shape, dtype):
+    """Of the numbers that are counted: a complex one is two."""
+    return math.prod(shape) * (1 + dtype.is_complex)

@@ -34,6 +34,8 @@ def add_parser(commands):
         parser = commands.add_parser(tool, help=what, description=f"{what[0].upper()}{what[1:]}.", epilog=_CODES)
         if tool == "trace":
             parser.add_argument("--last", type=int, default=12, help="ops before it to show (default: 12)")
+            what = "a page of the largest, underflowing and non-finite values by module and step, to look at"
+            parser.add_argument("--html", metavar="FILE", help=what)
             what = "at an error, name the op that caused it, as safeops.debug.locate_errors does"
             parser.add_argument("--locate", action="store_true", help=what)
         else:
@@ -49,12 +51,12 @@ def run(arguments):
     tool, script = arguments.command, arguments.script
     try:
         if tool == "trace":
-            watcher = trace(last=arguments.last)
+            watcher = trace(last=arguments.last, html=arguments.html)
             watcher._announces = False  # the report is printed here
         else:
             chosen = arguments.select
             watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"safeops {error}", file=sys.stderr)
         return CANNOT_RUN
     problem = _problem(script)
@@ -83,6 +85,8 @@ def run(arguments):
                 print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
     if tool == "trace":
         found = _print_trace(watcher, crashed)
+        if arguments.html:
+            print(f"safeops trace: {arguments.html} shows the range of the numbers, by module and step")
     else:
         found = _print_audit(watcher, crashed, arguments.strict)
     sys.stdout.flush()

@@ -12,7 +12,9 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from safeops import _torch
-from safeops.debug import _ranks
+from safeops.debug import _page, _ranks
+from safeops.debug._board import Board
+from safeops.debug._history import History
 from safeops.debug._modules import ModuleStack
 from safeops.debug._origin import Step
 from safeops.debug._record import Recorder
@@ -36,9 +38,13 @@ class trace:
     overflow of a scaled gradient that GradScaler handles is kept in `tracer.overflows` and raises nothing.
 
     Args:
-        model: for module paths ("decoder.layers.3"); without it, modules are named by their classes.
+        model: for module paths ("decoder.layers.3"); without it, they begin with the class of the outermost module.
         action: at a finding, "raise" NonFiniteError, "warn", or only "record".
         last: how many of the ops before it the report shows.
+        html: a file for a page, written when the context ends, of what was counted: a heat map of modules and steps,
+            forward and backward, of the largest magnitude, the share that underflows in fp16 and the share not finite,
+            with fp16's limits, and which modules could run in half. One file, which loads nothing.
+        log: a SummaryWriter, or what else has its add_scalar and add_histogram, for the same counts step by step.
         group: a process group whose ranks all trace, and answer as one: what came first in the order of the step's ops
             is the finding of all, with its `rank`; that rank reports it, the others name it in a line. They meet where
             a step ends, so each must end its steps as the others do. None: this rank answers for itself.
@@ -47,15 +53,20 @@ class trace:
         report: the first finding (`Report`), or None.
         reports, overflows: lists of all findings, and of the overflows that GradScaler handled; one a step at most.
         steps: how many steps were checked.
+        modules: with html= or log=, the counts and the verdict of each module (`ModuleCounts`), the worst first; also
+            of functions outside modules, optimizers and GradScaler.
 
     Sees every op that goes through torch's dispatcher in this thread and in its backward passes, also under autocast,
     checkpointing and DistributedDataParallel. What a compiled region computes inside is one unseen op: its results are
     "came in". Other threads are not seen. Costs two counts an op, no synchronisation before the step ends.
+    What html= and log= keep is bounded: at most 1,024 columns of 48 bytes a module. In a longer run neighbouring steps
+    share a column, with the largest magnitude of both and the counts of both together.
 
     Raises:
         NonFiniteError: a step went wrong and `action` is "raise"; its `report` is the finding.
-        TypeError: `model` is no module.
+        TypeError: `model` is no module, `html` no path, `log` no writer.
         ValueError: `action` is none of the three, `last` is negative, `group` is none, or one without this rank.
+        FileNotFoundError, IsADirectoryError: the folder of `html` does not exist, or `html` is one.
         RuntimeError: of several ranks one does not answer within the group's timeout.
 
     Example:
@@ -66,15 +77,21 @@ class trace:
         ('log', 'undefined', 'log(0) is -inf: there is no finite value for it')
     """
 
-    def __init__(self, model=None, *, action="raise", last=12, group=None):
+    def __init__(self, model=None, *, action="raise", last=12, html=None, log=None, group=None):
         if model is not None and not isinstance(model, torch.nn.Module):
             raise TypeError(f"trace: model must be a torch.nn.Module or None, got {type(model).__name__}")
         if action not in ACTIONS:
             raise ValueError(f"trace: action must be one of {', '.join(map(repr, ACTIONS))}, got {action!r}")
         if isinstance(last, bool) or not isinstance(last, int) or last < 0:
             raise ValueError(f"trace: last must be an int of at least 0, got {last!r}")
+        if log is not None and not (hasattr(log, "add_scalar") and hasattr(log, "add_histogram")):
+            raise TypeError(f"trace: log must have add_scalar and add_histogram, got {type(log).__name__}")
         _ranks.check("trace", group)
         self.action, self.last, self._group = action, last, group
+        # (as it is named now: a script may change the working folder)
+        self._html = None if html is None else _page.path(html)
+        recorded = html is not None or log is not None
+        self._history = History(None if log is None else Board(log)) if recorded else None
         self.reports, self.overflows, self.steps = [], [], 0
         self._modules = ModuleStack(model)
         self._recorder = Recorder(self._modules, self._after)
@@ -86,13 +103,22 @@ class trace:
     def report(self):
         return self.reports[0] if self.reports else None
 
+    @property
+    def modules(self):
+        if self._history is None:
+            raise RuntimeError("trace: modules are counted with html= or log=")
+        with _torch.disable_modes():
+            return self._history.modules(self._modules)
+
     def __enter__(self):
         if self._watching:
             raise RuntimeError("trace: this tracer is at work already; make another")
         self._modules.__enter__()
         # Before the update, which would write what went wrong into the weights; behind it for one with a closure.
-        register = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
-        self._optimizers = [hook(self._stepped) for hook in register]
+        self._optimizers = [
+            register_optimizer_step_pre_hook(self._before_update),
+            register_optimizer_step_post_hook(self._behind_update),
+        ]
         # Thousands of records a step set off full garbage collections, each through all that torch has loaded: what
         # is there now is left out of them, unless the user has arranged that already.
         self._froze = gc.get_freeze_count() == 0
@@ -121,6 +147,9 @@ class trace:
                 _warn(f"safeops.debug.trace, before the exception: {found}")
         finally:
             self._recorder.clear()
+            if self._html:
+                with _torch.disable_modes():
+                    _page.write(self._html, self)
 
     def check(self):
         """End the step here: return its Report or None, and act on it as `action` says."""
@@ -138,17 +167,22 @@ class trace:
         return found
 
     def _look(self, results, together=True):
-        recorder, found, backward = self._recorder, None, False
+        recorder, found, new = self._recorder, None, False
         with recorder.lock, _torch.disable_modes(), torch.no_grad():
             if recorder.ops:
-                step = Step(recorder, self.steps + 1, results)
-                found, backward = step.report(), step.backward
-                # What runs behind the last update of a training loop is no step of it.
-                self.steps += results or backward or found is not None
+                step = Step(recorder, results)
+                # An update, and what runs behind the last one of a training loop, is no step of its own.
+                new = results or step.backward
+                self.steps += new
+                found = step.report(self.steps)
+                if self._history is not None:
+                    self._history.add(step, found, new)
                 recorder.clear()
+                self._trained = self._trained or step.backward
             if together and self._group is not None:
                 found = self._first(found)
-        self._trained = self._trained or backward
+        if found is not None and not new and any(r.step == self.steps for r in self.reports[-1:]):
+            return None  # the update wrote what was found before it
         if found is not None:
             found.last = self.last
             (self.reports if found.bug else self.overflows).append(found)
@@ -178,7 +212,14 @@ class trace:
         elif len(self._recorder.ops) >= MOST_OPS:
             self._act(self._look(not self._trained, together=False))
 
-    def _stepped(self, optimizer, args, kwargs):
+    def _before_update(self, optimizer, args, kwargs):
+        if not self._scaled:
+            self._end_of_step()
+        self._modules.leave(optimizer)  # in case it raised the last time
+        self._modules.enter(optimizer)
+
+    def _behind_update(self, optimizer, args, kwargs):
+        self._modules.leave(optimizer)
         if not self._scaled:
             self._end_of_step()
 

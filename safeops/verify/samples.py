@@ -98,6 +98,11 @@ def rows(op):
     if "target" in names:
         yield from _classes(op, names)
         return
+    if "anchor" in names:
+        triple = tuple(numbers(16, 33, seed=i) for i in range(3))
+        yield Sample(triple, {"mask": flags(16, 1), "margin": 4.0}, name="mean")
+        yield Sample(triple, {"mask": flags(16, 1), "swap": True, "reduction": "none"}, name="none, swap")
+        return
     masked, operands = "mask" in names, 2 if names[1].startswith("x") else 1
     for shape, dim in (((16, 33), -1), ((16, 33), 0), ((3, 4, 5, 6), 1)):
         x = tuple(numbers(*shape, seed=i) for i in range(operands))
@@ -202,6 +207,18 @@ def by_class(function):
     return call
 
 
+def by_row(function):
+    """The mask comes with the vectors' dim, of size 1."""
+
+    @functools.wraps(function)
+    def call(*vectors, mask=None, **options):
+        if mask is not None and mask.dim() == vectors[0].dim():
+            mask = mask.squeeze(-1)
+        return function(*vectors, mask=mask, **options)
+
+    return call
+
+
 def of_list(name):
     def call(*tensors, ord=2.0):
         device = tensors[0].device
@@ -245,6 +262,8 @@ def differentiable(op, sample):
 def callable_of(op):
     if family(op) == "lists":
         return of_list(op.name)
+    if "anchor" in inspect.signature(function(op)).parameters:
+        return by_row(function(op))
     return by_class(function(op)) if has_classes(op) else function(op)
 
 

@@ -1,5 +1,7 @@
 """Arguments that mean nothing: refused by name, on the kernel's route and the composite's alike."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -10,17 +12,18 @@ from tests.callers.calls import CALLS, NUMBERS, OTHERS, TENSORS_TOO, call, tenso
 from tests.contract.common import case
 from tests.ops import RECORDS
 
+WORDS = "reduction", "empty", "padding"
 NO_NUMBER = [1j, 0j, "1", [1], object(), torch.tensor(0.0), torch.tensor([1.0, 2.0])]
 NONSENSE = {
     "dtype": [5, 0, True, "float32", torch.complex64, torch.float8_e4m3fn, torch.tensor(1)],
     "dim": [torch.tensor(1.9), torch.tensor(1), 1.0, True, "1", (torch.tensor(1),), [1.0]],
     "keepdim": [1, 0, None, torch.tensor(True)],
     **dict.fromkeys(("log_input", "log_target", "full"), [1, 0, None, "True", torch.tensor(True)]),
-    "empty": [None, True, "", 5],
+    **dict.fromkeys(WORDS, [None, True, "", 5, ["mean"], {"zero"}, np.ones(2)]),
     "capacity": [1.0, True, None, "4", torch.tensor(4), -1, 2**60],
     **{key: [x for x in NO_NUMBER if not (key in TENSORS_TOO and isinstance(x, torch.Tensor))] for key in NUMBERS},
 }
-KEYS = {name: arguments.keys() | ({"empty"} if "weight" in arguments else set()) for name, arguments in CALLS.items()}
+KEYS = {name: {*CALLS[name], *WORDS} & inspect.signature(getattr(safeops, name)).parameters.keys() for name in CALLS}
 REFUSING = [name for name in CALLS if KEYS[name] & NONSENSE.keys() and name not in ("apply_where", "safe_atan2")]
 
 

@@ -181,7 +181,7 @@ def test_counts_of_operands_and_result():
     assert report.output.first == (0, 1) and report.output.kinds() == "2 inf of 6 elements"
 
 
-def test_modules_by_name_and_by_class():
+def test_modules_by_name_with_the_model_and_without():
     class Bad(torch.nn.Module):
         def forward(self, x):
             return torch.log(x - x)
@@ -189,7 +189,7 @@ def test_modules_by_name_and_by_class():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(Bad()))
     step = lambda: model(torch.ones(1, 2)).sum().backward()  # noqa: E731
     assert traced(step, model).report.module == "1.0 (Bad)"
-    assert traced(step).report.module == "Sequential.Sequential.Bad"
+    assert traced(step).report.module == "Sequential.1.0 (Bad)"
     # a module that raises does not stay on the stack
     broken = torch.nn.Sequential(torch.nn.Linear(3, 3), Bad())
 

@@ -205,3 +205,23 @@ def test_the_optimizer_is_watched():
 
     report = traced(step).report
     assert report.op.startswith(("addcdiv", "_foreach_addcdiv", "div", "_foreach_div")) and parameter.isnan().all()
+
+
+def test_an_update_belongs_to_its_step():
+    """NaN that the loss had and the optimizer then wrote: one finding, of one step."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with trace(model, action="record") as tracer:
+        for number in (1.0, float("nan"), 1.0):
+            optimizer.zero_grad()
+            model(torch.tensor([[number]])).sum().backward()
+            optimizer.step()
+    assert tracer.steps == 3 and [report.step for report in tracer.reports] == [2, 3]
+    # of an update alone: found behind it, in the step that it ends
+    with trace(model, action="record") as tracer:
+        torch.nn.init.ones_(model.weight), torch.nn.init.ones_(model.bias)
+        optimizer.param_groups[0]["lr"] = float("inf")
+        optimizer.zero_grad()
+        model(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    assert tracer.steps == 1 and tracer.report.step == 1 and tracer.report.module == "SGD"

@@ -62,6 +62,8 @@ def cases(n):
             found[op, "backward", "rows", name] = rows.backward(number, x, some)
         found["cosine", "forward", "rows", name] = rows.cosines(x, x)
         found["cosine", "backward", "rows", name] = rows.cosines_backward(x, x)
+        found["triplet_margin_loss", "forward", "rows", name] = rows.triplets(x)
+        found["triplet_margin_loss", "backward", "rows", name] = rows.triplets_backward(x)
         for layout, width in (("rows", CLASSES), ("odd", 50257)):
             x = meta((n // width, width), dtype)
             found["cross_entropy", "forward", layout, name] = classes.forward(x)

@@ -14,6 +14,7 @@ from tests.kernels.plans_statistics import BF16, F32, F64, meta
 OFTEN = re.compile(  # as in plans_statistics.py
     r"aligned cross_entropy( shares few long| smoothing images|_backward images)? bfloat16|"
     r"aligned multi_margin(_backward few long)? bfloat16|"
+    r"aligned (cross_entropy|multi_margin)(_backward)? odd long( shares)? bfloat16|"
     r"general (cross_entropy|multi_margin)(_backward)? odd bfloat16"
 )
 I64 = torch.int64
@@ -67,6 +68,7 @@ def cases():
         found[f"aligned cross_entropy_backward {name}"] = backward(x)
     name, x, short, few = "bfloat16", meta((8192, 32000), BF16), meta((1 << 16, 1024), BF16), meta((128, 131072), BF16)
     images, across, odd = meta((64, 32, 4096), BF16), meta((8192, 4096), BF16, (1, 8192)), meta((511, 4095), BF16)
+    words = meta((1 << 12, 50257), BF16)
     many, tall, huge = meta((1 << 12, 1 << 17), BF16), meta((2, 1 << 18, 64), BF16), meta((1 << 17, 1 << 16), BF16)
     for make, which in ((forward, "cross_entropy"), (backward, "cross_entropy_backward")):
         found[f"aligned {which} short {name}"] = make(short)
@@ -75,6 +77,9 @@ def cases():
         found[f"aligned {which} smoothing weight {name}"] = make(x, weight=True, smooth=True)
         found[f"aligned {which} shares images {name}"] = make(images, True, True, True)
         found[f"general {which} odd {name}"] = make(odd, weight=True, smooth=True)
+        found[f"aligned {which} odd long {name}"] = make(words)
+        found[f"aligned {which} odd long smoothing {name}"] = make(words, weight=True, smooth=True)
+        found[f"aligned {which} odd long shares {name}"] = make(words, True, True, True)
     found[f"aligned cross_entropy few long {name}"] = forward(few)
     found[f"aligned cross_entropy few long columns {name}"] = forward(tall)
     found[f"aligned cross_entropy smoothing few long {name}"] = forward(few, weight=True, smooth=True)
@@ -99,6 +104,7 @@ def cases():
         found[f"aligned {which} wide {name}"] = margins(huge, 1, gradient)
         found[f"general {which} transposed {name}"] = margins(across[:, 1:], 1, gradient)
         found[f"general {which} odd {name}"] = margins(odd, 2, gradient)
+        found[f"aligned {which} odd long {name}"] = margins(words, 2, gradient)
     return found
 
 

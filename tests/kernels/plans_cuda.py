@@ -5,7 +5,7 @@
 steps(read, written, launches) says of each launch what neither it nor the machine code shows.
 """
 
-from math import ceil, prod
+from math import ceil, log, prod
 from typing import NamedTuple
 
 import torch
@@ -92,24 +92,30 @@ def selection(n, dtype):
     """Half of the elements, or rows, are kept; what is looked up is in order."""
     x, mask, half = empty(n, dtype=dtype), empty(n, dtype=torch.bool), empty(n // 2, dtype=dtype)
     rows, index = empty(n // 4096, 4096, dtype=dtype), empty(n, dtype=torch.int64)
-    passes = {8 * dtype.itemsize: 8, 1: None, 0: None, STORES: 1}  # a warp's 2048 elements, eight times 32 at once
-
-    def ranking(kernel):  # ticket, mask, look-back
-        return lambda read, written, launches: [*zeros(launches), Step(kernel, read, written, passes, 3)]
+    tile = 32768 // dtype.itemsize  # elements, of which a block's 256 threads hold 8 packets each
+    # None: not of operands that are aligned. Of what is kept a thread writes 4 packets
+    passes = {2 * dtype.itemsize: None, 2: None, 128: None, 16: None, 0: None, STORES: 4}
+    ranks = 4  # waits: ticket; mask and elements; twice what other tiles have published
 
     def zeros(launches):
         return [Step("^$", 0, amount) for kernel, amount, *_ in launches if not kernel]
 
-    def select(read, written, launches):
-        return [*zeros(launches), Step("count", n, 8, passes, 3), Step("pack", read, written, passes, 2)]
+    def ranking(kernel):  # of merge the source's elements too, 64 bytes a thread at once
+        return lambda read, written, launches: [*zeros(launches), Step(kernel, read, written, passes, ranks)]
 
-    def compact(read, written, launches):
-        kept, k = (read - mask_bytes), slots * 8  # rows; their numbers, which are written and read
-        numbering = Step("number", mask_bytes, k, {0: None, 1: None, STORES: 16}, 3)
-        return [*zeros(launches), numbering, Step("take", kept + k, written - k, {0: 0}, 3)]
+    def select(read, written, launches):  # the first leaves the mask as bits
+        (_, parts, *_), (_, tiles, *_) = launches
+        bits, count = n // 8, {**passes, tile // 256: tiles / parts}
+        return [Step("count", n, bits, count, 0), Step("pack", read - n + bits, written, passes, 1)]
 
-    def put(read, written, launches):
-        return [*zeros(launches), Step("put", read, written // 2, {0: 0}, 2)]
+    def take(read, written, launches):  # the rows' numbers are written, and read
+        k, blocks = slots * 8, launches[-2][1]
+        numbering = Step("number", mask_bytes, k, passes, ranks if blocks > 1 else 1)
+        return [*zeros(launches), numbering, Step("take", read - mask_bytes + k, written - k, {0: None}, 2)]
+
+    def put(read, written, launches):  # a search among the slots, then 4 or 8 numbers and elements at once
+        at_once = {8 * (8 + dtype.itemsize): tile / 2 / 2048} if columns == 1 else {96: 1}
+        return [Step("put", read, written, {**at_once, 16: ceil(log(slots * columns, 257)), 0: None}, 0)]
 
     def look(read, written, _):
         return [Step("look_up", read, written, {0: 0}, 2, most=True)]
@@ -118,9 +124,10 @@ def selection(n, dtype):
     yield ("masked_scatter", "forward", "flat"), [x, half, mask], ranking("merge")
     yield ("masked_scatter", "backward", "flat"), [x, mask, [n // 2]], ranking("part")
     for layout, values in (("flat", x), ("rows", rows)):
-        mask_bytes, slots = len(values), len(values) // 2
+        mask_bytes, slots, columns = len(values), len(values) // 2, values[0].numel()
+        pack = ranking("number") if layout == "flat" else take
         read = {"read": mask_bytes + size(values) // 2}
-        yield ("masked_compact", "forward", layout), [values, mask[: len(values)], slots], compact, read
+        yield ("masked_compact", "forward", layout), [values, mask[: len(values)], slots], pack, read
         yield ("masked_compact", "backward", layout), [values[:slots], index[:slots], values.shape], put
     yield ("safe_gather", "forward", "flat"), [x, index, 0], look
     yield ("safe_index_select", "forward", "rows"), [rows, index[: len(rows)], 0], look

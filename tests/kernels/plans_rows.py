@@ -1,4 +1,4 @@
-"""The plans of softmax, normalize and cosine_similarity, forward and backward, for test_triton_build.py."""
+"""The plans of softmax, normalize, cosine_similarity and triplet_margin_loss, both ways, for test_triton_build.py."""
 
 import re
 
@@ -8,6 +8,7 @@ from safeops.kernels.rows import backward as rows_backward
 from safeops.kernels.rows import cosine_similarity as cosine
 from safeops.kernels.rows import forward as rows
 from safeops.kernels.rows import plan as row
+from safeops.kernels.rows import triplet_margin_loss as triplet
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
@@ -16,6 +17,7 @@ SOFTMAX, LOG_SOFTMAX, NORMALIZE = (op.value for op in (rows.SOFTMAX, rows.LOG_SO
 
 OFTEN = re.compile(  # as in plans_statistics.py
     r"aligned (softmax_backward|log_softmax few long|normalize_backward channels|cosine(_backward)? channels) bfloat16|"
+    r"aligned (log_softmax|normalize)(_backward)? odd long bfloat16|"
     r"general log_softmax_backward transposed bfloat16"
 )
 
@@ -56,6 +58,20 @@ def cosines_backward(x, y, dim=-1):
     )
 
 
+def triplets(x, swap=False, keep=None):
+    _, plan, constants, options = triplet.prepare(x, x, x, keep, swap)
+    return row.plan(*plan, constants, **options)
+
+
+def triplets_backward(x, swap=False):
+    number = meta(x.shape[:-1], F64)
+    distances = number, number, number if swap else meta((0,), F64)
+    _, plan, constants, options = triplet.prepare_backward(
+        meta((), F32).expand(x.shape[:-1]), (x,) * 3, distances, swap, (True,) * 3
+    )
+    return row.plan(*plan, constants, **options)
+
+
 def cases():
     found = {}
     for dtype in (F16, BF16, F32, F64):
@@ -65,6 +81,8 @@ def cases():
         if dtype != F16:  # as bf16
             found[f"aligned cosine {name}"] = cosines(x, x)
             found[f"aligned cosine_backward {name}"] = cosines_backward(x, x)
+            found[f"aligned triplet {name}"] = triplets(x)
+            found[f"aligned triplet_backward {name}"] = triplets_backward(x)
     for dtype in (BF16, F32):
         name, x, mask = str(dtype)[6:], meta((8192, 4096), dtype), meta((8192, 4096), torch.bool)
         longest = meta((1 << 12, 1 << 14), dtype)  # that fits
@@ -85,6 +103,8 @@ def cases():
                 found[f"aligned {which}{back} 2^33 {name}"] = make(op, huge)
                 found[f"general {which}{back} transposed {name}"] = make(op, across, some)
                 found[f"general {which}{back} odd {name}"] = make(op, odd, None)
+                found[f"aligned {which}{back} odd long {name}"] = make(op, meta((1 << 12, 50257), dtype), None)
+                found[f"aligned {which}{back} odd few long {name}"] = make(op, meta((4, (1 << 20) + 1), dtype), None)
         expanded = meta((8192, 4096), dtype, (0, 1))
         found[f"aligned cosine few long {name}"] = cosines(few, few)
         found[f"aligned cosine channels {name}"] = cosines(channels, channels, 1)
@@ -92,8 +112,15 @@ def cases():
         found[f"aligned cosine broadcast {name}"] = cosines(x, expanded)
         found[f"aligned cosine_backward broadcast {name}"] = cosines_backward(x, expanded)
         found[f"general cosine transposed {name}"] = cosines(x, across)
+        found[f"aligned triplet swap {name}"] = triplets(x, True, meta((8192,), torch.bool))
+        found[f"aligned triplet_backward swap {name}"] = triplets_backward(x, True)
+        found[f"aligned triplet few long {name}"] = triplets(long, True)
+        found[f"aligned triplet channels {name}"] = triplets(channels.mT)
+        found[f"aligned triplet_backward channels {name}"] = triplets_backward(channels.mT)
+        found[f"general triplet odd {name}"] = triplets(odd)
+        found[f"general triplet_backward odd {name}"] = triplets_backward(odd)
         found[f"general cosine_backward transposed {name}"] = cosines_backward(x, across)
-    rare = re.compile(r".*(longest|many long|columns|2\^33|odd|broadcast| rows|normalize).* float32")
+    rare = re.compile(r".*(triplet|longest|many long|columns|2\^33|odd|broadcast| rows|normalize).* float32")
     return {name: plan for name, plan in found.items() if not rare.match(name)}
 
 
@@ -107,4 +134,5 @@ def covered(plans):
         assert (kernel, SOFTMAX, True, False) in seen
         for op in (LOG_SOFTMAX, NORMALIZE):
             assert {(kernel, op, True, False), (kernel, op, False, False), (kernel, op, False, True)} <= seen
-    assert {("cosine_kernel", None, True, False), ("cosine_kernel", None, False, True)} <= seen
+    for kernel in ("cosine_kernel", "triplet_kernel"):
+        assert {(kernel, None, True, False), (kernel, None, False, True)} <= seen

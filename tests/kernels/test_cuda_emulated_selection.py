@@ -134,52 +134,78 @@ def test_a_broadcast_input_grows(ops):
     same("grown", [ops._masked_scatter(x, source, mask)], [masked_scatter.definition(x, source, mask)])
 
 
-TILE = 2048
+def tile(dtype):
+    """Elements of a block: csrc/cuda/selection/selection.cuh."""
+    return 32768 // max(2, min(8, dtype.itemsize))
 
 
-@pytest.mark.parametrize("offset", [0, 1], ids=["packets", "unaligned"])
-def test_more_tiles_than_a_warp_sees_at_once(ops, offset):
-    n = 70 * TILE + 5
-    for share in (0.001, 0.5, 1):
-        x, mask = numbers(n), kept(n + offset, share=share)[offset:]
-        count = int(mask.sum())
-        same("compact", ops._masked_compact(x, mask, n // 2, 0.0), masked_compact.definition(x, mask, n // 2))
-        source = numbers(count, seed=2)
+def check_ranks(x, mask, ops, *capacities):
+    count = int(mask.sum())
+    for capacity in (*capacities, count):
+        got = ops._masked_compact(x, mask, capacity, 0.0)
+        same("compact", got, masked_compact.definition(x, mask, capacity))
+        used, want = min(count, capacity), torch.zeros_like(x)
+        want[got[1][:used]] = got[0][:used]
+        same("compact, backward", [ops._masked_compact_backward(got[0], got[1], x.shape)], [want])
+        source = numbers(capacity, dtype=x.dtype, seed=2)
         same("scatter", [ops._masked_scatter(x, source, mask)], [masked_scatter.definition(x, source, mask)])
-        same("select", [ops._masked_select(x, mask)], [x[mask]])
+        taken = mask & (mask.cumsum(0) <= capacity)
+        d_source = torch.zeros(capacity, dtype=x.dtype)
+        d_source[:used] = x[taken]
+        want = torch.where(taken, torch.zeros((), dtype=x.dtype), x), d_source
+        same("scatter, backward", ops._masked_scatter_backward(x, mask, [capacity]), want)
+    same("select", [ops._masked_select(x, mask)], [x[mask]])
 
 
-def test_the_mask_is_read_once_by_16_bytes(emulated):
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sizes_about_a_tile(ops, dtype):
+    n = tile(dtype)
+    for size, share in ((n - 1, 0.5), (n, 1), (n, 0.5), (n + 1, 0.5), (2 * n, 0.01)):
+        check_ranks(numbers(size, dtype=dtype), kept(size, share=share), ops, size + 300)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.5, 1])
+@pytest.mark.parametrize("offset", [0, 1], ids=["packets", "unaligned"])
+def test_more_tiles_than_a_warp_sees_at_once(ops, offset, share):
+    n = 70 * tile(torch.int64) + 5
+    mask = kept(n + offset, share=share)[offset:]
+    check_ranks(numbers(n + offset, dtype=torch.int64)[offset:], mask, ops, n // 3)
+
+
+def test_masks_and_elements_are_read_once_by_16_bytes(emulated):
     ops, counts, _ = emulated
-    x, mask = numbers(5 * TILE + 100), kept(5 * TILE + 100)
+    n = 5 * tile(torch.float32)
+    x, mask = numbers(n + 100), kept(n + 100)
+    strided = lambda t: t.repeat_interleave(2)[::2]  # noqa: E731
+    shifted = lambda t: torch.cat([t[:1], t])[1:]  # noqa: E731
     for call in (
-        lambda mask: ops._masked_compact(x, mask, 3000),
-        lambda mask: ops._masked_scatter(x, x, mask),
-        lambda mask: ops._masked_scatter_backward(x, mask, [3000]),
+        lambda x, mask: ops._masked_compact(x, mask, 3000),
+        lambda x, mask: ops._masked_scatter(x, x[:9000].clone(), mask),
+        lambda x, mask: ops._masked_scatter_backward(x, mask, [3000]),
+        lambda x, mask: ops._masked_select(x, mask),
     ):
-        counts()
-        call(mask)
-        assert counts()[0] == 5 * TILE // 16
-        call(torch.cat([mask[:1], mask])[1:])
-        assert counts()[0] == 0  # unaligned
+        wide = []
+        for operands in ((x, mask), (x, strided(mask)), (strided(x), mask), (shifted(x), shifted(mask))):
+            counts()
+            call(*operands)
+            wide.append(counts()[0])
+        assert wide[0] - wide[1] == -(-len(mask) // 16)
+        assert wide[0] - wide[2] == len(x) * 4 // 16
+        assert 0 <= wide[3] - wide[0] <= 2 * 6  # of each tile one more
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float16, torch.float32, torch.complex128], ids=str)
 def test_rows_move_in_packets_of_16_bytes(emulated, dtype):
     ops, counts, _ = emulated
-    mask = kept(100)
-    for columns, offset, packets in (
-        (64, 0, True),
-        (64, 1, dtype == torch.complex128),
-        (1, 0, dtype == torch.complex128),
-    ):
-        x = numbers(100, columns + offset, dtype=dtype)[:, offset:]
-        size = columns * x.element_size() // 16
+    mask = kept(100)  # seven packets itself
+    for offset, packets in ((0, True), (1, dtype == torch.complex128)):
+        x = numbers(100, 64 + offset, dtype=dtype)[:, offset:]
+        size = 64 * x.element_size() // 16
         counts()
         values, index, count = ops._masked_compact(x, mask, 80)
-        assert counts()[0] == (int(count) * size if packets else 0)
+        assert counts()[0] == 7 + (int(count) * size if packets else 0)
         got = ops._masked_compact_backward(x[:80], index, x.shape)
-        assert counts()[0] == (int(count) * size if packets else 0)
+        assert counts()[0] >= int(count) * size if packets else counts()[0] == 0
         assert torch.equal(got[mask], x[: int(count)]) and not got[~mask].any()
 
 
@@ -229,8 +255,10 @@ def test_unusable_operands_are_refused(ops):
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
-    stray = torch.tensor([-1, 9, 2**62, 0])  # rows that are not there are not written
+    stray = torch.tensor([0, 9, 2**61, -1])  # rows that are not there are not written
     assert torch.equal(ops._masked_compact_backward(x, stray, [9, 3]).sum(1), torch.tensor([3.0] + [0.0] * 8))
+    for stray in ([-1, 9, 2**62, 0], [7, 1, 8, 3]):  # nor is anything else, where they do not ascend
+        ops._masked_compact_backward(x, torch.tensor(stray), [9, 3])
 
 
 def test_every_kernel_is_tested():

@@ -26,7 +26,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import triton
 import triton.language as tl
 from safeops.kernels.engine import buffers, elementwise, launch, sums
-from safeops.kernels.engine.indexing import LINE, VECTOR
+from safeops.kernels.engine.indexing import LINE, PEELED, VECTOR
 from safeops.kernels.engine.kernel import KERNELS, Config
 from safeops.kernels.losses import mse_loss
 from safeops.kernels.rows.multi_margin_loss import MULTI_MARGIN
@@ -196,8 +196,11 @@ def report(plan, target, folder):
     return found
 
 
+WIDE = (VECTOR.value, *(PEELED.value + vec for vec in (2, 4, 8)))
+
+
 def vectors(plan, names):
-    return [n for n in names if plan.constants.get(n.upper()) == VECTOR.value and plan.signature[n] != "*i1"]
+    return [n for n in names if plan.constants.get(n.upper()) in WIDE and plan.signature[n] != "*i1"]
 
 
 # Triton 3.6 spills two registers of a few kernels, outside their loops, though many more are allowed.

@@ -169,6 +169,7 @@ def bad_calls(name, names, rest, numbers, flags=(), of_rows=True):
     yield Bad(good, {"denominator": "count"}, TypeError, (name, "denominator", "str"))
     yield Bad(good, {"denominator": True}, TypeError, (name, "denominator", "denominator must be a number"))
     yield must(name, "denominator", good, {"denominator": HUGE}, ValueError)
+    yield from (Bad(good, {"denominator": x}, ValueError, (name, "denominator", str(x))) for x in (-1.0, NAN))
     yield Bad(good, {"denominator": 4.0, "reduction": "sum"}, ValueError, (name, "denominator", "sum"))
     yield Bad(good, {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
     for key, refused in numbers.items():
@@ -280,6 +281,17 @@ row_loss(
             ("cosine_embedding_loss", "target", "meta")),
     ],
 )  # fmt: skip
+
+
+def _triplet_case(n, dtype, seed):
+    """The kernel alone: rows of about a thousand numbers, or one row."""
+    length = next((k for k in (1000, 1024, 8) if n % k == 0), n)
+    x, y, z = (gpu.numbers(n, dtype, seed + i) for i in range(3))
+    op = registry["triplet_margin_loss"]
+    rows = lambda *xs: op.call(*(x.view(-1, length) for x in xs), None, 0.75, 2.0, 1e-6, True)  # noqa: E731
+    return gpu.Case(rows, (x, y, z))
+
+
 row_loss(
     "triplet_margin_loss",
     _triplet,
@@ -295,6 +307,7 @@ row_loss(
         {"margin": [0.0, -1.0, NAN], "p": [0.0, -1.0, NAN], "eps": [-1.0, NAN]},
         ("swap",),
     ),
+    gpu=_triplet_case,
 )
 
 

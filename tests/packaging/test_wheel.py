@@ -94,7 +94,8 @@ def test_contents(contents):
     expected = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops").rglob("*.py")}
     expected |= {f"safeops/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
     assert {name for name in files if name.endswith(".py")} == expected
-    assert {"safeops/py.typed", "safeops/verified.json"} <= files
+    data = {str(path.relative_to(ROOT)) for path in (ROOT / "safeops/debug").glob("page*.[hj]*")}  # trace's page
+    assert len(data) == 3 and {"safeops/py.typed", "safeops/verified.json"} | data <= files
     assert not [name for name in files if name.endswith((".o", ".d", ".cpp", ".cu", ".cuh", ".h"))]
 
 

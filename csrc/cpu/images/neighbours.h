@@ -130,7 +130,7 @@ struct PixelRows {
     }
     const int64_t place = at / step % dims[k].size;
     Neighbours<C> y{place == 0 ? p.n : 0, place == dims[k].size - 1 ? 0 : p.n};
-    if (k > 1) return fetch(p, step, y, buffers.before, buffers.after);
+    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // (not the rows beside this one)
     if (y.first == 0) {
       const PixelPiece<C> other = read_row(p.image, at - step, p.n, buffers);
       y.before = other.x, y.keep_before = other.keep;

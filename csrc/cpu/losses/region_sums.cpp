@@ -180,7 +180,9 @@ bool with_values(const View& x, const View& y, bool squared, const Body& body) {
   return body(0.0f);
 }
 
-void check(bool good) { STD_TORCH_CHECK(good, "_region_sums: a class index of target is out of range"); }
+void check(bool good, int64_t classes) {
+  STD_TORCH_CHECK(good, "region sums: a class index of target is out of range for the ", classes, " classes of input");
+}
 
 Tensor region_sums(const Tensor& input, const Tensor& target, const OptionalTensor& mask, const OptionalTensor& exists,
                    const std::optional<int64_t>& ignore_index, bool squared) {
@@ -191,7 +193,7 @@ Tensor region_sums(const Tensor& input, const Tensor& target, const OptionalTens
   double* out = reinterpret_cast<double*>(View(sums).data);
   check(with_values(x, y, squared, [&](auto zero) {
     return forward(Regions<decltype(zero)>(x, y, mask, exists, ignore_index), squared, out);
-  }));
+  }), x.sizes[1]);
   return sums;
 }
 
@@ -211,7 +213,7 @@ std::tuple<Tensor, Tensor> region_sums_backward(const Tensor& grad, const Tensor
   if (first || second)
     check(with_values(x, y, squared, [&](auto zero) {
       return backward(Regions<decltype(zero)>(x, y, mask, exists, ignore_index), grad, squared, first, second);
-    }));
+    }), x.sizes[1]);
   return {dx, dy};
 }
 

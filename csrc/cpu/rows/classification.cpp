@@ -138,8 +138,8 @@ void ClassRows::read(const char* op, const Tensor* target, const std::optional<T
   if (weighted) weight.reset(new double[std::max<int64_t>(1, count)]);
   const bool narrow = is_narrow_index(*target);
   const int64_t missing = (narrow ? find_places<uint32_t> : find_places<uint64_t>)(*this, view, m, ignore_index, keep);
-  STD_TORCH_CHECK(!refuse || missing == kNoRow, op, ": a target is out of range for ", classes, " classes, at row ",
-                  missing);
+  STD_TORCH_CHECK(!refuse || missing == kNoRow, op + (*op == '_'), ": target is out of range for the ", classes,
+                  " classes, at row ", missing);
 }
 
 }  // namespace safeops::cpu

@@ -15,9 +15,9 @@
 
 namespace safeops::cpu {
 
-constexpr int kRowInputs = 2;
-constexpr int kRowOutputs = 2;
-constexpr int kRowNumbers = 8;      // states, given numbers or results of a row
+constexpr int kRowInputs = 3;
+constexpr int kRowOutputs = 3;
+constexpr int kRowNumbers = 9;      // states, given numbers or results of a row
 constexpr int kRowParameters = 10;
 constexpr int kAgain = kRowParameters - 1;
 

@@ -9,15 +9,21 @@ namespace safeops::cuda {
 template <class Raw>
 __device__ inline Raw packet_get(const uint4& packet, int k) {
   const uint32_t word[4] = {packet.x, packet.y, packet.z, packet.w};
+  if constexpr (sizeof(Raw) == 1) return Raw(word[k / 4] >> (8 * (k % 4)));
   if constexpr (sizeof(Raw) == 2) return Raw(word[k / 2] >> (16 * (k % 2)));
   if constexpr (sizeof(Raw) == 4) return word[k];
   if constexpr (sizeof(Raw) == 8) return word[2 * k] | uint64(word[2 * k + 1]) << 32;
+  if constexpr (sizeof(Raw) == 16) return packet;
 }
 template <class Raw>
 __device__ inline uint4 packet_of(const Raw* raw) {
-  uint32_t word[4];
+  if constexpr (sizeof(Raw) == 16) return *reinterpret_cast<const uint4*>(raw);
+  uint32_t word[4] = {};
 #pragma unroll
   for (int w = 0; w < 4; ++w) {
+    if constexpr (sizeof(Raw) == 1) {
+      word[w] = raw[4 * w] | raw[4 * w + 1] << 8 | raw[4 * w + 2] << 16 | uint32_t(raw[4 * w + 3]) << 24;
+    }
     if constexpr (sizeof(Raw) == 2) word[w] = raw[2 * w] | uint32_t(raw[2 * w + 1]) << 16;
     if constexpr (sizeof(Raw) == 4) word[w] = raw[w];
     if constexpr (sizeof(Raw) == 8) word[w] = uint32_t(raw[w / 2] >> (32 * (w % 2)));

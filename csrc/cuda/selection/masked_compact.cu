@@ -6,25 +6,43 @@
 namespace safeops::cuda {
 namespace {
 
+template <class T>
 struct Numbers {
-  Ranks ranks;
-  char* index;
+  char *index, *values;  // no values: rows of several elements, which take_kernel moves
   int64_t capacity;
+  Layout mask, input;
+  T fill;
 };
+using Row = uint16_t;  // what their tiles are sized by
 
-// Operands: order, mask.
-__global__ void __launch_bounds__(kThreads)
-    number_kernel(const __grid_constant__ Plan<2> mask, const __grid_constant__ Numbers numbers) {
-  const int64_t tile = next_tile(numbers.ranks);
-  if (tile >= numbers.ranks.tiles) return;
-  const Flags flags = flags_of<1>(mask, numbers.ranks, tile);
-  const int64_t first = rank_of_first(numbers.ranks, tile, flags);
-  if (first >= numbers.capacity) return;
-  each_of_tile<true>(
-      flags, tile, mask.numel, first, [](int64_t i, bool, int64_t) { return i; },
-      [&](int64_t, bool, int64_t rank, int64_t i) {
-        if (rank < numbers.capacity) store(numbers.index + rank * sizeof(int64_t), uint64(i));
-      });
+// Operands: order, mask, input.
+template <class T>
+__global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
+    number_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Numbers<T> numbers,
+                  const __grid_constant__ Ranks ranks) {
+  Tile<T> tile;
+  if (!tile.take(ranks))
+    return tile.fill(ranks, numbers.capacity, [&](int64_t i) {
+      store(numbers.values + i * sizeof(T), numbers.fill);
+      store(numbers.index + i * sizeof(int64_t), ~uint64(0));
+    });
+  tile.ask(plan, numbers.mask);
+  Held<T> input;
+  if (numbers.values) input.read(plan, 2, numbers.input, tile);
+  tile.rank(ranks);
+  const int n = fitting(numbers.capacity, tile.first, tile.own), skip = skip_of<T>(numbers.values, tile.first);
+  uint16_t* place = reinterpret_cast<uint16_t*>(shared_memory() + Tile<T>::kShared);
+#pragma unroll
+  for (int u = 0; u < kHeld<T>; ++u)
+    tile.each(u, [&](int e, bool kept, int rank) {
+      if (!kept) return;
+      place[rank] = uint16_t((u * kBlock + threadIdx.x) * kPacket<T> + e);
+      if (numbers.values) tile.room()[skip + rank] = input.get(u, e);
+    });
+  __syncthreads();
+  for (int i = threadIdx.x; i < n; i += kBlock)
+    store(numbers.index + (tile.first + i) * sizeof(int64_t), uint64(tile.start + place[i]));
+  if (numbers.values) write_run(tile.room(), numbers.values, tile.first, n, skip);
 }
 
 template <class T>
@@ -39,25 +57,27 @@ struct Take {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     take_kernel(const __grid_constant__ Plan<2> inner, const __grid_constant__ Take<T> take) {
-  constexpr int U = kAtOnce<T>;
+  constexpr int U = 4;
   const int64_t first = int64_t(blockIdx.x) * (kThreads * U) + threadIdx.x, used = int64_t(load<uint64>(take.count));
   int64_t row[U], column[U];
   T value[U];
 #pragma unroll
-  for (int u = 0; u < U; ++u) {
+  for (int u = 0; u < U; ++u) {  // of an unused slot it reads anything: it need not wait for `used`
     const int64_t i = first + u * kThreads, k = take.columns == 1 ? i : i / take.columns;
     column[u] = i - k * take.columns;
-    row[u] = -1;
-    value[u] = take.fill;
-    if (i >= take.numel) continue;
-    char* index = take.index + k * sizeof(int64_t);
-    if (k < used) row[u] = int64_t(load<uint64>(index));
-    else if (column[u] == 0) store(index, ~uint64(0));
+    row[u] = i < take.numel ? int64_t(load<uint64>(take.index + k * sizeof(int64_t))) : -1;
   }
 #pragma unroll
-  for (int u = 0; u < U; ++u)
+  for (int u = 0; u < U; ++u) {
+    const int64_t i = first + u * kThreads;
+    value[u] = take.fill;
+    if (i >= take.numel) continue;
+    const int64_t k = take.columns == 1 ? i : i / take.columns;
+    if (k >= used) row[u] = -1;
+    if (k >= used && column[u] == 0) store(take.index + k * sizeof(int64_t), ~uint64(0));
     if (row[u] >= 0 && inner.numel)
       value[u] = load<T>(at(take.lead, 1, row[u]) + (at(inner, 1, column[u]) - inner.base[1]));
+  }
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const int64_t i = first + u * kThreads;
@@ -66,31 +86,61 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct Put {
-  Plan<2> slots;  // order, index
-  char* dx;
-  int64_t rows, columns;
+  char *index, *dx;
+  int64_t step, columns, numel;  // step: bytes between two slots' numbers; numel: of dx
 };
 
-// Operands: order, grad. No two slots have the same row: each element of dx is written once, or stays 0.
+// Operands: order, grad. A block has a tile of dx, which it writes as zeros, and over them what belongs there: rows
+// ascend from slot to slot (unused ones, -1, come last), so that these elements of grad follow each other. Where they
+// begin and end, all threads search together: from 2^25 in four steps.
 template <class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kBlock, 4)
     put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {
-  constexpr int U = kAtOnce<T>;
-  const int64_t first = int64_t(blockIdx.x) * (kThreads * U) + threadIdx.x;
-  char* to[U];
-  T value[U];
+  const uint64 begin = uint64(blockIdx.x) * kTile<T>, size = std::min<uint64>(kTile<T>, put.numel - begin);
+  char* dx = put.dx + begin * sizeof(T);
+  if (size == kTile<T>) {
 #pragma unroll
-  for (int u = 0; u < U; ++u) {
-    const int64_t i = first + u * kThreads, k = put.columns == 1 ? i : i / put.columns;
-    const int64_t row = i < grad.numel ? int64_t(load<uint64>(at(put.slots, 1, k))) : -1;
-    to[u] = row < 0 || row >= put.rows ? nullptr : put.dx + (row * put.columns + (i - k * put.columns)) * sizeof(T);
+    for (int u = 0; u < kHeld<T>; ++u) store(dx + (u * kBlock + threadIdx.x) * 16, uint4{});
+  } else {
+    for (int i = threadIdx.x; i < size; i += kBlock) store(dx + i * sizeof(T), T{});
   }
+  const auto place = [&](int64_t i) {  // in dx, of element i of grad; of an unused slot beyond every tile
+    const int64_t k = put.columns == 1 ? i : i / put.columns;
+    return load<uint64>(put.index + k * put.step) * put.columns + (i - k * put.columns);
+  };
+  int64_t from = 0, to = 0;  // how many of grad's elements lie before the tile, and its end: up to `more` further
+  unsigned* sums = reinterpret_cast<unsigned*>(shared_memory());
+  for (int64_t more = grad.numel; more > 0;) {
+    const int64_t pitch = more / (kBlock + 1) + 1, ahead = (threadIdx.x + 1) * pitch - 1;
+    const unsigned below = (from + ahead < grad.numel && place(from + ahead) < begin) +
+                           ((to + ahead < grad.numel && place(to + ahead) < begin + size) << 16);
+    const unsigned both = block_reduce<kBlock>(below, sums, [](unsigned a, unsigned b) { return a + b; });
+    from += (both & 0xffff) * pitch;
+    to += (both >> 16) * pitch;
+    more = pitch - 1;
+    __syncthreads();
+  }
+  const auto run = [&](auto at_once, const auto& element) {
+    constexpr int U = at_once();
+    for (int64_t first = from + threadIdx.x; first < to; first += kBlock * U) {
+      uint64 where[U];
+      T value[U];
 #pragma unroll
-  for (int u = 0; u < U; ++u)
-    if (to[u]) value[u] = load<T>(at(grad, 1, first + u * kThreads));
+      for (int u = 0; u < U; ++u) {
+        const int64_t i = std::min(first + u * kBlock, to - 1);
+        where[u] = place(i) - begin;
+        value[u] = load<T>(element(i));
+      }
 #pragma unroll
-  for (int u = 0; u < U; ++u)
-    if (to[u]) store(to[u], value[u]);
+      for (int u = 0; u < U; ++u)  // the last one may be written more than once, as what it is
+        if (where[u] < size) store(dx + where[u] * sizeof(T), value[u]);
+    }
+  };
+  if (grad.ndim == 1)
+    run(std::integral_constant<int, sizeof(T) == 2 || sizeof(T) == 4 ? 8 : 4>(),
+        [&](int64_t i) { return grad.base[1] + i * grad.stride[1][0]; });
+  else
+    run(std::integral_constant<int, 2>(), [&](int64_t i) { return at(grad, 1, i); });
 }
 
 // The innermost dim of operand 1 in packets, if its elements lie together. `places` are the offsets it is added to.
@@ -125,22 +175,32 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
   const int64_t width = x.width;
   x.in_bytes();
   const cudaStream_t stream = current_stream(input);
+  Plan<2> inner = plan_in_order<1>(Shape(x.shape.ndim - leading, x.shape.size + leading),
+                                   {x.dims(leading, x.shape.ndim)});
+  const Plan<2> lead = plan_in_order<1>(m.shape, {x.dims(0, leading)});
+  const bool moved = inner.numel == 1 && lead.numel > 0;
+  char *to = static_cast<char*>(values.data_ptr()), *numbers = static_cast<char*>(index.data_ptr());
   Tensor workspace, count;
-  const Ranks ranks = make_ranks(m.shape, m, input, workspace, count, stream);
-  const Numbers numbers{ranks, static_cast<char*>(index.data_ptr()), capacity};
-  if (ranks.tiles) start(number_kernel, blocks_of(ranks), stream, plan_in_order<1>(m.shape, {m.all()}), numbers);
-  if (capacity) {
-    Plan<2> inner = plan_in_order<1>(Shape(x.shape.ndim - leading, x.shape.size + leading),
-                                     {x.dims(leading, x.shape.ndim)});
-    const Plan<2> lead = plan_in_order<1>(m.shape, {x.dims(0, leading)});
-    char* to = static_cast<char*>(values.data_ptr());
+  const Ranks ranks =
+      make_ranks(lead.numel, moved ? width : sizeof(Row), moved ? capacity : 0, input, workspace, count, stream);
+  const auto number = [&](auto type, const Operand& row) {
+    using T = decltype(type);
+    const Plan<3> plan = plan_in_order<2>(m.shape, {m.all(), row});
+    const T unused = moved ? filled<T>(fill, width) : T();
+    const Numbers<T> job{numbers, moved ? to : nullptr, capacity, layout_of(plan, 1, 1),
+                         layout_of(plan, 2, width), unused};
+    start_tiles<T>(number_kernel<T>, ranks, kTile<T> * int(sizeof(uint16_t)), stream, plan, job);
+  };
+  if (ranks.tiles && moved) by_any_width(width, [&](auto type) { number(type, x.dims(0, leading)); });
+  else if (ranks.tiles) number(Row(), Operand{});
+  if (capacity && !moved) {
     int64_t places = place(to);
     for (int dim = 0; dim < lead.ndim; ++dim) places |= lead.stride[1][dim];
-    by_any_width(inner.numel && lead.numel ? widen(inner, places, width) : width, [&](auto bits) {
-      using T = decltype(bits);
+    by_any_width(inner.numel && lead.numel ? widen(inner, places, width) : width, [&](auto type) {
+      using T = decltype(type);
       const int64_t columns = inner.numel ? inner.numel : 1;
-      const Take<T> take{lead, ranks.count, numbers.index, to, capacity * columns, columns, filled<T>(fill, width)};
-      start(take_kernel<T>, blocks_for(take.numel, kThreads * kAtOnce<T>), stream, inner, take);
+      const Take<T> take{lead, ranks.count, numbers, to, capacity * columns, columns, filled<T>(fill, width)};
+      start(take_kernel<T>, blocks_for(take.numel, kThreads * 4), stream, inner, take);
     });
   }
   check_launch(kOp);
@@ -162,18 +222,18 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
     STD_TORCH_CHECK(shape.size[d] == g.shape.size[d - leading + 1], kOp, ": grad and size differ");
   const torch::stable::accelerator::DeviceGuard guard(grad.get_device_index());
   const Tensor dx = new_like(shape, grad);
-  const int64_t rows = Shape(leading, shape.size).numel(), width = g.width, bytes = shape.numel() * width;
+  const int64_t width = g.width, bytes = shape.numel() * width;
   g.in_bytes();
   const cudaStream_t stream = current_stream(grad);
-  if (bytes) cudaMemsetAsync(dx.data_ptr(), 0, bytes, stream);
+  if (bytes && g.shape.numel() == 0) cudaMemsetAsync(dx.data_ptr(), 0, bytes, stream);
   if (bytes == 0 || g.shape.numel() == 0) return dx;
   Plan<2> plan = plan_in_order<1>(g.shape, {g.all()});
   char* to = static_cast<char*>(dx.data_ptr());
   const int64_t columns = g.shape.numel() / g.shape.size[0], wide = widen(plan, place(to) | columns * width, width);
-  const Put put{plan_in_order<1>(slots.shape, {slots.all()}), to, rows, columns / (wide / width)};
+  const Put put{slots.data, to, slots.stride[0] * 8, columns / (wide / width), bytes / wide};
   by_any_width(wide, [&](auto bits) {
     using T = decltype(bits);
-    start(put_kernel<T>, blocks_for(plan.numel, kThreads * kAtOnce<T>), stream, plan, put);
+    start_blocks(put_kernel<T>, blocks_for(put.numel, kTile<T>), kBlock, 64, stream, plan, put);
   });
   check_launch(kOp);
   return dx;

@@ -8,60 +8,58 @@ namespace safeops::cuda {
 namespace {
 
 struct Merge {
-  Ranks ranks;
   Plan<2> source;
-  bool dense;  // input, out and source
+  Layout mask, input, from;  // from: the source
+  bool packed;               // out
 };
 
 // Operands: order, mask, input, out.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 7)
-    merge_kernel(const __grid_constant__ Plan<4> plan, const __grid_constant__ Merge merge) {
-  const int64_t tile = next_tile(merge.ranks);
-  if (tile >= merge.ranks.tiles) return;
-  const Flags flags = flags_of<1>(plan, merge.ranks, tile);
-  const int64_t first = rank_of_first(merge.ranks, tile, flags);
-  const auto run = [&](auto at_once, const auto& source, const auto& input, const auto& out) {
-    each_of_tile<false, at_once()>(
-        flags, tile, plan.numel, first,
-        [&](int64_t i, bool kept, int64_t rank) {
-          return load<T>(kept && rank < merge.source.numel ? source(rank) : input(i));
-        },
-        [&](int64_t i, bool, int64_t, T value) { store(const_cast<char*>(out(i)), value); });
-  };
-  if (merge.dense)
-    run(std::integral_constant<int, kDense<T>>(), Dense<T>{merge.source.base[1]}, Dense<T>{plan.base[2]},
-        Dense<T>{plan.base[3]});
-  else
-    run(std::integral_constant<int, 4>(), [&](int64_t i) { return at(merge.source, 1, i); },
-        [&](int64_t i) { return at(plan, 2, i); }, [&](int64_t i) { return at(plan, 3, i); });
+__global__ void __launch_bounds__(kBlock, 3)
+    merge_kernel(const __grid_constant__ Plan<4> plan, const __grid_constant__ Merge merge,
+                 const __grid_constant__ Ranks ranks) {
+  Tile<T> tile;
+  tile.take(ranks);
+  tile.ask(plan, merge.mask);
+  Held<T> held;
+  held.read(plan, 2, merge.input, tile);
+  tile.rank(ranks);
+  const char* source = merge.source.base[1];
+  const int n = fitting(merge.source.numel, tile.first, tile.own);
+  const int skip = merge.from ? skip_of<T>(source, tile.first) : 0;
+  if (merge.from) read_run<4>(tile.room(), source, tile.first, n, skip);
+  else gather<2>(tile.room(), merge.source, 1, tile.first, n);
+  __syncthreads();
+  held.replace(tile, [&](T value, bool kept, int rank) {
+    return kept && rank < n ? tile.room()[skip + rank] : value;
+  });
+  held.write(plan.base[3], merge.packed, tile, plan.numel, [&](int64_t i) { return at(plan, 3, i); });
 }
 
 struct Part {
-  Ranks ranks;
   char *d_input, *d_source;
   int64_t available;
-  bool dense;  // grad
+  Layout mask, grad;
 };
 
 // Operands: order, mask, grad. Both gradients are contiguous.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 7) part_kernel(const __grid_constant__ Plan<3> plan, Part part) {
-  const int64_t tile = next_tile(part.ranks);
-  if (tile >= part.ranks.tiles) return;
-  const Flags flags = flags_of<1>(plan, part.ranks, tile);
-  const int64_t first = rank_of_first(part.ranks, tile, flags);
-  const auto run = [&](auto at_once, const auto& grad) {
-    each_of_tile<false, at_once()>(
-        flags, tile, plan.numel, first, [&](int64_t i, bool, int64_t) { return load<T>(grad(i)); },
-        [&](int64_t i, bool kept, int64_t rank, T value) {
-          const bool taken = kept && rank < part.available;
-          store(part.d_input + i * sizeof(T), taken ? T(0) : value);
-          if (taken) store(part.d_source + rank * sizeof(T), value);
-        });
-  };
-  if (part.dense) run(std::integral_constant<int, kDense<T>>(), Dense<T>{plan.base[2]});
-  else run(std::integral_constant<int, 4>(), [&](int64_t i) { return at(plan, 2, i); });
+__global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
+    part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Part part,
+                const __grid_constant__ Ranks ranks) {
+  Tile<T> tile;
+  if (!tile.take(ranks))
+    return tile.fill(ranks, part.available, [&](int64_t i) { store(part.d_source + i * sizeof(T), T(0)); });
+  tile.ask(plan, part.mask);
+  Held<T> held;
+  held.read(plan, 2, part.grad, tile);
+  tile.rank(ranks);
+  const int n = fitting(part.available, tile.first, tile.own), skip = skip_of<T>(part.d_source, tile.first);
+  held.collect(tile, skip);
+  __syncthreads();
+  write_run(tile.room(), part.d_source, tile.first, n, skip);
+  held.replace(tile, [&](T value, bool kept, int rank) { return kept && rank < n ? T(0) : value; });
+  held.write(part.d_input, true, tile, plan.numel, [&](int64_t i) { return part.d_input + i * sizeof(T); });
 }
 
 Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& mask) {
@@ -79,10 +77,12 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
   Tensor workspace, count;
   const Plan<4> plan = plan_in_order<3>(out.shape, {m.all(), x.all(), out.all()});
   const Plan<2> packed = plan_in_order<1>(s.shape, {s.all()});
-  const Merge merge{make_ranks(out.shape, m, input, workspace, count, stream), packed,
-                    is_dense(plan, x.width) && is_dense(packed, x.width, 1)};
+  const Merge merge{packed, layout_of(plan, 1, 1), layout_of(plan, 2, x.width), layout_of(packed, 1, x.width),
+                    layout_of(plan, 3, x.width) == kPacked};
+  const Ranks ranks = make_ranks(plan.numel, x.width, 0, input, workspace, count, stream);
   by_width(x.width, [&](auto bits) {
-    start(merge_kernel<decltype(bits)>, blocks_of(merge.ranks), stream, plan, merge);
+    using T = decltype(bits);
+    start_tiles<T>(merge_kernel<T>, ranks, 0, stream, plan, merge);
   });
   check_launch(kOp);
   return result;
@@ -99,14 +99,18 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
   const int64_t bytes = source.numel() * g.width;
   g.split();
   const cudaStream_t stream = current_stream(grad);
-  if (bytes) cudaMemsetAsync(d_source.data_ptr(), 0, bytes, stream);
-  if (g.shape.numel() == 0) return {d_input, d_source};
+  if (g.shape.numel() == 0) {
+    if (bytes) cudaMemsetAsync(d_source.data_ptr(), 0, bytes, stream);
+    return {d_input, d_source};
+  }
   Tensor workspace, count;
   const Plan<3> plan = plan_in_order<2>(g.shape, {m.all(), g.all()});
-  const Part part{make_ranks(g.shape, m, grad, workspace, count, stream), static_cast<char*>(d_input.data_ptr()),
-                  static_cast<char*>(d_source.data_ptr()), bytes / g.width, is_dense(plan, g.width)};
+  const Part part{static_cast<char*>(d_input.data_ptr()), static_cast<char*>(d_source.data_ptr()), bytes / g.width,
+                  layout_of(plan, 1, 1), layout_of(plan, 2, g.width)};
+  const Ranks ranks = make_ranks(plan.numel, g.width, part.available, grad, workspace, count, stream);
   by_width(g.width, [&](auto bits) {
-    start(part_kernel<decltype(bits)>, blocks_of(part.ranks), stream, plan, part);
+    using T = decltype(bits);
+    start_tiles<T>(part_kernel<T>, ranks, 0, stream, plan, part);
   });
   check_launch(kOp);
   return {d_input, d_source};

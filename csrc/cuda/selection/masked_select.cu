@@ -1,40 +1,67 @@
 // masked_select: the kept elements of input, in their order. The one op whose size the host must know: it waits for the
 // count. Its backward is masked_scatter.
-// I/O: read mask twice, read input, write out.
+// I/O: read mask, write it as bits, read them, read input, write out.
 #include "selection.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-// Operands: order, mask.
-__global__ void __launch_bounds__(kThreads)
-    count_kernel(const __grid_constant__ Plan<2> mask, const __grid_constant__ Ranks ranks) {
-  const int64_t tile = next_tile(ranks);
-  if (tile < ranks.tiles) rank_of_first(ranks, tile, flags_of<1>(mask, ranks, tile));
-}
-
-struct Pack {
-  Ranks ranks;
-  char* out;
-  bool dense;  // input
+// What the first launch leaves to the second: the mask as bits; for each tile what is kept before it in its part, which
+// is `each` tiles that one block counts; of each part all. Parts are few: whoever needs their sum adds them up.
+#ifndef SAFEOPS_PARTS  // the emulation has fewer
+#define SAFEOPS_PARTS 1024
+#endif
+constexpr int kParts = SAFEOPS_PARTS;
+struct Counts {
+  Layout mask;
+  char *bits, *before, *parts;
+  int64_t tiles, each;
 };
 
-// Operands: order, mask, input. By now every tile's status counts all up to it.
+// Operands: order, mask.
 template <class T>
-__global__ void __launch_bounds__(kThreads, 7)
-    pack_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Pack pack) {
-  const int64_t tile = warp_number();
-  if (tile >= pack.ranks.tiles) return;
-  const char* before = reinterpret_cast<const char*>(pack.ranks.status + tile - 1);
-  const int64_t first = tile ? int64_t(load<uint64>(before) >> 2) : 0;
-  const Flags flags = flags_of<1>(plan, pack.ranks, tile);
-  const auto run = [&](auto at_once, const auto& input) {
-    each_of_tile<true, at_once()>(
-        flags, tile, plan.numel, first, [&](int64_t i, bool, int64_t) { return load<T>(input(i)); },
-        [&](int64_t, bool, int64_t rank, T value) { store(pack.out + rank * sizeof(T), value); });
-  };
-  if (pack.dense) run(std::integral_constant<int, kDense<T>>(), Dense<T>{plan.base[2]});
-  else run(std::integral_constant<int, 4>(), [&](int64_t i) { return at(plan, 2, i); });
+__global__ void __launch_bounds__(kBlock, 4)
+    count_kernel(const __grid_constant__ Plan<2> mask, const __grid_constant__ Counts counts) {
+  Tile<T> tile;
+  uint64 sum = 0;
+  const int64_t begin = blockIdx.x * counts.each;
+  for (int64_t t = begin; t < begin + counts.each && t < counts.tiles; ++t) {
+    tile.begin(t);
+    tile.ask(mask, counts.mask);
+    tile.count_mask();
+    tile.each_word([&](int w) { store(counts.bits + (t * tile.kWords + w) * 4, tile.words()[w].x); });
+    if (threadIdx.x == 0) store(counts.before + t * sizeof(uint64), sum);
+    sum += tile.own;
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) store(counts.parts + blockIdx.x * sizeof(uint64), sum);
+}
+
+// Operands: order, input.
+template <class T>
+__global__ void __launch_bounds__(kBlock, 4)
+    pack_kernel(const __grid_constant__ Plan<2> plan, const __grid_constant__ Counts counts, char* out, Layout layout) {
+  Tile<T> tile;
+  tile.begin(blockIdx.x);
+  tile.each_word([&](int w) {
+    tile.words()[w].x = load<uint32_t>(counts.bits + (tile.number * tile.kWords + w) * 4);
+  });
+  Held<T> input;
+  input.read(plan, 1, layout, tile);
+  int64_t sum = 0;
+  const int part = int(tile.number / counts.each);
+#pragma unroll
+  for (int p = threadIdx.x, u = 0; u < kParts; u += kBlock, p += kBlock)
+    if (p < part) sum += int64_t(load<uint64>(counts.parts + p * sizeof(uint64)));
+  const auto add = [](int64_t a, int64_t b) { return a + b; };
+  tile.first = block_reduce<kBlock>(sum, reinterpret_cast<int64_t*>(tile.room()), add) +
+               int64_t(load<uint64>(counts.before + tile.number * sizeof(uint64)));
+  tile.count();
+  __syncthreads();
+  const int skip = skip_of<T>(out, tile.first);
+  input.collect(tile, skip);
+  __syncthreads();
+  write_run(tile.room(), out, tile.first, tile.own, skip);
 }
 
 Tensor masked_select(const Tensor& input, const Tensor& mask) {
@@ -48,19 +75,31 @@ Tensor masked_select(const Tensor& input, const Tensor& mask) {
   const cudaStream_t stream = current_stream(input);
   int64_t total = 0;
   if (full.numel() == 0) return new_like(Shape(1, &total), input);
-  Tensor workspace, count;
-  const Ranks ranks = make_ranks(full, m, input, workspace, count, stream);
-  start(count_kernel, blocks_of(ranks), stream, plan_in_order<1>(full, {m.all()}), ranks);
-  cudaMemcpyAsync(&total, ranks.count, sizeof(total), cudaMemcpyDeviceToHost, stream);
+  const int64_t tiles = (full.numel() + tile_of(x.width) - 1) / tile_of(x.width), each = (tiles + kParts - 1) / kParts;
+  const int64_t parts = (tiles + each - 1) / each, words = parts + tiles * (1 + tile_of(x.width) / 64);
+  const Tensor workspace = safeops::empty(Shape(1, &words), DType::kLong, input);
+  char* first = static_cast<char*>(workspace.data_ptr());
+  char* before = first + parts * sizeof(uint64);
+  const Plan<2> plan = plan_in_order<1>(full, {m.all()});
+  const Counts counts{layout_of(plan, 1, 1), before + tiles * sizeof(uint64), before, first, tiles, each};
+  by_width(x.width, [&](auto type) {
+    using T = decltype(type);
+    const int shared = Tile<T>::kShared - Tile<T>::kRoom + kTile<T> + 16;
+    start_blocks(count_kernel<T>, unsigned(parts), kBlock, shared, stream, plan, counts);
+  });
+  int64_t kept[kParts];
+  cudaMemcpyAsync(kept, first, parts * sizeof(uint64), cudaMemcpyDeviceToHost, stream);
   const cudaError_t waited = cudaStreamSynchronize(stream);
   STD_TORCH_CHECK(waited == cudaSuccess, kOp, ": waiting for the count failed: ", cudaGetErrorString(waited));
+  for (int64_t p = 0; p < parts; ++p) total += kept[p];
   const int64_t elements = pairs ? total / 2 : total;
   const Tensor out = new_like(Shape(1, &elements), input);
   if (total == 0) return out;
-  const Plan<3> plan = plan_in_order<2>(full, {m.all(), x.all()});
-  by_width(x.width, [&](auto bits) {
-    const Pack pack{ranks, static_cast<char*>(out.data_ptr()), is_dense(plan, x.width)};
-    start(pack_kernel<decltype(bits)>, blocks_of(ranks), stream, plan, pack);
+  const Plan<2> values = plan_in_order<1>(full, {x.all()});
+  by_width(x.width, [&](auto type) {
+    using T = decltype(type);
+    start_blocks(pack_kernel<T>, unsigned(tiles), kBlock, Tile<T>::kShared, stream, values, counts,
+                 static_cast<char*>(out.data_ptr()), layout_of(values, 1, x.width));
   });
   check_launch(kOp);
   return out;

@@ -241,10 +241,10 @@ def validate(name, input, target, mask, options, scales=1):
         coarsest = 2 ** (scales - 1)
         for n in input.shape[2:]:
             if 0 < n and -(-n // coarsest) < win_size:
-                of = f" at scale {scales}, an image of sizes divided by {coarsest}" if scales > 1 else ""
+                of = f" at scale {scales}, of sizes divided by {coarsest}" if scales > 1 else ""
                 raise ValueError(
-                    f"{name}: win_size {win_size} is larger than the image, input {tuple(input.shape)}{of}; "
-                    f'padding="same" takes any size'
+                    f"{name}: win_size {win_size} is larger than the image, {tuple(input.shape[2:])} pixels{of}; input "
+                    f'is {tuple(input.shape)}, (N, C, H, W) or (N, C, D, H, W); padding="same" takes any size'
                 )
 
 

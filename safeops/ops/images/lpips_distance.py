@@ -46,9 +46,14 @@ def validate(features0, features1, weights, mask):
         _check.same_device(NAME, "features0[0]", first, **operands)
     if mask is not None:
         _check.boolean(NAME, "mask", mask, "True = keep")
-        if mask.dim() != 4 or mask.shape[0] not in (1, first.shape[0]) or mask.shape[1] != 1:
+        fits = mask.dim() == 4 and mask.shape[0] in (1, first.shape[0]) and mask.shape[1] == 1
+        if not fits or 0 in mask.shape[2:] and any(f.shape[2:] != mask.shape[2:] for f in features0):
             wanted = f"(N, 1, H, W) for features0[0] {tuple(first.shape)}"
             raise ValueError(f"{NAME}: mask must be {wanted}, got shape {tuple(mask.shape)}")
+        for i, f0 in enumerate(features0):
+            if mask.shape[2:] != (1, 1) and any(m < n for m, n in zip(mask.shape[2:], f0.shape[2:])):
+                wanted = f"at least as large as features0[{i}] {tuple(f0.shape)}"
+                raise ValueError(f"{NAME}: mask {tuple(mask.shape)} must be of the images' size, {wanted}")
         _check.same_device(NAME, "features0[0]", first, mask=mask)
 
 

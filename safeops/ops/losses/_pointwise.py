@@ -227,6 +227,7 @@ class PointwiseLoss(Op):
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = split(denominator, input)
         takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
+        takes = takes and (divisor is None or divisor >= 0)
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
@@ -295,7 +296,7 @@ def _parted(x, count):
 
 def by_batch(name, input, reduction, denominator):
     """(reduction, denominator), where "batchmean" is the sum over the size of the first dim."""
-    if reduction != "batchmean" or not isinstance(input, torch.Tensor):
+    if not isinstance(reduction, str) or reduction != "batchmean" or not isinstance(input, torch.Tensor):
         return reduction, denominator
     if denominator is not None:
         raise ValueError(f'{name}: denominator needs reduction="mean", got "batchmean"')

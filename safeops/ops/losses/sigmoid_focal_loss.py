@@ -9,8 +9,8 @@ from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 def value(x, y, alpha, gamma):
     bce = product(1 - y, softplus(x)) + product(y, softplus(-x))
-    finite = torch.where(x.isinf(), x.detach(), x)  # beyond, p no longer moves, whatever bce is
-    missed = y * sigmoid(-finite) + (1 - y) * sigmoid(finite)
+    moving = torch.where(x.abs() > 1e3, x.detach(), x)  # beyond, e^-|x| is 0 in fp64 too, whatever bce is
+    missed = y * sigmoid(-moving) + (1 - y) * sigmoid(moving)
     none = missed == 0
     gamma_is_0 = torch.as_tensor(gamma == 0, device=x.device)
     subnormal = (missed > 0) & (missed < torch.finfo(x.dtype).tiny)  # the slope of a small power of it may be no number

@@ -81,7 +81,7 @@ def has_missing_class(target, mask, ignore_index, classes):
     counts = _counts(target, mask, ignore_index)
     indices = torch.where(counts, target.long() if classes else -1, 0)
     try:
-        torch.zeros(()).expand(max(classes, 1)).gather(0, indices.reshape(-1))
+        indices.new_zeros(()).expand(max(classes, 1)).gather(0, indices.reshape(-1))
     except (RuntimeError, IndexError):
         return True
     return False
@@ -182,7 +182,8 @@ class Classification(Op):
 
 def validate_reduction(name, input, reduction, denominator, empty):
     """Before any work. (Asked in the order that costs a good call least.)"""
-    if reduction not in REDUCTION or empty not in _check.EMPTY or denominator is not None:
+    words = reduction.__class__ is str and empty.__class__ is str  # (what is none may not compare)
+    if not words or reduction not in REDUCTION or empty not in _check.EMPTY or denominator is not None:
         validate_options(name, reduction, empty)
         validate_denominator(name, reduction, denominator)
         if isinstance(input, torch.Tensor):

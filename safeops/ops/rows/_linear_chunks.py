@@ -182,7 +182,8 @@ def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, comput
         if label_smoothing:
             slope.addr_(even, every[part], alpha=-1)
         at, inside = own_of(place, logits.shape[1])
-        return slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
+        slope.scatter_add_(1, at, torch.where(inside.unsqueeze(1), -own, 0))
+        return slope.masked_fill_(~keep.unsqueeze(1), 0)  # (0 times a logit that is not finite)
 
     return slopes
 

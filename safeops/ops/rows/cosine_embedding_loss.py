@@ -64,6 +64,6 @@ def cosine_embedding_loss(
     keep, (x1, x2) = select(mask, weight, input1, input2)
     cos = registry["cosine_similarity"].call(x1, x2, -1, None)
     apart = hinge(cos - as_operand(margin, cos))
-    other = torch.where(target == target, 0, torch.nan)  # a target of NaN shows
+    other = torch.where(target == target, 0, torch.nan).to(cos.dtype)  # a target of NaN shows
     loss = torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)

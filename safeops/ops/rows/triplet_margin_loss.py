@@ -3,39 +3,103 @@
 import torch
 
 from safeops import _check, _loss
+from safeops._definitions import kept
 from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry
-from safeops._symbolic import as_operand
-from safeops.ops.reductions import masked_norm  # noqa: F401  (the record it is made of)
-from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, select, validate, vectors
+from safeops._library import declare_raw, like
+from safeops._op import Op, registry
+from safeops.ops.reductions import masked_norm  # noqa: F401  (the record that the definition calls)
+from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, validate, vectors
 
 NAME = "triplet_margin_loss"
 
-
-def validate_options(name, reduction, empty, margin, p, eps, swap):
-    _loss.validate_options(name, reduction, empty)
-    _check.number(name, "margin", margin, above=0)
-    _check.number(name, "p", p, above=0)
-    _check.number(name, "eps", eps, minimum=0)
-    _check.boolean_flag(name, "swap", swap)
-
-
-_triplet_margin_loss = Composed(
-    NAME,
-    "masked_norm",
-    "masked_mean",
-    "masked_sum",
-    "masked_count",
-    module="TripletMarginLoss",
-    example="torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)",
-    validate_options=validate_options,
-)
+# ---- definition
 
 
 def _distance(x, y, p, eps):
     """|x - y + eps| of each row, as torch's; and of equal vectors 0, with gradient 0."""
     norm = registry["masked_norm"].call((x - y).add_(eps), None, -1, False, None, None, "zero", p)
     return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf less inf is NaN)
+
+
+def _composite(anchor, positive, negative, keep, margin=1.0, p=2.0, eps=1e-6, swap=False):
+    """(the loss of each row, and the distances that backward reads). keep: bool, which rows exist; None: all."""
+    compute = compute_dtype(anchor.dtype, positive.dtype, negative.dtype)
+    a, b, c = (x.to(compute) for x in (anchor, positive, negative))
+    if keep is not None:  # select before arithmetic
+        a, b, c = (torch.where(keep.unsqueeze(-1), x, 0) for x in (a, b, c))
+    near, far = _distance(a, b, p, eps), _distance(a, c, p, eps)
+    apart = _distance(b, c, p, eps) if swap else near.new_empty(0)
+    loss = hinge(near - (torch.minimum(far, apart) if swap else far) + margin)
+    loss = loss if keep is None else torch.where(keep, loss, 0)
+    return loss, *(x.to(torch.float64) for x in (near, far, apart))
+
+
+def definition(*operands):
+    return _composite(*operands)[0]
+
+
+# ---- op
+
+
+def _fake(anchor, positive, negative, keep, margin, p, eps, swap):
+    rows = anchor.shape[:-1]
+    loss = anchor.new_empty(rows, dtype=compute_dtype(anchor.dtype, positive.dtype, negative.dtype))
+    return loss, *(anchor.new_empty(shape, dtype=torch.float64) for shape in (rows, rows, rows if swap else 0))
+
+
+def _fake_backward(grad, anchor, positive, negative, near, far, apart, margin, eps, swap, *needed):
+    operands = zip((anchor, positive, negative), needed)
+    return tuple(like(x, x.shape, x.dtype) if wanted else x.new_empty(0) for x, wanted in operands)
+
+
+_forward = declare_raw(
+    "_triplet_margin_loss",
+    "(Tensor anchor, Tensor positive, Tensor negative, Tensor? keep, float margin=1.0, float p=2.0, float eps=1e-6, "
+    "bool swap=False) -> (Tensor, Tensor, Tensor, Tensor)",
+    fake=_fake,
+    composite=_composite,
+    triton="rows.triplet_margin_loss.triplet_margin_loss",
+)
+_backward = declare_raw(
+    "_triplet_margin_loss_backward",
+    "(Tensor grad, Tensor anchor, Tensor positive, Tensor negative, Tensor near, Tensor far, Tensor apart, "
+    "float margin=1.0, float eps=1e-6, bool swap=False, bool need_anchor=True, bool need_positive=True, "
+    "bool need_negative=True) -> (Tensor, Tensor, Tensor)",
+    fake=_fake_backward,
+    triton="rows.triplet_margin_loss.triplet_margin_loss_backward",
+)
+
+# ---- record
+
+
+class TripletMarginLoss(Op):
+    """The op is the loss of each row. Other orders than 2 are the definition's."""
+
+    module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
+    differentiable = (0, 1, 2)
+
+    def prepare(self, *operands):
+        return operands[5] == 2, operands
+
+    def validate(self, *arguments):
+        """The public function has."""
+
+    def validate_options(self, name, reduction, empty, margin, p, eps, swap):
+        """What a module's constructor takes."""
+        _loss.validate_options(name, reduction, empty)
+        _check.number(name, "margin", margin, above=0)
+        _check.number(name, "p", p, above=0)
+        _check.number(name, "eps", eps, minimum=0)
+        _check.boolean_flag(name, "swap", swap)
+
+    def gradients(self, grad, needs, operands, results):
+        *vectors, _, margin, _, eps, swap = operands
+        return self.backward(grad, *vectors, *results, margin, eps, swap, *needs[:3])
+
+
+_triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition)
+
+# ---- public function
 
 
 @_triplet_margin_loss.public(
@@ -59,7 +123,7 @@ def triplet_margin_loss(
         positive: floating tensor of `anchor`'s shape.
         negative: floating tensor of `anchor`'s shape.
         margin: number greater than 0.
-        p: order of the norm, greater than 0; other orders than 1, 2 and inf run as plain torch operations.
+        p: order of the norm, greater than 0; other orders than 2 run as plain torch operations.
         eps: number that is added to each difference, at least 0: torch's, in fp32.
         swap: whether the distance of positive and negative counts, where it is less than that of the anchor and the
             negative.
@@ -77,12 +141,8 @@ def triplet_margin_loss(
     operands = {"anchor": anchor, "positive": positive, "negative": negative}
     rows = vectors(NAME, **operands)
     validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands)
-    validate_options(NAME, reduction, empty, margin, p, eps, swap)
-    keep, (a, b, c) = select(mask, weight, anchor, positive, negative)
-    compute = compute_dtype(a.dtype, b.dtype, c.dtype)
-    a, b, c = a.to(compute), b.to(compute), c.to(compute)
-    eps, margin = as_operand(eps, a), as_operand(margin, a)
-    near, far = _distance(a, b, p, eps), _distance(a, c, p, eps)
-    if swap:
-        far = torch.minimum(far, _distance(b, c, p, eps))
-    return finish(NAME, hinge(near - far + margin), keep, weight, reduction, denominator, empty)
+    _triplet_margin_loss.validate_options(NAME, reduction, empty, margin, p, eps, swap)
+    keep = kept(mask, weight)
+    exists = None if keep is None else keep.expand(rows).contiguous()
+    loss = _triplet_margin_loss.call(anchor, positive, negative, exists, margin, p, eps, swap)
+    return finish(NAME, loss, keep, weight, reduction, denominator, empty)

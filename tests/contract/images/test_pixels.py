@@ -1,12 +1,13 @@
 """psnr and total_variation: known images, sizes, masks, equal images."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
 import safeops
-from tests.contract.common import DEVICE, each_route, on, t
+from tests.contract.common import DEVICE, case, each_route, on, t
 from tests.contract.images.pixels import images, kept, value_and_gradients
 from tests.ops import definitions
 
@@ -69,6 +70,24 @@ def test_total_variation_of_sizes(route, shape):
         (value, gradient), (want, slopes) = results
         torch.testing.assert_close(value, want.float())
         torch.testing.assert_close(gradient, slopes.float())
+
+
+@pytest.mark.parametrize("shape", [*((2, c, 6, 7) for c in range(1, 9)), (1, 2, 3, 4, 5), (1, 4, 3, 2, 5)], ids=str)
+def test_total_variation_in_any_order_of_memory(shape):
+    """Channels between the spatial dims, as scanners write them line by line: a neighbour is several rows away."""
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    keep, upstream = kept(*shape, share=0.8), torch.linspace(-1, 1, shape[0], device=DEVICE)
+    for order in itertools.permutations(range(len(shape))):
+        x = images.permute(order).contiguous().permute([order.index(d) for d in range(len(shape))])
+        for dtype, mask in itertools.product((torch.float32, torch.bfloat16), (None, keep)):
+            with case(order, dtype, mask is not None):
+                leaf = x.to(dtype).requires_grad_()
+                wide = leaf.detach().double().requires_grad_()
+                value = safeops.total_variation(leaf, mask=mask, reduction="none")
+                want = definitions.total_variation(wide, mask=mask, reduction="none")
+                torch.testing.assert_close(value, want.float())
+                (dx,), (slopes,) = (torch.autograd.grad(v, u, upstream.to(v)) for v, u in ((value, leaf), (want, wide)))
+                torch.testing.assert_close(dx, slopes.to(dtype))
 
 
 @each_route

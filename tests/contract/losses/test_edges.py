@@ -201,3 +201,13 @@ def test_a_small_power_of_a_subnormal_has_a_slope(route, alpha, gamma):
     want = torch.autograd.grad(on("composite", "sigmoid_focal_loss")(*wide, **options), wide)
     torch.testing.assert_close(got[0].double(), want[0], rtol=1e-3, atol=1e-37)
     torch.testing.assert_close(got[1].double(), want[1], rtol=0.05, atol=1e-6)  # of few digits
+
+
+@each_route
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 5.0])
+def test_the_largest_logits_have_their_slope(route, gamma):
+    """sigmoid_focal_loss where the probability no longer moves: 0 times what does not fit is 0."""
+    x = torch.tensor([1.0, -1.0], device=DEVICE).mul(torch.finfo(torch.float32).max).requires_grad_()
+    y = torch.tensor([0.0, 1.0], device=DEVICE)
+    loss = on(route, "sigmoid_focal_loss")(x, y, alpha=-1.0, gamma=gamma, reduction="sum")
+    assert grad_of(loss, x).tolist() == [1.0, -1.0]

@@ -347,6 +347,31 @@ def test_where_nobody_may_look_a_missing_class_is_left_out():
     assert (got[0, 2] == 0) and (got[1, 0] == 0) and (got != 0).sum() == 4
 
 
+@on_the_cpu
+@each_route
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss", "linear_cross_entropy", "multi_margin_loss"])
+def test_a_missing_class_is_found_whatever_the_default_device(name, route):
+    x, target = torch.eye(3), torch.tensor([0, 3, 1])
+    operands = (x, x, target) if name == "linear_cross_entropy" else (x, target)
+    with torch.device("meta"), pytest.raises(IndexError, match=f"^{name}: target 3 is out of range"):
+        on(route, name)(*operands)
+
+
+@each_route
+@pytest.mark.parametrize("name", ["cross_entropy", "linear_cross_entropy"])
+def test_a_half_gradient_of_class_weights_is_rounded_once(name, route):
+    """Its parts, of the rows' own classes and of the smoothing, are added in the dtype of the computation."""
+    x = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)).double().to(DEVICE)
+    eye, target = torch.eye(5).to(x), torch.arange(64, device=DEVICE) % 5
+    operands = (x, eye, target) if name == "linear_cross_entropy" else (x, target)
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        weight = torch.linspace(0.5, 1.5, 5, device=DEVICE).bfloat16().to(dtype).requires_grad_()
+        loss = on(route, name)(*operands, weight=weight, label_smoothing=0.5)
+        found.append(torch.autograd.grad(loss, weight)[0])
+    assert torch.equal(found[0], found[1].bfloat16())
+
+
 @pytest.mark.parametrize("denominator", [0.0, torch.tensor(0.0), torch.tensor(torch.nan)])
 def test_nothing_kept_is_0_whatever_the_denominator(denominator):
     x = torch.randn(2, 3, requires_grad=True)

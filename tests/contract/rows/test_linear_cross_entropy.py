@@ -320,6 +320,18 @@ def test_a_row_that_does_not_exist_has_no_gradient_beside_what_is_not_finite(rou
 
 
 @each_route
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+@pytest.mark.parametrize("weight", [None, torch.tensor([1.0, 2, 1, 1])], ids=["plain", "weighted"])
+@pytest.mark.parametrize("bad", [NAN, INF])
+def test_nothing_kept_beside_what_is_not_finite(route, reduction, weight, bad):
+    x, w, target, b = operands(3, 4, 3, dtype=torch.float32)
+    w.data[3, 1] = bad
+    options = {"weight": weight if weight is None else weight.to(DEVICE), "label_smoothing": 0.1, "ignore_index": 0}
+    value, *grads = outcome(on(route, NAME), x, w, target * 0, b, reduction=reduction, **options)
+    assert all((t == 0).all() for t in (value, *grads))
+
+
+@each_route
 def test_vectors_of_nothing(route):
     loss = on(route, "linear_cross_entropy")(torch.zeros(2, 0), torch.zeros(3, 0), torch.tensor([0, 2]))
     torch.testing.assert_close(loss, torch.tensor(3.0).log())

@@ -77,6 +77,32 @@ def test_triplet_margin_loss_is_torchs(route, reduction, options):
 
 
 @each_route
+@pytest.mark.parametrize("shape", [(7, 1), (40, 20), (3, 300), (2, 9000), (1, 70_000), (3, 4, 33)], ids=str)
+@pytest.mark.parametrize("swap", [False, True])
+def test_triplet_margin_loss_of_sizes(route, shape, swap):
+    """Rows whole, in pieces and in slices, along memory and across it. In the last, anchor and positive are equal; or
+    but for one number, which only shows that eps is to be added to all others."""
+    for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 1e-2), (torch.float64, 1e-12)):
+        numbers = [torch.randn(shape, generator=torch.Generator().manual_seed(i)).to(DEVICE, dtype) for i in range(3)]
+        upstream = torch.rand(shape[:-1], generator=torch.Generator().manual_seed(3)).to(DEVICE)
+        for differs in (0.0, 2.0**-10):
+            numbers[1].view(-1, shape[-1])[-1] = numbers[0].view(-1, shape[-1])[-1]
+            if differs:
+                numbers[0].view(-1)[-1], numbers[1].view(-1)[-1] = 0, differs
+            for triple in (numbers, [x.transpose(0, -1).contiguous().transpose(0, -1) for x in numbers]):
+                given = [x.clone().requires_grad_() for x in triple]
+                wide = [x.detach().double().requires_grad_() for x in given]
+                options = {"swap": swap, "margin": 2.0, "eps": 1e-2, "reduction": "none"}
+                ours = on(route, "triplet_margin_loss")(*given, **options)
+                truth = on("composite", "triplet_margin_loss")(*wide, **options)
+                torch.testing.assert_close(ours.double(), truth, rtol=tolerance / 10, atol=tolerance / 10)
+                got = torch.autograd.grad(ours, given, upstream.to(ours.dtype))
+                want = torch.autograd.grad(truth, wide, upstream.double())
+                for x, y in zip(got, want):
+                    torch.testing.assert_close(x.double(), y, rtol=tolerance, atol=tolerance)
+
+
+@each_route
 @each_reduction
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("margin", [1.0, 0.3, -0.5])
@@ -230,8 +256,7 @@ def test_the_kernels_of_the_parts_run(name):
     loss, forward = dispatched(lambda: getattr(safeops, name)(*given))
     _, backward = dispatched(lambda: torch.autograd.grad(loss, leaves(given)))
     part, *_ = registry[name].parts or [registry[name]]
-    once = ("cosine_embedding_loss", "multi_margin_loss", "multilabel_soft_margin_loss")
-    assert forward.count(f"safeops::_{part.name}") == (1 if name in once else 2)
+    assert forward.count(f"safeops::_{part.name}") == (2 if name == "info_nce_loss" else 1)
     assert "safeops::_masked_mean" in forward and any(op.startswith("safeops") for op in backward)
 
 
@@ -282,3 +307,17 @@ def test_multi_margin_compiled_leaves_out_a_class_that_does_not_exist(backend):
 def test_cosine_embedding_target_of_nan_shows(route):
     loss = on(route, "cosine_embedding_loss")(*vectors(3, 3), t(NAN, 5.0, 1.0), reduction="none")
     assert loss.isnan().tolist() == [True, False, False] and loss[1] == 0
+
+
+@each_route
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_cosine_embedding_is_fp32_whatever_the_default_dtype(route, default):
+    operands = *vectors(3, 3), t(1.0, -1.0, 5.0)
+    want = on(route, "cosine_embedding_loss")(*operands, reduction="none")
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(default)
+        loss = on(route, "cosine_embedding_loss")(*operands, reduction="none")
+    finally:
+        torch.set_default_dtype(before)
+    assert loss.dtype == torch.float32 and torch.equal(loss, want)

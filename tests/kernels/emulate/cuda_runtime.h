@@ -33,8 +33,10 @@
 #define __launch_bounds__(...)
 #ifndef SAFEOPS_PLANS
 #define SAFEOPS_INDEX_LIMIT 3000  // elements of a launch of the general kernel: larger ones are cut, as by 2^31
+#define SAFEOPS_PARTS 20  // that masked_select counts: of several tiles each, where there are more
 #endif
 
+struct alignas(8) uint2 { uint32_t x, y; };
 struct alignas(16) uint4 { uint32_t x, y, z, w; };
 struct alignas(16) float4 { float x, y, z, w; };
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
@@ -129,7 +131,7 @@ struct EmulatedWarp {
   void (*body)(void*);
   void* argument;
 };
-constexpr int kEmulatedWarps = 12;  // under way
+constexpr int kEmulatedWarps = 24;  // under way: whole blocks, of which one may wait for what another has not begun
 inline EmulatedWarp emulated_warps[kEmulatedWarps];
 inline EmulatedWarp* emulated_warp;
 inline int emulated_lane;
@@ -286,7 +288,9 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
 #ifdef SAFEOPS_PLANS
+  std::memset(to, 0, bytes);
   from = &emulated_kept;
+  bytes = sizeof(emulated_kept);
 #endif
   std::memcpy(to, from, bytes);
   return cudaSuccess;

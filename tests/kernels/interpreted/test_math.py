@@ -4,7 +4,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from safeops.kernels.engine.math import expm1_below, log1p_unit, log_unit
+from safeops.kernels.engine.math import expm1_below, log1p_unit, log_any, log_unit, rough_log
 
 N = 1024
 
@@ -32,3 +32,24 @@ def test_digits(dtype, tolerance, least):
         some = want.isfinite()
         torch.testing.assert_close(got.double()[some], want[some], rtol=tolerance, atol=torch.finfo(dtype).tiny / 2**22)
         assert (got[~some] < -100).all()  # of 0
+
+
+@triton.jit
+def log_kernel(x, logs, rough, N: tl.constexpr):
+    i = tl.arange(0, N)
+    value = tl.load(x + i)
+    tl.store(logs + i, log_any(value))
+    tl.store(rough + i, rough_log(value))
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-15), (torch.float32, 8e-7)])
+def test_logarithms_of_any_number(dtype, tolerance):
+    """Near 1, where the base 2 logarithm would have few digits left, at both ends of the range, and of no number."""
+    tiny, huge = torch.finfo(dtype).tiny, torch.finfo(dtype).max
+    special = torch.tensor([0.0, -0.0, -1.0, torch.inf, torch.nan, huge, tiny / 4, tiny], dtype=dtype)
+    near = 1 + torch.linspace(-0.3, 0.3, N // 2, dtype=dtype)
+    x = torch.cat([torch.logspace(-37, 37, N // 2 - len(special), dtype=dtype), near, special])
+    logs, rough = torch.empty_like(x), torch.empty_like(x)
+    log_kernel[(1,)](x, logs, rough, N)
+    torch.testing.assert_close(logs.double(), x.double().log(), rtol=tolerance, atol=0, equal_nan=True)
+    torch.testing.assert_close(rough.double(), x.double().log(), rtol=tolerance, atol=2e-7, equal_nan=True)

@@ -196,6 +196,9 @@ def _bad_calls(op, domain):
     yield Bad((x, y, *z), {"reduction": None}, (ValueError, TypeError), (name, "reduction", "None"))
     yield Bad((x, y, *z), {"empty": "skip"}, ValueError, (name, "empty", "skip", "zero"))
     yield Bad((x, y, *z), {"denominator": torch.ones(2)}, ValueError, (name, "denominator", "(2,)"))
+    yield from (
+        Bad((x, y, *z), {"denominator": n}, ValueError, (name, "denominator", str(n))) for n in (-1, float("nan"))
+    )
     yield Bad((x, y, *z), {"denominator": "count"}, TypeError, (name, "denominator", "str"))
     yield Bad((x, y, *z), {"denominator": True}, TypeError, (name, "denominator", "denominator must be a number"))
     yield Bad((x, y, *z), {"denominator": KEEP[0, 0]}, TypeError, (name, "denominator", "denominator must be a real"))

@@ -1,0 +1,196 @@
+"""The counts of a traced run, gathered by module and step: what the page and TensorBoard show."""
+
+import dataclasses
+import os
+
+import torch
+
+from safeops.debug import _scan
+
+COLUMNS = 1024  # of a longer run, neighbouring steps share one
+PHASES = ("forward", "backward")
+LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # quantities: maxima, then sums
+ROUNDS_TO_INF = 65520.0  # in fp16; its largest number is 65504
+MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # of the values of a module, for it to run in half
+VERDICTS = ("overflows", "makes NaN", "underflows", "stays in float32", "could run in half", "never ran")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModuleCounts:
+    """What a module's ops wrote over the run. Pairs: (forward, backward).
+
+    verdict: "overflows" (an inf of finite operands, or a number, read or written, that fp16 would round to inf),
+    "makes NaN", "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or 0),
+    "stays in float32" (optimizers, GradScaler), "could run in half", or "never ran". What came to it as NaN or inf is
+    not held against it, nor the overflow of a scaled gradient that GradScaler handled.
+    """
+
+    name: str  # "decoder.layers.3 (Linear)", "Adam", or outside modules "loss_function (train.py)"
+    dtypes: tuple  # of what it wrote: ("float16", "float32")
+    largest: tuple  # finite magnitudes
+    read: tuple  # the largest that its ops read
+    subnormal: tuple  # shares: 0 < |x| < 2^-14, which loses digits in fp16 or becomes 0,
+    lost: tuple  # |x| <= 2^-25, which becomes 0,
+    nonfinite: tuple  # NaN, inf, -inf
+    verdict: str = "never ran"
+    why: str = ""
+
+
+class History:
+    """Columns of steps, the oldest first: (names, phases, quantities) float32 each, of the names known by then."""
+
+    def __init__(self, board=None):
+        self.board = board
+        self.names = {}  # -> its place in a column
+        self.columns, self.span, self.steps = [], 1, 0  # span: of steps in a column
+        self.dtypes, self.born = [], {}  # by place; (place, phase) -> {"inf" or "NaN": first step in which it made one}
+        self.functions = {}  # code -> name
+
+    def add(self, step, report, new=True):
+        """Take in a step that was searched, and what was found in it; if it is not new, as a part of the last one."""
+        meta, handled = step.recorder.meta, report is not None and not report.bug
+        wrote, sizes, wrote_in = [], [], []  # rows, their numels, their cells
+        read, read_in = [], []
+        for op in step.ops:
+            if not op.outputs:
+                continue
+            # A custom backward is one, and a recomputation (checkpoint's) forward again.
+            again = op.in_engine and (op.module or op.differentiable)
+            backward = op.facts.scaler or op.node is not None and not again
+            place = self._place(self._name(step, op, backward))
+            cell = 2 * place + backward
+            for row in dict.fromkeys(op.outputs):
+                wrote.append(row)
+                sizes.append(_scan.numel(*meta[row][:2]))
+                wrote_in.append(cell)
+                self.dtypes[place].add(meta[row][1])
+            read += op.inputs.values()
+            read_in += [cell] * len(op.inputs)
+            # An overflow that GradScaler handles is no fault of the module.
+            if step.any_bad and not handled and step.makes_bad(op):
+                kind = "NaN" if step.has_nan(op.outputs) else "inf"
+                self.born.setdefault((place, int(backward)), {}).setdefault(kind, self.steps + new)
+        tensors, wrote_in = _sums(step.table[wrote], sizes), _indices(wrote_in)
+        column = _zeros(2 * len(self.names), NUMEL + 1)
+        column[:, LARGEST].scatter_reduce_(0, wrote_in, _largest(step.table[wrote]), "amax")
+        column[:, READ].scatter_reduce_(0, _indices(read_in), _largest(step.table[read]), "amax")
+        column[:, SUBNORMAL:].index_add_(0, wrote_in, tensors)
+        column = column.view(len(self.names), 2, NUMEL + 1)
+        if not new and self.columns:
+            self.columns[-1] = _together(self.columns[-1], column.float())
+            return
+        self._append(column.float())
+        if self.board is not None:
+            self.board.add(self.steps, list(self.names), column)
+
+    def _append(self, column):
+        if self.steps % self.span:
+            self.columns[-1] = _together(self.columns[-1], column)
+        else:
+            self.columns.append(column)
+        self.steps += 1
+        if len(self.columns) > COLUMNS:
+            pairs = zip(self.columns[::2], [*self.columns[1::2], None])
+            self.columns = [a if b is None else _together(a, b) for a, b in pairs]
+            self.span *= 2
+
+    def _place(self, name):
+        place = self.names.setdefault(name, len(self.names))
+        if place == len(self.dtypes):
+            self.dtypes.append(set())
+        return place
+
+    def _name(self, step, op, backward):
+        """The module; outside modules the user's function."""
+        if op.facts.scaler:
+            return "GradScaler"
+        source = step.recorder.by_sequence.get(op.sequence) if backward else op
+        if source is None:
+            return op.node.rpartition("::")[2]  # AccumulateGrad
+        if source.module or not source.frames:
+            return source.module or "elsewhere"
+        code = source.frames[0][0]
+        if code not in self.functions:
+            file = os.path.basename(code.co_filename)
+            self.functions[code] = file if code.co_name == "<module>" else f"{code.co_name} ({file})"
+        return self.functions[code]
+
+    # ---- what it comes to
+
+    def cells(self):
+        """(6, 2, names, columns): finite magnitudes, and shares of the values; -1 where nothing was written."""
+        cells = _zeros(len(self.columns), len(self.names), 2, NUMEL + 1).float()
+        for to, column in zip(cells, self.columns):
+            to[: len(column)] = column
+        cells = cells.permute(3, 2, 1, 0).contiguous()
+        cells[SUBNORMAL:NUMEL] /= cells[NUMEL].clamp(min=1)
+        return torch.where(cells[NUMEL] > 0, cells, -1)
+
+    def modules(self, stack):
+        """A ModuleCounts of each, the worst first; `stack`: the ModuleStack of the run."""
+        whole = _zeros(len(self.names), 2, NUMEL + 1)
+        for column in self.columns:
+            whole[: len(column)] = _together(whole[: len(column)], column.double())
+        whole[..., SUBNORMAL:NUMEL] /= whole[..., NUMEL:].clamp(min=1)
+        found = []
+        for name, place in self.names.items():
+            dtypes = tuple(sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes[place]))
+            quantities = map(tuple, whole[place, :, :NUMEL].T.tolist())
+            module = ModuleCounts(name, dtypes, *quantities)
+            verdict, why = self._verdict(place, module, name in stack.optimizers or name == "GradScaler")
+            found.append(dataclasses.replace(module, verdict=verdict, why=why))
+        found.sort(key=lambda module: (VERDICTS.index(module.verdict), -max(module.largest)))
+        return found + [ModuleCounts(name, (), *[(0.0, 0.0)] * NUMEL) for name in stack.never_ran()]
+
+    def _verdict(self, place, module, optimizes):
+        phases = [(phase, word, self.born.get((place, phase), {})) for phase, word in enumerate(PHASES)]
+        for phase, word, born in phases:
+            largest = max(module.largest[phase], module.read[phase])
+            if "inf" in born:
+                return "overflows", f"{word}: an inf of finite operands, first in step {born['inf']}"
+            if largest >= ROUNDS_TO_INF:
+                verb = "writes" if module.largest[phase] == largest else "reads"
+                return "overflows", f"{word}: {verb} {largest:.3g}, beyond fp16's 65504"
+        for _, word, born in phases:
+            if "NaN" in born:
+                return "makes NaN", f"{word}: of finite operands, first in step {born['NaN']}"
+        if optimizes:
+            return "stays in float32", "updates and unscaled gradients are too small beside the weights for half"
+        for phase, word, _ in phases:
+            for share, most, what in (
+                (module.lost, MOST_LOST, "0"),
+                (module.subnormal, MOST_SUBNORMAL, "subnormal or 0"),
+            ):
+                if share[phase] > most:
+                    return "underflows", f"{word}: {share[phase]:.0%} of the values would be {what} in fp16"
+        top = max(module.largest + module.read)
+        room = 65504 / top if top else 0
+        return (
+            "could run in half",
+            f"fp16 ends {room:{',.0f' if room >= 10 else '.3g'}} times higher" if top else "all 0",
+        )
+
+
+def _zeros(*shape):
+    return torch.zeros(shape, dtype=torch.float64, device="cpu")  # whatever the user's defaults are
+
+
+def _indices(cells):
+    return torch.tensor(cells, dtype=torch.int64, device="cpu")
+
+
+def _largest(counts):
+    return counts[:, _scan.LARGEST].contiguous().view(torch.float64).clamp(max=2.0**127)  # a float32 holds it
+
+
+def _sums(counts, sizes):
+    """(tensors, 4): of rows of the table, what a column adds up."""
+    nonfinite = counts[:, : _scan.NEGATIVE_INF + 1].sum(1)
+    sizes = torch.tensor(sizes, dtype=torch.int64, device="cpu")
+    return torch.stack([counts[:, _scan.SUBNORMAL], counts[:, _scan.LOST], nonfinite, sizes], 1).double()
+
+
+def _together(a, b):
+    """Two columns as one; the second may have names that the first does not know yet."""
+    a = torch.cat([a, a.new_zeros(len(b) - len(a), *a.shape[1:])])
+    return torch.cat([torch.maximum(a, b)[..., :SUBNORMAL], (a + b)[..., SUBNORMAL:]], -1)

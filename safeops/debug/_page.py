@@ -1,0 +1,63 @@
+"""The page of `trace(html=...)`: one file with its style, script and data in it."""
+
+import base64
+import ctypes
+import dataclasses
+import json
+import os
+import zlib
+from pathlib import Path
+
+import torch
+
+from safeops.debug._history import LARGEST, LOST, NONFINITE, SUBNORMAL
+
+PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
+PARTS = ("page.html", "page_draw.js", "page.js")  # which lie beside this file
+MOST_FINDINGS = 50
+
+
+def path(file):
+    """An absolute one that can be written: not to find out only when a run has ended."""
+    file = os.path.abspath(os.fsdecode(file))
+    if not os.path.isdir(os.path.dirname(file)):
+        raise FileNotFoundError(f"trace: html={file!r}: no such folder")
+    if os.path.isdir(file):
+        raise IsADirectoryError(f"trace: html={file!r} is a folder")
+    return file
+
+
+def write(file, tracer):
+    parts = {name: (Path(__file__).parent / name).read_text(encoding="utf-8") for name in PARTS}
+    page = parts["page.html"]
+    for name in PARTS[1:]:
+        page = page.replace(f"@{name}@", parts[name])
+    Path(file).write_text(page.replace("@data@", _data(tracer)), encoding="utf-8")
+
+
+def _data(tracer):
+    """JSON that a script element can hold."""
+    history, reports = tracer._history, sorted(tracer.reports + tracer.overflows, key=lambda report: report.step)
+    cells = history.cells()
+    data = {
+        "steps": history.steps,
+        "span": history.span,
+        "columns": len(history.columns),
+        "rows": list(history.names),
+        "planes": {name: pack(cells[quantity]) for name, quantity in PLANES.items()},
+        "modules": [dataclasses.asdict(module) for module in tracer.modules],
+        "findings": [
+            {"step": r.step, "module": r.module, "phase": r.phase, "text": str(r)} for r in reports[:MOST_FINDINGS]
+        ],
+        "found": len(reports),
+        "marks": sorted({(r.step - 1) // history.span for r in reports}),  # columns
+    }
+    return json.dumps(data, allow_nan=False).replace("<", "\\u003c")
+
+
+def pack(plane):
+    """float32 as base64 of zlib: rounded to fp16's 11 bits, which three digits need, and first the lowest byte of each
+    number, then the next. Of a thousand modules and steps a plane takes at most 5 MB, and usually less than one."""
+    bits = (plane.contiguous().view(torch.int32) + (1 << 12)) & -(1 << 13)
+    apart = bits.view(torch.uint8).view(-1, 4).T.contiguous()
+    return base64.b64encode(zlib.compress(ctypes.string_at(apart.data_ptr(), apart.numel()), 6)).decode()

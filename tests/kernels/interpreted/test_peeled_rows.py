@@ -1,0 +1,104 @@
+"""Rows that begin at no multiple of 16 bytes and are read in parts, with NaN beside them that nobody may see."""
+
+import pytest
+import torch
+from safeops.kernels.engine import launch
+from safeops.kernels.engine.indexing import PEELED
+from safeops.kernels.rows import masked_softmax
+from safeops.kernels.rows import plan as row
+
+from tests.kernels.interpreted import test_classification as classes
+from tests.kernels.interpreted import test_multi_margin as margins
+from tests.kernels.interpreted import test_rows as rows
+from tests.kernels.interpreted.truth import BF16, F16, F32, F64, fill
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of NaN
+
+# name -> (columns, elements before the first row, and between one row and the next)
+LAYOUTS = {"dense": (301, 0, 0), "offset": (303, 5, 0), "gaps": (298, 3, 9), "aligned but for the first": (304, 1, 0)}
+CASES = [(layout, F32) for layout in LAYOUTS] + [("dense", BF16), ("gaps", F16), ("offset", F64)]
+
+
+@pytest.fixture(autouse=True)
+def more_splits(monkeypatch):
+    monkeypatch.setattr(row.tiling, "POLICY", row.tiling.POLICY._replace(blocks=32))
+
+
+def beside(layout, dtype, other, shape=(3,)):
+    """(storage of nothing but `other`, rows in it as the layout says)."""
+    columns, first, gap = LAYOUTS[layout]
+    steps = torch.empty(*shape, columns + gap).stride()
+    storage = torch.full((first + shape[0] * steps[0] + 16,), other, dtype=dtype)
+    return storage, storage.as_strided((*shape, columns), steps, first)
+
+
+def example(layout, dtype=F32, seed=1, shape=(3,)):
+    x = beside(layout, dtype, float("nan"), shape)[1]
+    return x.copy_(fill(x.shape, dtype, seed))
+
+
+def plans():
+    """(all, those whose rows are read as this file is about)."""
+    made = [plan for plan in launch._plans.values() if "PEEL" in plan.constants]
+    return made, [plan for plan in made if plan.constants["PEEL"] and max(k.value for k in plan.kinds) > PEELED.value]
+
+
+@pytest.mark.parametrize("layout, dtype", CASES)
+@pytest.mark.parametrize("op", rows.OPS[:3])
+def test_softmax_and_normalize(op, layout, dtype):
+    x = example(layout, dtype)
+    mask = None if op == "normalize" else fill(x.shape, F32, 3) > -1
+    rows.check(op, x, None, mask)
+    made, peeled = plans()
+    assert len(peeled) == len(made) == 2 and any(plan.constants["SPLIT"] for plan in made)
+
+
+@pytest.mark.parametrize("op", rows.OPS[:3])
+def test_one_block_for_a_row(op, monkeypatch):
+    monkeypatch.setattr(row, "COUNTERS", 0)
+    columns = 2303  # more tiles than are added up in fp32
+    rows.check(op, fill((2, columns), F32, 1))
+    assert all(plan.constants["LONG"] and not plan.constants["SPLIT"] for plan in plans()[1][:1])
+    assert len(plans()[1]) == 2
+
+
+@pytest.mark.parametrize("options, layout, dtype", [
+    *((options, layout, dtype) for options in ("plain", "shares all") for layout, dtype in CASES),
+    *((options, "gaps", F32) for options in classes.OPTIONS if options not in ("plain", "shares all")),
+])  # fmt: skip
+def test_cross_entropy(options, layout, dtype):
+    options = dict(classes.OPTIONS[options])
+    x, shares = example(layout, dtype), options.pop("shares", False)
+    target = example(layout, dtype, 2).abs_() if shares else torch.tensor([7, 0, x.shape[1] - 1])
+    if options.get("weight"):
+        options["weight"] = fill(x.shape[1:], F32, 5).abs() + 0.25
+    classes.check(x, target, options | {"mask": torch.tensor([True, True, True])})
+    made, peeled = plans()
+    assert len(peeled) == len(made) == 2
+
+
+@pytest.mark.parametrize("layout, dtype", CASES)
+def test_multi_margin_and_nll(layout, dtype):
+    x, place = example(layout, dtype, shape=(2, 3)), torch.tensor([[3, -1, 0], [5, 17, LAYOUTS[layout][0] - 1]])
+    margins.check(x, place, p=2)
+    assert len(plans()[1]) == 2
+    classes.check_nll(x[0], place[0], {"mask": None})
+
+
+@pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
+@pytest.mark.parametrize("layout", ["dense", "offset", "gaps"])
+def test_nothing_is_written_beside_a_row(op, layout, monkeypatch):
+    """Of a result that lies in a larger storage, between rows too."""
+    x, grad = example(layout, BF16), example(layout, BF16, 2)
+    value, *numbers = masked_softmax.masked_softmax(x)
+    storage, out = beside(layout, BF16, 7.0)
+    monkeypatch.setattr(torch, "empty_like", lambda x: out)
+    if op == "softmax":
+        masked_softmax.masked_softmax(x)
+        assert torch.equal(out, value)
+    else:
+        masked_softmax.masked_softmax_backward(grad, x, *numbers)
+    assert plans()[1][-1].values["OUT"] > PEELED.value
+    assert not (out == 7).any()
+    out.fill_(7.0)
+    assert (storage == 7).all()
