@@ -3,7 +3,7 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.arithmetic import normalized
+from safeops.lint.rules.squares import normalized
 from safeops.lint.syntax import number
 from safeops.lint.values import REDUCTIONS, SHAPING
 

@@ -3,7 +3,7 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.arithmetic import dims, squared
+from safeops.lint.rules.squares import dims, squared
 from safeops.lint.syntax import number
 
 SAFE = {
