@@ -30,7 +30,7 @@ class Calls:
             self.evaluate(node.func)
         for a in node.args:
             self.evaluate(a.value)
-        if op is not None and op.origin == "method":
+        if op is not None:
             self._recognize(op)
         value = self._call_value(node, op, full)
         if op is not None and self._is_tensor_op(op):
@@ -46,14 +46,18 @@ class Calls:
         return value
 
     def _recognize(self, op):
-        """`net(x).log()`: what has a method that tensors alone have is one."""
-        value, name = self.value(op.input), op.node.func.attr.value
-        wanted = self.scope.loss or self.scope.step
-        if not wanted or value.tensor or value.foreign or value.op is not None or name not in SURE_METHODS:
+        """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
+        value, name = self.value(op.input), op.name
+        wanted = op.input is not None and (self.scope.loss or self.scope.step)
+        if not wanted or value.tensor or value.foreign or value.op is not None:
             return
-        if not isinstance(op.input, (cst.Call, cst.Subscript)) or name == "log" and (op.args or op.kwargs):  # a logger
+        if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
-        self._values[id(op.input)] = Value(tensor=True, mask=value.mask, node=op.input)
+        if name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS:
+            known = dataclasses.replace(value, tensor=True, node=op.input)
+            self._values[id(op.input)] = known
+            if isinstance(op.input, cst.Name) and op.input.value in self.scope.names:
+                self.scope.names[op.input.value] = known
 
     def _is_tensor_op(self, op):
         if op.origin == "method":

@@ -1,12 +1,15 @@
 """What a rule is shown of the walk: values, sources, what kind of code this is; and where it reports."""
 
 import dataclasses
+import operator
 
 import libcst as cst
 
-from safeops.lint.syntax import comments, descendants
+from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
+
+ARITHMETIC = {cst.Multiply: operator.mul, cst.Divide: operator.truediv, cst.Power: operator.pow}
 
 
 @dataclasses.dataclass(slots=True)
@@ -28,6 +31,20 @@ class Context:
     def op(self, node):
         """The tensor operation that made an expression, through names; None where it is not known."""
         return self.value(node).op if node is not None else None
+
+    def number(self, node, depth=0):
+        """The number that an expression is, through names and defaults (`self.eps**2`); None where it is not known."""
+        value = number(node) if node is not None else None
+        if value is not None or node is None or depth > 5:
+            return value
+        if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
+            parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
+            try:
+                return None if None in parts else ARITHMETIC[type(node.operator)](*parts)
+            except (ArithmeticError, TypeError):
+                return None
+        made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else None
+        return self.number(made, depth + 1) if made is not node else None
 
     def text(self, node):
         """The source of an expression, with its own parentheses."""

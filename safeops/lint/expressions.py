@@ -80,7 +80,7 @@ class Expressions:
             return value
         if left.foreign and right.foreign:
             positive = left.positive and right.positive or isinstance(node.operator, cst.Add)
-            return Value(foreign=True, positive=positive and not isinstance(node.operator, cst.Subtract))
+            return Value(foreign=True, positive=positive and not isinstance(node.operator, cst.Subtract), node=node)
         if isinstance(node.operator, cst.Add) and (left.positive or right.positive):
             return Value(positive=True)
         return NOTHING
@@ -126,7 +126,7 @@ class Expressions:
         if named_eps(attribute):
             return Value(foreign=True, positive=True)
         if attribute in NO_TENSOR_ATTRIBUTES:
-            return Value(foreign=True, positive=True)
+            return Value(foreign=True, positive=True, wide=base.wide, node=node)  # `y.to(x.dtype)` is as wide as x
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
             if attribute != "grad":
                 self._disown(node.value)

@@ -76,6 +76,8 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         known = clues.tensors | clues.arrays if by_name else clues.tensors
         letter = clues.helper and p.name.value in "kqrstuvw"  # a temperature as well as a target
         value = _parameter(p, known, by_name and not letter, imports)
+        if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):
+            value.mask = "likely"
         scope.bind(p.name.value, value)
         if value.tensor:
             scope.parameters.add(p.name.value)

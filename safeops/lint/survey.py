@@ -9,12 +9,12 @@ from safeops.lint.syntax import children, descendants, dotted, operation
 from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
 LOSS = re.compile(
-    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|mae|rmse|elbo|kl|ssim|dice)(_|$|\d)"
+    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|mae|rmse|elbo|kl|ssim|dice|mmd|(info_?)?nce|entropy)(_|$|\d)"
     r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
     re.IGNORECASE,
 )
 LOSS_CLASS = re.compile(
-    r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity)(\d|[A-Z]|$)"
+    r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
 )
 METRIC_CLASS = re.compile(r"(Metric|Dice|Score|IoU|SSIM|PSNR|Accuracy|Error)(\d|[A-Z]|$)")
 NOT_A_LOSS = re.compile(
@@ -34,6 +34,7 @@ class Clues:
 
     tensors: set  # names used as only tensors are
     arrays: set  # names used as tensors and arrays are
+    masks: set  # names that are a factor, and summed: (x * m).sum() / m.sum()
     backward: bool  # it calls .backward()
     computes: bool  # it calls a loss of torch's or ours
     returns_loss: bool
@@ -47,16 +48,10 @@ def survey(module, imports):
     """({id of FunctionDef: Clues}, names of functions that losses call). What a loss calls is part of it."""
     functions = list(_functions(module, ""))
     clues = {id(node): _clues(node.body, imports) for _, node in functions}
-    scripted = {
-        dotted(n.args[0].value)
-        for n in descendants(module)
-        if isinstance(n, cst.Call) and n.args and imports.resolve(n.func) == "torch.jit.script"
-    }
     by_name, todo, helpers = {}, [], set()
     for class_name, node in functions:
         by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
         clue = clues[id(node)]
-        clue.scripted = node.name.value in scripted
         clue.loss, clue.metric = _kind(node.name.value, class_name, clue)
         if clue.loss:
             todo.append((class_name, node))
@@ -70,7 +65,23 @@ def survey(module, imports):
                     clue.loss = clue.helper = True
                     clue.metric = clues[id(node)].metric
                     todo.append(called)
+    _scripted(module, imports, by_name, clues)
     return clues, helpers
+
+
+def _scripted(module, imports, by_name, clues):
+    """Marks what `torch.jit.script(f)` and `script(Model())` compile, and what that calls."""
+    names = set()
+    for node in descendants(module):
+        if isinstance(node, cst.Call) and node.args and imports.resolve(node.func) == "torch.jit.script":
+            what = node.args[0].value
+            names.add(dotted(what.func if isinstance(what, cst.Call) else what))
+    todo = [f for (class_name, name), found in by_name.items() if {class_name, name} & names for f in found]
+    while todo:
+        class_name, node = todo.pop()
+        if not clues[id(node)].scripted:
+            clues[id(node)].scripted = True
+            todo += [f for key in _calls(node, class_name) for f in by_name.get(key, ())]
 
 
 def _functions(node, class_name):
@@ -110,6 +121,7 @@ def _calls(function, class_name):
 
 def _clues(body, imports):
     tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
+    counted, factors = set(), set()
     todo = [body]
     while todo:
         node = todo.pop()
@@ -125,6 +137,8 @@ def _clues(body, imports):
                         tensors.add(func.value.value)
                     elif func.attr.value in ARRAY_METHODS:
                         arrays.add(func.value.value)
+                    if func.attr.value == "sum":
+                        counted.add(func.value.value)
             op = operation(node, imports)
             if op and op.origin != "method" and isinstance(op.input, cst.Name):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
@@ -133,13 +147,15 @@ def _clues(body, imports):
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
+        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+            factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.Return) and node.value is not None:
             returned |= _names_of(node.value)
             if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
                 returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
-    return Clues(tensors, arrays, backward, computes, loss)
+    return Clues(tensors, arrays, counted & factors, backward, computes, loss)
 
 
 def _names_of(expression):

@@ -5,6 +5,8 @@ The inference leans to silence: what is not known to be a tensor is none, and no
 
 import dataclasses
 
+import libcst as cst
+
 from safeops.lint.syntax import dotted
 
 # Calls of torch.* that give no tensor. (Modules like torch.cuda or torch.distributed are not looked into.)
@@ -46,6 +48,7 @@ TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
     feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
+    real fake imag estimate estimates source err diff dist distance distances loss losses cost rate
     valid mu logvar log_var q k v query key value disparity depth error residual
     a b p q r s t u v w z""".split()
 )
@@ -180,9 +183,11 @@ def of_op(op, operands, imports):
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
-    value.host = op.name == "cpu" or op.name != "cuda" and bool(tensors) and all(v.host for v in tensors)
-    if value.half or op.name == "type_as":
-        value.wide = False
+    made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
+    moved = op.name in ("cuda", "to") or op.name.startswith("new_") or "device" in op.kwargs
+    value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
+    if value.half or op.name in ("to", "type", "type_as") and _like_another(op, operands):
+        value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
     value.mask = _mask(op, operands, dtype)
@@ -192,6 +197,11 @@ def of_op(op, operands, imports):
     value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
     value.positive = _positive(op, operands)
     return value
+
+
+def _like_another(op, operands):
+    """`y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`"""
+    return any(v.tensor or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in operands[1:])
 
 
 def _mask(op, operands, dtype):
@@ -230,4 +240,6 @@ def _positive(op, operands):
         return bool(operands) and all(v.positive for v in operands)
     if op.name == "div":
         return first.positive
+    if op.name in REDUCTIONS and first.op is not None and first.op.name in ("index", "masked_select"):
+        return False  # of nothing
     return op.name in KEEPS_POSITIVE and first.positive

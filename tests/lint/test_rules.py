@@ -95,6 +95,39 @@ FOUND = [
     ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
     ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
     ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
+    # what is a tensor
+    ("SO202", "x, batch", "return x.sum() / batch.depth.sum()"),
+    ("SO202", "x, batch", "return x.sum() / batch['mask'].sum()"),
+    ("SO204", "counts, lam", "return torch.log(counts / lam).mean()"),
+    ("SO204", "lam, k", "return ((lam - k) * 2).sqrt().mean()"),
+    ("SO206", "first, second", "return torch.sqrt(torch.clamp(first + second, min=1e-9)).mean()"),
+    ("SO206", "x, y", "z = (x.float() * 2).to(y.dtype)\nreturn y / (z + 1e-8)"),
+    ("SO206", "x, y", "z = (x.float() * 2).to(y)\nreturn y / (z + 1e-8)"),
+    ("SO206", "x, eps=1e-6", "return torch.sqrt(x * x + eps**2).mean()"),
+    ("SO206", "x, eps=1e-6", "floor = eps * eps\nreturn torch.log(x + floor).mean()"),
+    # no guards, for they ask about no value
+    ("SO202", "x, mask", "if mask is not None:\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if isinstance(mask, torch.Tensor):\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if mask.dim() == 3 and mask.shape[0] > 1:\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if mask.dtype == torch.bool:\n    x = x.sum() / mask.sum()\nreturn x"),
+    # formulas that half cannot hold
+    ("SO202", "x, y", "return 1 - x.var() / y.var()"),
+    ("SO202", "x, y", "scale = x.sum() / 4\nreturn (y / (scale * 2)).mean()"),
+    ("SO202", "x", "return x / x[x > 0].mean()"),
+    ("SO201", "x", "return (x**4).mean()"),
+    ("SO201", "x, y, scale", "return (scale * (x - y) ** 2 + 1).mean()"),
+    ("SO201", "x, y", "z = y.exp() * (x - y).square()\nreturn z.sum()"),
+    ("SO211", "x", "return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)"),
+    ("SO211", "x", "e = x.exp()\nreturn e / e.sum()"),
+    ("SO211", "x, y", "return torch.log(x.exp() + y.exp().sum()).mean()"),
+    ("SO211", "x", "return torch.log(torch.cumsum(x.exp(), 0)).mean()"),
+    ("SO211", "x, y", "return torch.log(torch.exp(-torch.cdist(x, y)).mean(1)).mean()"),
+    # in place, on an argument or on what was saved
+    ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
+    ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),
+    ("SO209", "x, y", "d = x - y\ns = torch.log(d)\nd /= 2\nreturn (s + d).mean()"),
+    # a mask by its use
+    ("SO105", "err, m", "return (err * m).sum() / m.sum()"),
     ("SO401", "x, y", "return F.mse_loss(x.half(), y)"),
     ("SO401", "x, y", "return F.l1_loss(x.to(torch.float16), y.to(torch.float16))"),
     ("SO401", "m, x, y", "with torch.cuda.amp.autocast():\n    p = m(x)\n    loss = (p - y).abs().mean()\nreturn loss"),
@@ -173,6 +206,17 @@ SILENT = [
         "causal = torch.ones(3, 3).tril()\nx = x.masked_fill(causal == 0, float('-inf'))\nreturn x.softmax(-1)",
     ),
     ("x, mask", "return x.masked_fill(mask, 0.0) + x.masked_fill(mask, -1e4)"),
+    # what half holds
+    ("x, labels", "return ((x.sigmoid() - labels) ** 2).mean() + (2 * (1 - x.softmax(-1)) ** 2).mean()"),
+    ("x, y", "d = torch.cdist(x.float(), y.float())\nreturn (F.relu(1 - d) ** 2 * 2).mean()"),
+    ("x", "e = torch.exp(x - x.amax(-1, keepdim=True))\nreturn e / e.sum(-1, keepdim=True)"),
+    ("x, y", "z = (x * 2).to(y.float().dtype)\nreturn y.float() / (z + 1e-8)"),
+    # on the CPU nothing waits
+    ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
+    ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),
+    # classes are never NaN; the caller asks for it
+    ("x, y, mask", "return (F.cross_entropy(x, y, reduction='none') * mask).mean()"),
+    ("x, inplace", "if inplace:\n    return x.clamp_(0, 1).mean()\nreturn x.clamp(0, 1).mean()"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
     ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),
@@ -229,6 +273,15 @@ def test_a_loss_is_told_by_what_it_is():
     step = "def train(model, x):\n    p = model(x)\n    loss = torch.log(p).mean()\n"
     step += "    loss.backward()\n    print(loss.item())\n"
     assert [f.code for f in lint_source(HEADER + step)] == ["SO204"], "a training step may log"
+
+
+def test_a_metric_is_looked_at_and_its_gradient_is_not():
+    body = "        return torch.log(x).mean() + x.sum() / y.sum()\n"
+    metric = "class DiceMetric:\n    def compute(self, x, y):\n"
+    assert [f.code for f in lint_source(HEADER + metric + body)] == ["SO202"]
+    for name in ("GeneralizedCrossEntropy", "InfoNCE", "EuclideanDistance"):
+        head = f"class {name}(nn.Module):\n    def forward(self, x, y):\n"
+        assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204", "SO202"], name
 
 
 DEMO = {

@@ -12,11 +12,8 @@ DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
 
 def tiny(node, walk):
     """A literal that fp16 cannot hold, written here or bound to the name used here; else None."""
-    for candidate in (node, walk.value(node).node):
-        value = number(candidate) if candidate is not None else None
-        if value is not None and 0 < abs(value) < HALF_TINY:
-            return value
-    return None
+    value = walk.number(node)
+    return value if isinstance(value, (int, float)) and 0 < abs(value) < HALF_TINY else None
 
 
 class TinyEps(Rule):

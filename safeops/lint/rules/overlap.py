@@ -1,8 +1,8 @@
 """SO210: ratios of sums that overflow half."""
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.spelled import tensors, through
-from safeops.lint.rules.squares import wide
+from safeops.lint.rules.spelled import tensors
+from safeops.lint.rules.squares import through, wide
 from safeops.lint.values import SHAPING
 
 

@@ -41,7 +41,7 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
                 continue
-            if _finite(x_node, walk) or _classes(x_node, mask, walk):
+            if finite(x_node, walk) or _classes(x_node, mask, walk):
                 continue
             if mask.mask == "likely" and not mask.tensor:
                 continue
@@ -60,10 +60,11 @@ def _selected(value):
 
 
 LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
+OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
 BOUNDED = {"sigmoid", "softmax", "tanh", "one_hot", "rand", "rand_like", "hardsigmoid", "sign"}
 
 
-def _finite(node, walk, depth=0):
+def finite(node, walk, depth=0):
     """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone."""
     value = walk.value(node)
     if value.foreign:
@@ -71,13 +72,13 @@ def _finite(node, walk, depth=0):
     op = value.op
     if op is None:
         return bool(LABELS.search(dotted(node) or ""))
-    if op.name in BOUNDED or value.mask or value.constant:
+    if op.name in BOUNDED | OF_CLASSES or value.mask or value.constant:
         return True
     if op.name == "scatter":  # a one-hot code
         return walk.value(op.input).constant
     if depth > 6 or op.name not in {"add", "sub", "mul", "neg", "pow", "clamp", "abs", "square"} | SHAPING | REDUCTIONS:
         return False
-    return all(_finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
+    return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
 
 
 def _classes(node, mask, walk):

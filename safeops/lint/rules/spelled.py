@@ -3,21 +3,11 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.squares import squared
-from safeops.lint.syntax import number, operation
+from safeops.lint.rules.squares import squared, through
+from safeops.lint.syntax import operation
 from safeops.lint.values import SHAPING
 
 AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
-
-
-def through(node, walk, names=SHAPING):
-    """The Op behind an expression, past those that only shape or scale it."""
-    op = walk.op(node)
-    for _ in range(8):
-        if op is None or op.name not in names:
-            break
-        op = walk.op(op.input)
-    return op
 
 
 def tensors(op, walk):
@@ -27,11 +17,14 @@ def tensors(op, walk):
 class Spelled(Rule):
     code, name = "SO211", "exponential-in-logarithm"
     what = """
-    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `log(exp(x) / exp(x).sum())`: exp overflows fp16 at 11.1
-    and fp32 at 88.7, where the whole is about x.
+    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp overflows
+    fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1.
     """
     why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
-    fix = "`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `F.log_softmax(x, dim)`."
+    fix = """
+    `F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
+    `F.log_softmax(x, dim)`.
+    """
     outcome = "the loss is inf in fp16 at 12"
     bad = """
     def margin_loss(score):
@@ -41,44 +34,67 @@ class Spelled(Rule):
     def margin_loss(score):
         return F.softplus(score).mean()
     """
-    ops = ("log", "log1p", "log2", "log10")
+    ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
+        if op.name == "div":
+            if len(op.args) == 1 and self._normalized(op, walk):
+                message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
+                walk.report(self, op.node, message, covers=[("SO202", op.node)])
+            return
         use = self._use(op, walk)
         if use is not None:
-            covers = [("SO204", op.node)]
-            walk.report(
-                self, op.node, f"exp overflows fp16 at 11.1 where this logarithm does not; use {use}", covers=covers
-            )
+            problem = "exp overflows fp16 at 11.1 where this logarithm does not"
+            if use.startswith("-"):
+                use, problem = use[1:], "exp is 0 in fp16 below -17, and the logarithm of nothing but these -inf"
+            covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
+            walk.report(self, op.node, f"{problem}; use {use}", covers=covers)
 
     def _use(self, op, walk):
         inner = through(op.input, walk)
         if inner is None:
             return None
-        if inner.name in ("cosh", "exp") and op.name != "log1p" and not self._low(inner, walk):
+        if inner.name in ("cosh", "exp") and op.name != "log1p" and exponent_range(inner, walk) is None:
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
         if op.name == "log1p" and inner.name == "exp":
-            return None if self._low(inner, walk) else "F.softplus"
-        if inner.name == "add":
-            parts = [through(n, walk) for n in (inner.input, inner.args[0]) if walk.value(n).tensor]
-            one = any(number(n) == 1 for n in (inner.input, inner.args[0]))
-            if one and len(parts) == 1 and self._grows(parts[0], walk):
-                return "F.softplus or torch.logsumexp"
-        if inner.name in ("sum", "mean") and self._grows(through(inner.input, walk), walk):
-            return "torch.logsumexp"
-        if inner.name == "div":
-            top = through(inner.input, walk)
-            if self._grows(top, walk) and self._has_exp(inner.args[0], walk):
-                return "F.log_softmax"
+            return None if exponent_range(inner, walk) else "F.softplus"
+        if inner.name in ("add", "sub"):
+            return "F.softplus or torch.logsumexp" if self._grows(inner, walk) else None
+        if inner.name in ("sum", "mean", "cumsum"):
+            use = "torch.logcumsumexp" if inner.name == "cumsum" else "torch.logsumexp"
+            exp = through(inner.input, walk)
+            if self._grows(exp, walk):
+                return use
+            below = exp is not None and exp.name == "exp" and exponent_range(exp, walk) == "below"
+            return "-" + use if below else None
+        if inner.name == "div" and self._normalized(inner, walk):
+            return "F.log_softmax"
         return None
 
-    def _grows(self, op, walk):
-        """An exponential, or a sum of them."""
-        if op is not None and op.name == "sum":
-            op = through(op.input, walk)
-        return op is not None and op.name == "exp" and not self._low(op, walk)
+    def _normalized(self, op, walk):
+        """exp(x) / exp(x).sum(), or the part of a sum over it."""
+        return self._grows(through(op.input, walk), walk) and self._has_sum(op.args[0], walk)
+
+    def _grows(self, op, walk, depth=0):
+        """An exponential that may overflow, or a sum with one in it."""
+        if op is None or depth > 4:
+            return False
+        if op.name == "exp":
+            return exponent_range(op, walk) is None
+        if op.name in ("add", "sub"):
+            return any(self._grows(through(n, walk), walk, depth + 1) for n in tensors(op, walk))
+        return op.name == "sum" and self._grows(through(op.input, walk), walk, depth + 1)
+
+    def _has_sum(self, node, walk, depth=0):
+        """Whether an expression adds exponentials up."""
+        op = through(node, walk)
+        if op is None or depth > 5:
+            return False
+        if op.name == "sum":
+            return self._grows(op, walk) or self._has_exp(op.input, walk)
+        return any(self._has_sum(n, walk, depth + 1) for n in tensors(op, walk))
 
     def _has_exp(self, node, walk, depth=0):
         op = through(node, walk)
@@ -86,20 +102,29 @@ class Spelled(Rule):
             return False
         return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
 
-    def _low(self, exp, walk):
-        """exp(-|x|), exp(x - max), exp(x.clamp(max=...)): cannot overflow."""
-        if walk.value(exp.input).constant:
-            return True
-        op = through(exp.input, walk, SHAPING | {"div", "mul"})
-        if op is None:
-            return False
+
+NOT_NEGATIVE = {"abs", "square", "pow", "norm", "relu", "softplus", "cdist", "pdist"}
+
+
+def exponent_range(exp, walk):
+    """Why an exponential cannot overflow: its argument is "below" 0, or "safe", less a maximum; None where it may."""
+    if walk.value(exp.input).constant:
+        return "safe"
+    op, sign = walk.op(exp.input), 1
+    while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
         if op.name == "neg":
-            inside = through(op.input, walk, SHAPING | {"div", "mul"})
-            return inside is not None and inside.name in ("abs", "square", "pow", "norm", "relu", "softplus", "cdist")
-        if op.name == "sub" and walk.value(op.args[0]).tensor:
-            top = through(op.args[0], walk)
-            return top is not None and top.name in ("max", "amax", "logsumexp", "detach")
-        return op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum")
+            sign = -sign
+        elif op.name in ("div", "mul"):
+            sign *= -1 if any(isinstance(n, cst.UnaryOperation) and not walk.value(n).tensor for n in op.args) else 1
+        op = walk.op(op.input)
+    if op is None:
+        return None
+    if op.name == "sub" and walk.value(op.args[0]).tensor and sign > 0:
+        top = through(op.args[0], walk)
+        return "safe" if top is not None and top.name in ("max", "amax", "logsumexp", "detach") else None
+    if op.name in NOT_NEGATIVE:
+        return "below" if sign < 0 else None
+    return "safe" if op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum") else None
 
 
 class Variance(Rule):

@@ -3,7 +3,19 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
+from safeops.lint.rules.products import finite
 from safeops.lint.syntax import number
+from safeops.lint.values import SHAPING
+
+
+def through(node, walk, names=SHAPING):
+    """The Op behind an expression, past those that only shape or scale it."""
+    op = walk.op(node)
+    for _ in range(8):
+        if op is None or op.name not in names:
+            break
+        op = walk.op(op.input)
+    return op
 
 
 def squared(node, walk):
@@ -16,6 +28,28 @@ def squared(node, walk):
     if op.name == "mul" and len(op.args) == 1 and walk.text(op.input) == walk.text(op.args[0]):
         return op.input
     return None
+
+
+def power(node, walk):
+    """x of `x**2` and of higher powers, which overflow earlier; else None."""
+    op = walk.op(node)
+    if op is not None and op.name == "pow" and not op.inplace:
+        exponent = number(op.arg(0, "exponent"))
+        return op.input if exponent is not None and exponent >= 2 else None
+    return squared(node, walk)
+
+
+def powers(node, walk, depth=0):
+    """The powers among the terms of what is summed, and the factors of these: `w * (x - y)**2 + z`."""
+    op = walk.op(node)
+    if op is None or depth > 5:
+        return []
+    if power(node, walk) is not None:
+        return [node]
+    if op.name not in ("add", "sub", "mul", "neg", "div"):
+        return []
+    operands = (op.input,) if op.name == "div" else (op.input, *op.args)
+    return [found for n in operands for found in powers(n, walk, depth + 1)]
 
 
 def normalized(x, norm, walk):
@@ -65,21 +99,18 @@ class SquareSum(Rule):
     ops = ("sum", "mean")
 
     def operation(self, op, walk):
-        base = squared(op.input, walk)
-        if (
-            base is None
-            or not walk.computing
-            or wide(op, walk)
-            or walk.value(op.input).constant
-            or "dtype" in op.kwargs
-        ):
+        if not walk.computing or wide(op, walk) or "dtype" in op.kwargs:
             return
-        walk.report(
-            self,
-            op.node,
-            "squares in half overflow at 256; use a safeops loss or .float() first",
-            self._fix(op, base, walk),
-        )
+        message = "squares in half overflow at 256; use a safeops loss or .float() first"
+        for node in powers(op.input, walk):
+            base = power(node, walk)
+            if walk.value(node).constant or finite(base, walk):
+                continue
+            if node is op.input:
+                fix = self._fix(op, base, walk) if squared(node, walk) is not None else None
+                walk.report(self, op.node, message, fix)
+            elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # of an error, not of a mean or a distance
+                walk.report(self, walk.op(node).node, message)
 
     def _fix(self, op, base, walk):
         if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:

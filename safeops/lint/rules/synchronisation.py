@@ -44,12 +44,12 @@ class Fetch(Rule):
             if (
                 func.attr.value == "item"
                 and not node.args
-                and not value.foreign
+                and not (value.foreign or value.host)
                 and (value.tensor or not dotted(func.value))
             ):
                 covers = [("SO301", func.value)]
                 walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor", covers=covers)
-            elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not value.constant:
+            elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not (value.constant or value.host):
                 message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
