@@ -53,11 +53,16 @@ class Calls:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
-        if name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS:
-            known = dataclasses.replace(value, tensor=True, node=op.input)
-            self._values[id(op.input)] = known
-            if isinstance(op.input, cst.Name) and op.input.value in self.scope.names:
-                self.scope.names[op.input.value] = known
+        if not (name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS):
+            return
+        if isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
+            self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
+        elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
+            self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)
+            inner = operation(op.input, self.imports)
+            if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
+                rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
+                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports)
 
     def _is_tensor_op(self, op):
         if op.origin == "method":

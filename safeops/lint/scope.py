@@ -17,6 +17,8 @@ class Scope:
         self.depth = {}  # how many loops a name's assignment is in
         self.checked = set()  # names that a condition asked about
         self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
+        self.arguments = set()  # names of its arguments
+        self.helper = False  # it is part of a loss, not one itself
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
         self.no_grad = self.autocast = self.wide = self.loops = 0
@@ -62,7 +64,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
     scope.step = clues.backward or clues.computes
-    scope.loss, scope.metric = clues.loss, clues.metric
+    scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
     scope.scripted = scope.scripted or clues.scripted
     if outer is not None and outer.loss and not class_name:
         scope.loss, scope.metric = True, outer.metric
@@ -79,6 +81,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):
             value.mask = "likely"
         scope.bind(p.name.value, value)
+        scope.arguments.add(p.name.value)
         if value.tensor:
             scope.parameters.add(p.name.value)
     for p in (parameters.star_arg, parameters.star_kwarg):

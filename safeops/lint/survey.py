@@ -90,13 +90,16 @@ def _functions(node, class_name):
         if isinstance(child, cst.FunctionDef):
             yield class_name, child
             yield from _functions(child, "")
+        elif isinstance(child, cst.ClassDef):
+            of_data = any((dotted(base.value) or "").endswith(("Transform", "Dataset")) for base in child.bases)
+            yield from _functions(child, "" if of_data else child.name.value)
         elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
-            yield from _functions(child, child.name.value if isinstance(child, cst.ClassDef) else class_name)
+            yield from _functions(child, class_name)
 
 
 def _kind(name, class_name, clue):
     """(is it a loss, by its class's name as a metric alone)"""
-    plumbing = name.startswith("__") and name != "__call__" or name in ("extra_repr", "reset")
+    plumbing = name.startswith("__") and name != "__call__" or name in ("extra_repr", "reset") or "config" in name
     if plumbing or clue.backward:
         return False, False
     in_class = bool(class_name and LOSS_CLASS.search(class_name))

@@ -217,6 +217,16 @@ SILENT = [
     # classes are never NaN; the caller asks for it
     ("x, y, mask", "return (F.cross_entropy(x, y, reduction='none') * mask).mean()"),
     ("x, inplace", "if inplace:\n    return x.clamp_(0, 1).mean()\nreturn x.clamp(0, 1).mean()"),
+    # labels, also by way of another name; pairs of samples are no valid places; finite numbers
+    ("x, labels", "known = torch.stack([labels, labels])\nreturn ((x > 0.5).float() * known).sum()"),
+    ("x, labels", "mask = labels.unsqueeze(0) != labels.unsqueeze(1)\nreturn (x * mask.float()).sum()"),
+    ("x, mask_positives", "return (x * mask_positives).sum()"),
+    ("x, mask", "w = torch.pow(2.0, torch.arange(4) - mask.sum(1, keepdim=True).clamp_min(0))\nreturn w * mask"),
+    # kept from 0 two steps before
+    ("x", "return torch.log(-torch.expm1(torch.clamp(x, max=-1e-4))).mean()"),
+    ("x, k", "f = k(x)\nreturn (f.clamp_min(1e-3).sqrt() * f).mean()"),
+    # another branch
+    ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
     ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),
@@ -282,6 +292,30 @@ def test_a_metric_is_looked_at_and_its_gradient_is_not():
     for name in ("GeneralizedCrossEntropy", "InfoNCE", "EuclideanDistance"):
         head = f"class {name}(nn.Module):\n    def forward(self, x, y):\n"
         assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204", "SO202"], name
+
+
+def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
+    head = "class ContrastiveLoss(nn.Module):\n    def forward(self, x):\n        return x.mean()\n\n"
+    head += "    def {}(self):\n        return self.scale.exp().item()\n"
+    assert lint_source(HEADER + head.format("get_config_dict")) == []
+    assert lint_source(HEADER + head.format("extra_state")) != []
+    transform = "class Distance(BaseTransform):\n    def forward(self, pos):\n        return float(pos.max())\n"
+    assert lint_source(HEADER + transform) == []
+    assert lint_source(HEADER + transform.replace("BaseTransform", "nn.Module")) != []
+
+
+def test_a_helper_may_read_the_indices_it_slices_by():
+    loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
+    helper = "def part(x, lengths):\n    end = lengths.cumsum(0)[1]\n    return x[: {}]\n"
+    assert lint_source(HEADER + loss + helper.format("int(end.item())")) == []
+    assert [f.code for f in lint_source(HEADER + loss + helper.format("end.item()"))] == ["SO301"]
+
+
+def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
+    body = "class TailLoss:\n    def loss(self, z):\n        q = self.q\n        return (torch.log(q) * z).mean()\n"
+    assert lint_source(HEADER + body) == []
+    assert lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - q)")) == []
+    assert [f.code for f in lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - z)"))] == ["SO204"]
 
 
 DEMO = {

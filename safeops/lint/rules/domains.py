@@ -34,7 +34,13 @@ def leaves_domain(op, walk):
         return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
-    return not x.positive
+    return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
+
+
+def _bounded_expm1(node, walk):
+    """`log(-expm1(x.clamp(max=-eps)))`"""
+    op = walk.op(node)
+    return op is not None and op.name == "expm1" and _clamped(op.input, walk)
 
 
 def _exponent(node, walk):

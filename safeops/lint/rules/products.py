@@ -41,7 +41,7 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
                 continue
-            if finite(x_node, walk) or _classes(x_node, mask, walk):
+            if finite(x_node, walk) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
                 continue
             if mask.mask == "likely" and not mask.tensor:
                 continue
@@ -59,24 +59,30 @@ def _selected(value):
     return value.op is not None and value.op.name in ("masked_fill", "where", "nan_to_num", "index")
 
 
+POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
 LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
 OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
 BOUNDED = {"sigmoid", "softmax", "tanh", "one_hot", "rand", "rand_like", "hardsigmoid", "sign"}
 
 
+PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
+
+
 def finite(node, walk, depth=0):
     """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone."""
     value = walk.value(node)
-    if value.foreign:
+    if value.foreign or value.mask or value.constant:
         return True
     op = value.op
     if op is None:
         return bool(LABELS.search(dotted(node) or ""))
-    if op.name in BOUNDED | OF_CLASSES or value.mask or value.constant:
+    if op.name in BOUNDED | OF_CLASSES:
         return True
     if op.name == "scatter":  # a one-hot code
         return walk.value(op.input).constant
-    if depth > 6 or op.name not in {"add", "sub", "mul", "neg", "pow", "clamp", "abs", "square"} | SHAPING | REDUCTIONS:
+    if op.name in ("stack", "cat"):
+        return all(LABELS.search(name) for name in walk.names_in(op.input) - {"self"})
+    if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
         return False
     return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
 
@@ -88,6 +94,18 @@ def _classes(node, mask, walk):
         return False
     names = walk.names_in(test)
     return dotted(node) in names and any("ignore" in name for name in names)
+
+
+def _of_pairs(node, mask, walk):
+    """Whether it chooses among pairs of samples, of which none is worse than another: no mask of what is valid."""
+    if PAIRS.search(dotted(node) or ""):
+        return True
+    test = walk.value(mask.op.input).node if mask.op is not None and mask.op.input is not None else mask.node
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
+        return False
+    equal = isinstance(test.comparisons[0].operator, (cst.Equal, cst.NotEqual))
+    sides = (test.left, test.comparisons[0].comparator)
+    return equal and all(walk.value(side).tensor for side in sides)
 
 
 def _inverted(mask, walk):

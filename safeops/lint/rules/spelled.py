@@ -4,7 +4,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import squared, through
-from safeops.lint.syntax import operation
+from safeops.lint.syntax import descendants, operation
 from safeops.lint.values import SHAPING
 
 AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
@@ -56,7 +56,8 @@ class Spelled(Rule):
         inner = through(op.input, walk)
         if inner is None:
             return None
-        if inner.name in ("cosh", "exp") and op.name != "log1p" and exponent_range(inner, walk) is None:
+        here = any(n is inner.node for n in descendants(op.input))  # by way of a name, another branch may have made it
+        if here and inner.name in ("cosh", "exp") and op.name != "log1p" and exponent_range(inner, walk) is None:
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
         if op.name == "log1p" and inner.name == "exp":
             return None if exponent_range(inner, walk) else "F.softplus"

@@ -39,6 +39,9 @@ class Fetch(Rule):
         if not _of_interest(walk) or walk.raising:
             return
         func = node.func
+        if walk.scope.helper and dotted(func) == "int" and node.args:  # what to slice by, of lengths
+            walk.reports.pop((self.code, id(node.args[0].value)), None)
+            return
         if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
             value = walk.value(func.value)
             if (
