@@ -48,11 +48,13 @@ def survey(module, imports):
     """({id of FunctionDef: Clues}, names of functions that losses call). What a loss calls is part of it."""
     functions = list(_functions(module, ""))
     clues = {id(node): _clues(node.body, imports) for _, node in functions}
+    metrics = set(_metrics(module))
     by_name, todo, helpers = {}, [], set()
     for class_name, node in functions:
         by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
         clue = clues[id(node)]
         clue.loss, clue.metric = _kind(node.name.value, class_name, clue)
+        clue.metric |= class_name in metrics
         if clue.loss:
             todo.append((class_name, node))
     while todo:
@@ -95,6 +97,15 @@ def _functions(node, class_name):
             yield from _functions(child, "" if of_data else child.name.value)
         elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
             yield from _functions(child, class_name)
+
+
+def _metrics(module):
+    """Names of classes that are metrics by their base, or by what they can do, whatever they are called."""
+    for node in descendants(module, stop=cst.FunctionDef):
+        if isinstance(node, cst.ClassDef):
+            methods = {n.name.value for n in node.body.body if isinstance(n, cst.FunctionDef)}
+            if {"update", "compute"} <= methods or any((dotted(b.value) or "").endswith("Metric") for b in node.bases):
+                yield node.name.value
 
 
 def _kind(name, class_name, clue):

@@ -78,7 +78,17 @@ CONSTRUCTORS = set(
 POSITIVE = set("exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split())
 # Kept away from 0 if what goes in is.
 KEEPS_POSITIVE = set("sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm".split())
-KEEPS_POSITIVE |= {"log1p", "rsqrt", "reciprocal", "logsumexp", "type", "type_as", "nansum", "pow"} | SHAPING
+KEEPS_POSITIVE |= {
+    "log1p",
+    "rsqrt",
+    "reciprocal",
+    "logsumexp",
+    "type",
+    "type_as",
+    "nansum",
+    "pow",
+    "masked_select",
+} | SHAPING
 WIDENING = {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}

@@ -225,6 +225,13 @@ SILENT = [
     # kept from 0 two steps before
     ("x", "return torch.log(-torch.expm1(torch.clamp(x, max=-1e-4))).mean()"),
     ("x, k", "f = k(x)\nreturn (f.clamp_min(1e-3).sqrt() * f).mean()"),
+    ("x", "p = x.clamp(max=1 - torch.finfo(torch.float64).eps)\nreturn torch.log(1 - p).mean()"),
+    ("x, y", "e = x.exp().masked_select(y).view(4, -1)  # noqa: SO101\nreturn x / e.sum(-1)"),
+    (
+        "x, y",
+        "x = F.normalize(x, eps=1e-3)\nc = F.cosine_similarity(x, y, eps=1e-3)\n"
+        "return ((x @ x.T) ** 2).sum() + c.square().sum()",
+    ),
     # another branch
     ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once
@@ -289,6 +296,11 @@ def test_a_metric_is_looked_at_and_its_gradient_is_not():
     body = "        return torch.log(x).mean() + x.sum() / y.sum()\n"
     metric = "class DiceMetric:\n    def compute(self, x, y):\n"
     assert [f.code for f in lint_source(HEADER + metric + body)] == ["SO202"]
+    counted = metric.replace("DiceMetric", "KLDivergence") + "        n = float(x.max())\n" + body
+    assert [f.code for f in lint_source(HEADER + counted)] == ["SO301", "SO204", "SO202"]
+    assert [f.code for f in lint_source(HEADER + counted.replace("Divergence", "Divergence(Metric)"))] == ["SO202"]
+    update = "    def update(self, x):\n        self.total += x\n"
+    assert [f.code for f in lint_source(HEADER + counted + update)] == ["SO202"]
     for name in ("GeneralizedCrossEntropy", "InfoNCE", "EuclideanDistance"):
         head = f"class {name}(nn.Module):\n    def forward(self, x, y):\n"
         assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204", "SO202"], name

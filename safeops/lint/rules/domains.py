@@ -34,6 +34,8 @@ def leaves_domain(op, walk):
         return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
+    if inner == "sub" and any(_clamped(n, walk) and "finfo" in walk.text(walk.op(n).node) for n in x.op.args):
+        return False  # a bound of the dtype's own
     return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
 
 

@@ -62,7 +62,19 @@ def _selected(value):
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
 LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
 OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
-BOUNDED = {"sigmoid", "softmax", "tanh", "one_hot", "rand", "rand_like", "hardsigmoid", "sign"}
+BOUNDED = {
+    "sigmoid",
+    "softmax",
+    "tanh",
+    "one_hot",
+    "rand",
+    "rand_like",
+    "hardsigmoid",
+    "sign",
+    "cosine_similarity",
+    "normalize",
+}
+PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
 
 
 PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
@@ -80,6 +92,8 @@ def finite(node, walk, depth=0):
         return True
     if op.name == "scatter":  # a one-hot code
         return walk.value(op.input).constant
+    if op.name in PRODUCTS:  # of unit vectors
+        return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
     if op.name in ("stack", "cat"):
         return all(LABELS.search(name) for name in walk.names_in(op.input) - {"self"})
     if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
