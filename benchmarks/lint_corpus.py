@@ -19,7 +19,9 @@ import time
 
 from safeops.lint.run import Options, lint_paths
 
-ABOUT_LOSSES = re.compile(r"loss|(?<!geo)metric|distance|criterion|(?<!multi_)objective|functional|regulari[sz]er|ssim|dice", re.IGNORECASE)
+ABOUT_LOSSES = re.compile(
+    r"loss|(?<!geo)metric|distance|criterion|(?<!multi_)objective|functional|regulari[sz]er|ssim|dice", re.IGNORECASE
+)
 
 
 def main(argv=None):

@@ -35,7 +35,7 @@ class Clues:
     tensors: set  # names used as only tensors are
     arrays: set  # names used as tensors and arrays are
     masks: set  # names that are a factor, and summed: (x * m).sum() / m.sum()
-    backward: bool  # it calls .backward()
+    backward: bool  # it calls .backward(), or an optimizer
     computes: bool  # it calls a loss of torch's or ours
     returns_loss: bool
     loss: bool = False  # it is a loss, or part of one
@@ -145,7 +145,8 @@ def _clues(body, imports):
             func = node.func
             computes = computes or _calls_loss(node, imports)
             if isinstance(func, cst.Attribute):
-                backward = backward or (func.attr.value == "backward" and imports.resolve(func) is None)
+                optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
+                backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
                 if isinstance(func.value, cst.Name):
                     if func.attr.value in TENSOR_METHODS:
                         tensors.add(func.value.value)

@@ -290,6 +290,8 @@ def test_a_loss_is_told_by_what_it_is():
     step = "def train(model, x):\n    p = model(x)\n    loss = torch.log(p).mean()\n"
     step += "    loss.backward()\n    print(loss.item())\n"
     assert [f.code for f in lint_source(HEADER + step)] == ["SO204"], "a training step may log"
+    step = step.replace("loss.backward()", "self.optimizer.step(loss)") + "    return loss\n"
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO204"]
 
 
 def test_a_metric_is_looked_at_and_its_gradient_is_not():
