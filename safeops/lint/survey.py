@@ -23,7 +23,8 @@ NOT_A_LOSS = re.compile(
     re.I,
 )
 NO_PART_OF_A_LOSS = re.compile(
-    r"^_*(check|validate|assert|verify|ensure|init|reset|plot|print|save|load|test|register|update|parse)|^__", re.I
+    r"^_*(check|validate|assert|verify|ensure|init|reset|convert|warn|plot|print|save|load|test|register|update|parse)|^__",
+    re.I,
 )
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
@@ -110,7 +111,8 @@ def _metrics(module):
 
 def _kind(name, class_name, clue):
     """(is it a loss, by its class's name as a metric alone)"""
-    plumbing = name.startswith("__") and name != "__call__" or name in ("extra_repr", "reset") or "config" in name
+    plumbing = name.startswith("__") and name != "__call__" or name == "extra_repr" or "config" in name
+    plumbing = plumbing or re.match(r"_*(reset|convert|warn)(_|$)", name) is not None
     if plumbing or clue.backward:
         return False, False
     in_class = bool(class_name and LOSS_CLASS.search(class_name))

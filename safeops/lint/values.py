@@ -4,6 +4,7 @@ The inference leans to silence: what is not known to be a tensor is none, and no
 """
 
 import dataclasses
+import re
 
 import libcst as cst
 
@@ -75,7 +76,9 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Never 0 for the inputs they are given in practice.
-POSITIVE = set("exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split())
+POSITIVE = set(
+    "cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split()
+)
 # Kept away from 0 if what goes in is.
 KEEPS_POSITIVE = set("sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm".split())
 KEEPS_POSITIVE |= {
@@ -142,7 +145,8 @@ FOREIGN = Value(foreign=True)
 
 
 PLAIN_PARTS = set(
-    "num n size shape type name names dim id index idx width height class path key fn func mode cls".split()
+    """num n size shape drop dropout type name names dim id index idx width height class path key fn func mode
+    cls""".split()
 )
 
 
@@ -179,6 +183,8 @@ def dtype_of(node, imports):
         return "half"
     if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
         return "bool"
+    if full is None and re.search(r"double|float(32|64)|fp32", dotted(node) or ""):
+        return "wide"
     return "other" if full is not None and full.startswith("torch.") else None
 
 

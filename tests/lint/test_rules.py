@@ -145,7 +145,7 @@ FOUND = [
     (
         "SO404",
         "m, data, args",
-        "for x in data:\n    loss = m(x)\n    loss /= args.grad_accum_steps\n    loss.backward()",
+        "for x in data:\n    loss = m(x, padding_mask)\n    loss /= args.grad_accum_steps\n    loss.backward()",
     ),
 ]
 # (arguments, body): nothing at all is found, by any rule but those named
@@ -232,6 +232,14 @@ SILENT = [
         "x = F.normalize(x, eps=1e-3)\nc = F.cosine_similarity(x, y, eps=1e-3)\n"
         "return ((x @ x.T) ** 2).sum() + c.square().sum()",
     ),
+    ("x, y", "x = x.to(y.kind.double_dtype)\nreturn torch.log10(x.square().mean() + 1e-10)"),
+    ("x", "return torch.log(torch.diagonal(torch.linalg.cholesky(x), dim1=-2, dim2=-1)).sum()"),
+    ("x, drop_prob, rate", "if rate() < drop_prob:\n    return x.mean() * 2\nreturn x.mean()"),
+    # read for what runs on the host: a size, another library
+    ("x, y", "end = y.amax().item()\nreturn x[:, :end].mean()"),
+    ("x, y", "from scipy.optimize import linear_sum_assignment as assign\nreturn x[assign(y.cpu())[0]].mean()"),
+    # micro-batches of one size
+    ("m, data, accum", "for x in data:\n    loss = m(x) / accum\n    loss.backward()"),
     # another branch
     ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once

@@ -33,12 +33,19 @@ class Fetch(Rule):
         count = valid.sum().clamp(min=1)
         return error.abs().sum() / count
     """
-    events = ("Call",)
+    events = ("Call", "Assign")
 
     def visit(self, event, node, walk):
         if not _of_interest(walk) or walk.raising:
             return
+        if event == "Assign":
+            if walk.reported(self.code, node.value) and _slices_by(node, walk.body):
+                del walk.reports[self.code, id(node.value)]
+            return
         func = node.func
+        host = (walk.imports.resolve(func) or "").startswith(("scipy.", "numpy.", "sklearn."))
+        for argument in node.args if host else ():  # that library reads it on the host
+            walk.reports.pop((self.code, id(argument.value)), None)
         if walk.scope.helper and dotted(func) == "int" and node.args:  # what to slice by, of lengths
             walk.reports.pop((self.code, id(node.args[0].value)), None)
             return
@@ -59,6 +66,14 @@ class Fetch(Rule):
             value = walk.value(node.args[0].value)
             if value.tensor and not value.constant:
                 walk.report(self, node, f"{func.value}() of a tensor in a loss waits for the GPU; keep the tensor")
+
+
+def _slices_by(assignment, body):
+    """Whether what is assigned is the bound of a slice: the host has to know it."""
+    target = assignment.target if isinstance(assignment, cst.AnnAssign) else assignment.targets[0].target
+    slices = [n for n in descendants(body) if isinstance(n, cst.Slice)] if body is not None else []
+    names = {n.value for part in slices for n in descendants(part) if isinstance(n, cst.Name)}
+    return isinstance(target, cst.Name) and target.value in names
 
 
 class Print(Rule):
