@@ -5,7 +5,7 @@ import dataclasses
 import libcst as cst
 
 from safeops.lint.syntax import Op, dotted, number, operation
-from safeops.lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask
+from safeops.lint.values import FOREIGN, NOTHING, PAIRS, Value, named_eps, named_mask
 
 
 class Binding:
@@ -64,8 +64,10 @@ class Binding:
             in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
         )
         each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
-        for target in elements:
-            self._bind(target.value, each, None, statement)
+        pair = tensors and len(elements) == 2 and op.name in PAIRS
+        for i, target in enumerate(elements):
+            made = self._of_pair(Value(op=op), i == 1, expression) if pair else each
+            self._bind(target.value, made, None, statement)
 
     def _disown(self, node):
         if isinstance(node, cst.Name):

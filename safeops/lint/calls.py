@@ -99,9 +99,8 @@ class Calls:
             if not self.value(op.arg(0, "dim", "other")).tensor:
                 return Value(op=op, node=node)  # a pair of values and indices
         if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
-            return Value(
-                tensor=True, positive=True, constant=True, owned=op.name in ("tensor", "full"), op=op, node=node
-            )
+            made, host = op.name in ("tensor", "full"), "device" not in op.kwargs
+            return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
         operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
         value = of_op(op, operands, self.imports)
         if op.name in REDUCTIONS:

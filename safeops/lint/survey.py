@@ -88,14 +88,16 @@ def _scripted(module, imports, by_name, clues):
 
 
 def _functions(node, class_name):
-    """(name of the class or "", FunctionDef) of all functions, in order."""
+    """(name of the class or "", None for one that holds no losses, FunctionDef) of all functions, in order."""
     for child in children(node):
         if isinstance(child, cst.FunctionDef):
             yield class_name, child
             yield from _functions(child, "")
         elif isinstance(child, cst.ClassDef):
-            of_data = any((dotted(base.value) or "").endswith(("Transform", "Dataset")) for base in child.bases)
-            yield from _functions(child, "" if of_data else child.name.value)
+            other = any(
+                (dotted(base.value) or "").endswith(("Transform", "Dataset", "Optimizer")) for base in child.bases
+            )
+            yield from _functions(child, None if other else child.name.value)
         elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
             yield from _functions(child, class_name)
 
@@ -113,7 +115,7 @@ def _kind(name, class_name, clue):
     """(is it a loss, by its class's name as a metric alone)"""
     plumbing = name.startswith("__") and name != "__call__" or name == "extra_repr" or "config" in name
     plumbing = plumbing or re.match(r"_*(reset|convert|warn)(_|$)", name) is not None
-    if plumbing or clue.backward:
+    if plumbing or clue.backward or class_name is None:
         return False, False
     in_class = bool(class_name and LOSS_CLASS.search(class_name))
     own_name = LOSS.search(name) is not None and not NOT_A_LOSS.search(name)

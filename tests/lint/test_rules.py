@@ -240,6 +240,13 @@ SILENT = [
     ("x, y", "from scipy.optimize import linear_sum_assignment as assign\nreturn x[assign(y.cpu())[0]].mean()"),
     # micro-batches of one size
     ("m, data, accum", "for x in data:\n    loss = m(x) / accum\n    loss.backward()"),
+    ("x, label, kind", "if kind.value == label:\n    print(f'{label} {kind}')\nreturn x.mean()"),
+    ("x, y", "known = torch.tensor([1, 2])\ni = torch.where(known == 1)[0]\nreturn x[i].mean()"),
+    (
+        "x, y",
+        "m, _ = torch.max(x, 1)\ntop = m.unsqueeze(1).expand_as(x)\n"
+        "return (m + torch.log(torch.exp(x - top).sum(1))).mean()",
+    ),
     # another branch
     ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once
@@ -326,11 +333,21 @@ def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
     assert lint_source(HEADER + transform.replace("BaseTransform", "nn.Module")) != []
 
 
-def test_a_helper_may_read_the_indices_it_slices_by():
+def test_a_helper_may_wait_and_may_not_lose_values():
+    """What a loss calls also cuts, decodes and reports."""
     loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
-    helper = "def part(x, lengths):\n    end = lengths.cumsum(0)[1]\n    return x[: {}]\n"
-    assert lint_source(HEADER + loss + helper.format("int(end.item())")) == []
-    assert [f.code for f in lint_source(HEADER + loss + helper.format("end.item()"))] == ["SO301"]
+    helper = "def part(x, lengths):\n    end = lengths.max().item()\n    return x.log() / end\n"
+    assert [f.code for f in lint_source(HEADER + loss + helper)] == ["SO204"]
+    assert [f.code for f in lint_source(HEADER + helper.replace("part", "part_loss"))] == ["SO301", "SO204"]
+
+
+def test_an_optimizer_is_no_loss():
+    body = (
+        "    def step(self, closure):\n        loss = closure()\n        if torch.max(self.p) > 1:\n            pass\n"
+    )
+    source = HEADER + "class Lamb({}):\n" + body + "        return loss\n"
+    assert lint_source(source.format("torch.optim.Optimizer")) == []
+    assert [f.code for f in lint_source(source.format("nn.Module"))] == ["SO303"]
 
 
 def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():

@@ -239,7 +239,8 @@ class Nonzero(Rule):
     def operation(self, op, walk):
         if op.input is None or op.name == "where" and (op.args or op.kwargs or op.origin == "method"):
             return
-        if not walk.value(op.input).tensor and op.origin != "torch" or walk.value(op.input).constant:
+        value = walk.value(op.input)
+        if not value.tensor and op.origin != "torch" or value.constant or value.host:
             return
         name = "torch.where(mask)" if op.name == "where" else op.name
         walk.report(self, op.node, f"{name} waits for the GPU to count; keep the mask, or use safeops.masked_compact")

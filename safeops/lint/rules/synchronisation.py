@@ -7,8 +7,8 @@ from safeops.lint.syntax import descendants, dotted
 
 
 def _of_interest(walk):
-    """In a loss, but for what it does without a graph: statistics, on purpose."""
-    return walk.scope.loss and not walk.scope.metric and not walk.scope.no_grad
+    """In a loss itself, but for what it does without a graph: statistics, on purpose."""
+    return walk.scope.loss and not (walk.scope.metric or walk.scope.helper or walk.scope.no_grad)
 
 
 class Fetch(Rule):
@@ -46,9 +46,6 @@ class Fetch(Rule):
         host = (walk.imports.resolve(func) or "").startswith(("scipy.", "numpy.", "sklearn."))
         for argument in node.args if host else ():  # that library reads it on the host
             walk.reports.pop((self.code, id(argument.value)), None)
-        if walk.scope.helper and dotted(func) == "int" and node.args:  # what to slice by, of lengths
-            walk.reports.pop((self.code, id(node.args[0].value)), None)
-            return
         if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
             value = walk.value(func.value)
             if (
@@ -104,7 +101,7 @@ class Print(Rule):
             parts = [a.value for a in node.args]
         else:
             parts = [p.expression for p in node.parts if isinstance(p, cst.FormattedStringExpression)]
-        if any(walk.value(p).tensor for p in parts):
+        if any(walk.value(p).tensor and (walk.op(p) is not None or event == "Call") for p in parts):
             walk.report(self, node, "formatting a tensor in a loss waits for the GPU; return it detached instead")
 
 
@@ -152,6 +149,9 @@ def _by_python(node, walk):
     if not isinstance(node, cst.Comparison):
         return False
     sides = [node.left, *(c.comparator for c in node.comparisons)]
+    equal = all(isinstance(c.operator, (cst.Equal, cst.NotEqual)) for c in node.comparisons)
+    if equal and not any(walk.value(s).foreign or walk.op(s) is not None for s in sides):
+        return True  # two names: `kind == label`
     return any(
         isinstance(s, (cst.SimpleString, cst.Tuple, cst.List)) or dotted(s) in ("None", "True", "False") for s in sides
     ) or (len(node.comparisons) > 1 and any(isinstance(n, cst.Attribute) for n in descendants(node)))
