@@ -107,7 +107,8 @@ def _metrics(module):
     for node in descendants(module, stop=cst.FunctionDef):
         if isinstance(node, cst.ClassDef):
             methods = {n.name.value for n in node.body.body if isinstance(n, cst.FunctionDef)}
-            if {"update", "compute"} <= methods or any((dotted(b.value) or "").endswith("Metric") for b in node.bases):
+            counts = "compute" in methods and methods & {"update", "_update"}
+            if counts or any("Metric" in (dotted(b.value) or "") for b in node.bases):
                 yield node.name.value
 
 

@@ -247,6 +247,8 @@ SILENT = [
         "m, _ = torch.max(x, 1)\ntop = m.unsqueeze(1).expand_as(x)\n"
         "return (m + torch.log(torch.exp(x - top).sum(1))).mean()",
     ),
+    ("x, y", "mask_idx = torch.randint(0, 4, (3,), device=x.device)\nreturn x[mask_idx].mean()"),
+    ("x, mask_index", "return x[mask_index].mean()"),
     # another branch
     ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once
@@ -313,6 +315,9 @@ def test_a_metric_is_looked_at_and_its_gradient_is_not():
     body = "        return torch.log(x).mean() + x.sum() / y.sum()\n"
     metric = "class DiceMetric:\n    def compute(self, x, y):\n"
     assert [f.code for f in lint_source(HEADER + metric + body)] == ["SO202"]
+    counting = metric.replace("DiceMetric", "KLDistance(_Base)").replace("compute", "_update") + body
+    counting += "    def compute(self):\n        return self.total.item()\n"
+    assert [f.code for f in lint_source(HEADER + counting)] == ["SO202"]
     counted = metric.replace("DiceMetric", "KLDivergence") + "        n = float(x.max())\n" + body
     assert [f.code for f in lint_source(HEADER + counted)] == ["SO301", "SO204", "SO202"]
     assert [f.code for f in lint_source(HEADER + counted.replace("Divergence", "Divergence(Metric)"))] == ["SO202"]

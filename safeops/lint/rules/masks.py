@@ -4,7 +4,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import leaves_domain
-from safeops.lint.syntax import descendants, number
+from safeops.lint.syntax import descendants, dotted, number
 from safeops.lint.values import SAVES_RESULT
 
 
@@ -14,7 +14,9 @@ def index_masks(node, walk):
     for element in node.slice:
         if isinstance(element.slice, cst.Index):
             value = walk.value(element.slice.value)
-            if value.mask == "bool" or value.mask == "likely" and walk.value(node.value).tensor:
+            name = dotted(element.slice.value) or ""
+            likely = value.mask == "likely" and not value.constant and not name.endswith(("idx", "index", "indices"))
+            if value.mask == "bool" or likely and walk.value(node.value).tensor:
                 found.append(element.slice.value)
     return found
 
