@@ -49,7 +49,7 @@ TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
     feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
-    real fake imag estimate estimates source err diff dist distance distances loss losses cost rate
+    real fake imag estimate estimates source err diff dist distance distances cost rate
     valid mu logvar log_var q k v query key value disparity depth error residual
     a b p q r s t u v w z""".split()
 )
@@ -154,7 +154,7 @@ def named_tensor(name):
     """Whether a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
     name = name.lower()
     parts = set(name.split("_"))
-    if name in TENSORISH or named_mask(name):
+    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # z_loss is a factor
         return True
     return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
 

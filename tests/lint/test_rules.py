@@ -249,6 +249,7 @@ SILENT = [
     ),
     ("x, y", "mask_idx = torch.randint(0, 4, (3,), device=x.device)\nreturn x[mask_idx].mean()"),
     ("x, mask_index", "return x[mask_index].mean()"),
+    ("x, z_loss", "if 0 <= z_loss <= 1:\n    return x.mean()\nreturn x.mean() * 2"),
     # another branch
     ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once
