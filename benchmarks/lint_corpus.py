@@ -4,7 +4,8 @@
     python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--sample 60] [--seed 0] [--everything]
 
 Files are those whose path speaks of losses, metrics or distances; --everything takes all. The sample is drawn from the
-sorted findings by the seed, so it is the same for everyone: rule, place, message, and the lines around it.
+sorted findings by the seed, so it is the same for everyone, with at least twelve of each group of rules where there are
+as many: rule, place, message, and the lines around it.
 """
 
 import argparse
@@ -18,7 +19,9 @@ import time
 
 from safeops.lint.run import Options, lint_paths
 
-ABOUT_LOSSES = re.compile(r"loss|metric|distance|criterion|functional|regulari[sz]er|ssim|dice", re.IGNORECASE)
+ABOUT_LOSSES = re.compile(
+    r"loss|(?<!geo)metric|distance|criterion|(?<!multi_)objective|functional|regulari[sz]er|ssim|dice", re.IGNORECASE
+)
 
 
 def main(argv=None):
@@ -41,7 +44,7 @@ def main(argv=None):
     for code, count in sorted(counts.items()):
         print(f"  {code} {count}")
     found = sorted(outcome.findings, key=lambda finding: (finding.path, finding.line, finding.column, finding.code))
-    for finding in random.Random(options.seed).sample(found, min(options.sample, len(found))):
+    for finding in drawn(found, options.sample, random.Random(options.seed)):
         show(finding, options.folder)
     return 0
 
@@ -52,7 +55,21 @@ def chosen(options):
     return [p for p in files if options.everything or ABOUT_LOSSES.search(str(p.relative_to(options.folder)))]
 
 
-def show(finding, folder, around=4):
+def drawn(found, size, random, least=12):
+    """`size` of the findings, at least `least` of a group (SO1, SO2, ...) that has as many, in their order."""
+    order = random.sample(range(len(found)), len(found))
+    groups = collections.Counter()
+    first = []
+    for i in order if size else ():
+        group = found[i].code[:3]
+        groups[group] += 1
+        if groups[group] <= least:
+            first.append(i)
+    rest = [i for i in order if i not in first]
+    return [found[i] for i in sorted(first + rest[: max(0, size - len(first))])]
+
+
+def show(finding, folder, around=6):
     print(f"\n{finding.code} {pathlib.Path(finding.path).relative_to(folder)}:{finding.line} {finding.message}")
     for number in range(max(1, finding.line - around), finding.line + 2):
         print(f"  {'>' if number == finding.line else ' '} {linecache.getline(finding.path, number).rstrip()}")

@@ -3,7 +3,7 @@
     from safeops.lint.check import fix_source, lint_source
 
 The rules are in `rules/`, one class a code; `docs/lint.md` lists them. Needs libcst (`pip install libcst`),
-which `import safeops` does not load. From parse to report: `syntax` reads the tree, `walk` and `expressions` run
-through it with what `values` and `scope` infer, `check` applies noqa and rewrites, `run` goes over
-files, `output` prints.
+which `import safeops` does not load. From parse to report: `syntax` reads the tree, `survey` tells losses from other
+functions, `walk` runs through statements (`binding`: names) and `expressions` (`calls`) with what `values` and `scope`
+infer, and shows the rules a `context`; `check` applies noqa and rewrites, `run` goes over files, `output` prints.
 """

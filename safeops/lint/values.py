@@ -4,6 +4,9 @@ The inference leans to silence: what is not known to be a tensor is none, and no
 """
 
 import dataclasses
+import re
+
+import libcst as cst
 
 from safeops.lint.syntax import dotted
 
@@ -46,6 +49,7 @@ TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
     feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
+    real fake imag estimate estimates source err diff dist distance distances cost rate
     valid mu logvar log_var q k v query key value disparity depth error residual
     a b p q r s t u v w z""".split()
 )
@@ -72,10 +76,22 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Never 0 for the inputs they are given in practice.
-POSITIVE = set("exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split())
+POSITIVE = set(
+    "cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split()
+)
 # Kept away from 0 if what goes in is.
 KEEPS_POSITIVE = set("sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm".split())
-KEEPS_POSITIVE |= {"log1p", "rsqrt", "reciprocal", "logsumexp", "type", "type_as", "nansum", "pow"} | SHAPING
+KEEPS_POSITIVE |= {
+    "log1p",
+    "rsqrt",
+    "reciprocal",
+    "logsumexp",
+    "type",
+    "type_as",
+    "nansum",
+    "pow",
+    "masked_select",
+} | SHAPING
 WIDENING = {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
@@ -129,7 +145,8 @@ FOREIGN = Value(foreign=True)
 
 
 PLAIN_PARTS = set(
-    "num n size shape type name names dim id index idx width height class path key fn func mode cls".split()
+    """num n size shape drop dropout type name names dim id index idx width height class path key fn func mode
+    cls""".split()
 )
 
 
@@ -137,7 +154,7 @@ def named_tensor(name):
     """Whether a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
     name = name.lower()
     parts = set(name.split("_"))
-    if name in TENSORISH or named_mask(name):
+    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # z_loss is a factor
         return True
     return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
 
@@ -166,6 +183,8 @@ def dtype_of(node, imports):
         return "half"
     if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
         return "bool"
+    if full is None and re.search(r"double|float(32|64)|fp32", dotted(node) or ""):
+        return "wide"
     return "other" if full is not None and full.startswith("torch.") else None
 
 
@@ -180,9 +199,11 @@ def of_op(op, operands, imports):
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
-    value.host = op.name == "cpu" or op.name != "cuda" and bool(tensors) and all(v.host for v in tensors)
-    if value.half or op.name == "type_as":
-        value.wide = False
+    made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
+    moved = op.name in ("cuda", "to") or op.name.startswith("new_") or "device" in op.kwargs
+    value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
+    if value.half or op.name in ("to", "type", "type_as") and _like_another(op, operands):
+        value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
     value.mask = _mask(op, operands, dtype)
@@ -192,6 +213,11 @@ def of_op(op, operands, imports):
     value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
     value.positive = _positive(op, operands)
     return value
+
+
+def _like_another(op, operands):
+    """`y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`"""
+    return any(v.tensor or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in operands[1:])
 
 
 def _mask(op, operands, dtype):
@@ -230,4 +256,6 @@ def _positive(op, operands):
         return bool(operands) and all(v.positive for v in operands)
     if op.name == "div":
         return first.positive
+    if op.name in REDUCTIONS and first.op is not None and first.op.name in ("index", "masked_select"):
+        return False  # of nothing
     return op.name in KEEPS_POSITIVE and first.positive

@@ -4,19 +4,14 @@ import dataclasses
 
 import libcst as cst
 
+from safeops.lint.binding import Binding
+from safeops.lint.calls import Calls
+from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
-from safeops.lint.scope import Scope, enter_autocast, function_scope, survey
-from safeops.lint.syntax import OPERATORS, Op, asked_about, children, comments, descendants, dotted, number, operation
-from safeops.lint.uses import meets_one_dtype
-from safeops.lint.values import (
-    FOREIGN,
-    NOTHING,
-    REDUCTIONS,
-    Value,
-    named_eps,
-    named_mask,
-    of_op,
-)
+from safeops.lint.scope import Scope, enter_autocast, function_scope
+from safeops.lint.survey import survey
+from safeops.lint.syntax import OPERATORS, Op, asked_about, children, dotted
+from safeops.lint.values import FOREIGN, NOTHING, of_op
 
 # Whose backward needs the operands.
 SAVES_INPUT = set(
@@ -25,17 +20,7 @@ SAVES_INPUT = set(
 )
 
 
-@dataclasses.dataclass(slots=True)
-class Report:
-    rule: object
-    node: cst.CSTNode
-    message: str
-    fix: object  # [(node, text), ...] or None
-    imports_safeops: bool
-    last: cst.CSTNode
-
-
-class Walk(Expressions):
+class Walk(Binding, Calls, Context, Expressions):
     """The rules see this object: values, the scope they are in, and `report`."""
 
     def __init__(self, module, imports, rules, code):
@@ -59,49 +44,6 @@ class Walk(Expressions):
         self._event("module", self.module)
         self._block(self.module.body)
         return list(self.reports.values())
-
-    # ---- what rules ask
-
-    def value(self, node):
-        return self._values.get(id(node), NOTHING)
-
-    def op(self, node):
-        """The tensor operation that made an expression, through names; None where it is not known."""
-        return self.value(node).op if node is not None else None
-
-    def text(self, node):
-        """The source of an expression, with its own parentheses."""
-        return self.module.code_for_node(node)
-
-    def argument(self, node):
-        """The source of an expression as the argument of a call: without parentheses around the whole of it."""
-        plain = getattr(node, "lpar", ()) and not comments(node) and "\n" not in self.text(node)
-        return self.text(node.with_changes(lpar=(), rpar=())) if plain else self.text(node)
-
-    def report(self, rule, node, message, fix=None, *, imports=True, covers=(), last=None):
-        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
-        if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
-            fix = None
-        if imports and self.scope.scripted:
-            fix = None
-        if fix and rule.widens and self.body is not None and meets_one_dtype(self.body, node, self.imports):
-            fix = None
-        for code, covered in covers:
-            self.reports.pop((code, id(covered)), None)
-        self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
-
-    def reported(self, code, node):
-        return (code, id(node)) in self.reports
-
-    @property
-    def training(self):
-        """Whether this code computes a loss or a training step, with a graph."""
-        return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
-
-    @property
-    def computing(self):
-        """Whether it does, or computes a metric: values count, gradients may not."""
-        return self.training or self.scope.metric
 
     # ---- statements
 
@@ -259,70 +201,6 @@ class Walk(Expressions):
         self._event("test", test)
         self.scope.checked |= asked_about(test)
 
-    # ---- names
-
-    def _bind(self, target, value, expression, statement):
-        if isinstance(target, cst.Name):
-            if isinstance(expression, cst.Name):  # two names for one memory
-                self._disown(expression)
-                value = dataclasses.replace(value, owned=False)
-            elif value.tensor and value.mask is None and named_mask(target.value) and not value.soft:
-                value = dataclasses.replace(value, mask="likely")
-            if not (value.tensor or value.foreign or value.op) and named_eps(target.value):
-                value = Value(positive=True)
-            self.scope.bind(target.value, value)
-        elif isinstance(target, (cst.Tuple, cst.List)):
-            self._unpack(target.elements, value, expression, statement)
-        elif isinstance(target, cst.StarredElement):
-            self._bind(target.value, NOTHING, None, statement)
-        elif isinstance(target, cst.Attribute):
-            self.evaluate(target.value)
-            if expression is not None:
-                self._disown(expression)
-            if dotted(target):
-                value = dataclasses.replace(value, owned=False)
-                self.scope.bind(dotted(target), value)
-                if self.scope.outer is not None and dotted(target).startswith("self."):
-                    self.scope.outer.bind(dotted(target), value)  # the other methods see it too
-        elif isinstance(target, cst.Subscript):
-            if expression is not None:
-                self._disown(expression)
-            self._subscript_parts(target)
-            self._values[id(target)] = self._subscript_value(target)
-            if isinstance(statement, (cst.Assign, cst.AnnAssign)):
-                self._event("store", (target, statement))
-            zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
-            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
-                name, old = target.value.value, self.scope.get(target.value.value)
-                if old.tensor:
-                    new = dataclasses.replace(old, positive=True)
-                    if number(expression) == float("-inf") and len(target.slice) == 1:  # as masked_fill
-                        new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
-                    self.scope.names[name] = new
-
-    def _unpack(self, elements, value, expression, statement):
-        parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
-        if len(parts) == len(elements) and not any(isinstance(p, cst.StarredElement) for p in parts):
-            for target, part in zip(elements, parts):
-                self._bind(target.value, self.value(part.value), part.value, statement)
-            return
-        op = operation(expression, self.imports) if expression is not None else None
-        tensors = (
-            op is not None
-            and (op.origin != "method" or self.value(op.input).tensor)
-            and op.name
-            in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
-        )
-        each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
-        for target in elements:
-            self._bind(target.value, each, None, statement)
-
-    def _disown(self, node):
-        if isinstance(node, cst.Name):
-            value = self.scope.get(node.value)
-            if value.owned:
-                value.owned = False
-
     # ---- rules
 
     def _operation(self, op):
@@ -338,26 +216,3 @@ class Walk(Expressions):
     def _event(self, name, node):
         for rule in self._by_event.get(name, ()):
             rule.visit(name, node, self)
-
-    # ---- helpers for rules
-
-    def checked(self, node):
-        """Whether a condition asked about any name in this expression, or about what a reduction of it was taken of:
-        `if mask.any()` for `n = mask.sum()`."""
-        op = self.op(node)
-        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node
-        names = self.names_in(node) | self.names_in(of)
-        return any(self.scope.knows(name) for name in names)
-
-    def names_in(self, node):
-        return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
-
-
-def _index(subscript):
-    part = subscript.slice[0].slice
-    return part.value if isinstance(part, cst.Index) else part
-
-
-def _count_comments(text):
-    """Comments in the text of an expression (parsed in parentheses: it may span lines)."""
-    return comments(cst.parse_expression(f"({text}\n)")) if "#" in text else 0

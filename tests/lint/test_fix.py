@@ -272,6 +272,8 @@ ONE_DTYPE = [  # (body of a loss, what would be rewritten if its fp32 met no hal
     ("return torch.addmm(y, (x * x).sum(-1, keepdim=True), y)", "(x * x).sum(-1, keepdim=True)"),
     ("w = x / x.sum()\nreturn w @ y", "x / x.sum()"),
     ("return self.proj((x ** 2).sum(-1))", "(x ** 2).sum(-1)"),
+    ("d = x.pow(2).sum(1, keepdim=True)\nd.addmm_(x, y)\nreturn d", "x.pow(2).sum(1, keepdim=True)"),
+    ("d = (x / x.sum()) + 0\nd.lerp_(y, 0.5)\nreturn d", "(x / x.sum())"),
 ]
 
 
@@ -298,3 +300,18 @@ def test_what_is_scripted_elsewhere_is_left_alone():
     source = in_loss("x", "return torch.log(x + 1e-8).mean()")
     assert fix_source(source)[1] == 1
     assert fix_source(source + "\n\nfast = torch.jit.script(loss)\n")[1] == 0
+    caller = "\n\ndef total_loss(x):\n    return loss(x) * 2\n"
+    assert fix_source(source + caller + "\n\nfast = torch.jit.script(total_loss)\n")[1] == 0
+    module = "class Loss(torch.nn.Module):\n    def forward(self, x):\n        return torch.log(x).mean()\n\n\n"
+    assert fix_source(HEADER + module)[1] == 1
+    assert fix_source(HEADER + module + "fast = torch.jit.script(Loss())\n")[1] == 0
+
+
+def test_a_product_with_a_mask_is_not_hidden_by_the_division():
+    """safe_div heeds the count alone: NaN times the mask is NaN as before, and said."""
+    for head in ("", "m = (y > 0).float()\n"):
+        new, _ = fix_source(in_loss("err, m, y", head + "return (err * m).sum() / m.sum()"))
+        assert "safeops.safe_div((err * m).sum(), m.sum())" in new
+        assert [f.code for f in lint_source(new)] == ["SO105"]
+    new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err * m).sum() / m.sum()"))
+    assert "safeops.safe_div(safeops.masked_fill(err, ~m, 0).sum(), m.sum())" in new and lint_source(new) == []

@@ -95,6 +95,39 @@ FOUND = [
     ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
     ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
     ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
+    # what is a tensor
+    ("SO202", "x, batch", "return x.sum() / batch.depth.sum()"),
+    ("SO202", "x, batch", "return x.sum() / batch['mask'].sum()"),
+    ("SO204", "counts, lam", "return torch.log(counts / lam).mean()"),
+    ("SO204", "lam, k", "return ((lam - k) * 2).sqrt().mean()"),
+    ("SO206", "first, second", "return torch.sqrt(torch.clamp(first + second, min=1e-9)).mean()"),
+    ("SO206", "x, y", "z = (x.float() * 2).to(y.dtype)\nreturn y / (z + 1e-8)"),
+    ("SO206", "x, y", "z = (x.float() * 2).to(y)\nreturn y / (z + 1e-8)"),
+    ("SO206", "x, eps=1e-6", "return torch.sqrt(x * x + eps**2).mean()"),
+    ("SO206", "x, eps=1e-6", "floor = eps * eps\nreturn torch.log(x + floor).mean()"),
+    # no guards, for they ask about no value
+    ("SO202", "x, mask", "if mask is not None:\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if isinstance(mask, torch.Tensor):\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if mask.dim() == 3 and mask.shape[0] > 1:\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if mask.dtype == torch.bool:\n    x = x.sum() / mask.sum()\nreturn x"),
+    # formulas that half cannot hold
+    ("SO202", "x, y", "return 1 - x.var() / y.var()"),
+    ("SO202", "x, y", "scale = x.sum() / 4\nreturn (y / (scale * 2)).mean()"),
+    ("SO202", "x", "return x / x[x > 0].mean()"),
+    ("SO201", "x", "return (x**4).mean()"),
+    ("SO201", "x, y, scale", "return (scale * (x - y) ** 2 + 1).mean()"),
+    ("SO201", "x, y", "z = y.exp() * (x - y).square()\nreturn z.sum()"),
+    ("SO211", "x", "return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)"),
+    ("SO211", "x", "e = x.exp()\nreturn e / e.sum()"),
+    ("SO211", "x, y", "return torch.log(x.exp() + y.exp().sum()).mean()"),
+    ("SO211", "x", "return torch.log(torch.cumsum(x.exp(), 0)).mean()"),
+    ("SO211", "x, y", "return torch.log(torch.exp(-torch.cdist(x, y)).mean(1)).mean()"),
+    # in place, on an argument or on what was saved
+    ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
+    ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),
+    ("SO209", "x, y", "d = x - y\ns = torch.log(d)\nd /= 2\nreturn (s + d).mean()"),
+    # a mask by its use
+    ("SO105", "err, m", "return (err * m).sum() / m.sum()"),
     ("SO401", "x, y", "return F.mse_loss(x.half(), y)"),
     ("SO401", "x, y", "return F.l1_loss(x.to(torch.float16), y.to(torch.float16))"),
     ("SO401", "m, x, y", "with torch.cuda.amp.autocast():\n    p = m(x)\n    loss = (p - y).abs().mean()\nreturn loss"),
@@ -112,7 +145,7 @@ FOUND = [
     (
         "SO404",
         "m, data, args",
-        "for x in data:\n    loss = m(x)\n    loss /= args.grad_accum_steps\n    loss.backward()",
+        "for x in data:\n    loss = m(x, padding_mask)\n    loss /= args.grad_accum_steps\n    loss.backward()",
     ),
 ]
 # (arguments, body): nothing at all is found, by any rule but those named
@@ -173,6 +206,52 @@ SILENT = [
         "causal = torch.ones(3, 3).tril()\nx = x.masked_fill(causal == 0, float('-inf'))\nreturn x.softmax(-1)",
     ),
     ("x, mask", "return x.masked_fill(mask, 0.0) + x.masked_fill(mask, -1e4)"),
+    # what half holds
+    ("x, labels", "return ((x.sigmoid() - labels) ** 2).mean() + (2 * (1 - x.softmax(-1)) ** 2).mean()"),
+    ("x, y", "d = torch.cdist(x.float(), y.float())\nreturn (F.relu(1 - d) ** 2 * 2).mean()"),
+    ("x", "e = torch.exp(x - x.amax(-1, keepdim=True))\nreturn e / e.sum(-1, keepdim=True)"),
+    ("x, y", "z = (x * 2).to(y.float().dtype)\nreturn y.float() / (z + 1e-8)"),
+    # on the CPU nothing waits
+    ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
+    ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),
+    # classes are never NaN; the caller asks for it
+    ("x, y, mask", "return (F.cross_entropy(x, y, reduction='none') * mask).mean()"),
+    ("x, inplace", "if inplace:\n    return x.clamp_(0, 1).mean()\nreturn x.clamp(0, 1).mean()"),
+    # labels, also by way of another name; pairs of samples are no valid places; finite numbers
+    ("x, labels", "known = torch.stack([labels, labels])\nreturn ((x > 0.5).float() * known).sum()"),
+    ("x, labels", "mask = labels.unsqueeze(0) != labels.unsqueeze(1)\nreturn (x * mask.float()).sum()"),
+    ("x, mask_positives", "return (x * mask_positives).sum()"),
+    ("x, mask", "w = torch.pow(2.0, torch.arange(4) - mask.sum(1, keepdim=True).clamp_min(0))\nreturn w * mask"),
+    # kept from 0 two steps before
+    ("x", "return torch.log(-torch.expm1(torch.clamp(x, max=-1e-4))).mean()"),
+    ("x, k", "f = k(x)\nreturn (f.clamp_min(1e-3).sqrt() * f).mean()"),
+    ("x", "p = x.clamp(max=1 - torch.finfo(torch.float64).eps)\nreturn torch.log(1 - p).mean()"),
+    ("x, y", "e = x.exp().masked_select(y).view(4, -1)  # noqa: SO101\nreturn x / e.sum(-1)"),
+    (
+        "x, y",
+        "x = F.normalize(x, eps=1e-3)\nc = F.cosine_similarity(x, y, eps=1e-3)\n"
+        "return ((x @ x.T) ** 2).sum() + c.square().sum()",
+    ),
+    ("x, y", "x = x.to(y.kind.double_dtype)\nreturn torch.log10(x.square().mean() + 1e-10)"),
+    ("x", "return torch.log(torch.diagonal(torch.linalg.cholesky(x), dim1=-2, dim2=-1)).sum()"),
+    ("x, drop_prob, rate", "if rate() < drop_prob:\n    return x.mean() * 2\nreturn x.mean()"),
+    # read for what runs on the host: a size, another library
+    ("x, y", "end = y.amax().item()\nreturn x[:, :end].mean()"),
+    ("x, y", "from scipy.optimize import linear_sum_assignment as assign\nreturn x[assign(y.cpu())[0]].mean()"),
+    # micro-batches of one size
+    ("m, data, accum", "for x in data:\n    loss = m(x) / accum\n    loss.backward()"),
+    ("x, label, kind", "if kind.value == label:\n    print(f'{label} {kind}')\nreturn x.mean()"),
+    ("x, y", "known = torch.tensor([1, 2])\ni = torch.where(known == 1)[0]\nreturn x[i].mean()"),
+    (
+        "x, y",
+        "m, _ = torch.max(x, 1)\ntop = m.unsqueeze(1).expand_as(x)\n"
+        "return (m + torch.log(torch.exp(x - top).sum(1))).mean()",
+    ),
+    ("x, y", "mask_idx = torch.randint(0, 4, (3,), device=x.device)\nreturn x[mask_idx].mean()"),
+    ("x, mask_index", "return x[mask_index].mean()"),
+    ("x, z_loss", "if 0 <= z_loss <= 1:\n    return x.mean()\nreturn x.mean() * 2"),
+    # another branch
+    ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
     ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),
@@ -229,6 +308,59 @@ def test_a_loss_is_told_by_what_it_is():
     step = "def train(model, x):\n    p = model(x)\n    loss = torch.log(p).mean()\n"
     step += "    loss.backward()\n    print(loss.item())\n"
     assert [f.code for f in lint_source(HEADER + step)] == ["SO204"], "a training step may log"
+    step = step.replace("loss.backward()", "self.optimizer.step(loss)") + "    return loss\n"
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO204"]
+
+
+def test_a_metric_is_looked_at_and_its_gradient_is_not():
+    body = "        return torch.log(x).mean() + x.sum() / y.sum()\n"
+    metric = "class DiceMetric:\n    def compute(self, x, y):\n"
+    assert [f.code for f in lint_source(HEADER + metric + body)] == ["SO202"]
+    counting = metric.replace("DiceMetric", "KLDistance(_Base)").replace("compute", "_update") + body
+    counting += "    def compute(self):\n        return self.total.item()\n"
+    assert [f.code for f in lint_source(HEADER + counting)] == ["SO202"]
+    counted = metric.replace("DiceMetric", "KLDivergence") + "        n = float(x.max())\n" + body
+    assert [f.code for f in lint_source(HEADER + counted)] == ["SO301", "SO204", "SO202"]
+    assert [f.code for f in lint_source(HEADER + counted.replace("Divergence", "Divergence(Metric)"))] == ["SO202"]
+    update = "    def update(self, x):\n        self.total += x\n"
+    assert [f.code for f in lint_source(HEADER + counted + update)] == ["SO202"]
+    for name in ("GeneralizedCrossEntropy", "InfoNCE", "EuclideanDistance"):
+        head = f"class {name}(nn.Module):\n    def forward(self, x, y):\n"
+        assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204", "SO202"], name
+
+
+def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
+    head = "class ContrastiveLoss(nn.Module):\n    def forward(self, x):\n        return x.mean()\n\n"
+    head += "    def {}(self):\n        return self.scale.exp().item()\n"
+    assert lint_source(HEADER + head.format("get_config_dict")) == []
+    assert lint_source(HEADER + head.format("extra_state")) != []
+    transform = "class Distance(BaseTransform):\n    def forward(self, pos):\n        return float(pos.max())\n"
+    assert lint_source(HEADER + transform) == []
+    assert lint_source(HEADER + transform.replace("BaseTransform", "nn.Module")) != []
+
+
+def test_a_helper_may_wait_and_may_not_lose_values():
+    """What a loss calls also cuts, decodes and reports."""
+    loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
+    helper = "def part(x, lengths):\n    end = lengths.max().item()\n    return x.log() / end\n"
+    assert [f.code for f in lint_source(HEADER + loss + helper)] == ["SO204"]
+    assert [f.code for f in lint_source(HEADER + helper.replace("part", "part_loss"))] == ["SO301", "SO204"]
+
+
+def test_an_optimizer_is_no_loss():
+    body = (
+        "    def step(self, closure):\n        loss = closure()\n        if torch.max(self.p) > 1:\n            pass\n"
+    )
+    source = HEADER + "class Lamb({}):\n" + body + "        return loss\n"
+    assert lint_source(source.format("torch.optim.Optimizer")) == []
+    assert [f.code for f in lint_source(source.format("nn.Module"))] == ["SO303"]
+
+
+def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
+    body = "class TailLoss:\n    def loss(self, z):\n        q = self.q\n        return (torch.log(q) * z).mean()\n"
+    assert lint_source(HEADER + body) == []
+    assert lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - q)")) == []
+    assert [f.code for f in lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - z)"))] == ["SO204"]
 
 
 DEMO = {

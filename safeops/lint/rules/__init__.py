@@ -1,12 +1,25 @@
 """All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronisation, 4xx AMP, training."""
 
-from safeops.lint.rules import amp, arithmetic, divisions, domains, gradients, masks, old_amp, spelled, synchronisation
+from safeops.lint.rules import (
+    amp,
+    divisions,
+    domains,
+    eps,
+    fills,
+    gradients,
+    masks,
+    old_amp,
+    overlap,
+    products,
+    spelled,
+    squares,
+    synchronisation,
+)
 
-RULES = {
-    rule.code: rule
-    for family in (masks, arithmetic, divisions, domains, gradients, spelled, synchronisation, amp, old_amp)
-    for rule in (cls() for cls in family.RULES)
-}
+# In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
+VALUES = (masks, products, squares, eps, fills, divisions, domains, gradients, overlap, spelled)
+FILES = (*VALUES, synchronisation, amp, old_amp)
+RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
 RULES = dict(sorted(RULES.items()))
 FAMILIES = {
     "SO1": "Masks and indexing",

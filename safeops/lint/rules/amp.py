@@ -159,12 +159,15 @@ class MeanOfMeans(Rule):
     """
     events = ("loop",)
     losses = re.compile(r"loss|criterion", re.IGNORECASE)
+    ragged = re.compile(
+        r"mask|pad|ignore|valid|token|length|\*\*|\.loss\b", re.IGNORECASE
+    )  # elements that do not count
     steps = re.compile(r"accum|grad_acc|micro_?batch|update_freq|iter_size|^gas$|acc_steps", re.IGNORECASE)
 
     def visit(self, event, node, walk):
         body = list(descendants(node.body))
         named = {id(n.value): n.targets[0].target for n in body if isinstance(n, cst.Assign)}
-        if not any(_backward(n) for n in body):
+        if not any(_backward(n) for n in body) or not self.ragged.search(walk.text(node)):
             return
         for item in body:
             if isinstance(item, cst.BinaryOperation) and isinstance(item.operator, cst.Divide):

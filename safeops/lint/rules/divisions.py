@@ -3,7 +3,7 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.arithmetic import normalized
+from safeops.lint.rules.squares import normalized
 from safeops.lint.syntax import number
 from safeops.lint.values import REDUCTIONS, SHAPING
 
@@ -21,7 +21,7 @@ def reduction(node, walk, depth=0):
     if op.name in REDUCTIONS:
         return op.name
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
-    if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs"}:
+    if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs", "div"}:
         operands = operands[:1]
     elif op.name not in ("add", "sub", "mul"):
         return None

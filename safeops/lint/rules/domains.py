@@ -3,7 +3,7 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.arithmetic import dims, squared
+from safeops.lint.rules.squares import dims, squared
 from safeops.lint.syntax import number
 
 SAFE = {
@@ -34,7 +34,15 @@ def leaves_domain(op, walk):
         return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
-    return not x.positive
+    if inner == "sub" and any(_clamped(n, walk) and "finfo" in walk.text(walk.op(n).node) for n in x.op.args):
+        return False  # a bound of the dtype's own
+    return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
+
+
+def _bounded_expm1(node, walk):
+    """`log(-expm1(x.clamp(max=-eps)))`"""
+    op = walk.op(node)
+    return op is not None and op.name == "expm1" and _clamped(op.input, walk)
 
 
 def _exponent(node, walk):

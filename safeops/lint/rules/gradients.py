@@ -120,7 +120,7 @@ class InPlace(Rule):
     events = ("Expr",)
 
     def operation(self, op, walk):
-        if not op.inplace or walk.scope.no_grad:
+        if not op.inplace or walk.scope.no_grad or walk.scope.knows("inplace"):
             return
         made = walk.op(op.input)
         value = walk.value(op.input)

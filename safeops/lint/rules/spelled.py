@@ -3,121 +3,28 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.arithmetic import squared, wide
-from safeops.lint.syntax import number, operation
+from safeops.lint.rules.squares import squared, through
+from safeops.lint.syntax import descendants, operation
 from safeops.lint.values import SHAPING
 
 AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
-
-
-def through(node, walk, names=SHAPING):
-    """The Op behind an expression, past those that only shape or scale it."""
-    op = walk.op(node)
-    for _ in range(8):
-        if op is None or op.name not in names:
-            break
-        op = walk.op(op.input)
-    return op
 
 
 def tensors(op, walk):
     return [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
 
 
-def sums_of_products(node, walk, depth=0):
-    """The Ops that sum a product of two tensors, among the terms of an expression."""
-    op = through(node, walk)
-    if op is None or depth > 8 or walk.value(node).wide:
-        return []
-    if op.name == "einsum":
-        return [op]
-    if op.name == "sum" and "dtype" not in op.kwargs:
-        product = through(op.input, walk)
-        if product is None or product.name != "mul":
-            return []
-        factors = tensors(product, walk)
-        inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
-        if inner:
-            return inner
-        same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # squares are SO201's
-        return [op] if len(factors) == 2 and not same else []
-    if op.name in ("add", "sub", "mul", "neg", "clamp"):
-        return [found for n in tensors(op, walk) for found in sums_of_products(n, walk, depth + 1)]
-    return []
-
-
-def is_sum(node, walk, depth=0):
-    """A sum of elements, or of such sums."""
-    op = through(node, walk)
-    if op is None or depth > 8 or walk.value(node).wide:
-        return False
-    if op.name in ("sum", "count_nonzero"):
-        return "dtype" not in op.kwargs
-    parts = tensors(op, walk)
-    return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
-
-
-class Overlap(Rule):
-    code, name = "SO210", "overlap-in-half"
-    what = """
-    A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf, and the
-    ratio NaN, or 0 with no gradient.
-    """
-    why = """
-    `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
-    overflows at 256 each.
-    """
-    fix = """
-    `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.
-    """
-    outcome = "the loss is 1 and its gradient 0 for a perfect prediction of 300 x 300 pixels in fp16"
-    bad = """
-    def dice_loss(p, t):
-        overlap = (p * t).sum()
-        return 1 - (2 * overlap + 1) / ((p + t).sum() * 2 + 1)
-    """
-    good = """
-    def dice_loss(p, t):
-        return safeops.dice_loss(p, t)
-    """
-    ops = ("div", "mul")
-
-    def operation(self, op, walk):
-        if len(op.args) != 1 or not walk.computing or wide(op, walk):
-            return
-        if op.name == "mul":
-            if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
-                covers = [(self.code, n) for n in (op.input, op.args[0])]
-                message = "a product of two sums overflows half at 256 each; use .float() first"
-                walk.report(self, op.node, message, covers=covers)
-            return
-        over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
-        if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:
-            return
-        for found in sums_of_products(op.input, walk):
-            message = "a sum of products in half is inf beyond 65504, and the ratio wrong; use safeops.dice_loss"
-            walk.report(self, found.node, message + ", safeops.tversky_loss or .float() first")
-
-    def _sums(self, node, walk, depth=0):
-        """How many sums there are in a divisor; one of a sum of two counts as two."""
-        op = through(node, walk)
-        if op is None or depth > 8:
-            return 0
-        if op.name in ("sum", "einsum"):
-            inner = walk.op(op.input)
-            return 2 if op.name == "sum" and inner is not None and inner.name == "add" else 1
-        parts = tensors(op, walk) if op.name in ("add", "sub", "mul", "clamp", "clamp_min", "pow") else []
-        return sum(self._sums(n, walk, depth + 1) for n in parts)
-
-
 class Spelled(Rule):
     code, name = "SO211", "exponential-in-logarithm"
     what = """
-    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `log(exp(x) / exp(x).sum())`: exp overflows fp16 at 11.1
-    and fp32 at 88.7, where the whole is about x.
+    `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp overflows
+    fp16 at 11.1 and fp32 at 88.7, where the whole is about x, or 1.
     """
     why = "inf goes into the logarithm, and inf / inf is NaN; far below, exp is 0 and its logarithm -inf."
-    fix = "`F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `F.log_softmax(x, dim)`."
+    fix = """
+    `F.softplus(x)`, `torch.logsumexp(x, dim)`, `safeops.log_cosh_loss(x, y)`, `torch.softmax(x, dim)`,
+    `F.log_softmax(x, dim)`.
+    """
     outcome = "the loss is inf in fp16 at 12"
     bad = """
     def margin_loss(score):
@@ -127,44 +34,68 @@ class Spelled(Rule):
     def margin_loss(score):
         return F.softplus(score).mean()
     """
-    ops = ("log", "log1p", "log2", "log10")
+    ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
+        if op.name == "div":
+            if len(op.args) == 1 and self._normalized(op, walk):
+                message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
+                walk.report(self, op.node, message, covers=[("SO202", op.node)])
+            return
         use = self._use(op, walk)
         if use is not None:
-            covers = [("SO204", op.node)]
-            walk.report(
-                self, op.node, f"exp overflows fp16 at 11.1 where this logarithm does not; use {use}", covers=covers
-            )
+            problem = "exp overflows fp16 at 11.1 where this logarithm does not"
+            if use.startswith("-"):
+                use, problem = use[1:], "exp is 0 in fp16 below -17, and the logarithm of nothing but these -inf"
+            covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
+            walk.report(self, op.node, f"{problem}; use {use}", covers=covers)
 
     def _use(self, op, walk):
         inner = through(op.input, walk)
         if inner is None:
             return None
-        if inner.name in ("cosh", "exp") and op.name != "log1p" and not self._low(inner, walk):
+        here = any(n is inner.node for n in descendants(op.input))  # by way of a name, another branch may have made it
+        if here and inner.name in ("cosh", "exp") and op.name != "log1p" and exponent_range(inner, walk) is None:
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
         if op.name == "log1p" and inner.name == "exp":
-            return None if self._low(inner, walk) else "F.softplus"
-        if inner.name == "add":
-            parts = [through(n, walk) for n in (inner.input, inner.args[0]) if walk.value(n).tensor]
-            one = any(number(n) == 1 for n in (inner.input, inner.args[0]))
-            if one and len(parts) == 1 and self._grows(parts[0], walk):
-                return "F.softplus or torch.logsumexp"
-        if inner.name in ("sum", "mean") and self._grows(through(inner.input, walk), walk):
-            return "torch.logsumexp"
-        if inner.name == "div":
-            top = through(inner.input, walk)
-            if self._grows(top, walk) and self._has_exp(inner.args[0], walk):
-                return "F.log_softmax"
+            return None if exponent_range(inner, walk) else "F.softplus"
+        if inner.name in ("add", "sub"):
+            return "F.softplus or torch.logsumexp" if self._grows(inner, walk) else None
+        if inner.name in ("sum", "mean", "cumsum"):
+            use = "torch.logcumsumexp" if inner.name == "cumsum" else "torch.logsumexp"
+            exp = through(inner.input, walk)
+            if self._grows(exp, walk):
+                return use
+            below = exp is not None and exp.name == "exp" and exponent_range(exp, walk) == "below"
+            return "-" + use if below else None
+        if inner.name == "div" and self._normalized(inner, walk):
+            return "F.log_softmax"
         return None
 
-    def _grows(self, op, walk):
-        """An exponential, or a sum of them."""
-        if op is not None and op.name == "sum":
-            op = through(op.input, walk)
-        return op is not None and op.name == "exp" and not self._low(op, walk)
+    def _normalized(self, op, walk):
+        """exp(x) / exp(x).sum(), or the part of a sum over it."""
+        return self._grows(through(op.input, walk), walk) and self._has_sum(op.args[0], walk)
+
+    def _grows(self, op, walk, depth=0):
+        """An exponential that may overflow, or a sum with one in it."""
+        if op is None or depth > 4:
+            return False
+        if op.name == "exp":
+            return exponent_range(op, walk) is None
+        if op.name in ("add", "sub"):
+            return any(self._grows(through(n, walk), walk, depth + 1) for n in tensors(op, walk))
+        return op.name == "sum" and self._grows(through(op.input, walk), walk, depth + 1)
+
+    def _has_sum(self, node, walk, depth=0):
+        """Whether an expression adds exponentials up."""
+        op = through(node, walk)
+        if op is None or depth > 5:
+            return False
+        if op.name == "sum":
+            return self._grows(op, walk) or self._has_exp(op.input, walk)
+        return any(self._has_sum(n, walk, depth + 1) for n in tensors(op, walk))
 
     def _has_exp(self, node, walk, depth=0):
         op = through(node, walk)
@@ -172,20 +103,29 @@ class Spelled(Rule):
             return False
         return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
 
-    def _low(self, exp, walk):
-        """exp(-|x|), exp(x - max), exp(x.clamp(max=...)): cannot overflow."""
-        if walk.value(exp.input).constant:
-            return True
-        op = through(exp.input, walk, SHAPING | {"div", "mul"})
-        if op is None:
-            return False
+
+NOT_NEGATIVE = {"abs", "square", "pow", "norm", "relu", "softplus", "cdist", "pdist"}
+
+
+def exponent_range(exp, walk):
+    """Why an exponential cannot overflow: its argument is "below" 0, or "safe", less a maximum; None where it may."""
+    if walk.value(exp.input).constant:
+        return "safe"
+    op, sign = walk.op(exp.input), 1
+    while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
         if op.name == "neg":
-            inside = through(op.input, walk, SHAPING | {"div", "mul"})
-            return inside is not None and inside.name in ("abs", "square", "pow", "norm", "relu", "softplus", "cdist")
-        if op.name == "sub" and walk.value(op.args[0]).tensor:
-            top = through(op.args[0], walk)
-            return top is not None and top.name in ("max", "amax", "logsumexp", "detach")
-        return op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum")
+            sign = -sign
+        elif op.name in ("div", "mul"):
+            sign *= -1 if any(isinstance(n, cst.UnaryOperation) and not walk.value(n).tensor for n in op.args) else 1
+        op = walk.op(op.input)
+    if op is None:
+        return None
+    if op.name == "sub" and walk.value(op.args[0]).tensor and sign > 0:
+        top = through(op.args[0], walk)
+        return "safe" if top is not None and top.name in ("max", "amax", "logsumexp", "detach") else None
+    if op.name in NOT_NEGATIVE:
+        return "below" if sign < 0 else None
+    return "safe" if op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum") else None
 
 
 class Variance(Rule):
@@ -239,4 +179,4 @@ class Variance(Rule):
         return not known and bool(node.args) and squared(node.args[0].value, walk) is not None
 
 
-RULES = (Overlap, Spelled, Variance)
+RULES = (Spelled, Variance)

@@ -7,8 +7,8 @@ from safeops.lint.syntax import descendants, dotted
 
 
 def _of_interest(walk):
-    """In a loss, but for what it does without a graph: statistics, on purpose."""
-    return walk.scope.loss and not walk.scope.metric and not walk.scope.no_grad
+    """In a loss itself, but for what it does without a graph: statistics, on purpose."""
+    return walk.scope.loss and not (walk.scope.metric or walk.scope.helper or walk.scope.no_grad)
 
 
 class Fetch(Rule):
@@ -33,29 +33,44 @@ class Fetch(Rule):
         count = valid.sum().clamp(min=1)
         return error.abs().sum() / count
     """
-    events = ("Call",)
+    events = ("Call", "Assign")
 
     def visit(self, event, node, walk):
         if not _of_interest(walk) or walk.raising:
             return
+        if event == "Assign":
+            if walk.reported(self.code, node.value) and _slices_by(node, walk.body):
+                del walk.reports[self.code, id(node.value)]
+            return
         func = node.func
+        host = (walk.imports.resolve(func) or "").startswith(("scipy.", "numpy.", "sklearn."))
+        for argument in node.args if host else ():  # that library reads it on the host
+            walk.reports.pop((self.code, id(argument.value)), None)
         if isinstance(func, cst.Attribute) and not walk.imports.resolve(func):
             value = walk.value(func.value)
             if (
                 func.attr.value == "item"
                 and not node.args
-                and not value.foreign
+                and not (value.foreign or value.host)
                 and (value.tensor or not dotted(func.value))
             ):
                 covers = [("SO301", func.value)]
                 walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor", covers=covers)
-            elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not value.constant:
+            elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not (value.constant or value.host):
                 message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
             value = walk.value(node.args[0].value)
             if value.tensor and not value.constant:
                 walk.report(self, node, f"{func.value}() of a tensor in a loss waits for the GPU; keep the tensor")
+
+
+def _slices_by(assignment, body):
+    """Whether what is assigned is the bound of a slice: the host has to know it."""
+    target = assignment.target if isinstance(assignment, cst.AnnAssign) else assignment.targets[0].target
+    slices = [n for n in descendants(body) if isinstance(n, cst.Slice)] if body is not None else []
+    names = {n.value for part in slices for n in descendants(part) if isinstance(n, cst.Name)}
+    return isinstance(target, cst.Name) and target.value in names
 
 
 class Print(Rule):
@@ -86,7 +101,7 @@ class Print(Rule):
             parts = [a.value for a in node.args]
         else:
             parts = [p.expression for p in node.parts if isinstance(p, cst.FormattedStringExpression)]
-        if any(walk.value(p).tensor for p in parts):
+        if any(walk.value(p).tensor and (walk.op(p) is not None or event == "Call") for p in parts):
             walk.report(self, node, "formatting a tensor in a loss waits for the GPU; return it detached instead")
 
 
@@ -134,6 +149,9 @@ def _by_python(node, walk):
     if not isinstance(node, cst.Comparison):
         return False
     sides = [node.left, *(c.comparator for c in node.comparisons)]
+    equal = all(isinstance(c.operator, (cst.Equal, cst.NotEqual)) for c in node.comparisons)
+    if equal and not any(walk.value(s).foreign or walk.op(s) is not None for s in sides):
+        return True  # two names: `kind == label`
     return any(
         isinstance(s, (cst.SimpleString, cst.Tuple, cst.List)) or dotted(s) in ("None", "True", "False") for s in sides
     ) or (len(node.comparisons) > 1 and any(isinstance(n, cst.Attribute) for n in descendants(node)))

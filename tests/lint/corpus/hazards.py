@@ -282,7 +282,7 @@ def log_cosh_loss(pred, target):
 
 
 def gaussian_nll(mean, variance, target):
-    nll = 0.5 * (torch.log(variance) + (target - mean) ** 2 / variance)  # SO204
+    nll = 0.5 * (torch.log(variance) + (target - mean) ** 2 / variance)  # SO201 SO204
     return nll.mean()
 
 

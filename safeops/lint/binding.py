@@ -1,0 +1,81 @@
+"""What an assignment tells of the names it binds."""
+
+import dataclasses
+
+import libcst as cst
+
+from safeops.lint.syntax import Op, dotted, number, operation
+from safeops.lint.values import FOREIGN, NOTHING, PAIRS, Value, named_eps, named_mask
+
+
+class Binding:
+    """Mixed into Walk."""
+
+    def _bind(self, target, value, expression, statement):
+        if isinstance(target, cst.Name):
+            if isinstance(expression, cst.Name):  # two names for one memory
+                self._disown(expression)
+                value = dataclasses.replace(value, owned=False)
+            elif value.tensor and value.mask is None and named_mask(target.value) and not value.soft:
+                value = dataclasses.replace(value, mask="likely")
+            if not (value.tensor or value.foreign or value.op) and named_eps(target.value):
+                value = Value(positive=True)
+            self.scope.bind(target.value, value)
+        elif isinstance(target, (cst.Tuple, cst.List)):
+            self._unpack(target.elements, value, expression, statement)
+        elif isinstance(target, cst.StarredElement):
+            self._bind(target.value, NOTHING, None, statement)
+        elif isinstance(target, cst.Attribute):
+            self.evaluate(target.value)
+            if expression is not None:
+                self._disown(expression)
+            if dotted(target):
+                value = dataclasses.replace(value, owned=False)
+                self.scope.bind(dotted(target), value)
+                if self.scope.outer is not None and dotted(target).startswith("self."):
+                    self.scope.outer.bind(dotted(target), value)  # the other methods see it too
+        elif isinstance(target, cst.Subscript):
+            if expression is not None:
+                self._disown(expression)
+            self._subscript_parts(target)
+            self._values[id(target)] = self._subscript_value(target)
+            if isinstance(statement, (cst.Assign, cst.AnnAssign)):
+                self._event("store", (target, statement))
+            zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
+            if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
+                name, old = target.value.value, self.scope.get(target.value.value)
+                if old.tensor:
+                    new = dataclasses.replace(old, positive=True)
+                    if number(expression) == float("-inf") and len(target.slice) == 1:  # as masked_fill
+                        new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
+                    self.scope.names[name] = new
+
+    def _unpack(self, elements, value, expression, statement):
+        parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
+        if len(parts) == len(elements) and not any(isinstance(p, cst.StarredElement) for p in parts):
+            for target, part in zip(elements, parts):
+                self._bind(target.value, self.value(part.value), part.value, statement)
+            return
+        op = operation(expression, self.imports) if expression is not None else None
+        tensors = (
+            op is not None
+            and (op.origin != "method" or self.value(op.input).tensor)
+            and op.name
+            in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
+        )
+        each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
+        pair = tensors and len(elements) == 2 and op.name in PAIRS
+        for i, target in enumerate(elements):
+            made = self._of_pair(Value(op=op), i == 1, expression) if pair else each
+            self._bind(target.value, made, None, statement)
+
+    def _disown(self, node):
+        if isinstance(node, cst.Name):
+            value = self.scope.get(node.value)
+            if value.owned:
+                value.owned = False
+
+
+def _index(subscript):
+    part = subscript.slice[0].slice
+    return part.value if isinstance(part, cst.Index) else part

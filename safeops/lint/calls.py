@@ -1,0 +1,113 @@
+"""What a call is worth: an operation on tensors, a layer, a helper of a loss, or something else."""
+
+import dataclasses
+
+import libcst as cst
+import torch
+
+from safeops.lint.syntax import dotted, operation
+from safeops.lint.values import (
+    NO_TENSOR,
+    NO_TENSOR_METHODS,
+    NOTHING,
+    REDUCTIONS,
+    SURE_METHODS,
+    VIEWS,
+    Value,
+    of_op,
+)
+
+
+class Calls:
+    """Mixed into Walk."""
+
+    def _Call(self, node):
+        op = operation(node, self.imports)
+        full = self.imports.resolve(node.func)
+        if full is None and isinstance(node.func, cst.Attribute):
+            self.evaluate(node.func.value)
+        elif full is None:
+            self.evaluate(node.func)
+        for a in node.args:
+            self.evaluate(a.value)
+        if op is not None:
+            self._recognize(op)
+        value = self._call_value(node, op, full)
+        if op is not None and self._is_tensor_op(op):
+            self._values[id(node)] = value
+            self._operation(op)
+            if op.name in VIEWS or op.inplace:
+                self._disown(op.input)
+            if op.inplace and isinstance(op.input, cst.Name):
+                self.scope.bind(op.input.value, dataclasses.replace(value, owned=False))
+        else:
+            for a in node.args:
+                self._disown(a.value)
+        return value
+
+    def _recognize(self, op):
+        """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
+        value, name = self.value(op.input), op.name
+        wanted = op.input is not None and (self.scope.loss or self.scope.step)
+        if not wanted or value.tensor or value.foreign or value.op is not None:
+            return
+        if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
+            return
+        if not (name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS):
+            return
+        if isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
+            self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
+        elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
+            self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)
+            inner = operation(op.input, self.imports)
+            if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
+                rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
+                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports)
+
+    def _is_tensor_op(self, op):
+        if op.origin == "method":
+            method = op.node.func.attr.value
+            return self.value(op.input).tensor and hasattr(torch.Tensor, method)
+        return op.name not in NO_TENSOR and (
+            op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
+        )
+
+    def _call_value(self, node, op, full):
+        if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
+            return Value(foreign=True, positive=True, node=node)
+        if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
+            return Value(node=node)  # a module: who calls it can look up what it is
+        if full is not None and full.startswith("safeops.") and full.count(".") == 1:
+            return Value(tensor=True, positive=True, owned=True, node=node)
+        if op is None or not self._is_tensor_op(op):
+            name = full or dotted(node.func) or ""
+            if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):
+                return self._builtin(name, node)
+            if op is not None and self.value(op.input).tensor:
+                return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
+            tensors = any(self.value(a.value).tensor for a in node.args)
+            layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
+            model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
+            if model and (self.scope.step or self.scope.loss):
+                tensors = True  # what it is given came from a loader
+            helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
+            known = tensors and (layer or model or helper)
+            return Value(tensor=True, owned=False, node=node) if known else Value(node=node)
+        if op.origin == "method" and op.name in NO_TENSOR_METHODS:
+            return Value(foreign=True, positive=True)
+        if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:
+            if not self.value(op.arg(0, "dim", "other")).tensor:
+                return Value(op=op, node=node)  # a pair of values and indices
+        if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
+            made, host = op.name in ("tensor", "full"), "device" not in op.kwargs
+            return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
+        operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
+        value = of_op(op, operands, self.imports)
+        if op.name in REDUCTIONS:
+            value.owned = True
+        return value
+
+    def _builtin(self, name, node):
+        if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):
+            return NOTHING
+        return Value(foreign=True, positive=True)

@@ -1,0 +1,97 @@
+"""What a rule is shown of the walk: values, sources, what kind of code this is; and where it reports."""
+
+import dataclasses
+import operator
+
+import libcst as cst
+
+from safeops.lint.syntax import comments, descendants, number
+from safeops.lint.uses import meets_one_dtype
+from safeops.lint.values import NOTHING, REDUCTIONS
+
+ARITHMETIC = {cst.Multiply: operator.mul, cst.Divide: operator.truediv, cst.Power: operator.pow}
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    rule: object
+    node: cst.CSTNode
+    message: str
+    fix: object  # [(node, text), ...] or None
+    imports_safeops: bool
+    last: cst.CSTNode
+
+
+class Context:
+    """Mixed into Walk."""
+
+    def value(self, node):
+        return self._values.get(id(node), NOTHING)
+
+    def op(self, node):
+        """The tensor operation that made an expression, through names; None where it is not known."""
+        return self.value(node).op if node is not None else None
+
+    def number(self, node, depth=0):
+        """The number that an expression is, through names and defaults (`self.eps**2`); None where it is not known."""
+        value = number(node) if node is not None else None
+        if value is not None or node is None or depth > 5:
+            return value
+        if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
+            parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
+            try:
+                return None if None in parts else ARITHMETIC[type(node.operator)](*parts)
+            except (ArithmeticError, TypeError):
+                return None
+        made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else None
+        return self.number(made, depth + 1) if made is not node else None
+
+    def text(self, node):
+        """The source of an expression, with its own parentheses."""
+        return self.module.code_for_node(node)
+
+    def argument(self, node):
+        """The source of an expression as the argument of a call: without parentheses around the whole of it."""
+        plain = getattr(node, "lpar", ()) and not comments(node) and "\n" not in self.text(node)
+        return self.text(node.with_changes(lpar=(), rpar=())) if plain else self.text(node)
+
+    def report(self, rule, node, message, fix=None, *, imports=True, covers=(), last=None):
+        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
+        if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
+            fix = None
+        if imports and self.scope.scripted:
+            fix = None
+        if fix and rule.widens and self.body is not None and meets_one_dtype(self.body, node, self.imports):
+            fix = None
+        for code, covered in covers:
+            self.reports.pop((code, id(covered)), None)
+        self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
+
+    def reported(self, code, node):
+        return (code, id(node)) in self.reports
+
+    @property
+    def training(self):
+        """Whether this code computes a loss or a training step, with a graph."""
+        return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
+
+    @property
+    def computing(self):
+        """Whether it does, or computes a metric: values count, gradients may not."""
+        return self.training or self.scope.metric
+
+    def checked(self, node):
+        """Whether a condition asked about any name in this expression, or about what a reduction of it was taken of:
+        `if mask.any()` for `n = mask.sum()`."""
+        op = self.op(node)
+        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node
+        names = self.names_in(node) | self.names_in(of)
+        return any(self.scope.knows(name) for name in names)
+
+    def names_in(self, node):
+        return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+
+
+def _count_comments(text):
+    """Comments in the text of an expression (parsed in parentheses: it may span lines)."""
+    return comments(cst.parse_expression(f"({text}\n)")) if "#" in text else 0

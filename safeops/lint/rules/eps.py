@@ -1,0 +1,129 @@
+"""SO206: an eps that half does not hold."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.rules.squares import normalized, wide
+from safeops.lint.syntax import number
+
+HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
+DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
+
+
+def tiny(node, walk):
+    """A literal that fp16 cannot hold, written here or bound to the name used here; else None."""
+    value = walk.number(node)
+    return value if isinstance(value, (int, float)) and 0 < abs(value) < HALF_TINY else None
+
+
+class TinyEps(Rule):
+    code, name = "SO206", "eps-below-half"
+    widens = True
+    what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
+    why = "The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0."
+    fix = """
+    `safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8)`: there eps is a floor that is resolved in
+    fp32. Or `.float()` first.
+    """
+    outcome = "the loss is inf in fp16"
+    rewrites = """
+    `log(p + eps)`, `log(p.clamp(min=eps))`, `sqrt(p + eps)` and `a / (b + eps)` to `safe_log`, `safe_sqrt` and
+    `safe_div` with `eps=`: equal to rounding where p and b are far above eps. `(a + eps) / (b + eps)`, a smoothed
+    ratio, gets `fill_value=1`: where both are 0 it stays 1. `a / (a.norm(...) + eps)` becomes `normalize`
+    """
+    bad = """
+    def entropy_loss(p):
+        return -torch.log(p + 1e-8).mean()
+    """
+    good = """
+    def entropy_loss(p):
+        return -safeops.safe_log(p, eps=1e-8).mean()
+    """
+    ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
+
+    def operation(self, op, walk):
+        if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
+            return
+        if op.name in ("log", "sqrt", "div"):
+            self._outer(op, walk)
+            return
+        if op.name in DEFAULT_EPS:
+            literal = op.arg(2, "eps")
+            if literal is None and op.origin != "method":
+                self._default(op, walk)
+        else:
+            literal = op.arg(0, "min", "other")
+        eps = tiny(literal, walk) if literal is not None else None
+        if eps is None and op.name == "add":
+            eps = tiny(op.input, walk)
+        if eps is not None and any(walk.value(n).tensor for n in (op.input, *op.args)):
+            walk.report(
+                self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
+            )
+
+    def _default(self, op, walk):
+        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold."""
+        fix = None
+        if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
+            order, dim = op.arg(0, "p"), op.kwargs.get("dim")
+            if (order is None or number(order) == 2) and walk.value(op.input).tensor:
+                by = "1" if dim is None else walk.text(dim)
+                fix = [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={by})")]
+        eps = DEFAULT_EPS[op.name]
+        message = f"the default eps, {eps:g}, is 0 in fp16, and a zero vector NaN; use safeops.{op.name}"
+        walk.report(self, op.node, message, fix)
+
+    def _outer(self, op, walk):
+        """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""
+        inner = (op.args[0] if op.args else None) if op.name == "div" else op.input
+        if (
+            inner is None
+            or not walk.reported("SO206", inner)
+            or op.inplace
+            or op.kwargs
+            or isinstance(op.node, cst.AugAssign)
+        ):
+            return
+        guard = walk.op(inner)
+        if (
+            guard is None
+            or guard.node is not inner
+            or guard.name not in ("add", "clamp", "clamp_min")
+            or len(guard.args) > 1
+        ):
+            return
+        eps = guard.arg(0, "min", "other")
+        if number(eps) is None and not isinstance(eps, cst.Name) or not walk.value(guard.input).tensor:
+            return
+        if set(guard.kwargs) - {"min"} or (guard.name == "add" and guard.kwargs):
+            return
+        x, covers = walk.argument(guard.input), [("SO206", inner)]
+        if op.name != "div":
+            text = f"safeops.safe_{op.name}({x}, eps={walk.text(eps)})"
+        elif number(op.input) == 1:
+            text = f"safeops.safe_reciprocal({x}, eps={walk.text(eps)})"
+        elif not walk.value(op.input).tensor or len(op.args) != 1:
+            return
+        elif (dim := normalized(op.input, guard.input, walk)) is not None:
+            text = f"safeops.normalize({walk.argument(op.input)}, dim={dim}, eps={walk.text(eps)})"
+        else:
+            text = self._quotient(op.input, x, eps, walk)
+            covers += [("SO206", op.input)]
+        if text is not None:
+            name = text[: text.index("(")]
+            message = f"{walk.text(eps)} is 0 in fp16; use {name} with eps=, which is resolved in fp32"
+            walk.report(self, op.node, message, [(op.node, text)], covers=covers)
+
+    def _quotient(self, numerator, x, eps, walk):
+        """a / (x + eps). In (a + e) / (x + eps) what comes out where a and x are 0 is meant: e / eps."""
+        added = walk.op(numerator)
+        if added is None or added.name != "add" or len(added.args) != 1 or tiny(added.args[0], walk) is None:
+            if added is not None and added.name == "add" and tiny(added.input, walk) is not None:
+                return None
+            return f"safeops.safe_div({walk.argument(numerator)}, {x}, eps={walk.text(eps)})"
+        if added.node is not numerator or added.kwargs or walk.text(added.args[0]) != walk.text(eps):
+            return None
+        return f"safeops.safe_div({walk.argument(added.input)}, {x}, eps={walk.text(eps)}, fill_value=1)"
+
+
+RULES = (TinyEps,)

@@ -1,0 +1,136 @@
+"""SO105: products with a mask."""
+
+import re
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.syntax import dotted
+from safeops.lint.values import REDUCTIONS, SHAPING
+
+
+class TimesMask(Rule):
+    code, name = "SO105", "times-mask"
+    what = "`x * mask` does not remove what it masks: NaN * 0 and inf * 0 are NaN, in the value and in the gradient."
+    why = """
+    The masked-out places are those most likely to hold garbage: unmeasured targets, padding, 0 / 0. In half, the
+    sum of a mask beyond 65504 elements is inf besides.
+    """
+    fix = """
+    `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
+    `safeops.masked_mean(x, mask)`.
+    """
+    outcome = "the loss is NaN because of an element that is masked out"
+    rewrites = "`x * mask` to `safeops.masked_fill(x, ~mask, 0)` where the mask is certainly boolean"
+    bad = """
+    def masked_loss(prediction, target):
+        mask = target.isfinite()
+        error = (prediction - target).abs() * mask
+        return error.sum() / mask.sum().clamp(min=1)
+    """
+    good = """
+    def masked_loss(prediction, target):
+        return safeops.l1_loss(prediction, target, mask=target.isfinite())
+    """
+    ops = ("mul",)
+
+    def operation(self, op, walk):
+        if len(op.args) != 1 or walk.scope.no_grad or not (walk.scope.loss or walk.scope.step or walk.scope.is_module):
+            return
+        left, right = walk.value(op.input), walk.value(op.args[0])
+        for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
+                continue
+            if finite(x_node, walk) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
+                continue
+            if mask.mask == "likely" and not mask.tensor:
+                continue
+            fix = None
+            if mask.mask == "bool" and not op.inplace and isinstance(op.node, (cst.BinaryOperation, cst.Call)):
+                fix = [(op.node, f"safeops.masked_fill({walk.argument(x_node)}, {_inverted(mask_node, walk)}, 0)")]
+            walk.report(
+                self, op.node, "multiplying by a mask keeps NaN and inf (NaN * 0 is NaN); use safeops.masked_fill", fix
+            )
+            return
+
+
+def _selected(value):
+    """NaN was replaced already."""
+    return value.op is not None and value.op.name in ("masked_fill", "where", "nan_to_num", "index")
+
+
+POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
+LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
+OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
+BOUNDED = {
+    "sigmoid",
+    "softmax",
+    "tanh",
+    "one_hot",
+    "rand",
+    "rand_like",
+    "hardsigmoid",
+    "sign",
+    "cosine_similarity",
+    "normalize",
+}
+PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
+
+
+PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
+
+
+def finite(node, walk, depth=0):
+    """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone."""
+    value = walk.value(node)
+    if value.foreign or value.mask or value.constant:
+        return True
+    op = value.op
+    if op is None:
+        return bool(LABELS.search(dotted(node) or ""))
+    if op.name in BOUNDED | OF_CLASSES:
+        return True
+    if op.name == "scatter":  # a one-hot code
+        return walk.value(op.input).constant
+    if op.name in PRODUCTS:  # of unit vectors
+        return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
+    if op.name in ("stack", "cat"):
+        return all(LABELS.search(name) for name in walk.names_in(op.input) - {"self"})
+    if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
+        return False
+    return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
+
+
+def _classes(node, mask, walk):
+    """Whether the mask is `x != ignore_index`: then x holds classes, which are finite."""
+    test = mask.node if mask.op is None else walk.value(mask.op.input).node
+    if not isinstance(test, cst.Comparison):
+        return False
+    names = walk.names_in(test)
+    return dotted(node) in names and any("ignore" in name for name in names)
+
+
+def _of_pairs(node, mask, walk):
+    """Whether it chooses among pairs of samples, of which none is worse than another: no mask of what is valid."""
+    if PAIRS.search(dotted(node) or ""):
+        return True
+    test = walk.value(mask.op.input).node if mask.op is not None and mask.op.input is not None else mask.node
+    if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
+        return False
+    equal = isinstance(test.comparisons[0].operator, (cst.Equal, cst.NotEqual))
+    sides = (test.left, test.comparisons[0].comparator)
+    return equal and all(walk.value(side).tensor for side in sides)
+
+
+def _inverted(mask, walk):
+    """The source of ~mask."""
+    if isinstance(mask, cst.UnaryOperation) and isinstance(mask.operator, cst.BitInvert):
+        return walk.argument(mask.expression)
+    return f"~{walk.text(mask)}" if _tight(mask) else f"~({walk.text(mask)})"
+
+
+def _tight(node):
+    return bool(getattr(node, "lpar", ())) or isinstance(node, (cst.Name, cst.Call, cst.Attribute, cst.Subscript))
+
+
+RULES = (TimesMask,)

@@ -1,0 +1,204 @@
+"""What a file's functions are: losses, parts of losses, training steps; and what their bodies say of their names."""
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from safeops.lint.syntax import children, descendants, dotted, operation
+from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
+
+LOSS = re.compile(
+    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|mae|rmse|elbo|kl|ssim|dice|mmd|(info_?)?nce|entropy)(_|$|\d)"
+    r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
+    re.IGNORECASE,
+)
+LOSS_CLASS = re.compile(
+    r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
+)
+METRIC_CLASS = re.compile(r"(Metric|Dice|Score|IoU|SSIM|PSNR|Accuracy|Error)(\d|[A-Z]|$)")
+NOT_A_LOSS = re.compile(
+    r"^(plot|log(?!_(\w+_)?loss$)|print|get(?!_(\w+_)?loss$)|set|make|build|create|test|save|load|register|update|parse)_"
+    r"|lossless",
+    re.I,
+)
+NO_PART_OF_A_LOSS = re.compile(
+    r"^_*(check|validate|assert|verify|ensure|init|reset|convert|warn|plot|print|save|load|test|register|update|parse)|^__",
+    re.I,
+)
+NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
+
+
+@dataclasses.dataclass(slots=True)
+class Clues:
+    """What a function's body shows, and what the file makes of it."""
+
+    tensors: set  # names used as only tensors are
+    arrays: set  # names used as tensors and arrays are
+    masks: set  # names that are a factor, and summed: (x * m).sum() / m.sum()
+    backward: bool  # it calls .backward(), or an optimizer
+    computes: bool  # it calls a loss of torch's or ours
+    returns_loss: bool
+    loss: bool = False  # it is a loss, or part of one
+    helper: bool = False  # it is part of one, not one itself
+    metric: bool = False
+    scripted: bool = False
+
+
+def survey(module, imports):
+    """({id of FunctionDef: Clues}, names of functions that losses call). What a loss calls is part of it."""
+    functions = list(_functions(module, ""))
+    clues = {id(node): _clues(node.body, imports) for _, node in functions}
+    metrics = set(_metrics(module))
+    by_name, todo, helpers = {}, [], set()
+    for class_name, node in functions:
+        by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
+        clue = clues[id(node)]
+        clue.loss, clue.metric = _kind(node.name.value, class_name, clue)
+        clue.metric |= class_name in metrics
+        if clue.loss:
+            todo.append((class_name, node))
+    while todo:
+        class_name, node = todo.pop()
+        for key in _calls(node, class_name):
+            for called in by_name.get(key, ()):
+                clue, name = clues[id(called[1])], called[1].name.value
+                helpers.add(name)
+                if not (clue.loss or clue.backward or NO_PART_OF_A_LOSS.search(name)):
+                    clue.loss = clue.helper = True
+                    clue.metric = clues[id(node)].metric
+                    todo.append(called)
+    _scripted(module, imports, by_name, clues)
+    return clues, helpers
+
+
+def _scripted(module, imports, by_name, clues):
+    """Marks what `torch.jit.script(f)` and `script(Model())` compile, and what that calls."""
+    names = set()
+    for node in descendants(module):
+        if isinstance(node, cst.Call) and node.args and imports.resolve(node.func) == "torch.jit.script":
+            what = node.args[0].value
+            names.add(dotted(what.func if isinstance(what, cst.Call) else what))
+    todo = [f for (class_name, name), found in by_name.items() if {class_name, name} & names for f in found]
+    while todo:
+        class_name, node = todo.pop()
+        if not clues[id(node)].scripted:
+            clues[id(node)].scripted = True
+            todo += [f for key in _calls(node, class_name) for f in by_name.get(key, ())]
+
+
+def _functions(node, class_name):
+    """(name of the class or "", None for one that holds no losses, FunctionDef) of all functions, in order."""
+    for child in children(node):
+        if isinstance(child, cst.FunctionDef):
+            yield class_name, child
+            yield from _functions(child, "")
+        elif isinstance(child, cst.ClassDef):
+            other = any(
+                (dotted(base.value) or "").endswith(("Transform", "Dataset", "Optimizer")) for base in child.bases
+            )
+            yield from _functions(child, None if other else child.name.value)
+        elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
+            yield from _functions(child, class_name)
+
+
+def _metrics(module):
+    """Names of classes that are metrics by their base, or by what they can do, whatever they are called."""
+    for node in descendants(module, stop=cst.FunctionDef):
+        if isinstance(node, cst.ClassDef):
+            methods = {n.name.value for n in node.body.body if isinstance(n, cst.FunctionDef)}
+            counts = "compute" in methods and methods & {"update", "_update"}
+            if counts or any("Metric" in (dotted(b.value) or "") for b in node.bases):
+                yield node.name.value
+
+
+def _kind(name, class_name, clue):
+    """(is it a loss, by its class's name as a metric alone)"""
+    plumbing = name.startswith("__") and name != "__call__" or name == "extra_repr" or "config" in name
+    plumbing = plumbing or re.match(r"_*(reset|convert|warn)(_|$)", name) is not None
+    if plumbing or clue.backward or class_name is None:
+        return False, False
+    in_class = bool(class_name and LOSS_CLASS.search(class_name))
+    own_name = LOSS.search(name) is not None and not NOT_A_LOSS.search(name)
+    metric = bool(class_name and METRIC_CLASS.search(class_name)) and not NO_PART_OF_A_LOSS.search(name)
+    loss = own_name or in_class or clue.returns_loss
+    return loss or metric, metric and not loss
+
+
+def _calls(function, class_name):
+    """What it calls for a result, by a name of this file or as a method of its own class."""
+    nodes = list(descendants(function.body))
+    statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
+    for node in nodes:
+        if isinstance(node, cst.Call) and id(node) not in statements:
+            owner, _, name = (dotted(node.func) or "").rpartition(".")
+            if owner in ("self", "cls"):
+                yield class_name, name
+            elif "." not in owner:
+                yield owner, name
+
+
+def _clues(body, imports):
+    tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
+    counted, factors = set(), set()
+    todo = [body]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, NESTED):
+            continue
+        if isinstance(node, cst.Call):
+            func = node.func
+            computes = computes or _calls_loss(node, imports)
+            if isinstance(func, cst.Attribute):
+                optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
+                backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
+                if isinstance(func.value, cst.Name):
+                    if func.attr.value in TENSOR_METHODS:
+                        tensors.add(func.value.value)
+                    elif func.attr.value in ARRAY_METHODS:
+                        arrays.add(func.value.value)
+                    if func.attr.value == "sum":
+                        counted.add(func.value.value)
+            op = operation(node, imports)
+            if op and op.origin != "method" and isinstance(op.input, cst.Name):
+                if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
+                    if not _factory(op):
+                        tensors.add(op.input.value)
+        elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
+            if node.attr.value in TENSOR_ATTRIBUTES:
+                tensors.add(node.value.value)
+        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
+            factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
+        elif isinstance(node, cst.Return) and node.value is not None:
+            returned |= _names_of(node.value)
+            if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
+                returned.add("loss")
+        todo.extend(children(node))
+    loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
+    return Clues(tensors, arrays, counted & factors, backward, computes, loss)
+
+
+def _names_of(expression):
+    """The names in it, but for those of functions that are called."""
+    nodes = list(descendants(expression, stop=NESTED))
+    called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}
+    called |= {id(n.attr) for n in nodes if isinstance(n, cst.Attribute)}
+    called |= {id(n.keyword) for n in nodes if isinstance(n, cst.Arg) and n.keyword}
+    return {n.value for n in nodes if isinstance(n, cst.Name) and id(n) not in called}
+
+
+def _calls_loss(node, imports):
+    """F.mse_loss(...), F.cross_entropy(...), safeops.l1_loss(...)"""
+    if not isinstance(node, cst.Call):
+        return False
+    full = imports.resolve(node.func) or ""
+    name = full.rsplit(".", 1)[-1]
+    return full.startswith(("torch.nn.functional.", "safeops.")) and (
+        name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
+    )
+
+
+def _factory(op):
+    return op.name in (
+        "zeros ones empty rand randn arange linspace logspace eye randint randperm set_default_device tril_indices"
+    ).split() or op.name.startswith(("set_", "get_", "is_", "_"))
