@@ -21,6 +21,7 @@ class Scope:
         self.helper = False  # it is part of a loss, not one itself
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
+        self.used = set()  # names that its body uses as tensors
         self.no_grad = self.autocast = self.wide = self.loops = 0
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
@@ -65,7 +66,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         _decorate(scope, decorator.decorator, imports)
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
-    scope.scripted = scope.scripted or clues.scripted
+    scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
     if outer is not None and outer.loss and not class_name:
         scope.loss, scope.metric = True, outer.metric
     parameters = node.params
@@ -75,7 +76,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         if i == 0 and class_name and p.name.value in ("self", "cls", "ctx"):
             continue
         by_name = scope.loss or scope.step or forward
-        known = clues.tensors | clues.arrays if by_name else clues.tensors
+        known = scope.used if by_name else clues.tensors
         letter = clues.helper and p.name.value in "kqrstuvw"  # a temperature as well as a target
         value = _parameter(p, known, by_name and not letter, imports)
         if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):

@@ -46,9 +46,11 @@ class Clues:
 
 
 def survey(module, imports):
-    """({id of FunctionDef: Clues}, names of functions that losses call). What a loss calls is part of it."""
+    """({id of FunctionDef, or of the module: Clues}, names of functions that losses call). What a loss calls is part
+    of it."""
     functions = list(_functions(module, ""))
     clues = {id(node): _clues(node.body, imports) for _, node in functions}
+    clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
     by_name, todo, helpers = {}, [], set()
     for class_name, node in functions:
@@ -170,7 +172,7 @@ def _clues(body, imports):
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
             factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.Return) and node.value is not None:
-            returned |= _names_of(node.value)
+            returned |= names_of(node.value)
             if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
                 returned.add("loss")
         todo.extend(children(node))
@@ -178,7 +180,7 @@ def _clues(body, imports):
     return Clues(tensors, arrays, counted & factors, backward, computes, loss)
 
 
-def _names_of(expression):
+def names_of(expression):
     """The names in it, but for those of functions that are called."""
     nodes = list(descendants(expression, stop=NESTED))
     called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}

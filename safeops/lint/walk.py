@@ -1,6 +1,7 @@
 """One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
 
 import dataclasses
+import re
 
 import libcst as cst
 
@@ -9,9 +10,9 @@ from safeops.lint.calls import Calls
 from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
 from safeops.lint.scope import Scope, enter_autocast, function_scope
-from safeops.lint.survey import survey
+from safeops.lint.survey import names_of, survey
 from safeops.lint.syntax import OPERATORS, Op, asked_about, children, dotted
-from safeops.lint.values import FOREIGN, NOTHING, of_op
+from safeops.lint.values import FOREIGN, NOTHING, Value, named_mask, named_tensor, of_op
 
 # Whose backward needs the operands.
 SAVES_INPUT = set(
@@ -41,6 +42,8 @@ class Walk(Binding, Calls, Context, Expressions):
 
     def run(self):
         self.clues, self.helpers = survey(self.module, self.imports)
+        own = self.clues[id(self.module)]  # a script whose training loop is in no function
+        self.scope.step, self.scope.used = own.backward, own.tensors | own.arrays
         self._event("module", self.module)
         self._block(self.module.body)
         return list(self.reports.values())
@@ -168,6 +171,10 @@ class Walk(Binding, Calls, Context, Expressions):
     def _For(self, node):
         value = self.evaluate(node.iter)
         self._bind(node.target, dataclasses.replace(NOTHING, tensor=value.tensor), None, node)
+        if self.scope.step and re.search("load|batch|data", self.text(node.iter), re.I):
+            for name in names_of(node.target):
+                if name in self.scope.used or named_tensor(name):
+                    self.scope.bind(name, Value(tensor=True, mask="likely" if named_mask(name) else None))
         self._loop(node)
 
     def _loop(self, node):

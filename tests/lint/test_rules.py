@@ -276,6 +276,22 @@ def test_silent(arguments, body):
     assert [(f.code, f.message) for f in found] == []
 
 
+LOOP = """
+for step, (x, y, mask) in enumerate(loader):
+    loss = ((model(x) - y).abs() * mask).sum() / mask.sum()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("place", ["def train(model, loader):", "if True:"])
+def test_a_loop_over_a_loader_gives_tensors(place):
+    """In a training step, which may be a script's own code."""
+    code = f"import torch\n\n{place}{textwrap.indent(LOOP, '    ')}"
+    assert [f.code for f in lint_source(code)] == ["SO202", "SO105"]
+    assert not lint_source(code.replace("loss.backward()", "print(loss)"))
+    assert not lint_source(code.replace("in enumerate(loader)", "in enumerate(settings)"))
+
+
 def test_without_torch_nothing_is_found():
     for code, arguments, body in FOUND:
         lines = program(arguments, body).splitlines(keepends=True)

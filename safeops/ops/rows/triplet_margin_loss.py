@@ -7,6 +7,7 @@ from safeops._definitions import kept
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw, like
 from safeops._op import Op, registry
+from safeops._symbolic import symbolic
 from safeops.ops.reductions import masked_norm  # noqa: F401  (the record that the definition calls)
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, validate, vectors
 
@@ -78,8 +79,13 @@ class TripletMarginLoss(Op):
     module, example = "TripletMarginLoss", "torch.eye(2), torch.ones(2, 2), torch.zeros(2, 2)"
     differentiable = (0, 1, 2)
 
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.numbers = tuple(i for i in self.numbers if i != 5)  # the order chooses a formula, and stays a number
+
     def prepare(self, *operands):
-        return operands[5] == 2, operands
+        p = operands[5]
+        return not symbolic(p) and p == 2, operands
 
     def validate(self, *arguments):
         """The public function has."""

@@ -44,7 +44,7 @@ def check(vectors, margin=1.0, eps=1e-6, swap=False, keep=None, grad=None):
     leaves = [x.double().requires_grad_() for x in vectors]
     wanted = definition(*leaves, keep, margin, 2.0, eps, swap)
     assert loss.dtype == wide and all(x.dtype == F64 for x in distances)
-    close(loss, wanted.detach(), dtype=wide)
+    close(loss, wanted.detach(), distances[0] + distances[1] + margin, wide)
     for dx, x, want in zip(slopes, vectors, torch.autograd.grad(wanted, leaves, grad.double())):
         assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
         assert keep is None or not dx[~keep].any()
