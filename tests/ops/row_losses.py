@@ -1,4 +1,4 @@
-"""The losses of rows: made of other ops, but for multi_margin_loss and triplet_margin_loss, which are ops of their own."""
+"""The losses of rows: made of other ops, but for multi_margin_loss and triplet_margin_loss."""
 
 import functools
 
