@@ -1,6 +1,6 @@
 # make demo    an AMP training run that the usual loss code breaks, beside safeops
 # make test    the tests of every change; `make test TORCH=2.11.0`: beside that torch, in an environment of its own
-# make test-all  those and the slow ones: the full matrix, all architectures, long fuzzing
+# make test-all  those, the slow ones (make test-slow) and each clause of the contract on every op and variant
 # All first do the set-up (make setup): .venv, pinned dependencies, the build. Needs Python, pip and g++ (and nvcc for
 # the CUDA kernels, which are built for this machine's GPUs). Nothing is done twice: the stamps in .venv remember.
 
@@ -14,7 +14,7 @@ CXX_FILES := $(filter %.h %.cuh %.cpp %.cu,$(SOURCE))
 SHELL  := /bin/bash -o pipefail
 .DEFAULT_GOAL := demo
 .DELETE_ON_ERROR:
-.PHONY: setup demo test architectures test-slow test-all mutants lint bench gpu-model wheel gpu-check gpu-kernels clean
+.PHONY: setup demo test architectures test-slow test-exhaustive test-all mutants lint bench gpu-model wheel gpu-check gpu-kernels clean
 
 PINNED := requirements-dev.txt
 BUILD  := rm -f safeops/*.so;
@@ -69,9 +69,13 @@ architectures: setup
 
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
 test-slow: architectures $(VENV)/rivals
-	@$(PYTEST) -m slow $(ARGS)
+	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
-test-all: test test-slow
+# What the others ask of one op of a family, of all.
+test-exhaustive: setup
+	@$(PYTEST) -m exhaustive $(ARGS)
+
+test-all: test test-slow test-exhaustive
 
 lint: $(VENV)/installed
 	@$(BIN)/ruff check --quiet --output-format concise .

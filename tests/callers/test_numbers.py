@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import safeops
 from tests.callers.calls import CALLS, NUMBERS, call, tensors
-from tests.ops.record import firsts
+from tests.ops.record import firsts, unless_first
 
 KEYS = [*NUMBERS, "capacity"]
 # not a choice between two formulas; nor what of logarithms is not read, which torch makes a constant of
@@ -73,7 +73,7 @@ CASES = [*((*size, False) for size in SIZES), *((*size, True) for size in PLAIN)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, key, kind, plain", CASES)
+@pytest.mark.parametrize("name, key, kind, plain", [unless_first(*case) for case in CASES])
 def test_a_size_as_number_exports(name, key, kind, plain, monkeypatch):
     """plain: with no argument but those, which is a way of its own to a loss's kernel."""
 
@@ -108,7 +108,7 @@ SETS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CHANGING)
+@pytest.mark.parametrize("name", map(unless_first, CHANGING))
 def test_numbers_that_change_are_compiled_once(name):
     """All of a call at once: one that became a constant would compile it anew each time. By aot_eager: the tracer alone
     takes any number, and it is the layer below that makes constants of them."""

@@ -4,24 +4,25 @@ import pytest
 
 from safeops.testing import CHECKS, run_check
 from tests.ops import RECORDS
-from tests.ops.record import firsts
+from tests.ops.record import REPEATS, firsts
 
-# What the composite is asked at once, of an op and of its variants. The rest is a slow test.
+# What the composite is asked at once, of an op and of its variants. The rest is exhaustive.
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )
 
 
 def cases():
-    """Every op through every clause once. A slow test is what only repeats an op's clause, what traces an op that
-    is not the first of its family, and what Inductor compiles: it takes the time of all other clauses together."""
+    """Every op through every clause once. Slow is what Inductor compiles: it takes the time of all other clauses
+    together. Exhaustive is what only repeats an op's clause, and what traces an op that is not the first of its
+    family."""
     firsts_of_families = firsts()
     for record in RECORDS.values():
         for subject in record.subjects():
             for check in (name for name in CHECKS if name not in subject.skip):
                 repeats = subject.name != record.name and check not in OF_COMPOSITES
-                compiles = check == "inductor" or (CHECKS[check].slow and record.name not in firsts_of_families)
-                marks = [pytest.mark.slow] if repeats or compiles else []
+                traces = CHECKS[check].slow and check != "inductor" and record.name not in firsts_of_families
+                marks = REPEATS if repeats or traces else [pytest.mark.slow] if check == "inductor" else ()
                 yield pytest.param(subject, check, marks=marks, id=f"{subject.name}-{check}")
 
 
