@@ -54,8 +54,8 @@ def elementwise(n, dtype):
     x, offset, rows = empty(n, dtype=dtype), empty(n + 1, dtype=dtype)[1:], empty(n // 4096, 4096, dtype=dtype)
     column, mask = empty(n // 4096, 1, dtype=dtype), empty(n, dtype=torch.bool)
 
-    def one(kernel, inner=0):  # loops over dims are unrolled: of three dims there is no pass
-        avoid = SHIFTED if kernel == "flat_kernel" else NONE
+    def one(kernel, inner=0, avoid=NONE):  # loops over dims are unrolled: of three dims there is no pass
+        avoid = SHIFTED if kernel == "flat_kernel" else avoid
         return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
 
     for op in (*UNARY, *BINARY):
@@ -64,7 +64,7 @@ def elementwise(n, dtype):
         yield (op, "backward", "flat"), [x] * (1 + count), flat
     yield ("safe_log", "forward", "offset"), [offset], one("kernel")
     yield ("safe_div", "forward", "offset"), [offset] * 2, one("kernel")
-    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel")
+    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # one for each row
     yield ("masked_fill", "forward", "flat"), [x, mask], one("flat_kernel")
     yield ("masked_fill", "forward", "rows"), [rows, mask[: n // 4096, None]], one("rows_kernel")
 

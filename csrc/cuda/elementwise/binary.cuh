@@ -1,7 +1,7 @@
 // The skeleton of the binary functions. An op brings two functions of the compute type C:
 //
 //   struct Xlogy {
-//     static constexpr bool kRolled = false;     // elementwise.cuh
+//     static constexpr bool kRolled = false;     // loop.cuh; of halves it is not
 //     static constexpr bool kFixedRows = false;  // floating.cuh
 //     template <class C> static __device__ C value(const Range<C>& range, C a, C b);
 //     template <class C>  // da = g df/da, db = g df/db, exactly 0 where f is flat
@@ -14,45 +14,47 @@
 
 #include "floating.cuh"
 #include "functions.h"
+#include "half.cuh"
 
 namespace safeops::cuda {
 
-template <class Function, class C>
+template <class Function, class R>
 struct Binary {
-  using Value = C;
+  using Value = typename R::Value;
   static constexpr int kOut = 1, kIn = 2;
-  static constexpr bool kMask = false, kRolled = Function::kRolled, kFixedRows = Function::kFixedRows;
-  Range<C> range;
+  static constexpr bool kMask = false, kRolled = Function::kRolled && !R::kHalf;
+  static constexpr bool kFixedRows = Function::kFixedRows;
+  R range;
 
   __device__ void prepare() {}
-  __device__ void operator()(const C* in, bool, C* out) const { out[0] = Function::value(range, in[0], in[1]); }
+  __device__ void operator()(const Value* in, bool, Value* out) const { out[0] = Function::value(range, in[0], in[1]); }
 };
 
-template <class Function, class C>
+template <class Function, class R>
 struct BinaryBackward {
-  using Value = C;
+  using Value = typename R::Value;
   static constexpr int kOut = 2, kIn = 3;
-  static constexpr bool kMask = false, kRolled = Function::kRolled, kFixedRows = Function::kFixedRows;
-  Range<C> range;
+  static constexpr bool kMask = false, kRolled = Function::kRolled && !R::kHalf;
+  static constexpr bool kFixedRows = Function::kFixedRows;
+  R range;
 
   __device__ void prepare() {}
-  __device__ void operator()(const C* in, bool, C* out) const {
+  __device__ void operator()(const Value* in, bool, Value* out) const {
     Function::slopes(range, in[0], in[1], in[2], out[0], out[1]);
   }
 };
 
 template <class Function>
 void launch_binary(Plan<3>& plan, bool wide, double eps, double fill, Type out, cudaStream_t stream) {
-  launch_floating(plan, wide, Binary<Function, float>{make_range<float>(eps, out, fill)},
-                  Binary<Function, double>{make_range<double>(eps, out, fill)}, stream);
+  const auto make = [](const auto& range) { return Binary<Function, std::decay_t<decltype(range)>>{range}; };
+  launch_floating(plan, wide, make, stream, eps, out, fill);
 }
 
 template <class Function>
 void launch_binary_backward(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,
                             cudaStream_t stream) {
-  launch_floating(
-      plan, wide, BinaryBackward<Function, float>{make_range<float>(eps, out, 0, need_input, need_other)},
-      BinaryBackward<Function, double>{make_range<double>(eps, out, 0, need_input, need_other)}, stream);
+  const auto make = [](const auto& range) { return BinaryBackward<Function, std::decay_t<decltype(range)>>{range}; };
+  launch_floating(plan, wide, make, stream, eps, out, 0.0, need_input, need_other);
 }
 
 }  // namespace safeops::cuda

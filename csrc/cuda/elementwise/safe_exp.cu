@@ -18,6 +18,10 @@ struct SafeExp {
     const C y = exp(x);
     return range.overflows(y) && finite(x) ? C(0) : g * y;
   }
+  static __device__ float slope(const Half& range, float g, float x) {
+    const float y = x * (1 / kLog2);
+    return y >= range.log2_limit && finite(x) ? 0 : with_signs_of(rough_exp2(rough_log2(fabs(g)) + y), g);
+  }
 };
 
 }  // namespace

@@ -12,6 +12,9 @@ struct SafeLog {
   static __device__ C value(const Range<C>& range, C x) {
     return x < range.eps ? range.stand_in : log(x);
   }
+  static __device__ float value(const Half& range, float x) {
+    return x < range.eps ? range.stand_in : log2_of(x) * kLog2;
+  }
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {
     return x < range.eps ? C(0) : g / x;

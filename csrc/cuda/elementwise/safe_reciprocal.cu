@@ -19,6 +19,11 @@ struct SafeReciprocal {
     const C q = C(1) / x;
     return divides(range, x) && !range.overflows(q) ? slope_of_divisor(g, x, q, g / x) : C(0);
   }
+  static __device__ float slope(const Half& range, float g, float x) {
+    const float size = rough_log2(fabs(x));
+    const bool live = divides(range, x) && !(-size >= range.log2_limit);
+    return live ? -with_signs_of(rough_exp2(rough_log2(fabs(g)) - 2 * size), g) : 0;
+  }
 };
 
 }  // namespace
