@@ -59,7 +59,7 @@ def elementwise(n, dtype):
         return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
 
     for op in (*UNARY, *BINARY):
-        flat, count = one("flat_kernel", 16 // x.element_size() if op in ROLLED else 0), 1 + (op in BINARY)
+        flat, count = one("flat_kernel", 4 if op in ROLLED and dtype == torch.float32 else 0), 1 + (op in BINARY)
         yield (op, "forward", "flat"), [x] * count, flat
         yield (op, "backward", "flat"), [x] * (1 + count), flat
     yield ("safe_log", "forward", "offset"), [offset], one("kernel")
@@ -77,7 +77,7 @@ def lists(n, dtype):
         blocks, passes = sum(scans), {dtype.itemsize: 0, 16: 0, 64: read / sum(scans) / 4 / 2048}
         parts = [(read * its // blocks, written * its // blocks) for its in scans]
         found = [Step("scan", *part, passes, 0, mark=OWN[dtype]) for part in parts]
-        merged = Step("merge", 4 * blocks * 24, 8, waits=0, rounds=1 + ceil(4 * blocks / 2048))
+        merged = Step("merge", 4 * blocks * 24, 8, waits=0, rounds=1 + ceil(4 * blocks / 4096))
         return found + [merged] * (len(launches) - len(scans))
 
     for layout, sizes in (("flat", [n]), ("list", [n // 64] * 48 + [n // 4 // 252] * 252)):

@@ -73,7 +73,7 @@ struct Parts {
   int64_t count;
 };
 
-constexpr int kMerging = 256;  // threads, of which each has eight sums under way
+constexpr int kMerging = 512;  // threads, of which each has eight sums under way
 
 template <class Sum>
 __global__ void __launch_bounds__(kMerging) merge_kernel(const __grid_constant__ Parts<Sum> parts) {
