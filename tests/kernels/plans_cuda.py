@@ -16,7 +16,7 @@ from tests.kernels.emulated import BINARY, UNARY
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
 # A path by which elements of a dtype go where each has its own.
-OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80", torch.float32: NONE}
+OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80|0x47804780", torch.float32: NONE}
 SHIFTED = r"SHF\.R\.U64"  # what the flat kernel does with operands that are not aligned
 
 

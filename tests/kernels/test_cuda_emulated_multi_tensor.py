@@ -58,6 +58,17 @@ def test_health(ops, dtype):
         assert torch.equal(got, want), (got - want).nonzero()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_health_of_every_half(ops, dtype):
+    """In order and at random; with the numbers that are not finite among the others, and without."""
+    torch.manual_seed(0)
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    sets = [x, x[torch.randperm(len(x))]]
+    inputs = [s[kept] for s in sets for kept in (s == s, s.isfinite(), s.abs() < 1e-4, s == 0)] + sets
+    got, want = health(ops._health_, inputs), health(scans.health_definition, inputs)
+    assert torch.equal(got, want), (got - want).nonzero()
+
+
 def test_health_of_mixed_dtypes_and_twice(ops):
     inputs = [x for dtype in FLOATS for x in layouts(dtype)]
     want = health(scans.health_definition, inputs)

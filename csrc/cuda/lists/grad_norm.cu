@@ -41,6 +41,8 @@ __device__ inline Sum merged(Sum a, const Sum& b) {
 template <class Sum>
 struct Norm {
   static constexpr bool kWrites = false;
+  template <class Codec>
+  static constexpr bool kPairs = false;
   char* parts;
 
   template <class Codec>

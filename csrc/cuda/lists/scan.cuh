@@ -3,6 +3,7 @@
 //
 //   struct Op {
 //     static constexpr bool kWrites = false;
+//     template <class Codec> static constexpr bool kPairs = false;  // or read_pairs(state, packets) sees many at once
 //     template <class Codec> struct State { ... };  // a lane's, value-initialised
 //     __device__ bool begin();                      // false: nothing to do
 //     template <class Codec>                        // one element; true: special() must see it
@@ -74,6 +75,7 @@ __device__ inline void packets(const Op& op, State& state, char* base, int64_t a
 #pragma unroll
   for (int u = 0; u < U; ++u) packet[u] = fetch<uint4, Op>(p + u * 512);
   bool ask = false;
+  if constexpr (Op::template kPairs<Codec>) ask = op.template read_pairs<Codec>(state, packet);
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     if constexpr (Op::kWrites) {
@@ -81,7 +83,7 @@ __device__ inline void packets(const Op& op, State& state, char* base, int64_t a
 #pragma unroll
       for (int k = 0; k < K; ++k) raw[k] = op.template write<Codec>(packet_get<Raw>(packet[u], k));
       store(p + u * 512, packet_of(raw));
-    } else {
+    } else if constexpr (!Op::template kPairs<Codec>) {
 #pragma unroll
       for (int k = 0; k < K; ++k) ask |= op.template read<Codec>(state, packet_get<Raw>(packet[u], k));
     }
