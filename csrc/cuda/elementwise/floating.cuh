@@ -34,6 +34,23 @@ struct Half : Range<float> {
   explicit Half(const Range<float>& range) : Range<float>(range), log2_limit(std::log2(range.limit)) {}
 };
 
+// What a function says of itself: whether it is long (loop.cuh; none of halves is), and whether it is often of rows.
+struct Plain {
+  static constexpr bool kRolled = false, kFixedRows = false;
+};
+
+// What the functors of all functions are, for a range of type R.
+template <class Function, class R, int kOuts, int kIns>
+struct Functor {
+  using Value = typename R::Value;
+  static constexpr int kOut = kOuts, kIn = kIns;
+  static constexpr bool kMask = false, kRolled = Function::kRolled && !R::kHalf;
+  static constexpr bool kFixedRows = Function::kFixedRows;
+  R range;
+
+  __device__ void prepare() {}
+};
+
 // Of g a b: whether the product g a is no normal number, so that g (a b) is the better order of the factors.
 template <class C>
 __device__ inline bool lost(C product, C g) {

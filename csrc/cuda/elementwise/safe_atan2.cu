@@ -4,9 +4,7 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeAtan2 {
-  static constexpr bool kRolled = false, kFixedRows = false;
-
+struct SafeAtan2 : Plain {
   template <class C>
   static __device__ C value(const Range<C>&, C y, C x) {
     return y == C(0) && x == C(0) ? C(0) : atan2(y, x);

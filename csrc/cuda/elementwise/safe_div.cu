@@ -5,8 +5,8 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeDiv {
-  static constexpr bool kRolled = false, kFixedRows = true;
+struct SafeDiv : Plain {
+  static constexpr bool kFixedRows = true;
 
   template <class C>
   static __device__ C value(const Range<C>& range, C a, C b) {

@@ -28,9 +28,9 @@ __device__ inline C power(C a, C b) {
   return pow(a, b);
 }
 
-struct SafePow {
+struct SafePow : Plain {
   static constexpr float kLowest = -std::numeric_limits<float>::max();
-  static constexpr bool kRolled = true, kFixedRows = false;
+  static constexpr bool kRolled = true;
 
   template <class C>
   static __device__ C value(const Range<C>& range, C a, C b) {

@@ -4,8 +4,7 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeRsqrt {
-  static constexpr bool kRolled = false;
+struct SafeRsqrt : Plain {
   static double stand_in(double eps, double) { return 1 / std::sqrt(eps); }
 
   template <class C>

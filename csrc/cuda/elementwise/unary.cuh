@@ -1,10 +1,10 @@
 // The skeleton of the unary functions. An op brings two functions of the compute type C:
 //
-//   struct SafeLog {
-//     static constexpr bool kRolled = false;                          // loop.cuh; of halves it is not
+//   struct SafeLog : Plain {
 //     static double stand_in(double eps, double fill_value);          // on the host: the value where there is none
 //     template <class C> static __device__ C value(const Range<C>& range, C x);
 //     template <class C> static __device__ C slope(const Range<C>& range, C g, C x);  // g f'(x), exactly 0 if flat
+//     static __device__ float value(const Half& range, float x);  // where there is something shorter for halves
 //   };
 //   SAFEOPS_UNARY(safe_log, SafeLog)                                // and a line in unary.cpp
 //
@@ -18,38 +18,30 @@
 namespace safeops::cuda {
 
 template <class Function, class R>
-struct Unary {
+struct Unary : Functor<Function, R, 1, 1> {
   using Value = typename R::Value;
-  static constexpr int kOut = 1, kIn = 1;
-  static constexpr bool kMask = false, kRolled = Function::kRolled && !R::kHalf;
-  static constexpr bool kFixedRows = false;
-  R range;
-
-  __device__ void prepare() {}
-  __device__ void operator()(const Value* in, bool, Value* out) const { out[0] = Function::value(range, in[0]); }
+  __device__ void operator()(const Value* in, bool, Value* out) const {
+    out[0] = Function::value(this->range, in[0]);
+  }
 };
 
 template <class Function, class R>
-struct UnaryBackward {
+struct UnaryBackward : Functor<Function, R, 1, 2> {
   using Value = typename R::Value;
-  static constexpr int kOut = 1, kIn = 2;
-  static constexpr bool kMask = false, kRolled = Function::kRolled && !R::kHalf;
-  static constexpr bool kFixedRows = false;
-  R range;
-
-  __device__ void prepare() {}
-  __device__ void operator()(const Value* in, bool, Value* out) const { out[0] = Function::slope(range, in[0], in[1]); }
+  __device__ void operator()(const Value* in, bool, Value* out) const {
+    out[0] = Function::slope(this->range, in[0], in[1]);
+  }
 };
 
 template <class Function>
 void launch_unary(Plan<2>& plan, bool wide, double eps, double fill_value, Type out, cudaStream_t stream) {
-  const auto make = [](const auto& range) { return Unary<Function, std::decay_t<decltype(range)>>{range}; };
+  const auto make = [](const auto& range) { return Unary<Function, std::decay_t<decltype(range)>>{{range}}; };
   launch_floating(plan, wide, make, stream, eps, out, Function::stand_in(eps, fill_value));
 }
 
 template <class Function>
 void launch_unary_backward(Plan<3>& plan, bool wide, double eps, Type out, cudaStream_t stream) {
-  const auto make = [](const auto& range) { return UnaryBackward<Function, std::decay_t<decltype(range)>>{range}; };
+  const auto make = [](const auto& range) { return UnaryBackward<Function, std::decay_t<decltype(range)>>{{range}}; };
   launch_floating(plan, wide, make, stream, eps, out);
 }
 

@@ -4,9 +4,7 @@
 namespace safeops::cuda {
 namespace {
 
-struct Xlogy {
-  static constexpr bool kRolled = false, kFixedRows = false;
-
+struct Xlogy : Plain {
   template <class C>
   static __device__ C value(const Range<C>&, C a, C b) {
     return a == C(0) ? C(0) : a * log(b);
