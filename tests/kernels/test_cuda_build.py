@@ -347,7 +347,8 @@ def test_flat_and_rows_kernels_move_16_byte_packets(built, source, arch):
     assert len(flat) == len(expected)
     for key, (reads, writes) in expected.items():
         op, _, codec = key.rpartition(", ")
-        pattern = rf"flat_kernel<{op}<\w+, (Half|Range<\w+> )>, {codec}>" if op else rf"flat_kernel<\w+<[\w ]+>, {re.escape(codec)} ?>"
+        of = rf"{op}<\w+, (Half|Range<\w+> )>" if op else r"\w+<[\w ]+>"
+        pattern = rf"flat_kernel<{of}, {re.escape(codec)} ?>"
         (name,) = [name for name in flat if re.search(pattern, name)]
         if codec not in ("F16", "BF16"):
             reads, writes = ROLLED.get(source.stem, {}).get(op, (reads, writes))
