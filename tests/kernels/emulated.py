@@ -48,6 +48,7 @@ def counter(target):
         library.emulated_counts(ctypes.byref(wide), ctypes.byref(shuffles))
         return wide.value, shuffles.value
 
+    counts.library = library
     counts.in_host = library.emulated_in_host  # the tensor of this data is a CPU's beside the others, which are CUDA's
     return counts
 

@@ -16,7 +16,7 @@ from tests.kernels.emulated import BINARY, UNARY
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
 # A path by which elements of a dtype go where each has its own.
-OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80", torch.float32: NONE}
+OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80|0x47804780", torch.float32: NONE}
 SHIFTED = r"SHF\.R\.U64"  # what the flat kernel does with operands that are not aligned
 
 
@@ -54,17 +54,17 @@ def elementwise(n, dtype):
     x, offset, rows = empty(n, dtype=dtype), empty(n + 1, dtype=dtype)[1:], empty(n // 4096, 4096, dtype=dtype)
     column, mask = empty(n // 4096, 1, dtype=dtype), empty(n, dtype=torch.bool)
 
-    def one(kernel, inner=0):  # loops over dims are unrolled: of three dims there is no pass
-        avoid = SHIFTED if kernel == "flat_kernel" else NONE
+    def one(kernel, inner=0, avoid=NONE):  # loops over dims are unrolled: of three dims there is no pass
+        avoid = SHIFTED if kernel == "flat_kernel" else avoid
         return lambda read, written, _: [Step(kernel, read, written, {0: inner}, avoid=avoid, most=True)]
 
     for op in (*UNARY, *BINARY):
-        flat, count = one("flat_kernel", 16 // x.element_size() if op in ROLLED else 0), 1 + (op in BINARY)
+        flat, count = one("flat_kernel", 4 if op in ROLLED and dtype == torch.float32 else 0), 1 + (op in BINARY)
         yield (op, "forward", "flat"), [x] * count, flat
         yield (op, "backward", "flat"), [x] * (1 + count), flat
     yield ("safe_log", "forward", "offset"), [offset], one("kernel")
     yield ("safe_div", "forward", "offset"), [offset] * 2, one("kernel")
-    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel")
+    yield ("safe_div", "forward", "rows"), [rows, column], one("rows_kernel", avoid="MUFU.RCP|CALL")  # one for each row
     yield ("masked_fill", "forward", "flat"), [x, mask], one("flat_kernel")
     yield ("masked_fill", "forward", "rows"), [rows, mask[: n // 4096, None]], one("rows_kernel")
 
@@ -77,7 +77,7 @@ def lists(n, dtype):
         blocks, passes = sum(scans), {dtype.itemsize: 0, 16: 0, 64: read / sum(scans) / 4 / 2048}
         parts = [(read * its // blocks, written * its // blocks) for its in scans]
         found = [Step("scan", *part, passes, 0, mark=OWN[dtype]) for part in parts]
-        merged = Step("merge", 4 * blocks * 24, 8, waits=0, rounds=1 + ceil(4 * blocks / 2048))
+        merged = Step("merge", 4 * blocks * 24, 8, waits=0, rounds=1 + ceil(4 * blocks / 4096))
         return found + [merged] * (len(launches) - len(scans))
 
     for layout, sizes in (("flat", [n]), ("list", [n // 64] * 48 + [n // 4 // 252] * 252)):

@@ -38,6 +38,12 @@ def ops(emulated):
     return emulated[0]
 
 
+@pytest.fixture(scope="module")
+def kernels_started(emulated):
+    """A function of the driver's version from now on, giving how many kernels were started since its last call."""
+    return emulated[1].library.emulated_kernels
+
+
 def health(function, inputs, row=1):
     out = torch.zeros(row + len(inputs) + 1, 8, dtype=torch.int64)
     function(out, row, inputs)
@@ -50,6 +56,17 @@ def test_health(ops, dtype):
     for inputs in (layouts(dtype) + expanded(dtype), many(dtype), [values(20_000, dtype=dtype)], []):
         got, want = health(ops._health_, inputs), health(scans.health_definition, inputs)
         assert torch.equal(got, want), (got - want).nonzero()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_health_of_every_half(ops, dtype):
+    """In order and at random; with the numbers that are not finite among the others, and without."""
+    torch.manual_seed(0)
+    x = torch.arange(-(2**15), 2**15).to(torch.int16).view(dtype)
+    sets = [x, x[torch.randperm(len(x))]]
+    inputs = [s[kept] for s in sets for kept in (s == s, s.isfinite(), s.abs() < 1e-4, s == 0)] + sets
+    got, want = health(ops._health_, inputs), health(scans.health_definition, inputs)
+    assert torch.equal(got, want), (got - want).nonzero()
 
 
 def test_health_of_mixed_dtypes_and_twice(ops):
@@ -104,6 +121,22 @@ def test_norm(ops, dtype):
             assert torch.equal(ops._grad_norm(clean, ord), got)  # the same bits again
             assert ops._grad_norm([*clean, torch.tensor(torch.nan)], ord).isnan()
             assert ops._grad_norm([torch.tensor([1, -torch.inf]), *clean], ord) == torch.inf
+
+
+@pytest.mark.parametrize("driver, kernels", [(12000, 12), (13000, 2)], ids=["a driver of before 12.1", "a recent one"])
+def test_launches_are_as_large_as_the_driver_takes(ops, kernels_started, driver, kernels):
+    """Of 1,100 tensors; what is written for each of them is its own."""
+    inputs = [torch.full((1 + i % 3,), float(i)) for i in range(1100)]
+    kernels_started(driver)
+    got = health(ops._health_, inputs)
+    assert kernels_started(driver) == kernels
+    assert torch.equal(got, health(scans.health_definition, inputs))
+    norm = ops._grad_norm(inputs, 2)
+    assert kernels_started(driver) == kernels + 1
+    torch.testing.assert_close(norm, torch.cat(inputs).double().norm(), rtol=1e-14, atol=0)
+    ops._scale_(inputs, torch.tensor(0.5))
+    assert kernels_started(13000) == kernels
+    assert all(x.eq(i / 2).all() for i, x in enumerate(inputs))
 
 
 def test_norm_at_the_ends_of_the_range(ops):

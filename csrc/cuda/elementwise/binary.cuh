@@ -1,11 +1,10 @@
 // The skeleton of the binary functions. An op brings two functions of the compute type C:
 //
-//   struct Xlogy {
-//     static constexpr bool kRolled = false;     // elementwise.cuh
-//     static constexpr bool kFixedRows = false;  // floating.cuh
+//   struct Xlogy : Plain {
 //     template <class C> static __device__ C value(const Range<C>& range, C a, C b);
 //     template <class C>  // da = g df/da, db = g df/db, exactly 0 where f is flat
 //     static __device__ void slopes(const Range<C>& range, C g, C a, C b, C& da, C& db);
+//     static __device__ float value(const Half& range, float a, float b);  // where halves need something shorter
 //   };
 //   SAFEOPS_BINARY(xlogy, Xlogy)               // and a line in binary.cpp
 //
@@ -14,45 +13,37 @@
 
 #include "floating.cuh"
 #include "functions.h"
+#include "half.cuh"
 
 namespace safeops::cuda {
 
-template <class Function, class C>
-struct Binary {
-  using Value = C;
-  static constexpr int kOut = 1, kIn = 2;
-  static constexpr bool kMask = false, kRolled = Function::kRolled, kFixedRows = Function::kFixedRows;
-  Range<C> range;
-
-  __device__ void prepare() {}
-  __device__ void operator()(const C* in, bool, C* out) const { out[0] = Function::value(range, in[0], in[1]); }
+template <class Function, class R>
+struct Binary : Functor<Function, R, 1, 2> {
+  using Value = typename R::Value;
+  __device__ void operator()(const Value* in, bool, Value* out) const {
+    out[0] = Function::value(this->range, in[0], in[1]);
+  }
 };
 
-template <class Function, class C>
-struct BinaryBackward {
-  using Value = C;
-  static constexpr int kOut = 2, kIn = 3;
-  static constexpr bool kMask = false, kRolled = Function::kRolled, kFixedRows = Function::kFixedRows;
-  Range<C> range;
-
-  __device__ void prepare() {}
-  __device__ void operator()(const C* in, bool, C* out) const {
-    Function::slopes(range, in[0], in[1], in[2], out[0], out[1]);
+template <class Function, class R>
+struct BinaryBackward : Functor<Function, R, 2, 3> {
+  using Value = typename R::Value;
+  __device__ void operator()(const Value* in, bool, Value* out) const {
+    Function::slopes(this->range, in[0], in[1], in[2], out[0], out[1]);
   }
 };
 
 template <class Function>
 void launch_binary(Plan<3>& plan, bool wide, double eps, double fill, Type out, cudaStream_t stream) {
-  launch_floating(plan, wide, Binary<Function, float>{make_range<float>(eps, out, fill)},
-                  Binary<Function, double>{make_range<double>(eps, out, fill)}, stream);
+  const auto make = [](const auto& range) { return Binary<Function, std::decay_t<decltype(range)>>{{range}}; };
+  launch_floating(plan, wide, make, stream, eps, out, fill);
 }
 
 template <class Function>
 void launch_binary_backward(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,
                             cudaStream_t stream) {
-  launch_floating(
-      plan, wide, BinaryBackward<Function, float>{make_range<float>(eps, out, 0, need_input, need_other)},
-      BinaryBackward<Function, double>{make_range<double>(eps, out, 0, need_input, need_other)}, stream);
+  const auto make = [](const auto& range) { return BinaryBackward<Function, std::decay_t<decltype(range)>>{{range}}; };
+  launch_floating(plan, wide, make, stream, eps, out, 0.0, need_input, need_other);
 }
 
 }  // namespace safeops::cuda

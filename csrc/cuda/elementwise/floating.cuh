@@ -18,11 +18,37 @@ __device__ inline bool finite(C x) {
 // which is |y| >= limit: so no functor has to know that dtype. C is the compute type.
 template <class C>
 struct Range {
+  using Value = C;
+  static constexpr bool kHalf = false;
   C eps, limit, largest, stand_in;
   bool need_input, need_other;  // whose gradient is wanted (a hint: a long function may be left out)
 
   __device__ bool overflows(C y) const { return fabs(y) >= limit; }
   __device__ C saturated(C y, bool over) const { return over ? copysign(largest, y) : y; }
+};
+
+// Where all operands are fp16 or bf16, and so is the result (half.cuh).
+struct Half : Range<float> {
+  static constexpr bool kHalf = true;
+  float log2_limit;
+  explicit Half(const Range<float>& range) : Range<float>(range), log2_limit(std::log2(range.limit)) {}
+};
+
+// What a function says of itself: whether it is long (loop.cuh; none of halves is), and whether it is often of rows.
+struct Plain {
+  static constexpr bool kRolled = false, kFixedRows = false;
+};
+
+// What the functors of all functions are, for a range of type R.
+template <class Function, class R, int kOuts, int kIns>
+struct Functor {
+  using Value = typename R::Value;
+  static constexpr int kOut = kOuts, kIn = kIns;
+  static constexpr bool kMask = false, kRolled = Function::kRolled && !R::kHalf;
+  static constexpr bool kFixedRows = Function::kFixedRows;
+  R range;
+
+  __device__ void prepare() {}
 };
 
 // Of g a b: whether the product g a is no normal number, so that g (a b) is the better order of the factors.
@@ -33,7 +59,7 @@ __device__ inline bool lost(C product, C g) {
 }
 
 template <class C>
-Range<C> make_range(double eps, Type out, double stand_in, bool need_input = true, bool need_other = true) {
+Range<C> make_range(double eps, Type out, double stand_in = 0, bool need_input = true, bool need_other = true) {
   const DType dtype = DType(out);
   double limit = overflow_from(dtype);
   // From fp64 the halves are rounded by way of fp32: what lies half an fp32 step below is already rounded up to it.
@@ -43,8 +69,14 @@ Range<C> make_range(double eps, Type out, double stand_in, bool need_input = tru
 
 // Every operand of one dtype and dense: 16-byte packets of that dtype. Broadcast, or a mix up to fp32: packets of
 // eight, the type of each known at run time (kFixedRows: at compile time where it is one). Else element by element.
-template <class Op32, class Op64, int N>
-void launch_floating(Plan<N>& plan, bool wide, const Op32& op32, const Op64& op64, cudaStream_t stream) {
+// make(range) is the functor, of a Half, a Range<float> or a Range<double>.
+template <class Make, int N, class... Parameters>
+void launch_floating(Plan<N>& plan, bool wide, const Make& make, cudaStream_t stream, const Parameters&... parameters) {
+  const Range<float> range = make_range<float>(parameters...);
+  const auto op16 = make(Half(range));
+  const auto op32 = make(range);
+  const auto op64 = make(make_range<double>(parameters...));
+  constexpr bool kFixedRows = decltype(op32)::kFixedRows;
   Type type = kBool;
   bool same = true, narrow = !wide;
   for (int i = 0; i < N; ++i) {
@@ -54,16 +86,16 @@ void launch_floating(Plan<N>& plan, bool wide, const Op32& op32, const Op64& op6
     narrow = narrow && plan.type[i] != kF64;
   }
   bool done = false;
-  if (same && type == kF16) done = launch_flat<F16>(plan, op32, stream);
-  if (same && type == kBF16) done = launch_flat<BF16>(plan, op32, stream);
+  if (same && type == kF16) done = launch_flat<F16>(plan, op16, stream);
+  if (same && type == kBF16) done = launch_flat<BF16>(plan, op16, stream);
   if (same && type == kF32 && narrow) done = launch_flat<F32>(plan, op32, stream);
   if (same && type == kF64) done = launch_flat<F64>(plan, op64, stream);
-  if constexpr (Op32::kFixedRows) {
-    if (!done && same && type == kF16) done = launch_rows<Fixed<F16>>(plan, op32, stream);
-    if (!done && same && type == kBF16) done = launch_rows<Fixed<BF16>>(plan, op32, stream);
+  if constexpr (kFixedRows) {
+    if (!done && same && type == kF16) done = launch_rows<Fixed<F16>>(plan, op16, stream);
+    if (!done && same && type == kBF16) done = launch_rows<Fixed<BF16>>(plan, op16, stream);
     if (!done && same && type == kF32 && narrow) done = launch_rows<Fixed<F32>>(plan, op32, stream);
   }
-  if (!done && narrow && !(Op32::kFixedRows && same)) done = launch_rows<Mixed>(plan, op32, stream);
+  if (!done && narrow && !(kFixedRows && same)) done = launch_rows<Mixed>(plan, op32, stream);
   if (done) return;
   if (wide) launch_general(plan, op64, stream);
   else launch_general(plan, op32, stream);

@@ -200,8 +200,13 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
       if (repeated[kOut + i]) in[u][i].spread(plan.type[kOut + i]);
     if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
     Value out[kOut][K];
-    apply<Op, K>(op, [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); },
-                 [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; }, out);
+    const auto masked = [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; };
+    // A divisor of all of them is told to be one number: what is computed of it alone is computed once.
+    const auto get = [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); };
+    if (!Op::kMask && !std::is_same_v<Hold, Mixed> && repeated[N - 1])
+      apply<Op, K>(op, [&](int i, int k) { return get(i, i == kIn - 1 ? 0 : k); }, masked, out);
+    else
+      apply<Op, K>(op, get, masked, out);
 #pragma unroll
     for (int o = 0; o < kOut; ++o)
       if (target[u][o]) Hold::write(target[u][o], out[o], plan.type[o]);

@@ -4,8 +4,7 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeExp {
-  static constexpr bool kRolled = false;
+struct SafeExp : Plain {
   static double stand_in(double, double) { return 0; }
 
   template <class C>
@@ -17,6 +16,10 @@ struct SafeExp {
   static __device__ C slope(const Range<C>& range, C g, C x) {
     const C y = exp(x);
     return range.overflows(y) && finite(x) ? C(0) : g * y;
+  }
+  static __device__ float slope(const Half& range, float g, float x) {
+    const float y = x * (1 / kLog2);
+    return y >= range.log2_limit && finite(x) ? 0 : with_signs_of(rough_exp2(rough_log2(fabs(g)) + y), g);
   }
 };
 

@@ -4,13 +4,15 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeLog {
-  static constexpr bool kRolled = false;
+struct SafeLog : Plain {
   static double stand_in(double eps, double) { return std::log(eps); }
 
   template <class C>
   static __device__ C value(const Range<C>& range, C x) {
     return x < range.eps ? range.stand_in : log(x);
+  }
+  static __device__ float value(const Half& range, float x) {
+    return x < range.eps ? range.stand_in : log2_of(x) * kLog2;
   }
   template <class C>
   static __device__ C slope(const Range<C>& range, C g, C x) {

@@ -4,20 +4,45 @@
 namespace safeops::cuda {
 namespace {
 
+// What both functions of halves need. Written with & and |, since && and || would be branches.
+struct Halves {
+  float log2, power;    // log2 |a|, log2 |a^b|
+  bool one, broken;     // |a| is 1, and so is its power; b is finite and not whole
+  float base, sign;     // a number with the sign of a, and of a^b; 0 if b is broken
+  float unknown;        // 0, or NaN if a or b is no finite number
+
+  __device__ Halves(float a, float b) : log2(log2_of(fabs(a))), unknown(0 * a + 0 * b) {
+    one = (fabs(a) == 1) & ((a > 0) | (b == b));  // 1 to the power of NaN, too
+    power = one | (b == 0) ? 0 : b * log2;        // and NaN to the power of 0
+    // At 1.5 2^23 a step is 1, and the lowest bit says what is odd. Halves of 2^22 and more are even.
+    const float size = fminf(fabs(b), 0x1p22f), raised = size + 0x1.8p23f;
+    broken = raised - 0x1.8p23f != size;
+    base = broken ? 0 : a;
+    sign = __uint_as_float(__float_as_uint(raised) << 31 & __float_as_uint(base));
+  }
+};
+
 template <class C>
 __device__ inline C power(C a, C b) {
   if (b == C(2)) return a * a;  // most exponents are this number
   return pow(a, b);
 }
 
-struct SafePow {
-  static constexpr bool kRolled = true, kFixedRows = false;
+struct SafePow : Plain {
+  static constexpr float kLowest = -std::numeric_limits<float>::max();
+  static constexpr bool kRolled = true;
 
   template <class C>
   static __device__ C value(const Range<C>& range, C a, C b) {
     const C y = power(a, b);
     const bool known = finite(a) && finite(b);
     return known && a < C(0) && b != trunc(b) ? C(0) : range.saturated(y, known && range.overflows(y));
+  }
+  static __device__ float value(const Half& range, float a, float b) {
+    const Halves x(a, b);
+    const float power = rough_exp2(x.power), size = b == 2 ? a * a : power;
+    const float fits = fminf(size, range.largest + x.unknown);  // of a number and NaN it is the number
+    return x.broken & (a < 0) & (a >= kLowest) ? 0 : with_signs_of(fits, x.sign);
   }
   template <class C>  // da = g b a^(b-1), db = g a^b log(a)
   static __device__ void slopes(const Range<C>& range, C g, C a, C b, C& da, C& db) {
@@ -47,6 +72,17 @@ struct SafePow {
       const C logarithm = log(a), product = g * y;
       db = lost(product, g) ? g * (y * logarithm) : product * logarithm;
     }
+  }
+  static __device__ void slopes(const Half& range, float g, float a, float b, float& da, float& db) {
+    const Halves x(a, b);
+    const float size = rough_log2(fabs(g)), before = x.one | (b == 1) ? 0 : (b - 1) * x.log2;  // log2 |a^(b-1)|
+    const bool over = x.power >= range.log2_limit + (a == 0 ? 0 : x.unknown);  // 0 has no negative power
+    const bool flat = over | (x.broken & (a <= 0) & (a >= kLowest));
+    const float of_a = size + rough_log2(fabs(b)) + before, of_b = size + x.power + own_log2(fabs(x.log2 * kLog2));
+    const float slope = with_signs_of(rough_exp2(of_a), g, b, x.base, x.sign);
+    const float other = with_signs_of(rough_exp2(of_b), g, x.log2);
+    da = flat | (b == 0) ? 0 : slope;
+    db = flat | (a <= 0) ? 0 : other;
   }
 };
 

@@ -5,8 +5,7 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeReciprocal {
-  static constexpr bool kRolled = false;
+struct SafeReciprocal : Plain {
   static double stand_in(double, double fill_value) { return fill_value; }
 
   template <class C>
@@ -18,6 +17,11 @@ struct SafeReciprocal {
   static __device__ C slope(const Range<C>& range, C g, C x) {
     const C q = C(1) / x;
     return divides(range, x) && !range.overflows(q) ? slope_of_divisor(g, x, q, g / x) : C(0);
+  }
+  static __device__ float slope(const Half& range, float g, float x) {
+    const float size = rough_log2(fabs(x));
+    const bool live = divides(range, x) && !(-size >= range.log2_limit);
+    return live ? -with_signs_of(rough_exp2(rough_log2(fabs(g)) - 2 * size), g) : 0;
   }
 };
 

@@ -4,8 +4,7 @@
 namespace safeops::cuda {
 namespace {
 
-struct SafeRsqrt {
-  static constexpr bool kRolled = false;
+struct SafeRsqrt : Plain {
   static double stand_in(double eps, double) { return 1 / std::sqrt(eps); }
 
   template <class C>
@@ -17,6 +16,11 @@ struct SafeRsqrt {
   static __device__ C slope(const Range<C>& range, C g, C x) {
     const C y = rsqrt(x);
     return x < range.eps || range.overflows(y) ? C(0) : -(g / (C(2) * x)) * y;
+  }
+  static __device__ float slope(const Half& range, float g, float x) {
+    const float size = rough_log2(x);
+    const bool flat = x < range.eps || -0.5f * size >= range.log2_limit;
+    return flat ? 0 : -with_signs_of(rough_exp2(rough_log2(fabs(g)) - 1.5f * size - 1), g);
   }
 };
 

@@ -9,6 +9,8 @@ namespace {
 
 struct Scale {
   static constexpr bool kWrites = true;
+  template <class Codec>
+  static constexpr bool kPairs = false;
   const char* factor;
   Type type;
   double by, lift;

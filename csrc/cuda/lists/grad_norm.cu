@@ -41,6 +41,8 @@ __device__ inline Sum merged(Sum a, const Sum& b) {
 template <class Sum>
 struct Norm {
   static constexpr bool kWrites = false;
+  template <class Codec>
+  static constexpr bool kPairs = false;
   char* parts;
 
   template <class Codec>
@@ -73,7 +75,7 @@ struct Parts {
   int64_t count;
 };
 
-constexpr int kMerging = 256;  // threads, of which each has eight sums under way
+constexpr int kMerging = 512;  // threads, of which each has eight sums under way
 
 template <class Sum>
 __global__ void __launch_bounds__(kMerging) merge_kernel(const __grid_constant__ Parts<Sum> parts) {

@@ -19,6 +19,8 @@ struct Limits {
 
 struct Health {
   static constexpr bool kWrites = false;
+  template <class Codec>
+  static constexpr bool kPairs = sizeof(typename Codec::Raw) == 2;
   uint64* rows;
 
   template <class Codec>
@@ -50,11 +52,45 @@ struct Health {
     return !finite;
   }
 
+  // The same of two elements in each word. 0x8000 - limit, added to a magnitude, sets the highest bit unless that is
+  // below the limit; of two words these bits lie in four bytes, which __dp4a adds up.
+  template <class Codec, int U>
+  __device__ bool read_pairs(State<Codec>& s, const uint4 (&packet)[U]) const {
+    using L = Limits<Codec>;
+    constexpr unsigned kLimit[] = {1, L::kTiny + 1, L::kNormal};
+    unsigned below[3] = {}, high = 0, low = 0;  // 128 for each; the largest by either half
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const uint32_t word[] = {packet[u].x, packet[u].y, packet[u].z, packet[u].w};
+#pragma unroll
+      for (int w = 0; w < 4; w += 2) {
+        const uint32_t a = word[w] & 0x7fff7fff, b = word[w + 1] & 0x7fff7fff;
+        for (const uint32_t size : {a, b}) {
+          high = size > high ? size : high;
+          low = size << 16 > low ? size << 16 : low;
+        }
+#pragma unroll
+        for (int k = 0; k < 3; ++k) {
+          const uint32_t lift = (0x8000 - kLimit[k]) * 0x10001u;
+          below[k] = __dp4a(~__byte_perm(a + lift, b + lift, 0x7531) & 0x80808080u, 0x01010101u, below[k]);
+        }
+      }
+    }
+    s.zero += below[0] >> 7, s.tiny += below[1] >> 7, s.normal += below[2] >> 7;
+    const Word<Codec> largest = (high > low ? high : low) >> 16;
+    if (largest >= L::kInfinity) return true;
+    s.largest = largest > s.largest ? largest : s.largest;
+    return false;
+  }
+
   template <class Codec>
   __device__ void special(State<Codec>& s, typename Codec::Raw raw, int64_t left) const {
     using L = Limits<Codec>;
     const Word<Codec> size = magnitude<Codec>(raw);
-    if (size < L::kInfinity) return;
+    if (size < L::kInfinity) {
+      s.largest = size > s.largest ? size : s.largest;
+      return;
+    }
     s.nan += size > L::kInfinity;
     s.inf += raw == L::kInfinity;
     s.minus_inf += size == L::kInfinity && raw != L::kInfinity;

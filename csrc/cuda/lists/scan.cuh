@@ -1,8 +1,9 @@
-// The one loop over a list of floating tensors on CUDA: one launch for up to kMembers of them, whatever their sizes and
+// The one loop over a list of floating tensors on CUDA: one launch for up to kMany of them, whatever their sizes and
 // dtypes; a table passed by value says which warp has which part of which. An op brings a functor:
 //
 //   struct Op {
 //     static constexpr bool kWrites = false;
+//     template <class Codec> static constexpr bool kPairs = false;  // or read_pairs(state, packets) sees many at once
 //     template <class Codec> struct State { ... };  // a lane's, value-initialised
 //     __device__ bool begin();                      // false: nothing to do
 //     template <class Codec>                        // one element; true: special() must see it
@@ -22,6 +23,7 @@
 // most 80 registers a thread.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "cuda/engine/packets.cuh"
@@ -37,7 +39,8 @@ constexpr int64_t kWarps = 4096;
 // ---- device
 
 // The last member whose first warp is not behind `warp`: empty ones have none of their own.
-__device__ inline int member_of(const Batch& batch, uint32_t warp) {
+template <int kMost>
+__device__ inline int member_of(const Batch<kMost>& batch, uint32_t warp) {
   int low = 0, high = batch.members - 1;
   while (low < high) {
     const int middle = (low + high + 1) / 2;
@@ -72,6 +75,7 @@ __device__ inline void packets(const Op& op, State& state, char* base, int64_t a
 #pragma unroll
   for (int u = 0; u < U; ++u) packet[u] = fetch<uint4, Op>(p + u * 512);
   bool ask = false;
+  if constexpr (Op::template kPairs<Codec>) ask = op.template read_pairs<Codec>(state, packet);
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     if constexpr (Op::kWrites) {
@@ -79,7 +83,7 @@ __device__ inline void packets(const Op& op, State& state, char* base, int64_t a
 #pragma unroll
       for (int k = 0; k < K; ++k) raw[k] = op.template write<Codec>(packet_get<Raw>(packet[u], k));
       store(p + u * 512, packet_of(raw));
-    } else {
+    } else if constexpr (!Op::template kPairs<Codec>) {
 #pragma unroll
       for (int k = 0; k < K; ++k) ask |= op.template read<Codec>(state, packet_get<Raw>(packet[u], k));
     }
@@ -114,9 +118,9 @@ __device__ inline void dense(const Op& op, State& state, char* base, int64_t beg
   singles(at, end);
 }
 
-template <class Op, bool kDense>
+template <class Op, bool kDense, int kMost>
 __global__ void __launch_bounds__(kThreads, 6)
-    scan_kernel(const __grid_constant__ Batch batch, const __grid_constant__ Walk walk, Op op) {
+    scan_kernel(const __grid_constant__ Batch<kMost> batch, const __grid_constant__ Walk walk, Op op) {
   const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
   if (warp >= batch.warps || !op.begin()) return;
   const int number = member_of(batch, warp);
@@ -154,31 +158,26 @@ class Launches {
       float_type(t, op, "each tensor");
       check_device(t, tensors[0], op, "a tensor");
     }
-    Launch flat{}, own{};
-    const auto close = [&](Launch& launch, int next) {
-      if (launch.batch.members) launches_.push_back(launch);
-      launch.batch.members = 0;
-      launch.batch.first = next;
-    };
-    for (size_t i = 0; i < tensors.size(); ++i) {
-      const safeops::View view(tensors[i]);
-      const bool dense = make_walk(view, own.walk);
-      if (dense && (own.walk.ndim == 0 || !ordered)) {
-        flat.batch.member[flat.batch.members++] = {view.data, view.shape().numel(), 0, Type(view.dtype)};
-        if (flat.batch.members == kMembers) close(flat, int(i) + 1);
-        continue;
+    const int most = most_members();
+    bool open = false;  // whether the last launch is one that tensors share
+    for (const Tensor& t : tensors) {
+      const safeops::View view(t);
+      Walk walk;
+      const bool dense = make_walk(view, walk), shared = dense && (walk.ndim == 0 || !ordered);
+      if (!shared || !open || launches_.back().head.members == most) {
+        launches_.push_back({});
+        launches_.back().head.first = int(members_.size());
+        launches_.back().dense = dense;
+        if (!shared) launches_.back().walk = walk;
       }
-      close(flat, int(i) + 1);
-      own.dense = dense;
-      own.batch.first = int(i);
-      own.batch.member[own.batch.members++] = {view.data, view.shape().numel(), 0, Type(view.dtype)};
-      close(own, 0);
+      ++launches_.back().head.members;
+      members_.push_back({view.data, view.shape().numel(), 0, Type(view.dtype)});
+      open = shared;
     }
-    close(flat, 0);
     for (Launch& launch : launches_) {
-      divide(launch.batch);
-      launch.batch.before = warps_;
-      warps_ += launch.batch.warps;
+      divide(launch.head);
+      launch.head.before = warps_;
+      warps_ += launch.head.warps;
     }
   }
 
@@ -187,33 +186,42 @@ class Launches {
   template <class Op>
   void run(const Op& op, cudaStream_t stream) const {
     for (const Launch& launch : launches_) {
-      if (launch.batch.warps == 0) continue;
-      const unsigned blocks = blocks_for(launch.batch.warps, kThreads / 32);
-      if (launch.dense) start(scan_kernel<Op, true>, blocks, stream, launch.batch, launch.walk, op);
-      else start(scan_kernel<Op, false>, blocks, stream, launch.batch, launch.walk, op);
+      if (launch.head.warps == 0) continue;
+      if (!launch.dense) start_scan<false, kFew>(launch, op, stream);
+      else if (launch.head.members <= kFew) start_scan<true, kFew>(launch, op, stream);
+      else start_scan<true, kMany>(launch, op, stream);
     }
   }
 
  private:
   struct Launch {
-    Batch batch;
+    Head head;
     Walk walk;
-    bool dense = true;
+    bool dense;
   };
 
-  // Tiles by the launch's own bytes: of a launch of small tensors, too, all SMs have warps.
-  static void divide(Batch& batch) {
-    int64_t bytes = 0;
-    for (int i = 0; i < batch.members; ++i) bytes += batch.member[i].numel * size_of(batch.member[i].type);
-    batch.tile = (bytes / kWarps / kStep + 1) * kStep;
-    for (int i = 0; i < batch.members; ++i) {
-      Member& m = batch.member[i];
-      const int64_t tile = batch.tile / size_of(m.type);
-      m.first = batch.warps;
-      batch.warps += uint32_t((m.numel + tile - 1) / tile);
-    }
+  template <bool kDense, int kMost, class Op>
+  void start_scan(const Launch& launch, const Op& op, cudaStream_t stream) const {
+    Batch<kMost> batch;
+    static_cast<Head&>(batch) = launch.head;
+    std::copy_n(members_.begin() + launch.head.first, launch.head.members, batch.member);
+    start(scan_kernel<Op, kDense, kMost>, blocks_for(batch.warps, kThreads / 32), stream, batch, launch.walk, op);
   }
 
+  // Tiles by the launch's own bytes: of a launch of small tensors, too, all SMs have warps.
+  void divide(Head& head) {
+    const auto own = members_.begin() + head.first;
+    int64_t bytes = 0;
+    std::for_each_n(own, head.members, [&](const Member& m) { bytes += m.numel * size_of(m.type); });
+    head.tile = (bytes / kWarps / kStep + 1) * kStep;
+    std::for_each_n(own, head.members, [&](Member& m) {
+      const int64_t tile = head.tile / size_of(m.type);
+      m.first = head.warps;
+      head.warps += uint32_t((m.numel + tile - 1) / tile);
+    });
+  }
+
+  std::vector<Member> members_;
   std::vector<Launch> launches_;
   int64_t warps_ = 0;
 };

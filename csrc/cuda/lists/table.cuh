@@ -5,7 +5,8 @@
 
 namespace safeops::cuda {
 
-constexpr int kMembers = 96;  // of a launch: its parameters stay below 4 KiB
+// Members of a launch, whose parameters stay below 4 KiB, or below the 32,764 bytes that CUDA 12.1 and its driver take.
+constexpr int kFew = 96, kMany = CUDART_VERSION >= 12010 ? 1024 : kFew;
 
 struct Member {
   char* base;
@@ -14,14 +15,23 @@ struct Member {
   Type type;
 };
 
-struct Batch {
+struct Head {
   int members = 0;
   uint32_t warps = 0;
   int64_t tile;        // bytes of a warp
   int first = 0;       // number of its first member in the list
   int64_t before = 0;  // warps of the launches before it
-  Member member[kMembers];
 };
+
+template <int kMost>
+struct Batch : Head {
+  Member member[kMost];
+};
+
+inline int most_members() {
+  int driver = 0;
+  return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12010 ? kMany : kFew;
+}
 
 // A tensor walked in the order of its memory. Operand 0 are its elements, operand 1 their places in row-major order
 // (addresses whose distance from the base counts). ndim 0: both orders are the same, and there are no gaps.

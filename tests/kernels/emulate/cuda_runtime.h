@@ -18,6 +18,7 @@
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include <torch/csrc/stable/accelerator.h>
@@ -63,6 +64,16 @@ inline uint32_t __vminu4(uint32_t a, uint32_t b) {
     result |= (x < y ? x : y) << shift;
   }
   return result;
+}
+inline uint32_t __byte_perm(uint32_t a, uint32_t b, uint32_t selector) {
+  const uint64_t bytes = uint64_t(b) << 32 | a;
+  uint32_t result = 0;
+  for (int k = 0; k < 4; ++k) result |= uint32_t(bytes >> 8 * (selector >> 4 * k & 7) & 0xff) << 8 * k;
+  return result;
+}
+inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t sum) {
+  for (int shift = 0; shift < 32; shift += 8) sum += (a >> shift & 0xff) * (b >> shift & 0xff);
+  return sum;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 // What the last calls did: the tests ask which variant ran.
@@ -295,6 +306,16 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
   std::memcpy(to, from, bytes);
   return cudaSuccess;
 }
+#define CUDART_VERSION 13000
+inline int emulated_driver = CUDART_VERSION, emulated_started = 0;  // kernels
+extern "C" __attribute__((visibility("default"), used)) inline int emulated_kernels(int driver) {
+  emulated_driver = driver;
+  return std::exchange(emulated_started, 0);
+}
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = emulated_driver;
+  return cudaSuccess;
+}
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 
@@ -337,6 +358,16 @@ namespace safeops::cuda {
 inline float f16_to_float(uint16_t bits) { return c10::Half(bits, c10::Half::from_bits()); }
 inline uint16_t float_to_f16(float value) { return c10::Half(value).x; }
 inline uint16_t float_to_bf16(float value) { return c10::BFloat16(value).x; }
+// As wrong as the GPU's may be: the logarithm by 2^-22, a larger one by 2^-22 of itself. Subnormal numbers are 0.
+inline float as_normal(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+inline float own_log2(float x) {
+  const float y = std::log2(as_normal(x)), error = std::fmax(std::fabs(y), 1.0f) * 0x1p-22f;
+  return std::isfinite(y) ? y + (__float_as_uint(x) * 2654435761u >> 31 ? error : -error) : y;
+}
+inline float own_exp2(float x) {
+  return as_normal(std::exp2(x) * (1 + (__float_as_uint(x) * 2654435761u >> 31 ? 0x1p-22f : -0x1p-22f)));
+}
+inline float fminf(float a, float b) { return a < b || b != b ? a : b; }  // of a signalling NaN, too, the number
 template <class Word>
 Word load_relaxed(const Word* p) {
   emulated_yield();
@@ -354,6 +385,7 @@ void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaS
   emulated_launches.push_back({int64_t(uintptr_t(kernel) - emulated_base()), blocks, threads, shared});
   return;
 #endif
+  ++emulated_started;
   run_blocks(blocks, threads, [&] { kernel(arguments...); }, shared);
   check_guards();
 }
