@@ -9,7 +9,13 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
 
-ARITHMETIC = {cst.Multiply: operator.mul, cst.Divide: operator.truediv, cst.Power: operator.pow}
+ARITHMETIC = {
+    cst.Add: operator.add,
+    cst.Subtract: operator.sub,
+    cst.Multiply: operator.mul,
+    cst.Divide: operator.truediv,
+    cst.Power: operator.pow,
+}
 
 
 @dataclasses.dataclass(slots=True)

@@ -50,7 +50,8 @@ TENSORISH = set(
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
     feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
     real fake imag estimate estimates source err diff dist distance distances cost rate
-    valid mu logvar log_var q k v query key value disparity depth error residual
+    valid mu logvar log_var q k v query key value disparity depth error residual reward rewards advantage advantages
+    similarity cosine sim returns logprob logprobs logp logps action actions values sigma std flow
     a b p q r s t u v w z""".split()
 )
 MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")

@@ -122,6 +122,19 @@ FOUND = [
     ("SO211", "x, y", "return torch.log(x.exp() + y.exp().sum()).mean()"),
     ("SO211", "x", "return torch.log(torch.cumsum(x.exp(), 0)).mean()"),
     ("SO211", "x, y", "return torch.log(torch.exp(-torch.cdist(x, y)).mean(1)).mean()"),
+    ("SO201", "x", "return x.pow(2).reshape(4, -1).sum(1).mean()"),
+    ("SO201", "x, w", "return torch.sum(w * x * x)"),
+    ("SO202", "x, labels", "n = torch.bincount(labels)\nreturn (x / n).mean()"),
+    ("SO202", "x, y", "return (x / torch.sin(y)).mean()"),
+    ("SO204", "x", "return torch.log1p(-x.clamp(max=1 - 1e-6)).mean()"),
+    ("SO204", "x", "return torch.acos(x.clamp(-1, 1)).mean()"),
+    ("SO204", "x, rho=1.5", "return torch.pow(x, 1 - rho).mean()"),
+    ("SO206", "x, y, eps=1e-7", "return x / (y - x + (1 + eps))"),
+    ("SO206", "x, y", "return (x / torch.where(y == 0, 1e-8, y)).mean()"),
+    ("SO206", "x, n, beta=0.9999", "return x / (1 - torch.pow(beta, n))"),
+    ("SO213", "x, tau=0.07", "return torch.exp(x / tau).mean()"),
+    ("SO213", "x, logp, old_logp", "return (x * (logp - old_logp).exp()).mean()"),
+    ("SO213", "x", "return torch.exp(64 * (x - 0.3)).sum()"),
     # in place, on an argument or on what was saved
     ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
     ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),
@@ -185,7 +198,7 @@ SILENT = [
     ("x, y", "return x / F.softplus(y) + x / y.exp() + x / (1 + y ** 2)"),
     ("x", "return torch.log(x.clamp(min=1e-3)) + torch.log1p(x) + F.log_softmax(x, -1)"),
     ("x, eps", "return torch.sqrt(x + eps) + torch.rsqrt(x.var() + eps)"),
-    ("x", "return torch.acos(x.clamp(-1 + 1e-4, 1 - 1e-4))"),
+    ("x", "return torch.acos(x.clamp(-1 + 1e-3, 1 - 1e-3))"),
     ("x", "return x ** 2 + x ** 3 + x.pow(2) + 2 ** x + x.sqrt_scale"),
     ("x", "return torch.sqrt(torch.tensor(2.0)) * x / math.sqrt(x.size(-1)) + x / torch.full((), 3.0)"),
     ("x, y", "y = torch.where(y == 0, 1, y)\nreturn x / y"),
@@ -211,6 +224,10 @@ SILENT = [
     ("x, y", "d = torch.cdist(x.float(), y.float())\nreturn (F.relu(1 - d) ** 2 * 2).mean()"),
     ("x", "e = torch.exp(x - x.amax(-1, keepdim=True))\nreturn e / e.sum(-1, keepdim=True)"),
     ("x, y", "z = (x * 2).to(y.float().dtype)\nreturn y.float() / (z + 1e-8)"),
+    ("x", "return torch.log(1 - x.clamp(1e-3, 1 - 1e-3)).mean() + torch.log1p(-x.clamp(max=0.99)).mean()"),
+    ("x, t=1.0", "return (torch.exp(x / t) + torch.exp(-x / 0.07) + torch.exp(2 * x) + torch.exp(-64 * x)).mean()"),
+    ("x, logp, old_logp", "return (x * (logp - old_logp).clamp(max=10).exp()).mean()"),
+    ("x, y", "return x / torch.where(y == 0, 1e-3, y) + torch.pow(0.99, x) + y * (1 + 1e-2)"),
     # on the CPU nothing waits
     ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
     ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),
@@ -377,6 +394,46 @@ def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
     assert lint_source(HEADER + body) == []
     assert lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - q)")) == []
     assert [f.code for f in lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - z)"))] == ["SO204"]
+
+
+@pytest.mark.parametrize("head, codes", [
+    ("class Smoothed(nn.Module):\n    def forward(self, logits, target):\n", ["SO202", "SO204"]),
+    ("class Smoothed(nn.Module):\n    def forward(self, tokens, target):\n        logits = tokens\n", []),
+    ("class Helper:\n    def compare(self, logits, target):\n", ["SO202"]),
+    ("class Helper:\n    def plot_pair(self, logits, target):\n", []),
+    ("class Helper:\n    def batch_psnr(self, logits, other):\n", ["SO202"]),
+])  # fmt: skip
+def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
+    """A method that does it, `forward` for its gradient too; of what it fetches nothing is said."""
+    body = "        n = float(logits.max())\n        return torch.log(logits).mean() * n / logits.sum()\n"
+    assert [f.code for f in lint_source(HEADER + head + body)] == codes
+
+
+ADAM = """def train(model, x):
+    model.half()
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW({}.parameters(), lr=1e-3{})
+"""
+
+
+def test_an_optimizer_beside_half_weights():
+    for of, rest, found in (("model", "", 1), ("model", ", eps=1e-9", 1), ("other", "", 0), ("model", ", eps=1e-6", 0)):
+        assert [f.code for f in lint_source(HEADER + ADAM.format(of, rest))] == ["SO405"] * found
+    assert not lint_source(HEADER + ADAM.replace("model.half()", "x.half()").format("model", ""))
+    assert not lint_source(HEADER + ADAM.replace("AdamW", "SGD").format("model", ""))
+
+
+CLIP = """
+for x in loader:
+    scaler.scale(model(x).mean()).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+"""
+
+
+def test_clipping_of_what_is_still_scaled():
+    assert [f.code for f in lint_source(HEADER + CLIP)] == ["SO406"]
+    assert not lint_source(HEADER + CLIP.replace("    nn", "    scaler.unscale_(optimizer)\n    nn"))
+    assert not lint_source(HEADER + CLIP.replace("scaler.scale(model(x).mean())", "model(x).mean()"))
 
 
 DEMO = {

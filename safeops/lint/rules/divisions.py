@@ -12,13 +12,15 @@ USE = {  # what made the divisor -> what to use
     **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "count_nonzero"), "safeops.masked_mean or safeops.safe_div"),
 }
 
+ZEROS = {"bincount", "histc", "sin", "det"}  # no reductions, but 0 as easily: of a class that is absent, at 0
+
 
 def reduction(node, walk, depth=0):
     """The name of the reduction that an expression is, or is made of alone: max - min, a norm times a norm; or None."""
     op = walk.op(node)
     if op is None or depth > 8:
         return None
-    if op.name in REDUCTIONS:
+    if op.name in REDUCTIONS | ZEROS:
         return op.name
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
     if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs", "div"}:

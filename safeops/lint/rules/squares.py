@@ -36,6 +36,10 @@ def power(node, walk):
     if op is not None and op.name == "pow" and not op.inplace:
         exponent = number(op.arg(0, "exponent"))
         return op.input if exponent is not None and exponent >= 2 else None
+    if op is not None and op.name == "mul" and len(op.args) == 1 and not op.inplace:  # w * x * x
+        last = getattr(walk.op(op.input), "name", "") == "mul" and walk.op(op.input).args[-1:]
+        if last and walk.text(last[0]) == walk.text(op.args[0]):
+            return op.args[0]
     return squared(node, walk)
 
 
@@ -44,6 +48,8 @@ def powers(node, walk, depth=0):
     op = walk.op(node)
     if op is None or depth > 5:
         return []
+    if op.name in SHAPING:
+        return powers(op.input, walk, depth + 1)
     if power(node, walk) is not None:
         return [node]
     if op.name not in ("add", "sub", "mul", "neg", "div"):
@@ -106,8 +112,8 @@ class SquareSum(Rule):
             base = power(node, walk)
             if walk.value(node).constant or finite(base, walk):
                 continue
-            if node is op.input:
-                fix = self._fix(op, base, walk) if squared(node, walk) is not None else None
+            if walk.op(node) is through(op.input, walk):
+                fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix)
             elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # of an error, not of a mean or a distance
                 walk.report(self, walk.op(node).node, message)
