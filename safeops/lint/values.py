@@ -81,18 +81,10 @@ POSITIVE = set(
     "cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split()
 )
 # Kept away from 0 if what goes in is.
-KEEPS_POSITIVE = set("sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm".split())
-KEEPS_POSITIVE |= {
-    "log1p",
-    "rsqrt",
-    "reciprocal",
-    "logsumexp",
-    "type",
-    "type_as",
-    "nansum",
-    "pow",
-    "masked_select",
-} | SHAPING
+KEEPS_POSITIVE = SHAPING | set(
+    """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
+    logsumexp type type_as nansum pow masked_select""".split()
+)
 WIDENING = {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
@@ -167,12 +159,8 @@ def named_mask(name):
 
 def named_eps(name):
     name = name.lower().rsplit(".", 1)[-1]
-    return any(part in name for part in ("eps", "tiny", "smooth", "delta", "stabil")) or name in (
-        "tol",
-        "floor",
-        "c1",
-        "c2",
-    )
+    whole = name in ("tol", "floor", "c1", "c2")
+    return whole or any(part in name for part in ("eps", "tiny", "smooth", "delta", "stabil"))
 
 
 def dtype_of(node, imports):
