@@ -23,6 +23,7 @@ class Scope:
         self.saved = {}  # name -> the operation that saved it for backward
         self.used = set()  # names that its body uses as tensors
         self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.rare = 0  # in a branch that is taken once, or on demand
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide

@@ -11,9 +11,13 @@ from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
 from safeops.lint.scope import Scope, enter_autocast, function_scope
 from safeops.lint.survey import names_of, survey
-from safeops.lint.syntax import OPERATORS, Op, asked_about, children, dotted
+from safeops.lint.syntax import OPERATORS, Op, asked_about, children, descendants, dotted
 from safeops.lint.values import FOREIGN, NOTHING, Value, named_mask, named_tensor, of_op
 
+# A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
+ON_DEMAND = re.compile(
+    r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|warned|initiali[sz]ed", re.IGNORECASE
+)
 # Whose backward needs the operands.
 SAVES_INPUT = set(
     """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
@@ -136,12 +140,16 @@ class Walk(Binding, Calls, Context, Expressions):
         return value
 
     def _If(self, node):
+        names = {n.value for n in descendants(node.test) if isinstance(n, cst.Name)}
+        rare = any(ON_DEMAND.search(name) and not self.scope.get(name).tensor for name in names)
+        self.scope.rare += rare
         self._test(node.test)
         name = self._no_tensor(node.test)
         before = self.scope.names.get(name)
         if before is not None:
             self.scope.names[name] = FOREIGN
         self._block(node.body)
+        self.scope.rare -= rare
         if before is not None and self.scope.names[name] is FOREIGN:
             self.scope.names[name] = before
         if node.orelse is not None:

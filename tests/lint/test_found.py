@@ -1,6 +1,5 @@
 """What is found: ways to write the same thing. One line a case."""
 
-
 import pytest
 
 from safeops.lint.check import lint_source

@@ -72,6 +72,16 @@ SILENT = [
     ("x, t=1.0", "return (torch.exp(x / t) + torch.exp(-x / 0.07) + torch.exp(2 * x) + torch.exp(-64 * x)).mean()"),
     ("x, logp, old_logp", "return (x * (logp - old_logp).clamp(max=10).exp()).mean()"),
     ("x, y", "return x / torch.where(y == 0, 1e-3, y) + torch.pow(0.99, x) + y * (1 + 1e-2)"),
+    # once, or on demand
+    ("x", "if settings.verbose and x.isnan().any():\n    print(x.mean())\nreturn x.mean()"),
+    (
+        "x, labels",
+        "if not state.checked:\n    if (labels > 1).any().item():\n        raise ValueError\nreturn x.mean()",
+    ),
+    # a branch by its own size, classes by a cast mask, sequences' lengths
+    ("x", "small = (x < 1).float()\nreturn (small * x**2 + (1 - small) * (2 * x - 1)).float().mean()"),
+    ("x, labels", "pos_inds = labels >= 1\nreturn (x * pos_inds.float()).sum()"),
+    ("x, target_lens", "return x.sum(1) / target_lens.view(4, -1).sum(1)"),
     # on the CPU nothing waits
     ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
     ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),

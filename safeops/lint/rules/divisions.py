@@ -1,5 +1,7 @@
 """SO202 and SO203: divisions by what can be 0."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
@@ -12,6 +14,7 @@ USE = {  # what made the divisor -> what to use
     **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "count_nonzero"), "safeops.masked_mean or safeops.safe_div"),
 }
 
+LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
 ZEROS = {"bincount", "histc", "sin", "det"}  # no reductions, but 0 as easily: of a class that is absent, at 0
 
 
@@ -42,6 +45,8 @@ class _Division(Rule):
             return
         made = reduction(op.args[0], walk)
         if (made is not None) != self.of_reductions:
+            return
+        if any(LENGTHS.search(name) for name in walk.names_in(op.args[0])):
             return
         walk.report(self, op.node, self.message.format(use=USE.get(made, "safeops.safe_div")), self._fix(op, walk))
 

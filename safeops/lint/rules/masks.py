@@ -36,8 +36,12 @@ def of_itself(mask, base, walk):
 
 
 def on_host(subscript, walk):
-    """Whether nothing waits: the indexed tensor or its masks are on the CPU for certain."""
-    return walk.value(subscript.value).host or any(walk.value(m).host for m in index_masks(subscript, walk))
+    """Whether nobody waits: the indexed tensor or its masks are on the CPU for certain, or it is a metric's."""
+    return (
+        walk.scope.metric
+        or walk.value(subscript.value).host
+        or any(walk.value(m).host for m in index_masks(subscript, walk))
+    )
 
 
 class BooleanRead(Rule):
@@ -70,10 +74,12 @@ class BooleanRead(Rule):
             walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
 
     def operation(self, op, walk):
-        if op.name == "masked_select":
+        if op.name == "masked_select" and not walk.scope.metric:
             message = "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
             walk.report(self, op.node, message)
-        elif walk.reported("SO101", op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs:
+        elif (
+            walk.reported(self.code, op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs
+        ):
             base, masks = op.input.value, index_masks(op.input, walk)
             if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
                 x, mask = walk.text(base), walk.text(masks[0])
@@ -235,7 +241,7 @@ class Nonzero(Rule):
         if op.input is None or op.name == "where" and (op.args or op.kwargs or op.origin == "method"):
             return
         value = walk.value(op.input)
-        if not value.tensor and op.origin != "torch" or value.constant or value.host:
+        if not value.tensor and op.origin != "torch" or value.constant or value.host or walk.scope.metric:
             return
         name = "torch.where(mask)" if op.name == "where" else op.name
         walk.report(self, op.node, f"{name} waits for the GPU to count; keep the mask, or use safeops.masked_compact")

@@ -43,6 +43,8 @@ class TimesMask(Rule):
                 continue
             if finite(x_node, walk) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
                 continue
+            if _by_itself(x_node, mask_node, walk):
+                continue
             if mask.mask == "likely" and not mask.tensor:
                 continue
             fix = None
@@ -110,9 +112,24 @@ def _classes(node, mask, walk):
     return dotted(node) in names and any("ignore" in name for name in names)
 
 
+def _by_itself(node, mask, walk):
+    """Whether a branch is chosen by x's own size, `(d < 1) * d**2`: a NaN of x is then in every branch."""
+    value = walk.value(mask)
+    while value.op is not None:
+        parts = [n for n in (value.op.input, *value.op.args) if n is not None and walk.value(n).tensor]
+        if len(parts) != 1:
+            return False
+        value = walk.value(parts[0])
+    if not isinstance(value.node, cst.Comparison):
+        return False
+    names = [{n for n in walk.names_in(part) if walk.scope.get(n).tensor} for part in (node, value.node)]
+    op = walk.op(node)
+    return bool(names[0]) and names[0] <= names[1] and (op is None or op.name in POLYNOMIAL)
+
+
 def _of_pairs(node, mask, walk):
     """Whether it chooses among pairs of samples, of which none is worse than another: no mask of what is valid."""
-    if PAIRS.search(dotted(node) or ""):
+    if any(PAIRS.search(name) for name in walk.names_in(node)):  # also of `pos.float()`
         return True
     test = walk.value(mask.op.input).node if mask.op is not None and mask.op.input is not None else mask.node
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:

@@ -7,8 +7,9 @@ from safeops.lint.syntax import descendants, dotted
 
 
 def _of_interest(walk):
-    """In a loss itself, but for what it does without a graph: statistics, on purpose."""
-    return walk.scope.loss and not (walk.scope.metric or walk.scope.helper or walk.scope.no_grad)
+    """In a loss itself, but for what it does without a graph, once or on demand: statistics and checks, on purpose."""
+    scope = walk.scope
+    return scope.loss and not (scope.metric or scope.helper or scope.no_grad or scope.rare)
 
 
 class Fetch(Rule):
