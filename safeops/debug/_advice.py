@@ -63,6 +63,12 @@ CALLS = {
         """.split()
     },
 }
+_PROBABILITIES = (
+    "safeops.binary_cross_entropy_with_logits on what went into the sigmoid; or input.clamp(0, 1), where a rounding "
+    "alone leaves that range"
+)
+# By the function of safeops that had no value itself: a number that was none of its domain.
+OURS = {"binary_cross_entropy": _PROBABILITIES}
 # What a message of torch's says -> what to write.
 ERRORS = (
     (
@@ -81,6 +87,7 @@ ERRORS = (
         r"binary_cross_entropy.* unsafe to autocast",
         "safeops.binary_cross_entropy, which computes in fp32; or the version with logits",
     ),
+    (r"all elements of input should be between 0 and 1", _PROBABILITIES),
     (
         r"Index put requires the source and destination dtypes match|masked_scatter.*same dtype",
         "torch.where(mask, values, x), or safeops.masked_scatter(x, mask, values)",
@@ -112,8 +119,10 @@ def advice(op, node):
     return FORWARD.get(name)
 
 
-def of_call(line):
-    """For the call that a Line of the user's marks, or makes as the only one that is known here."""
+def of_call(line, op):
+    """For the call that a Line of the user's marks, or makes as the only one that is known here, and that ran `op`."""
+    if op.startswith("_") and op[1:] in CALLS:  # safeops' own: not what to write instead of itself
+        return OURS.get(op[1:], "operands inside the domain of this function: nothing else is defined for these")
     marked = re.match(r"[\w.]*?(\w+)\(", line.text[line.begin : line.end])
     names = [marked[1]] if marked else re.findall(r"(\w+)\(", line.text)
     known = {name for name in names if name in CALLS}

@@ -147,7 +147,7 @@ class Step:
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
         if kind in ("undefined", "overflow") and lines:
-            instead = _advice.of_call(lines[0]) or instead
+            instead = _advice.of_call(lines[0], source.facts.name) or instead
         return Report(
             step=number,
             kind=kind,

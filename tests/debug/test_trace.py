@@ -72,6 +72,10 @@ def row_by_row(x):
     return (rows * 2).sum()
 
 
+def no_probability(x):
+    return safeops.binary_cross_entropy(x, torch.ones(2))  # HERE
+
+
 def a_nan_of_ones_own(x):
     return (x * torch.full((2,), float("nan"))).sum()  # HERE
 
@@ -91,6 +95,7 @@ CASES = [  # (what the step does, op, phase, kind, a part of why, a part of the 
     (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value for these operands", ""),
     (of_a_slice, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
     (row_by_row, "div", "forward", "undefined", "div(1, 0) is inf", "safe_div"),
+    (no_probability, "_binary_cross_entropy", "forward", "undefined", "no finite value", "with_logits on what went in"),
     (a_nan_of_ones_own, "full", "forward", "came in", "full wrote 2 NaN of 2 elements", "mask"),
 ]
 
