@@ -1,6 +1,7 @@
 """What a call is worth: an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
+import re
 
 import libcst as cst
 import torch
@@ -16,6 +17,8 @@ from safeops.lint.values import (
     Value,
     of_op,
 )
+
+OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
 class Calls:
@@ -85,6 +88,8 @@ class Calls:
                 return self._builtin(name, node)
             if op is not None and self.value(op.input).tensor:
                 return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
+            if OF_LENGTHS.search(name):  # of sequences, which have an element each
+                return Value(tensor=True, mask="likely", positive=True, node=node)
             tensors = any(self.value(a.value).tensor for a in node.args)
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
             model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")

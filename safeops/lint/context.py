@@ -82,6 +82,11 @@ class Context:
         return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
 
     @property
+    def stepping(self):
+        """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
+        return (self.scope.loss or self.scope.step or self.scope.is_module) and not self.scope.metric
+
+    @property
     def computing(self):
         """Whether it does, or computes a metric: values count, gradients may not."""
         return self.training or self.scope.metric

@@ -144,12 +144,14 @@ class Walk(Binding, Calls, Context, Expressions):
         rare = any(ON_DEMAND.search(name) and not self.scope.get(name).tensor for name in names)
         self.scope.rare += rare
         self._test(node.test)
+        waited = any(self.reported(code, n) for n in descendants(node.test) for code in ("SO301", "SO303"))
         name = self._no_tensor(node.test)
         before = self.scope.names.get(name)
         if before is not None:
             self.scope.names[name] = FOREIGN
+        self.scope.rare += waited  # what the branch reads has arrived by then
         self._block(node.body)
-        self.scope.rare -= rare
+        self.scope.rare -= rare + waited
         if before is not None and self.scope.names[name] is FOREIGN:
             self.scope.names[name] = before
         if node.orelse is not None:

@@ -29,6 +29,7 @@ OUTSIDE = [
     "class ExpLoss(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp().clamp_(max=1).log()\n",
     # only a loss is looked at by the rules about its arithmetic and its waiting
     "def report(x):\n    return x.mean().item(), torch.log(x), (x ** 2).sum(), x / x.sum()\n",
+    "def survival(time, y):\n    return time[time > y], torch.nonzero(time > y)\n",
     "def evaluate(model, x):\n    print(model(x).mean())\n    if (x > 0).all():\n        return float(x.sum())\n",
     "class Net(nn.Module):\n    def forward(self, x):\n        return x / x.norm() + torch.log(x)\n",
 ]

@@ -82,6 +82,11 @@ SILENT = [
     ("x", "small = (x < 1).float()\nreturn (small * x**2 + (1 - small) * (2 * x - 1)).float().mean()"),
     ("x, labels", "pos_inds = labels >= 1\nreturn (x * pos_inds.float()).sum()"),
     ("x, target_lens", "return x.sum(1) / target_lens.view(4, -1).sum(1)"),
+    ("x, out_weight, valid", "return (x * (out_weight * valid)).sum()"),
+    ("x, valid", "d = x - 1\nd[~valid] = 0  # noqa: SO103\nreturn (d.float().pow(2) * valid).sum()"),
+    ("x, y", "m = sequence_mask(y, 4).unsqueeze(1).float()\nreturn x.sum() / m.expand_as(x).sum(1)"),
+    ("parameter: torch.Tensor", "return torch.sum(parameter**2)"),
+    ("x", "if x.max() > 1:  # noqa: SO303\n    print(x.mean().item())\nreturn x.mean()"),
     # on the CPU nothing waits
     ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
     ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),

@@ -36,9 +36,9 @@ def of_itself(mask, base, walk):
 
 
 def on_host(subscript, walk):
-    """Whether nobody waits: the indexed tensor or its masks are on the CPU for certain, or it is a metric's."""
+    """Whether no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
     return (
-        walk.scope.metric
+        not walk.stepping
         or walk.value(subscript.value).host
         or any(walk.value(m).host for m in index_masks(subscript, walk))
     )
@@ -74,7 +74,7 @@ class BooleanRead(Rule):
             walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
 
     def operation(self, op, walk):
-        if op.name == "masked_select" and not walk.scope.metric:
+        if op.name == "masked_select" and walk.stepping:
             message = "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
             walk.report(self, op.node, message)
         elif (
@@ -241,7 +241,7 @@ class Nonzero(Rule):
         if op.input is None or op.name == "where" and (op.args or op.kwargs or op.origin == "method"):
             return
         value = walk.value(op.input)
-        if not value.tensor and op.origin != "torch" or value.constant or value.host or walk.scope.metric:
+        if not value.tensor and op.origin != "torch" or value.constant or value.host or not walk.stepping:
             return
         name = "torch.where(mask)" if op.name == "where" else op.name
         walk.report(self, op.node, f"{name} waits for the GPU to count; keep the mask, or use safeops.masked_compact")

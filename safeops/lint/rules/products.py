@@ -63,6 +63,7 @@ def _selected(value):
 
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
 LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
+WEIGHTS = re.compile(r"(^|_)weights?$", re.IGNORECASE)  # given, or counted: finite
 OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
 BOUNDED = {
     "sigmoid",
@@ -85,7 +86,9 @@ PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pair
 def finite(node, walk, depth=0):
     """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone."""
     value = walk.value(node)
-    if value.foreign or value.mask or value.constant:
+    if value.foreign or value.mask or value.constant or isinstance(node, cst.Name) and node.value in walk.scope.filled:
+        return True
+    if WEIGHTS.search(dotted(node) or ""):
         return True
     op = value.op
     if op is None:

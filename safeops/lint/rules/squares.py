@@ -1,11 +1,15 @@
 """SO201: squares that overflow half before they are summed."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.products import finite
-from safeops.lint.syntax import number
+from safeops.lint.syntax import dotted, number
 from safeops.lint.values import SHAPING
+
+PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
 def through(node, walk, names=SHAPING):
@@ -105,12 +109,12 @@ class SquareSum(Rule):
     ops = ("sum", "mean")
 
     def operation(self, op, walk):
-        if not walk.computing or wide(op, walk) or "dtype" in op.kwargs:
+        if not walk.training or wide(op, walk) or "dtype" in op.kwargs:
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
             base = power(node, walk)
-            if walk.value(node).constant or finite(base, walk):
+            if walk.value(node).constant or finite(base, walk) or PARAMETER.search(dotted(base) or ""):
                 continue
             if walk.op(node) is through(op.input, walk):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
