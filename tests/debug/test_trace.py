@@ -124,6 +124,23 @@ def test_a_value_that_is_alone_of_its_kind(make, kinds, cells, dtype):
     assert report.kind == "undefined" and report.reached == "the loss"
 
 
+@pytest.mark.parametrize("loss", [
+    lambda x, mask: safeops.mse_loss(x, torch.zeros(4), mask=mask),
+    lambda x, mask: safeops.masked_mean(x, mask),
+    lambda x, mask: safeops.masked_mean(x, mask & x.isnan()),
+])  # fmt: skip
+def test_a_mask_that_keeps_what_it_should_hide(loss):
+    def report(mask):
+        x = leaf(1.0, float("nan"), 2.0, float("nan"))
+        return traced(lambda: (safeops.masked_mean(x) if mask is None else loss(x, mask)).backward()).report
+
+    right = torch.tensor([True, False, True, False])
+    wrong = report(~right)
+    assert wrong.kind == "came in" and "the mask keeps some of it" in wrong.why, str(wrong)
+    assert "inverted: True keeps" in wrong.instead and wrong.line.text.strip().startswith("lambda x, mask")
+    assert report(right) is None and "the mask" not in report(None).why
+
+
 def test_a_clean_step_has_no_report():
     x = leaf(1.0, 2.0)
     tracer = traced(lambda: (x * x.log()).sum().backward())
