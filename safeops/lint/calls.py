@@ -6,7 +6,7 @@ import re
 import libcst as cst
 import torch
 
-from safeops.lint.syntax import dotted, operation
+from safeops.lint.syntax import Op, dotted, operation
 from safeops.lint.values import (
     NO_TENSOR,
     NO_TENSOR_METHODS,
@@ -81,7 +81,11 @@ class Calls:
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
-            return Value(tensor=True, positive=True, owned=True, node=node)
+            made = None
+            if full == "safeops.masked_fill" and node.args:  # as torch's
+                given = [a.value for a in node.args if not a.keyword]
+                made = Op("masked_fill", node, node.args[0].value, given[1:], {}, "safeops")
+            return Value(tensor=True, positive=True, owned=True, op=made, node=node)
         if op is None or not self._is_tensor_op(op):
             name = full or dotted(node.func) or ""
             if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):

@@ -119,6 +119,7 @@ FOUND = [
     ("SO213", "x, tau=0.07", "return torch.exp(x / tau).mean()"),
     ("SO213", "x, logp, old_logp", "return (x * (logp - old_logp).exp()).mean()"),
     ("SO213", "x", "return torch.exp(64 * (x - 0.3)).sum()"),
+    ("SO201", "x, valid", "d = x - 1\nd[~valid] = 0\nreturn (d * d).sum()"),
     # in place, on an argument or on what was saved
     ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
     ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),

@@ -22,7 +22,10 @@ def test_a_loop_over_a_loader_gives_tensors(place):
     code = f"import torch\n\n{place}{textwrap.indent(LOOP, '    ')}"
     assert [f.code for f in lint_source(code)] == ["SO202", "SO105"]
     assert not lint_source(code.replace("loss.backward()", "print(loss)"))
-    assert not lint_source(code.replace("in enumerate(loader)", "in enumerate(settings)"))
+    for what in ("self.train_loader", "tqdm(data)", "loader(x)", "get_batches(x)"):
+        assert lint_source(code.replace("enumerate(loader)", f"enumerate({what})"))
+    for what in ("settings", "metadata", "workloads", "load(path)", "data.items()", "batch_sizes"):
+        assert not lint_source(code.replace("enumerate(loader)", f"enumerate({what})")), what
 
 
 OUTSIDE = [

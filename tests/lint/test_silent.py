@@ -87,6 +87,11 @@ SILENT = [
     ("x, y", "m = sequence_mask(y, 4).unsqueeze(1).float()\nreturn x.sum() / m.expand_as(x).sum(1)"),
     ("parameter: torch.Tensor", "return torch.sum(parameter**2)"),
     ("x", "if x.max() > 1:  # noqa: SO303\n    print(x.mean().item())\nreturn x.mean()"),
+    # what the advice says, done
+    ("x, m", "x = safeops.masked_fill(x, ~m, 0)\nreturn (x * m).sum() / m.sum().clamp(min=1)"),
+    ("x, m", "return (safeops.masked_fill(x, ~m, 0).abs() * m).sum() / m.sum().clamp(min=1)"),
+    ("x, m", "return safeops.safe_div((x.masked_fill(~m, 0).abs() * m).sum(), m.sum())"),
+    ("x, p", "if p > 0:\n    return x.mean() * p\nreturn x.mean()"),
     # on the CPU nothing waits
     ("x, n", "i = torch.randint(4, (1,)).item()\nreturn x[i].mean()"),
     ("x, y", "keep = (y > 0).cpu()  # noqa: SO301\nreturn x.cpu()[keep].sum()  # noqa: SO301"),
