@@ -1,6 +1,6 @@
 """The linter on code nobody here wrote: findings by rule, seconds, and a sample to be read by hand.
 
-    pip install --no-deps --target FOLDER -r requirements-lint-corpus.txt
+    pip install --no-deps --target FOLDER $(sed -n "/^# base/,/^$/{/^[a-z]/p}" requirements-lint-corpus.txt)
     python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--sample 60] [--seed 0] [--everything]
 
 Files are those whose path speaks of losses, metrics or distances; --everything takes all. The sample is drawn from the

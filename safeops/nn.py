@@ -16,12 +16,18 @@ TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "denominator")
 
 
 class _Loss(torch.nn.Module):
-    op, function, defaults = None, None, {}
+    op, function, defaults, operands, tensors = None, None, {}, (), ()
 
     def forward(self, *operands, **tensors):
+        name = type(self).__name__
+        if len(operands) > len(self.operands):
+            raise TypeError(
+                f"{name} takes {', '.join(self.operands)} by position, got {len(operands)} tensors: give the others by "
+                f"name ({', '.join(f'{key}=' for key in self.tensors)})"
+            )
         for key in tensors:
             if key in self.defaults:
-                raise TypeError(f"{type(self).__name__}: {key} is an option: give it to the constructor")
+                raise TypeError(f"{name}: {key} is an option: give it to the constructor")
         options = {name: getattr(self, name) for name in self.defaults}
         return self.function(*operands, **tensors, **options)
 
@@ -40,7 +46,8 @@ def _init(self, **options):
     name = type(self).__name__
     for key in options:
         if key not in self.defaults:
-            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}")
+            known = ", ".join(self.defaults)
+            raise TypeError(f"{name}.__init__() got an unexpected keyword argument {key!r}; the options are {known}")
     options = self.defaults | options
     buffers = {key: options[key] for key in self.op.buffers}
     self.op.validate_options(name, *(value for key, value in options.items() if key not in buffers))
@@ -95,6 +102,8 @@ def _module(op):
         "op": op,
         "function": staticmethod(function),
         "defaults": defaults,
+        "operands": tuple(x.name for x in given if x.kind is x.POSITIONAL_OR_KEYWORD),
+        "tensors": tuple(x.name for x in given if x.kind is x.KEYWORD_ONLY),
     }
     return type(op.module, (_Loss,), members)
 

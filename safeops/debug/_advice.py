@@ -63,6 +63,12 @@ CALLS = {
         """.split()
     },
 }
+_PROBABILITIES = (
+    "safeops.binary_cross_entropy_with_logits on what went into the sigmoid; or input.clamp(0, 1), where a rounding "
+    "alone leaves that range"
+)
+# By the function of safeops that had no value itself: a number that was none of its domain.
+OURS = {"binary_cross_entropy": _PROBABILITIES}
 # What a message of torch's says -> what to write.
 ERRORS = (
     (
@@ -81,6 +87,7 @@ ERRORS = (
         r"binary_cross_entropy.* unsafe to autocast",
         "safeops.binary_cross_entropy, which computes in fp32; or the version with logits",
     ),
+    (r"all elements of input should be between 0 and 1", _PROBABILITIES),
     (
         r"Index put requires the source and destination dtypes match|masked_scatter.*same dtype",
         "torch.where(mask, values, x), or safeops.masked_scatter(x, mask, values)",
@@ -95,6 +102,7 @@ SCALED_LOSS = (
 )
 SCALED = "nothing: GradScaler skips such a step and halves its scale. A smaller init_scale saves the first skips"
 CAME_IN = "mask it before any arithmetic (mask= of the losses and reductions, safeops.masked_fill), or mend its source"
+INVERTED = "the mask may be inverted: True keeps (~mask); or it leaves out too little, or the source is to be mended"
 STALE = "optimizer.zero_grad() before backward: this gradient was left by an earlier one"
 OVERFLOW = "compute this in fp32 (safeops losses and reductions do), or scale the values down before"
 
@@ -112,8 +120,10 @@ def advice(op, node):
     return FORWARD.get(name)
 
 
-def of_call(line):
-    """For the call that a Line of the user's marks, or makes as the only one that is known here."""
+def of_call(line, op):
+    """For the call that a Line of the user's marks, or makes as the only one that is known here, and that ran `op`."""
+    if op.startswith("_") and op[1:] in CALLS:  # safeops' own: not what to write instead of itself
+        return OURS.get(op[1:], "operands inside the domain of this function: nothing else is defined for these")
     marked = re.match(r"[\w.]*?(\w+)\(", line.text[line.begin : line.end])
     names = [marked[1]] if marked else re.findall(r"(\w+)\(", line.text)
     known = {name for name in names if name in CALLS}

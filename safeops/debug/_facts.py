@@ -34,6 +34,7 @@ class Facts:
         "fused",
         "scaler",
         "unread",
+        "mask",
     )
 
     def __init__(self, func):
@@ -51,6 +52,8 @@ class Facts:
             for i, argument in enumerate(schema.arguments)
             if argument.is_out or (overwrites and i == 0)
         )
+        ours = schema.name.startswith("safeops::")
+        self.mask = next((i for i, argument in enumerate(schema.arguments) if ours and argument.name == "mask"), None)
         self.returns_alias = not self.writes and any(
             result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
         )

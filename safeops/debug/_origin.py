@@ -115,8 +115,8 @@ class Step:
                 return op, row, what
         if outside:
             row, what = min(outside)
-            user = next(op for op in self.ops if row in op.inputs.values())
-            return user, row, what
+            users = [op for op in self.ops if row in op.inputs.values()]
+            return next(filter(self.is_bad, users), users[0]), row, what
         return ops[0] if ops else None
 
     def is_times_mask(self, op):
@@ -147,7 +147,7 @@ class Step:
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
         if kind in ("undefined", "overflow") and lines:
-            instead = _advice.of_call(lines[0]) or instead
+            instead = _advice.of_call(lines[0], source.facts.name) or instead
         return Report(
             step=number,
             kind=kind,
@@ -181,6 +181,9 @@ class Step:
                 number = "NaN" if counts.nan else "inf"
                 why = f"its input held {counts.kinds()}, {self.source(came_in[0])}, and {number} * 0 is NaN"
                 return "came in", f"{why}: a product does not mask", _advice.FORWARD["mul"]
+            if op.masked and counts.numel > 1:  # what it leaves out, an op of ours does not read
+                why = f"its input held {counts.kinds()}, {self.source(came_in[0])}, and the mask keeps some of it"
+                return "came in", why, _advice.INVERTED
             if self.writer(came_in[0]) is None:
                 why = f"no op that was watched made this: a tensor with {counts.kinds()} came in"
                 return "came in", why, _advice.CAME_IN

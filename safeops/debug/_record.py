@@ -33,7 +33,7 @@ class Op:
 
     __slots__ = (
         "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
-        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf", "before",
+        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf", "before", "masked",
     )  # fmt: skip
 
 
@@ -170,6 +170,7 @@ class Recorder(_torch.TorchDispatchMode):
             storage.writer = None if known.valueless else op
         # What nobody has written yet has no values: garbage in it is nobody's fault.
         op.outputs = () if known.valueless else self._rows(fresh)
+        op.masked = known.mask is not None and (*args, *[None] * known.mask)[known.mask] is not None
         op.arguments, op.keywords = (), {}
         if (known.pointwise or known.constant) and len(op.outputs) == 1:
             block, row = self.places[op.outputs[0]]

@@ -41,6 +41,12 @@ class Binding:
             self._values[id(target)] = self._subscript_value(target)
             if isinstance(statement, (cst.Assign, cst.AnnAssign)):
                 self._event("store", (target, statement))
+            if (
+                isinstance(target.value, cst.Name)
+                and self.value(_index(target)).mask
+                and number(expression) is not None
+            ):
+                self.scope.filled.add(target.value.value)
             zero = isinstance(expression, (cst.Integer, cst.Float)) and expression.evaluated_value == 0
             if isinstance(target.value, cst.Name) and not zero:  # b[b == 0] = 1 is a guard
                 name, old = target.value.value, self.scope.get(target.value.value)

@@ -1,11 +1,12 @@
 """What a call is worth: an operation on tensors, a layer, a helper of a loss, or something else."""
 
 import dataclasses
+import re
 
 import libcst as cst
 import torch
 
-from safeops.lint.syntax import dotted, operation
+from safeops.lint.syntax import Op, dotted, operation
 from safeops.lint.values import (
     NO_TENSOR,
     NO_TENSOR_METHODS,
@@ -16,6 +17,8 @@ from safeops.lint.values import (
     Value,
     of_op,
 )
+
+OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
 class Calls:
@@ -78,13 +81,19 @@ class Calls:
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
-            return Value(tensor=True, positive=True, owned=True, node=node)
+            made = None
+            if full == "safeops.masked_fill" and node.args:  # as torch's
+                given = [a.value for a in node.args if not a.keyword]
+                made = Op("masked_fill", node, node.args[0].value, given[1:], {}, "safeops")
+            return Value(tensor=True, positive=True, owned=True, op=made, node=node)
         if op is None or not self._is_tensor_op(op):
             name = full or dotted(node.func) or ""
             if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):
                 return self._builtin(name, node)
             if op is not None and self.value(op.input).tensor:
                 return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
+            if OF_LENGTHS.search(name):  # of sequences, which have an element each
+                return Value(tensor=True, mask="likely", positive=True, node=node)
             tensors = any(self.value(a.value).tensor for a in node.args)
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
             model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")

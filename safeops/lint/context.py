@@ -9,7 +9,13 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
 
-ARITHMETIC = {cst.Multiply: operator.mul, cst.Divide: operator.truediv, cst.Power: operator.pow}
+ARITHMETIC = {
+    cst.Add: operator.add,
+    cst.Subtract: operator.sub,
+    cst.Multiply: operator.mul,
+    cst.Divide: operator.truediv,
+    cst.Power: operator.pow,
+}
 
 
 @dataclasses.dataclass(slots=True)
@@ -74,6 +80,11 @@ class Context:
     def training(self):
         """Whether this code computes a loss or a training step, with a graph."""
         return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
+
+    @property
+    def stepping(self):
+        """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
+        return (self.scope.loss or self.scope.step or self.scope.is_module) and not self.scope.metric
 
     @property
     def computing(self):

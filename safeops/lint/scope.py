@@ -21,8 +21,10 @@ class Scope:
         self.helper = False  # it is part of a loss, not one itself
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
+        self.filled = set()  # names of which a mask's places were overwritten by a number
         self.used = set()  # names that its body uses as tensors
         self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.rare = 0  # in a branch that is taken once, or on demand
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
@@ -47,6 +49,7 @@ class Scope:
         self.depth[name] = self.loops
         self.checked.discard(name)
         self.parameters.discard(name)
+        self.filled.discard(name)
         self.saved.pop(name, None)
 
     def knows(self, name):

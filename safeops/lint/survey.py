@@ -9,13 +9,16 @@ from safeops.lint.syntax import children, descendants, dotted, operation
 from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
 LOSS = re.compile(
-    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|mse|mae|rmse|elbo|kl|ssim|dice|mmd|(info_?)?nce|entropy)(_|$|\d)"
+    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|xent|mse|mae|rmse|elbo|kl|ssim|dice|mmd|crps|(info_?)?nce|entropy)(_|$|\d)"
     r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
     re.IGNORECASE,
 )
 LOSS_CLASS = re.compile(
     r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
 )
+METRIC = re.compile(r"(^|_|2)(psnr|s?mape|[gdc]?iou|ccc|snr|sdr|perplexity|explained_variance)(_|$)", re.IGNORECASE)
+PREDICTED = re.compile(r"pred|logits?$|^(inputs?|outputs?|probs?|scores?|y_?hat|recon\w*|estimates?)$", re.IGNORECASE)
+GIVEN = re.compile(r"(^|_)(targets?|labels?|y_true|gt|ground_truth|truth)$", re.IGNORECASE)
 METRIC_CLASS = re.compile(r"(Metric|Dice|Score|IoU|SSIM|PSNR|Accuracy|Error)(\d|[A-Z]|$)")
 NOT_A_LOSS = re.compile(
     r"^(plot|log(?!_(\w+_)?loss$)|print|get(?!_(\w+_)?loss$)|set|make|build|create|test|save|load|register|update|parse)_"
@@ -57,6 +60,9 @@ def survey(module, imports):
         by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
         clue = clues[id(node)]
         clue.loss, clue.metric = _kind(node.name.value, class_name, clue)
+        if not clue.loss and _compares(node, class_name) and not clue.backward:
+            clue.loss = clue.helper = True
+            clue.metric = node.name.value != "forward"
         clue.metric |= class_name in metrics
         if clue.loss:
             todo.append((class_name, node))
@@ -122,9 +128,18 @@ def _kind(name, class_name, clue):
         return False, False
     in_class = bool(class_name and LOSS_CLASS.search(class_name))
     own_name = LOSS.search(name) is not None and not NOT_A_LOSS.search(name)
-    metric = bool(class_name and METRIC_CLASS.search(class_name)) and not NO_PART_OF_A_LOSS.search(name)
+    metric = bool(class_name and METRIC_CLASS.search(class_name) or METRIC.search(name))
+    metric = metric and not NO_PART_OF_A_LOSS.search(name)
     loss = own_name or in_class or clue.returns_loss
     return loss or metric, metric and not loss
+
+
+def _compares(function, class_name):
+    """Whether it is given a prediction and a target first, as a loss or a metric is."""
+    names = [p.name.value for p in function.params.params if p.name.value not in ("self", "cls")]
+    plumbing = NO_PART_OF_A_LOSS.search(function.name.value) or NOT_A_LOSS.search(function.name.value)
+    given = len(names) > 1 and PREDICTED.search(names[0]) and GIVEN.search(names[1])
+    return bool(given) and class_name is not None and not plumbing
 
 
 def _calls(function, class_name):

@@ -50,7 +50,8 @@ TENSORISH = set(
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
     feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
     real fake imag estimate estimates source err diff dist distance distances cost rate
-    valid mu logvar log_var q k v query key value disparity depth error residual
+    valid mu logvar log_var q k v query key value disparity depth error residual reward rewards advantage advantages
+    similarity cosine sim returns logprob logprobs logp logps action actions values sigma std flow
     a b p q r s t u v w z""".split()
 )
 MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")
@@ -80,18 +81,10 @@ POSITIVE = set(
     "cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split()
 )
 # Kept away from 0 if what goes in is.
-KEEPS_POSITIVE = set("sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm".split())
-KEEPS_POSITIVE |= {
-    "log1p",
-    "rsqrt",
-    "reciprocal",
-    "logsumexp",
-    "type",
-    "type_as",
-    "nansum",
-    "pow",
-    "masked_select",
-} | SHAPING
+KEEPS_POSITIVE = SHAPING | set(
+    """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
+    logsumexp type type_as nansum pow masked_select""".split()
+)
 WIDENING = {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
@@ -166,12 +159,8 @@ def named_mask(name):
 
 def named_eps(name):
     name = name.lower().rsplit(".", 1)[-1]
-    return any(part in name for part in ("eps", "tiny", "smooth", "delta", "stabil")) or name in (
-        "tol",
-        "floor",
-        "c1",
-        "c2",
-    )
+    whole = name in ("tol", "floor", "c1", "c2")
+    return whole or any(part in name for part in ("eps", "tiny", "smooth", "delta", "stabil"))
 
 
 def dtype_of(node, imports):

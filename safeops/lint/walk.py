@@ -11,9 +11,16 @@ from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
 from safeops.lint.scope import Scope, enter_autocast, function_scope
 from safeops.lint.survey import names_of, survey
-from safeops.lint.syntax import OPERATORS, Op, asked_about, children, dotted
+from safeops.lint.syntax import OPERATORS, Op, asked_about, children, descendants, dotted
 from safeops.lint.values import FOREIGN, NOTHING, Value, named_mask, named_tensor, of_op
 
+# A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
+ON_DEMAND = re.compile(
+    r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|warned|initiali[sz]ed", re.IGNORECASE
+)
+# What a training loop goes over, and what it may be wrapped in.
+LOADER = re.compile(r"(^|_)(data|dl)$|loaders?\d?$|(^|_)batches|dataset$|DataLoader", re.IGNORECASE)
+ITERATES = {"enumerate", "tqdm", "trange", "track", "zip", "iter", "islice", "progress", "cycle"}
 # Whose backward needs the operands.
 SAVES_INPUT = set(
     """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
@@ -136,12 +143,18 @@ class Walk(Binding, Calls, Context, Expressions):
         return value
 
     def _If(self, node):
+        names = {n.value for n in descendants(node.test) if isinstance(n, cst.Name)}
+        rare = any(ON_DEMAND.search(name) and not self.scope.get(name).tensor for name in names)
+        self.scope.rare += rare
         self._test(node.test)
+        waited = any(self.reported(code, n) for n in descendants(node.test) for code in ("SO301", "SO303"))
         name = self._no_tensor(node.test)
         before = self.scope.names.get(name)
         if before is not None:
             self.scope.names[name] = FOREIGN
+        self.scope.rare += waited  # what the branch reads has arrived by then
         self._block(node.body)
+        self.scope.rare -= rare + waited
         if before is not None and self.scope.names[name] is FOREIGN:
             self.scope.names[name] = before
         if node.orelse is not None:
@@ -171,11 +184,18 @@ class Walk(Binding, Calls, Context, Expressions):
     def _For(self, node):
         value = self.evaluate(node.iter)
         self._bind(node.target, dataclasses.replace(NOTHING, tensor=value.tensor), None, node)
-        if self.scope.step and re.search("load|batch|data", self.text(node.iter), re.I):
+        if self.scope.step and LOADER.search(self._iterated(node.iter)):
             for name in names_of(node.target):
                 if name in self.scope.used or named_tensor(name):
                     self.scope.bind(name, Value(tensor=True, mask="likely" if named_mask(name) else None))
         self._loop(node)
+
+    def _iterated(self, node):
+        """What a loop goes over: the last name in it, behind `enumerate`, `tqdm` and the like."""
+        while isinstance(node, cst.Call) and node.args and (dotted(node.func) or "").rpartition(".")[2] in ITERATES:
+            node = node.args[0].value
+        named = node.func if isinstance(node, cst.Call) else node
+        return (dotted(named) or "").rpartition(".")[2]
 
     def _loop(self, node):
         self.scope.loops += 1

@@ -12,7 +12,8 @@ from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, cancella
 from safeops.testing.layouts import LAYOUTS, REPEATS, _after_sum, _relaid, _right
 from safeops.testing.sample import NotApplicable
 from safeops.testing.values import fitting
-from safeops.verify.samples import callable_of, family, has_classes, samples
+from safeops.verify.calls import callable_of
+from safeops.verify.samples import family, has_classes, samples
 
 # Elements, nearly: less than a vector, beyond a block, a wave of blocks, and what one block adds up by itself.
 SIZES = (1, 1000, 5000, 70_000, 1_050_000)

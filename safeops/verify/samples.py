@@ -7,9 +7,6 @@ import inspect
 import torch
 
 import safeops
-from safeops.ops.lists.clip_grad_norm_ import scale_
-from safeops.ops.lists.grad_norm import norm
-from safeops.ops.lists.health import COLUMNS, health_, pick_
 from safeops.testing import Sample
 
 # Where an operand is no number of any size and sign.
@@ -188,55 +185,6 @@ def lists(op):
         yield Sample(x, {} if ord is None else {"ord": ord}, masked=(), name=f"list {ord or ''}")
 
 
-# ---- ops as the checks call them: what comes out is tensors, and operands broadcast
-
-
-def by_class(function):
-    """Class indices and the mask come with the classes' dim, of size 1; class weights with dims behind it."""
-
-    @functools.wraps(function)
-    def call(input, target, **options):
-        given = {"target": target, **{key: options.pop(key) for key in ("mask",) if key in options}}
-        for key, t in given.items():
-            if not t.is_floating_point() and t.dim() == input.dim() and t.shape[1] == 1:
-                given[key] = t.squeeze(1)
-        if options.get("weight") is not None:
-            options["weight"] = options["weight"].flatten()
-        return function(input, given.pop("target"), **given, **options)
-
-    return call
-
-
-def by_row(function):
-    """The mask comes with the vectors' dim, of size 1."""
-
-    @functools.wraps(function)
-    def call(*vectors, mask=None, **options):
-        if mask is not None and mask.dim() == vectors[0].dim():
-            mask = mask.squeeze(-1)
-        return function(*vectors, mask=mask, **options)
-
-    return call
-
-
-def of_list(name):
-    def call(*tensors, ord=2.0):
-        device = tensors[0].device
-        if name == "grad_norm":  # fp64, of sums in fp32: and of fp64 torch's own has no more digits
-            return norm(list(tensors), ord).float()
-        if name == "clip_grad_norm_":
-            tensors = [x.contiguous().clone() for x in tensors]
-            scale_(tensors, torch.full((), 0.7, device=device))
-            return tensors
-        rows = torch.zeros(len(tensors), len(COLUMNS), dtype=torch.int64, device=device)
-        health_(rows, 0, list(tensors))
-        there = torch.zeros(1, 4, dtype=torch.float64, device=device)
-        pick_(there, 0, rows, 0, list(tensors), list(tensors[0].shape))
-        return rows, there
-
-    return call
-
-
 FAMILIES = {f.__name__: f for f in (losses, reductions, rows, elementwise, images, selection, lists)}
 
 
@@ -257,14 +205,6 @@ def differentiable(op, sample):
     """The operands that the kernels have a gradient for: with another one's the route is the composite."""
     floats = [i for i, x in enumerate(sample.args) if isinstance(x, torch.Tensor) and x.is_floating_point()]
     return tuple(floats) if op.differentiable else ()
-
-
-def callable_of(op):
-    if family(op) == "lists":
-        return of_list(op.name)
-    if "anchor" in inspect.signature(function(op)).parameters:
-        return by_row(function(op))
-    return by_class(function(op)) if has_classes(op) else function(op)
 
 
 def has_classes(op):

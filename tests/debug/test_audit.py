@@ -125,6 +125,11 @@ def class_left_out():
     registry["cross_entropy"].composite(torch.zeros(3, 4), torch.tensor([0, -100, 4]))  # HERE
 
 
+def class_refused():
+    with contextlib.suppress(IndexError):
+        safeops.cross_entropy(torch.zeros(3, 4), torch.tensor([0, 1, 4]))  # HERE
+
+
 def half_loss():
     half(1.0, 2.0).requires_grad_().sum().backward()  # HERE
 
@@ -175,6 +180,7 @@ CASES = {
     row_of_a_table: ("index-range", "1 of 2 are not in [0, 4), the first is 5"),
     class_of_torch: ("index-range", "1 of 3 are not in [0, 4), the first is 7"),
     class_left_out: ("index-range", "1 of 3 are not in [0, 4), the first is 4"),
+    class_refused: ("index-range", "1 of 3 are not in [0, 4), the first is 4"),
     half_loss: ("half-loss", "backward of float16 ()"),
     half_scaled: ("half-loss", "GradScaler.scale of float16 ()"),
     device_copy: ("device-copy", "float32 (2,) on cpu to meta"),
@@ -322,3 +328,9 @@ def test_transforms_pass_unseen_and_code_still_compiles_whole():
     assert audited(lambda: torch.func.vmap(torch.log)(torch.zeros(2, 2))) == []
     # this backend runs the ops one by one, from code of its own: those are seen, the tracing of them is not
     assert [finding.line.function for finding in audited(lambda: f(torch.zeros(2)))] == ["forward"]
+
+
+def test_what_an_error_of_safeops_reads_for_its_message_is_no_wait_of_the_users():
+    with audit() as found, pytest.raises(IndexError, match="class index 9"):
+        safeops.dice_loss(torch.zeros(2, 4, 3), torch.tensor([[0, 9, 0], [1, 2, 3]]))
+    assert found.findings == []

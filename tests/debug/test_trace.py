@@ -72,6 +72,10 @@ def row_by_row(x):
     return (rows * 2).sum()
 
 
+def no_probability(x):
+    return safeops.binary_cross_entropy(x, torch.ones(2))  # HERE
+
+
 def a_nan_of_ones_own(x):
     return (x * torch.full((2,), float("nan"))).sum()  # HERE
 
@@ -91,6 +95,7 @@ CASES = [  # (what the step does, op, phase, kind, a part of why, a part of the 
     (all_ignored, "nll_loss_forward", "forward", "undefined", "no finite value for these operands", ""),
     (of_a_slice, "log", "forward", "undefined", "log(0) is -inf", "safe_log"),
     (row_by_row, "div", "forward", "undefined", "div(1, 0) is inf", "safe_div"),
+    (no_probability, "_binary_cross_entropy", "forward", "undefined", "no finite value", "with_logits on what went in"),
     (a_nan_of_ones_own, "full", "forward", "came in", "full wrote 2 NaN of 2 elements", "mask"),
 ]
 
@@ -117,6 +122,23 @@ def test_a_value_that_is_alone_of_its_kind(make, kinds, cells, dtype):
     assert report.output.kinds() == f"{kinds} of 3 elements" and report.output.first == (1,)
     assert report.output.nonfinite == 1 and report.frames[-1].cells()[6:8] == cells
     assert report.kind == "undefined" and report.reached == "the loss"
+
+
+@pytest.mark.parametrize("loss", [
+    lambda x, mask: safeops.mse_loss(x, torch.zeros(4), mask=mask),
+    lambda x, mask: safeops.masked_mean(x, mask),
+    lambda x, mask: safeops.masked_mean(x, mask & x.isnan()),
+])  # fmt: skip
+def test_a_mask_that_keeps_what_it_should_hide(loss):
+    def report(mask):
+        x = leaf(1.0, float("nan"), 2.0, float("nan"))
+        return traced(lambda: (safeops.masked_mean(x) if mask is None else loss(x, mask)).backward()).report
+
+    right = torch.tensor([True, False, True, False])
+    wrong = report(~right)
+    assert wrong.kind == "came in" and "the mask keeps some of it" in wrong.why, str(wrong)
+    assert "inverted: True keeps" in wrong.instead and wrong.line.text.strip().startswith("lambda x, mask")
+    assert report(right) is None and "the mask" not in report(None).why
 
 
 def test_a_clean_step_has_no_report():

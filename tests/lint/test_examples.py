@@ -148,6 +148,11 @@ def so212(bad, good):
     torch.testing.assert_close(bad(X), good(X))
 
 
+def so213(bad, good):
+    assert bad(half(1)) == INF and good(half(1)).isfinite()
+    torch.testing.assert_close(bad(X / 9), good(X / 9))
+
+
 def so301(bad, good):
     assert synchronises(bad, X, MASK) and not synchronises(good, X, MASK)
     assert bad(X, MASK) == good(X, MASK)
@@ -216,6 +221,25 @@ def so404(bad, good):
 
     torch.testing.assert_close(trained(good), trained(whole))
     assert not torch.allclose(trained(bad), trained(whole), rtol=1e-2)
+
+
+def so405(bad, good):
+    for fn, finite in ((bad, False), (good, True)):
+        torch.manual_seed(0)
+        model, x = torch.nn.Linear(2, 1), half(0.001, 0.002)
+        fn(model, x, torch.zeros(1, dtype=torch.float16))
+        assert model.weight.isfinite().all() == finite
+
+
+def so406(bad, good):
+    moved = []
+    for fn in (bad, good):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 1)
+        before = model.weight.detach().clone()
+        fn(model, 100 * X, X[:1], torch.optim.SGD(model.parameters(), lr=1.0), torch.amp.GradScaler("cpu"))
+        moved.append((model.weight - before).norm().item())
+    assert moved[1] == pytest.approx(1, rel=1e-2) and moved[0] == pytest.approx(1 / 65536, rel=1e-1)
 
 
 @pytest.mark.parametrize("code", RULES)

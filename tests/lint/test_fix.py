@@ -1,5 +1,6 @@
 """--fix: the same values and gradients before and after, on ordinary input; the import; and nothing else changes."""
 
+import ast
 import textwrap
 
 import pytest
@@ -315,3 +316,36 @@ def test_a_product_with_a_mask_is_not_hidden_by_the_division():
         assert [f.code for f in lint_source(new)] == ["SO105"]
     new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err * m).sum() / m.sum()"))
     assert "safeops.safe_div(safeops.masked_fill(err, ~m, 0).sum(), m.sum())" in new and lint_source(new) == []
+
+
+SPREAD = """
+    ratio = (
+        torch.log(
+            x,
+        )  # kept
+        / torch.sum(
+            y,
+        )
+    )
+    length = torch.sqrt(
+        torch.sum(
+            (x - y) ** 2,
+            dim=-1,
+        )
+    )
+    return ratio.sum() + length.sum()  # last
+"""
+
+
+def test_what_spans_lines_is_rewritten_and_keeps_its_comments():
+    source = HEADER + "\n\ndef loss(x, y):" + SPREAD
+    new, count = fix_source(source)
+    assert count and fix_source(new)[1] == 0 and ast.parse(new)
+    assert new.count("# kept") == new.count("# last") == 1
+    assert "length = safeops.safe_norm((x - y), dim=-1)\n" in new and "safeops.safe_log(x)" in new
+    values = []
+    for text in (source, new):
+        scope = {}
+        exec(compile(text, "<loss>", "exec"), scope)
+        values.append(scope["loss"](torch.arange(1.0, 7).reshape(2, 3), torch.ones(2, 3)))
+    torch.testing.assert_close(*values)

@@ -1,4 +1,4 @@
-"""35 losses run in fp16 on the CPU: each goes wrong, and the default rules name the line that makes it so."""
+"""91 losses run in fp16 on the CPU: each goes wrong, and the default rules name the line that makes it so."""
 
 import inspect
 import re
@@ -7,12 +7,21 @@ import pytest
 import torch
 
 from safeops.lint.check import lint_source
-from tests.lint.corpus import probes
+from tests.lint.corpus import habits, probes
 
-SOURCE = inspect.getsource(probes)
-LINES = SOURCE.splitlines()
-PROBES = [p for p in vars(probes).values() if getattr(p, "__module__", "") == probes.__name__]
+FILES = (probes, habits)
+PROBES = [p for file in FILES for p in vars(file).values() if getattr(p, "__module__", "") == file.__name__]
 UNNAMED = {"giou_loss", "evidential_regularizer"}  # areas of boxes, and lgamma: only their values tell
+UNNAMED |= {
+    "tanh_gaussian_log_prob",
+    "VAELoss",
+    "min_snr_loss",
+    "nig_nll",
+    "crps_gaussian",
+    "midas_align",
+    "linear_attention",
+}
+UNNAMED |= {"vicreg_covariance", "SSIM", "UncertaintyWeighting", "pair_log_survival"}
 
 
 def t(*values):
@@ -60,18 +69,82 @@ ARGUMENTS = {
     "attention_transfer_loss": (torch.full((2, 8, 3, 3), 300.0), normal(2, 8, 3, 3)),
     "relational_distance_loss": (SAME, normal(3, 2)),
     "normalised_cross_correlation_loss": (torch.ones(8), normal(8)),
+    "SupConLoss": (torch.nn.functional.normalize(normal(3, 4)), t(0, 0, 1)),
+    "SILogLoss": (torch.ones(4), torch.ones(4), t(True, True, True, False)),
+    "ScaleInvariantRatioLoss": (t(0.0, 1.0), t(0.0, 2.0)),
+    "bbox_ciou": (t([0.0, 0.0, 2.0, 2.0]), t([0.0, 0.0, 2.0, 2.0])),
+    "ppo_policy_loss": (t(-1.0, -1.0), t(-14.0, -1.0), t(-1.0, 1.0)),
+    "normalised_advantage_loss": (t(-1.0, -2.0), t(1.0, 1.0), t(0.0, 0.0)),
+    "policy_entropy_bonus": (t([30.0, 0.0, 1.0]),),
+    "tanh_gaussian_log_prob": (t([8.0, 0.0]), t([0.0, 0.0]), t([1.0, 0.0])),
+    "dpo_loss": (t(-60.0, -1.0), t(-1.0, -2.0), t(0.0, -1.0), t(0.0, -1.0)),
+    "explained_variance": (t(1.0, 2.0, 3.0), t(5.0, 5.0, 5.0)),
+    "VAELoss": (normal(2, 3), normal(2, 3), normal(2, 4), 12 * torch.ones(2, 4)),
+    "VectorQuantizer": (t([1.0, 0.0, 0.0], [0.0, 1.0, 0.0]),),
+    "codebook_commitment_loss": (torch.full((2, 64), 40.0), torch.full((3, 64), 40.0)),
+    "min_snr_loss": (normal(3, 2), normal(3, 2), t(0.5, 0.1, 0.0), t(0, 1, 2)),
+    "discretized_gaussian_nll": (t(1.0, 0.0), t(0.0, 0.0), t(-4.0, 0.0)),
+    "r1_penalty": (torch.full((2, 3), 300.0),),
+    "path_length_penalty": (torch.zeros(2, 3, 4), t(1.0)),
+    "DistillationLoss": (t([60.0, 0.0]), t([1.0, 1.0])),
+    "LabelSmoothingByHand": (t([30.0, 0.0, 1.0]), t(0)),
+    "nig_nll": (t(400.0, 1.0), t(0.0, 0.0), t(1.0, 1.0), t(2.0, 2.0), t(1.0, 1.0)),
+    "crps_gaussian": (t(0.0, 0.0), t(0.0, 1.0), t(1.0, 1.0)),
+    "FocalTverskyLoss": (torch.ones(4), torch.ones(4)),
+    "LogCoshDiceLoss": (torch.full((70000,), 1.0), torch.full((70000,), 1.0)),
+    "midas_align": (torch.ones(8),),
+    "scale_and_shift_loss": (300 * torch.ones(1, 4, 4) + normal(1, 4, 4), torch.ones(1, 4, 4), torch.ones(1, 4, 4)),
+    "BertSelfAttention": (normal(1, 2, 4), normal(1, 2, 4), normal(1, 2, 4), t([[0.0, 0.0]])),
+    "linear_attention": (torch.zeros(1, 2, 3), normal(1, 2, 3).abs(), normal(1, 2, 3)),
+    "raft_sequence_loss": (normal(2, 2, 3), normal(2, 2, 3)),
+    "limb_angle_loss": (t([0.0, 0.0, 0.0], [1.0, 0.0, 0.0]), t([1.0, 0.0, 0.0], [1.0, 0.0, 0.0])),
+    "rotation_6d_loss": (t([0.0, 0.0, 0.0, 1.0, 0.0, 0.0]), torch.zeros(1, 2, 3)),
+    "so3_log_loss": (torch.eye(3)[None], torch.ones(1, 3)),
+    "log_mel_loss": (t(0.0, 0.0), t(1.0, 1.0)),
+    "stft_magnitude_loss": (t(0.0, 1.0), t(0.0, 1.0), t(1.0, 1.0)),
+    "nt_xent": (torch.nn.functional.normalize(normal(2, 4)), torch.nn.functional.normalize(normal(2, 4) + 0.1)),
+    "hard_triplet_loss": (torch.ones(3, 4),),
+    "CircleLoss": (t(0.1, 0.2), t(0.9, 0.95)),
+    "KoLeoLoss": (torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]),),
+    "vicreg_covariance": (300 * normal(4, 3),),
+    "mixmatch_sharpen_loss": (normal(1, 8), torch.full((1, 8), 0.125)),
+    "advent_entropy_loss": (t([1.0, 0.0, 0.0], [0.5, 0.5, 0.0]),),
+    "class_balanced_loss": (normal(2, 2), t(0, 1), t(100.0, 10.0)),
+    "inverse_frequency_loss": (normal(2, 3), t(0, 1)),
+    "MDNLoss": (
+        t([0.5, 0.5]),
+        t([0.05, 0.05]),
+        t([0.0, 0.0]),
+        t(
+            2.0,
+        ),
+    ),
+    "SSIM": (torch.zeros(2, 4), torch.zeros(2, 4)),
+    "gumbel_softmax_loss": (t([1.0, 0.0]), t([1.0, 0.5]), t([1.0, 0.0])),
+    "UncertaintyWeighting": (t(1.0, 1.0), t(1e-4, 1.0)),
+    "sparse_autoencoder_kl": (t([-20.0, 0.0], [-20.0, 0.0]),),
+    "concordance_loss": (torch.ones(4), torch.ones(4)),
+    "log_iou_loss": (torch.zeros(4), torch.ones(4)),
+    "nerf_disparity_loss": (t([0.0, 0.0], [0.5, 0.5]), t([1.0, 2.0], [1.0, 2.0]), t(1.0, 1.0)),
+    "mse2psnr": (t(1.0, 1.0), t(1.0, 1.0)),
+    "RankNetLoss": (t(0.0, 1.0), t(15.0, 0.0)),
+    "tweedie_loss": (t(0.0, 1.0), t(1.0, 1.0)),
+    "smape": (t(0.0, 1.0), t(0.0, 1.0)),
+    "RMSELoss": (t(1.0, 2.0), t(1.0, 2.0)),
+    "masked_image_loss": (normal(300, 300), normal(300, 300) + 1, torch.ones(300, 300)),
+    "pair_log_survival": (t(1.0, 0.5),),
 }
 
 
 def run(probe, dtype):
     """The value and the gradients."""
     function = probe() if isinstance(probe, type) else probe
-    function = getattr(function, "loss", function)
+    function = getattr(function, "loss", getattr(function, "perplexity", function))
     arguments = [
         a.to(dtype).requires_grad_() if a.is_floating_point() else a.clone() for a in ARGUMENTS[probe.__name__]
     ]
     value = function(*arguments)
-    value.backward()
+    value.sum().backward()
     return value, [a.grad for a in arguments if a.grad is not None]
 
 
@@ -83,7 +156,7 @@ def test_the_probe_goes_wrong_in_half(probe):
 
 @pytest.fixture(scope="module")
 def found():
-    return {(f.line, f.code) for f in lint_source(SOURCE)}
+    return {(file.__name__, f.line, f.code) for file in FILES for f in lint_source(inspect.getsource(file))}
 
 
 @pytest.mark.parametrize("probe", PROBES, ids=lambda p: p.__name__)
@@ -93,4 +166,4 @@ def test_the_line_is_named(probe, found):
         (n, re.findall(r"SO\d+", line.partition("  # ")[2])) for n, line in enumerate(text, start) if "  # " in line
     ]
     assert any(codes for _, codes in marked) == (probe.__name__ not in UNNAMED)
-    assert {(n, code) for n, codes in marked for code in codes} <= found
+    assert {(probe.__module__, n, code) for n, codes in marked for code in codes} <= found

@@ -13,12 +13,13 @@ from safeops.lint.rules import (
     products,
     spelled,
     squares,
+    steps,
     synchronisation,
 )
 
 # In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
 VALUES = (masks, products, squares, eps, fills, divisions, domains, gradients, overlap, spelled)
-FILES = (*VALUES, synchronisation, amp, old_amp)
+FILES = (*VALUES, synchronisation, amp, old_amp, steps)
 RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
 RULES = dict(sorted(RULES.items()))
 FAMILIES = {

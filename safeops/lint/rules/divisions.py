@@ -1,5 +1,7 @@
 """SO202 and SO203: divisions by what can be 0."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
@@ -12,13 +14,16 @@ USE = {  # what made the divisor -> what to use
     **dict.fromkeys(("sum", "mean", "nansum", "nanmean", "count_nonzero"), "safeops.masked_mean or safeops.safe_div"),
 }
 
+LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
+ZEROS = {"bincount", "histc", "sin", "det"}  # no reductions, but 0 as easily: of a class that is absent, at 0
+
 
 def reduction(node, walk, depth=0):
     """The name of the reduction that an expression is, or is made of alone: max - min, a norm times a norm; or None."""
     op = walk.op(node)
     if op is None or depth > 8:
         return None
-    if op.name in REDUCTIONS:
+    if op.name in REDUCTIONS | ZEROS:
         return op.name
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
     if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs", "div"}:
@@ -40,6 +45,8 @@ class _Division(Rule):
             return
         made = reduction(op.args[0], walk)
         if (made is not None) != self.of_reductions:
+            return
+        if any(LENGTHS.search(name) for name in walk.names_in(op.args[0])):
             return
         walk.report(self, op.node, self.message.format(use=USE.get(made, "safeops.safe_div")), self._fix(op, walk))
 

@@ -14,45 +14,48 @@ SAFE = {
     "asin": "safe_asin",
     "pow": "safe_pow",
 }
+OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "acos", "asin", "pow")
+HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
 
 
 def leaves_domain(op, walk):
     """Whether an operation is one that needs a guard, and nothing in sight is one."""
-    if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "pow"):
+    if op.name not in OPS:
         return False
     x = walk.value(op.input)
     if not x.tensor or x.constant or x.mask == "bool" or walk.checked(op.input):
         return False
     inner = x.op.name if x.op is not None else ""
     if op.name in ("acos", "asin"):
-        return inner not in BOUNDED
+        return inner not in BOUNDED or _below_one(op.input, walk) is False
     if op.name == "pow":
         exponent = _exponent(op.arg(0, "exponent"), walk)
         if exponent is None or exponent >= 1 and exponent == int(exponent):
             return False
         return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
+    if op.name == "log1p":  # log1p(-p) is log(1 - p)
+        probability = inner == "neg" and walk.op(x.op.input)
+        return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
-    if inner == "sub" and any(_clamped(n, walk) and "finfo" in walk.text(walk.op(n).node) for n in x.op.args):
-        return False  # a bound of the dtype's own
+    if inner == "sub" and number(x.op.input) == 1 and _below_one(x.op.args[0], walk):
+        return False
     return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
 
 
 def _bounded_expm1(node, walk):
     """`log(-expm1(x.clamp(max=-eps)))`"""
     op = walk.op(node)
-    return op is not None and op.name == "expm1" and _clamped(op.input, walk)
+    return op is not None and op.name == "expm1" and getattr(walk.op(op.input), "name", "") == "clamp"
 
 
 def _exponent(node, walk):
     """The number that an exponent is, through names; of 1 / p, whatever p is, one below 1."""
+    value = walk.number(node)
     made = walk.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else node
-    value = number(made) if made is not None else None
     if value is None and isinstance(made, cst.BinaryOperation) and isinstance(made.operator, cst.Divide):
-        over, by = number(made.left), number(made.right)
-        if over == 1 and by != 1:
-            value = 0.5 if by is None else 1 / by if by else None
+        value = 0.5 if number(made.left) == 1 else None
     return value
 
 
@@ -82,7 +85,7 @@ class UnguardedDomain(Rule):
     def distance_loss(a, b):
         return safeops.safe_sqrt((a - b).abs()).mean()
     """
-    ops = ("log", "log2", "log10", "sqrt", "rsqrt", "acos", "asin", "pow")
+    ops = OPS
 
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
@@ -97,14 +100,23 @@ class UnguardedDomain(Rule):
                 rest = "".join(f", {walk.text(n)}" for n in op.args)
                 fix = [(op.node, f"safeops.{name}({walk.text(op.input)}{rest})")]
         problem = f"nothing keeps the argument of {op.name} inside its domain"
-        if inner is not None and inner.name == "sub" and any(_clamped(n, walk) for n in inner.args):
-            problem = f"the clamp keeps the argument of {op.name} from 0 in fp32 alone: 1 - 1e-6 is 1 in half"
+        complement = (
+            {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner is not None else []
+        )
+        if any(_below_one(n, walk) is False for n in complement):
+            edge = 0 if op.name.startswith("log") else 1
+            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - 1e-6 is 1 in half"
         walk.report(self, op.node, f"{problem}; {hint}", fix)
 
 
-def _clamped(node, walk):
+def _below_one(node, walk):
+    """Whether a clamp keeps it below 1: False where it does so in fp32 alone, None where there is no telling."""
     op = walk.op(node)
-    return op is not None and op.name == "clamp"
+    bound = op.arg(op.name == "clamp", "max") if op is not None and op.name in ("clamp", "clamp_max") else None
+    if bound is not None and "finfo" in walk.text(bound):
+        return True  # a bound of the dtype's own
+    value = walk.number(bound)
+    return None if value is None else value < 1 - HALF_STEP
 
 
 class SpelledNorm(Rule):

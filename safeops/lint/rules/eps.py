@@ -3,6 +3,7 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
+from safeops.lint.rules.domains import HALF_STEP
 from safeops.lint.rules.squares import normalized, wide
 from safeops.lint.syntax import number
 
@@ -14,6 +15,12 @@ def tiny(node, walk):
     """A literal that fp16 cannot hold, written here or bound to the name used here; else None."""
     value = walk.number(node)
     return value if isinstance(value, (int, float)) and 0 < abs(value) < HALF_TINY else None
+
+
+def beside_one(node, walk):
+    """Whether a number is 1 in fp16 and something else in fp32: `1 + 1e-7`, a decay of 0.9999."""
+    value = walk.number(node)
+    return isinstance(value, (int, float)) and 0 < abs(value - 1) < HALF_STEP
 
 
 class TinyEps(Rule):
@@ -40,6 +47,7 @@ class TinyEps(Rule):
         return -safeops.safe_log(p, eps=1e-8).mean()
     """
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
+    ops += ("where", "full_like", "masked_fill", "pow")
 
     def operation(self, op, walk):
         if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
@@ -51,15 +59,24 @@ class TinyEps(Rule):
             literal = op.arg(2, "eps")
             if literal is None and op.origin != "method":
                 self._default(op, walk)
+        elif op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
+            literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:
-            literal = op.arg(0, "min", "other")
+            literal = op.arg(0, "min", "other", "fill_value")
+        rounded = op.input if op.name == "pow" else literal if op.name in ("add", "sub") else None
+        if rounded is not None and beside_one(rounded, walk) and self._of_tensors(op, walk):
+            walk.report(self, op.node, f"{walk.text(rounded)} is 1 in fp16; use .float() first")
+            return
         eps = tiny(literal, walk) if literal is not None else None
         if eps is None and op.name == "add":
             eps = tiny(op.input, walk)
-        if eps is not None and any(walk.value(n).tensor for n in (op.input, *op.args)):
+        if eps is not None and self._of_tensors(op, walk):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             )
+
+    def _of_tensors(self, op, walk):
+        return op.name == "pow" and op.origin == "torch" or any(walk.value(n).tensor for n in (op.input, *op.args))
 
     def _default(self, op, walk):
         """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold."""

@@ -36,8 +36,12 @@ def of_itself(mask, base, walk):
 
 
 def on_host(subscript, walk):
-    """Whether nothing waits: the indexed tensor or its masks are on the CPU for certain."""
-    return walk.value(subscript.value).host or any(walk.value(m).host for m in index_masks(subscript, walk))
+    """Whether no step waits: the tensor or its masks are on the CPU for certain, or this is no part of a step."""
+    return (
+        not walk.stepping
+        or walk.value(subscript.value).host
+        or any(walk.value(m).host for m in index_masks(subscript, walk))
+    )
 
 
 class BooleanRead(Rule):
@@ -70,11 +74,12 @@ class BooleanRead(Rule):
             walk.report(self, node, "boolean index waits for the GPU; give the mask to a masked_* reduction or a loss")
 
     def operation(self, op, walk):
-        if op.name == "masked_select":
-            walk.report(
-                self, op.node, "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
-            )
-        elif walk.reported("SO101", op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs:
+        if op.name == "masked_select" and walk.stepping:
+            message = "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
+            walk.report(self, op.node, message)
+        elif (
+            walk.reported(self.code, op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs
+        ):
             base, masks = op.input.value, index_masks(op.input, walk)
             if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
                 x, mask = walk.text(base), walk.text(masks[0])
@@ -86,12 +91,10 @@ class BooleanRead(Rule):
 class BooleanWriteTensor(Rule):
     code, name = "SO102", "boolean-mask-write-tensor"
     what = """
-    `x[mask] = values` with a tensor on the right counts the mask's True on the CPU first: it waits for the GPU.
+    `x[mask] = values` with a tensor on the right makes indices of the mask first, and the CPU waits until the GPU has
+    counted how many. (A number, or a 0-dim tensor of the CPU, is filled in without that; one of the GPU is not.)
     """
-    why = """
-    As many values as there are True have to be handed out, a size that only the device knows. And x changes in
-    place: whatever autograd saved of it is invalid.
-    """
+    why = "The wait is that of `x[mask]`. And x changes in place: what autograd saved of it is invalid."
     fix = """
     `torch.where(mask, values, x)` for values of x's shape, `safeops.masked_scatter(x, mask, values)` for packed
     ones.
@@ -117,12 +120,8 @@ class BooleanWriteTensor(Rule):
         if not value or not value.tensor or on_host(target, walk):
             return
         if index_masks(target, walk) and not _scalar(statement.value, walk):
-            walk.report(
-                self,
-                target,
-                "writing a tensor through a boolean mask waits for the GPU; use torch.where",
-                last=statement,
-            )
+            message = "writing a tensor through a boolean mask waits for the GPU; use torch.where"
+            walk.report(self, target, message, last=statement)
 
 
 def _scalar(node, walk):
@@ -242,7 +241,7 @@ class Nonzero(Rule):
         if op.input is None or op.name == "where" and (op.args or op.kwargs or op.origin == "method"):
             return
         value = walk.value(op.input)
-        if not value.tensor and op.origin != "torch" or value.constant or value.host:
+        if not value.tensor and op.origin != "torch" or value.constant or value.host or not walk.stepping:
             return
         name = "torch.where(mask)" if op.name == "where" else op.name
         walk.report(self, op.node, f"{name} waits for the GPU to count; keep the mask, or use safeops.masked_compact")

@@ -39,9 +39,11 @@ class TimesMask(Rule):
             return
         left, right = walk.value(op.input), walk.value(op.args[0])
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
-            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or _selected(x):
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer:
                 continue
-            if finite(x_node, walk) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
+            if finite(x_node, walk, cleaned=True) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
+                continue
+            if _by_itself(x_node, mask_node, walk):
                 continue
             if mask.mask == "likely" and not mask.tensor:
                 continue
@@ -54,13 +56,10 @@ class TimesMask(Rule):
             return
 
 
-def _selected(value):
-    """NaN was replaced already."""
-    return value.op is not None and value.op.name in ("masked_fill", "where", "nan_to_num", "index")
-
-
+SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
 LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
+WEIGHTS = re.compile(r"(^|_)weights?$", re.IGNORECASE)  # given, or counted: finite
 OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
 BOUNDED = {
     "sigmoid",
@@ -80,25 +79,29 @@ PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
 PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
 
 
-def finite(node, walk, depth=0):
-    """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone."""
+def finite(node, walk, depth=0, *, cleaned=False):
+    """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone. cleaned: or
+    where they were replaced, which may leave large numbers."""
     value = walk.value(node)
     if value.foreign or value.mask or value.constant:
         return True
+    name = dotted(node) or ""
+    if cleaned and (name in walk.scope.filled or WEIGHTS.search(name) or value.op and value.op.name in SELECTED):
+        return True
     op = value.op
     if op is None:
-        return bool(LABELS.search(dotted(node) or ""))
+        return bool(LABELS.search(name))
     if op.name in BOUNDED | OF_CLASSES:
         return True
     if op.name == "scatter":  # a one-hot code
         return walk.value(op.input).constant
     if op.name in PRODUCTS:  # of unit vectors
-        return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
+        return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)
     if op.name in ("stack", "cat"):
         return all(LABELS.search(name) for name in walk.names_in(op.input) - {"self"})
     if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
         return False
-    return all(finite(n, walk, depth + 1) for n in (op.input, *op.args) if walk.value(n).tensor)
+    return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)
 
 
 def _classes(node, mask, walk):
@@ -110,9 +113,24 @@ def _classes(node, mask, walk):
     return dotted(node) in names and any("ignore" in name for name in names)
 
 
+def _by_itself(node, mask, walk):
+    """Whether a branch is chosen by x's own size, `(d < 1) * d**2`: a NaN of x is then in every branch."""
+    value = walk.value(mask)
+    while value.op is not None:
+        parts = [n for n in (value.op.input, *value.op.args) if n is not None and walk.value(n).tensor]
+        if len(parts) != 1:
+            return False
+        value = walk.value(parts[0])
+    if not isinstance(value.node, cst.Comparison):
+        return False
+    names = [{n for n in walk.names_in(part) if walk.scope.get(n).tensor} for part in (node, value.node)]
+    op = walk.op(node)
+    return bool(names[0]) and names[0] <= names[1] and (op is None or op.name in POLYNOMIAL)
+
+
 def _of_pairs(node, mask, walk):
     """Whether it chooses among pairs of samples, of which none is worse than another: no mask of what is valid."""
-    if PAIRS.search(dotted(node) or ""):
+    if any(PAIRS.search(name) for name in walk.names_in(node)):  # also of `pos.float()`
         return True
     test = walk.value(mask.op.input).node if mask.op is not None and mask.op.input is not None else mask.node
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:

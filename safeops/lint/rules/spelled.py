@@ -1,10 +1,12 @@
 """SO21x, formulas that are right on paper: sums of products, exponentials, variances that no float holds."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import squared, through
-from safeops.lint.syntax import descendants, operation
+from safeops.lint.syntax import descendants, dotted, operation
 from safeops.lint.values import SHAPING
 
 AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
@@ -50,6 +52,7 @@ class Spelled(Rule):
             if use.startswith("-"):
                 use, problem = use[1:], "exp is 0 in fp16 below -17, and the logarithm of nothing but these -inf"
             covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
+            covers += [("SO213", n) for n in descendants(op.node)]
             walk.report(self, op.node, f"{problem}; use {use}", covers=covers)
 
     def _use(self, op, walk):
@@ -179,4 +182,47 @@ class Variance(Rule):
         return not known and bool(node.args) and squared(node.args[0].value, walk) is not None
 
 
-RULES = (Spelled, Variance)
+TEMPERATURE = re.compile(r"(^|[._])(t|tau|temp\w*|sinkhorn_eps)$", re.IGNORECASE)
+COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
+
+
+class Exponential(Rule):
+    code, name = "SO213", "exponential-in-half"
+    what = """
+    `exp` of a similarity over a temperature, of a large number times a score, or of a difference of log-probabilities:
+    in fp16 it is inf beyond 11.1.
+    """
+    why = "1 / 0.07 is 14. A policy that moved since the samples were drawn has ratios beyond any bound."
+    fix = "`.float()` before `exp`; `F.cross_entropy` of the scores; `clamp(max=10)` on a difference of logarithms."
+    outcome = "the loss is inf in fp16"
+    bad = """
+    def contrast_loss(cosine):
+        return torch.exp(cosine / 0.07).mean()
+    """
+    good = """
+    def contrast_loss(cosine):
+        return torch.exp(cosine.float() / 0.07).mean()
+    """
+    ops = ("exp",)
+
+    def operation(self, op, walk):
+        if walk.training and not walk.scope.wide and not walk.value(op.input).wide and exponent_range(op, walk) is None:
+            if self._large(through(op.input, walk), walk):
+                walk.report(
+                    self, op.node, "exp overflows fp16 at 11.1, and this argument may be larger; .float() first"
+                )
+
+    def _large(self, inner, walk):
+        by = inner.args[0] if inner is not None and inner.args else None
+        if inner is None or getattr(walk.op(inner.input), "name", "") == "neg":
+            return False
+        if inner.name == "div" and not walk.value(by).tensor:
+            small = walk.number(by)
+            return bool(TEMPERATURE.search(dotted(by) or "")) if small is None else 0 < small <= COSINE_OVER
+        if inner.name == "mul":
+            return any((walk.number(n) or 0) >= 1 / COSINE_OVER for n in (inner.input, by))
+        names = [walk.names_in(n) - {"self", "torch"} for n in (inner.input, by)] if inner.name == "sub" else []
+        return bool(names) and all(any("log" in name for name in side) for side in names)
+
+
+RULES = (Spelled, Variance, Exponential)

@@ -1,11 +1,15 @@
 """SO201: squares that overflow half before they are summed."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.products import finite
-from safeops.lint.syntax import number
+from safeops.lint.syntax import dotted, number
 from safeops.lint.values import SHAPING
+
+PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
 def through(node, walk, names=SHAPING):
@@ -36,6 +40,10 @@ def power(node, walk):
     if op is not None and op.name == "pow" and not op.inplace:
         exponent = number(op.arg(0, "exponent"))
         return op.input if exponent is not None and exponent >= 2 else None
+    if op is not None and op.name == "mul" and len(op.args) == 1 and not op.inplace:  # w * x * x
+        last = getattr(walk.op(op.input), "name", "") == "mul" and walk.op(op.input).args[-1:]
+        if last and walk.text(last[0]) == walk.text(op.args[0]):
+            return op.args[0]
     return squared(node, walk)
 
 
@@ -44,6 +52,8 @@ def powers(node, walk, depth=0):
     op = walk.op(node)
     if op is None or depth > 5:
         return []
+    if op.name in SHAPING:
+        return powers(op.input, walk, depth + 1)
     if power(node, walk) is not None:
         return [node]
     if op.name not in ("add", "sub", "mul", "neg", "div"):
@@ -99,15 +109,15 @@ class SquareSum(Rule):
     ops = ("sum", "mean")
 
     def operation(self, op, walk):
-        if not walk.computing or wide(op, walk) or "dtype" in op.kwargs:
+        if not walk.training or wide(op, walk) or "dtype" in op.kwargs:
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
             base = power(node, walk)
-            if walk.value(node).constant or finite(base, walk):
+            if walk.value(node).constant or finite(base, walk) or PARAMETER.search(dotted(base) or ""):
                 continue
-            if node is op.input:
-                fix = self._fix(op, base, walk) if squared(node, walk) is not None else None
+            if walk.op(node) is through(op.input, walk):
+                fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix)
             elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # of an error, not of a mean or a distance
                 walk.report(self, walk.op(node).node, message)

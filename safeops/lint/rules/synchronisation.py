@@ -3,12 +3,13 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.syntax import descendants, dotted
+from safeops.lint.syntax import descendants, dotted, number
 
 
 def _of_interest(walk):
-    """In a loss itself, but for what it does without a graph: statistics, on purpose."""
-    return walk.scope.loss and not (walk.scope.metric or walk.scope.helper or walk.scope.no_grad)
+    """In a loss itself, but for what it does without a graph, once or on demand: statistics and checks, on purpose."""
+    scope = walk.scope
+    return scope.loss and not (scope.metric or scope.helper or scope.no_grad or scope.rare)
 
 
 class Fetch(Rule):
@@ -149,6 +150,10 @@ def _by_python(node, walk):
     if not isinstance(node, cst.Comparison):
         return False
     sides = [node.left, *(c.comparator for c in node.comparisons)]
+    if all(
+        isinstance(s, cst.Name) and len(s.value) == 1 and walk.op(s) is None or number(s) is not None for s in sides
+    ):
+        return True  # `p > 0`: an exponent, a weight
     equal = all(isinstance(c.operator, (cst.Equal, cst.NotEqual)) for c in node.comparisons)
     if equal and not any(walk.value(s).foreign or walk.op(s) is not None for s in sides):
         return True  # two names: `kind == label`

@@ -117,3 +117,12 @@ def test_an_option_in_the_call_is_refused_by_name(name, key):
     x = torch.zeros(3)
     with pytest.raises(TypeError, match=f"{name}: {key} is an option: give it to the constructor"):
         getattr(safeops.nn, name)()(x, x, **{key: x})
+
+
+@each_module
+def test_what_is_given_in_the_wrong_place_is_told_where_it_goes(name):
+    module, _, _, operands, _ = build(name)
+    with pytest.raises(TypeError, match=rf"{name} takes .* give the others by name \(.*denominator="):
+        module(*operands, operands[0])
+    with pytest.raises(TypeError, match=r"keyword argument 'reducton'; the options are reduction, "):
+        getattr(safeops.nn, name)(reducton="sum")

@@ -38,7 +38,7 @@ class NTXentLoss(nn.Module):
 
     def forward(self, z1, z2):
         sim = F.cosine_similarity(z1.unsqueeze(1), z2.unsqueeze(0), dim=-1) / self.temperature  # SO206
-        e = torch.exp(sim)
+        e = torch.exp(sim)  # SO213
         positives = e.diagonal()
         return -torch.log(positives / e.sum(dim=1)).mean()  # SO211
 

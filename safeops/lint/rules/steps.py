@@ -1,0 +1,92 @@
+"""SO405 and SO406: steps in half whose optimizer, or whose clipping, sees other numbers than it was written for."""
+
+import libcst as cst
+
+from safeops.lint.rule import Rule
+from safeops.lint.rules.eps import HALF_TINY
+from safeops.lint.syntax import descendants, dotted
+
+ADAPTIVE = {f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "RMSprop")}
+
+
+def calls(event, node):
+    """The calls of a function, or of a script's own lines, but for those of the functions in it."""
+    body = node.body if event == "function" else node
+    return [n for n in descendants(body, stop=(cst.FunctionDef, cst.ClassDef)) if isinstance(n, cst.Call)]
+
+
+def method(call):
+    return call.func.attr.value if isinstance(call.func, cst.Attribute) else ""
+
+
+class OptimizerEps(Rule):
+    code, name = "SO405", "optimizer-eps-in-half"
+    what = "Adam and its kin divide by `sqrt(v) + eps`: for a model in half the default eps, 1e-8, is 0, and so is v."
+    why = "The square of a gradient below 2e-4 is 0 in fp16: the first step is 0 / 0, and every weight NaN."
+    fix = "Weights in fp32 under autocast, which is what mixed precision means; or `eps=1e-4`."
+    outcome = "the weights are NaN after one step"
+    bad = """
+    def train(model, x, y):
+        model.half()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        safeops.mse_loss(model(x), y).backward()
+        optimizer.step()
+    """
+    good = """
+    def train(model, x, y):
+        model.half()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
+        safeops.mse_loss(model(x), y).backward()
+        optimizer.step()
+    """
+    events = ("function", "module")
+
+    def visit(self, event, node, walk):
+        found = calls(event, node)
+        halved = {dotted(n.func.value) for n in found if method(n) == "half" and not n.args} - {None}
+        for call in found if halved else ():
+            if walk.imports.resolve(call.func) not in ADAPTIVE or not call.args:
+                continue
+            given = {a.keyword.value: a.value for a in call.args if a.keyword}
+            eps = walk.number(given["eps"]) if "eps" in given else 1e-8
+            of = {f"{name}.parameters" for name in halved}
+            theirs = any(dotted(n.func) in of for n in descendants(call.args[0]) if isinstance(n, cst.Call))
+            if theirs and eps is not None and eps < HALF_TINY:
+                walk.report(self, call, f"eps={eps:g} is 0 beside weights in half, and the step 0 / 0; give eps=1e-4")
+
+
+class ScaledClip(Rule):
+    code, name = "SO406", "clip-of-scaled-gradients"
+    what = "`clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale."
+    why = "At a scale of 65536 every norm is above the bound: all steps become the same tiny length, and nothing warns."
+    fix = "`scaler.unscale_(optimizer)` before the clipping; `scaler.step` knows that it was done."
+    outcome = "the step is 65536 times too short"
+    bad = """
+    def train(model, x, y, optimizer, scaler):
+        scaler.scale(safeops.mse_loss(model(x), y)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+    """
+    good = """
+    def train(model, x, y, optimizer, scaler):
+        scaler.scale(safeops.mse_loss(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+    """
+    events = ("function", "module")
+
+    def visit(self, event, node, walk):
+        found = calls(event, node)
+        scaled = any(
+            method(n) == "backward" and isinstance(n.func.value, cst.Call) and method(n.func.value) == "scale"
+            for n in found
+        )
+        if not scaled or any(method(n) == "unscale_" for n in found):
+            return
+        for call in found:
+            if (dotted(call.func) or "").rsplit(".", 1)[-1] in ("clip_grad_norm_", "clip_grad_value_"):
+                walk.report(self, call, "these gradients are still scaled; call scaler.unscale_(optimizer) first")
+
+
+RULES = (OptimizerEps, ScaledClip)

@@ -1,0 +1,200 @@
+"""What is found: ways to write the same thing. One line a case."""
+
+import pytest
+
+from safeops.lint.check import lint_source
+from tests.lint.programs import EVERY, HEADER, program
+
+# (code, arguments of a function called loss, its body)
+FOUND = [
+    ("SO101", "x, y", "return F.mse_loss(x[y > 0], y[y > 0])"),
+    ("SO101", "x, y", "valid = ~torch.isnan(y)\nx = x[valid]\nreturn x.mean()"),
+    ("SO101", "x, y", "return x[:, y.isfinite()].sum()"),
+    ("SO101", "x, mask", "return x[mask].mean()"),
+    ("SO101", "x, mask", "return torch.masked_select(x, mask).mean()"),
+    ("SO101", "x, y", "keep = (x > 0) & (y > 0)\nreturn x[keep.bool()].mean()"),
+    ("SO102", "x, y", "x[y > 0] = y[y > 0]\nreturn x"),
+    ("SO102", "x, y", "out = torch.zeros_like(x)\nout[y == 0] = x.min().abs() + 10\nreturn x + out"),
+    ("SO103", "x, y", "x[y == 0] = 0\nreturn x"),
+    ("SO103", "x, y", "x[torch.isnan(x)] = 0.0\nreturn x"),
+    ("SO103", "x", "x = x.exp()\nx[x > 10] = 10\nreturn x"),
+    ("SO204", "x, y", "x[y > 0] = 0\nreturn torch.log(x).sum()"),
+    ("SO204", "x, y", "valid = y > 0\nreturn torch.log(x[valid]).sum()"),
+    ("SO105", "x, pad", "x = F.relu(x)\nreturn (x * ~pad).sum()"),
+    ("SO104", "x, y", "i = torch.nonzero(y)\nreturn x[i]"),
+    ("SO104", "x, y", "return x[(y > 0).nonzero(as_tuple=True)]"),
+    ("SO104", "x, y", "return x[torch.where(y > 0)]"),
+    ("SO104", "x, y", "return x[torch.argwhere(y > 0)]"),
+    ("SO105", "x, mask", "return (x * mask).sum()"),
+    ("SO105", "x, y", "m = (y > 0).float()\nreturn ((x - y) * m).sum()"),
+    ("SO105", "x, y", "x *= (y > 0)\nreturn x"),
+    ("SO105", "x, y", "return (x * (1 - (y > 0).float())).sum()"),
+    ("SO105", "x, mask", "return torch.mul(x, mask.unsqueeze(-1))"),
+    ("SO105", "x, y", "return x * y.ne(0).type_as(x)"),
+    ("SO201", "x, y", "return torch.sum((x - y) ** 2)"),
+    ("SO201", "x, y", "d = x - y\nreturn (d * d).mean()"),
+    ("SO201", "x", "return x.pow(2).sum(dim=1).mean()"),
+    ("SO202", "x, mask", "return (x.abs()).sum() / mask.sum()"),
+    ("SO202", "x", "return x / x.norm(dim=-1, keepdim=True)"),
+    ("SO202", "x", "return (x - x.mean()) / x.std()"),
+    ("SO202", "x", "n = torch.linalg.norm(x)\nx = x / n\nreturn x"),
+    ("SO203", "x, y", "return (x / y).mean()"),
+    ("SO204", "x", "return -x.log().mean()"),
+    ("SO204", "x", "return -x.clamp(0, 1).log().mean()"),
+    ("SO204", "x", "p = torch.softmax(x, -1)\nreturn -torch.log(p).mean()"),
+    ("SO204", "x", "return torch.sigmoid(x).log()"),
+    ("SO204", "x, y", "return torch.sqrt(x - y)"),
+    ("SO204", "x, y", "return torch.acos((x * y).sum(-1))"),
+    ("SO204", "x", "return x ** 0.5"),
+    ("SO204", "x", "return torch.pow(x, -1)"),
+    ("SO204", "x", "return torch.sqrt(x.var(dim=0)).mean()"),
+    ("SO205", "x, y", "return torch.sqrt(((x - y) ** 2).sum(-1)).mean()"),
+    ("SO205", "x", "s = x.square().sum()\nreturn s.sqrt()"),
+    ("SO205", "x", "return torch.sqrt(torch.sum(torch.pow(x, 2), dim=1))"),
+    ("SO206", "x, y", "return (x / (y + 1e-8)).mean()"),
+    ("SO206", "x", "eps = 1e-12\nreturn torch.log(x.clamp(min=eps))"),
+    ("SO206", "x", "return torch.log(torch.clamp(x, 1e-10, 1.0))"),
+    ("SO206", "x, eps=1e-8", "return torch.log(x + eps)"),
+    ("SO206", "x", "return F.normalize(x, dim=-1, eps=1e-12)"),
+    ("SO207", "x, mask", "return x.masked_fill(mask == 0, -1e9).softmax(-1)"),
+    ("SO207", "x, mask", "return torch.masked_fill(x, mask, -1e30)"),
+    ("SO207", "x, mask", "s = x.masked_fill(~mask, -float('inf'))\nreturn torch.softmax(s, dim=-1)"),
+    ("SO207", "x, mask", "return torch.log_softmax(x.masked_fill(mask, -math.inf), dim=-1)"),
+    ("SO207", "x, mask", "x.masked_fill_(mask, -1e9)\nreturn x"),
+    ("SO207", "x, mask", "return x + (1.0 - mask) * -1e9"),
+    ("SO208", "x, y", "return torch.where(y > 0, x / y, torch.zeros_like(x))"),
+    ("SO208", "x", "l = torch.log(x)\nreturn torch.where(x == 0, 0.0, l)"),
+    ("SO208", "x", "return torch.where(x.eq(0), x, x.sqrt())"),
+    ("SO209", "x", "y = torch.exp(x)\ny /= y.sum()\nreturn y"),
+    ("SO209", "x", "return torch.sigmoid(x).clamp_(1e-3, 1 - 1e-3).mean()"),
+    ("SO209", "x", "y = F.relu(x)\ny.add_(1)\nreturn y"),
+    ("SO301", "x", "return x / x.max().item()"),
+    ("SO301", "x", "n = int((x > 0).sum())\nreturn x.sum() / n"),
+    ("SO301", "x", "return torch.tensor(x.detach().cpu().numpy().mean())"),
+    ("SO301", "x", "return sum(x.mean(0).tolist())"),
+    ("SO302", "x", "print('loss is', x.mean())\nreturn x.mean()"),
+    ("SO302", "x", "text = f'{x.mean()}'\nreturn x"),
+    ("SO303", "x", "if torch.isnan(x).any():\n    return x * 0\nreturn x"),
+    ("SO303", "x, weight", "if weight > 0 or weight == None:\n    x = x * 2\nreturn x.mean()"),
+    ("SO303", "x, y", "assert (y >= 0).all()\nreturn x"),
+    ("SO303", "x", "return x.mean() if x.sum() > 0 else x.sum() * 0"),
+    ("SO303", "x", "while not bool((x > 0).all()) and x.mean() > 1:\n    x = x / 2\nreturn x"),
+    # what is a tensor
+    ("SO202", "x, batch", "return x.sum() / batch.depth.sum()"),
+    ("SO202", "x, batch", "return x.sum() / batch['mask'].sum()"),
+    ("SO204", "counts, lam", "return torch.log(counts / lam).mean()"),
+    ("SO204", "lam, k", "return ((lam - k) * 2).sqrt().mean()"),
+    ("SO206", "first, second", "return torch.sqrt(torch.clamp(first + second, min=1e-9)).mean()"),
+    ("SO206", "x, y", "z = (x.float() * 2).to(y.dtype)\nreturn y / (z + 1e-8)"),
+    ("SO206", "x, y", "z = (x.float() * 2).to(y)\nreturn y / (z + 1e-8)"),
+    ("SO206", "x, eps=1e-6", "return torch.sqrt(x * x + eps**2).mean()"),
+    ("SO206", "x, eps=1e-6", "floor = eps * eps\nreturn torch.log(x + floor).mean()"),
+    # no guards, for they ask about no value
+    ("SO202", "x, mask", "if mask is not None:\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if isinstance(mask, torch.Tensor):\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if mask.dim() == 3 and mask.shape[0] > 1:\n    x = x.sum() / mask.sum()\nreturn x"),
+    ("SO202", "x, mask", "if mask.dtype == torch.bool:\n    x = x.sum() / mask.sum()\nreturn x"),
+    # formulas that half cannot hold
+    ("SO202", "x, y", "return 1 - x.var() / y.var()"),
+    ("SO202", "x, y", "scale = x.sum() / 4\nreturn (y / (scale * 2)).mean()"),
+    ("SO202", "x", "return x / x[x > 0].mean()"),
+    ("SO201", "x", "return (x**4).mean()"),
+    ("SO201", "x, y, scale", "return (scale * (x - y) ** 2 + 1).mean()"),
+    ("SO201", "x, y", "z = y.exp() * (x - y).square()\nreturn z.sum()"),
+    ("SO211", "x", "return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)"),
+    ("SO211", "x", "e = x.exp()\nreturn e / e.sum()"),
+    ("SO211", "x, y", "return torch.log(x.exp() + y.exp().sum()).mean()"),
+    ("SO211", "x", "return torch.log(torch.cumsum(x.exp(), 0)).mean()"),
+    ("SO211", "x, y", "return torch.log(torch.exp(-torch.cdist(x, y)).mean(1)).mean()"),
+    ("SO201", "x", "return x.pow(2).reshape(4, -1).sum(1).mean()"),
+    ("SO201", "x, w", "return torch.sum(w * x * x)"),
+    ("SO202", "x, labels", "n = torch.bincount(labels)\nreturn (x / n).mean()"),
+    ("SO202", "x, y", "return (x / torch.sin(y)).mean()"),
+    ("SO204", "x", "return torch.log1p(-x.clamp(max=1 - 1e-6)).mean()"),
+    ("SO204", "x", "return torch.acos(x.clamp(-1, 1)).mean()"),
+    ("SO204", "x, rho=1.5", "return torch.pow(x, 1 - rho).mean()"),
+    ("SO206", "x, y, eps=1e-7", "return x / (y - x + (1 + eps))"),
+    ("SO206", "x, y", "return (x / torch.where(y == 0, 1e-8, y)).mean()"),
+    ("SO206", "x, n, beta=0.9999", "return x / (1 - torch.pow(beta, n))"),
+    ("SO213", "x, tau=0.07", "return torch.exp(x / tau).mean()"),
+    ("SO213", "x, logp, old_logp", "return (x * (logp - old_logp).exp()).mean()"),
+    ("SO213", "x", "return torch.exp(64 * (x - 0.3)).sum()"),
+    ("SO201", "x, valid", "d = x - 1\nd[~valid] = 0\nreturn (d * d).sum()"),
+    # in place, on an argument or on what was saved
+    ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
+    ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),
+    ("SO209", "x, y", "d = x - y\ns = torch.log(d)\nd /= 2\nreturn (s + d).mean()"),
+    # a mask by its use
+    ("SO105", "err, m", "return (err * m).sum() / m.sum()"),
+    ("SO401", "x, y", "return F.mse_loss(x.half(), y)"),
+    ("SO401", "x, y", "return F.l1_loss(x.to(torch.float16), y.to(torch.float16))"),
+    ("SO401", "m, x, y", "with torch.cuda.amp.autocast():\n    p = m(x)\n    loss = (p - y).abs().mean()\nreturn loss"),
+    (
+        "SO401",
+        "model, x, y, n",
+        "with torch.autocast('cuda'):\n    loss = ((model(x) - y) ** 2).sub(1).mean() / n\nloss.backward()",
+    ),
+    ("SO201", "model, batch, y", "p = model(batch)\n((p - y) ** 2).mean().backward()"),
+    ("SO402", "x, y", "with torch.autocast('cuda'):\n    return F.binary_cross_entropy(x, y)"),
+    ("SO402", "x, y", "c = nn.BCELoss()\nwith torch.amp.autocast('cuda'):\n    return c(x, y)"),
+    ("SO403", "x", "with torch.cuda.amp.autocast():\n    return x"),
+    ("SO403", "x", "from torch.cuda import amp\nwith amp.autocast():\n    return x"),
+    ("SO404", "m, data, accum", "for x in data:\n    (m(x).loss / accum).backward()"),
+    (
+        "SO404",
+        "m, data, args",
+        "for x in data:\n    loss = m(x, padding_mask)\n    loss /= args.grad_accum_steps\n    loss.backward()",
+    ),
+]
+
+
+@pytest.mark.parametrize("code, arguments, body", FOUND, ids=lambda x: x[:60])
+def test_found(code, arguments, body):
+    assert code in {f.code for f in lint_source(program(arguments, body), rules=EVERY)}
+
+
+def test_without_torch_nothing_is_found():
+    for code, arguments, body in FOUND:
+        lines = program(arguments, body).splitlines(keepends=True)
+        source = "".join(line for line in lines if "import torch" not in line and "from torch" not in line)
+        assert lint_source(source, rules=EVERY) == [], code
+
+
+ADAM = """def train(model, x):
+    model.half()
+    other = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW({}.parameters(), lr=1e-3{})
+"""
+
+
+def test_an_optimizer_beside_half_weights():
+    for of, rest, found in (("model", "", 1), ("model", ", eps=1e-9", 1), ("other", "", 0), ("model", ", eps=1e-6", 0)):
+        assert [f.code for f in lint_source(HEADER + ADAM.format(of, rest))] == ["SO405"] * found
+    assert not lint_source(HEADER + ADAM.replace("model.half()", "x.half()").format("model", ""))
+    assert not lint_source(HEADER + ADAM.replace("AdamW", "SGD").format("model", ""))
+
+
+CLIP = """
+for x in loader:
+    scaler.scale(model(x).mean()).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+"""
+
+
+def test_clipping_of_what_is_still_scaled():
+    assert [f.code for f in lint_source(HEADER + CLIP)] == ["SO406"]
+    assert not lint_source(HEADER + CLIP.replace("    nn", "    scaler.unscale_(optimizer)\n    nn"))
+    assert not lint_source(HEADER + CLIP.replace("scaler.scale(model(x).mean())", "model(x).mean()"))
+
+
+def test_a_clamp_below_one_is_not_called_none():
+    source = program("x", "p = x.clamp(1e-6, 1 - 1e-6)\nreturn (torch.log(p) + torch.log(1 - p)).sum()")
+    (finding,) = [f for f in lint_source(source) if f.code == "SO204"]
+    assert finding.message.startswith("the clamp keeps the argument of log from 0 in fp32 alone")
+
+
+@pytest.mark.parametrize(
+    "body", ["valid = x > 0\nreturn torch.log(x[valid]).sum()", "return torch.log(x[0 < x]).sum()"]
+)
+def test_a_mask_that_asks_for_the_domain_is_a_guard(body):
+    assert {f.code for f in lint_source(program("x", body), rules=EVERY)} == {"SO101"}

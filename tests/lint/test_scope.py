@@ -1,0 +1,143 @@
+"""Which code is looked at: losses, what they call, metrics, training steps; and the demo's losses."""
+
+import pathlib
+import textwrap
+
+import pytest
+
+import safeops
+from safeops.lint.check import lint_source
+from tests.lint.programs import HEADER
+
+LOOP = """
+for step, (x, y, mask) in enumerate(loader):
+    loss = ((model(x) - y).abs() * mask).sum() / mask.sum()
+    loss.backward()
+"""
+
+
+@pytest.mark.parametrize("place", ["def train(model, loader):", "if True:"])
+def test_a_loop_over_a_loader_gives_tensors(place):
+    """In a training step, which may be a script's own code."""
+    code = f"import torch\n\n{place}{textwrap.indent(LOOP, '    ')}"
+    assert [f.code for f in lint_source(code)] == ["SO202", "SO105"]
+    assert not lint_source(code.replace("loss.backward()", "print(loss)"))
+    for what in ("self.train_loader", "tqdm(data)", "loader(x)", "get_batches(x)"):
+        assert lint_source(code.replace("enumerate(loader)", f"enumerate({what})"))
+    for what in ("settings", "metadata", "workloads", "load(path)", "data.items()", "batch_sizes"):
+        assert not lint_source(code.replace("enumerate(loader)", f"enumerate({what})")), what
+
+
+OUTSIDE = [
+    "class ExpLoss(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp().clamp_(max=1).log()\n",
+    # only a loss is looked at by the rules about its arithmetic and its waiting
+    "def report(x):\n    return x.mean().item(), torch.log(x), (x ** 2).sum(), x / x.sum()\n",
+    "def survival(time, y):\n    return time[time > y], torch.nonzero(time > y)\n",
+    "def evaluate(model, x):\n    print(model(x).mean())\n    if (x > 0).all():\n        return float(x.sum())\n",
+    "class Net(nn.Module):\n    def forward(self, x):\n        return x / x.norm() + torch.log(x)\n",
+]
+
+
+@pytest.mark.parametrize("text", OUTSIDE)
+def test_code_that_is_no_loss_is_left_alone(text):
+    assert lint_source(HEADER + text) == []
+
+
+def test_a_loss_is_told_by_what_it_is():
+    body = "        return torch.log(x).mean()\n"
+    for head in (
+        "class DiceLoss(nn.Module):\n    def forward(self, x):\n",
+        "class Helper:\n    def kl_loss(self, x):\n",
+        "class Helper:\n    def log_loss(self, x):\n",
+    ):
+        assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204"], head
+    step = "def train(model, x):\n    p = model(x)\n    loss = torch.log(p).mean()\n"
+    step += "    loss.backward()\n    print(loss.item())\n"
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO204"], "a training step may log"
+    step = step.replace("loss.backward()", "self.optimizer.step(loss)") + "    return loss\n"
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO204"]
+
+
+def test_a_metric_is_looked_at_and_its_gradient_is_not():
+    body = "        return torch.log(x).mean() + x.sum() / y.sum()\n"
+    metric = "class DiceMetric:\n    def compute(self, x, y):\n"
+    assert [f.code for f in lint_source(HEADER + metric + body)] == ["SO202"]
+    counting = metric.replace("DiceMetric", "KLDistance(_Base)").replace("compute", "_update") + body
+    counting += "    def compute(self):\n        return self.total.item()\n"
+    assert [f.code for f in lint_source(HEADER + counting)] == ["SO202"]
+    counted = metric.replace("DiceMetric", "KLDivergence") + "        n = float(x.max())\n" + body
+    assert [f.code for f in lint_source(HEADER + counted)] == ["SO301", "SO204", "SO202"]
+    assert [f.code for f in lint_source(HEADER + counted.replace("Divergence", "Divergence(Metric)"))] == ["SO202"]
+    update = "    def update(self, x):\n        self.total += x\n"
+    assert [f.code for f in lint_source(HEADER + counted + update)] == ["SO202"]
+    for name in ("GeneralizedCrossEntropy", "InfoNCE", "EuclideanDistance"):
+        head = f"class {name}(nn.Module):\n    def forward(self, x, y):\n"
+        assert [f.code for f in lint_source(HEADER + head + body)] == ["SO204", "SO202"], name
+
+
+def test_what_a_loss_class_tells_of_itself_is_no_part_of_the_loss():
+    head = "class ContrastiveLoss(nn.Module):\n    def forward(self, x):\n        return x.mean()\n\n"
+    head += "    def {}(self):\n        return self.scale.exp().item()\n"
+    assert lint_source(HEADER + head.format("get_config_dict")) == []
+    assert lint_source(HEADER + head.format("extra_state")) != []
+    transform = "class Distance(BaseTransform):\n    def forward(self, pos):\n        return float(pos.max())\n"
+    assert lint_source(HEADER + transform) == []
+    assert lint_source(HEADER + transform.replace("BaseTransform", "nn.Module")) != []
+
+
+def test_a_helper_may_wait_and_may_not_lose_values():
+    """What a loss calls also cuts, decodes and reports."""
+    loss = "def chunked_loss(x, lengths):\n    return part(x, lengths).mean()\n\n\n"
+    helper = "def part(x, lengths):\n    end = lengths.max().item()\n    return x.log() / end\n"
+    assert [f.code for f in lint_source(HEADER + loss + helper)] == ["SO204"]
+    assert [f.code for f in lint_source(HEADER + helper.replace("part", "part_loss"))] == ["SO301", "SO204"]
+
+
+def test_an_optimizer_is_no_loss():
+    body = (
+        "    def step(self, closure):\n        loss = closure()\n        if torch.max(self.p) > 1:\n            pass\n"
+    )
+    source = HEADER + "class Lamb({}):\n" + body + "        return loss\n"
+    assert lint_source(source.format("torch.optim.Optimizer")) == []
+    assert [f.code for f in lint_source(source.format("nn.Module"))] == ["SO303"]
+
+
+def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
+    body = "class TailLoss:\n    def loss(self, z):\n        q = self.q\n        return (torch.log(q) * z).mean()\n"
+    assert lint_source(HEADER + body) == []
+    assert lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - q)")) == []
+    assert [f.code for f in lint_source(HEADER + body.replace("torch.log(q)", "torch.log(1 - z)"))] == ["SO204"]
+
+
+@pytest.mark.parametrize("head, codes", [
+    ("class Smoothed(nn.Module):\n    def forward(self, logits, target):\n", ["SO202", "SO204"]),
+    ("class Smoothed(nn.Module):\n    def forward(self, tokens, target):\n        logits = tokens\n", []),
+    ("class Helper:\n    def compare(self, logits, target):\n", ["SO202"]),
+    ("class Helper:\n    def plot_pair(self, logits, target):\n", []),
+    ("class Helper:\n    def batch_psnr(self, logits, other):\n", ["SO202"]),
+])  # fmt: skip
+def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
+    """A method that does it, `forward` for its gradient too; of what it fetches nothing is said."""
+    body = "        n = float(logits.max())\n        return torch.log(logits).mean() * n / logits.sum()\n"
+    assert [f.code for f in lint_source(HEADER + head + body)] == codes
+
+
+DEMO = {
+    "boolean_write": {"SO103", "SO206"},
+    "multiply_by_mask": {"SO105", "SO206", "SO202"},
+    "boolean_index": {"SO101", "SO206"},
+    "where_after_division": {"SO101", "SO208"},
+    "half_mask": {"SO105", "SO202"},
+    "repaired_by_hand": {"SO101"},
+    "with_safeops": set(),
+}
+
+
+def test_the_seven_losses_of_the_demo():
+    source = (pathlib.Path(safeops.__file__).parent / "demo" / "losses.py").read_text()
+    starts = {line.split("(")[0][4:]: i for i, line in enumerate(source.splitlines(), 1) if line.startswith("def ")}
+    found = {name: set() for name in starts}
+    for f in lint_source(source):
+        name = max((n for n in starts if starts[n] <= f.line), key=starts.get)
+        found[name].add(f.code)
+    assert found == DEMO
