@@ -1,4 +1,4 @@
-"""The samples of every op's record on DTensors, by the harness of the contract, beside one process. Run by processes.py.
+"""The samples of every op's record on DTensors, beside one process, by the contract's harness. Run by processes.py.
 
 The subject is the op between two layouts: plain operands are laid out, and its results put together again.
 """

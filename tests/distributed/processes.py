@@ -26,15 +26,20 @@ SECONDS = 60  # until a rank that waits for another gives up
 LONGEST = 600  # of all cases of a module
 
 
-def outcomes(module, world, folder):
-    """Those of all ranks: {name: "right", or the error}, without what they did not come to."""
-    path = folder / f"outcomes{world}"
+def started(function, world, *operands):
+    """Processes that call function(rank, *operands)."""
     environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
     environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *sys.path])  # for the server, which starts here
     multiprocessing.set_forkserver_preload(["tests.distributed.dtensors"])
-    with mock.patch.dict(os.environ, environment), tempfile.TemporaryDirectory() as store:
-        operands = module, world, store, path
-        ranks = torch.multiprocessing.start_processes(start, operands, world, join=False, start_method="forkserver")
+    with mock.patch.dict(os.environ, environment):
+        return torch.multiprocessing.start_processes(function, operands, world, join=False, start_method="forkserver")
+
+
+def outcomes(module, world, folder):
+    """Those of all ranks: {name: "right", or the error}, without what they did not come to."""
+    path = folder / f"outcomes{world}"
+    with tempfile.TemporaryDirectory() as store:
+        ranks = started(start, world, module, world, store, path)
         end = time.monotonic() + LONGEST
         try:
             while not ranks.join(timeout=end - time.monotonic()):
