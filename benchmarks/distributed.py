@@ -3,6 +3,7 @@
 
 import contextlib
 import datetime
+import functools
 import json
 import os
 import statistics
@@ -21,6 +22,7 @@ import safeops
 
 RANKS = 2, 4
 ELEMENTS, ROWS, CLASSES, WIDTH = 2**22, 512, 32768, 256  # of all ranks
+COLUMNS = 256
 
 
 class Wire(TorchDispatchMode):
@@ -102,6 +104,27 @@ def cases(mesh):
     }
 
 
+def partials(mesh):
+    """The same of what runs by partial results: the columns of a matrix of which each rank has rows."""
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    x = torch.randn(ELEMENTS // COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
+    whole = distribute_tensor(x, mesh, [Shard(0)])
+    local = whole.to_local().clone().requires_grad_()
+    whole.requires_grad_()
+
+    def contenders(call):
+        return {
+            "ours": lambda: call(whole).sum().backward(),
+            "local": lambda: call(local).sum().backward(),
+            "gathering": lambda: call(whole.redistribute(placements=[Replicate()]).to_local()).sum().backward(),
+        }
+
+    names = "masked_sum", "masked_var", "masked_amax", "masked_norm", "masked_logsumexp", "masked_softmax", "normalize"
+    found = {name: contenders(functools.partial(getattr(safeops, name), dim=0)) for name in names}
+    return {**found, "cosine_similarity": contenders(lambda x: safeops.cosine_similarity(x, x, dim=0))}
+
+
 def seconds(call) -> float:
     """Of the slowest rank."""
     dist.barrier()
@@ -126,7 +149,7 @@ def on_this_rank(rounds: int) -> dict:
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh, records = init_device_mesh("cpu", (dist.get_world_size(),)), []
-    for op, contenders in cases(mesh).items():
+    for op, contenders in {**cases(mesh), **partials(mesh)}.items():
         wires = {}
         for name, call in contenders.items():
             call()

@@ -2,6 +2,8 @@
 
 import torch
 
+from safeops import _check
+
 
 def kept(mask, weight):
     """The positions that exist: mask is True and the weight is not 0. None keeps all."""
@@ -48,3 +50,12 @@ def sigmoid(x):
     """1 / (1 + e^-x): torch.sigmoid on a CPU depends, in the last digit, on the number of threads."""
     above, below = torch.exp(-torch.where(x > 0, x, 0)), torch.exp(torch.where(x > 0, 0, x))
     return torch.where(x > 0, 1 / (1 + above), below / (1 + below))
+
+
+def gathered(x, dims):
+    """A DTensor, whole along dims that it is sharded over; any other tensor as it is."""
+    if _check.mesh(x) is None:
+        return x
+    from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
+
+    return x.redistribute(placements=[Replicate() if p.is_shard() and p.dim in dims else p for p in x.placements])

@@ -31,5 +31,10 @@ def gather(function, own, group):
     return dict(sorted(found))
 
 
+def everyone():
+    """The group of all ranks, if they are several."""
+    return dist.group.WORLD if is_running() and dist.get_world_size() > 1 else None
+
+
 def rank():
     return dist.get_rank() if is_running() else None

@@ -1,6 +1,6 @@
 """`safeops trace SCRIPT` and `safeops audit SCRIPT`: run a script, unmodified, under the tool, and print its report.
 
-A script that ends by `sys.exit(n)` passes n on, unless something was found.
+A script that ends by `sys.exit(n)` passes n on, unless something was found. Under torchrun all ranks give one report.
 """
 
 import argparse
@@ -53,6 +53,7 @@ def run(arguments):
         if tool == "trace":
             watcher = trace(last=arguments.last, html=arguments.html)
             watcher._announces = False  # the report is printed here
+            watcher._everyone = True  # under torchrun, one report of all ranks
         else:
             chosen = arguments.select
             watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
@@ -152,7 +153,8 @@ def _is_ours(name):
 
 def _print_trace(tracer, crashed):
     for report in tracer.reports:
-        print(f"safeops trace: {report}")
+        if report.rank in (None, tracer._rank):
+            print(f"safeops trace: {report}")
     stuck = len(tracer.overflows) == tracer.steps > 2  # GradScaler halves its scale each time: it has not sufficed
     if tracer.overflows:
         steps = ", ".join(str(report.step) for report in tracer.overflows[:8])
@@ -163,7 +165,7 @@ def _print_trace(tracer, crashed):
             + ("no weight has moved in this run" if stuck else "no bug while it stays rare")
             + f". The first:\n{tracer.overflows[0]}"
         )
-    if not (tracer.reports or crashed or stuck):
+    if not (tracer.reports or crashed or stuck or tracer._rank):
         steps = f"{tracer.steps} step{'s' * (tracer.steps != 1)}"
         print(f"safeops trace: no NaN or inf reached a loss or a gradient in {steps}")
     return bool(tracer.reports) or stuck

@@ -96,6 +96,8 @@ class trace:
         self._modules = ModuleStack(model)
         self._recorder = Recorder(self._modules, self._after)
         self._watching = self._scaled = False
+        self._everyone = False  # all ranks answer as one, as long as the script has a group of them
+        self._rank = None  # this one's, once they have met
         self._announces = True  # at an exception that is not its own, by a warning
         self._trained = False  # a backward pass was seen: results beside it are metrics, unless check() asks for them
 
@@ -179,8 +181,10 @@ class trace:
                     self._history.add(step, found, new)
                 recorder.clear()
                 self._trained = self._trained or step.backward
-            if together and self._group is not None:
-                found = self._first(found)
+            group = _ranks.everyone() if self._everyone else self._group
+            if together and group is not None:
+                self._rank = _ranks.rank()
+                found = self._first(found, group)
         if found is not None and not new and any(r.step == self.steps for r in self.reports[-1:]):
             return None  # the update wrote what was found before it
         if found is not None:
@@ -188,14 +192,14 @@ class trace:
             (self.reports if found.bug else self.overflows).append(found)
         return found
 
-    def _first(self, found):
+    def _first(self, found, group):
         """What went wrong first on any rank. A cause is earlier in the order of ops than what came of it elsewhere."""
         try:
             # (the table of what ran before stays here: long, and of code objects)
-            of_ranks = _ranks.gather("trace", found and dataclasses.replace(found, frames=[]), self._group)
+            of_ranks = _ranks.gather("trace", found and dataclasses.replace(found, frames=[]), group)
         except RuntimeError as error:
             raise error if found is None else NonFiniteError(found) from error
-        of_ranks[_ranks.rank()] = found
+        of_ranks[self._rank] = found
         for rank, report in of_ranks.items():
             if report is not None:
                 report.rank = rank

@@ -2,6 +2,7 @@
 
 Where the classes are sharded (vocabulary parallel) each rank sums up its own of them, all ranks learn those sums by one
 all-gather, 16 bytes a row, and the local backward kernel takes logsumexp from there. The logits stay where they are.
+nll_loss needs the number at each row's class alone, which one rank has: an all-reduce, 8 bytes a row.
 """
 
 import torch
@@ -9,7 +10,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from safeops._dtypes import compute_dtype
 from safeops._op import registry
-from safeops.distributed._collectives import gather
+from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
 from safeops.ops.rows._linear_chunks import own_of
@@ -81,10 +82,8 @@ def forward(op, *operands):
     of = Rows(*operands[:5])
     if of.part is None:
         results = op.forward(*of.operands(), *operands[5:])
-    elif op.name != "cross_entropy":
-        raise Uncovered
     else:
-        results = _of_parts(of, *operands[5:])
+        results = (_of_parts if op.name == "cross_entropy" else _of_owners)(of, *operands[5:])
     return tuple(map(of.share, results))
 
 
@@ -93,6 +92,10 @@ def gradients(op, grad, needs, operands, results):
     g, numbers = local(grad, of.shape, of.rows), [r.to_local() for r in results]
     if of.part is None:
         found = op.gradients(g, needs, [*of.operands(), *operands[5:]], numbers)
+    elif op.name == "nll_loss":
+        x, target, weight, mask, _ = of.operands()
+        at, inside = own_of(target - of.first, x.shape[of.dim])
+        found = op.gradients(g, needs, [x, at.squeeze(-1), weight, mask & inside, NO_CLASS], numbers)
     else:
         found = _gradients_of_part(op, of, g, *numbers, *operands[5:], needs[:2])
     return [
@@ -109,6 +112,20 @@ def _sum(x, mask, weight=None):
     return registry["masked_sum"].call(x, mask, -1, False, weight, torch.float64, "zero")
 
 
+def _own(of, x):
+    """What this rank has at the class of each row, or 0. x: the classes last."""
+    at, inside = own_of(of.target - of.first, x.shape[-1])
+    return torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else x.new_zeros(x.shape[:-1])
+
+
+def _of_owners(of):
+    """What the raw forward of nll_loss gives for whole rows."""
+    own = torch.where(of.mask, -_own(of, of.x.detach().movedim(of.dim, -1)), 0).double()
+    loss, dtype = add_up("nll_loss", own, of.mesh, [of.part]), compute_dtype(of.x.dtype)
+    loss = (loss if of.weights is None else torch.where(of.mask, loss * of.weights, 0)).to(dtype)
+    return loss, of.mask, loss.new_empty(0) if of.weights is None else of.weights
+
+
 def _of_parts(of, label_smoothing, z_loss):
     """What the raw forward of cross_entropy gives for whole rows."""
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
@@ -123,8 +140,7 @@ def _of_parts(of, label_smoothing, z_loss):
         q = q if weight is None else q * weight
         columns = [log_sum, _sum(x, q != 0, q), _sum(q, None)]
     else:
-        at, inside = own_of(of.target - of.first, x.shape[-1])
-        own = torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else torch.zeros_like(log_sum)
+        own = _own(of, x)
         # A logit of +inf takes all of the softmax: right where it is the row's own and there is one, else no number.
         certain = (own == INF) & (scale == 1) & (not smooth and not z_loss)
         columns = [torch.where((log_sum == INF) & ~certain, float("nan"), log_sum), own]

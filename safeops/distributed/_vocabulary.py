@@ -71,15 +71,16 @@ def forward(op, *operands):
         chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
         sums = _linear_chunks.sums_of(chunks, of.place, of.existing[0] if label_smoothing else None)
     if of.part is not None:
-        log_sum, own, spread = sums
-        columns = [log_sum, own, own.new_zeros(()).expand_as(own) + spread] if label_smoothing else [log_sum, own]
+        others, own, spread = sums
+        columns = [others, own, own.new_zeros(()).expand_as(own) + spread] if label_smoothing else [others, own]
         sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
         sums = sums if label_smoothing else (*sums, 0)
     dtype = compute_dtype(input.dtype)
-    loss = _linear_chunks.losses(*sums, of.keep, of.weights, of.existing, label_smoothing, z_loss).to(dtype)
+    loss, log_sum = _linear_chunks.losses(*sums, of.keep, of.weights, of.existing, label_smoothing, z_loss)
+    loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
     gradients = empty_gradients(of.x, of.linear_weight, [False] * 3, dtype)
-    return tuple(map(of.share, (loss, of.keep, weights, sums[0], *gradients)))
+    return tuple(map(of.share, (loss, of.keep, weights, log_sum, *gradients)))
 
 
 def gradients(op, grad, needs, operands, results):

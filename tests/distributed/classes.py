@@ -25,6 +25,7 @@ OPTIONS = [
     {"reduction": "none"},
     {"denominator": 7},
 ]
+NLL_OPTIONS = [{}, {"reduction": "sum"}, {"reduction": "none"}, {"denominator": 7}, {"ignore_index": 4}]
 
 
 def operands(dtype, shape=(6, 11, 3), shares=False, weight=False, mask=False):
@@ -53,6 +54,8 @@ def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
             if name == "nll_loss" and shares:
                 continue
             made = operands(dtype, shares=shares, weight=weight, mask=mask)
+            if not shares:
+                made["target"][1] = chosen.get("ignore_index", -100)
             if P in logits:  # (parts of what is not finite are no parts)
                 made["input"].nan_to_num_(nan=0.5, neginf=-9)
             where = {"input": logits, "target": logits if shares else rows, "mask": rows, "weight": [R] * len(rows)}
@@ -78,6 +81,9 @@ def check_few_classes():
     for classes in (4, 5):
         made = operands(torch.float64, (6, classes, 2))
         compare("cross_entropy", made, {"input": [S1], "target": [R]}, torch.float64, label_smoothing=0.1)
+        made = operands(torch.float64, (6, classes, 2), weight=classes > 4, mask=True)
+        where = {"input": [S1], "target": [R], "mask": [R], "weight": [R]}
+        compare("nll_loss", made, where, torch.float64, reduction="none")
 
 
 def check_few_rows():
@@ -118,8 +124,7 @@ def check_a_rank_of_which_no_class_exists():
 
 def check_the_wire():
     """Two numbers of eight bytes a row and rank forward, nothing of the logits' size; nothing backward."""
-    x, target = torch.randn(64, 40, requires_grad=True), torch.randint(0, 40, (64,))
-    x, target = distributed(x.detach(), [S1]), distributed(target, [R])
+    x, target = distributed(torch.randn(64, 40), [S1]), distributed(torch.randint(0, 40, (64,)), [R])
     sent = []
     gather = _collectives.all_gather
 
@@ -133,6 +138,12 @@ def check_the_wire():
     assert sent == [64 * 16], sent
     assert seen.get_total_counts() <= 1, seen.get_comm_counts()
     assert x.grad.placements == (S1,)
+    x.grad, sent, add_up = None, [], torch.distributed.all_reduce
+    note = lambda t, **options: (sent.append(t.nbytes), add_up(t, **options))[1]  # noqa: E731
+    with CommDebugMode() as seen, mock.patch.object(torch.distributed, "all_reduce", note):
+        safeops.nll_loss(x, target).backward()
+    assert sent == [64 * 8] and seen.get_total_counts() <= 1, (sent, seen.get_comm_counts())
+    assert x.grad.placements == (S1,)
 
 
 def check_an_index_out_of_range():
@@ -141,17 +152,16 @@ def check_an_index_out_of_range():
     plain = {**made, "target": made["target"].clone()}
     made["target"][3], plain["target"][3] = 99, -100
     for logits, rows in (([S1], [R]), ([S0], [S0])):
-        got = safeops.cross_entropy(distributed(made["input"], logits), distributed(made["target"], rows))
-        close(got, safeops.cross_entropy(**plain), 1e-12)
+        for loss in (safeops.cross_entropy, safeops.nll_loss):
+            got = loss(distributed(made["input"], logits), distributed(made["target"], rows))
+            close(got, loss(**plain), 1e-12)
 
 
 def check_what_the_composite_has():
-    """Log probabilities of sharded classes; one dim over the whole mesh."""
+    """One dim over the whole mesh."""
     made = operands(torch.float64)
     assert registry["cross_entropy"].shards
     made["input"] = made["input"].nan_to_num(neginf=-9)
-    got = safeops.nll_loss(distributed(made["input"], [S1]), distributed(made["target"], [R]))
-    close(got, safeops.nll_loss(**made), 1e-12)
     got = safeops.cross_entropy(distributed(made["input"], [S1, S1]), distributed(made["target"], [R, R]))
     close(got, safeops.cross_entropy(**made), 1e-12)
 
@@ -161,6 +171,8 @@ CASES = {
     "classes-fp32": functools.partial(check, torch.float32, CLASSES[:2]),
     "rows": functools.partial(check, torch.float64, ROWS, options=OPTIONS[:4]),
     "nll_loss": functools.partial(check, torch.float64, ROWS, "nll_loss", [{}, {"reduction": "none"}]),
+    "nll_loss-classes": functools.partial(check, torch.float64, CLASSES, "nll_loss", NLL_OPTIONS),
+    "nll_loss-fp32": functools.partial(check, torch.float32, CLASSES[:1], "nll_loss", NLL_OPTIONS[:1]),
     "second-order": check_second_order,
     "few-classes": check_few_classes,
     "few-rows": check_few_rows,

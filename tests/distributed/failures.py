@@ -5,11 +5,12 @@ Each is an error that names the function and the rank, within the group's timeou
 
 import datetime
 import os
+import signal
 import time
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import safeops
@@ -157,6 +158,20 @@ def disagreeing():
     finally:
         del os.environ["TORCH_DISTRIBUTED_DEBUG"]
         dist.set_debug_level(level)
+
+
+def killed(rank, store, path):
+    """A process of its own each. Rank 1 is killed between forward and backward; rank 0 writes what it sees."""
+    torch.set_num_threads(1)
+    timeout = datetime.timedelta(seconds=30)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=timeout)
+    x = sharded(init_device_mesh("cpu", (2,))).requires_grad_()
+    y = safeops.masked_softmax(x, dim=0)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    raises(RuntimeError, "masked_softmax (rank 0): the all-reduce", call=y.sum().backward)
+    raises(RuntimeError, "masked_var (rank 0): the all-gather", call=lambda: safeops.masked_var(x, dim=0))
+    path.write_text("named" if x.grad is None else "half-written")
 
 
 CASES = {

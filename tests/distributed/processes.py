@@ -1,34 +1,52 @@
-"""Cases that run on several processes at once, gloo between them: started as a script, once for a test file.
+"""Cases that run on several processes at once, gloo between them.
 
-    python tests/distributed/processes.py tests.distributed.MODULE WORLD OUTCOMES
-
-Each rank calls MODULE.CASES, {name: function()}, in their order. Outcomes of a rank: {name: "right", or the error}.
+Each rank calls MODULE.CASES, {name: function()}, in their order. The ranks are forked from one server, which has
+imported torch and the tests before: that takes longer than most cases.
 """
 
+import contextlib
 import datetime
 import functools
 import importlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
+import time
 import traceback
 import warnings
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 SECONDS = 60  # until a rank that waits for another gives up
+LONGEST = 600  # of all cases of a module
+
+
+def started(function, world, *operands):
+    """Processes that call function(rank, *operands)."""
+    environment = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join([os.getcwd(), *sys.path])  # for the server, which starts here
+    multiprocessing.set_forkserver_preload(["tests.distributed.dtensors"])
+    with mock.patch.dict(os.environ, environment):
+        return torch.multiprocessing.start_processes(function, operands, world, join=False, start_method="forkserver")
 
 
 def outcomes(module, world, folder):
-    """Those of all ranks."""
+    """Those of all ranks: {name: "right", or the error}, without what they did not come to."""
     path = folder / f"outcomes{world}"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["."] + sys.path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, module, str(world), str(path)]
-    subprocess.run(command, env=environment, check=True, timeout=600)
+    with tempfile.TemporaryDirectory() as store:
+        ranks = started(start, world, module, world, store, path)
+        end = time.monotonic() + LONGEST
+        try:
+            while not ranks.join(timeout=end - time.monotonic()):
+                assert time.monotonic() < end, f"{module} on {world} ranks: not done in {LONGEST} s"
+        finally:
+            for process in ranks.processes:
+                process.kill()
     return [json.loads((folder / f"{path.name}.{rank}").read_text()) for rank in range(world)]
 
 
@@ -44,8 +62,8 @@ def fixture(module):
 
 def failure(outcomes, name):
     """What went wrong in a case, on which rank; None if nothing did."""
-    wrong = [f"rank {rank}: {found[name]}" for rank, found in enumerate(outcomes) if found[name] != "right"]
-    return "\n".join(wrong) or None
+    found = [of_rank.get(name, "it did not come to this case: an earlier one failed") for of_rank in outcomes]
+    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text != "right") or None
 
 
 def start(rank, module, world, folder, path):
@@ -63,12 +81,8 @@ def start(rank, module, world, folder, path):
             found[name] = traceback.format_exc(limit=-6)
         with open(f"{path}.{rank}", "w") as file:
             json.dump(found, file)
+        if found[name] != "right":
+            break  # the others are elsewhere: they see the connection close, and stop too
     if dist.is_initialized():
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        module, world, path = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-        torch.multiprocessing.spawn(start, (module, world, folder, path), nprocs=world)
+        with contextlib.suppress(RuntimeError):
+            dist.destroy_process_group()

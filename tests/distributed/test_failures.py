@@ -1,5 +1,7 @@
 """Collectives that fail, on two processes: errors by name, within the time of the group, and nothing half-written."""
 
+import signal
+
 import pytest
 
 dist = pytest.importorskip("torch.distributed")
@@ -21,3 +23,11 @@ found = processes.fixture(failures)
 def test_on_several_processes(found, case):
     if wrong := processes.failure(found(2), case):
         pytest.fail(wrong)
+
+
+def test_a_rank_that_is_killed(tmp_path):
+    ranks = processes.started(failures.killed, 2, tmp_path / "store", tmp_path / "seen")
+    for process in ranks.processes:
+        process.join(60)
+    assert [process.exitcode for process in ranks.processes] == [0, -signal.SIGKILL]
+    assert (tmp_path / "seen").read_text() == "named"

@@ -86,6 +86,19 @@ def check_few_classes():
         compare(NAME, made, placements(VOCABULARY[0]), torch.float64, label_smoothing=0.1)
 
 
+def check_infinite_logits():
+    """The row's own and no other takes all, by a loss of 0; two of them, or another's, are no distribution."""
+    for at, own in (((0,), 0), ((7,), 7), ((7,), 0), ((0, 1), 0), ((0, 7), 7)):
+        made = operands(torch.float64, rows=(3,), classes=8)
+        made["linear_weight"][:, 0] = made["input"][:, 0] = 0
+        made["linear_weight"][list(at), 0], made["input"][1, 0], made["target"][1] = 16, 1.7e308, own
+        for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 1e-3}):
+            for weight in ({}, {"weight": torch.arange(1.0, 9, dtype=torch.float64)}):
+                where = placements(VOCABULARY[0])
+                got = compare(NAME, {**made, **weight}, where, torch.float64, reduction="none", **options)
+                assert got.full_tensor()[1].isnan() == (at != (own,) or bool(options))
+
+
 def check_few_rows():
     """As many as fill one rank alone."""
     made = operands(torch.float64, rows=(2,), mask=True)
@@ -188,6 +201,7 @@ CASES = {
     "chunks": check_chunks,
     "few-classes": check_few_classes,
     "few-rows": check_few_rows,
+    "infinite-logits": check_infinite_logits,
     "half": check_half,
     "second-order": check_second_order,
     "wire": check_the_wire,

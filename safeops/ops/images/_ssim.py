@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from safeops import _check, _loss
-from safeops._definitions import accumulate
+from safeops._definitions import accumulate, gathered
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw, like
 from safeops._op import Op
@@ -77,12 +77,14 @@ def define(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, b
     and is made of its kept pixels."""
     compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
     dims = tuple(range(2, input.dim()))
+    # Backward through slices of what is sharded, torch adds up parts of different sizes.
+    input, target = gathered(input, dims), gathered(target, dims)
     if 0 in input.shape:
         sizes = _map_shape(input.shape, win_size, same) if by_window else (3, *input.shape[:2])
         nothing = input.to(compute).sum() + target.to(compute).sum()
         return nothing.expand(sizes) if by_window else nothing.double().expand(sizes)
     keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
-    counted = keep = keep.expand(input.shape)
+    counted = keep = gathered(keep.expand(input.shape), dims)
     if not same:
         for d in dims:
             counted = counted.narrow(d, win_size // 2, counted.shape[d] - win_size + 1)
@@ -107,7 +109,7 @@ def define(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, b
     loss = luminance + contrast - luminance * contrast
     loss, contrast = torch.where(counted, loss, 0), torch.where(counted, contrast, 0)
     if by_window:
-        return loss
+        return gathered(loss, dims)  # (and its gradient)
     return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))])
 
 

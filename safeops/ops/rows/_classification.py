@@ -7,7 +7,7 @@ import torch
 from torch.compiler import is_compiling
 
 from safeops import _check
-from safeops._definitions import kept
+from safeops._definitions import gathered, kept
 from safeops._dtypes import FLOATING, LARGEST
 from safeops._loss import REDUCTION, validate_denominator, validate_options
 from safeops._op import Op, registry
@@ -31,11 +31,7 @@ def row_shape(input):
 
 def whole_rows(x):
     """A DTensor that is sharded over the classes, gathered along them: torch's own gather cannot read it."""
-    if _check.mesh(x) is None:
-        return x
-    from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
-
-    return x.redistribute(placements=[Replicate() if p.is_shard(class_dim(x)) else p for p in x.placements])
+    return gathered(x, (class_dim(x),))
 
 
 def rows_of(classes, target, weight, mask, ignore_index, compute):

@@ -16,6 +16,7 @@ from safeops.ops.rows._matmul import without_autocast
 
 NAME = "linear_cross_entropy"
 CHUNK = 2**23  # logits at a time
+INF = float("inf")
 NO_CLASS = torch.iinfo(torch.int64).min  # what no target is, less the first class of a chunk
 
 
@@ -56,32 +57,43 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
     existing = existing_of(len(linear_weight), linear_bias, weight, x.device)
     with without_autocast(x):
         sums = sums_of(chunks_of(x, linear_weight, linear_bias), place, existing[0] if label_smoothing else None)
-    loss = losses(*sums, keep, weights, existing, label_smoothing, z_loss).to(dtype)
-    return loss, keep, loss.new_empty(0) if weights is None else weights, sums[0]
+    loss, log_sum = losses(*sums, keep, weights, existing, label_smoothing, z_loss)
+    loss = loss.to(dtype)
+    return loss, keep, loss.new_empty(0) if weights is None else weights, log_sum
 
 
 def sums_of(chunks, place, every):
-    """(logsumexp, own logit, weighted sum of all logits) of each row, in fp64; every: the weights, None: not wanted."""
+    """(logsumexp of the others, own logit, weighted sum of all logits) of each row, in fp64; every: the weights, None:
+    not wanted."""
     own, spread = torch.zeros_like(place, dtype=torch.float64), 0
-    log_sum = torch.full_like(own, float("-inf"))
+    others, rows = torch.full_like(own, -INF), torch.arange(len(place), device=place.device)
     for part, logits in chunks:
-        of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
-        log_sum = torch.logaddexp(log_sum, of_part)
-        at, inside = own_of(place - part.start, logits.shape[1])
-        own = torch.where(inside, logits.gather(1, at).squeeze(1), own)
         if every is not None:
             w = every[part]
             spread = spread + registry["masked_sum"].call(logits, w != 0, -1, False, w, torch.float64, "zero")
-    return log_sum, own, spread
+        at, inside = own_of(place - part.start, logits.shape[1])
+        at = rows, at.squeeze(1)  # (aten's scatter_ would copy half logits)
+        there = logits[at]
+        own = torch.where(inside, there, own)
+        logits[at] = there.masked_fill(inside, -INF)
+        of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
+        logits[at] = there
+        others = torch.logaddexp(others, of_part)
+    return others, own, spread
 
 
-def losses(log_sum, own, spread, keep, weights, existing, label_smoothing, z_loss):
-    """The loss of each row, in fp64."""
+def losses(others, own, spread, keep, weights, existing, label_smoothing, z_loss):
+    """(loss, logsumexp) of each row, in fp64. A logit of +inf is no distribution, but where it is the row's own, and
+    that one alone: then it has all the probability."""
     _, all_weight, count = existing
-    loss = log_sum - own if weights is None else weights * (log_sum - own)
+    log_sum = torch.logaddexp(others, own)
+    certain = (own == INF) & (others < INF) & (not label_smoothing and not z_loss)
+    log_sum = torch.where((log_sum == INF) & ~certain, float("nan"), log_sum)
+    loss = torch.where(certain, 0, log_sum - own)
+    loss = loss if weights is None else weights * loss
     if label_smoothing:
         loss = (1 - label_smoothing) * loss + label_smoothing / count * (all_weight * log_sum - spread)
-    return torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0)
+    return torch.where(keep, loss + z_loss * log_sum.square() if z_loss else loss, 0), log_sum
 
 
 def backward(
@@ -156,7 +168,7 @@ def slopes_by(x, weights, label_smoothing, z_loss):
 def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
     count, g = existing[2], (g if weights is None else g * weights).to(compute)
     high = log_sum.to(compute).double()  # exact in the kernel's arithmetic
-    numbers = [high, log_sum - high, label_smoothing / count.expand(log_sum.shape)]
+    numbers = [high, torch.where(high.isinf(), 0, log_sum - high), label_smoothing / count.expand(log_sum.shape)]
     numbers = torch.stack(numbers[: 3 if label_smoothing else 2]).to(compute)
 
     def slopes(logits, place, part):
@@ -168,7 +180,8 @@ def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_lo
 
 def _slopes(g, keep, log_sum, weights, existing, label_smoothing, z_loss, compute):
     every, all_weight, count = existing
-    log_sum = torch.where(keep, log_sum, float("inf"))  # p = 0
+    keep = keep & (log_sum != INF)  # (those of a row that is certain are 0)
+    log_sum = torch.where(keep, log_sum, INF)  # p = 0
     own = (1 - label_smoothing) * (g if weights is None else g * weights)
     even = label_smoothing * g / count
     share = own + all_weight * even + torch.where(keep, 2 * z_loss * log_sum * g, 0)
@@ -195,7 +208,7 @@ def scale_of(x, linear_weight, g, log_sum, weights, existing, z_loss):
     if x.dtype != torch.float16 or not x.numel() or not linear_weight.numel():
         return None
     most = 1 if weights is None else torch.maximum(weights.abs(), existing[1].abs() / existing[2])
-    rows = (g * most * (1 + 2 * z_loss * log_sum.abs())).abs()
+    rows = (g * most * (1 + 2 * z_loss * log_sum.abs() if z_loss else 1)).abs()
     low, high = torch.aminmax(linear_weight)
     largest = torch.maximum(-low, high).double()
     most = torch.maximum(rows.sum() * x.abs().amax().double().clamp(min=1), 2 * rows.amax() * largest.clamp(min=1))

@@ -63,10 +63,10 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
             x = torch.where(keep[part].unsqueeze(1), input[part], 0)
             logits = logits_of(x, linear_weight, linear_bias, buffer[: len(x)])
             sums = sums_of([(slice(0, classes), logits)], place[part], existing[0] if label_smoothing else None)
-            loss[part] = losses(*sums, keep[part], own_weights, existing, label_smoothing, z_loss)
+            loss[part], log_sum = losses(*sums, keep[part], own_weights, existing, label_smoothing, z_loss)
             g = keep[part].double()
-            scale = scale_of(x, linear_weight, g, sums[0], own_weights, existing, z_loss)
-            per_row = g if scale is None else g * scale, keep[part], sums[0], own_weights
+            scale = scale_of(x, linear_weight, g, log_sum, own_weights, existing, z_loss)
+            per_row = g if scale is None else g * scale, keep[part], log_sum, own_weights
             slopes = slopes_by(x, own_weights, label_smoothing, z_loss)
             slope = _become_slopes(logits, slopes, place[part], per_row, existing, label_smoothing, z_loss, dtype)
             if needs[0]:

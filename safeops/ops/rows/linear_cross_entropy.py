@@ -194,8 +194,8 @@ def linear_cross_entropy(
     its loss take. Half weights need a buffer in fp32 for that, of 2 D rows of logits; where it does not fit an eighth
     of them, with fewer than about 16 D rows, and with "none", backward computes the logits again: one product more.
     Second derivatives, functorch transforms and `torch.export` make all logits at once, in fp32. Infinite logits are
-    NaN, but a class with a bias of -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in Large-Vocabulary
-    Language Models", 2025; gradients with the loss: Hsu et al., "Liger Kernel", 2024.
+    as in `cross_entropy`, and a class with a bias of -inf does not exist. Chunks: Wijmans et al., "Cut Your Losses in
+    Large-Vocabulary Language Models", 2025; gradients with the loss: Hsu et al., "Liger Kernel", 2024.
 
     Args:
         input: (..., D) floating tensor, a vector for each row.

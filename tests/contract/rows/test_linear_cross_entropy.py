@@ -200,6 +200,29 @@ def test_a_class_with_a_bias_of_minus_infinity_does_not_exist(route, chunk, smoo
     assert (own == INF).all()
 
 
+def infinite_logits(at, own):
+    """Operands of which row 1 overflows in the product with some classes; its own class."""
+    x, w, target, b = operands(3, 7)
+    with torch.no_grad():
+        w[:, 0] = x[:, 0] = 0
+        w[list(at), 0], x[1, 0] = 16, 1.7e308
+    target[1] = own
+    return x, w, target, b
+
+
+@pytest.mark.parametrize("options", ["plain", "smoothing", "z-loss"])
+def test_infinite_logits_are_those_of_cross_entropy(chunk, slopes, options):
+    """Of the row's own class alone, all the probability; else no distribution, and never a gradient of 0 beside it."""
+    for at, own in (((2,), 2), ((2,), 5), ((2, 5), 2), ((2, 3), 2)):
+        given = infinite_logits(at, own)
+        for reduction in ("mean", "none"):
+            routes = definitions.linear_cross_entropy, *(on(route, NAME) for route in ("kernel", "composite"))
+            want, *both = (outcome(f, *given, reduction=reduction, **OPTIONS[options]) for f in routes)
+            assert want[0].isnan().any() == want[1].isnan().any() == (at != (own,) or options != "plain")
+            for got in both:
+                torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, equal_nan=True)
+
+
 @each_route
 def test_a_kept_nan_shows(route, chunk):
     for place in range(3):
