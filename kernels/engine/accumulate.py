@@ -25,9 +25,10 @@ from .state import (
     merge_along,
     same,
     square,
+    widened,
 )
-from .tile import corner, fetch, indices, is_whole, kept, offset_of
-from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
+from .tile import by_lane, corner, fetch, indices, is_whole, kept, offset_of
+from .tiling import FLUSH
 
 
 @triton.jit
@@ -73,16 +74,15 @@ def add_extreme(state, v, keep, along: tl.constexpr, SOME: tl.constexpr, C: tl.c
     count, weights, pivot, shift, top, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    highest = largest(v, along)
-    ties = tl.sum((same(v, tl.expand_dims(highest, along)) & keep).to(tl.int32), along)
-    larger = larger_of(top, highest)
-    total = tl.where(same(top, larger), total, 0.0) + tl.where(same(highest, larger), ties.to(C), 0.0)
-    return count, weights, pivot, shift, larger, total
+    larger = larger_of(top, largest(v, along))
+    ties = tl.sum(tl.where(same(v, tl.expand_dims(larger, along)), 1.0, 0.0), along)
+    return count, weights, pivot, shift, larger, tl.where(same(top, larger), total, 0.0) + ties
 
 
 @triton.jit
-def move_pivot(state, v, keep, w, added, along: tl.constexpr, WEIGHT: tl.constexpr):
-    """MOMENTS: the state about the pivot that the group's elements call for, of which it has taken only the weights.
+def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: tl.constexpr):
+    """MOMENTS: the state about the pivot that the group's elements call for, of which it has taken only the weights;
+    and whether any lane has no pivot yet.
 
     Deviations are from an element, so that those of equal elements are exactly 0."""
     count, weights, pivot, shift, top, total = state
@@ -99,10 +99,11 @@ def move_pivot(state, v, keep, w, added, along: tl.constexpr, WEIGHT: tl.constex
         shift += weights * away
         weights += tl.sum(w, along)
         top = larger
-    else:  # the first group's largest
+    elif missing:  # the first group's largest
         first = tl.max(tl.where(keep, v, float("-inf")), along)
         pivot = tl.where((count == 0) & (added > 0), first, pivot)
-    return count, weights, pivot, shift, top, total
+        missing = tl.min(tl.min(count + added, 1), 0) == 0
+    return (count, weights, pivot, shift, top, total), missing
 
 
 @triton.jit
@@ -121,69 +122,66 @@ def add_squares(state, v, w, along: tl.constexpr, WEIGHT: tl.constexpr):
 
 @triton.jit
 def add_tile(
-    state, space, x, mask, weight, m, n,
+    state, missing, space, x, mask, weight, m, n,
     MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
     X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
-    """Adds a tile to the lanes' states. A lane takes the elements that one thread holds side by side: no data moves."""
-    ALONG: tl.constexpr = 2 - LANES  # the dimension of a lane's elements, within (DOWN, MIDDLE, ACROSS)
-    DOWN: tl.constexpr = BM // GROUP if LANES == ROWS else BM
-    MIDDLE: tl.constexpr = GROUP if LANES == ROWS else BN // GROUP
-    ACROSS: tl.constexpr = BN if LANES == ROWS else GROUP
+    """Adds a tile to the lanes' states (tile.by_lane)."""
     SOME: tl.constexpr = EDGE or MASK or WEIGHT  # not all are kept
 
     keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
     if WEIGHT:
         if MODE == MOMENTS:
             w = nan_if_negative(w)
-        w = tl.reshape(tl.where(keep, w.to(C), 0.0), (DOWN, MIDDLE, ACROSS))
+        w = by_lane(tl.where(keep, w.to(C), 0.0), BM, BN, LM, LN, VEC)
     if MODE != COUNT:
-        v = tl.broadcast_to(fetch(x, space, m, n, keep, X, EDGE).to(C), (BM, BN))
+        v = by_lane(fetch(x, space, m, n, keep, X, EDGE).to(C), BM, BN, LM, LN, VEC)
         if ABS:
             v = tl.abs(v)
         if NEGATE:
             v = -v
-        v = tl.reshape(v, (DOWN, MIDDLE, ACROSS))
-    keep = tl.reshape(keep, (DOWN, MIDDLE, ACROSS))
-    added = tl.sum(keep.to(tl.int32), ALONG)
+    keep = by_lane(keep, BM, BN, LM, LN, VEC)
+    added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (of integers LLVM makes a bit count, of bits it collects one by one)
 
     if MODE == EXPONENTIALS:
-        state = add_exponentials(state, v, keep, w, ALONG, SOME, WEIGHT)
+        state = add_exponentials(state, v, keep, w, 2, SOME, WEIGHT)
     elif MODE == EXTREME:
-        state = add_extreme(state, v, keep, ALONG, SOME, C)
+        state = add_extreme(state, v, keep, 2, SOME, C)
     elif MODE == MOMENTS:
-        state = move_pivot(state, v, keep, w, added, ALONG, WEIGHT)
-        v = v - tl.expand_dims(state[2], ALONG)
+        state, missing = move_pivot(state, v, keep, w, added, missing, 2, WEIGHT)
+        v = v - tl.expand_dims(state[2], 2)
         if WEIGHT:
             v = tl.where(w != 0, v, 0.0)  # as `keep`, which would take registers until here
         elif SOME:
             v = tl.where(keep, v, 0.0)
         count, weights, pivot, shift, top, total = state
-        shift += tl.sum(v * w if WEIGHT else v, ALONG)
-        state = add_squares((count, weights, pivot, shift, top, total), v, w, ALONG, WEIGHT)
+        shift += tl.sum(v * w if WEIGHT else v, 2)
+        state = add_squares((count, weights, pivot, shift, top, total), v, w, 2, WEIGHT)
     elif MODE == ABSOLUTE or MODE == SQUARES:
         if SOME:
             v = tl.where(keep, v, 0.0)
         if MODE == SQUARES:
-            state = add_squares(state, v, w, ALONG, WEIGHT)
+            state = add_squares(state, v, w, 2, WEIGHT)
         count, weights, pivot, shift, top, total = state
         if MODE == ABSOLUTE:
-            total += tl.sum(v * w if WEIGHT else v, ALONG)
+            total += tl.sum(v * w if WEIGHT else v, 2)
         elif WEIGHT:
-            weights += tl.sum(w, ALONG)
+            weights += tl.sum(w, 2)
         state = (count, weights, pivot, shift, top, total)
     count, weights, pivot, shift, top, total = state
-    if MODE != EXTREME and not (MODE == MOMENTS and WEIGHT):
+    if not (MODE == MOMENTS and WEIGHT):
         count += added
-    return count, weights, pivot, shift, top, total
+    return (count, weights, pivot, shift, top, total), missing
 
 
 @triton.jit
 def count_bytes(
-    mask, space, m0, n0, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, I: tl.constexpr
-):
-    """How many of each lane's GROUP bytes of a mask are not 0, four at a time: one by one they take five times the
+    mask, space, m0, n0, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
+    I: tl.constexpr,
+):  # fmt: skip
+    """How many of each lane's bytes of a mask are not 0, four at a time: one by one they take five times the
     instructions."""
     m = m0 + tl.arange(0, BM).to(I)
     n = tl.max_contiguous(n0 // 4 + tl.arange(0, BN // 4).to(I), VEC // 4)
@@ -192,9 +190,9 @@ def count_bytes(
     ones = (
         (((words & 0x7F7F7F7F) + 0x7F7F7F7F) | words) >> 7
     ) & 0x01010101  # in each byte 1, if any of its bits is set
-    sums = tl.sum(tl.reshape(ones, (BM, BN // GROUP, GROUP // 4)), 2)
+    sums = tl.sum(by_lane(ones, BM, BN // 4, LM, LN, VEC // 4), 2)
     sums += sums >> 16
-    return ((sums + (sums >> 8)) & 0xFF).to(tl.int32)
+    return ((sums + (sums >> 8)) & 0xFF).to(tl.float32)
 
 
 @triton.jit
@@ -202,14 +200,13 @@ def add_tiles(
     first, last, block, space, x, mask, weight,
     MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
     X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """The state of tiles [first, last), at most FLUSH of them; one fp64 entry per output."""
-    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the lanes' shape
-    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
-    BYTES: tl.constexpr = MODE == COUNT and WEIGHT == 0 and MASK == VECTOR and LANES == VECTORS and VEC == 16
-    state = empty_state([DOWN, ACROSS], MODE, C, tl.int32)
+    BYTES: tl.constexpr = MODE == COUNT and WEIGHT == 0 and MASK == VECTOR and AXIS != OUTER and VEC == 16
+    state = empty_state([LM, LN], MODE, C, tl.int32 if MODE == MOMENTS and WEIGHT else tl.float32)
+    missing = first < last
     for t in range(first, last):
         m0, n0 = corner(space, block, t, AXIS, BM, BN)
         m, n = indices(m0, n0, BM, BN, VEC, I)
@@ -218,24 +215,26 @@ def add_tiles(
         else:
             whole = is_whole(space, m0, n0, BM, BN)
         if whole and BYTES:
-            added = count_bytes(mask, space, m0, n0, BM, BN, GROUP, VEC, I)
+            added = count_bytes(mask, space, m0, n0, BM, BN, LM, LN, VEC, I)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])
         elif whole:  # needs no bounds
-            state = add_tile(
-                state, space, x, mask, weight, m, n,
-                MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LANES, GROUP, C, False,
+            state, missing = add_tile(
+                state, missing, space, x, mask, weight, m, n,
+                MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, False,
             )  # fmt: skip
         else:
-            state = add_tile(
-                state, space, x, mask, weight, m, n,
-                MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LANES, GROUP, C, True,
+            state, missing = add_tile(
+                state, missing, space, x, mask, weight, m, n,
+                MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, True,
             )  # fmt: skip
-    count = state[5] if MODE == EXTREME else state[0].to(C)
-    state = (count, state[1], state[2], state[3], state[4], state[5])
+    count, weights, pivot, shift, top, total = state
+    if MODE == EXTREME:  # what is not kept was -inf
+        total = tl.where(top == float("-inf"), count.to(C), total)
+    state = (count.to(C), weights, pivot, shift, top, total)
     if AXIS == ALL:
-        state = tl.tuple([tl.reshape(s, (1, DOWN * ACROSS)) for s in state])
+        state = tl.tuple([tl.reshape(s, (1, LM * LN)) for s in state])
     state = merge_along(state, 0 if AXIS == OUTER else 1, MODE, WEIGHT, C)
-    return tl.tuple([s.to(tl.float64) for s in state])
+    return widened(state)
 
 
 @triton.jit
@@ -243,7 +242,7 @@ def add_range(
     first, last, block, space, x, mask, weight,
     MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
     X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr, LONG: tl.constexpr,
 ):  # fmt: skip
     """The state of any number of tiles."""
@@ -253,12 +252,12 @@ def add_range(
         for start in range(first, last, FLUSH):
             some = add_tiles(
                 start, tl.minimum(start + FLUSH, last), block, space, x, mask, weight,
-                MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+                MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
             )  # fmt: skip
             state = merge(state, some, MODE, WEIGHT, C)
     else:
         state = add_tiles(
             first, last, block, space, x, mask, weight,
-            MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+            MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
         )  # fmt: skip
     return state

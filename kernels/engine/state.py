@@ -2,9 +2,8 @@
 
 A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
 
-    count     kept elements. EXTREME, and MOMENTS with weights, need no count, only whether it is 0: there it is the
-              sum of the lanes' ties, or the largest `heaviness` (accumulate.py) of a kept weight, which would otherwise
-              take one more register a lane
+    count     kept elements. MOMENTS with weights need no count, only whether it is 0: there it is the largest
+              `heaviness` (accumulate.py) of a kept weight, which would otherwise take one more register a lane
     weights   the sum of their weights (SQUARES, MOMENTS, where there are weights)
     total     in the unit that `top` says:
               SQUARES       sum w x^2            = total top^2, top a power of two not below any |x|, or nearly
@@ -56,9 +55,15 @@ def empty_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr, COUNT_
 
 @triton.jit
 def empty_double_state(shape: tl.constexpr, MODE: tl.constexpr, C: tl.constexpr):
-    """In fp64, but with the lowest top of C: exp(top - other) is then 0, and not exp(-inf + inf)."""
-    zero = tl.zeros(shape, tl.float64)
-    return zero, zero, zero, zero, lowest_top(shape, MODE, C).to(tl.float64), zero
+    """With the lowest top of C: exp(top - other) is then 0, and not exp(-inf + inf)."""
+    return widened(empty_state(shape, MODE, C, C))
+
+
+@triton.jit
+def widened(state):
+    """In fp64, but elements and powers of two, which are compared: in fp64 that takes ten times the instructions."""
+    count, weights, pivot, shift, top, total = state
+    return count.to(tl.float64), weights.to(tl.float64), pivot, shift.to(tl.float64), top, total.to(tl.float64)
 
 
 @triton.jit
@@ -71,7 +76,7 @@ def about(total, shift, w, top, away, by):
     """The total about another pivot q, in the unit 1 / by; away: p - q.
 
     sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
-    return total * square(top * by) + (2 * (shift * by) + w * (away * by)) * (away * by)
+    return total * square((top * by).to(total.dtype)) + (2 * (shift * by) + w * (away * by)) * (away * by)
 
 
 @triton.jit
@@ -101,7 +106,7 @@ def same(x, top):
 
 @triton.jit
 def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
-    """The states along one axis as one: of lanes in C, of larger parts in fp64. Sums are trees of a fixed shape."""
+    """The states along one axis as one: of lanes in C, of larger parts widened. Sums are trees of a fixed shape."""
     count, weights, pivot, shift, top, total = state
     if MODE == MOMENTS:
         held = count > 0
@@ -112,11 +117,11 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
             parts = tl.abs(weights) / tl.expand_dims(tl.where(whole == 0, 1.0, whole), axis)
         else:
             parts = count / tl.expand_dims(tl.maximum(tl.sum(count, axis), 1.0), axis)
-        middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis)
+        middle = tl.sum(tl.where(held, parts * pivot, 0.0), axis).to(C)
         middle = tl.where(high == low, high, middle)  # exactly, where all elements are equal
-        away = tl.where(held, pivot - tl.expand_dims(middle, axis), 0.0)
+        away = tl.where(held, pivot.to(total.dtype) - tl.expand_dims(middle, axis).to(total.dtype), 0.0)
         w = weights if WEIGHT else count
-        larger = tl.max(tl.maximum(top, power_below(tl.abs(away))), axis)
+        larger = tl.max(tl.maximum(top, power_below(tl.abs(away).to(C))), axis)
         by = tl.expand_dims(reciprocal(larger), axis)
         total = about(total, shift, w, top, away, by)
         shift = tl.sum(shift + w * away, axis)
@@ -124,18 +129,18 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         pivot = middle
     elif MODE == SQUARES:
         larger = tl.max(top, axis)
-        total = tl.sum(total * square(top * tl.expand_dims(reciprocal(larger), axis)), axis)
+        total = tl.sum(total * square((top * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype)), axis)
         shift = tl.sum(shift, axis)
-        pivot = shift
+        pivot = larger
     else:
         larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
         if MODE == EXPONENTIALS:
-            total = total * tl.exp(below(top, tl.expand_dims(larger, axis)).to(C)).to(total.dtype)
+            total = total * tl.exp(below(top, tl.expand_dims(larger, axis))).to(total.dtype)
         elif MODE == EXTREME:
             total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)
         total = tl.sum(total, axis)
         shift = tl.sum(shift, axis)
-        pivot = shift
+        pivot = larger
     return tl.sum(count, axis), tl.sum(weights, axis), pivot, shift, larger, total
 
 
@@ -189,9 +194,9 @@ def merge_partials(
         count = load_array(partial + size * COUNTS, where, inside, True)
         total = load_array(partial + size * TOTALS, where, inside, MODE != COUNT)
         top = load_array(partial + size * TOPS, where, inside, MODE >= SQUARES)
-        top = tl.where(inside, top, lowest_top([1, 1], MODE, C).to(tl.float64))
+        top = tl.where(inside, top.to(C), lowest_top([1, 1], MODE, C))
         shift = load_array(partial + size * SHIFTS, where, inside, MODE == MOMENTS)
-        pivot = load_array(partial + size * PIVOTS, where, inside, MODE == MOMENTS)
+        pivot = load_array(partial + size * PIVOTS, where, inside, MODE == MOMENTS).to(C)
         weights = load_array(partial + size * WEIGHTS, where, inside, WEIGHED)
         part = merge_along((count, weights, pivot, shift, top, total), 0, MODE, WEIGHT, C)
         state = merge(state, part, MODE, WEIGHT, C)

@@ -21,8 +21,8 @@ from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
 from .kernel import COMPUTE, Config, Kernel
 from .launch import cached_plan, check_operands, common_shape, traits
-from .tile import corner, fetch, indices, kept, offset_of
-from .tiling import COLUMNS, FLUSH, ROWS, VECTORS
+from .tile import by_lane, corner, fetch, indices, kept, offset_of
+from .tiling import FLUSH
 
 # DIVISOR, the second output: the count of kept elements (the sum of their weights), a tensor's or a number's value
 BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
@@ -32,7 +32,8 @@ BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(
 def add_tile(
     total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
     F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
     value = fetch(x, space, m, n, keep, X, EDGE).to(C)
@@ -44,24 +45,18 @@ def add_tile(
     if WEIGHT:
         w = w.to(C)
         value = value * w
-        weights += within_lane(tl.where(keep, w, 0.0), BM, BN, LANES, GROUP)
+        weights += within_lane(tl.where(keep, w, 0.0), BM, BN, LM, LN, VEC)
     if EDGE or MASK or WEIGHT:
         value = tl.where(keep, value, 0.0)
     if MASK or WEIGHT:
-        count += within_lane(keep.to(tl.int32), BM, BN, LANES, GROUP)
-    return total + within_lane(tl.broadcast_to(value, (BM, BN)), BM, BN, LANES, GROUP), weights, count
+        count += within_lane(tl.where(keep, 1.0, 0.0), BM, BN, LM, LN, VEC)
+    return total + within_lane(value, BM, BN, LM, LN, VEC), weights, count
 
 
 @triton.jit
-def within_lane(tile, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
-    """Add up what one thread holds of a tile (LANES), so that accumulators take few registers: no data moves."""
-    if LANES == VECTORS:
-        tile = tl.sum(tl.reshape(tile, (BM, BN // GROUP, GROUP)), 2)
-    elif LANES == COLUMNS:
-        tile = tl.sum(tl.reshape(tile, (BM, BN // GROUP, GROUP)), 1)
-    else:
-        tile = tl.sum(tl.reshape(tile, (BM // GROUP, GROUP, BN)), 0)
-    return tile
+def within_lane(tile, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr):
+    """Add up what one thread holds of a tile, so that accumulators take few registers: no data moves."""
+    return tl.sum(by_lane(tile, BM, BN, LM, LN, VEC), 2)
 
 
 @triton.jit
@@ -80,15 +75,13 @@ def over_axis(tile, AXIS: tl.constexpr):
 def add_tiles(
     first, last, block, space, x, y, z, mask, weight, parameters,
     F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """Sums, weights and counts of tiles [first, last), at most FLUSH of them; one entry per output."""
-    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the accumulators' shape
-    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
-    total = tl.zeros([DOWN, ACROSS], C)
-    weights = tl.zeros([DOWN, ACROSS], C)
-    count = tl.zeros([DOWN, ACROSS], tl.int32)
+    total = tl.zeros([LM, LN], C)
+    weights = tl.zeros([LM, LN], C)
+    count = tl.zeros([LM, LN], tl.float32)
     for t in range(first, last):
         m0, n0 = corner(space, block, t, AXIS, BM, BN)
         m, n = indices(m0, n0, BM, BN, VEC, I)
@@ -99,12 +92,12 @@ def add_tiles(
         if whole:  # needs no bounds
             total, weights, count = add_tile(
                 total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
-                F, X, Y, Z, MASK, WEIGHT, BM, BN, LANES, GROUP, C, False,
+                F, X, Y, Z, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, False,
             )  # fmt: skip
         else:
             total, weights, count = add_tile(
                 total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
-                F, X, Y, Z, MASK, WEIGHT, BM, BN, LANES, GROUP, C, True,
+                F, X, Y, Z, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, True,
             )  # fmt: skip
     return over_axis(total, AXIS), over_axis(weights, AXIS), over_axis(count, AXIS)
 
@@ -140,7 +133,7 @@ def sum_kernel(
     M, N, tiles, splits, per_split, outputs, reduced,
     F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
     AXIS: tl.constexpr, MEAN: tl.constexpr, DIVISOR: tl.constexpr, EMPTY_NAN: tl.constexpr, SPLIT: tl.constexpr,
-    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # outputs of one block
@@ -160,7 +153,7 @@ def sum_kernel(
         for start in range(first, last, FLUSH):
             some, some_weights, some_count = add_tiles(
                 start, tl.minimum(start + FLUSH, last), block, space, xs, ys, zs, masks, ws, parameters,
-                F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+                F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
             )  # fmt: skip
             total += some
             weights += some_weights
@@ -168,7 +161,7 @@ def sum_kernel(
     else:
         total, weights, count = add_tiles(
             first, last, block, space, xs, ys, zs, masks, ws, parameters,
-            F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+            F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
         )  # fmt: skip
     if not (MASK or WEIGHT):
         count = tl.zeros([BO], tl.float64) + reduced
@@ -227,7 +220,7 @@ SUM = Kernel(
     tuples=("out_strides",),
     indices=("M", "N", "tiles", "splits", "per_split", "outputs", "reduced"),
     constants=("F", "X", "Y", "Z", "MASK", "WEIGHT", "AXIS", "MEAN", "DIVISOR", "EMPTY_NAN", "SPLIT", "LONG",
-               "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
+               "BM", "BN", "BS", "LM", "LN", "VEC", "C", "I"),
     # Three blocks to a multiprocessor, or two. Left alone, the assembler spills a register or two to fit one more;
     # told of a limit it does not.
     configs={None: Config(max_registers=(80, 128))},
@@ -253,7 +246,8 @@ def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, c
     }
     planned = made.plan(SUM, tensors, {"denominator": divisor[1], "out": dtype, "used": torch.float64}, values, arch)
     if y is None and weight is None:  # little to hold but the partials: more blocks, for as many bytes in flight
-        few = 56 if made.values["AXIS"] == OUTER.value else 48  # (columns with 48 spill on sm_100 and sm_120)
+        columns = made.values["AXIS"] == OUTER.value and tensors[0].element_size() == 2
+        few = 56 if columns else 48  # (of eight columns 48 spill)
         planned.config = replace(planned.config, max_registers=(40 if compute == torch.float64 else few, 128))
     return planned
 

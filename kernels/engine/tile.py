@@ -87,6 +87,16 @@ def filled(space, m, n, VEC: tl.constexpr):
 
 
 @triton.jit
+def by_lane(
+    tile, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr
+):  # fmt: skip
+    """(LM, LN, what one thread holds): a tile by its lanes (tiling.lanes_of)."""
+    SIDE: tl.constexpr = VEC if LN < BN else 1  # neighbours of a lane
+    tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM // LM, LM, BN // (LN * SIDE), LN, SIDE))
+    return tl.reshape(tl.permute(tile, (1, 3, 0, 2, 4)), (LM, LN, BM * BN // (LM * LN)))
+
+
+@triton.jit
 def address(operand, space, m, n, KIND: tl.constexpr):
     """Pointers to an operand's elements of a tile: (BM, BN); (BM, 1) for ROW, (1, BN) for COLUMN and LINE, (1, 1) for
     SCALAR."""

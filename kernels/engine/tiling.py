@@ -23,9 +23,6 @@ from .indexing import (
 )
 from .launch import Plan
 
-# LANES: the elements of a tile that one thread holds, and may add up without moving data. VECTORS: the GROUP neighbours
-# of one access; COLUMNS and ROWS: every GROUP-th column or row.
-VECTORS, COLUMNS, ROWS = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 FLUSH = tl.constexpr(16)  # tiles, after which the lanes' fp32 sums are added up in fp64
 
 
@@ -71,11 +68,10 @@ def split_tiles(tiles, blocks, policy):
 
 
 def lanes_of(axis, BM, BN, vec, threads):
-    """(LANES, GROUP). Threads take `vec` columns each, row after row."""
-    rows = min(BM, max(threads * vec // BN, 1))  # that all threads together take at once
-    if axis is OUTER or axis is ALL and vec == 1 and rows > 1:
-        return ROWS.value, rows
-    return (VECTORS.value, vec) if vec > 1 else (COLUMNS.value, min(BN, threads))
+    """(LM, LN): a tile's lanes, down and across, each what one thread holds of an output, and may add up without moving
+    data (tile.by_lane). Threads take `vec` columns each, row after row."""
+    across = min(BN // vec, threads)
+    return (BM if axis is INNER else min(BM, threads // across)), (BN if axis is OUTER else across)
 
 
 class Cut(NamedTuple):
@@ -132,7 +128,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     widest = policy.widest_kept if axis is OUTER else policy.widest
     elements = config.tile(narrowest, vec, () if tile_of else tensors)  # (who shapes the tile knows what it holds)
     BM, BN = tile_of(axis, M, N, vec, elements) if tile_of else tile_shape(M, N, vec, elements, widest)
-    lanes, group = lanes_of(axis, BM, BN, vec, config.threads)
+    LM, LN = lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-N // BN)
     by_axis = {OUTER.value: (down, across, BN), INNER.value: (across, down, BM), ALL.value: (down * across, 1, 1)}
     tiles, blocks, BO = by_axis[axis.value]
@@ -154,8 +150,8 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
         "BM": BM,
         "BN": BN,
         "BS": max(policy.partials // at_once // BO, 1),
-        "LANES": lanes,
-        "GROUP": group,
+        "LM": LM,
+        "LN": LN,
         "VEC": vec,
         "I": tl.int64 if wide else tl.int32,
     }

@@ -21,15 +21,9 @@ def value(x, y, z, eps):
     return (log_any(v) + d * (d / v)) * 0.5  # d / v first: d^2 alone may overflow
 
 
-value.max_registers = (80, 96)  # of 80 it would spill
-
-
 @triton.jit
 def full(x, y, z, eps):
     return value(x, y, z, eps) + HALF_LOG_2_PI
-
-
-full.max_registers = (80, 96)
 
 
 @triton.jit

@@ -40,9 +40,6 @@ def value(x, y):
     return (x + y) * 0.25 * spread(tl.abs(apart(x, y)))
 
 
-value.max_registers = (128, 128)  # of 80 it would spill; arithmetic, not memory, is what it waits for
-
-
 @triton.jit
 def half_log(x, y):
     """log(2 x / (x + y)) / 2, and 0 where x is 0"""

@@ -18,9 +18,6 @@ def value(x, y):
     return product(y, log_or_0(y) - x)
 
 
-value.max_registers = (80, 96)  # of 80 it would spill
-
-
 @triton.jit
 def slopes(x, y):
     return -y, product_slope(y, log_or_0(y) - x) + tl.where(y == 0, 0.0, 1.0)

@@ -47,9 +47,6 @@ def full_of_logs(x, y, eps):
     return of_logs(x, y, eps) + stirling(y)[0]
 
 
-full_of_logs.max_registers = (80, 112)
-
-
 @triton.jit
 def full_slopes_of_logs(x, y, eps):
     dx, dy = slopes_of_logs(x, y, eps)

@@ -23,7 +23,6 @@ from ..engine.indexing import ALL, INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
 from ..engine.tile import corner, indices
-from ..engine.tiling import COLUMNS, ROWS, VECTORS
 from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
 
 
@@ -33,18 +32,6 @@ def add(high, low, x):
     total = high + x
     part = total - high
     return total, low + ((high - (total - part)) + (x - part))
-
-
-@triton.jit
-def within_lane(terms, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
-    """What one thread holds of the terms (BM, BN, 2, 2) of a tile, added up as in sums.py."""
-    if LANES == VECTORS:
-        terms = tl.sum(tl.reshape(terms, (BM, BN // GROUP, GROUP, SUMS)), 2)
-    elif LANES == COLUMNS:
-        terms = tl.sum(tl.reshape(terms, (BM, BN // GROUP, GROUP, SUMS)), 1)
-    else:
-        terms = tl.sum(tl.reshape(terms, (BM // GROUP, GROUP, BN, SUMS)), 0)
-    return terms
 
 
 @triton.jit
@@ -65,7 +52,8 @@ def over_axis(high, low, AXIS: tl.constexpr):
 def add_tile(
     high, low, space, x, y, mask, m, n, number, classes, ignored,
     X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, INDEXED: tl.constexpr, SQUARED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    EDGE: tl.constexpr,
 ):  # fmt: skip
     p, t, keep = region_tile(
         space, x, y, mask, m, n, number, classes, ignored,
@@ -77,7 +65,10 @@ def add_tile(
     # The four as one: each by itself, they would be added up in the threads that read the class indices, and not in
     # those that hold the prediction. Within the last two dimensions p comes before t.
     terms = tl.join(tl.join(both, t), tl.join(p, keep.to(C)))
-    return add(high, low, within_lane(terms, BM, BN, LANES, GROUP))
+    # (BM, BN, 2, 2) of one lane, as tile.by_lane has them
+    SIDE: tl.constexpr = VEC if LN < BN else 1
+    terms = tl.reshape(terms, (BM // LM, LM, BN // (LN * SIDE), LN, SIDE, SUMS))
+    return add(high, low, tl.sum(tl.sum(tl.sum(terms, 4), 2), 0))
 
 
 @triton.jit
@@ -87,11 +78,9 @@ def region_sums_kernel(
     M, N, tiles, splits, per_split, outputs, classes, ignored, exists_stride,
     X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr, INDEXED: tl.constexpr,
     SQUARED: tl.constexpr, AXIS: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # classes of one block
-    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the accumulators' shape
-    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
     across = (classes + BO - 1) // BO  # blocks of one image
     image, block = tl.program_id(0).to(I) // across, tl.program_id(0).to(I) % across
     split = tl.program_id(1).to(I)
@@ -101,7 +90,7 @@ def region_sums_kernel(
     ys = of_image(y, y_batch, y_outer, y_inner, image, Y)
     masks = of_image(mask, mask_batch, mask_outer, mask_inner, image, MASK)
 
-    high = tl.zeros([DOWN, ACROSS, SUMS], C)
+    high = tl.zeros([LM, LN, SUMS], C)
     low = high
     first = split * per_split
     for tile in range(first, tl.minimum(first + per_split, tiles)):
@@ -114,12 +103,12 @@ def region_sums_kernel(
         if whole:  # needs no bounds
             high, low = add_tile(
                 high, low, space, xs, ys, masks, m, n, number, classes, ignored,
-                X, Y, MASK, INDEXED, SQUARED, BM, BN, LANES, GROUP, C, False,
+                X, Y, MASK, INDEXED, SQUARED, BM, BN, LM, LN, VEC, C, False,
             )  # fmt: skip
         else:
             high, low = add_tile(
                 high, low, space, xs, ys, masks, m, n, number, classes, ignored,
-                X, Y, MASK, INDEXED, SQUARED, BM, BN, LANES, GROUP, C, True,
+                X, Y, MASK, INDEXED, SQUARED, BM, BN, LM, LN, VEC, C, True,
             )  # fmt: skip
 
     which, output = tl.arange(0, SUMS).to(I)[None, :], block * BO + tl.arange(0, BO).to(I)[:, None]
@@ -148,7 +137,7 @@ REGION_SUMS = Kernel(
     operands=OPERANDS,
     tuples=("x_batch", "y_batch", "mask_batch"),
     indices=("M", "N", "tiles", "splits", "per_split", "outputs", "classes", "ignored", "exists_stride"),
-    constants=("X", "Y", "MASK", "EXISTS", "INDEXED", "SQUARED", "AXIS", "SPLIT", "BM", "BN", "BS", "LANES", "GROUP",
+    constants=("X", "Y", "MASK", "EXISTS", "INDEXED", "SQUARED", "AXIS", "SPLIT", "BM", "BN", "BS", "LM", "LN",
                "VEC", "C", "I"),
     configs={None: Config(max_registers=(80, 128))},  # as in sums.py
 )  # fmt: skip

@@ -18,15 +18,13 @@ from ..engine import tiling
 from ..engine.accumulate import add_range
 from ..engine.blocks import is_last
 from ..engine.buffers import allocator
-from ..engine.indexing import INNER, OUTER
+from ..engine.indexing import INNER, OUTER, tile_shape
 from ..engine.kernel import COMPUTE, Config, Kernel
 from ..engine.launch import cached_plan, check_operands, traits
 from ..engine.state import (
     ABSOLUTE,
     ARRAYS,
     COUNT,
-    EXPONENTIALS,
-    EXTREME,
     MOMENTS,
     MOST_ARRAYS,
     SQUARES,
@@ -57,6 +55,8 @@ def write(
 ):  # fmt: skip
     """value, origin and scale, in fp64 until the store; a COUNT is the value alone."""
     count, weights, pivot, shift, top, total = state
+    pivot, top = pivot.to(tl.float64), top.to(tl.float64)
+    state = count, weights, pivot, shift, top, total
     if FINISH is None:
         tl.store(out + offset, count.to(tl.int64), mask=inside)
     else:
@@ -81,7 +81,7 @@ def statistic_kernel(
     MODE: tl.constexpr, FINISH: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr,
     X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr, EMPTY_NAN: tl.constexpr,
     SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
-    LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # outputs of one block
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
@@ -93,7 +93,7 @@ def statistic_kernel(
     first = split * per_split
     state = add_range(
         first, tl.minimum(first + per_split, tiles), block, space, xs, masks, ws,
-        MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I, LONG,
+        MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I, LONG,
     )  # fmt: skip
 
     output = block * BO + tl.arange(0, BO).to(I)
@@ -122,10 +122,9 @@ STATISTIC = Kernel(
     tuples=("out_strides",),
     indices=("M", "N", "tiles", "splits", "per_split", "outputs"),
     constants=("MODE", "FINISH", "ABS", "NEGATE", "SATURATE", "X", "MASK", "WEIGHT", "AXIS", "EMPTY_NAN", "SPLIT",
-               "LONG", "BM", "BN", "BS", "LANES", "GROUP", "VEC", "C", "I"),
-    configs={None: Config(max_registers=(80, 128))},  # as in sums.py: left alone, the assembler spills to fit one more
+               "LONG", "BM", "BN", "BS", "LM", "LN", "VEC", "C", "I"),
+    configs={None: Config(tile_bytes=16384)},
 )  # fmt: skip
-MORE_REGISTERS = (128, 128)
 
 
 def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=False, negate=False, saturate=False,
@@ -135,10 +134,17 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     x, _, weight = tensors
     light = weight is None and compute == torch.float32
     policy = policy or tiling.POLICY
-    if mode is COUNT:  # of little to read there is less to gather, all of it at once
-        policy = policy._replace(blocks=policy.blocks // 2, partials=2 * policy.partials)
-    few = light and (mode in (COUNT, ABSOLUTE, EXTREME) or x.element_size() == 2 and mode is not MOMENTS)
-    made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, 1 if few else 2)
+    if mode in (COUNT, MOMENTS):  # little to read, or much to gather
+        policy = policy._replace(blocks=policy.blocks // 2, partials=policy.partials * (2 if mode is COUNT else 1))
+    at_once = 1 if light and mode is not MOMENTS else 2
+
+    def tile_of(axis, M, N, vec, elements):
+        """Half where weights, states of several rows, or addresses of single elements take registers too."""
+        crowded = vec == 1 or weight is not None or axis is INNER and M > 1
+        widest = policy.widest_kept if axis is OUTER else policy.widest
+        return tile_shape(M, N, vec, elements // 2 if crowded else elements, widest)
+
+    made = tiling.cut(STATISTIC, tensors, 1, shape, reduced, arrays, arch, policy, at_once, tile_of=tile_of)
     values = {
         "MODE": mode.value,
         "FINISH": finish,
@@ -151,11 +157,11 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     numbers = None if mode is COUNT else torch.float64
     planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
     across = made.values["AXIS"] == OUTER.value
-    if made.wide or mode is MOMENTS or across and mode is not EXPONENTIALS:  # a large state, or those of `vec` columns
-        planned.config = replace(planned.config, max_registers=MORE_REGISTERS)
-    elif light and not across and mode is not COUNT:  # as sums of one operand in sums.py, or one block less
-        more = few and mode is not ABSOLUTE  # (48 spill what the last block gathers)
-        planned.config = replace(planned.config, max_registers=(64 if more else 48, 128))
+    of_rows = made.values["SPLIT"] and made.values["BM"] > 1  # states that the last block gathers
+    registers = 80 if across or mode is MOMENTS else 64
+    if not light or made.wide or mode is not COUNT and (x.element_size() == 2 if across else of_rows):
+        registers = 128
+    planned.config = replace(planned.config, max_registers=(registers, 128))
     return planned
 
 

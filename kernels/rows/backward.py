@@ -103,7 +103,7 @@ def rows_backward_kernel(
     M, N, tiles, across, groups, splits, per_split,
     OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr,
     SECOND: tl.constexpr, PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
-    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0

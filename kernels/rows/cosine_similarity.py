@@ -103,7 +103,7 @@ def cosine_kernel(
     M, N, tiles, across, groups, splits, per_split,
     X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
     I: tl.constexpr,
 ):  # fmt: skip
     """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms."""

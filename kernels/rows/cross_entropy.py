@@ -68,7 +68,7 @@ def cross_entropy_kernel(
     SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, TARGET: tl.constexpr,
     MASK: tl.constexpr, LOSS: tl.constexpr, KEEP: tl.constexpr, WEIGHTS: tl.constexpr, NUMBERS: tl.constexpr,
     PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
     C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of numbers are."""
@@ -102,7 +102,7 @@ def cross_entropy_kernel(
         last = tl.where(tl.max(tl.max(kept.to(tl.int32), 1), 0) > 0, last, first)
     state = sum_range(
         first, last, block, space, xs, qs, ws,
-        SMOOTH, X, SHARES, WEIGHT, AXIS, LONG, BM, BN, LANES, GROUP, VEC, C, I,
+        SMOOTH, X, SHARES, WEIGHT, AXIS, LONG, BM, BN, LM, LN, VEC, C, I,
     )  # fmt: skip
     finished = True
     if SPLIT:

@@ -20,8 +20,8 @@ import triton.language as tl
 from ..engine.blocks import load_partials
 from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
 from ..engine.state import EXPONENTIALS, lowest_top
-from ..engine.tile import fetch, within
-from ..engine.tiling import COLUMNS, FLUSH, ROWS
+from ..engine.tile import by_lane, fetch, within
+from ..engine.tiling import FLUSH
 from .row import tile_at, tile_is_whole
 
 SUMS = tl.constexpr(7)
@@ -54,52 +54,42 @@ def move(weights, top, larger):
 
 
 @triton.jit
-def lanes(tile, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr):
-    """A tile as (down, middle, across), of which one dimension, 2 - LANES, are the elements of a lane."""
-    if LANES == ROWS:
-        tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM // GROUP, GROUP, BN))
-    else:
-        tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM, BN // GROUP, GROUP))
-    return tile
-
-
-@triton.jit
 def add_tile(
     state, space, x, shares, weight, m, n,
     SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, C: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
     EDGE: tl.constexpr,
 ):  # fmt: skip
-    ALONG: tl.constexpr = 2 - LANES
     top, total, mass, own, count, every, moment = state
     edge = within(space, m, n)
     v = fetch(x, space, m, n, edge, X, EDGE, float("-inf")).to(C)
     if X != VECTOR and X != STRIDED and (EDGE or X < PEELED):  # one number for a row of the tile has no outside
         v = tl.where(edge, v, float("-inf"))
-    v = lanes(v, BM, BN, LANES, GROUP)
-    larger = tl.maximum(top, tl.max(v, ALONG))  # of NaN the other: the exponentials show it
-    highest = tl.expand_dims(larger, ALONG)
+    v = by_lane(v, BM, BN, LM, LN, VEC)
+    larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
+    highest = tl.expand_dims(larger, 2)
     away = v - highest
-    total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, exponential(away)), ALONG)
+    total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, exponential(away)), 2)
     if WEIGHT:
         w = fetch(weight, space, m, n, edge, WEIGHT, EDGE).to(C)
         if WEIGHT > PEELED:
             w = tl.where(edge, w, 0.0)
-        w = lanes(w, BM, BN, LANES, GROUP)
+        w = by_lane(w, BM, BN, LM, LN, VEC)
     if SHARES:
-        share = lanes(tl.where(edge, fetch(shares, space, m, n, edge, SHARES, EDGE).to(C), 0.0), BM, BN, LANES, GROUP)
+        share = tl.where(edge, fetch(shares, space, m, n, edge, SHARES, EDGE).to(C), 0.0)
+        share = by_lane(share, BM, BN, LM, LN, VEC)
         if WEIGHT:
             share *= w
-        own += move(mass, top, larger) + tl.sum(tl.where(share == 0, 0.0, share * away), ALONG)
-        mass += tl.sum(share, ALONG)
+        own += move(mass, top, larger) + tl.sum(tl.where(share == 0, 0.0, share * away), 2)
+        mass += tl.sum(share, 2)
     if SMOOTH:
         exists = v != float("-inf")
         if WEIGHT:
-            moment += move(every, top, larger) + tl.sum(tl.where(exists, w * away, 0.0), ALONG)
-            every += tl.sum(tl.where(exists, w, 0.0), ALONG)
+            moment += move(every, top, larger) + tl.sum(tl.where(exists, w * away, 0.0), 2)
+            every += tl.sum(tl.where(exists, w, 0.0), 2)
         else:
-            moment += move(count, top, larger) + tl.sum(tl.where(exists, away, 0.0), ALONG)
-        count += tl.sum(exists.to(C), ALONG)
+            moment += move(count, top, larger) + tl.sum(tl.where(exists, away, 0.0), 2)
+        count += tl.sum(exists.to(C), 2)
     return larger, total, mass, own, count, every, moment
 
 
@@ -134,13 +124,11 @@ def merge(a, b, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr
 def sum_tiles(
     first, last, block, space, x, shares, weight,
     SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
     I: tl.constexpr,
 ):  # fmt: skip
     """The states of a block's rows over tiles [first, last), at most FLUSH of them."""
-    DOWN: tl.constexpr = GROUP if LANES == ROWS else BM  # the lanes' shape
-    ACROSS: tl.constexpr = BN if LANES == ROWS else (GROUP if LANES == COLUMNS else BN // GROUP)
-    state = empty_state([DOWN, ACROSS], C, C)
+    state = empty_state([LM, LN], C, C)
     for t in range(first, last):
         m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
         whole = False
@@ -148,11 +136,11 @@ def sum_tiles(
             whole = tile_is_whole(space, block, t, AXIS, BM, BN)
         if whole:
             state = add_tile(
-                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C, False
+                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LM, LN, VEC, C, False
             )  # fmt: skip
         else:
             state = add_tile(
-                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LANES, GROUP, C, True
+                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LM, LN, VEC, C, True
             )  # fmt: skip
     return merge_along(state, 1 if AXIS == INNER else 0, SMOOTH, SHARES, WEIGHT, C)
 
@@ -166,7 +154,7 @@ def widened(state):
 def sum_range(
     first, last, block, space, x, shares, weight,
     SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr,
-    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr,
+    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """The same of any number of tiles: in fp64 where there are many."""
@@ -175,13 +163,13 @@ def sum_range(
         for start in range(first, last, FLUSH):
             some = sum_tiles(
                 start, tl.minimum(start + FLUSH, last), block, space, x, shares, weight,
-                SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+                SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
             )  # fmt: skip
             state = merge(state, widened(some), SMOOTH, SHARES, WEIGHT, C)
     else:
         state = sum_tiles(
             first, last, block, space, x, shares, weight,
-            SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LANES, GROUP, VEC, C, I,
+            SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
         )  # fmt: skip
     return state
 

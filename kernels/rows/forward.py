@@ -36,7 +36,7 @@ def write_rows(
 ):  # fmt: skip
     """The results of some tiles, from the state of their whole rows; with the first tile, the rows' numbers."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    count, top, total = tl.tuple([tl.expand_dims(s, ACROSS) for s in (state[0], state[4], state[5])])
+    count, top, total = tl.tuple([tl.expand_dims(s.to(tl.float64), ACROSS) for s in (state[0], state[4], state[5])])
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
     inside = one_per_row(space, m, n, AXIS) & (split == 0)
     if OP == NORMALIZE:
@@ -72,7 +72,7 @@ def rows_kernel(
     M, N, tiles, across, groups, splits, per_split,
     OP: tl.constexpr, X: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
     PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
     C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """out, and of each row its top and total (softmax), or its norm, in fp64."""
@@ -125,7 +125,7 @@ def rows_kernel(
             if summing:
                 state = add_range(
                     first_tile, last_tile, block, space, xs, masks, masks,
-                    MODE, False, False, X, MASK, 0, AXIS, BM, BN, LANES, GROUP, VEC, C, I, LONG,
+                    MODE, False, False, X, MASK, 0, AXIS, BM, BN, LM, LN, VEC, C, I, LONG,
                 )  # fmt: skip
                 where = partial + split * rows + output
                 store_state(where, splits * rows, output < rows, state, MODE, False)
@@ -146,7 +146,7 @@ def rows_kernel(
         else:
             state = add_range(
                 tiles * 0, tiles, block, space, xs, masks, masks,
-                MODE, False, False, X, MASK, 0, AXIS, BM, BN, LANES, GROUP, VEC, C, I, LONG,
+                MODE, False, False, X, MASK, 0, AXIS, BM, BN, LM, LN, VEC, C, I, LONG,
             )  # fmt: skip
             write_rows(
                 tiles * 0, tiles, block, tiles * 0, space, xs, masks, outs, firsts, seconds, state, eps,

@@ -43,7 +43,7 @@ def multi_margin_kernel(
     SQUARE: tl.constexpr, X: tl.constexpr, TARGET: tl.constexpr, GRAD: tl.constexpr, LOSS: tl.constexpr,
     DX: tl.constexpr, PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
     LONG: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
     C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """loss, or of a grad dx. A row whose target is no class does not exist: both are 0."""
@@ -78,7 +78,7 @@ def multi_margin_kernel(
     last = tl.minimum(first + per_split, tiles)
     total = tl.zeros([BO], tl.float64)
     for start in range(first, last, FLUSH):
-        lanes = within_lane(tl.zeros([BM, BN], C), BM, BN, LANES, GROUP)
+        lanes = within_lane(tl.zeros([BM, BN], C), BM, BN, LM, LN, VEC)
         for t in range(start, tl.minimum(start + FLUSH, last)):
             m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
             edge = within(space, m, n)
@@ -89,7 +89,7 @@ def multi_margin_kernel(
                 value = tl.where((d <= 0) | ~others, 0.0, factor * slope)  # 0, too, where g is inf
                 store_tile(slopes, space, block, t, m, n, value, DX, AXIS, BM, BN)
                 term = slope
-            lanes += within_lane(tl.where(edge & others, term, 0.0), BM, BN, LANES, GROUP)
+            lanes += within_lane(tl.where(edge & others, term, 0.0), BM, BN, LM, LN, VEC)
         total += over_axis(lanes, AXIS)
 
     finished = True

@@ -112,7 +112,7 @@ def plan(
         BM, BN = (most, 1) if axis is INNER else (1, most)
     while config.threads < min(MOST_THREADS, BM * BN // per_thread):
         config = replace(config, threads=config.threads * 2)
-    lanes, group = tiling.lanes_of(axis, BM, BN, vec, config.threads)
+    LM, LN = tiling.lanes_of(axis, BM, BN, vec, config.threads)
     down, across = -(-M // BM), -(-reach // BN)
     tiles, blocks = (across, down) if axis is INNER else (down, across)
     groups = batch.numel * blocks
@@ -137,8 +137,8 @@ def plan(
         "BM": BM,
         "BN": BN,
         "BS": max(tiling.POLICY.partials // AT_ONCE // (outputs // groups), 1),
-        "LANES": lanes,
-        "GROUP": group,
+        "LM": LM,
+        "LN": LN,
         "VEC": vec,
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,

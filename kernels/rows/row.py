@@ -107,7 +107,7 @@ def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_
         tuples=("batch_shape", *(f"{name}_batch" for name in operands)),
         indices=("M", "N", "tiles", "across", *(("groups", "splits", "per_split") if split else ()), *indices),
         constants=(*first, *(name.upper() for name in operands), *peel, "AXIS", *tiling,
-                   *(("LANES", "GROUP") if split else ()), "VEC", "C", "I"),
+                   *(("LM", "LN") if split else ()), "VEC", "C", "I"),
         # left alone, the assembler spills two registers of the general variant to fit one block more
         configs={None: Config(tile_bytes=tile_bytes, max_registers=(None, 128))},
     )  # fmt: skip

@@ -84,7 +84,7 @@ def triplet_kernel(
     SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, KEEP: tl.constexpr,
     LOSS: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, APART: tl.constexpr,
     AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, LANES: tl.constexpr, GROUP: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
+    BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
     I: tl.constexpr,
 ):  # fmt: skip
     """The loss of each row, and its distances; all 0 where a row is not kept."""
