@@ -23,7 +23,7 @@ from ..engine.indexing import ALL, INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
 from ..engine.tile import corner, indices
-from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
+from .regions import SUMS, check, class_numbers, plan, region_tile
 
 
 @triton.jit
@@ -86,9 +86,9 @@ def region_sums_kernel(
     split = tl.program_id(1).to(I)
     space = (M, N, outer_shape, inner_shape)
     number = class_numbers(block, AXIS, BM, BN, I)
-    xs = of_image(x, x_batch, x_outer, x_inner, image, X)
-    ys = of_image(y, y_batch, y_outer, y_inner, image, Y)
-    masks = of_image(mask, mask_batch, mask_outer, mask_inner, image, MASK)
+    xs = (x + image * x_batch[0] if X else x, x_outer, x_inner)
+    ys = (y + image * y_batch[0] if Y else y, y_outer, y_inner)
+    masks = (mask + image * mask_batch[0] if MASK else mask, mask_outer, mask_inner)
 
     high = tl.zeros([LM, LN, SUMS], C)
     low = high

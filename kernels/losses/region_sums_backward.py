@@ -14,7 +14,7 @@ from ..engine.indexing import INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
 from ..engine.tile import corner, indices, store, within
-from .regions import SUMS, check, class_numbers, of_image, plan, region_tile
+from .regions import SUMS, check, class_numbers, plan, region_tile
 
 
 @triton.jit
@@ -77,11 +77,11 @@ def region_sums_backward_kernel(
     across = (classes + BO - 1) // BO  # blocks of one image
     image, block = tl.program_id(0).to(I) // across, tl.program_id(0).to(I) % across
     space = (M, N, outer_shape, inner_shape)
-    xs = of_image(x, x_batch, x_outer, x_inner, image, X)
-    ys = of_image(y, y_batch, y_outer, y_inner, image, Y)
-    masks = of_image(mask, mask_batch, mask_outer, mask_inner, image, MASK)
-    outs = of_image(out, out_batch, out_outer, out_inner, image, OUT)
-    dys = of_image(dy, dy_batch, dy_outer, dy_inner, image, DY)
+    xs = (x + image * x_batch[0] if X else x, x_outer, x_inner)
+    ys = (y + image * y_batch[0] if Y else y, y_outer, y_inner)
+    masks = (mask + image * mask_batch[0] if MASK else mask, mask_outer, mask_inner)
+    outs = (out + image * out_batch[0] if OUT else out, out_outer, out_inner)
+    dys = (dy + image * dy_batch[0] if DY else dy, dy_outer, dy_inner)
 
     # The sums' gradients, of each class of the block. Apart once, for all its tiles: on most GPUs fp64 is slow.
     number = class_numbers(block, AXIS, BM, BN, I)

@@ -22,14 +22,6 @@ WIDEST = 64  # columns of a tile whose columns are classes
 
 
 @triton.jit
-def of_image(pointer, batch, outer, inner, image, KIND: tl.constexpr):
-    """An operand (tile.py) of one image."""
-    if KIND:
-        pointer += image * batch[0]
-    return pointer, outer, inner
-
-
-@triton.jit
 def class_numbers(block, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, I: tl.constexpr):
     """Of the classes of a block: (BM, 1), (1, BN), or (1, 1) where the image has one and the pixels both groups."""
     if AXIS == INNER:
