@@ -166,7 +166,7 @@ def prepare(input, target, weight, mask, smooth):
     )
     options = {"phases": SUM, "partials": SUMS.value, "heads": True}
     if smooth and weighted:
-        options["registers"] = (None, 255) if shares else (80 if compute == torch.float32 else 128, 160)
+        options["registers"] = (None, 255) if shares else (96 if compute == torch.float32 else 128, 160)
     plan = CROSS_ENTROPY, tensors, PER_ROW, input.shape, class_dim(input), compute
     return (loss, keep, weights, numbers), plan, {"SMOOTH": smooth, "count": loss.numel()}, options
 
