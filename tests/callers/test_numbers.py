@@ -8,7 +8,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import safeops
 from tests.callers.calls import CALLS, NUMBERS, call, tensors
-from tests.ops.record import firsts, unless_first
+from tests.contract.common import unless_first
+from tests.ops.record import firsts
 
 KEYS = [*NUMBERS, "capacity"]
 # not a choice between two formulas; nor what of logarithms is not read, which torch makes a constant of

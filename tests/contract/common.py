@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from tests.ops import RECORDS
-from tests.ops.record import DEVICE, on, unless_first  # noqa: F401
+from tests.ops.record import DEVICE, firsts, on  # noqa: F401
 
 each_route = pytest.mark.parametrize("route", ["kernel", "composite"])
+REPEATS = pytest.mark.slow, pytest.mark.exhaustive  # what another test asks of another op
+
+
+def unless_first(name, *more):
+    """A case of the op `name`, which only repeats another unless it is the first of its family."""
+    return pytest.param(name, *more, marks=() if name in firsts() else REPEATS)
 
 
 @contextlib.contextmanager

@@ -3,8 +3,9 @@
 import pytest
 
 from safeops.testing import CHECKS, run_check
+from tests.contract.common import REPEATS
 from tests.ops import RECORDS
-from tests.ops.record import REPEATS, firsts
+from tests.ops.record import firsts
 
 # What the composite is asked at once, of an op and of its variants. The rest is exhaustive.
 OF_COMPOSITES = (

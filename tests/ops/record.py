@@ -5,7 +5,6 @@ import functools
 import os
 import shutil
 
-import pytest
 import torch
 
 import safeops
@@ -109,17 +108,9 @@ class Record:
         return call, tensors[first]
 
 
-REPEATS = pytest.mark.slow, pytest.mark.exhaustive  # what another test asks of another op
-
-
 def firsts(of=lambda record: True):
     """The first op of each family, of those that `of` takes. What compiles only repeats it for its siblings."""
     return set({record.family: name for name, record in reversed(RECORDS.items()) if of(record)}.values())
-
-
-def unless_first(name, *more):
-    """A case of the op `name`, which only repeats another unless it is the first of its family."""
-    return pytest.param(name, *more, marks=() if name in firsts() else REPEATS)
 
 
 def on(route, name):
