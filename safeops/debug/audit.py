@@ -15,8 +15,8 @@ from safeops.debug._saved import SavedTensors
 from safeops.debug._source import Line, line, user_frames
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
-# Reads that a user cannot avoid: the scaler's flag, a sampler's seed.
 _OURS = os.path.dirname(_check.__file__)
+# Reads that a user cannot avoid: the scaler's flag, a sampler's seed.
 _READERS = (torch.amp.grad_scaler.__file__, os.path.join(os.path.dirname(torch.utils.data.__file__), ""))
 
 
