@@ -19,7 +19,10 @@ EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulat
 }
 TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
-    "safeops/lint": [*(f"tests/lint/test_{name}.py" for name in ("found", "silent", "scope", "fix", "examples")), "tests/lint"],
+    "safeops/lint": [
+        *(f"tests/lint/test_{name}.py" for name in ("found", "silent", "scope", "fix", "examples")),
+        "tests/lint",
+    ],
     "safeops/amp": ["tests/amp", "tests/contract/lists/test_lists.py"],
     "safeops/nn": ["tests/contract/losses/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
