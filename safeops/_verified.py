@@ -180,7 +180,8 @@ def verdict(op, index: int, ask=True) -> Verdict:
     if not ask or os.environ.get("SAFEOPS_UNVERIFIED") == "1":
         return Verdict(True, "SAFEOPS_UNVERIFIED=1")
     mine = identity(op, index)
-    known = [record for record in records() if record["op"] == op.name and record["gpu"] == name]
+    here = ("op", "gpu", "capability")
+    known = [record for record in records() if all(record[part] == mine[part] for part in here)]
     for record in known:
         if key(record) == key(mine):
             if record["passed"]:

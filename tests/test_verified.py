@@ -80,6 +80,17 @@ def test_another_triton_is_another_kernel_and_nothing_to_cpp(machine):
     assert told(MSE, 0).kernel
 
 
+def test_another_driver_or_torch_changes_no_kernel(machine):
+    save(passed(MSE, 0, driver="1.0", torch="2.11.0"))
+    assert told(MSE, 0).kernel
+
+
+def test_another_capability_under_the_same_name_is_another_gpu(machine):
+    save(passed(MSE, 0))
+    machine.gpus[0] = ("NVIDIA H200", (9, 1))
+    assert told(MSE, 0) == (False, "never verified on this GPU model", True)
+
+
 def test_other_sources_are_another_kernel(machine):
     save(passed(DIV, 0))
     machine.sources["safe_div"] = "changed"
@@ -214,9 +225,13 @@ def test_a_trace_asks_the_same(machine):
             x = x + 10
         return x
 
-    torch._dynamo.reset()
-    with pytest.warns(RuntimeWarning):
-        assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch._dynamo.reset()
+            assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
+            assert f(torch.zeros(1)).item() == 1
+    assert len([w for w in found if "safeops verify" in str(w.message)]) == 1, "once, whoever asks first"
 
 
 # ---- the doctor
