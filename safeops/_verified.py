@@ -172,7 +172,7 @@ def verdict(op, index: int, ask=True) -> Verdict:
         return Verdict(False, "a ROCm build of torch")
     if (found := gpu(index)) is None:
         return Verdict(False, "no CUDA device here")
-    name, capability = found
+    _, capability = found
     if capability < LEAST:
         return Verdict(False, "compute capability {}.{}, below {}.{}".format(*capability, *LEAST))
     if op.owner != "Triton" and not has_code(capability):
@@ -191,7 +191,7 @@ def verdict(op, index: int, ask=True) -> Verdict:
         return Verdict(False, "never verified on this GPU model", True)
     other = [record for record in known if record["source"] == mine["source"]]
     if not other:
-        return Verdict(False, "verified as other code", True)
+        return Verdict(False, "verified with other sources of it", True)
     return Verdict(False, f"verified with Triton {other[0]['triton']}, here is {mine['triton']}", True)
 
 

@@ -94,7 +94,7 @@ def test_another_capability_under_the_same_name_is_another_gpu(machine):
 def test_other_sources_are_another_kernel(machine):
     save(passed(DIV, 0))
     machine.sources["safe_div"] = "changed"
-    assert told(DIV, 0) == (False, "verified as other code", True)
+    assert told(DIV, 0) == (False, "verified with other sources of it", True)
 
 
 def test_what_has_failed_is_not_run_nor_asked_again(machine):
