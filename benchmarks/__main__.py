@@ -101,7 +101,7 @@ def routes(device: str) -> dict:
     """op -> kernel or composite: what it was that has been measured."""
     from safeops._op import registry
 
-    return {name: "kernel" if getattr(op, device) else "composite" for name, op in registry.items()}
+    return {name: "kernel" if op.runs_on(device) else "composite" for name, op in registry.items()}
 
 
 def main(argv=None):

@@ -1,6 +1,7 @@
-"""What a call of a Triton op costs its caller, and which part of it: `make bench ARGS="--ops calls"`.
+"""What a call of a CUDA op costs its caller, and which part of it: `make bench ARGS="--ops calls"`.
 
-Needs no GPU: see standin.py. A call like an earlier one is launched without Python (csrc/launch). Its parts:
+Needs no GPU: see standin.py. Of a C++ op it is the public function, the dispatcher and the host code, up to a runtime
+that does nothing. A call of a Triton op like an earlier one is launched without Python (csrc/launch). Its parts:
 
     route      the public function, up to the raw op
     launch     torch's dispatcher, the call that is known by its operands, the outputs, a driver that does nothing
@@ -20,21 +21,29 @@ from time import perf_counter
 
 from . import standin
 
-GOAL = 10 / 1.5  # of a bare aten op: 10 us where that takes 1.5
+GOAL, CPP_GOAL = 10 / 1.5, 8 / 1.5  # of a bare aten op: 10 us where that takes 1.5; C++ ops: 8
 PARTS = ("route", "launch")
 # (each launches one kernel)
 OPS = ("mse_loss", "huber_loss", "masked_sum", "masked_mean", "masked_mean_rows", "masked_var", "masked_softmax",
        "normalize", "cosine_similarity")  # fmt: skip
+CPP = ("safe_div", "safe_log", "masked_fill", "masked_compact_50", "safe_gather", "total_variation", "ssim")
 STEP, SIZES = 1024, 32  # elements between two sizes, which are whole rows; how many
 ROUNDS, REPEATS = 200, 20  # the best of many samples, each too short to be interrupted often
 
 
-def measure(ops=OPS) -> list[dict]:
-    """A record for each op, from a process that has the stand-in."""
+def measure(ops=OPS, cpp=CPP) -> list[dict]:
+    """A record for each op, from processes that have the stand-ins."""
     if why := standin.unusable():
         print(f"calls: not measured, {why}", file=sys.stderr)
         return []
-    done = subprocess.run([sys.executable, "-m", __name__, *ops], capture_output=True, text=True)
+    if cpp and not standin.objects():
+        print("calls: of C++ ops not measured, csrc/cuda is not built (`make architectures`)", file=sys.stderr)
+        cpp = ()
+    return [record for kind, names in (("triton", ops), ("cpp", cpp)) if names for record in _served(kind, names)]
+
+
+def _served(kind, ops):
+    done = subprocess.run([sys.executable, "-m", __name__, kind, *ops], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"calls: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -128,5 +137,23 @@ def serve(ops):
         print(json.dumps([record | {"aten": min(aten)} for record in records]))
 
 
+def serve_cpp(ops):
+    with tempfile.TemporaryDirectory() as folder:
+        standin.install_cuda(Path(folder))
+        import torch
+
+        from . import case
+
+        case.names()
+        torch.set_num_threads(1)
+        x, totals, aten = torch.ones(8), {}, []
+        for name in ops:
+            made = case.build(name, STEP * 8, torch.float32, "cpu")
+            totals[name] = best(partial(made.ours, *(t.detach() for t in made.inputs)))
+            aten.append(best(lambda: torch.add(x, x)))
+        records = [{"op": f"{op} (C++)", "parts": {"total": us}, "aten": min(aten)} for op, us in totals.items()]
+        print(json.dumps(records))
+
+
 if __name__ == "__main__":
-    serve(sys.argv[1:])
+    {"triton": serve, "cpp": serve_cpp}[sys.argv[1]](sys.argv[2:])

@@ -11,7 +11,8 @@ import subprocess
 import warnings
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("standin.c")
+ROOT = Path(__file__).parents[1]
+SOURCE, RUNTIME = (Path(__file__).with_name(name) for name in ("standin.c", "standin_cuda.c"))
 ARCH = 90
 
 
@@ -59,3 +60,28 @@ def install(folder: Path):
         for launcher in lazy:
             _library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, library, "CPU")
     return library, lazy  # to be kept: the kernels go with the library
+
+
+# ---- the same of the C++ ops: our objects, linked with a CUDA runtime that does nothing
+
+
+def objects() -> list[Path]:
+    """The latest object of each file of csrc/cuda; none where this build is without."""
+    found = {}
+    for path in sorted(ROOT.glob("build/ninja/*/csrc/cuda/**/*.o"), key=lambda path: path.stat().st_mtime):
+        found[path.relative_to(ROOT / "build/ninja").parts[1:]] = path
+    return [path for parts, path in found.items() if ROOT.joinpath(*parts).with_suffix("").is_file()]
+
+
+def install_cuda(folder: Path):
+    """Have the C++ kernels for CUDA in the place of those for CPUs."""
+    import torch
+
+    library, torch_libraries = folder / "standin_cuda.so", Path(torch.__file__).with_name("lib")
+    runtime = ["gcc", "-O2", "-w", "-fPIC", "-c", RUNTIME, "-o", folder / "runtime.o"]
+    link = ["g++", "-shared", folder / "runtime.o", *objects(), "-Wl,-Bsymbolic", f"-L{torch_libraries}"]
+    subprocess.run(runtime, check=True)
+    subprocess.run([*link, "-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-o", library], check=True)
+    import safeops  # noqa: F401  (whose CPU kernels are overridden)
+
+    torch.ops.load_library(library)

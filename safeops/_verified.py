@@ -12,6 +12,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import sys
 import tempfile
 import warnings
 from typing import NamedTuple
@@ -22,6 +23,8 @@ from safeops import _library, _sources
 
 SHIPPED = pathlib.Path(__file__).with_name("verified.json")
 LEAST = (8, 0)  # compute capability
+KEY = ("op", "gpu", "capability", "triton", "source")  # a record is asked where these agree; the rest is told
+FIELDS = {*KEY, "date", "passed", "why"}  # without which it is none
 
 
 class Verdict(NamedTuple):
@@ -36,10 +39,10 @@ class Verdict(NamedTuple):
 
 
 def cache_folder() -> pathlib.Path:
-    """$SAFEOPS_CACHE, else safeops in the user's cache folder."""
+    """$SAFEOPS_CACHE, else safeops in the user's cache folder (for a user without a home in "~", as Triton's is)."""
     if folder := os.environ.get("SAFEOPS_CACHE"):
         return pathlib.Path(folder)
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "safeops"
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "safeops"
 
 
 def user_file() -> pathlib.Path:
@@ -49,7 +52,10 @@ def user_file() -> pathlib.Path:
 def read(path) -> list[dict]:
     """The records of a file. One that cannot be read holds none, and says so: no training stops for it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, list) or not all(isinstance(x, dict) and FIELDS <= x.keys() for x in found):
+            raise ValueError(f"it is no list of records with {', '.join(sorted(FIELDS))}")
+        return found
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
@@ -63,8 +69,7 @@ def records() -> list[dict]:
 
 
 def key(record) -> tuple:
-    """A record is asked where these agree. (The other versions are told, and change no kernel.)"""
-    return tuple(record.get(name) for name in ("op", "gpu", "capability", "triton", "source"))
+    return tuple(record[name] for name in KEY)
 
 
 def merged(old: list[dict], new: list[dict]) -> list[dict]:
@@ -99,7 +104,11 @@ def locked():
 
     cache_folder().mkdir(parents=True, exist_ok=True)
     with open(cache_folder() / "lock", "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"safeops: waiting for another process that verifies ({file.name})", file=sys.stderr, flush=True)
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -163,7 +172,7 @@ def verdict(op, index: int, ask=True) -> Verdict:
         return Verdict(False, "a ROCm build of torch")
     if (found := gpu(index)) is None:
         return Verdict(False, "no CUDA device here")
-    name, capability = found
+    _, capability = found
     if capability < LEAST:
         return Verdict(False, "compute capability {}.{}, below {}.{}".format(*capability, *LEAST))
     if op.owner != "Triton" and not has_code(capability):
@@ -171,7 +180,8 @@ def verdict(op, index: int, ask=True) -> Verdict:
     if not ask or os.environ.get("SAFEOPS_UNVERIFIED") == "1":
         return Verdict(True, "SAFEOPS_UNVERIFIED=1")
     mine = identity(op, index)
-    known = [record for record in records() if record.get("op") == op.name and record.get("gpu") == name]
+    here = ("op", "gpu", "capability")
+    known = [record for record in records() if all(record[part] == mine[part] for part in here)]
     for record in known:
         if key(record) == key(mine):
             if record["passed"]:
@@ -179,10 +189,10 @@ def verdict(op, index: int, ask=True) -> Verdict:
             return Verdict(False, f"failed on {record['date']}: {record['why']}")
     if not known:
         return Verdict(False, "never verified on this GPU model", True)
-    other = [record for record in known if record.get("source") == mine["source"]]
+    other = [record for record in known if record["source"] == mine["source"]]
     if not other:
-        return Verdict(False, "verified as other code", True)
-    return Verdict(False, f"verified with Triton {other[0].get('triton')}, here is {mine['triton']}", True)
+        return Verdict(False, "verified with other sources of it", True)
+    return Verdict(False, f"verified with Triton {other[0]['triton']}, here is {mine['triton']}", True)
 
 
 # ---- what a call asks

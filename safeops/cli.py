@@ -170,12 +170,13 @@ def _text(report):
         ("C++ extension", report["extensions"]["_C"] + _hint(report["extensions"]["_C"])),
         ("CUDA extension", report["extensions"]["_cuda"]),
         ("devices", ", ".join(report["devices"])),
-        ("records", report["records"]),
+        ("records", report["records"] + ("" if os.path.exists(report["records"]) else " (none yet)")),
     ]
     devices = report["ops"][0]["devices"]
     rows = [("op", "on CPU", "CUDA kernel", *(f"on {device}" for device in devices))]
     for op in report["ops"]:
-        rows.append((op["name"], op["cpu"], op["cuda_kernel"] or "none", *map(_told, op["devices"].values())))
+        own = op["cuda_kernel"] or ("its parts'" if op["parts"] else "none")
+        rows.append((op["name"], op["cpu"], own, *map(_told, op["devices"].values())))
     text = "\n".join(f"{name:<16}{value}" for name, value in lines)
     text += "\n\n" + _columns(rows)
     if any(found["verify"] for op in report["ops"] for found in op["devices"].values()):

@@ -19,9 +19,7 @@ share of the time and killed beyond it:
 What is found is written as lines of JSON as it comes, to gpu-check-<date>.jsonl in the folder --out (or $OUT, or
 benchmarks/results). Exit status 1 if anything failed or was killed before it was done. --record then writes
 safeops/verified.json: an op that passed everything has a record of it, one that failed too, and one that was not judged
-keeps what it had. `--record-from FILE` does that later, from the lines.
-
---device cpu runs the same machinery without a GPU; the GPU tests skip. It records nothing.
+keeps what it had. `--record-from FILE` does that later, from the lines. On --device cpu the GPU tests skip.
 """
 
 import argparse
@@ -229,30 +227,34 @@ def describe(machine):
     return ", ".join(f"{key} {machine[key]}" for key in keys if machine.get(key))
 
 
-def record(path):
-    """safeops/verified.json by the lines of a run."""
-    records = json.loads(RECORDS.read_text())
-    RECORDS.write_text(json.dumps(gpu_verdicts.updated_records(records, gpu_verdicts.read(path)), indent=1) + "\n")
-    print(f"== recorded in {RECORDS}")
+def parser():
+    made = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="Exit codes: 0 all passed; 1 something failed or was killed; 2 bad arguments, or no GPU.",
+    )
+    add = made.add_argument
+    add("--wheel", type=Path, metavar="FILE", help="the built wheel that is checked (`make wheel` makes it in dist)")
+    add("--kernels", type=Path, metavar="FILE", help="Triton's kernels, compiled beforehand (`make gpu-kernels`)")
+    add("--minutes", type=float, default=10.0, metavar="N", help="the time for all of it (default: 10)")
+    out = os.environ.get("OUT") or ROOT / "benchmarks" / "results"
+    add("--out", type=Path, default=out, metavar="DIR", help=f"where the results go as they come (default: {out})")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the machinery, and records nothing")
+    add("--record", action="store_true", help="write safeops/verified.json in the end")
+    add("--record-from", type=Path, metavar="FILE", help="only write that, from the .jsonl of an earlier run")
+    return made
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheel", type=Path)
-    parser.add_argument("--kernels", type=Path)
-    parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--out", type=Path, default=os.environ.get("OUT") or ROOT / "benchmarks" / "results")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--record", action="store_true")
-    parser.add_argument("--record-from", type=Path, metavar="FILE")
-    args = parser.parse_args(argv)
+    options = parser()
+    args = options.parse_args(argv)
     if args.record_from:
-        record(args.record_from)
+        if why := gpu_verdicts.record(args.record_from, RECORDS):
+            options.error(f"--record-from: {why}")
         return 0
     if args.wheel is None or not args.wheel.exists():
-        parser.error("--wheel: a built wheel is needed (make wheel)")
+        options.error("--wheel: a built wheel is needed (make wheel)")
     if args.kernels and not args.kernels.exists():
-        parser.error(f"--kernels: there is no {args.kernels}")
+        options.error(f"--kernels: there is no {args.kernels}")
     args.wheel = args.wheel.resolve()
     if args.device == "cuda" and _no_gpu():
         print("no CUDA device: nothing to check (--device cpu tries the machinery)", file=sys.stderr)
@@ -270,8 +272,8 @@ def main(argv=None):
     check.write("end", verdicts=found, failed=check.failed)
     for op, verdict in found.items():
         print(f"   {op}: {verdict}")
-    if args.record and args.device == "cuda":
-        record(log)
+    if args.record and (why := gpu_verdicts.record(log, RECORDS)):
+        print(f"== nothing recorded: {why}")
     print("== FAILED: " + ", ".join(check.failed) if check.failed else "== all passed")
     return 1 if check.failed else 0
 

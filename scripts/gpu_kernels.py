@@ -25,6 +25,7 @@ import sys
 import tarfile
 import tempfile
 import types
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from unittest import mock
@@ -76,6 +77,9 @@ def requests(ops, arch):
     sys.path.insert(0, str(ROOT))
     from benchmarks import case
 
+    if unknown := set(ops).difference(registry, case.names()):
+        raise SystemExit(f"gpu_kernels: there is no op {min(unknown)!r}")
+
     def say(op, why=None, **_):
         if why:
             raise RuntimeError(f"{op}: {why}")
@@ -84,6 +88,7 @@ def requests(ops, arch):
         for name, op in registry.items():
             if op.raw and op.cpu and (not ops or name in ops):
                 worker.check_op(op, "cpu", False, say)
+                print(f"{name}: {len(found)} kernels so far", flush=True)
         for name in case.names():
             for dtype in case.DTYPES.values() if not ops or name in ops else ():
                 made = case.build(name, ELEMENTS, dtype, "cpu")
@@ -177,8 +182,8 @@ def prepare_worker():
 def compile_all(arch, wanted):
     with ProcessPoolExecutor(initializer=prepare_worker) as pool:
         for done, _ in enumerate(pool.map(compile_one, [arch] * len(wanted), wanted), 1):
-            if done % 500 == 0:
-                print(f"{done} of {len(wanted)} kernels", flush=True)
+            if done % 100 == 0:
+                print(f"{done} of {len(wanted)} kernels compiled", flush=True)
 
 
 def compile_by(python, arch, wanted, cache):
@@ -232,15 +237,18 @@ def compiled():
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--arch", type=int, default=90, help="the GPU's capability, such as 90")
-    parser.add_argument("--ops", nargs="*", default=(), help="of these alone")
-    parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--out", type=Path, default=ROOT / "dist" / "gpu-kernels.tar.gz")
+    parser.add_argument("--arch", type=int, default=90, help="the GPU's compute capability (default: 90, for 9.0)")
+    parser.add_argument("--ops", nargs="+", default=(), metavar="OP", help="of these alone (default: all)")
+    parser.add_argument("--python", default=sys.executable, help="as on that machine: its version, and its Triton")
+    out = ROOT / "dist" / "gpu-kernels.tar.gz"
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"default: {out}")
     parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.compile:
         compile_all(args.arch, json.load(sys.stdin))
         return 0
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces each of its starts
+    warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
     wanted = requests(args.ops, args.arch)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:

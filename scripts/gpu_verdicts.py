@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 
 BAD = ("failed", "error")
 # Tests of torch itself, and of tools that work on any route.
@@ -92,6 +93,21 @@ def updated_records(records, lines):
             record = here["identities"][op] | facts | {"passed": passed, "why": "" if passed else "the GPU check"}
             found[_key(record)] = record
     return sorted(found.values(), key=lambda record: json.dumps(record, sort_keys=True))
+
+
+def record(log, path):
+    """Write verified.json, at path, by the log of a run. Gives why not, or None."""
+    if not log.is_file():
+        return f"there is no {log}"
+    lines = read(log)
+    if not machine(lines)["identities"]:
+        return f"{log} names no machine and no op: it is no log of a run that got past its first stage"
+    if not machine(lines)["gpu"]:
+        return f"{log} is of a run without a GPU"
+    records = updated_records(json.loads(path.read_text()), lines)
+    path.write_text(json.dumps(records, indent=1) + "\n")
+    counts = Counter(verdicts(lines).values())
+    print(f"== {', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}: recorded in {path}")
 
 
 def _key(record):

@@ -47,6 +47,16 @@ def test_doctor_shows_every_op(capsys):
     shown = {line.split()[0] for line in out.splitlines() if line}
     assert OPS <= shown
     assert f"torch           {__import__('torch').__version__}" in out
+    (composed,) = [line.split() for line in out.splitlines() if line.startswith("psnr ")]
+    assert composed == ["psnr", "kernel", "its", "parts'"], "made of others, and not without a kernel"
+
+
+def test_doctor_says_whether_there_are_records(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
+    for text in (" (none yet)", ""):
+        cli.main(["doctor"])
+        assert f"records         {tmp_path}/verified.json{text}\n" in capsys.readouterr().out
+        (tmp_path / "verified.json").write_text("[]")
 
 
 def test_doctor_json_agrees_with_the_routes(capsys):

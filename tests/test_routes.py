@@ -92,6 +92,32 @@ def test_compile_on_the_cpu_keeps_the_kernel_and_export_does_not(name):
     assert "safeops" not in exported.graph_module.code
 
 
+@pytest.fixture
+def mesh():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield torch.distributed.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("name, part", [("mse_loss", "masked_count"), ("masked_sum", "masked_count"),
+                                        ("masked_mean", "masked_sum"), ("masked_var", "masked_count")])  # fmt: skip
+def test_over_ranks_the_kernels_that_an_op_is_made_of_must_run_here_too(name, part, mesh, monkeypatch):
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def call(x):
+        arguments = (x, x * 0.5) if name == "mse_loss" else (x,)
+        return getattr(safeops, name)(*arguments, weight=x.abs() + 1)
+
+    plain = torch.randn(4, 3)
+    x = distribute_tensor(plain, mesh, [Shard(0)])
+    _, ran = dispatched(call, x)
+    assert f"safeops::_{part}" in ran
+    monkeypatch.setattr(registry[part], "cpu", False)
+    found, ran = dispatched(call, x)
+    assert f"safeops::_{part}" not in ran
+    torch.testing.assert_close(found.full_tensor(), call(plain))
+
+
 def test_direct_call_of_the_registered_op_has_autograd():
     x, y = torch.randn(2, 3, requires_grad=True), torch.full((2, 3), 2.0)
     (direct,) = torch.autograd.grad(torch.ops.safeops.mse_loss(x, y, mask=y > x), x)

@@ -73,6 +73,18 @@ def test_triton_is_fingerprinted_as_installed():
     assert _verified.source("mse_loss", "Triton") == f"{found}.{launches}"
 
 
+def test_what_launches_triton_has_a_fingerprint_of_all_its_files(tmp_path):
+    (tmp_path / "csrc/launch").mkdir(parents=True)
+    marks = set()
+    for name, text in {"a.h": "1", "b.cpp": "1", "README.md": "1"}.items():
+        (tmp_path / "csrc/launch" / name).write_text(text)
+        marks.add(_sources.launch_fingerprint(tmp_path))
+    (tmp_path / "csrc/launch/a.h").write_text("2")
+    _sources._digest.cache_clear()
+    marks.add(_sources.launch_fingerprint(tmp_path))
+    assert len(marks) == 3, "of the header, of both, of another header; the README makes no kernel"
+
+
 def test_setup_compiles_the_fingerprints_in(monkeypatch):
     """As setup.py does, which loads the tool by its path; and the file imports nothing beside the standard library."""
     text = (ROOT / "safeops/_sources.py").read_text()

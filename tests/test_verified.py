@@ -1,6 +1,9 @@
 """Which kernels a GPU may run: records, what they are asked by, and that a call asks its own device."""
 
 import json
+import os
+import subprocess
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -77,10 +80,21 @@ def test_another_triton_is_another_kernel_and_nothing_to_cpp(machine):
     assert told(MSE, 0).kernel
 
 
+def test_another_driver_or_torch_changes_no_kernel(machine):
+    save(passed(MSE, 0, driver="1.0", torch="2.11.0"))
+    assert told(MSE, 0).kernel
+
+
+def test_another_capability_under_the_same_name_is_another_gpu(machine):
+    save(passed(MSE, 0))
+    machine.gpus[0] = ("NVIDIA H200", (9, 1))
+    assert told(MSE, 0) == (False, "never verified on this GPU model", True)
+
+
 def test_other_sources_are_another_kernel(machine):
     save(passed(DIV, 0))
     machine.sources["safe_div"] = "changed"
-    assert told(DIV, 0) == (False, "verified as other code", True)
+    assert told(DIV, 0) == (False, "verified with other sources of it", True)
 
 
 def test_what_has_failed_is_not_run_nor_asked_again(machine):
@@ -211,9 +225,13 @@ def test_a_trace_asks_the_same(machine):
             x = x + 10
         return x
 
-    torch._dynamo.reset()
-    with pytest.warns(RuntimeWarning):
-        assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch._dynamo.reset()
+            assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
+            assert f(torch.zeros(1)).item() == 1
+    assert len([w for w in found if "safeops verify" in str(w.message)]) == 1, "once, whoever asks first"
 
 
 # ---- the doctor
@@ -254,6 +272,59 @@ def test_the_cache_folder(monkeypatch, tmp_path):
     assert _verified.cache_folder() == tmp_path / "home" / ".cache" / "safeops"
 
 
+def test_a_user_without_a_home_has_no_records_and_no_error(machine, monkeypatch, tmp_path):
+    """As in a container under a number that has no name there."""
+    for name in ("SAFEOPS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.warns(RuntimeWarning, match="never verified"):
+        assert not MSE.runs_on("cuda:0")
+
+
+def test_a_folder_in_the_place_of_the_file_is_told(machine):
+    _verified.user_file().mkdir()
+    with pytest.warns(RuntimeWarning, match="verified.json is not used"):
+        assert told(MSE, 0).open
+
+
+SAVES = """
+import sys
+from safeops import _verified
+_, who, count = sys.argv
+print("ready", file=sys.stderr, flush=True)
+sys.stdin.read()
+with _verified.locked():
+    for i in range(int(count)):
+        record = {"op": f"{who} {i}", "gpu": "x", "capability": "9.0", "triton": None, "source": "y"}
+        _verified.save([record | {"date": "2026-01-02", "passed": True, "why": ""}])
+"""
+
+
+def saving(who, count):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SAVES, who, count], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr.readline() == "ready\n"
+    return process
+
+
+def test_of_two_processes_that_record_none_undoes_the_other(machine):
+    both = saving("a", "50"), saving("b", "50")
+    for process in both:
+        process.stdin.close()
+    assert [process.wait() for process in both] == [0, 0]
+    assert {record["op"] for record in _verified.records()} == {f"{who} {i}" for who in "ab" for i in range(50)}
+
+
+def test_who_waits_for_another_process_says_so(machine):
+    with _verified.locked():
+        process = saving("a", "1")
+        process.stdin.close()
+        assert "another process" in process.stderr.readline()
+    assert process.wait() == 0
+
+
 def test_records_of_one_key_replace_each_other(machine, tmp_path):
     save(passed(MSE, 0), passed(MSE, 1))
     save(passed(MSE, 0, date="2027-01-01"))
@@ -265,9 +336,12 @@ def test_records_of_one_key_replace_each_other(machine, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["verified.json"], "nothing else is left behind"
 
 
-@pytest.mark.parametrize("text", ["", "{", '[{"op"'])
-def test_a_broken_file_is_told_and_not_used(machine, text):
-    _verified.user_file().write_text(text)
+FOREIGN = ["{}", "3", "null", "[1]", '[{"op": "mse_loss", "gpu": "NVIDIA H200"}]']
+
+
+@pytest.mark.parametrize("text", ["", "{", '[{"op"', "\udcff", *FOREIGN])
+def test_a_broken_or_foreign_file_is_told_and_not_used(machine, text):
+    _verified.user_file().write_text(text, errors="surrogateescape")
     with pytest.warns(RuntimeWarning, match="verified.json is not used"):
         assert not told(MSE, 0).kernel
     with pytest.warns(RuntimeWarning):

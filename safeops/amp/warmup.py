@@ -69,7 +69,7 @@ def idle(op, device):
         return f"{device.type} has no Triton kernels"
     if op.runs_on(device):
         return None
-    own = next((part for part in (op, *op.parts) if not part.runs_on(device)), op)
+    own = next((part for part in (*op.parts, op) if not part.runs_on(device)), op)
     index = torch.cuda.current_device() if device.index is None else device.index
     return f"plain torch: {_verified.verdict(own, index).reason}"
 
@@ -94,7 +94,7 @@ def _operands(like):
 def _dtypes(dtypes):
     if dtypes is None:
         return (None,)
-    several = isinstance(dtypes, (tuple, list))
+    several = isinstance(dtypes, (tuple, list)) and dtypes
     if not several or not all(isinstance(x, torch.dtype) and x.is_floating_point for x in dtypes):
         raise TypeError(f"warmup: dtypes must be floating dtypes, in a list or tuple, got {dtypes!r}")
     return tuple(dtypes)

@@ -32,8 +32,15 @@ def combined(function, own, mesh, dims, mean, given, empty_nan):
     return torch.where(count > 0, value, float("nan") if empty_nan else 0.0), by
 
 
+def kernel(name, x):
+    """The kernel of this op, which another one may be made of: where it runs by itself too."""
+    if not registry[name].runs_on(x.device):
+        raise Uncovered
+    return registry[name].forward
+
+
 def count(x, mask, weight, dims):
-    return registry["masked_count"].forward(x, mask, weight, dims, True)
+    return kernel("masked_count", x)(x, mask, weight, dims, True)
 
 
 class Reduced:
@@ -95,7 +102,7 @@ def counts(op, *operands):
 def _total(op, of, empty_nan, dtype):
     """A sum or mean."""
     (x, mask, weight), dims = of.operands, list(of.dims)
-    raw = registry["masked_mean" if weight is None else "masked_sum"].forward
+    raw = kernel("masked_mean" if weight is None else "masked_sum", x)
     value, by = raw(x, mask, weight, dims, True, False, None if weight is None else torch.float64)
     own = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
     value, by = combined(op.name, own, of.mesh, of.cut, op.shards == "mean", None, empty_nan)
@@ -112,9 +119,7 @@ def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
     """What all ranks found of a statistic, by one collective."""
     (x, mask, weight), dims = operands, list(dims)
     name, of_part = op.of_part or (op.name, parameter)
-    if not (registry[name].runs_on(x.device) and registry["masked_count"].runs_on(x.device)):
-        raise Uncovered
-    results = registry[name].forward(x, mask, weight, dims, True, False, torch.float64, of_part)
+    results = kernel(name, x)(x, mask, weight, dims, True, False, torch.float64, of_part)
     columns = {"count": count(x, mask, weight, dims), **op.part(*results, of_part)}
     if op.weighs and weight is not None:
         columns["weight"] = total(weight.expand(x.shape), mask, dims, True, torch.float64)

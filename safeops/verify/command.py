@@ -56,11 +56,13 @@ def run(arguments):
         return _refuse("torch sees no CUDA device (--device cpu tries the same checks on the CPU kernels)")
     if devices[0].type not in ("cpu", "cuda"):
         return _refuse(f"{devices[0]}: there are kernels for CPUs and CUDA devices")
-    code = EXIT_PASSED
-    with _verified.locked():
-        for device in devices:
-            code = max(code, verify(device, arguments))
-    return code
+    if devices[0].type == "cuda" and (devices[0].index or 0) >= torch.cuda.device_count():
+        return _refuse(f"there is no {devices[0]}")
+    try:
+        with _verified.locked():
+            return max(verify(device, arguments) for device in devices)
+    except OSError as error:
+        return _refuse(f"{error} (records go to {_verified.cache_folder()}: SAFEOPS_CACHE may name another folder)")
 
 
 def _refuse(why):
@@ -100,9 +102,10 @@ def verify(device, arguments):
     if not ops and not left:
         return EXIT_PASSED
     facts, results = of_machine(), []
+    name = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
     jobs = arguments.jobs or min(8, os.cpu_count() or 1)
     with progress(len(ops)) as tell:
-        for result in pool.Pool(ops, pool.command(str(device), arguments.full), jobs, arguments.seconds):
+        for result in pool.Pool(ops, pool.command(name, arguments.full), jobs, arguments.seconds):
             results.append(result)
             tell(result)
             if arguments.log:

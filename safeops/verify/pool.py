@@ -1,6 +1,7 @@
 """Worker processes that share a list of ops. One that dies or hangs costs the op that it was at, and is replaced."""
 
 import collections
+import contextlib
 import json
 import os
 import queue
@@ -17,6 +18,9 @@ from pathlib import Path
 import safeops
 
 PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
+START = "its start"  # of a worker: what goes wrong there is no op's fault
+# Sent from outside (Ctrl-C, a scheduler, a machine without memory): no kernel dies of these.
+OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 
 @dataclass
@@ -31,7 +35,7 @@ class Result:
 
 
 class Gone(Exception):
-    """A worker has died or was killed: the message says how."""
+    """A worker has died or was killed: (how, the verdict on its op)."""
 
 
 class Worker:
@@ -54,22 +58,28 @@ class Worker:
     def receive(self, seconds):
         """The next message. Gone where the process has ended, or is silent for so long (it is killed)."""
         until = time.monotonic() + seconds
-        while b"\n" not in self.buffer:
-            if not select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
-                self.kill()
-                raise Gone(f"no answer for {seconds:g} s")
-            if not (read := os.read(self.process.stdout.fileno(), 65536)):
-                raise Gone(self._ending())
-            self.buffer += read
-        line, _, self.buffer = self.buffer.partition(b"\n")
-        return json.loads(line)
+        while True:
+            while b"\n" not in self.buffer:
+                if not select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                    self.kill()
+                    raise Gone(f"no answer for {seconds:g} s", FAILED)
+                if not (read := os.read(self.process.stdout.fileno(), 65536)):
+                    raise self._ending()
+                self.buffer += read
+            line, _, self.buffer = self.buffer.partition(b"\n")
+            with contextlib.suppress(ValueError):  # before the worker has its output, anything may print there
+                message = json.loads(line)
+                if isinstance(message, dict) and "state" in message:
+                    return message
 
     def _ending(self):
         status = self.process.wait()
         how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         self.errors.seek(0)
         said = self.errors.read().decode(errors="replace").strip().splitlines()
-        return f"{how}: {said[-1][:300]}" if said else how
+        if said:  # the error, behind which CUDA's have advice and C++'s a stack
+            how += f": {next((x for x in reversed(said) if 'rror: ' in x), said[-1]).strip()[:300]}"
+        return Gone(how, UNKNOWN if -status in OUTSIDE else FAILED)
 
     def kill(self):
         self.process.kill()
@@ -128,7 +138,7 @@ class Pool:
 
     def _check(self, worker, op):
         """(what came of the op, whether the worker can take another)"""
-        result, begin, check = Result(op), time.monotonic(), "its start"
+        result, begin, check = Result(op), time.monotonic(), START
         worker.send(op)
         alive = True
         try:
@@ -144,21 +154,21 @@ class Pool:
                     result.verdict, alive = FAILED if state == "failed" else UNKNOWN, line["alive"]
                     result.why = f"{check}: {'out of memory: ' if state == 'memory' else ''}{line['why']}"
                     break
-        except Gone as how:
-            result.verdict, result.why, alive = FAILED, f"{check}: {how}", False
+        except Gone as gone:
+            how, verdict = gone.args
+            result.verdict, result.why, alive = UNKNOWN if check == START else verdict, f"{check}: {how}", False
         result.seconds = time.monotonic() - begin
         return result, alive
 
 
 def environment(jobs):
-    """Of a worker: this very package, its kernels the route, a share of the cores."""
-    root = str(Path(safeops.__file__).resolve().parents[1])
-    return os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")])),
-        "SAFEOPS_UNVERIFIED": "1",
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs)),
-    }
+    """Of a worker: its kernels are the route, and it has a share of the cores."""
+    threads = str(max(1, (os.cpu_count() or 1) // jobs))
+    return os.environ | {"SAFEOPS_UNVERIFIED": "1", "OMP_NUM_THREADS": threads}
 
 
 def command(device, full=False):
-    return [sys.executable, "-m", "safeops.verify.worker", "--device", device, *(["--full"] if full else [])]
+    """A worker of this very package: in the place of the current folder, where another one may lie."""
+    root = str(Path(safeops.__file__).resolve().parents[1])
+    code = f"import sys; sys.path[0] = {root!r}; from safeops.verify import worker; sys.exit(worker.main())"
+    return [sys.executable, "-c", code, "--device", device, *(["--full"] if full else [])]

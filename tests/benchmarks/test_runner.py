@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks import case, report, speed
-from benchmarks.__main__ import elements, is_full, main, parse
+from benchmarks.__main__ import elements, is_full, main, parse, routes
 from benchmarks.timing import DISTURBED, Samples
+from safeops import _verified
 from safeops._op import registry
 
 pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]  # one run of the runner serves all tests
@@ -235,3 +236,14 @@ def test_check_fails_on_a_missed_goal(monkeypatch):
 
 def test_sizes():
     assert [elements(text) for text in ("4K", "16M", "0.5G", "100")] == [4096, 2**24, 2**29, 100]
+
+
+def test_the_routes_are_those_that_a_device_takes(monkeypatch):
+    """Asked before the first call, when a GPU's verdicts are not yet known."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(_verified, "verdict", lambda op, index: _verified.Verdict(op.name == "mse_loss", ""))
+    _verified.forget()
+    found = routes("cuda")
+    _verified.forget()
+    assert (found["mse_loss"], found["l1_loss"]) == ("kernel", "composite")
+    assert routes("cpu")["l1_loss"] == "kernel"

@@ -264,6 +264,35 @@ def test_records_can_be_made_later(tmp_path, monkeypatch):
     assert sorted(record["op"] for record in json.loads(records.read_text())) == sorted(OPS)
 
 
+@pytest.mark.parametrize(
+    "found, words",
+    [
+        (None, "there is no"),
+        ([], "names no machine"),
+        ([{"stage": "install", "machine": MACHINE | {"gpu": None}}], "without a GPU"),
+    ],
+)
+def test_what_no_records_can_be_made_from_is_said(tmp_path, monkeypatch, capsys, found, words):
+    log, records = tmp_path / "log.jsonl", tmp_path / "verified.json"
+    if found is not None:
+        log.write_text("".join(f"{json.dumps(line)}\n" for line in found))
+    records.write_text("[]")
+    monkeypatch.setattr(gpu_check, "RECORDS", records)
+    with pytest.raises(SystemExit, match="2"):
+        gpu_check.main(["--record-from", str(log)])
+    assert words in capsys.readouterr().err and records.read_text() == "[]"
+
+
+def test_the_help_says_what_each_option_is(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        gpu_check.main(["--help"])
+    out = capsys.readouterr().out
+    options = out[out.index("\noptions:") :].splitlines()
+    for option in "wheel kernels minutes out device record record-from".split():
+        (at,) = [i for i, line in enumerate(options) if line.startswith(f"  --{option} ") or line == f"  --{option}"]
+        assert len(options[at].split()) > 3 or options[at + 1].startswith("   "), options[at]
+
+
 def test_the_stages_are_there():
     from safeops.testing import CHECKS
 

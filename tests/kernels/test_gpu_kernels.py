@@ -70,6 +70,11 @@ def test_the_key_needs_no_torch_and_no_order():
 
 
 @needs_extension
+def test_a_name_that_is_no_op_is_refused():
+    with pytest.raises(SystemExit, match="there is no op 'nope'"):
+        gpu_kernels.requests(["masked_sum", "nope"], standin.ARCH)
+
+
 def test_a_check_that_fails_here_is_no_reason_to_go_on(monkeypatch):
     from safeops.verify import checks
 

@@ -293,6 +293,19 @@ def test_the_machine_code_has_the_accesses_of_the_ptx(target, tmp_path):
         assert set(done) == set(told), (plan.kernel.fn.__name__, sorted(set(told)), sorted(set(done)))
 
 
+@pytest.mark.parametrize("name", ["aligned mean bfloat16", "aligned columns bfloat16"])
+def test_on_amd_a_block_counts_after_what_it_has_stored(name):
+    """Store, barrier, release (written back, and waited for), the counting atomic, acquire. (A barrier there does not
+    wait for the stores of other waves: one more reason why a ROCm build takes the composite.)"""
+    assert CASES[name].constants["SPLIT"]
+    text = CASES[name].compile(TARGETS["gfx942"]).asm["amdgcn"]
+    steps = "global_store|s_barrier|buffer_wbl2 sc1|s_waitcnt vmcnt\\(0\\)|global_atomic_add|buffer_inv sc1"
+    found = re.findall(rf"^\s*({steps})", text, re.MULTILINE)
+    count = found.index("global_atomic_add")
+    assert found[count - 4 : count] == ["global_store", "s_barrier", "buffer_wbl2 sc1", "s_waitcnt vmcnt(0)"]
+    assert found[count + 1 : count + 3] == ["s_waitcnt vmcnt(0)", "buffer_inv sc1"]
+
+
 def test_class_indices_are_handed_on_as_they_are_read():
     """The threads that hold the prediction get a row of indices, not what is made of it for every class."""
     plan = CASES["aligned regions indices bfloat16"]

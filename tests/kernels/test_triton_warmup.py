@@ -15,6 +15,8 @@ import torch
 
 import safeops
 from benchmarks import standin
+from safeops._op import registry
+from tests.test_verified import machine  # noqa: F401
 
 X = torch.zeros(4, 64)
 
@@ -28,6 +30,7 @@ X = torch.zeros(4, 64)
         (["mse_loss"], {"like": ()}, ValueError, "warmup: like is empty"),
         (["mse_loss"], {"like": X, "dtypes": [torch.int64]}, TypeError, "warmup: dtypes must be floating dtypes"),
         (["mse_loss"], {"like": X, "dtypes": torch.float16}, TypeError, "warmup: dtypes must be floating dtypes"),
+        (["mse_loss"], {"like": X, "dtypes": []}, TypeError, "warmup: dtypes must be floating dtypes"),
         (["health"], {"like": X}, ValueError, "warmup: safeops has no op 'health'"),
         ([torch.nn.functional.mse_loss], {"like": X}, TypeError, "warmup: ops must be ops of safeops"),
     ],
@@ -40,6 +43,23 @@ def test_it_refuses(arguments, options, error, words):
 def test_a_cpu_has_nothing_to_compile():
     nothing = "cpu has no Triton kernels"
     assert safeops.warmup("mse_loss", safeops.ssim, like=X) == {"mse_loss": nothing, "ssim": nothing}
+    assert safeops.warmup("mse_loss", like=X.to("meta")) == {"mse_loss": "meta has no Triton kernels"}
+
+
+@pytest.mark.usefixtures("machine")
+def test_where_an_op_is_plain_torch_it_says_why():
+    idle = sys.modules["safeops.amp.warmup"].idle
+    with pytest.warns(RuntimeWarning, match="safeops verify"):
+        for name in ("mse_loss", "psnr"):  # psnr by its parts
+            found = idle(registry[name], torch.device("cuda:0"))
+            assert found == "plain torch: never verified on this GPU model"
+
+
+def test_while_a_graph_is_captured_it_refuses(monkeypatch):
+    monkeypatch.setattr(sys.modules["safeops.amp.warmup"], "idle", lambda op, device: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="cannot be compiled while a CUDA graph is captured: call it before"):
+        safeops.warmup("mse_loss", like=X)
 
 
 @pytest.mark.slow
@@ -71,6 +91,8 @@ def rehearse():
     safeops.warmup("cross_entropy", like=(x, torch.zeros(6, dtype=torch.int64)))
     # forward and backward: of two ops in two dtypes; of cross_entropy in one, whose mean is another kernel
     assert len(compiled) == 2 * 2 * 2 + 2 * 2, [plan.kernel.fn.__name__ for plan in compiled]
+    safeops.warmup("mse_loss", safeops.masked_mean, like=x.detach(), dtypes=dtypes, mask=keep)
+    assert len(compiled) == 12, "a second time there is nothing left to compile"
 
     torch.cuda.is_current_stream_capturing = lambda: True  # whatever is new is refused from here on
     for dtype in dtypes:

@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 
+print("from sitecustomize, whoever prints there", 3, "null", '{"a": 1}', sep="\n", flush=True)
 with open(sys.argv[1], "a") as log:
     log.write(f"{os.getpid()}\n")
 
@@ -26,6 +27,13 @@ for line in sys.stdin:
         os.abort()
     elif op == "leave":
         sys.exit(3)
+    elif op == "leave quietly":
+        os._exit(0)
+    elif op == "out of memory":  # of the host: its kernel kills somebody
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif op == "what":
+        print("  what():  CUDA error: misaligned address", "Compile with DSA", "frame #0", sep="\n", file=sys.stderr)
+        os.abort()
     elif op == "hang":
         time.sleep(600)
     elif op == "wrong":

@@ -1,6 +1,7 @@
 """`safeops verify`: which ops, which devices, what it records and prints, and with what it exits."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -104,11 +105,26 @@ def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
         (("--ops", "nope"), "there is no op 'nope'"),
         (("--device", "nope"), "nope"),
         (("--device", "meta"), "CPUs and CUDA devices"),
+        (("--device", "cuda:1"), "there is no cuda:1"),
     ],
 )
 def test_bad_arguments(gpu, capsys, arguments, words):
     assert verify(*arguments) == 2
     assert words in capsys.readouterr().err
+
+
+def test_a_device_without_a_number_is_the_first(gpu):
+    """Workers set their device, for which torch wants a number."""
+    assert verify("--device", "cuda", "--ops", "mse_loss") == 0
+    assert gpu.ran[0][1][-1] == "cuda:0"
+
+
+def test_nowhere_to_record_is_said_before_anything_runs(gpu, capsys, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path / "file" / "folder"))
+    assert verify() == 2 and gpu.ran == []
+    err = capsys.readouterr().err
+    assert str(tmp_path / "file") in err and "SAFEOPS_CACHE" in err
 
 
 def test_without_a_gpu_it_says_so(gpu, capsys, monkeypatch):
@@ -134,18 +150,14 @@ def test_a_real_worker_checks_an_op(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "verified.json").exists(), "of a CPU there is nothing to record"
 
 
-def test_the_worker_is_this_package_with_its_kernels(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "elsewhere")
-    given = pool.environment(2)
-    assert given["PYTHONPATH"].split(":")[1] == "elsewhere" and given["SAFEOPS_UNVERIFIED"] == "1"
-    assert pool.command("cuda:1", True) == [
-        sys.executable,
-        "-m",
-        "safeops.verify.worker",
-        "--device",
-        "cuda:1",
-        "--full",
-    ]
+def test_the_worker_is_this_package_with_its_kernels(monkeypatch, tmp_path):
+    """Also where a checkout lies in the current folder: the record is of what is installed."""
+    (tmp_path / "safeops").mkdir()
+    (tmp_path / "safeops/__init__.py").write_text("raise SystemExit('another safeops')")
+    environment = pool.environment(2) | {"PYTHONPATH": str(tmp_path)}
+    assert environment["SAFEOPS_UNVERIFIED"] == "1"
+    started = subprocess.run(pool.command("cpu", True), input="", env=environment, cwd=tmp_path, text=True)
+    assert started.returncode == 0
 
 
 def test_progress_is_a_line_for_each_where_nobody_looks(capsys):
