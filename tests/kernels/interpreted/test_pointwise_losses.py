@@ -13,6 +13,7 @@ from tests.kernels.interpreted.truth import (
     F64,
     LAYOUTS,
     LOSSES,
+    Loss,
     build,
     close,
     fill,
@@ -126,6 +127,23 @@ def test_nan_and_inf_that_are_kept(name):
     value, _ = loss.forward(*operands, masked, None, None, 2, *parameters, False, None)
     alone, _ = loss.forward(*(t[masked] for t in operands), None, None, None, 2, *parameters, False, None)
     torch.testing.assert_close(value, alone)
+
+
+@pytest.mark.parametrize("alpha", [0.25, -1.0])
+@pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5, 2.0, 2.5])
+def test_every_power_of_the_focal_loss(gamma, alpha):
+    """The square is a kernel of its own. Of logits up to where a power of what is missed has lost digits by its
+    exponent; of large ones; and of those where what is missed, and its slope if gamma is small, is subnormal."""
+    loss = Loss("sigmoid_focal_loss", {"alpha": alpha, "gamma": gamma})
+    large = torch.tensor([1e30, -1e30])
+    near, far = torch.cat([torch.linspace(-20, 20, 321), large]), torch.tensor([90.0, 102.0, -90.0, -102.0])
+    for x, more in ((near, 1), (far, 2e4)):
+        x, y = (t.reshape(-1) for t in torch.meshgrid(x, torch.tensor([0.0, 1e-4, 0.3, 1.0]), indexing="ij"))
+        value = loss.forward(x, y, None, None, None, 0, alpha, gamma, False, None)[0]
+        one = torch.tensor(1.0)
+        found = value, *loss.backward(one, None, x, y, None, None, alpha, gamma, True, True, F32, F32)
+        for got, want, size in zip(found, loss.truth(x, y), loss.sizes(x, y), strict=True):
+            close(got, want, more * torch.maximum(size, want.abs()))
 
 
 def test_a_third_operand_that_is_broadcast_or_not_given():
