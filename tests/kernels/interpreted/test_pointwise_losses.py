@@ -146,6 +146,26 @@ def test_every_power_of_the_focal_loss(gamma, alpha):
             close(got, want, more * torch.maximum(size, want.abs()))
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+def test_the_cross_entropy_of_every_half(dtype):
+    """And, in fp32 and fp64, of what lies beside the ends and the middle. A probability outside [0, 1] has none."""
+    loss = LOSSES["binary_cross_entropy"]
+    if dtype.itemsize == 2:
+        x = torch.cat([torch.arange(2**15), torch.arange(-(2**15), 0, 97)]).to(torch.int16).view(dtype)
+        if dtype == BF16:
+            x = x[(x == 0) | ~(x.abs() < torch.finfo(dtype).tiny)]  # the interpreter reads subnormal ones wrong
+    else:
+        ends = torch.logspace(-46, -0.3, 500, dtype=dtype)
+        x = torch.cat([ends, 1 - ends, 0.5 + ends, -ends, 1 + ends, torch.linspace(-0.1, 1.1, 500, dtype=dtype)])
+    y, defined = torch.tensor([0.0, 0.3, 1.0], dtype=dtype).repeat(len(x))[: len(x)], (x >= 0) & (x <= 1)
+    value = loss.forward(x, y, None, None, None, 0, False, None)[0]
+    dx, dy = loss.backward(torch.tensor(1.0), None, x, y, None, None, True, True, *[value.dtype] * 2)
+    some = x[defined], y[defined]
+    for got, want, size in zip((value, dx, dy), loss.truth(*some), loss.sizes(*some), strict=True):
+        close(got[defined], want, torch.maximum(size, want.abs()), value.dtype)
+    assert value[~defined].isnan().all() and dy[~defined].isnan().all()
+
+
 def test_a_third_operand_that_is_broadcast_or_not_given():
     x, y, w = fill((6, 40), F16, 1), torch.rand(6, 40), fill((40,), F32, 3).abs()
     forward, backward = launchers("binary_cross_entropy_with_logits")
