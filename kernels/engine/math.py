@@ -102,7 +102,8 @@ def log_apart(x):
     if x.dtype == tl.float64:
         return tl.log(x)
     scale = tl.where(x < 2.0**-126, 2.0**24, 1.0)  # a subnormal number is 0 to the GPU's logarithm
-    return rough_log(x * scale) - (scale - 1) * (24 * LOG_2 / (2**24 - 1))  # (two uses of a condition cost far more)
+    back = 24 * LOG_2 / (2**24 - 1)  # times 1 - scale: two uses of a condition cost far more
+    return rough_log(x * scale) + (back - back * scale)
 
 
 @triton.jit

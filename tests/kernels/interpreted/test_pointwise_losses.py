@@ -166,6 +166,22 @@ def test_the_cross_entropy_of_every_half(dtype):
     assert value[~defined].isnan().all() and dy[~defined].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_the_divergence_of_sums_at_both_ends(dtype):
+    """js_div of numbers whose sum is the largest that fits, or next to no number, where it is 0 to its own size."""
+    loss, info = LOSSES["js_div"], torch.finfo(dtype)
+    sums, part = (
+        torch.tensor([0.9 * info.max, info.tiny * 8, info.tiny, info.tiny / 8, 0.0], dtype=dtype),
+        torch.rand(64, 1),
+    )
+    x, y = (sums * part.to(dtype)).reshape(-1), (sums * (1 - part.to(dtype))).reshape(-1)
+    value = loss.forward(x, y, None, None, None, 0, False, None)[0]
+    small, large = (2.0**-64, 2.0**64) if dtype == F32 else (2.0**-1000, 2.0**1000)
+    scale = torch.tensor([large, small], dtype=F64)[(x + y > 1).long()]  # to where the definition has digits
+    want = loss.truth(x.double() * scale, y.double() * scale)[0] / scale
+    torch.testing.assert_close(value.double(), want, rtol=3e-6 if dtype == F32 else 1e-13, atol=info.tiny)
+
+
 def test_a_third_operand_that_is_broadcast_or_not_given():
     x, y, w = fill((6, 40), F16, 1), torch.rand(6, 40), fill((40,), F32, 3).abs()
     forward, backward = launchers("binary_cross_entropy_with_logits")
