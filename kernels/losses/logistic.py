@@ -20,7 +20,8 @@ def product_slope(a, b):
 
 @triton.jit
 def linear_cost(x, hit, miss):
-    """hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail. A NaN of x shows in that."""
+    """hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail, in which a
+    NaN of x shows."""
     wrong = tl.where(x < 0, hit, miss)
     return wrong * tl.where(wrong == 0, 0.0, tl.abs(x))
 
