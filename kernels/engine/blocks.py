@@ -83,3 +83,22 @@ def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACR
     output = tl.expand_dims(output, ACROSS)
     inside = (s < splits) & (output < outputs)
     return load(partial + s * outputs + output, inside), inside
+
+
+@triton.jit
+def add_partials(
+    partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1
+):  # fmt: skip
+    """The sums over all splits of the partials of each output, in order of split whoever wrote last; zeros for arrays
+    that there are not. All arrays are loaded at once, and added up across threads at the end: few round trips."""
+    first_sum = tl.zeros([BS, BO], tl.float64)
+    second_sum = first_sum
+    third_sum = first_sum
+    size = splits * outputs
+    for first in range(0, splits, BS):
+        first_sum += load_partials(partial, splits, first, output, outputs, BS, 0)[0]
+        if ARRAYS > 1:
+            second_sum += load_partials(partial + size, splits, first, output, outputs, BS, 0)[0]
+        if ARRAYS > 2:
+            third_sum += load_partials(partial + size * 2, splits, first, output, outputs, BS, 0)[0]
+    return tl.sum(first_sum, 0), tl.sum(second_sum, 0), tl.sum(third_sum, 0)

@@ -16,12 +16,12 @@ import triton
 import triton.language as tl
 
 from . import tiling
-from .blocks import is_last, load
+from .blocks import add_partials, is_last
 from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
 from .kernel import COMPUTE, Config, Kernel
 from .launch import cached_plan, check_operands, common_shape, traits
-from .tile import by_lane, corner, fetch, indices, kept, offset_of
+from .tile import corner, fetch, indices, kept, offset_of, over_axis, within_lane
 from .tiling import FLUSH
 
 # DIVISOR, the second output: the count of kept elements (the sum of their weights), a tensor's or a number's value
@@ -54,24 +54,6 @@ def add_tile(
 
 
 @triton.jit
-def within_lane(tile, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr):
-    """Add up what one thread holds of a tile, so that accumulators take few registers: no data moves."""
-    return tl.sum(by_lane(tile, BM, BN, LM, LN, VEC), 2)
-
-
-@triton.jit
-def over_axis(tile, AXIS: tl.constexpr):
-    """The sum of a tile over the reduced group, one fp64 entry per output."""
-    if AXIS == ALL:
-        result = tl.sum(tl.sum(tile, 1, keep_dims=True), 0)
-    elif AXIS == INNER:
-        result = tl.sum(tile, 1)
-    else:
-        result = tl.sum(tile, 0)
-    return result.to(tl.float64)
-
-
-@triton.jit
 def add_tiles(
     first, last, block, space, x, y, z, mask, weight, parameters,
     F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
@@ -100,28 +82,6 @@ def add_tiles(
                 F, X, Y, Z, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, True,
             )  # fmt: skip
     return over_axis(total, AXIS), over_axis(weights, AXIS), over_axis(count, AXIS)
-
-
-@triton.jit
-def add_partials(
-    partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1
-):  # fmt: skip
-    """The sums over all splits of the partials of each output, in order of split whoever wrote last; zeros for arrays
-    that there are not. All arrays are loaded at once, and added up across threads at the end: few round trips."""
-    first_sum = tl.zeros([BS, BO], tl.float64)
-    second_sum = first_sum
-    third_sum = first_sum
-    size = splits * outputs
-    for first in range(0, splits, BS):
-        s = first + tl.arange(0, BS)
-        inside = (s < splits)[:, None] & (output < outputs)[None, :]
-        where = s[:, None] * outputs + output[None, :]
-        first_sum += load(partial + where, inside)
-        if ARRAYS > 1:
-            second_sum += load(partial + size + where, inside)
-        if ARRAYS > 2:
-            third_sum += load(partial + size * 2 + where, inside)
-    return tl.sum(first_sum, 0), tl.sum(second_sum, 0), tl.sum(third_sum, 0)
 
 
 @triton.jit

@@ -12,7 +12,7 @@ columns over the inner one.
 import triton
 import triton.language as tl
 
-from .indexing import COLUMN, INNER, LINE, OUTER, PEELED, ROW, SCALAR, STRIDED, VECTOR
+from .indexing import ALL, COLUMN, INNER, LINE, OUTER, PEELED, ROW, SCALAR, STRIDED, VECTOR
 
 
 @triton.jit
@@ -94,6 +94,24 @@ def by_lane(
     SIDE: tl.constexpr = VEC if LN < BN else 1  # neighbours of a lane
     tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM // LM, LM, BN // (LN * SIDE), LN, SIDE))
     return tl.reshape(tl.permute(tile, (1, 3, 0, 2, 4)), (LM, LN, BM * BN // (LM * LN)))
+
+
+@triton.jit
+def within_lane(tile, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr):
+    """Add up what one thread holds of a tile, so that accumulators take few registers: no data moves."""
+    return tl.sum(by_lane(tile, BM, BN, LM, LN, VEC), 2)
+
+
+@triton.jit
+def over_axis(tile, AXIS: tl.constexpr):
+    """The sum of a tile over the reduced group, one fp64 entry per output."""
+    if AXIS == ALL:
+        result = tl.sum(tl.sum(tile, 1, keep_dims=True), 0)
+    elif AXIS == INNER:
+        result = tl.sum(tile, 1)
+    else:
+        result = tl.sum(tile, 0)
+    return result.to(tl.float64)
 
 
 @triton.jit

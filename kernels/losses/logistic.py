@@ -20,8 +20,10 @@ def product_slope(a, b):
 
 @triton.jit
 def linear_cost(x, hit, miss):
-    """hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail."""
-    return product(tl.where(x < 0, hit, miss), tl.abs(x))
+    """hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail, in which a
+    NaN of x shows."""
+    wrong = tl.where(x < 0, hit, miss)
+    return wrong * tl.where(wrong == 0, 0.0, tl.abs(x))
 
 
 @triton.jit

@@ -20,18 +20,20 @@ from ..engine.launch import common_shape, like
 from ..engine.sums import weighted_sum
 
 
-def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, optional=False):
+def pointwise_loss(name, value, slope=None, slopes=None, flat=False, count=2, optional=False, found=None):
     """(forward, backward): the launchers of `_<name>` and `_<name>_backward`, with the arguments of their schemas.
 
-    count: of the loss's tensors. optional: whether the last may be None."""
+    count: of the loss's tensors. optional: whether the last may be None. found: the flags as a function of
+    the parameters, where they are not among those."""
     formulas = value if isinstance(value, dict) else {(): (value, slopes or slope)}
-    flags = len(next(iter(formulas))) - optional
+    flags = 0 if found else len(next(iter(formulas))) - optional
     kind = DIFFERENCE if slope else FLAT if flat else ALL_SLOPES
 
     def chosen(tensors, parameters):
         """((value, derivative), the parameters that they take)"""
         given = (tensors[-1] is not None,) * optional
-        return formulas[(*given, *parameters[:flags])], parameters[flags:]
+        known = found(*parameters) if found else parameters[:flags]
+        return formulas[(*given, *known)], parameters[flags:]
 
     def forward(*arguments):
         tensors = arguments[:count]

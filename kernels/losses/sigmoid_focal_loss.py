@@ -1,10 +1,13 @@
-"""sigmoid_focal_loss: f = a m^gamma bce, m = y q + (1 - y) p, a = alpha y + (1 - alpha) (1 - y), or 1 if alpha < 0."""
+"""sigmoid_focal_loss: f = a m^gamma bce, m = y q + (1 - y) p, a = alpha y + (1 - alpha) (1 - y), or 1 if alpha < 0.
+
+All but a is the same of -x and 1 - y: it is computed of |x|, of which `wrong` is the target's share against it. The
+square, gamma 2, is a kernel of its own: it takes half the instructions of a power."""
 
 import triton
 import triton.language as tl
 
-from ..engine.math import log_unit
-from .logistic import at_least, linear_cost, logistic, product_slope
+from ..engine.math import log1p_unit, log_unit, rough_exp, rough_quotient
+from .logistic import linear_cost, product_slope
 from .pointwise_loss import pointwise_loss
 
 
@@ -17,36 +20,75 @@ def balance(y, alpha):
 
 
 @triton.jit
+def square(m, gamma, bce):
+    """(m^2, its derivative times bce)"""
+    return m * m, 2 * m * bce
+
+
+@triton.jit
 def power(m, gamma, bce):
     """m^gamma, and its derivative times bce, which is 0 where it has no value. bce / m fits where m is subnormal."""
     some = m > 0
     base = tl.where(some, m, m * 0 + 1)
-    to = tl.where(gamma == 2, m * m, tl.where(some, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m)))
-    turn = tl.where(gamma == 2, 2 * m * bce, tl.where(some & (gamma != 0), gamma * to * (bce / base), 0.0))
+    to = tl.where(some, tl.exp(gamma * log_unit(base)), tl.where(gamma == 0, 1.0, m))
+    turn = tl.where(some & (gamma != 0), gamma * to * (bce / base), 0.0)
     return tl.where(m == m, to, m), turn
 
 
 @triton.jit
-def value(x, y, alpha, gamma):
-    p, q, tail = logistic(x)
-    a, _ = balance(y, alpha)
-    bce = linear_cost(x, y, 1 - y) + tail
-    to, _ = power(y * q + (1 - y) * p, gamma, bce)
-    return a * to * bce
-
-
-value.max_registers = (112, 112)  # of 80 it would spill; arithmetic, not memory, is what it waits for
+def parts(x, y, POWER: tl.constexpr):
+    """(wrong, 1 - wrong, e^-|x|, bce); m = (wrong + (1 - wrong) e) / (1 + e)"""
+    e = rough_exp(-tl.abs(x)) if POWER is square else tl.exp(-tl.abs(x))  # a square of what it loses would be 0
+    wrong = tl.where(x < 0, y, 1 - y)
+    return wrong, 1 - wrong, e, linear_cost(x, y, 1 - y) + log1p_unit(e)
 
 
 @triton.jit
-def slopes(x, y, alpha, gamma):
-    p, q, tail = logistic(x)
+def value_of(x, y, alpha, gamma, POWER: tl.constexpr):
+    wrong, right, e, bce = parts(x, y, POWER)
+    a, _ = balance(y, alpha)
+    to, _ = POWER(rough_quotient(wrong + right * e, 1 + e), gamma, bce)
+    return a * to * bce
+
+
+@triton.jit
+def slopes_of(x, y, alpha, gamma, POWER: tl.constexpr):
+    wrong, right, e, bce = parts(x, y, POWER)
     a, moved = balance(y, alpha)
-    bce = linear_cost(x, y, 1 - y) + tail
-    to, turn = power(y * q + (1 - y) * p, gamma, bce)
-    down, up = product_slope(y, at_least(-x, 0.0)), product_slope(1 - y, at_least(x, 0.0))
-    dx = to * ((1 - y) * p - y * q) + tl.where(p * q == 0, 0.0, turn * ((1 - y) - y) * (p * q))
-    return a * dx, moved * to * bce + a * (turn * (q - p) + to * (down - up))
+    near = rough_quotient(1.0, 1 + e)
+    to, turn = POWER(near * (wrong + right * e), gamma, bce)
+    pq = e * near * near
+    dx = to * (near * (wrong - right * e)) + tl.where(pq == 0, 0.0, turn * (wrong - right) * pq)
+    dy = turn * (near * (1 - e)) + to * product_slope(wrong, tl.abs(x))
+    side = tl.where(x < 0, -a, a)
+    return side * dx, moved * to * bce - side * dy
 
 
-sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss("sigmoid_focal_loss", value, slopes=slopes)
+@triton.jit
+def value_of_square(x, y, alpha, gamma):
+    return value_of(x, y, alpha, gamma, square)
+
+
+@triton.jit
+def slopes_of_square(x, y, alpha, gamma):
+    return slopes_of(x, y, alpha, gamma, square)
+
+
+@triton.jit
+def value_of_power(x, y, alpha, gamma):
+    return value_of(x, y, alpha, gamma, power)
+
+
+value_of_power.max_registers = (80, 112)  # of 80 it would spill; arithmetic, not memory, is what it waits for
+
+
+@triton.jit
+def slopes_of_power(x, y, alpha, gamma):
+    return slopes_of(x, y, alpha, gamma, power)
+
+
+FORMULAS = {(True,): (value_of_square, slopes_of_square), (False,): (value_of_power, slopes_of_power)}  # by gamma == 2
+
+sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss(
+    "sigmoid_focal_loss", FORMULAS, found=lambda alpha, gamma: (gamma == 2,)
+)

@@ -3,9 +3,8 @@
 import triton
 import triton.language as tl
 
-from ..engine.blocks import await_sums, count_summed, count_written, draw_ticket
+from ..engine.blocks import add_partials, await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
-from ..engine.sums import add_partials
 from ..engine.tile import fetch, kept, offset_of, store, within
 from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX

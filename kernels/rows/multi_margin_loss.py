@@ -9,12 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from ..engine.blocks import is_last
+from ..engine.blocks import add_partials, is_last
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.sums import add_partials, over_axis, within_lane
-from ..engine.tile import fetch, offset_of, store, within
+from ..engine.tile import fetch, offset_of, over_axis, store, within, within_lane
 from ..engine.tiling import FLUSH
 from .classification import at_class, at_row
 from .plan import SUM, launch

@@ -72,13 +72,13 @@ def elementwise(n, dtype):
 def lists(n, dtype):
     """`list` has 300 tensors, most of the bytes in a few; `flat` one."""
 
-    def steps(read, written, launches):
-        scans = [blocks for kernel, blocks, *_ in launches if "scan" in kernel]
-        blocks, passes = sum(scans), {dtype.itemsize: 0, 16: 0, 64: read / sum(scans) / 4 / 2048}
-        parts = [(read * its // blocks, written * its // blocks) for its in scans]
-        found = [Step("scan", *part, passes, 0, mark=OWN[dtype]) for part in parts]
-        merged = Step("merge", 4 * blocks * 24, 8, waits=0, rounds=1 + ceil(4 * blocks / 4096))
-        return found + [merged] * (len(launches) - len(scans))
+    def steps(read, written, launches):  # of a norm the last block gathers what the others have left
+        blocks, passes = sum(its for _, its, *_ in launches), {dtype.itemsize: 0, 16: 0}
+        passes[64] = read / blocks / 4 / 2048
+        folds = [2 + ceil(blocks / 1024)] if launches[0][3] else [0]  # those with shared memory
+        found = [(read * its // blocks, written * its // blocks) for _, its, *_ in launches]
+        rounds = [0] * (len(launches) - 1) + folds
+        return [Step("scan", *part, passes, 0, last, mark=OWN[dtype]) for part, last in zip(found, rounds)]
 
     for layout, sizes in (("flat", [n]), ("list", [n // 64] * 48 + [n // 4 // 252] * 252)):
         x = [empty(m, dtype=dtype) for m in sizes]

@@ -132,7 +132,7 @@ def test_launches_are_as_large_as_the_driver_takes(ops, kernels_started, driver,
     assert kernels_started(driver) == kernels
     assert torch.equal(got, health(scans.health_definition, inputs))
     norm = ops._grad_norm(inputs, 2)
-    assert kernels_started(driver) == kernels + 1
+    assert kernels_started(driver) == kernels
     torch.testing.assert_close(norm, torch.cat(inputs).double().norm(), rtol=1e-14, atol=0)
     ops._scale_(inputs, torch.tensor(0.5))
     assert kernels_started(13000) == kernels
@@ -146,7 +146,8 @@ def test_norm_at_the_ends_of_the_range(ops):
         assert abs(got / size / 5000**0.5 - 1) < (1e-12 if size > 1e-300 else 1e-3), size
     mixed = torch.tensor([3e200, 4e200, 1e-300, 7.0, 0.0], dtype=torch.float64)
     assert abs(ops._grad_norm([mixed], 2).item() / 5e200 - 1) < 1e-15
-    assert ops._grad_norm([torch.zeros(0), torch.zeros(3)], 2) == 0
+    for nothing in ([torch.zeros(0), torch.zeros(3)], [torch.zeros(0)]):  # of the latter no kernel is started
+        assert ops._grad_norm(nothing, 2) == 0
 
 
 @each_dtype

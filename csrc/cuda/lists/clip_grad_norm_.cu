@@ -9,6 +9,7 @@ namespace {
 
 struct Scale {
   static constexpr bool kWrites = true;
+  static constexpr int kShared = 0;
   template <class Codec>
   static constexpr bool kPairs = false;
   const char* factor;

@@ -1,7 +1,8 @@
 // grad_norm: the norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max
-// |x|. Each warp leaves the norm's sum over its part, and one block adds those up: two launches, in a fixed order.
+// |x|. Each block leaves the norm's sum over its part, and the last to finish adds those up, in a fixed order.
 // I/O: read each tensor once.
 #include "common/squares.h"
+#include "cuda/engine/last_block.cuh"
 #include "scan.cuh"
 
 namespace safeops::cuda {
@@ -41,12 +42,17 @@ __device__ inline Sum merged(Sum a, const Sum& b) {
 template <class Sum>
 struct Norm {
   static constexpr bool kWrites = false;
+  static constexpr int kShared = kThreads / 32 * sizeof(Sum);
   template <class Codec>
   static constexpr bool kPairs = false;
-  char* parts;
+  char *parts, *out;
+  unsigned* counter;
+  int64_t blocks;  // of all launches
 
   template <class Codec>
   using State = Sum;
+
+  __device__ static Sum* warps() { return reinterpret_cast<Sum*>(shared_memory()); }
 
   __device__ bool begin() const { return true; }
   template <class Codec>
@@ -57,61 +63,60 @@ struct Norm {
   template <class Codec>
   __device__ void special(Sum&, typename Codec::Raw, int64_t) const {}
   template <class Codec>
-  __device__ void finish(const Sum& lane, int, int64_t warp) const {
-    constexpr int n = sizeof(Sum) / sizeof(double);
+  __device__ void finish(const Sum& lane, int) const {
     const Sum sum = warp_reduce(lane, merged<Sum>);
-    double word[n];
-    std::memcpy(word, &sum, sizeof(Sum));
-    if (threadIdx.x % 32) return;
-#pragma unroll
-    for (int i = 0; i < n; ++i) store(parts + (warp * n + i) * int64_t(sizeof(double)), word[i]);
+    if (threadIdx.x % 32 == 0) warps()[threadIdx.x / 32] = sum;
   }
-};
 
-template <class Sum>
-struct Parts {
-  const char* parts;
-  char* out;
-  int64_t count;
-};
-
-constexpr int kMerging = 512;  // threads, of which each has eight sums under way
-
-template <class Sum>
-__global__ void __launch_bounds__(kMerging) merge_kernel(const __grid_constant__ Parts<Sum> parts) {
-  constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 8;
-  Sum sum{};
-#pragma unroll 1
-  for (int64_t i = threadIdx.x; i < parts.count; i += kMerging * kAtOnce) {
-    uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
+  __device__ void fold(int64_t block, int count) const {
+    constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 8;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      Sum sum = warps()[0];
+      for (int warp = 1; warp < count; ++warp) sum.merge(warps()[warp]);
+      double word[n];
+      std::memcpy(word, &sum, sizeof(Sum));
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u)
-#pragma unroll
-      for (int k = 0; k < n; ++k)
-        if (i + u * kMerging < parts.count)
-          word[u][k] = load<uint64>(parts.parts + (i + u * kMerging) * sizeof(Sum) + k * 8);
-#pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
-      Sum part;
-      std::memcpy(&part, word[u], sizeof(Sum));
-      sum.merge(part);
+      for (int k = 0; k < n; ++k) store(parts + (block * n + k) * int64_t(sizeof(double)), word[k]);
     }
+    if (!is_last_block(counter, blocks)) return;
+    Sum sum{};
+#pragma unroll 1
+    for (int64_t i = threadIdx.x; i < blocks; i += kThreads * kAtOnce) {
+      uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u)
+#pragma unroll
+        for (int k = 0; k < n; ++k)
+          if (i + u * kThreads < blocks)
+            word[u][k] = load_relaxed(reinterpret_cast<const uint64*>(parts) + (i + u * kThreads) * n + k);
+#pragma unroll
+      for (int u = 0; u < kAtOnce; ++u) {
+        Sum part;
+        std::memcpy(&part, word[u], sizeof(Sum));
+        sum.merge(part);
+      }
+    }
+    sum = block_reduce<kThreads>(sum, warps(), merged<Sum>);
+    if (threadIdx.x == 0) store(out, sum.result());
   }
-  sum = block_reduce<kMerging>(sum, reinterpret_cast<Sum*>(shared_memory()), merged<Sum>);
-  if (threadIdx.x == 0) store(parts.out, sum.result());
-}
+};
 
 // ---- host
 
 template <class Sum>
 void total(const Launches& launches, const Tensor& like, const Tensor& result) {
-  const int64_t doubles = launches.warps() * int64_t(sizeof(Sum) / sizeof(double));
-  const Tensor workspace = safeops::empty(Shape(1, &doubles), DType::kDouble, like);
   const cudaStream_t stream = current_stream(like);
-  char* parts = static_cast<char*>(workspace.data_ptr());
-  launches.run(Norm<Sum>{parts}, stream);
-  const Parts<Sum> all{parts, static_cast<char*>(result.data_ptr()), launches.warps()};
-  start_blocks(merge_kernel<Sum>, 1, kMerging, kMerging / 32 * int(sizeof(Sum)), stream, all);
+  char* out = static_cast<char*>(result.data_ptr());
+  if (launches.blocks() == 0) {
+    cudaMemsetAsync(out, 0, sizeof(double), stream);
+    return;
+  }
+  const int64_t doubles = launches.blocks() * int64_t(sizeof(Sum) / sizeof(double));
+  const Tensor parts = safeops::empty(Shape(1, &doubles), DType::kDouble, like), counter = zero_counter(like, stream);
+  launches.run(Norm<Sum>{static_cast<char*>(parts.data_ptr()), out, static_cast<unsigned*>(counter.data_ptr()),
+                         launches.blocks()},
+               stream);
 }
 
 Tensor grad_norm(const std::vector<Tensor>& inputs, double ord) {

@@ -19,6 +19,7 @@ struct Limits {
 
 struct Health {
   static constexpr bool kWrites = false;
+  static constexpr int kShared = 0;
   template <class Codec>
   static constexpr bool kPairs = sizeof(typename Codec::Raw) == 2;
   uint64* rows;
@@ -98,7 +99,7 @@ struct Health {
   }
 
   template <class Codec>
-  __device__ void finish(const State<Codec>& s, int member, int64_t) const {
+  __device__ void finish(const State<Codec>& s, int member) const {
     uint64* row = rows + int64_t(member) * kHealthColumns;
     const auto add = [row](HealthColumn column, unsigned lane) {  // most are 0
       const unsigned sum = warp_reduce(lane, [](unsigned a, unsigned b) { return a + b; });

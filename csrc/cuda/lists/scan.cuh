@@ -11,10 +11,12 @@
 //     template <class Codec>                        // it or one beside it; left: elements from it on, row by row
 //     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;
 //     template <class Codec>                        // all 32 lanes
-//     __device__ void finish(const State<Codec>&, int member, int64_t warp) const;
+//     __device__ void finish(const State<Codec>&, int member) const;
+//     static constexpr int kShared = 0;             // bytes of shared memory; an op with some folds, in each block:
+//     __device__ void fold(int64_t block, int warps) const;  // its number in all launches; of warps that have finished
 //   };
 //
-// or, where it has kWrites, `Raw write<Codec>(Raw raw) const` in the place of the last three.
+// or, where it has kWrites, `Raw write<Codec>(Raw raw) const` in the place of read, special and finish.
 //
 // Tensors that are dense in some order of their dims are read by 16-byte packets, whatever the alignment of their first
 // element; others (strided views, expanded ones) element by element, in a launch of their own.
@@ -35,6 +37,7 @@ constexpr int kPackets = 4;   // of a lane, under way
 constexpr int64_t kStep = kPackets * 32 * 16;  // bytes that a warp has under way
 // Of a launch; an H200 holds about as many at once. A constant: the order of a sum must not depend on the GPU.
 constexpr int64_t kWarps = 4096;
+constexpr uint32_t kBlockWarps = kThreads / 32;
 
 // ---- device
 
@@ -118,11 +121,8 @@ __device__ inline void dense(const Op& op, State& state, char* base, int64_t beg
   singles(at, end);
 }
 
-template <class Op, bool kDense, int kMost>
-__global__ void __launch_bounds__(kThreads, 6)
-    scan_kernel(const __grid_constant__ Batch<kMost> batch, const __grid_constant__ Walk walk, Op op) {
-  const uint32_t warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
-  if (warp >= batch.warps || !op.begin()) return;
+template <bool kDense, class Op, int kMost>
+__device__ inline void scan_part(const Batch<kMost>& batch, const Walk& walk, const Op& op, uint32_t warp) {
   const int number = member_of(batch, warp);
   const Member& m = batch.member[number];
   // Tiles begin on whole packets; what lies before the first of them belongs to the first tile.
@@ -140,12 +140,21 @@ __global__ void __launch_bounds__(kThreads, 6)
       for (int64_t i = begin + threadIdx.x % 32; i < end; i += 32)
         one<Codec>(op, state, const_cast<char*>(at(walk, 0, i)), [&left, i] { return left(i); });
     }
-    if constexpr (!Op::kWrites) op.template finish<Codec>(state, batch.first + number, batch.before + warp);
+    if constexpr (!Op::kWrites) op.template finish<Codec>(state, batch.first + number);
   };
   if (m.type == kF16) run(F16());
   else if (m.type == kBF16) run(BF16());
   else if (m.type == kF32) run(F32());
   else run(F64());
+}
+
+template <class Op, bool kDense, int kMost>
+__global__ void __launch_bounds__(kThreads, 6)
+    scan_kernel(const __grid_constant__ Batch<kMost> batch, const __grid_constant__ Walk walk, Op op) {
+  const uint32_t first = blockIdx.x * kBlockWarps, warp = first + threadIdx.x / 32;
+  if (warp < batch.warps && op.begin()) scan_part<kDense>(batch, walk, op, warp);
+  if constexpr (Op::kShared)
+    op.fold(batch.before + blockIdx.x, batch.warps - first < kBlockWarps ? batch.warps - first : kBlockWarps);
 }
 
 // ---- host
@@ -176,12 +185,12 @@ class Launches {
     }
     for (Launch& launch : launches_) {
       divide(launch.head);
-      launch.head.before = warps_;
-      warps_ += launch.head.warps;
+      launch.head.before = blocks_;
+      blocks_ += blocks_for(launch.head.warps, kBlockWarps);
     }
   }
 
-  int64_t warps() const { return warps_; }
+  int64_t blocks() const { return blocks_; }
 
   template <class Op>
   void run(const Op& op, cudaStream_t stream) const {
@@ -205,7 +214,8 @@ class Launches {
     Batch<kMost> batch;
     static_cast<Head&>(batch) = launch.head;
     std::copy_n(members_.begin() + launch.head.first, launch.head.members, batch.member);
-    start(scan_kernel<Op, kDense, kMost>, blocks_for(batch.warps, kThreads / 32), stream, batch, launch.walk, op);
+    const unsigned blocks = blocks_for(batch.warps, kBlockWarps);
+    start_blocks(scan_kernel<Op, kDense, kMost>, blocks, kThreads, Op::kShared, stream, batch, launch.walk, op);
   }
 
   // Tiles by the launch's own bytes: of a launch of small tensors, too, all SMs have warps.
@@ -223,7 +233,7 @@ class Launches {
 
   std::vector<Member> members_;
   std::vector<Launch> launches_;
-  int64_t warps_ = 0;
+  int64_t blocks_ = 0;
 };
 
 }  // namespace safeops::cuda

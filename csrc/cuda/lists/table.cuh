@@ -20,7 +20,7 @@ struct Head {
   uint32_t warps = 0;
   int64_t tile;        // bytes of a warp
   int first = 0;       // number of its first member in the list
-  int64_t before = 0;  // warps of the launches before it
+  int64_t before = 0;  // blocks of the launches before it
 };
 
 template <int kMost>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/engine/bits.cuh"
+#include "cuda/engine/strong.cuh"
 
 namespace safeops::cuda {
 
@@ -14,19 +15,6 @@ struct Ranks {
 };
 
 enum : uint64 { kAbsent, kOfTile, kUpToTile };  // nothing yet, the tile's own, or those of all tiles up to it
-
-// Strong accesses, seen by every SM. Relaxed, for the one word is the whole message: nothing else that was written must
-// be seen with it, and a later word at the same place is never followed by an earlier one.
-#ifdef __CUDACC__  // tests/kernels/emulate has these for the host
-__device__ inline uint64 load_relaxed(const uint64* p) {
-  uint64 value;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(__cvta_generic_to_global(p)) : "memory");
-  return value;
-}
-__device__ inline void store_relaxed(uint64* p, uint64 value) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(p)), "l"(value) : "memory");
-}
-#endif
 
 __device__ inline unsigned warp_sum(unsigned value) {
   return warp_reduce(value, [](unsigned a, unsigned b) { return a + b; });

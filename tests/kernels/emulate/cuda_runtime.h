@@ -189,6 +189,7 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
   return bits;
 }
 
+inline void __threadfence() { emulated_yield(); }
 template <class T>
 T atomicAdd(T* p, T value) {
   *p += value;
@@ -316,6 +317,8 @@ inline cudaError_t cudaDriverGetVersion(int* version) {
   *version = emulated_driver;
   return cudaSuccess;
 }
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus*) { return cudaSuccess; }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 

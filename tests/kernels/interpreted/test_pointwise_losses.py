@@ -13,6 +13,7 @@ from tests.kernels.interpreted.truth import (
     F64,
     LAYOUTS,
     LOSSES,
+    Loss,
     build,
     close,
     fill,
@@ -126,6 +127,59 @@ def test_nan_and_inf_that_are_kept(name):
     value, _ = loss.forward(*operands, masked, None, None, 2, *parameters, False, None)
     alone, _ = loss.forward(*(t[masked] for t in operands), None, None, None, 2, *parameters, False, None)
     torch.testing.assert_close(value, alone)
+
+
+@pytest.mark.parametrize("alpha", [0.25, -1.0])
+@pytest.mark.parametrize("gamma", [0.0, 0.01, 0.5, 2.0, 2.5])
+def test_every_power_of_the_focal_loss(gamma, alpha):
+    """The square is a kernel of its own. Of logits up to where a power of what is missed has lost digits by its
+    exponent; of large ones; and of those where what is missed, and its slope if gamma is small, is subnormal."""
+    loss = Loss("sigmoid_focal_loss", {"alpha": alpha, "gamma": gamma})
+    large = torch.tensor([1e30, -1e30])
+    near, far = torch.cat([torch.linspace(-20, 20, 321), large]), torch.tensor([90.0, 102.0, -90.0, -102.0])
+    for x, more in ((near, 1), (far, 2e4)):
+        x, y = (t.reshape(-1) for t in torch.meshgrid(x, torch.tensor([0.0, 1e-4, 0.3, 1.0]), indexing="ij"))
+        value = loss.forward(x, y, None, None, None, 0, alpha, gamma, False, None)[0]
+        one = torch.tensor(1.0)
+        found = value, *loss.backward(one, None, x, y, None, None, alpha, gamma, True, True, F32, F32)
+        for got, want, size in zip(found, loss.truth(x, y), loss.sizes(x, y), strict=True):
+            close(got, want, more * torch.maximum(size, want.abs()))
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32, F64])
+def test_the_cross_entropy_of_every_half(dtype):
+    """And, in fp32 and fp64, of what lies beside the ends and the middle. A probability outside [0, 1] has none."""
+    loss = LOSSES["binary_cross_entropy"]
+    if dtype.itemsize == 2:
+        x = torch.cat([torch.arange(2**15), torch.arange(-(2**15), 0, 97)]).to(torch.int16).view(dtype)
+        if dtype == BF16:
+            x = x[(x == 0) | ~(x.abs() < torch.finfo(dtype).tiny)]  # the interpreter reads subnormal ones wrong
+    else:
+        ends = torch.logspace(-46, -0.3, 500, dtype=dtype)
+        x = torch.cat([ends, 1 - ends, 0.5 + ends, -ends, 1 + ends, torch.linspace(-0.1, 1.1, 500, dtype=dtype)])
+    y, defined = torch.tensor([0.0, 0.3, 1.0], dtype=dtype).repeat(len(x))[: len(x)], (x >= 0) & (x <= 1)
+    value = loss.forward(x, y, None, None, None, 0, False, None)[0]
+    dx, dy = loss.backward(torch.tensor(1.0), None, x, y, None, None, True, True, *[value.dtype] * 2)
+    some = x[defined], y[defined]
+    for got, want, size in zip((value, dx, dy), loss.truth(*some), loss.sizes(*some), strict=True):
+        close(got[defined], want, torch.maximum(size, want.abs()), value.dtype)
+    assert value[~defined].isnan().all() and dy[~defined].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+def test_the_divergence_of_sums_at_both_ends(dtype):
+    """js_div of numbers whose sum is the largest that fits, or next to no number, where it is 0 to its own size."""
+    loss, info = LOSSES["js_div"], torch.finfo(dtype)
+    sums, part = (
+        torch.tensor([0.9 * info.max, info.tiny * 8, info.tiny, info.tiny / 8, 0.0], dtype=dtype),
+        torch.rand(64, 1),
+    )
+    x, y = (sums * part.to(dtype)).reshape(-1), (sums * (1 - part.to(dtype))).reshape(-1)
+    value = loss.forward(x, y, None, None, None, 0, False, None)[0]
+    small, large = (2.0**-64, 2.0**64) if dtype == F32 else (2.0**-1000, 2.0**1000)
+    scale = torch.tensor([large, small], dtype=F64)[(x + y > 1).long()]  # to where the definition has digits
+    want = loss.truth(x.double() * scale, y.double() * scale)[0] / scale
+    torch.testing.assert_close(value.double(), want, rtol=3e-6 if dtype == F32 else 1e-13, atol=info.tiny)
 
 
 def test_a_third_operand_that_is_broadcast_or_not_given():
