@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import safeops
 from safeops.distributed import global_count
+from tests.distributed.processes import raises
 
 ROWS, STEPS = 12, 3  # rows of a rank, micro-batches
 
@@ -28,15 +29,6 @@ def batch(world, dtype=torch.float32):
 
 def expect(got, want):
     torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), rtol=0, atol=0)
-
-
-def raises(kind, *words, call):
-    try:
-        call()
-    except kind as error:
-        assert all(word in str(error) for word in words), error
-    else:
-        raise AssertionError(f"{kind.__name__} is not raised")
 
 
 def counts():

@@ -11,7 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import safeops
 from safeops.distributed import _collectives
 from safeops.ops.rows import _linear_chunks
-from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed, mesh
+from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, mesh
 
 NAME = "linear_cross_entropy"
 # (of the input, of the linear layer, of the rows)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 import safeops
 from safeops.debug import NonFiniteError, audit, trace
 from safeops.distributed import global_count
-from tests.distributed.counts import ddp, fsdp, raises
+from tests.distributed.counts import ddp, fsdp
+from tests.distributed.processes import raises
 
 
 class Logarithm(torch.nn.Module):
