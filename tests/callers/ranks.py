@@ -6,8 +6,8 @@ The outcomes of each rank: {case: "right", what is wrong, or the error}.
 """
 
 import json
-import re
 import os
+import re
 import sys
 import tempfile
 import warnings
