@@ -70,7 +70,7 @@ def real(function, name, x):
 def real_scalar(function, name, x):
     real(function, name, x)
     if x.dim() != 0:
-        raise ValueError(f"{function}: {name} must be a number or a 0-dim tensor, got shape {tuple(x.shape)}")
+        raise ValueError(f"{function}: {name} must be a number or a 0-dim tensor, got shape {shown(x)}")
 
 
 def same_device(function, reference_name, reference, **others):
@@ -83,15 +83,22 @@ def same_device(function, reference_name, reference, **others):
         if x.__class__ in PLAIN and reference.__class__ in PLAIN:
             continue
         if x.dim() and reference.dim() and mesh(x) != mesh(reference):
+            found = (f"{shown(t)} of {mesh(t) or 'no mesh'}" for t in (x, reference))
             raise TypeError(
                 f"{function}: {name} and {reference_name} must be DTensors of one mesh, or neither of them one; got "
-                f"{mesh(x)} and {mesh(reference)}"
+                f"{' and '.join(found)}"
             )
 
 
 def mesh(x):
     """The device mesh of a DTensor; None for every other tensor. (Its class would be a slow import.)"""
     return None if x.__class__ in PLAIN else getattr(x, "device_mesh", None)
+
+
+def shown(x, shape=None):
+    """The shape of a tensor, or another of its own, and how a DTensor is laid out: as errors have it."""
+    how = "" if mesh(x) is None else f" as {list(x.placements)}"
+    return f"{tuple(x.shape if shape is None else shape)}{how}"
 
 
 def whole(function, value):
@@ -121,25 +128,25 @@ def broadcast(function, **operands):
     for x in operands.values():
         for d, size in enumerate(reversed(x.shape), 1):
             if size != 1 and common[-d] not in (1, size):
-                shapes = " and ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
+                shapes = " and ".join(f"{name} {shown(x)}" for name, x in operands.items())
                 raise ValueError(f"{function}: {shapes} do not broadcast")
             common[-d] = size if common[-d] == 1 else common[-d]
     return torch.Size(common)
 
 
-def broadcasts_to(function, name, x, target_name, shape):
-    """x must broadcast to `shape` without enlarging it."""
-    sizes = tuple(x.shape)
-    fits = len(sizes) <= len(shape) and all(s in (1, t) for s, t in zip(reversed(sizes), reversed(shape)))
+def broadcasts_to(function, name, x, target_name, target, shape=None):
+    """x must broadcast to the shape of `target`, or another that is made of it, without enlarging it."""
+    shape = target.shape if shape is None else shape
+    fits = x.dim() <= len(shape) and all(s in (1, t) for s, t in zip(reversed(x.shape), reversed(shape)))
     if not fits:
-        raise ValueError(f"{function}: {name} {sizes} does not broadcast to {target_name} {tuple(shape)}")
+        raise ValueError(f"{function}: {name} {shown(x)} does not broadcast to {target_name} {shown(target, shape)}")
 
 
-def mask(function, name, x, target_name, shape, sense="True = keep"):
+def mask(function, x, target_name, target, shape=None):
     if x is None:
         return
-    boolean(function, name, x, sense)
-    broadcasts_to(function, name, x, target_name, shape)
+    boolean(function, "mask", x, "True = keep")
+    broadcasts_to(function, "mask", x, target_name, target, shape)
 
 
 def boolean(function, name, x, sense):
@@ -148,11 +155,11 @@ def boolean(function, name, x, sense):
         raise TypeError(f"{function}: {name} must be a bool tensor ({sense}), got {x.dtype}")
 
 
-def weight(function, x, target_name, shape):
+def weight(function, x, target_name, target, shape=None):
     if x is None:
         return
     floating(function, "weight", x)
-    broadcasts_to(function, "weight", x, target_name, shape)
+    broadcasts_to(function, "weight", x, target_name, target, shape)
 
 
 # Of safeops.debug.audit: told of the indices of classes that do not exist, where nobody waits to raise.
@@ -266,5 +273,5 @@ def raise_if_empty(name, nothing, input, dim):
     if empty:
         raise ValueError(
             f'{name}: empty="raise": nothing is kept for {empty} of {nothing.numel()} results '
-            f"(input {tuple(input.shape)}, dim {dim})"
+            f"(input {shown(input)}, dim {dim})"
         )

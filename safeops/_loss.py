@@ -70,7 +70,7 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
     those kept, without it by their count; `denominator`, a number or 0-dim tensor, goes before both.
     """
     if empty == "raise" and reduction != "none":
-        raise_if_nothing_kept(name, keep, loss.shape, f"losses {tuple(loss.shape)}", denominator)
+        raise_if_nothing_kept(name, keep, loss.shape, f"losses {_check.shown(loss)}", denominator)
     if reduction == "none":
         return loss
     empty = "zero" if empty == "raise" else empty
@@ -86,7 +86,7 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
     """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
-        raise_if_nothing_kept(name, keep, keep.shape, f"losses {tuple(keep.shape)}", denominator)
+        raise_if_nothing_kept(name, keep, keep.shape, f"losses {_check.shown(keep)}", denominator)
     count = registry["masked_count"].call(keep, keep, None, False, None, None, "zero")
     if reduction == "mean":
         return _mean(total, count, keep, weight, denominator, empty).to(dtype)

@@ -209,10 +209,10 @@ def _call(op):
             raise_held(error)
             raise
         op.validate(*arguments)
-        if op.shards and takes and _route.over_ranks(operands[: op.tensors]):
+        if _route.over_ranks(operands[: op.tensors]):
             from safeops.distributed import _dtensor  # (a slow import, and by now done)
 
-            return _dtensor.call(op, operands)
+            return _dtensor.call(op, operands, takes)
         return op.composite(*operands)
 
     return call

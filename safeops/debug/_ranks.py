@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from safeops.distributed._group import here, is_running
+from safeops.distributed._group import is_running, objects
 
 
 def check(function, group):
@@ -23,12 +23,7 @@ def gather(function, own, group):
     """{rank: what it has}, on every rank of the group."""
     if group is None:
         return {None: own}
-    found = [None] * dist.get_world_size(group)
-    try:
-        dist.all_gather_object(found, (dist.get_rank(), own), group=group)
-    except (RuntimeError, ValueError) as error:
-        raise RuntimeError(f"{here(function)}: what the ranks found could not be gathered: {error}") from error
-    return dict(sorted(found))
+    return dict(sorted(objects(function, "what the ranks found could not be gathered", (dist.get_rank(), own), group)))
 
 
 def everyone():

@@ -102,7 +102,9 @@ class audit(TorchFunctionMode):
         self.select = frozenset(self.CODES if select is None else select)
         _ranks.check("audit", group)
         self.found, self.saved, self.group, self.told_by = {}, SavedTensors(), group, None
-        self.means = None if group is None or "rank-means" not in self.select else Means()
+        self.means = Means() if "rank-means" in self.select else None
+        self._everyone = False  # all ranks answer as one, where the script has a group of them
+        self._rank = None  # this one's, once they have met
 
     @property
     def findings(self):
@@ -119,8 +121,12 @@ class audit(TorchFunctionMode):
         _check.watchers.remove(self._left_out)
         self.hook.remove()
         self._forget()
-        if self.group is not None and error[0] is None:  # after an exception the other ranks may be elsewhere
-            self._put_together()
+        if error[0] is None or error[0] is SystemExit and not error[1].code:
+            self._put_together()  # (after an exception the other ranks may be elsewhere)
+
+    def _answering(self):
+        """The group whose ranks answer as one, or None."""
+        return _ranks.everyone() if self._everyone else self.group
 
     def _forget(self):
         self.saved.clear()
@@ -129,9 +135,12 @@ class audit(TorchFunctionMode):
 
     def _put_together(self):
         """What all ranks found, on each of them."""
+        group = self._answering()
+        if group is None or self.told_by is not None:
+            return
         counts = {} if self.means is None else self.means.counts
-        of_ranks = _ranks.gather("audit", (self.findings, counts), self.group)
-        self.told_by, merged = min(of_ranks), {}
+        of_ranks = _ranks.gather("audit", (self.findings, counts), group)
+        self._rank, self.told_by, merged = _ranks.rank(), min(of_ranks), {}
         places = [(i, rank, x) for rank, (found, _) in of_ranks.items() for i, x in enumerate(found)]
         for _, rank, x in sorted(places, key=lambda found: found[:2]):
             earlier = merged.setdefault((x.code, x.line), dataclasses.replace(x, count=0))
@@ -161,14 +170,15 @@ class audit(TorchFunctionMode):
         self._note(seen)
         if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
             self._note(self.saved.written(args[0]))
-        if self.means is not None and name == "backward" and args and isinstance(args[0], torch.Tensor):
-            self.means.reached(args[0])
+        means = self.means if self._answering() is not None else None
+        if means is not None and name == "backward" and args and isinstance(args[0], torch.Tensor):
+            means.reached(args[0])
         result = func(*args, **kwargs)
         explained = any(code in ("domain", "small-divisor", "times-mask") for code, _ in seen)
         with torch.no_grad(), _torch.disable_modes():
             found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
-            if self.means is not None:
-                self.means.note(func, name, args, kwargs, result)
+            if means is not None:
+                means.note(func, name, args, kwargs, result)
         self._note(found)
         self.saved.note(result)
         return result
@@ -191,7 +201,7 @@ class audit(TorchFunctionMode):
                 finding.count += 1
 
     def __str__(self):
-        if self.told_by is not None and self.told_by != _ranks.rank():
+        if self.told_by != self._rank:
             return f"audit: {len(self.found)} findings of all ranks, told by rank {self.told_by}"
         if not self.found:
             return "audit: none of the patterns happened"

@@ -11,6 +11,8 @@ import sys
 import tokenize
 import traceback
 
+import torch.distributed as dist
+
 from safeops.debug._advice import of_error
 from safeops.debug._report import NonFiniteError
 from safeops.debug.audit import audit
@@ -53,10 +55,10 @@ def run(arguments):
         if tool == "trace":
             watcher = trace(last=arguments.last, html=arguments.html)
             watcher._announces = False  # the report is printed here
-            watcher._everyone = True  # under torchrun, one report of all ranks
         else:
             chosen = arguments.select
             watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
+        watcher._everyone = True  # under torchrun, one report of all ranks
     except (ValueError, OSError) as error:
         print(f"safeops {error}", file=sys.stderr)
         return CANNOT_RUN
@@ -67,7 +69,7 @@ def run(arguments):
     code, crashed = 0, False
     with _as_main(script, arguments.arguments):
         try:
-            with watcher, _locating(arguments):
+            with _before_the_end(watcher), watcher, _locating(arguments):
                 runpy.run_path(script, run_name="__main__")
         except NonFiniteError:
             pass  # the report says it
@@ -92,6 +94,26 @@ def run(arguments):
         found = _print_audit(watcher, crashed, arguments.strict)
     sys.stdout.flush()
     return FOUND if found else CRASHED if crashed else code
+
+
+@contextlib.contextmanager
+def _before_the_end(watcher):
+    """An audit is put together when it ends, or where the script gives up the group by which the ranks can do so."""
+    if not dist.is_available() or isinstance(watcher, trace):  # (which is asked at each step)
+        yield
+        return
+    destroy = dist.destroy_process_group
+
+    def meet(group=None):
+        if group in (None, dist.group.WORLD):
+            watcher._put_together()
+        destroy(group)
+
+    dist.destroy_process_group = meet
+    try:
+        yield
+    finally:
+        dist.destroy_process_group = destroy
 
 
 def _locating(arguments):
@@ -172,6 +194,6 @@ def _print_trace(tracer, crashed):
 
 
 def _print_audit(auditor, crashed, strict):
-    if auditor.findings or not crashed:
+    if (auditor.findings or not crashed) and auditor.told_by == auditor._rank:
         print(f"safeops {auditor}")
     return any(strict or not finding.waits for finding in auditor.findings)

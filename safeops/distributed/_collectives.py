@@ -33,6 +33,8 @@ def _collective(function, kind, own, mesh, dims, call):
     try:
         return call(group_of_mesh(function, mesh, dims))
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:  # (what torch raises without a group)
+        if str(error).startswith(function):  # the ranks do not agree on the call
+            raise
         where = here(function) if is_running() else f"{function} (at {tuple(mesh.get_coordinate())} of its mesh)"
         sent = f"{str(own.dtype).removeprefix('torch.')} {tuple(own.shape)}"
         raise RuntimeError(f"{where}: the {kind} of its partial results, here {sent}, failed: {error}") from error

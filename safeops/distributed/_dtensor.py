@@ -15,14 +15,19 @@ from safeops import _op
 from safeops._route import PLAIN
 from safeops._torch import schema
 from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
+from safeops.distributed._agreement import watched
 from safeops.distributed._group import here
 from safeops.distributed._layout import Uncovered, layout, local, shared, without_empty_shards
 
 
-def call(op, operands):
-    """The results of an op of which an operand is a DTensor."""
-    results = _by_kernel(op, operands)
-    return op.composite(*map(without_empty_shards, operands)) if results is None else results
+def call(op, operands, takes):
+    """The results of an op of which an operand is a DTensor. takes: whether the kernel takes such arguments."""
+    results = _by_kernel(op, operands) if takes and op.shards else None
+    return _named(op, _by_composite)(*operands) if results is None else results
+
+
+def _by_composite(op, *operands):
+    return op.composite(*map(without_empty_shards, operands))
 
 
 def _by_kernel(op, operands):
@@ -61,20 +66,30 @@ def _over_ranks(op):
     made.by_composite = lambda grad: torch.is_grad_enabled()
     if op.shards in GRADIENTS:
         made.linear, made.reads = 0, slice(0, op.tensors)
-        made.gradients = _named(op, GRADIENTS[op.shards])
+        made.gradients = _named(op, GRADIENTS[op.shards], op.forward, "gradient", "needs_input_grad")
         made.composite_gradients = functools.partial(_composite_gradients, made)
     elif op.backward:
-        made.backward = functools.partial(_elementwise, op.backward)
+        made.backward = _named(op, _backward, op.backward)
     made.function = _op._function(made)
     return made
 
 
-def _named(op, function):
-    """A function of an op, whose collectives may fail: then it says where. Its own do, those of torch do not."""
+def _named(op, function, raw=None, *first):
+    """A function of an op, whose collectives may fail: then it says where. Its own do, those of torch do not.
+
+    raw: the raw op, by whose arguments its operands are called, after the first. None: the forward one.
+    """
+    name, arguments = op.name + " in backward" * (raw is not None), schema(raw or op.forward).arguments
+
+    def described(operands):
+        given = (*operands[:2], *operands[2]) if first else operands
+        defaults = [x.default_value for x in arguments[len(given) - len(first) :]]
+        return dict(zip((*first, *(x.name for x in arguments)), (*given, *defaults)))
 
     def call(*operands):
         try:
-            return function(op, *operands)
+            with watched(name, described, operands):
+                return function(op, *operands)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -120,6 +135,10 @@ def _elementwise(raw, *operands):
 
 def _each(op, *operands):
     return _elementwise(op.forward, *operands)
+
+
+def _backward(op, *operands):
+    return _elementwise(op.backward, *operands)
 
 
 # ---- pointwise losses

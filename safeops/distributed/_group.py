@@ -14,6 +14,16 @@ def here(function):
     return f"{function} (rank {dist.get_rank()})" if is_running() else function
 
 
+def objects(function, failed, own, group):
+    """What every rank of a group has, in their order. failed: what is said where they do not all answer."""
+    found = [None] * dist.get_world_size(group)
+    try:
+        dist.all_gather_object(found, own, group=group)
+    except (RuntimeError, ValueError) as error:
+        raise RuntimeError(f"{here(function)}: {failed}: {error}") from error
+    return found
+
+
 def group_of_mesh(function, mesh, dims=None):
     """One process group of this rank's part of the mesh: along `dims` (names or numbers, None: all), the others fixed.
 

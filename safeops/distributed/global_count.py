@@ -6,6 +6,7 @@ import torch.distributed as dist
 from safeops import _check
 from safeops._op import registry
 from safeops._torch import start_all_reduce
+from safeops.distributed._agreement import agree, is_asked
 from safeops.distributed._group import group_of_mesh, here, is_running
 
 
@@ -40,7 +41,8 @@ def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averag
         ValueError: no mask, not as many weights, shapes or devices differ, both `group` and `mesh`, `dims` that the
             mesh does not have, a group without this rank.
         RuntimeError: the all-reduce fails: a rank is gone, or the group was destroyed. Where a rank does not call, the
-            others wait as long as the group's timeout says.
+            others wait as long as the group's timeout says. Under TORCH_DISTRIBUTED_DEBUG, which makes the ranks
+            compare what they call and the host wait for that: a rank calls something else.
 
     Example:
         >>> micro_batches = [torch.tensor([True, True, False]), torch.tensor([True, False, False])]
@@ -51,6 +53,8 @@ def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averag
     masks, weights = _pairs(name, masks, weight)
     group, size = _ranks(name, group, mesh, dims)
     _check.boolean_flag(name, "averaged", averaged)
+    if size > 1 and is_asked():
+        agree("global_count", [group], {"averaged": averaged, "weight": weight is not None})
     total = torch.stack([_count(mask, w) for mask, w in zip(masks, weights)]).sum()
     if averaged:
         total = total / size  # (here: after the all-reduce, it would have to be waited for)

@@ -47,7 +47,8 @@ MIXED = [(name, key) for name in CALLS for key, x in list(tensors(name).items())
 def test_a_plain_tensor_beside_a_dtensor_is_refused_by_name(outcomes, name, key):
     for rank in outcomes:
         got = rank[f"mixed: {name}, {key}"]
-        assert got.startswith(f"TypeError: {name}: ") and "DTensor" in got and (key in got or name in REFUSED)
+        assert got.startswith(f"TypeError: {name}: ") and "DTensor" in got
+        assert key in got and " as [" in got and "of no mesh" in got or name in REFUSED, got
 
 
 def test_every_function_was_called():

@@ -10,7 +10,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import safeops
 from safeops._op import registry
 from safeops.distributed import _collectives
-from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed
+from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed
 
 S2 = type(S0)(2)
 # (of the logits; of the rows), on a mesh of one dim or of two

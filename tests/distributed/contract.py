@@ -8,12 +8,13 @@ import functools
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from safeops._torch import tree_map_only
+import safeops
+from safeops._torch import tree_leaves, tree_map_only
 from safeops.testing import run
 from safeops.testing.compare import assert_outcomes_close
 from safeops.testing.subject import outputs
 from tests.callers.test_dtensor import REFUSED
-from tests.distributed.dtensors import mesh
+from tests.distributed.sharded import mesh
 from tests.ops import RECORDS
 
 NAMES = [name for name, record in RECORDS.items() if not isinstance(record.samples, str)]
@@ -53,4 +54,39 @@ def check(name):
             assert_outcomes_close(got, want, f"sample {i}, sharded along {dim}")
 
 
-CASES = {name: functools.partial(check, name) for name in NAMES}
+def laid_out(x, i):
+    """A DTensor, sharded if it is the first of its call, else replicated; whole on each rank: nothing is sent."""
+    whole = DTensor.from_local(x, mesh(), [Replicate()], run_check=False)
+    return whole.redistribute(placements=[Shard(0) if i == 0 and x.dim() else Replicate()])
+
+
+def refused(name):
+    """Its bad calls, on DTensors: the error of plain tensors, which says of each shape how it is laid out."""
+    op = getattr(safeops, name)
+    for bad in RECORDS[name].bad_calls:
+        given = [x for x in tree_leaves((bad.args, dict(bad.kwargs))) if isinstance(x, torch.Tensor)]
+        if not given or not all(type(x) is torch.Tensor and x.layout == torch.strided and x.is_cpu for x in given):
+            continue
+        shared = {id(x): laid_out(x, i) for i, x in enumerate(given)}
+        args, kwargs = tree_map_only(torch.Tensor, lambda x: shared[id(x)], (bad.args, dict(bad.kwargs)))  # noqa: B023
+        (kind, want), (other, got) = error_of(op, bad.args, bad.kwargs), error_of(op, args, kwargs)
+        if kind is IndexError and "target" in want and not got:
+            continue  # a class that does not exist: no rank alone may raise by what it sees
+        if name in REFUSED and "must be no DTensor" in got:
+            continue
+        assert other is kind and all(word in got for word in bad.words), (want, got)
+        for shape in {str(tuple(x.shape)) for x in given if x.dim() and str(tuple(x.shape)) in want}:
+            assert any(f"{shape} as {list(x.placements)}" in got for x in shared.values()), (want, got)
+
+
+def error_of(op, args, kwargs):
+    try:
+        op(*args, **kwargs)
+    except (TypeError, ValueError, IndexError) as error:
+        return type(error), str(error)
+    return None, ""
+
+
+CASES = {name: functools.partial(check, name) for name in NAMES} | {
+    f"{name}, bad calls": functools.partial(refused, name) for name in NAMES
+}

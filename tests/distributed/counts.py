@@ -1,6 +1,5 @@
 """Cases of global_count, each beside the same batch in one process. Run by processes.py."""
 
-import copy
 import datetime
 import functools
 import time
@@ -8,35 +7,15 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
 
 import safeops
 from safeops.distributed import global_count
-
-ROWS, STEPS = 12, 3  # rows of a rank, micro-batches
-
-
-def batch(world, dtype=torch.float32):
-    """The whole batch, (world, STEPS, rows, 4). Kept: of rank 0 nearly all, of the last nothing, of others little."""
-    g = torch.Generator().manual_seed(1)
-    x, y, weight = (torch.randn(world, STEPS, ROWS, 4, generator=g, dtype=dtype) for _ in range(3))
-    keep = torch.rand(world, STEPS, ROWS, 4, generator=g) < torch.tensor([0.9, 0.1, 0.3, 0.5])[:world, None, None, None]
-    keep[-1] = False
-    return x.masked_fill(~keep, torch.nan), y, weight.abs(), keep
+from tests.distributed.processes import raises
+from tests.distributed.training import ROWS, batch, ddp, network
 
 
 def expect(got, want):
     torch.testing.assert_close(got, torch.as_tensor(want, dtype=got.dtype), rtol=0, atol=0)
-
-
-def raises(kind, *words, call):
-    try:
-        call()
-    except kind as error:
-        assert all(word in str(error) for word in words), error
-    else:
-        raise AssertionError(f"{kind.__name__} is not raised")
 
 
 def counts():
@@ -121,80 +100,9 @@ def errors():
     raises((RuntimeError, ValueError), where, call=call(global_count, keep, group=gone))
 
 
-def network(dtype):
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(4, 9), torch.nn.Tanh(), torch.nn.Linear(9, 4)).to(dtype)
-
-
-def train(net, steps, sgd, finish=lambda i: None):
-    """Two steps of `steps`, a list of (x, y, weight, keep, denominator). Masked-out NaNs are no input of the net."""
-    optimizer = torch.optim.SGD(net.parameters(), 0.5)
-    losses = []
-    for _ in range(2):
-        optimizer.zero_grad()
-        total = 0
-        for i, (x, y, weight, keep, denominator) in enumerate(steps):
-            finish(i)
-            out = net(x.nan_to_num(0))
-            loss = safeops.huber_loss(out, y, mask=keep, weight=weight, denominator=denominator)
-            loss.backward()
-            total += loss.detach()
-        losses.append(total)
-        optimizer.step()
-    return losses
-
-
-def training(wrap, dtype, weighted, tolerance):
-    """Three micro-batches a step, of which the last rank keeps nothing, as one process has it with the whole batch."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    x, y, weight, keep = batch(world, dtype)
-    weights = weight if weighted else [None] * world
-    whole, net = network(dtype), network(dtype)
-    flat = [t.flatten(0, 2) for t in (x, y)] + [weight.flatten(0, 2) if weighted else None, keep.flatten(0, 2)]
-    want = train(whole, [(*flat, None)], None)
-    own = weights[rank] if weighted else [None] * STEPS
-    count = global_count(list(keep[rank]), weight=list(own) if weighted else None)
-    net, finish = wrap(net)
-    got = train(net, [(x[rank, i], y[rank, i], own[i], keep[rank, i], count) for i in range(STEPS)], None, finish)
-    for a, b in zip(got, want):
-        dist.all_reduce(a)
-        torch.testing.assert_close(a / world, b, rtol=tolerance, atol=tolerance)
-    for p, q in zip(net.parameters(), whole.parameters()):
-        p = p.full_tensor() if hasattr(p, "full_tensor") else p
-        torch.testing.assert_close(p.detach(), q.detach(), rtol=tolerance, atol=tolerance)
-
-
-def ddp(net):
-    return DistributedDataParallel(net), lambda i: None
-
-
-def fsdp(net):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in net:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    return net, lambda i: net.set_requires_gradient_sync(i == STEPS - 1)
-
-
-def hsdp(net):
-    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
-    return fully_shard(net, mesh=mesh), lambda i: None
-
-
-def per_rank_means_differ():
-    """What all this is for: with its own count on each rank, DDP does not get there."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    x, y, _, keep = batch(world)
-    whole, net = network(torch.float32), DistributedDataParallel(network(torch.float32))
-    train(whole, [(*(t.flatten(0, 2) for t in (x, y)), None, keep.flatten(0, 2), None)], None)
-    train(net, [(x[rank].flatten(0, 1), y[rank].flatten(0, 1), None, keep[rank].flatten(0, 1), None)], None)
-    ours = copy.deepcopy(whole)
-    assert any((p - q).abs().max() > 1e-2 for p, q in zip(net.parameters(), ours.parameters()))
-
-
 def nothing_at_all():
     """A step that keeps nothing: 0, and gradients of 0."""
-    net, _ = ddp(network(torch.float32))
+    net, *_ = ddp(network(torch.float32))
     keep = torch.zeros(ROWS, 4, dtype=torch.bool)
     for empty in ("zero", "nan"):
         net.zero_grad()
@@ -240,12 +148,6 @@ CASES = {
     "large": large,
     "by mesh": by_mesh,
     "errors": errors,
-    "ddp fp32": functools.partial(training, ddp, torch.float32, False, 1e-6),
-    "ddp fp64 weighted": functools.partial(training, ddp, torch.float64, True, 1e-12),
-    "fsdp fp32 weighted": functools.partial(training, fsdp, torch.float32, True, 1e-6),
-    "fsdp fp64": functools.partial(training, fsdp, torch.float64, False, 1e-12),
-    "hsdp fp64": functools.partial(training, hsdp, torch.float64, False, 1e-12),
-    "per-rank means differ": per_rank_means_differ,
     "nothing at all": nothing_at_all,
     "absent": absent,
     "destroyed": destroyed,

@@ -1,4 +1,4 @@
-"""Cases of collectives that fail: a rank that does not come, is gone, disagrees, or has no group any more.
+"""Cases of collectives that fail: a rank that does not come, is gone, or has no group any more.
 
 Each is an error that names the function and the rank, within the group's timeout. Run by processes.py.
 """
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import safeops
 from safeops.distributed import global_count
-from tests.distributed.counts import raises
+from tests.distributed.processes import raises
 
 SECONDS = 1  # until a rank gives up: where all come, it is enough on a machine that is not very busy
 
@@ -136,30 +136,6 @@ def empty_raise():
         dist.barrier()
 
 
-def disagreeing():
-    """On the shape of what is reduced: gloo would end the process. With torch's debug level it is compared first."""
-    level, rank = dist.get_debug_level(), dist.get_rank()
-    os.environ["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    dist.set_debug_level_from_env()
-    try:
-        for name, call in (
-            ("masked_mean", lambda x: safeops.masked_mean(x, dim=0)),
-            ("masked_var", lambda x: safeops.masked_var(x, dim=0)),
-        ):
-            _, mesh = group_and_mesh(10 * SECONDS)
-            columns = 6 if rank == 0 else 5
-            raises(
-                RuntimeError,
-                f"{name} (rank {rank})",
-                f"1, {columns})",
-                "mismatch",
-                call=lambda: call(sharded(mesh, (4, columns))),  # noqa: B023
-            )
-    finally:
-        del os.environ["TORCH_DISTRIBUTED_DEBUG"]
-        dist.set_debug_level(level)
-
-
 def killed(rank, store, path):
     """A process of its own each. Rank 1 is killed between forward and backward; rank 0 writes what it sees."""
     torch.set_num_threads(1)
@@ -181,5 +157,4 @@ CASES = {
     "destroyed": destroyed,
     "gradients": gradients,
     "empty raise": empty_raise,
-    "disagreeing": disagreeing,
 }

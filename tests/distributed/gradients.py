@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import safeops
-from tests.distributed.counts import raises
+from tests.distributed.processes import raises
 
 ORDERS = (2.0, 1.0, 3.0, 0.5, float("inf"))
 NAN, INF = float("nan"), float("inf")

@@ -1,15 +1,12 @@
 """Cases of reductions over a sharded dim, and of vectors along one, beside the same call on plain tensors."""
 
 import functools
-from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
-from safeops.distributed import _collectives
-from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed
+from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, sending
 
 INF, NAN = float("inf"), float("nan")
 STATISTICS = [
@@ -223,33 +220,6 @@ def wire():
             with sending() as sent, CommDebugMode() as all_of_them:
                 torch.autograd.grad(out, x, torch.ones_like(out))
             assert sent == [results] * backward and all_of_them.get_total_counts() <= backward, (sent, backward)
-
-
-class sending:
-    """The bytes that this rank sends by safeops' collectives, one number each."""
-
-    def __enter__(self):
-        sent, gather, add = [], _collectives.all_gather, dist.all_reduce
-
-        def gathered(output, input, **options):
-            sent.append(input.nbytes)
-            return gather(output, input, **options)
-
-        def added(x, **options):
-            sent.append(x.nbytes)
-            return add(x, **options)
-
-        self.patches = (
-            mock.patch.object(_collectives, "all_gather", gathered),
-            mock.patch.object(dist, "all_reduce", added),
-        )
-        for patch in self.patches:
-            patch.start()
-        return sent
-
-    def __exit__(self, *error):
-        for patch in self.patches:
-            patch.stop()
 
 
 CASES = {

@@ -66,6 +66,15 @@ def failure(outcomes, name):
     return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text != "right") or None
 
 
+def raises(kind, *words, call):
+    try:
+        call()
+    except kind as error:
+        assert all(word in str(error) for word in words), error
+    else:
+        raise AssertionError(f"{kind.__name__} is not raised")
+
+
 def start(rank, module, world, folder, path):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

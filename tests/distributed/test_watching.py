@@ -40,18 +40,43 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("step", [1, 9])
-def test_a_script_under_torchrun_gets_one_report(tmp_path, monkeypatch, step):
+@pytest.fixture
+def under_torchrun(tmp_path, monkeypatch):
+    """A function of a tool and a script: what torchrun makes of `safeops TOOL SCRIPT` on two ranks."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(step=step))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    run = subprocess.run([*torchrun, "safeops", "trace", script], capture_output=True, text=True, timeout=300)
+    path = tmp_path / "train.py"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "safeops"]
+
+    def run(tool, script):
+        path.write_text(script)
+        return subprocess.run([*torchrun, tool, path], capture_output=True, text=True, timeout=300)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [1, 9])
+def test_a_script_under_torchrun_gets_one_report(under_torchrun, step):
+    run = under_torchrun("trace", SCRIPT.format(step=step))
     lines = [line for line in run.stdout.splitlines() if line.startswith("safeops trace: ")]
     assert bool(run.returncode) == (step == 1) and len(lines) == 1, run.stdout + run.stderr[-2000:]
     if step == 1:
         assert "step 2, rank 1" in lines[0] and "torch.log(x)" in run.stdout
     else:
         assert "no NaN or inf reached a loss or a gradient in 3 steps" in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["dist.destroy_process_group()", "", "sys.exit(0)"])
+def test_a_script_under_torchrun_is_audited_as_one(under_torchrun, end):
+    """Each finding once, with its ranks; both counts of the means; whether or not the script ends its group itself."""
+    mean = "net(torch.log(x))[: 1 + dist.get_rank()].square().mean().backward()"
+    script = SCRIPT.format(step=1).replace("net(torch.log(x)).square().mean().backward()", mean)
+    script = "import sys\n" + script.replace("dist.destroy_process_group()", end)
+    run = under_torchrun("audit", script)
+    reports = run.stdout.count("safeops audit:")
+    assert run.returncode == 1
+    assert reports == 1 and run.stdout.count("domain: ") == 1, run.stdout + run.stderr[-2000:]
+    assert "on rank 1\n" in run.stdout and "torch.log(x)" in run.stdout
+    assert "a mean of 6 on rank 1, of 3 on rank 0" in run.stdout and "(3 times)" in run.stdout

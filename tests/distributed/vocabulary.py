@@ -11,7 +11,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 import safeops
 from safeops.distributed import _collectives
 from safeops.ops.rows import _linear_chunks
-from tests.distributed.dtensors import S0, S1, P, R, close, compare, distributed, mesh
+from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, mesh
 
 NAME = "linear_cross_entropy"
 # (of the input, of the linear layer, of the rows)
@@ -93,8 +93,8 @@ def check_infinite_logits():
         made["linear_weight"][:, 0] = made["input"][:, 0] = 0
         made["linear_weight"][list(at), 0], made["input"][1, 0], made["target"][1] = 16, 1.7e308, own
         for options in ({}, {"label_smoothing": 0.1}, {"z_loss": 1e-3}):
-            for weight in ({}, {"weight": torch.arange(1.0, 9, dtype=torch.float64)}):
-                where = placements(VOCABULARY[0])
+            for weight, layout in itertools.product(({}, {"weight": torch.arange(1.0, 9).double()}), VOCABULARY):
+                where = placements(layout)
                 got = compare(NAME, {**made, **weight}, where, torch.float64, reduction="none", **options)
                 assert got.full_tensor()[1].isnan() == (at != (own,) or bool(options))
 

@@ -11,7 +11,8 @@ import torch.distributed as dist
 import safeops
 from safeops.debug import NonFiniteError, audit, trace
 from safeops.distributed import global_count
-from tests.distributed.counts import ddp, fsdp, raises
+from tests.distributed.processes import raises
+from tests.distributed.training import ddp, fsdp
 
 
 class Logarithm(torch.nn.Module):
@@ -27,7 +28,7 @@ class Logarithm(torch.nn.Module):
 
 def prepared(wrap):
     torch.manual_seed(0)
-    net, _ = wrap(torch.nn.Sequential(Logarithm()))
+    net, *_ = wrap(torch.nn.Sequential(Logarithm()))
     return net, torch.optim.SGD(net.parameters(), 0.1)
 
 

@@ -62,7 +62,7 @@ def _call(name, function, args):
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"apply_where: {name} must return a tensor, got {type(result).__name__}")
     if result.shape != args[0].shape:
-        raise ValueError(f"apply_where: {name} returned shape {tuple(result.shape)} for {tuple(args[0].shape)}")
+        raise ValueError(f"apply_where: {name} returned shape {_check.shown(result)} for {_check.shown(args[0])}")
     return result
 
 
@@ -84,7 +84,7 @@ def _validate(condition, args, f1, f2, fill_value):
     if isinstance(fill_value, torch.Tensor):
         operands["fill_value"] = fill_value
         _check.tensor("apply_where", "fill_value", fill_value)
-        _check.broadcasts_to("apply_where", "fill_value", fill_value, "condition and args", shape)
+        _check.broadcasts_to("apply_where", "fill_value", fill_value, "condition and args", condition, shape)
     elif f2 is None and not isinstance(fill_value, (*_check.NUMBER, complex)):
         raise TypeError(f"apply_where: fill_value must be a number or a tensor, got {type(fill_value).__name__}")
     _check.same_device("apply_where", "condition", condition, **operands)

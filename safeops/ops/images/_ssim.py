@@ -224,18 +224,18 @@ def validate_images(name, input, target):
     _check.floating(name, "target", target)
     validate_dims(name, input)
     if target.shape != input.shape:
-        raise ValueError(f"{name}: target {tuple(target.shape)} must have the shape of input {tuple(input.shape)}")
+        raise ValueError(f"{name}: target {_check.shown(target)} must have the shape of input {_check.shown(input)}")
 
 
 def validate_dims(name, input):
     if input.dim() not in (4, 5):
-        raise ValueError(f"{name}: input must be (N, C, H, W) or (N, C, D, H, W), got shape {tuple(input.shape)}")
+        raise ValueError(f"{name}: input must be (N, C, H, W) or (N, C, D, H, W), got shape {_check.shown(input)}")
 
 
 def validate(name, input, target, mask, options, scales=1):
     """scales: how often the images are seen, each time at half the size."""
     validate_images(name, input, target)
-    _check.mask(name, "mask", mask, "input", input.shape)
+    _check.mask(name, mask, "input", input)
     _check.same_device(name, "input", input, target=target, mask=mask)
     validate_window(name, *options)
     win_size, padding = options[1], options[-1]
@@ -246,7 +246,7 @@ def validate(name, input, target, mask, options, scales=1):
                 of = f" at scale {scales}, of sizes divided by {coarsest}" if scales > 1 else ""
                 raise ValueError(
                     f"{name}: win_size {win_size} is larger than the image, {tuple(input.shape[2:])} pixels{of}; input "
-                    f'is {tuple(input.shape)}, (N, C, H, W) or (N, C, D, H, W); padding="same" takes any size'
+                    f'is {_check.shown(input)}, (N, C, H, W) or (N, C, D, H, W); padding="same" takes any size'
                 )
 
 

@@ -31,29 +31,29 @@ def validate(features0, features1, weights, mask):
             raise ValueError(f"{NAME}: {key} must have one tensor for each of the {layers} layers, got {len(x)}")
     first = features0[0]
     for i, (f0, f1) in enumerate(zip(features0, features1)):
-        shape = tuple(f0.shape)
+        shape, channels = _check.shown(f0), f0.shape[1:2]
         if f0.dim() != 4 or f0.shape[0] != first.shape[0]:
-            wanted = "(N, C, H, W)" + f", of as many images as features0[0] {tuple(first.shape)}" * (i > 0)
+            wanted = "(N, C, H, W)" + f", of as many images as features0[0] {_check.shown(first)}" * (i > 0)
             raise ValueError(f"{NAME}: features0[{i}] must be {wanted}, got shape {shape}")
         if f1.shape != f0.shape:
-            raise ValueError(f"{NAME}: features1[{i}] {tuple(f1.shape)} must have the shape of features0[{i}] {shape}")
+            raise ValueError(f"{NAME}: features1[{i}] {_check.shown(f1)} must have the shape of features0[{i}] {shape}")
         operands = {f"features0[{i}]": f0, f"features1[{i}]": f1}
         if weights is not None:
             operands[f"weights[{i}]"] = w = weights[i]
-            if w.shape not in ((shape[1],), (1, shape[1], 1, 1)):
-                wanted = f"({shape[1]},), one number for each channel of features0[{i}] {shape}"
-                raise ValueError(f"{NAME}: weights[{i}] must be {wanted}, got {tuple(w.shape)}")
+            if w.shape not in (channels, (1, *channels, 1, 1)):
+                wanted = f"{tuple(channels)}, one number for each channel of features0[{i}] {shape}"
+                raise ValueError(f"{NAME}: weights[{i}] must be {wanted}, got {_check.shown(w)}")
         _check.same_device(NAME, "features0[0]", first, **operands)
     if mask is not None:
         _check.boolean(NAME, "mask", mask, "True = keep")
         fits = mask.dim() == 4 and mask.shape[0] in (1, first.shape[0]) and mask.shape[1] == 1
         if not fits or 0 in mask.shape[2:] and any(f.shape[2:] != mask.shape[2:] for f in features0):
-            wanted = f"(N, 1, H, W) for features0[0] {tuple(first.shape)}"
-            raise ValueError(f"{NAME}: mask must be {wanted}, got shape {tuple(mask.shape)}")
+            wanted = f"(N, 1, H, W) for features0[0] {_check.shown(first)}"
+            raise ValueError(f"{NAME}: mask must be {wanted}, got shape {_check.shown(mask)}")
         for i, f0 in enumerate(features0):
             if mask.shape[2:] != (1, 1) and any(m < n for m, n in zip(mask.shape[2:], f0.shape[2:])):
-                wanted = f"at least as large as features0[{i}] {tuple(f0.shape)}"
-                raise ValueError(f"{NAME}: mask {tuple(mask.shape)} must be of the images' size, {wanted}")
+                wanted = f"at least as large as features0[{i}] {_check.shown(f0)}"
+                raise ValueError(f"{NAME}: mask {_check.shown(mask)} must be of the images' size, {wanted}")
         _check.same_device(NAME, "features0[0]", first, mask=mask)
 
 

@@ -50,8 +50,8 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
     if input.dim() == 0:
         raise ValueError(f"{NAME}: input must be (N, ...), got shape ()")
     if target.shape != input.shape:
-        raise ValueError(f"{NAME}: target {tuple(target.shape)} must have the shape of input {tuple(input.shape)}")
-    _check.mask(NAME, "mask", mask, "input", input.shape)
+        raise ValueError(f"{NAME}: target {_check.shown(target)} must have the shape of input {_check.shown(input)}")
+    _check.mask(NAME, mask, "input", input)
     _check.same_device(NAME, "input", input, target=target, mask=mask)
     _check.number(NAME, "data_range", data_range, above=0)
     compute = compute_dtype(input.dtype, target.dtype)

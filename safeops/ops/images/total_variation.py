@@ -58,7 +58,7 @@ class TotalVariation(Op):
     def validate(self, input, mask):
         _check.floating(NAME, "input", input)
         validate_dims(NAME, input)
-        _check.mask(NAME, "mask", mask, "input", input.shape)
+        _check.mask(NAME, mask, "input", input)
         _check.same_device(NAME, "input", input, mask=mask)
 
     def gradients(self, grad, needs, operands, results):

@@ -237,12 +237,12 @@ class PointwiseLoss(Op):
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if x.shape != y.shape and not is_compiling():  # a warning cannot be traced
             warnings.warn(
-                f"{self.name}: {second} {tuple(y.shape)} is broadcast with {first} {tuple(x.shape)}; "
+                f"{self.name}: {second} {_check.shown(y)} is broadcast with {first} {_check.shown(x)}; "
                 "make the shapes equal (expand copies nothing) if that is meant",
                 stacklevel=5,
             )
         if empty == "raise" and reduction != "none":
-            shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in zip(self.names, tensors) if x is not None)
+            shapes = ", ".join(f"{name} {_check.shown(x)}" for name, x in zip(self.names, tensors) if x is not None)
             raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes, denominator)
 
     def validate(self, *arguments):
@@ -254,8 +254,8 @@ class PointwiseLoss(Op):
             _check.floating(self.name, name, x)
         shape = _check.broadcast(self.name, **named)
         operands = " and ".join(self.names[:2])
-        _check.mask(self.name, "mask", mask, operands, shape)
-        _check.weight(self.name, weight, operands, shape)
+        _check.mask(self.name, mask, operands, tensors[0], shape)
+        _check.weight(self.name, weight, operands, tensors[0], shape)
         self.validate_options(self.name, reduction, empty, *parameters)
         validate_denominator(self.name, reduction, denominator)
         first, *others = self.names

@@ -114,38 +114,41 @@ class RegionLoss(Op):
         name = self.name
         _check.floating(name, "input", input)
         if input.dim() < 2:
-            raise ValueError(f"{name}: input must be (N, C, d1, ...), got shape {tuple(input.shape)}")
+            raise ValueError(f"{name}: input must be (N, C, d1, ...), got shape {_check.shown(input)}")
         _check.real(name, "target", target)
         shape = input.shape
         pixels = (shape[0], *shape[2:])
         if target.dim() == input.dim() - 1:
             if target.is_floating_point() or target.dtype == torch.bool:
                 raise TypeError(
-                    f"{name}: target {tuple(target.shape)} must be class indices, integers, got {target.dtype}; or the "
-                    f"shape of input {tuple(shape)}"
+                    f"{name}: target {_check.shown(target)} must be class indices, integers, got {target.dtype}; or "
+                    f"the shape of input {_check.shown(input)}"
                 )
             if shape[1] == 1:
                 raise ValueError(
-                    f"{name}: of class indices {tuple(target.shape)} for the one class of input {tuple(shape)} every "
-                    "pixel would be of it: give 0 and 1 in input's shape, target.unsqueeze(1)"
+                    f"{name}: of class indices {_check.shown(target)} for the one class of input "
+                    f"{_check.shown(input)} all pixels would be of it: give 0 and 1 in the shape of input, "
+                    "target.unsqueeze(1)"
                 )
         elif ignore_index is not None:
             raise ValueError(
-                f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {tuple(target.shape)}"
+                f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {_check.shown(target)}"
             )
         if tuple(target.shape) not in (tuple(shape), pixels):
             raise ValueError(
-                f"{name}: target must be class indices {pixels} or of the shape of input {tuple(shape)}, got "
-                f"{tuple(target.shape)}"
+                f"{name}: target must be class indices {pixels} or of the shape of input {_check.shown(input)}, got "
+                f"{_check.shown(target)}"
             )
         if mask is not None:
             _check.boolean(name, "mask", mask, "True = keep")
             whole = mask.dim() >= input.dim()
-            _check.broadcasts_to(name, "mask", mask, "input" if whole else "the pixels", shape if whole else pixels)
+            _check.broadcasts_to(
+                name, "mask", mask, "input" if whole else "the pixels", input, None if whole else pixels
+            )
         if weight is not None:
             _check.floating(name, "weight", weight)
             if tuple(weight.shape) != (shape[1],):
-                raise ValueError(f"{name}: weight must be ({shape[1]},), one a class, got {tuple(weight.shape)}")
+                raise ValueError(f"{name}: weight must be ({shape[1]},), one a class, got {_check.shown(weight)}")
         _loss.validate_denominator(name, reduction, denominator)
         _check.same_device(name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
@@ -174,7 +177,7 @@ class RegionLoss(Op):
         if int(bad.sum()):  # an error is on its way: it may wait
             raise IndexError(
                 f"{self.name}: target has the class index {target[bad][0].item()}, out of range for the "
-                f"{input.shape[1]} classes of input {tuple(input.shape)} (ignore_index={ignore_index})"
+                f"{input.shape[1]} classes of input {_check.shown(input)} (ignore_index={ignore_index})"
             ) from None
 
     def gradients(self, grad, needs, operands, results):

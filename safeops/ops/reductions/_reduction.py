@@ -76,8 +76,8 @@ _masked_sum_backward = declare_raw(
 
 
 def validate(name, input, mask, weight, dim, keepdim):
-    _check.mask(name, "mask", mask, "input", input.shape)
-    _check.weight(name, weight, "input", input.shape)
+    _check.mask(name, mask, "input", input)
+    _check.weight(name, weight, "input", input)
     _check.same_device(name, "input", input, mask=mask, weight=weight)
     _check.dims(name, dim, input.dim())
     _check.boolean_flag(name, "keepdim", keepdim)

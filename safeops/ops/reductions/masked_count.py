@@ -48,7 +48,7 @@ class MaskedCount(Op):
         _check.tensor("masked_count", "input", input)
         if input.dtype == torch.bool and mask is None and weight is None:
             raise ValueError(
-                f"masked_count: of a bool input {tuple(input.shape)} alone all would count, True or not: give it as "
+                f"masked_count: of a bool input {_check.shown(input)} alone all would count, True or not: give it as "
                 "the mask too, masked_count(mask, mask)"
             )
         validate("masked_count", input, mask, weight, dim, keepdim)

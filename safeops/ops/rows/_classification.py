@@ -105,7 +105,7 @@ def validate_weight(name, weight):
     if weight is not None:
         _check.floating(name, "weight", weight)
         if weight.dim() != 1:
-            raise ValueError(f"{name}: weight must have one number for each class, got shape {tuple(weight.shape)}")
+            raise ValueError(f"{name}: weight must have one number for each class, got shape {_check.shown(weight)}")
 
 
 def validate_index(name, ignore_index):
@@ -147,7 +147,7 @@ class Classification(Op):
         rows = row_shape(input)
         if tuple(target.shape) != rows:
             raise ValueError(
-                f"{self.name}: target {tuple(target.shape)} does not fit input {tuple(input.shape)}, whose dim "
+                f"{self.name}: target {_check.shown(target)} does not fit input {_check.shown(input)}, whose dim "
                 f"{class_dim(input)} are the classes: it must be {rows}"
             )
 
@@ -162,10 +162,10 @@ class Classification(Op):
         validate_weight(name, weight)
         if weight is not None and weight.shape[0] != classes:
             raise ValueError(
-                f"{name}: weight {tuple(weight.shape)} must have one number for each of the {classes} classes of input "
-                f"{tuple(input.shape)}"
+                f"{name}: weight {_check.shown(weight)} must have one number for each of the {classes} classes of "
+                f"input {_check.shown(input)}"
             )
-        _check.mask(name, "mask", mask, "the rows", row_shape(input))
+        _check.mask(name, mask, "the rows", input, row_shape(input))
         validate_index(name, ignore_index)
         _check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
         if target.dtype in FLOATING:

@@ -16,15 +16,17 @@ def vectors(name, **operands):
         raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")
     for key, x in others:
         if x.shape != like.shape:
-            raise ValueError(f"{name}: {key} {tuple(x.shape)} must have the shape of {first} {tuple(like.shape)}")
+            raise ValueError(f"{name}: {key} {_check.shown(x)} must have the shape of {first} {_check.shown(like)}")
     return like.shape[:-1]
 
 
-def one_a_row(name, key, x, rows):
+def one_a_row(name, key, x, vectors, rows):
     """A real tensor with a number for each row, no more and no fewer."""
     _check.real(name, key, x)
     if x.shape != rows:
-        raise ValueError(f"{name}: {key} {tuple(x.shape)} must have a number for each of the rows {tuple(rows)}")
+        raise ValueError(
+            f"{name}: {key} {_check.shown(x)} must have a number for each of the rows {_check.shown(vectors, rows)}"
+        )
 
 
 def validate_class_weight(name, weight, input):
@@ -34,17 +36,17 @@ def validate_class_weight(name, weight, input):
     _check.floating(name, "weight", weight)
     classes = input.shape[-1]
     if tuple(weight.shape) != (classes,):
-        raise ValueError(f"{name}: weight must be ({classes},), one a class, got {tuple(weight.shape)}")
+        raise ValueError(f"{name}: weight must be ({classes},), one a class, got {_check.shown(weight)}")
 
 
 def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
     """What all have in common. operands: by name, the first of them first."""
-    _check.mask(name, "mask", mask, "the rows", rows)
-    _check.weight(name, weight, "the rows", rows)
-    _loss.validate_options(name, reduction, empty)
-    _loss.validate_denominator(name, reduction, denominator)
     (first, reference), *_ = operands.items()
     operands.pop(first)
+    _check.mask(name, mask, "the rows", reference, rows)
+    _check.weight(name, weight, "the rows", reference, rows)
+    _loss.validate_options(name, reduction, empty)
+    _loss.validate_denominator(name, reduction, denominator)
     _check.same_device(name, first, reference, **operands, mask=mask, weight=weight, denominator=denominator)
 
 

@@ -114,7 +114,7 @@ class MaskedSoftmax(Op):
 
     def validate(self, input, mask, dim):
         _check.floating(self.name, "input", input)
-        _check.mask(self.name, "mask", mask, "input", input.shape)
+        _check.mask(self.name, mask, "input", input)
         _check.same_device(self.name, "input", input, mask=mask)
         _check.one_dim(self.name, dim, input.dim())
 

@@ -58,7 +58,7 @@ def cosine_embedding_loss(
         tensor([0.0400, 0.0000, 1.0000])
     """
     rows = vectors(NAME, input1=input1, input2=input2)
-    one_a_row(NAME, "target", target, rows)
+    one_a_row(NAME, "target", target, input1, rows)
     validate(NAME, rows, mask, weight, reduction, denominator, empty, input1=input1, input2=input2, target=target)
     validate_options(NAME, reduction, empty, margin)
     keep, (x1, x2) = select(mask, weight, input1, input2)

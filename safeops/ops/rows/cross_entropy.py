@@ -212,12 +212,12 @@ class CrossEntropy(Classification):
             if target.shape != input.shape:
                 if tuple(target.shape) == row_shape(input):
                     raise TypeError(
-                        f"{name}: target {tuple(target.shape)} must be int64, int32 or uint8 where it holds class "
+                        f"{name}: target {_check.shown(target)} must be int64, int32 or uint8 where it holds class "
                         f"indices, got {target.dtype}"
                     )
                 raise ValueError(
-                    f"{name}: target {tuple(target.shape)} of probabilities must have the shape of input "
-                    f"{tuple(input.shape)}"
+                    f"{name}: target {_check.shown(target)} of probabilities must have the shape of input "
+                    f"{_check.shown(input)}"
                 )
             if ignore_index >= 0:
                 raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")

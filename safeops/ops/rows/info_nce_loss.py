@@ -42,8 +42,8 @@ def _validate_negatives(query, negative_keys):
     fits = negative_keys.dim() in (2, 3) and negative_keys.shape[-1] == width
     if not fits or negative_keys.dim() == 3 and negative_keys.shape[0] != rows:
         raise ValueError(
-            f"{NAME}: negative_keys {tuple(negative_keys.shape)} must be (M, {width}), or ({rows}, M, {width}) where "
-            f"each row has its own, for query {tuple(query.shape)}"
+            f"{NAME}: negative_keys {_check.shown(negative_keys)} must be (M, {width}), or ({rows}, M, {width}) where "
+            f"each row has its own, for query {_check.shown(query)}"
         )
 
 
@@ -87,7 +87,7 @@ def info_nce_loss(
     """
     rows = vectors(NAME, query=query, positive_key=positive_key)
     if query.dim() != 2:
-        raise ValueError(f"{NAME}: query must be (N, D), got {tuple(query.shape)}")
+        raise ValueError(f"{NAME}: query must be (N, D), got {_check.shown(query)}")
     _validate_negatives(query, negative_keys)
     operands = {"query": query, "positive_key": positive_key, "negative_keys": negative_keys}
     validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, temperature=temperature)

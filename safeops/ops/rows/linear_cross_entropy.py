@@ -140,25 +140,27 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
     for key, x in named.items():
         _check.floating(NAME, key, x)
     if linear_weight.dim() != 2:
-        raise ValueError(f"{NAME}: linear_weight must be (C, D), got {tuple(linear_weight.shape)}")
+        raise ValueError(f"{NAME}: linear_weight must be (C, D), got {_check.shown(linear_weight)}")
     if input.dim() == 0 or input.shape[-1] != linear_weight.shape[1]:
         raise ValueError(
-            f"{NAME}: input {tuple(input.shape)} must be (..., D), linear_weight is (C, D) = "
-            f"{tuple(linear_weight.shape)}"
+            f"{NAME}: input {_check.shown(input)} must be (..., D), linear_weight is (C, D) = "
+            f"{_check.shown(linear_weight)}"
         )
     rows, classes = input.shape[:-1], linear_weight.shape[0]
     for key, x in {"linear_bias": linear_bias, "weight": weight}.items():
         if x is not None:
             _check.floating(NAME, key, x)
             if tuple(x.shape) != (classes,):
-                raise ValueError(f"{NAME}: {key} must be ({classes},), one a class, got {tuple(x.shape)}")
+                raise ValueError(f"{NAME}: {key} must be ({classes},), one a class, got {_check.shown(x)}")
     _check.tensor(NAME, "target", target)
     if target.dtype not in INDICES:
         raise TypeError(f"{NAME}: target must be class indices, int64, int32 or uint8, got {target.dtype}")
     if target.shape != rows:
-        raise ValueError(f"{NAME}: target {tuple(target.shape)} must have the shape of input's rows {tuple(rows)}")
+        raise ValueError(
+            f"{NAME}: target {_check.shown(target)} must have the shape of input's rows {_check.shown(input, rows)}"
+        )
     validate_weight(NAME, weight)
-    _check.mask(NAME, "mask", mask, "the rows", rows)
+    _check.mask(NAME, mask, "the rows", input, rows)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
     _check.same_device(NAME, "input", input, **{**named, "target": target, "mask": mask, "weight": weight})

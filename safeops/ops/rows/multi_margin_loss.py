@@ -116,7 +116,7 @@ def multi_margin_loss(
         tensor(0.3250)
     """
     rows = vectors(NAME, input=input)
-    one_a_row(NAME, "target", target, rows)
+    one_a_row(NAME, "target", target, input, rows)
     if target.is_floating_point() or target.dtype == torch.bool:
         raise TypeError(f"{NAME}: target must be class indices, integers, got {target.dtype}")
     classes = input.shape[-1]

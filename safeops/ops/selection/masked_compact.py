@@ -81,8 +81,8 @@ class MaskedCompact(Op):
         _check.boolean("masked_compact", "mask", mask, "True = keep")
         if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
             raise ValueError(
-                f"masked_compact: mask {tuple(mask.shape)} does not broadcast to the first {mask.dim()} dims of input "
-                f"{tuple(input.shape)}"
+                f"masked_compact: mask {_check.shown(mask)} does not broadcast to the first {mask.dim()} dims of input "
+                f"{_check.shown(input)}"
             )
         _check.same_device("masked_compact", "input", input, mask=mask)
         _check.no_dtensor("masked_compact", "input", input)

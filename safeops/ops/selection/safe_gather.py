@@ -60,7 +60,7 @@ def _check_shapes(input, dim, index):
     )
     if not fits:
         raise ValueError(
-            f"safe_gather: index {tuple(index.shape)} must have the dims of input {tuple(input.shape)}, none but dim "
+            f"safe_gather: index {_check.shown(index)} must have the dims of input {_check.shown(input)}, none but dim "
             f"{d} larger"
         )
     _check.no_dtensor("safe_gather", "input", input)

@@ -1,0 +1,138 @@
+"""DTensors of a case, and a call on them beside the same on plain tensors. For the cases run by processes.py."""
+
+import functools
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+import safeops
+from safeops._op import registry
+from safeops.distributed import _collectives
+from tests.callers.calls import CALLS
+
+TOLERANCE = {torch.float16: 1e-6, torch.float32: 1e-6, torch.float64: 1e-12}
+COVERED = {op.name: op.shards for op in registry.values() if getattr(op, "shards", None) and op.name in CALLS}
+S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()
+
+
+@functools.cache
+def mesh(dims=1):
+    world = dist.get_world_size()
+    return init_device_mesh("cpu", (world,) if dims == 1 else (2, world // 2), mesh_dim_names=("dp", "tp")[:dims])
+
+
+def laid_out(x, mesh, placements):
+    """Of what each rank has made: nothing is sent."""
+    return distribute_tensor(x.detach(), mesh, placements, src_data_rank=None)
+
+
+def distributed(x, placements, grad=True):
+    """A leaf, if floating. Partial: of terms that differ."""
+    shared = laid_out(x, mesh(len(placements)), [R if p.is_partial() else p for p in placements])
+    for i, p in enumerate(placements):
+        if p.is_partial():
+            place = shared.device_mesh.get_coordinate()[i]
+            part = shared.to_local() * (3 if place == 0 else -2 if place == 1 else 0)  # 3 x - 2 x
+            shared = DTensor.from_local(part, shared.device_mesh, placements, shape=x.shape, stride=x.stride())
+    return shared.requires_grad_(x.is_floating_point() and grad)
+
+
+def compare(name, operands, placements, kind=torch.float32, constant=("weight",), size=0, **options):
+    """Values and gradients. operands: plain tensors by name; placements: theirs. The composite is not taken.
+
+    size: of the terms that a gradient is the sum of, where they cancel.
+    """
+    plain = {k: x.clone().requires_grad_(x.is_floating_point() and k not in constant) for k, x in operands.items()}
+    shared = {k: distributed(x, placements[k], k not in constant) for k, x in operands.items()}
+    call = functools.partial(getattr(safeops, name), **options)
+    want = call(**plain)
+    refuse = mock.Mock(side_effect=AssertionError(f"{name} took the composite"))
+    with mock.patch.object(type(registry[name]), "composite", refuse):
+        got = call(**shared)
+    assert isinstance(got, DTensor) and got.shape == want.shape and got.dtype == want.dtype
+    close(got, want, TOLERANCE[kind])
+    if not want.requires_grad:
+        return got
+    upstream = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(7))
+    leaves = [k for k, x in plain.items() if x.requires_grad]
+    wants = torch.autograd.grad(want, [plain[k] for k in leaves], upstream)
+    same = laid_out(upstream, got.device_mesh, [R] * got.device_mesh.ndim)
+    gots = torch.autograd.grad(got, [shared[k] for k in leaves], same)
+    for g, w in zip(gots, wants):
+        assert g.dtype == w.dtype
+        close(g, w, TOLERANCE[kind], size)
+    return got
+
+
+def close(got, want, tolerance, size=0):
+    """Each rank looks at its own part."""
+    finite = want.detach()[want.isfinite()]
+    atol = tolerance * max(size, float(finite.abs().max()) if finite.numel() else 0)
+    assert got.shape == want.shape
+    if any(p.is_partial() for p in got.placements):
+        own = got.full_tensor()
+    else:
+        own, want = got.to_local(), laid_out(want, got.device_mesh, got.placements).to_local()
+    torch.testing.assert_close(own, want, rtol=tolerance, atol=atol, equal_nan=True)
+
+
+FIRSTS = {how: name for name, how in reversed(COVERED.items())} | {"ternary": "gaussian_nll_loss"}
+
+
+def layouts(dtype, name):
+    """Placements of all tensors of a call: on a mesh of one dim, and of two; for fp64, where more can be seen, all, of
+    the first op of those whose parts combine alike: what is laid out how is no matter of the op."""
+    every = [S0], [S1, S0], [S1], [R], [S0, S1], [S0, R], [R, S0], [S0, S0]
+    return every if dtype == torch.float64 and name in FIRSTS.values() else every[:2]
+
+
+def operands(name, shape, dtype, keys):
+    """Positive numbers below 1, which every op takes; little kept, and in some rows nothing."""
+    g = torch.Generator().manual_seed(3)
+    made = {}
+    for key in keys:
+        if key in ("mask", "fill_mask"):
+            keep = torch.rand(shape, generator=g) < 0.4
+            keep[: shape[0] // 2] = False
+            made[key] = keep
+        else:
+            made[key] = (torch.rand(shape, generator=g, dtype=torch.float64) * 0.9 + 0.05).to(dtype)
+    return made
+
+
+def tensors_of(name, *also):
+    """The names of an op's full-size operands, and some that may be added."""
+    skip = ("mask", "weight", "denominator", "pos_weight")
+    return [k for k, x in CALLS[name].items() if isinstance(x, torch.Tensor) and x.dim() == 2 and k not in skip] + [
+        *also
+    ]
+
+
+class sending:
+    """The bytes that this rank sends by safeops' collectives, one number each."""
+
+    def __enter__(self):
+        sent, gather, add = [], _collectives.all_gather, dist.all_reduce
+
+        def gathered(output, input, **options):
+            sent.append(input.nbytes)
+            return gather(output, input, **options)
+
+        def added(x, **options):
+            sent.append(x.nbytes)
+            return add(x, **options)
+
+        self.patches = (
+            mock.patch.object(_collectives, "all_gather", gathered),
+            mock.patch.object(dist, "all_reduce", added),
+        )
+        for patch in self.patches:
+            patch.start()
+        return sent
+
+    def __exit__(self, *error):
+        for patch in self.patches:
+            patch.stop()

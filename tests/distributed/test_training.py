@@ -1,0 +1,20 @@
+"""Training on several processes: the losses and parameters of one process with the whole batch."""
+
+import pytest
+
+dist = pytest.importorskip("torch.distributed")
+if not (dist.is_available() and dist.is_gloo_available()):
+    pytest.skip("needs gloo", allow_module_level=True)
+
+from tests.distributed import processes, training  # noqa: E402
+
+WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]
+found = processes.fixture(training)
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("case", training.CASES)
+@pytest.mark.parametrize("world", WORLDS)
+def test_on_several_processes(found, world, case):
+    if wrong := processes.failure(found(world), case):
+        pytest.fail(wrong)

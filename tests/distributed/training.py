@@ -1,0 +1,134 @@
+"""Cases of a training on several processes, its means by global_count, beside one process with the whole batch.
+
+The masks keep very unequal shares, of the last rank nothing; a step has three micro-batches. Run by processes.py.
+"""
+
+import functools
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import safeops
+from safeops._torch import counting_backend
+from safeops.distributed import global_count
+
+ROWS, STEPS = 12, 3  # rows of a rank, micro-batches
+
+
+def batch(world, dtype=torch.float32):
+    """The whole batch, (world, STEPS, rows, 4). Kept: of rank 0 nearly all, of the last nothing, of others little."""
+    g = torch.Generator().manual_seed(1)
+    x, y, weight = (torch.randn(world, STEPS, ROWS, 4, generator=g, dtype=dtype) for _ in range(3))
+    keep = torch.rand(world, STEPS, ROWS, 4, generator=g) < torch.tensor([0.9, 0.1, 0.3, 0.5])[:world, None, None, None]
+    keep[-1] = False
+    return x.masked_fill(~keep, torch.nan), y, weight.abs(), keep
+
+
+def network(dtype):
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4)).to(dtype)
+
+
+def loss_of(out, y, keep, weight, denominator):
+    return safeops.huber_loss(out, y, mask=keep, weight=weight, denominator=denominator)
+
+
+def train(net, steps, finish=lambda i: None, loss_of=loss_of):
+    """Two steps of `steps`, a list of (x, y, weight, keep, denominator). Masked-out NaNs are no input of the net."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.5)
+    losses = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        total = 0
+        for i, (x, y, weight, keep, denominator) in enumerate(steps):
+            finish(i)
+            loss = loss_of(net(x.nan_to_num(0)), y, keep, weight, denominator)
+            loss.backward()
+            total += loss.detach()
+        losses.append(total)
+        optimizer.step()
+    return losses
+
+
+def training(wrap, dtype, weighted, tolerance, loss_of=loss_of):
+    """Three micro-batches a step, of which the last rank keeps nothing, as one process has it with the whole batch."""
+    whole, (net, finish, mesh) = network(dtype), wrap(network(dtype))
+    rank, parts = dist.get_rank(), dist.get_world_size()
+    if mesh is not None:
+        rank, parts = mesh.get_local_rank("dp"), mesh.size(0)
+    x, y, weight, keep = batch(parts, dtype)
+    flat = [t.flatten(0, 2) for t in (x, y)] + [weight.flatten(0, 2) if weighted else None, keep.flatten(0, 2)]
+    want = train(whole, [(*flat, None)])
+    own = weight[rank] if weighted else [None] * STEPS
+    where = {} if mesh is None else {"mesh": mesh, "dims": "dp"}  # along tp are copies
+    count = global_count(list(keep[rank]), weight=list(own) if weighted else None, **where)
+    steps = [(x[rank, i], y[rank, i], own[i], keep[rank, i], count) for i in range(STEPS)]
+    for a, b in zip(train(net, steps, finish, loss_of), want):
+        dist.all_reduce(a)
+        torch.testing.assert_close(a / dist.get_world_size(), b, rtol=tolerance, atol=tolerance)
+    for p, q in zip(net.parameters(), whole.parameters()):
+        p = p.full_tensor() if hasattr(p, "full_tensor") else p
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=tolerance, atol=tolerance)
+
+
+def compiled(dtype, tolerance):
+    """The part of one rank, in one graph; the count comes in as it is, and is waited for in there."""
+    torch.compiler.reset()
+    counter = counting_backend("aot_eager")
+    training(ddp, dtype, False, tolerance, torch.compile(loss_of, backend=counter, fullgraph=True))
+    assert counter.frame_count
+
+
+def ddp(net):
+    return DistributedDataParallel(net), lambda i: None, None
+
+
+def fsdp(net):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in net:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    return net, lambda i: net.set_requires_gradient_sync(i == STEPS - 1), None
+
+
+def hsdp(net):
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
+    return fully_shard(net, mesh=mesh), lambda i: None, None
+
+
+def tensor_parallel(net, along_dp=lambda net, mesh: net):
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("dp", "tp"))
+    net = parallelize_module(net, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return along_dp(net, mesh["dp"]), lambda i: None, mesh
+
+
+def fsdp_of_tensor_parallel(net):
+    return tensor_parallel(net, lambda net, mesh: fully_shard(net, mesh=mesh))
+
+
+def per_rank_means_differ():
+    """What all this is for: with its own count on each rank, DDP does not get there."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    x, y, _, keep = batch(world)
+    whole, net = network(torch.float32), DistributedDataParallel(network(torch.float32))
+    train(whole, [(*(t.flatten(0, 2) for t in (x, y)), None, keep.flatten(0, 2), None)])
+    train(net, [(x[rank].flatten(0, 1), y[rank].flatten(0, 1), None, keep[rank].flatten(0, 1), None)])
+    assert any((p - q).abs().max() > 1e-2 for p, q in zip(net.parameters(), whole.parameters()))
+
+
+CASES = {
+    "ddp fp32": functools.partial(training, ddp, torch.float32, False, 1e-6),
+    "ddp fp64 weighted": functools.partial(training, ddp, torch.float64, True, 1e-12),
+    "fsdp fp32 weighted": functools.partial(training, fsdp, torch.float32, True, 1e-6),
+    "fsdp fp64": functools.partial(training, fsdp, torch.float64, False, 1e-12),
+    "hsdp fp64": functools.partial(training, hsdp, torch.float64, False, 1e-12),
+    "fsdp and tensor parallel fp64": functools.partial(training, fsdp_of_tensor_parallel, torch.float64, True, 1e-12),
+    "fsdp and tensor parallel fp32": functools.partial(training, fsdp_of_tensor_parallel, torch.float32, False, 1e-6),
+    "compiled fp64": functools.partial(compiled, torch.float64, 1e-12),
+    "compiled fp32": functools.partial(compiled, torch.float32, 1e-6),
+    "per-rank means differ": per_rank_means_differ,
+}
