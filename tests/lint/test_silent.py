@@ -14,7 +14,7 @@ SILENT = [
     ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),
     ("names", "return [n for n in names if n]"),
     ("x, reduction='mean'", "if reduction == 'mean':\n    return x.mean()\nreturn x"),
-    ("x", "b, c = x.shape\nreturn x.sum() / (b * c) + x.sum() / x.shape[0] + x.sum() / x.numel()"),
+    ("x", "b, c = x.shape\nreturn x.sum() / (b * c) + x.sum() / x.shape[0] + x.softmax(0).sum() / x.numel()"),
     ("x, weight=None", "if weight is not None:\n    x = x * weight\nreturn x.mean()"),
     ("x", "if x.dim() == 2 and x.size(0) > 1 and x.requires_grad:\n    x = x[0]\nreturn x"),
     ("x, weight", "if weight == 'none' or weight == None or weight in ('a', 'b'):\n    return x * 2\nreturn x.mean()"),

@@ -35,11 +35,12 @@ class TimesMask(Rule):
     ops = ("mul",)
 
     def operation(self, op, walk):
-        if len(op.args) != 1 or walk.scope.no_grad or not (walk.scope.loss or walk.scope.step or walk.scope.is_module):
+        counts = walk.scope.metric and not walk.scope.formula
+        if len(op.args) != 1 or walk.scope.no_grad or not (walk.stepping or counts):
             return
         left, right = walk.value(op.input), walk.value(op.args[0])
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
-            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer:
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
                 continue
             if finite(x_node, walk, cleaned=True) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
                 continue
