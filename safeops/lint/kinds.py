@@ -17,7 +17,7 @@ LOSS_CLASS = re.compile(
 # What a formula of a loss is called where it does not say that it is one; its waits are not looked at.
 FORMULA = re.compile(
     r"(^|_)(focal|tversky|jaccard|contrast(ive)?|triplets?|hinge|charbonnier|huber|wasserstein|sinkhorn|chamfer|kld"
-    r"|hausdorff|likelihood|log_?probs?|cosine|poincare|geodesic|bhattacharyya|hellinger|pearson|correlation|perceptual"
+    r"|hausdorff|likelihood|log_?probs?|cosine|poincare|geodesic|bhattacharyya|hellinger|pearson|correlation|perceptual|hsic|cka"
     r"|smoothness|variation|barlow|vicreg|distill\w*|uniformity|discrepancy|gram|distances?|similarity|angle)(_|$|\d)"
 )
 NO_FORMULA = re.compile(
@@ -60,16 +60,17 @@ def compares(function, class_name):
     return bool(given) and class_name is not None and not plumbing
 
 
-def formula(function, class_name, clue):
-    """Whether it is a formula of a loss by its name, or returns the mean or the sum of everything."""
+def formula(function, class_name, clue, measures):
+    """Whether it is a formula of a loss by its name, or returns the mean or the sum of everything. measures: it is in a
+    file about metrics."""
     name = function.name.value
-    if NO_PART_OF_A_LOSS.search(name) or NOT_A_LOSS.search(name) or NO_FORMULA.search(name) or class_name is None:
+    if class_name is None or class_name and name not in ("forward", "__call__"):
         return False
-    if class_name and name != "forward":
+    if not class_name and any(kind.search(name) for kind in (NO_PART_OF_A_LOSS, NOT_A_LOSS, NO_FORMULA)):
         return False
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name or name).lower()
     named = FORMULA.search(words) is not None
-    clue.metric |= clue.reduces and not (named or class_name)  # of a function that says nothing, the values alone
+    clue.metric |= measures and clue.reduces and not (named or class_name)  # the values alone
     return named or clue.reduces
 
 

@@ -37,6 +37,7 @@ def survey(module, imports):
     clues = {id(node): _clues(node.body, imports) for _, node in functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
+    measures = bool(metrics) or any("metric" in full.lower() for full in imports.names.values())
     by_name, todo, helpers = {}, [], set()
     for class_name, node in functions:
         by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
@@ -51,7 +52,7 @@ def survey(module, imports):
     _spread(todo, by_name, clues, helpers)
     for class_name, node in functions:
         clue = clues[id(node)]
-        if not (clue.loss or clue.backward or clue.computes) and formula(node, class_name, clue):
+        if not (clue.loss or clue.backward or clue.computes) and formula(node, class_name, clue, measures):
             clue.loss = clue.helper = clue.formula = True
             clue.metric |= class_name in metrics
             todo.append((class_name, node))
@@ -157,6 +158,8 @@ def _clues(body, imports):
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
+        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
+            tensors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
             factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):

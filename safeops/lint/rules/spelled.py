@@ -91,14 +91,14 @@ class Spelled(Rule):
             return exponent_range(op, walk) is None
         if op.name in ("add", "sub"):
             return any(self._grows(through(n, walk), walk, depth + 1) for n in tensors(op, walk))
-        return op.name == "sum" and self._grows(through(op.input, walk), walk, depth + 1)
+        return op.name in ("sum", "cumsum") and self._grows(through(op.input, walk), walk, depth + 1)
 
     def _has_sum(self, node, walk, depth=0):
         """Whether an expression adds exponentials up."""
         op = through(node, walk)
         if op is None or depth > 5:
             return False
-        if op.name == "sum":
+        if op.name in ("sum", "cumsum"):
             return self._grows(op, walk) or self._has_exp(op.input, walk)
         return any(self._has_sum(n, walk, depth + 1) for n in tensors(op, walk))
 

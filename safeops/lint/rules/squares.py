@@ -153,10 +153,14 @@ class SquareSum(Rule):
 
     def _base(self, node, walk):
         """What a factor is without its transposition."""
-        op = walk.op(node)
-        while op is not None and op.name in SHAPING and op.input is not None:
-            node, op = op.input, walk.op(op.input)
-        return walk.text(node)
+        while True:
+            op = walk.op(node)
+            if isinstance(node, cst.Attribute) and node.attr.value in ("T", "mT"):
+                node = node.value
+            elif op is not None and op.name in SHAPING and op.input is not None:
+                node = op.input
+            else:
+                return walk.text(node)
 
     def _fix(self, op, base, walk):
         if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:
