@@ -4,7 +4,7 @@ import re
 
 import libcst as cst
 
-from safeops.lint.syntax import dotted
+from safeops.lint.syntax import dotted, number
 
 LOSS = re.compile(
     r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|xent|mse|mae|rmse|elbo|kl|ssim|dice|mmd|crps|(info_?)?nce|entropy)(_|$|\d)"
@@ -70,21 +70,32 @@ def formula(function, class_name, clue, measures):
         return False
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", class_name or name).lower()
     named = FORMULA.search(words) is not None
-    clue.metric |= measures and clue.reduces and not (named or class_name)  # the values alone
-    return named or clue.reduces
+    if (named or clue.reduces) and measures and not class_name:
+        clue.metric = True  # the values alone
+    return (named or clue.reduces) and not clue.numpy
 
 
-def total(node, names):
-    """Whether an expression is a mean or a sum of everything, or made of one: `1 - 2 * tp / x.sum()`."""
+def total(node, names, tensors):
+    """Whether an expression is a mean or a sum of everything, or made of these: `1 - 2 * tp / x.sum()`."""
     if isinstance(node, cst.BinaryOperation):
-        return total(node.left, names) or total(node.right, names)
+        sides = [total(n, names, tensors) for n in (node.left, node.right)]
+        if isinstance(node.operator, cst.Divide):
+            return sides[0]
+        return all(sides) or any(sides) and any(_plain(n, tensors) for n in (node.left, node.right))
     if isinstance(node, cst.UnaryOperation):
-        return total(node.expression, names)
+        return total(node.expression, names, tensors)
     if isinstance(node, cst.Name):
         return node.value in names
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return isinstance(node, cst.Call) and dotted(node.func) == "sum"
     if node.func.attr.value in ("div", "mul", "neg", "sqrt", "log", "add", "sub"):
-        return total(node.func.value, names)
-    of_torch = dotted(node.func.value) == "torch"
-    return node.func.attr.value in ("mean", "sum") and len(node.args) == of_torch
+        return total(node.func.value, names, tensors)
+    positional = sum(a.keyword is None for a in node.args)
+    some = any(a.keyword and a.keyword.value in ("dim", "axis") for a in node.args)  # not of all
+    of_torch = (dotted(node.func.value) or "").startswith("torch")
+    return node.func.attr.value in ("mean", "sum", "norm", "std", "trace") and positional == of_torch and not some
+
+
+def _plain(node, tensors):
+    """A number, or a name that is used as no tensor is."""
+    return number(node) is not None or isinstance(node, (cst.Name, cst.Attribute)) and dotted(node) not in tensors

@@ -23,6 +23,7 @@ class Clues:
     computes: bool  # it calls a loss of torch's or ours
     returns_loss: bool
     reduces: bool  # it returns the mean or the sum of all elements
+    numpy: bool  # it calls numpy
     loss: bool = False  # it is a loss, or part of one
     helper: bool = False  # it is part of one, not one itself
     metric: bool = False
@@ -131,7 +132,7 @@ def _calls(function, class_name):
 def _clues(body, imports):
     tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
     counted, factors = set(), set()
-    totals, results = set(), []  # names of sums over everything, returned expressions
+    assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
     todo = [body]
     while todo:
         node = todo.pop()
@@ -140,6 +141,7 @@ def _clues(body, imports):
         if isinstance(node, cst.Call):
             func = node.func
             computes = computes or _calls_loss(node, imports)
+            numpy = numpy or (imports.resolve(func) or "").startswith("numpy.")
             if isinstance(func, cst.Attribute):
                 optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
                 backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
@@ -163,8 +165,7 @@ def _clues(body, imports):
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
             factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
-            if total(node.value, ()):
-                totals.add(node.targets[0].target.value)
+            assigned.append((node.targets[0].target.value, node.value))
         elif isinstance(node, cst.Return) and node.value is not None:
             results.append(node.value)
             returned |= names_of(node.value)
@@ -172,8 +173,10 @@ def _clues(body, imports):
                 returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
-    reduces = any(total(value, totals) for value in results)
-    return Clues(tensors, arrays, counted & factors, backward, computes, loss, reduces)
+    used, totals = tensors | arrays, set()
+    totals |= {name for name, value in assigned if total(value, totals, used)}
+    reduces = any(total(value, totals, used) for value in results)
+    return Clues(tensors, arrays, counted & factors, backward, computes, loss, reduces, numpy)
 
 
 def tensors_in(body, imports):

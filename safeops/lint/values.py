@@ -213,7 +213,7 @@ def _like_another(op, operands):
 
 def _mask(op, operands, dtype):
     first = operands[0] if operands else NOTHING
-    if op.name in COMPARISONS or dtype == "bool":
+    if op.name in COMPARISONS or dtype == "bool" or op.inplace and first.mask == "bool":
         return "bool"
     if op.name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
         kinds = {v.mask for v in operands if v.tensor}

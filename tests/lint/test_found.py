@@ -128,6 +128,7 @@ FOUND = [
     ("SO206", "x", "return torch.log(torch.max(x, torch.full_like(x, 1e-9))).mean()"),
     # layers, loops, lambdas, operands of @
     ("SO204", "x", "p = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))\nreturn p(x).log().mean()"),
+    ("SO204", "x", "return x.abs().pow(0.5).mean()"),
     ("SO206", "x, y", "c = nn.CosineSimilarity(dim=1)\nreturn c(x, y).mean()"),
     (
         "SO202",
@@ -142,7 +143,7 @@ FOUND = [
     ("SO204", "x", "return torch.acosh(x).mean()"),
     ("SO204", "x", "return torch.logit(x).mean()"),
     ("SO202", "x, target", "return ((x - target) / target.abs()).mean()"),
-    ("SO202", "x, sigma", "return (x / (2 * sigma**2)).mean()"),
+    ("SO202", "x, sigma", "return (x / (2 * sigma**2) + sigma.log()).mean()"),
     ("SO202", "x, y", "return torch.addcdiv(x, y, y.std()).mean()"),
     ("SO202", "x, y", "return F.cross_entropy(x, y, ignore_index=-1)"),
     ("SO207", "x, mask", "return torch.logsumexp(x.masked_fill(mask, -math.inf) / 2, 1).mean()"),
@@ -221,6 +222,13 @@ for x in loader:
     scaler.scale(model(x).mean()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 """
+
+
+def test_a_step_by_what_is_still_scaled():
+    step = CLIP.replace("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "optimizer.step()")
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO406"]
+    assert not lint_source(HEADER + step.replace("optimizer.step()", "scaler.step(optimizer)\n    scheduler.step()"))
+    assert not lint_source(HEADER + step.replace("optimizer", "scheduler"))
 
 
 def test_clipping_of_what_is_still_scaled():

@@ -56,7 +56,8 @@ def given(node, walk, relative):
     if op.name == "mul" and any(not walk.value(n).tensor for n in (op.input, op.args[0])):
         return any(given(n, walk, relative) for n in (op.input, op.args[0]) if walk.op(n) is not None)
     base = squared(node, walk) if walk.training and not walk.scope.helper else None
-    return base is not None and walk.value(base).op is None and not walk.value(base).positive
+    used = base is not None and walk.names_in(base) & walk.scope.used
+    return bool(used) and walk.value(base).op is None and not walk.value(base).positive
 
 
 class _Division(Rule):

@@ -76,13 +76,18 @@ class LargeFill(Rule):
         for factor, other in ((op.input, op.args[0] if op.args else None), (op.args[0] if op.args else None, op.input)):
             value = walk.number(factor)
             beyond = value is not None and HALF_MAX < abs(value) < float("inf")
-            if not beyond or wide(op, walk) or walk.value(other).foreign or walk.value(other).mask == "bool":
-                continue  # a number times booleans is fp32
+            if not beyond or wide(op, walk) or walk.value(other).foreign or self._boolean(other, walk):
+                continue
             made = walk.op(other)
             alike = made is not None and (made.name in LIKE or made.name in ("eye", "ones") and "dtype" in made.kwargs)
             if walk.value(other).mask or alike or self._complement(other, walk):
                 inf = "-inf" if value < 0 else "inf"
                 walk.report(self, op.node, f"{value:g} is {inf} in fp16, and times 0 NaN; use safeops.masked_softmax")
+
+    def _boolean(self, node, walk):
+        """A number times booleans is fp32."""
+        inverted = isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.BitInvert)
+        return inverted or walk.value(node).mask == "bool"
 
     def _beyond(self, node, values, walk):
         if isinstance(node.operator, cst.Multiply) and walk.training and None in values:

@@ -42,6 +42,8 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
                 continue
+            if mask.constant:  # made here, as 1 - eye
+                continue
             if finite(x_node, walk, cleaned=True) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
                 continue
             if _by_itself(x_node, mask_node, walk):

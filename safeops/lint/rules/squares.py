@@ -12,6 +12,7 @@ from safeops.lint.values import SHAPING
 COUNTED = re.compile(
     r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"
 )  # a number of elements
+LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
@@ -133,8 +134,13 @@ class SquareSum(Rule):
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix)
-            elif getattr(through(base, walk, {"abs", "clamp"}), "name", "") == "sub":  # of an error, not of a mean
+            elif self._error(through(base, walk, {"abs"}), walk):
                 walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message)
+
+    def _error(self, op, walk):
+        """A difference, not from a number, and none of logarithms."""
+        differs = op is not None and op.name == "sub" and number(op.input) is None
+        return differs and not any(LOGARITHM.search(name) for name in walk.names_in(op.node))
 
     def _average(self, op, walk):
         """`x @ x.T / n` and `x.sum() / x.numel()`: inf before it is divided."""
