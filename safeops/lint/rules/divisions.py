@@ -105,8 +105,8 @@ class DivisionByReduction(_Division):
     gradient.
     """
     why = """
-    A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count beyond
-    65504 is inf too.
+    A batch without a valid element, a zero vector or a constant row comes sooner or later; so do a target of 0 in a
+    relative error, and labels that are all `ignore_index`. In half, a count beyond 65504 is inf too.
     """
     fix = """
     `safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or

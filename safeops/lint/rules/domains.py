@@ -74,8 +74,8 @@ def _exponent(node, walk):
 class UnguardedDomain(Rule):
     code, name = "SO204", "unguarded-domain"
     what = """
-    log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, and a negative argument is
-    NaN.
+    log(0) is -inf, the derivative of sqrt at 0 and of acos, asin and acosh at 1 is infinite, as atanh and logit are
+    there, and a negative argument is NaN.
     """
     why = """
     Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The chain

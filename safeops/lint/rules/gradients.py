@@ -16,7 +16,10 @@ class WhereAfter(Rule):
     `torch.where(ok, unsafe(x), 0)` selects after the fact: the value is right, the gradient NaN wherever `unsafe`
     has none.
     """
-    why = "where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN."
+    why = """
+    where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN. `masked_fill` and
+    `nan_to_num` do the same.
+    """
     fix = """
     `safeops.safe_div`, `safe_log`, ..., or `safeops.apply_where(ok, (x,), unsafe, fill_value=0)`, which never shows
     `unsafe` what is dropped.

@@ -193,8 +193,8 @@ COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
 class Exponential(Rule):
     code, name = "SO213", "exponential-in-half"
     what = """
-    `exp` of a similarity over a temperature, of a large number times a score, or of a difference of log-probabilities:
-    in fp16 it is inf beyond 11.1.
+    `exp` of a similarity over a temperature, of a large number times a score, of logits, of a log-variance, or of a
+    difference of log-probabilities: in fp16 it is inf beyond 11.1.
     """
     why = "1 / 0.07 is 14. A policy that moved since the samples were drawn has ratios beyond any bound."
     fix = "`.float()` before `exp`; `F.cross_entropy` of the scores; `clamp(max=10)` on a difference of logarithms."

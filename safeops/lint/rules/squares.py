@@ -91,7 +91,7 @@ class SquareSum(Rule):
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
     why = """
     `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half.
+    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements.
     """
     fix = """
     `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
