@@ -44,7 +44,7 @@ def leaves_domain(op, walk):
         exponent = _exponent(op.arg(0, "exponent"), walk)
         if exponent is None or exponent >= 1 and exponent == int(exponent):
             return False
-        known = walk.number(op.arg(0, "exponent")) is not None
+        known = exponent > 0 and walk.number(op.arg(0, "exponent")) is not None  # a root, whose slope at 0 is infinite
         return exponent < 1 and exponent != 0 and not x.positive and (known or inner != "abs")
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)

@@ -42,7 +42,7 @@ class TimesMask(Rule):
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
                 continue
-            if mask.constant:  # made here, as 1 - eye
+            if mask.constant and not _ones(mask_node, walk):  # made here, as 1 - eye
                 continue
             if finite(x_node, walk, cleaned=True) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
                 continue
@@ -129,6 +129,14 @@ def _by_itself(node, mask, walk):
     names = [{n for n in walk.names_in(part) if walk.scope.get(n).tensor} for part in (node, value.node)]
     op = walk.op(node)
     return bool(names[0]) and names[0] <= names[1] and (op is None or op.name in POLYNOMIAL)
+
+
+def _ones(node, walk):
+    """What stands for a mask that was not given."""
+    op = walk.op(node)
+    while op is not None and op.name in SHAPING:
+        op = walk.op(op.input)
+    return op is not None and op.name in ("ones_like", "ones")
 
 
 def _of_pairs(node, mask, walk):
