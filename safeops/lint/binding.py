@@ -20,6 +20,8 @@ class Binding:
                 value = dataclasses.replace(value, mask="likely")
             if not (value.tensor or value.foreign or value.op) and named_eps(target.value):
                 value = Value(positive=True)
+            elif not isinstance(expression, cst.Attribute) and self._used_as_tensor(target.value, value):
+                value = dataclasses.replace(value, tensor=True, guessed=True)
             self.scope.bind(target.value, value)
         elif isinstance(target, (cst.Tuple, cst.List)):
             self._unpack(target.elements, value, expression, statement)
@@ -55,6 +57,29 @@ class Binding:
                     if number(expression) == float("-inf") and len(target.slice) == 1:  # as masked_fill
                         new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
                     self.scope.names[name] = new
+
+    def _used_as_tensor(self, name, value):
+        """Whether a loss goes on to use a name as only tensors are, of whose value nothing is known."""
+        unknown = not (value.tensor or value.foreign or value.op or value.positive)
+        return unknown and name in self.scope.surely and (self.scope.loss or self.scope.step)
+
+    def _bind_element(self, target, iterated, statement):
+        """What a loop's names are: of `zip` and `enumerate`, each an element of its own."""
+        call = iterated if isinstance(iterated, cst.Call) else None
+        name = dotted(call.func) if call is not None else None
+        parts = [a.value for a in call.args if not a.keyword] if call is not None else []
+        elements = getattr(target, "elements", ())
+        if name == "enumerate" and parts and len(elements) == 2:
+            self._bind(elements[0].value, FOREIGN, None, statement)
+            self._bind_element(elements[1].value, parts[0], statement)
+        elif name == "zip" and len(parts) == len(elements):
+            for element, part in zip(elements, parts):
+                self._bind_element(element.value, part, statement)
+        else:
+            tensor = self.value(iterated).tensor
+            if isinstance(target, cst.Name) and name != "range" and (self.scope.loss or self.scope.step):
+                tensor = tensor or target.value in self.scope.used
+            self._bind(target, Value(tensor=tensor), None, statement)
 
     def _unpack(self, elements, value, expression, statement):
         parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()

@@ -6,6 +6,7 @@ import re
 import libcst as cst
 import torch
 
+from safeops.lint.layers import layer_operation
 from safeops.lint.syntax import Op, dotted, operation
 from safeops.lint.values import (
     NO_TENSOR,
@@ -18,6 +19,10 @@ from safeops.lint.values import (
     of_op,
 )
 
+NUMBERS = re.compile(
+    r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"
+    r"|_(coeff?|weight|factor|scale|ratio|dim|index|size)$"
+)  # arguments that are numbers more often than tensors
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
@@ -33,6 +38,7 @@ class Calls:
             self.evaluate(node.func)
         for a in node.args:
             self.evaluate(a.value)
+        op = self._of_layer(node) or op
         if op is not None:
             self._recognize(op)
         value = self._call_value(node, op, full)
@@ -48,6 +54,11 @@ class Calls:
                 self._disown(a.value)
         return value
 
+    def _of_layer(self, node):
+        """`self.softmax(x)`, `nn.Softmax(1)(x)`: the operation that the module is."""
+        made = node.func if isinstance(node.func, cst.Call) else self.scope.get(dotted(node.func) or "").node
+        return layer_operation(made, node, self.imports) if isinstance(made, cst.Call) else None
+
     def _recognize(self, op):
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
@@ -56,9 +67,12 @@ class Calls:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
-        if not (name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS):
+        loss = op.origin == "functional" and name.endswith("_loss") or name == "nan_to_num"
+        if not (name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS or loss):
             return
-        if isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
+        if isinstance(op.input, cst.BinaryOperation) and self._are_tensors(op.input):
+            self.evaluate(op.input)
+        elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
             self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
         elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
             self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)
@@ -66,6 +80,14 @@ class Calls:
             if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
                 rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
                 self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports)
+
+    def _are_tensors(self, expression):
+        """Whether arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
+        unknown = {n for n in self.names_in(expression) & self.scope.arguments if self.scope.get(n) == NOTHING}
+        found = {name for name in unknown if not NUMBERS.search(name)}
+        for name in found:
+            self.scope.names[name] = Value(tensor=True, guessed=True)
+        return bool(found)
 
     def _is_tensor_op(self, op):
         if op.origin == "method":

@@ -5,6 +5,7 @@ import operator
 
 import libcst as cst
 
+from safeops.lint.layers import filled_with, named_number
 from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
@@ -40,9 +41,17 @@ class Context:
 
     def number(self, node, depth=0):
         """The number that an expression is, through names and defaults (`self.eps**2`); None where it is not known."""
-        value = number(node) if node is not None else None
-        if value is not None or node is None or depth > 5:
+        if node is None or depth > 5:
+            return None
+        value = number(node)
+        value = named_number(node, self.imports) if value is None else value
+        if value is not None:
             return value
+        if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+            value = self.number(node.expression, depth + 1)
+            return None if value is None else -value
+        if isinstance(node, cst.Call):
+            return self.number(filled_with(node), depth + 1)
         if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
             parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
             try:
@@ -84,7 +93,8 @@ class Context:
     @property
     def stepping(self):
         """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
-        return (self.scope.loss or self.scope.step or self.scope.is_module) and not self.scope.metric
+        scope = self.scope
+        return (scope.loss and not scope.formula or scope.step or scope.is_module) and not scope.metric
 
     @property
     def computing(self):

@@ -5,6 +5,7 @@ import dataclasses
 import libcst as cst
 
 from safeops.lint.scope import Scope
+from safeops.lint.survey import tensors_in
 from safeops.lint.syntax import Op, asked_about, children, dotted, number, operation
 from safeops.lint.values import (
     BATCHES,
@@ -120,11 +121,14 @@ class Expressions:
             scope = scope.outer
         full = self.imports.resolve(node)
         if full is not None:
-            return Value(foreign=True, positive=True)  # math.pi, torch.float32, np.float64
+            return Value(foreign=True, positive=True, node=node)  # math.pi, torch.float32, np.float64
         base = self.evaluate(node.value)
         attribute = node.attr.value
+        constant = self._of_class(node)
+        if constant is not None:
+            return constant
         if named_eps(attribute):
-            return Value(foreign=True, positive=True)
+            return Value(foreign=True, positive=True, node=node)
         if attribute in NO_TENSOR_ATTRIBUTES:
             return Value(foreign=True, positive=True, wide=base.wide, node=node)  # `y.to(x.dtype)` is as wide as x
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
@@ -138,6 +142,14 @@ class Expressions:
         if named_mask(attribute):
             return Value(mask="likely")
         return NOTHING
+
+    def _of_class(self, node):
+        """`self.EPS`, `cls.EPS` where the class has `EPS = 1e-8`."""
+        scope = self.scope
+        while scope is not None and scope.name:
+            scope = scope.outer
+        known = scope is not None and scope.outer is not None and dotted(node.value) in ("self", "cls")
+        return scope.names.get(node.attr.value) if known else None
 
     def _named(self, key):
         """Whether a batch's entry of this name is a tensor."""
@@ -206,8 +218,10 @@ class Expressions:
     def _Lambda(self, node):
         outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
         self.scope.loss, self.scope.step = outer.loss, outer.step
+        computes = self.scope.loss or self.scope.step
+        used = tensors_in(node.body, self.imports) if computes else ()
         for p in node.params.params:
-            self.scope.bind(p.name.value, NOTHING)
+            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
         self.evaluate(node.body)
         self.scope = outer
         return NOTHING
@@ -224,8 +238,8 @@ class Expressions:
     _ListComp = _GeneratorExp = _SetComp = _DictComp = _comprehension
 
     def _comp_for(self, node):
-        value = self.evaluate(node.iter)
-        self._bind(node.target, Value(tensor=value.tensor), None, node)
+        self.evaluate(node.iter)
+        self._bind_element(node.target, node.iter, node)
         for condition in node.ifs:
             self._test(condition.test)
         if node.inner_for_in is not None:

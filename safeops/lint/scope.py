@@ -19,10 +19,12 @@ class Scope:
         self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
         self.arguments = set()  # names of its arguments
         self.helper = False  # it is part of a loss, not one itself
+        self.formula = False  # it is one by its form alone
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
         self.filled = set()  # names of which a mask's places were overwritten by a number
-        self.used = set()  # names that its body uses as tensors
+        self.used = set()  # names that its body uses as tensors, or as arrays
+        self.surely = set()  # and those that it uses as tensors alone
         self.no_grad = self.autocast = self.wide = self.loops = 0
         self.rare = 0  # in a branch that is taken once, or on demand
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
@@ -69,9 +71,11 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         _decorate(scope, decorator.decorator, imports)
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
+    scope.formula = clues.formula
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
+    scope.surely = clues.tensors
     if outer is not None and outer.loss and not class_name:
-        scope.loss, scope.metric = True, outer.metric
+        scope.loss, scope.metric, scope.formula = True, outer.metric, outer.formula
     parameters = node.params
     all_params = [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params]
     forward = is_module and scope.name == "forward"

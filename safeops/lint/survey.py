@@ -5,30 +5,10 @@ import re
 
 import libcst as cst
 
+from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
 from safeops.lint.syntax import children, descendants, dotted, operation
 from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
-LOSS = re.compile(
-    r"(^|_)(loss|losses|criterion|divergence|penalty|regulari[sz]er|nll|bce|xent|mse|mae|rmse|elbo|kl|ssim|dice|mmd|crps|(info_?)?nce|entropy)(_|$|\d)"
-    r"|loss$|_loss|^loss|(^|_)objective(_fn)?$",
-    re.IGNORECASE,
-)
-LOSS_CLASS = re.compile(
-    r"(Loss|Losses|Criterion|Objective|Divergence|Penalty|Regulari[sz]er|Distance|Similarity|Entropy|NCE|MMD)(\d|[A-Z]|$)"
-)
-METRIC = re.compile(r"(^|_|2)(psnr|s?mape|[gdc]?iou|ccc|snr|sdr|perplexity|explained_variance)(_|$)", re.IGNORECASE)
-PREDICTED = re.compile(r"pred|logits?$|^(inputs?|outputs?|probs?|scores?|y_?hat|recon\w*|estimates?)$", re.IGNORECASE)
-GIVEN = re.compile(r"(^|_)(targets?|labels?|y_true|gt|ground_truth|truth)$", re.IGNORECASE)
-METRIC_CLASS = re.compile(r"(Metric|Dice|Score|IoU|SSIM|PSNR|Accuracy|Error)(\d|[A-Z]|$)")
-NOT_A_LOSS = re.compile(
-    r"^(plot|log(?!_(\w+_)?loss$)|print|get(?!_(\w+_)?loss$)|set|make|build|create|test|save|load|register|update|parse)_"
-    r"|lossless",
-    re.I,
-)
-NO_PART_OF_A_LOSS = re.compile(
-    r"^_*(check|validate|assert|verify|ensure|init|reset|convert|warn|plot|print|save|load|test|register|update|parse)|^__",
-    re.I,
-)
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
@@ -42,9 +22,12 @@ class Clues:
     backward: bool  # it calls .backward(), or an optimizer
     computes: bool  # it calls a loss of torch's or ours
     returns_loss: bool
+    reduces: bool  # it returns the mean or the sum of all elements
+    numpy: bool  # it calls numpy
     loss: bool = False  # it is a loss, or part of one
     helper: bool = False  # it is part of one, not one itself
     metric: bool = False
+    formula: bool = False  # a loss by its form alone
     scripted: bool = False
 
 
@@ -55,17 +38,32 @@ def survey(module, imports):
     clues = {id(node): _clues(node.body, imports) for _, node in functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
+    measures = bool(metrics) or any("metric" in full.lower() for full in imports.names.values())
     by_name, todo, helpers = {}, [], set()
     for class_name, node in functions:
         by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
         clue = clues[id(node)]
-        clue.loss, clue.metric = _kind(node.name.value, class_name, clue)
-        if not clue.loss and _compares(node, class_name) and not clue.backward:
+        clue.loss, clue.metric = kind(node.name.value, class_name, clue)
+        if not clue.loss and compares(node, class_name) and not clue.backward:
             clue.loss = clue.helper = True
             clue.metric = node.name.value != "forward"
         clue.metric |= class_name in metrics
         if clue.loss:
             todo.append((class_name, node))
+    _spread(todo, by_name, clues, helpers)
+    for class_name, node in functions:
+        clue = clues[id(node)]
+        if not (clue.loss or clue.backward or clue.computes) and formula(node, class_name, clue, measures):
+            clue.loss = clue.helper = clue.formula = True
+            clue.metric |= class_name in metrics
+            todo.append((class_name, node))
+    _spread(todo, by_name, clues, helpers)
+    _scripted(module, imports, by_name, clues)
+    return clues, helpers
+
+
+def _spread(todo, by_name, clues, helpers):
+    """What they call is part of them."""
     while todo:
         class_name, node = todo.pop()
         for key in _calls(node, class_name):
@@ -74,10 +72,8 @@ def survey(module, imports):
                 helpers.add(name)
                 if not (clue.loss or clue.backward or NO_PART_OF_A_LOSS.search(name)):
                     clue.loss = clue.helper = True
-                    clue.metric = clues[id(node)].metric
+                    clue.metric, clue.formula = clues[id(node)].metric, clues[id(node)].formula
                     todo.append(called)
-    _scripted(module, imports, by_name, clues)
-    return clues, helpers
 
 
 def _scripted(module, imports, by_name, clues):
@@ -120,28 +116,6 @@ def _metrics(module):
                 yield node.name.value
 
 
-def _kind(name, class_name, clue):
-    """(is it a loss, by its class's name as a metric alone)"""
-    plumbing = name.startswith("__") and name != "__call__" or name == "extra_repr" or "config" in name
-    plumbing = plumbing or re.match(r"_*(reset|convert|warn)(_|$)", name) is not None
-    if plumbing or clue.backward or class_name is None:
-        return False, False
-    in_class = bool(class_name and LOSS_CLASS.search(class_name))
-    own_name = LOSS.search(name) is not None and not NOT_A_LOSS.search(name)
-    metric = bool(class_name and METRIC_CLASS.search(class_name) or METRIC.search(name))
-    metric = metric and not NO_PART_OF_A_LOSS.search(name)
-    loss = own_name or in_class or clue.returns_loss
-    return loss or metric, metric and not loss
-
-
-def _compares(function, class_name):
-    """Whether it is given a prediction and a target first, as a loss or a metric is."""
-    names = [p.name.value for p in function.params.params if p.name.value not in ("self", "cls")]
-    plumbing = NO_PART_OF_A_LOSS.search(function.name.value) or NOT_A_LOSS.search(function.name.value)
-    given = len(names) > 1 and PREDICTED.search(names[0]) and GIVEN.search(names[1])
-    return bool(given) and class_name is not None and not plumbing
-
-
 def _calls(function, class_name):
     """What it calls for a result, by a name of this file or as a method of its own class."""
     nodes = list(descendants(function.body))
@@ -158,6 +132,7 @@ def _calls(function, class_name):
 def _clues(body, imports):
     tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
     counted, factors = set(), set()
+    assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
     todo = [body]
     while todo:
         node = todo.pop()
@@ -166,6 +141,7 @@ def _clues(body, imports):
         if isinstance(node, cst.Call):
             func = node.func
             computes = computes or _calls_loss(node, imports)
+            numpy = numpy or (imports.resolve(func) or "").startswith("numpy.")
             if isinstance(func, cst.Attribute):
                 optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
                 backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
@@ -184,15 +160,29 @@ def _clues(body, imports):
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
+        elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
+            tensors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
             factors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
+        elif isinstance(node, cst.Assign) and isinstance(node.targets[0].target, cst.Name):
+            assigned.append((node.targets[0].target.value, node.value))
         elif isinstance(node, cst.Return) and node.value is not None:
+            results.append(node.value)
             returned |= names_of(node.value)
             if any(_calls_loss(n, imports) for n in descendants(node.value, stop=NESTED)):
                 returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
-    return Clues(tensors, arrays, counted & factors, backward, computes, loss)
+    used, totals = tensors | arrays, set()
+    totals |= {name for name, value in assigned if total(value, totals, used)}
+    reduces = any(total(value, totals, used) for value in results)
+    return Clues(tensors, arrays, counted & factors, backward, computes, loss, reduces, numpy)
+
+
+def tensors_in(body, imports):
+    """The names that a loss's lambda uses as tensors."""
+    clues = _clues(body, imports)
+    return clues.tensors | clues.arrays
 
 
 def names_of(expression):

@@ -103,8 +103,8 @@ SURE_METHODS = set(
 )
 # What comes out of these is a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
-KEEPS_INTEGER = (
-    set("add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()) | SHAPING
+KEEPS_INTEGER = SHAPING | set(
+    "add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()
 )
 # Whose backward needs the result: changing it in place breaks backward.
 SAVES_RESULT = set(
@@ -129,6 +129,7 @@ class Value:
     soft: bool = False  # surely no mask: a probability, an attention
     host: bool = False  # on the CPU for certain
     owned: bool = False  # memory that only this name reaches
+    guessed: bool = False  # a tensor by what is done with it later
     op: object = None  # the Op that made it
     node: object = None  # the expression that made it (through names)
 
@@ -195,6 +196,7 @@ def of_op(op, operands, imports):
         value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
+    value.guessed = any(v.guessed for v in tensors)
     value.mask = _mask(op, operands, dtype)
     value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
     exact = op.name in KEEPS_INTEGER and bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
@@ -211,7 +213,7 @@ def _like_another(op, operands):
 
 def _mask(op, operands, dtype):
     first = operands[0] if operands else NOTHING
-    if op.name in COMPARISONS or dtype == "bool":
+    if op.name in COMPARISONS or dtype == "bool" or op.inplace and first.mask == "bool":
         return "bool"
     if op.name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
         kinds = {v.mask for v in operands if v.tensor}

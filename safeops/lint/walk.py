@@ -1,6 +1,5 @@
 """One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
 
-import dataclasses
 import re
 
 import libcst as cst
@@ -182,8 +181,8 @@ class Walk(Binding, Calls, Context, Expressions):
             self.evaluate(node.msg)
 
     def _For(self, node):
-        value = self.evaluate(node.iter)
-        self._bind(node.target, dataclasses.replace(NOTHING, tensor=value.tensor), None, node)
+        self.evaluate(node.iter)
+        self._bind_element(node.target, node.iter, node)
         if self.scope.step and LOADER.search(self._iterated(node.iter)):
             for name in names_of(node.target):
                 if name in self.scope.used or named_tensor(name):

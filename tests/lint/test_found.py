@@ -120,6 +120,49 @@ FOUND = [
     ("SO213", "x, logp, old_logp", "return (x * (logp - old_logp).exp()).mean()"),
     ("SO213", "x", "return torch.exp(64 * (x - 0.3)).sum()"),
     ("SO201", "x, valid", "d = x - 1\nd[~valid] = 0\nreturn (d * d).sum()"),
+    # an eps that half holds, and one over it not
+    ("SO206", "x", "return torch.log(x + 1e-6).mean()"),
+    ("SO206", "x, y", "return (x / (y.abs() + 1e-6)).mean()"),
+    ("SO206", "x", "return x.clamp(min=1e-6).reciprocal().mean()"),
+    ("SO206", "x", "return torch.log(x + np.finfo(np.float32).tiny).mean()"),
+    ("SO206", "x", "return torch.log(torch.max(x, torch.full_like(x, 1e-9))).mean()"),
+    # layers, loops, lambdas, operands of @
+    ("SO204", "x", "p = nn.Sequential(nn.Linear(3, 3), nn.Softmax(-1))\nreturn p(x).log().mean()"),
+    ("SO204", "x", "return x.abs().pow(0.5).mean()"),
+    ("SO206", "x, y", "c = nn.CosineSimilarity(dim=1)\nreturn c(x, y).mean()"),
+    (
+        "SO202",
+        "outs, refs",
+        "s = 0\nfor i, (o, r) in enumerate(zip(outs, refs)):\n    s += o.sum() / r.sum()\nreturn s",
+    ),
+    ("SO204", "x", "f = lambda e: torch.sqrt(e.abs())\nreturn f(x).mean()"),
+    ("SO204", "k1, k2", "return torch.sqrt(torch.trace(k1 @ k2))"),
+    ("SO204", "h", "return torch.log(1 - h).mean()"),
+    # other edges
+    ("SO204", "x, y", "return torch.xlogy(y, x).sum()"),
+    ("SO204", "x", "return torch.acosh(x).mean()"),
+    ("SO204", "x", "return torch.logit(x).mean()"),
+    ("SO202", "x, target", "return ((x - target) / target.abs()).mean()"),
+    ("SO202", "x, sigma", "return (x / (2 * sigma**2) + sigma.log()).mean()"),
+    ("SO202", "x, y", "return torch.addcdiv(x, y, y.std()).mean()"),
+    ("SO202", "x, y", "return F.cross_entropy(x, y, ignore_index=-1)"),
+    ("SO207", "x, mask", "return torch.logsumexp(x.masked_fill(mask, -math.inf) / 2, 1).mean()"),
+    ("SO207", "x, mask", "return torch.where(mask, x, -1e9).softmax(-1)"),
+    ("SO207", "x, same", "return (x + 1e5 * same).amin(1).mean()"),
+    ("SO207", "x, mask", "return x - (1 - mask) * 1e10"),
+    ("SO207", "x, mask", "x = x.clone()\nx[mask] = 1e6\nreturn x.mean()"),
+    ("SO208", "x, y", "return torch.nan_to_num(x / y).mean()"),
+    ("SO208", "x, y", "return (x / y).masked_fill(y == 0, 0).mean()"),
+    ("SO208", "x", "return torch.log(x).where(x > 0, x).mean()"),
+    ("SO201", "x, y", "return (x - y).square().float().mean()"),
+    ("SO201", "x, y", "return torch.sqrt((x - y) ** 2 + 1e-3).mean()"),
+    ("SO201", "x", "n, d = x.shape\nreturn (x.T @ x / (n - 1)).abs().mean()"),
+    ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')"),
+    ("SO201", "x", "return x.sum() / x.numel()"),
+    ("SO210", "x, y", "return torch.minimum(x, y).sum() / (torch.maximum(x, y).sum() + 1)"),
+    ("SO211", "x", "e = x.exp()\nreturn (e / e.cumsum(0)).log().mean()"),
+    ("SO213", "x, log_var", "return (x * torch.exp(-log_var)).mean()"),
+    ("SO213", "x", "return (10 ** (x / 20)).mean()"),
     # in place, on an argument or on what was saved
     ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
     ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),
@@ -179,6 +222,13 @@ for x in loader:
     scaler.scale(model(x).mean()).backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 """
+
+
+def test_a_step_by_what_is_still_scaled():
+    step = CLIP.replace("nn.utils.clip_grad_norm_(model.parameters(), 1.0)", "optimizer.step()")
+    assert [f.code for f in lint_source(HEADER + step)] == ["SO406"]
+    assert not lint_source(HEADER + step.replace("optimizer.step()", "scaler.step(optimizer)\n    scheduler.step()"))
+    assert not lint_source(HEADER + step.replace("optimizer", "scheduler"))
 
 
 def test_clipping_of_what_is_still_scaled():

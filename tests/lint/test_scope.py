@@ -111,7 +111,8 @@ def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
 
 @pytest.mark.parametrize("head, codes", [
     ("class Smoothed(nn.Module):\n    def forward(self, logits, target):\n", ["SO202", "SO204"]),
-    ("class Smoothed(nn.Module):\n    def forward(self, tokens, target):\n        logits = tokens\n", []),
+    ("class Smoothed(nn.Module):\n    def forward(self, x, target):\n        logits = x\n", ["SO202", "SO204"]),
+    ("class Smoothed(nn.Module):\n    def smooth(self, tokens, target):\n        logits = tokens\n", []),
     ("class Helper:\n    def compare(self, logits, target):\n", ["SO202"]),
     ("class Helper:\n    def plot_pair(self, logits, target):\n", []),
     ("class Helper:\n    def batch_psnr(self, logits, other):\n", ["SO202"]),

@@ -14,7 +14,7 @@ SILENT = [
     ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),
     ("names", "return [n for n in names if n]"),
     ("x, reduction='mean'", "if reduction == 'mean':\n    return x.mean()\nreturn x"),
-    ("x", "b, c = x.shape\nreturn x.sum() / (b * c) + x.sum() / x.shape[0] + x.sum() / x.numel()"),
+    ("x", "b, c = x.shape\nreturn x.sum() / (b * c) + x.sum() / x.shape[0] + x.softmax(0).sum() / x.numel()"),
     ("x, weight=None", "if weight is not None:\n    x = x * weight\nreturn x.mean()"),
     ("x", "if x.dim() == 2 and x.size(0) > 1 and x.requires_grad:\n    x = x[0]\nreturn x"),
     ("x, weight", "if weight == 'none' or weight == None or weight in ('a', 'b'):\n    return x * 2\nreturn x.mean()"),
@@ -133,6 +133,24 @@ SILENT = [
     ("x, z_loss", "if 0 <= z_loss <= 1:\n    return x.mean()\nreturn x.mean() * 2"),
     # another branch
     ("x, kind", "if kind == 'raw':\n    x = x.softmax(-1)\nelse:\n    x = x.exp()\nreturn F.kl_div(x.log(), x)"),
+    # an eps of the dtype's own, or large enough; integers are no halves
+    ("x", "return torch.log(x + torch.finfo(x.dtype).eps).mean() + torch.log(x + 1e-4).mean()"),
+    ("x", "return torch.log(x.clamp(min=1e-6)).mean()"),
+    ("x, y", "n = (y == 1).sum()\nreturn x.sum() / (n + 1e-7)"),
+    ("x, y", "c = nn.CosineSimilarity(dim=1, eps=1e-3)\nreturn c(x, y).mean()"),
+    ("x", "p = nn.LogSoftmax(-1)\nreturn p(x).exp().mean()"),
+    ("x", "f = lambda e: torch.sqrt(e.abs() + 1e-3)\nreturn f(x).mean()"),
+    # inside their domain
+    ("x, y", "return (torch.xlogy(y, x + 1e-3) + torch.logit(x, eps=1e-3) + torch.atanh(0.99 * x)).sum()"),
+    ("x", "return torch.acosh(x.clamp(min=1 + 1e-3)).mean()"),
+    ("x, target", "return ((x - target) / target.clamp(min=1e-3)).mean()"),
+    ("x, sigma=2.0", "return (x / (2 * sigma**2)).mean()"),
+    ("x, y", "return F.cross_entropy(x, y, ignore_index=-1, reduction='sum') + F.cross_entropy(x, y)"),
+    # what half holds, or what is none
+    ("x, same", "return (x + 1e3 * same).amin(1).mean() + (x - (x > 0) * 1e6).mean()"),
+    ("x, y", "return torch.nan_to_num(x / y.exp()).mean() + (x / y.clamp(min=1e-3)).masked_fill(y == 0, 0).mean()"),
+    ("x, log_var", "return (torch.exp(log_var.clamp(max=5)) + torch.exp(x - x_max)).mean() + 10**2"),
+    ("x, y", "n, d = x.shape\nx = F.normalize(x, eps=1e-3)\nreturn (x.T @ x / n).mean() + (x @ y.T / n).mean()"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
     ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),

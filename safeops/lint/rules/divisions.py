@@ -5,8 +5,8 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.squares import normalized
-from safeops.lint.syntax import number
+from safeops.lint.rules.squares import normalized, squared
+from safeops.lint.syntax import dotted, number
 from safeops.lint.values import REDUCTIONS, SHAPING
 
 USE = {  # what made the divisor -> what to use
@@ -15,6 +15,8 @@ USE = {  # what made the divisor -> what to use
 }
 
 LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
+TARGET = re.compile(r"(^|_)(targets?|labels?|gt|truth|y_true|true)$", re.IGNORECASE)
+MEANS = ("cross_entropy", "nll_loss")  # a mean over the targets that are not ignore_index
 ZEROS = {"bincount", "histc", "sin", "det"}  # no reductions, but 0 as easily: of a class that is absent, at 0
 
 
@@ -34,24 +36,52 @@ def reduction(node, walk, depth=0):
     return made[0] if made and all(made) else None
 
 
+def divisor(op):
+    """What an operation divides by, or None: of `x.reciprocal()` x, of addcdiv(a, b, c) c."""
+    if op.name == "reciprocal":
+        return op.input
+    if op.name == "addcdiv":
+        return op.args[1] if len(op.args) > 1 else None
+    return op.args[0] if len(op.args) == 1 else None
+
+
+def given(node, walk, relative):
+    """Whether a divisor is the target of a relative error, or the square of what nothing keeps away from 0."""
+    op = walk.op(node)
+    if op is not None and op.name in SHAPING | {"abs"}:
+        return given(op.input, walk, relative)
+    if op is None:
+        name = dotted(node) or ""
+        return relative and walk.training and bool(TARGET.search(name)) and name in walk.scope.arguments
+    if op.name == "mul" and any(not walk.value(n).tensor for n in (op.input, op.args[0])):
+        return any(given(n, walk, relative) for n in (op.input, op.args[0]) if walk.op(n) is not None)
+    base = squared(node, walk) if walk.training and not walk.scope.helper else None
+    used = base is not None and walk.names_in(base) & walk.scope.used
+    return bool(used) and walk.value(base).op is None and not walk.value(base).positive
+
+
 class _Division(Rule):
-    ops = ("div",)
+    ops = ("div", "reciprocal", "addcdiv")
 
     def operation(self, op, walk):
-        if len(op.args) != 1 or not walk.computing:
+        node = divisor(op)
+        if node is None or not walk.computing:
             return
-        by = walk.value(op.args[0])
-        if not by.tensor or by.positive or by.constant or walk.checked(op.args[0]):
+        by = walk.value(node)
+        if not by.tensor or by.positive or by.constant or walk.checked(node):
             return
-        made = reduction(op.args[0], walk)
+        made = reduction(node, walk) or ("target" if given(node, walk, walk.value(op.input).tensor) else None)
         if (made is not None) != self.of_reductions:
             return
-        if any(LENGTHS.search(name) for name in walk.names_in(op.args[0])):
+        if any(LENGTHS.search(name) for name in walk.names_in(node)):
             return
-        walk.report(self, op.node, self.message.format(use=USE.get(made, "safeops.safe_div")), self._fix(op, walk))
+        message = self.message.format(use=USE.get(made, "safeops.safe_div"))
+        if made == "target":
+            message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
+        walk.report(self, op.node, message, self._fix(op, walk))
 
     def _fix(self, op, walk):
-        if op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):
+        if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):
             return None
         by = walk.argument(op.args[0])
         if number(op.input) == 1:
@@ -68,20 +98,28 @@ class DivisionByReduction(_Division):
     code, name = "SO202", "division-by-count-or-norm"
     widens = True
     of_reductions = True
+    ops = (*_Division.ops, *MEANS)
     message = "nothing keeps this count, norm or spread away from 0; use {use}"
     what = """
     A division by a count, a norm, a sum or a spread that can be 0: 0 / 0 is NaN, and one NaN is every weight's
     gradient.
     """
     why = """
-    A batch without a valid element, a zero vector or a constant row comes sooner or later. In half, a count beyond
-    65504 is inf too.
+    A batch without a valid element, a zero vector or a constant row comes sooner or later; so do a target of 0 in a
+    relative error, and labels that are all `ignore_index`. In half, a count beyond 65504 is inf too.
     """
     fix = """
     `safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or
     `clamp(min=...)` on the divisor.
     """
     outcome = "the loss and its gradient are NaN when nothing is valid"
+
+    def operation(self, op, walk):
+        if op.name not in MEANS:
+            super().operation(op, walk)
+        elif walk.training and "ignore_index" in op.kwargs and "reduction" not in op.kwargs:
+            walk.report(self, op.node, "the mean over no target is NaN; use safeops.cross_entropy")
+
     rewrites = """
     `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d, keepdim=True)`
     to `safeops.normalize(x, dim=d)`; where b is 0 the result is 0
@@ -109,12 +147,12 @@ class DivisionByTensor(_Division):
     outcome = "the gradient is NaN where the divisor is 0"
     rewrites = "as SO202"
     bad = """
-    def ratio_loss(prediction, target):
-        return (prediction / target).abs().mean()
+    def ratio_loss(x, y):
+        return (x / y).abs().mean()
     """
     good = """
-    def ratio_loss(prediction, target):
-        return safeops.safe_div(prediction, target).abs().mean()
+    def ratio_loss(x, y):
+        return safeops.safe_div(x, y).abs().mean()
     """
 
 

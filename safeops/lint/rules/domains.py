@@ -15,25 +15,37 @@ SAFE = {
     "pow": "safe_pow",
 }
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "acos", "asin", "pow")
+OPS += ("xlogy", "entr", "logit", "atanh", "acosh", "erfinv")
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
+
+
+def argument(op):
+    """What the domain is asked of: of xlogy(t, p) p."""
+    return op.args[0] if op.name == "xlogy" and op.args else op.input
 
 
 def leaves_domain(op, walk):
     """Whether an operation is one that needs a guard, and nothing in sight is one."""
     if op.name not in OPS:
         return False
-    x = walk.value(op.input)
-    if not x.tensor or x.constant or x.mask == "bool" or walk.checked(op.input):
+    node = argument(op)
+    x = walk.value(node)
+    if not x.tensor or x.constant or x.mask == "bool" or walk.checked(node):
         return False
     inner = x.op.name if x.op is not None else ""
-    if op.name in ("acos", "asin"):
-        return inner not in BOUNDED or _below_one(op.input, walk) is False
+    if op.name == "logit" and (op.args or op.kwargs):  # eps=
+        return False
+    if op.name == "acosh":  # kept above 1, where its slope is infinite
+        return inner not in BOUNDED or walk.number(x.op.arg(0, "min")) == 1
+    if op.name in ("acos", "asin", "atanh", "logit", "erfinv"):
+        return inner not in BOUNDED or _below_one(node, walk) is False
     if op.name == "pow":
         exponent = _exponent(op.arg(0, "exponent"), walk)
         if exponent is None or exponent >= 1 and exponent == int(exponent):
             return False
-        return exponent < 1 and exponent != 0 and not x.positive and inner != "abs"
+        known = exponent > 0 and walk.number(op.arg(0, "exponent")) is not None  # a root, whose slope at 0 is infinite
+        return exponent < 1 and exponent != 0 and not x.positive and (known or inner != "abs")
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
@@ -62,8 +74,8 @@ def _exponent(node, walk):
 class UnguardedDomain(Rule):
     code, name = "SO204", "unguarded-domain"
     what = """
-    log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, and a negative argument is
-    NaN.
+    log(0) is -inf, the derivative of sqrt at 0 and of acos, asin and acosh at 1 is infinite, as atanh and logit are
+    there, and a negative argument is NaN.
     """
     why = """
     Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The chain
@@ -91,7 +103,7 @@ class UnguardedDomain(Rule):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
             return
         name = SAFE.get(op.name)
-        inner = walk.op(op.input)
+        inner = walk.op(argument(op))
         fix, hint = None, f"use safeops.{name}" if name else "clamp it first"
         if inner is not None and inner.name in ("softmax", "sigmoid") and op.name.startswith("log"):
             hint = "use F.log_softmax" if inner.name == "softmax" else "use F.logsigmoid"

@@ -8,7 +8,8 @@ from safeops.lint.rules.squares import normalized, wide
 from safeops.lint.syntax import number
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
-DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8}
+STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
+DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
 
 
 def tiny(node, walk):
@@ -27,7 +28,10 @@ class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
     what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
-    why = "The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0."
+    why = """
+    The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6, but not
+    one over it: the slope of `log(p + 1e-6)` at 0, and the quotient of a division, are inf.
+    """
     fix = """
     `safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8)`: there eps is a floor that is resolved in
     fp32. Or `.float()` first.
@@ -47,16 +51,19 @@ class TinyEps(Rule):
         return -safeops.safe_log(p, eps=1e-8).mean()
     """
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
-    ops += ("where", "full_like", "masked_fill", "pow")
+    ops += ("where", "full_like", "masked_fill", "pow", "reciprocal", "cosine_embedding_loss", "poisson_nll_loss")
 
     def operation(self, op, walk):
         if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
             return
-        if op.name in ("log", "sqrt", "div"):
-            self._outer(op, walk)
+        if op.name in ("log", "sqrt", "div", "reciprocal"):
+            if not self._steep(op, walk):
+                self._outer(op, walk)
             return
         if op.name in DEFAULT_EPS:
-            literal = op.arg(2, "eps")
+            if op.name == "poisson_nll_loss" and "False" not in walk.text(op.arg(1, "log_input") or op.node.func):
+                return
+            literal = op.kwargs.get("eps") if op.name.endswith("_loss") else op.arg(2, "eps")
             if literal is None and op.origin != "method":
                 self._default(op, walk)
         elif op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
@@ -75,6 +82,23 @@ class TinyEps(Rule):
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             )
 
+    def _steep(self, op, walk):
+        """log(p + 1e-6), 1 / (p + 1e-6): half holds the eps, but neither the slope nor the quotient."""
+        inner = op.args[0] if op.name == "div" and op.args else op.input
+        guard = walk.op(inner)
+        clamps = ("clamp", "clamp_min") if op.name in ("div", "reciprocal") else ()
+        if guard is None or guard.name not in ("add", *clamps) or op.name == "sqrt" or not walk.training:
+            return False
+        known = [walk.number(n) for n in (guard.arg(0, "min", "other"), guard.input)]
+        eps = next((n for n in known if n is not None and HALF_TINY <= n < STEEP), None)
+        added = walk.value(guard.input)
+        if eps is None or added.mask or added.integer or walk.value(inner).wide:
+            return False
+        what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
+        use = "safe_log" if op.name == "log" else "safe_div"
+        walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first")
+        return True
+
     def _of_tensors(self, op, walk):
         return op.name == "pow" and op.origin == "torch" or any(walk.value(n).tensor for n in (op.input, *op.args))
 
@@ -87,7 +111,8 @@ class TinyEps(Rule):
                 by = "1" if dim is None else walk.text(dim)
                 fix = [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={by})")]
         eps = DEFAULT_EPS[op.name]
-        message = f"the default eps, {eps:g}, is 0 in fp16, and a zero vector NaN; use safeops.{op.name}"
+        zero = "log of 0 -inf" if op.name == "poisson_nll_loss" else "a zero vector NaN"
+        message = f"the default eps, {eps:g}, is 0 in fp16, and {zero}; use safeops.{op.name}"
         walk.report(self, op.node, message, fix)
 
     def _outer(self, op, walk):

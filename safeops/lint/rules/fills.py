@@ -5,8 +5,10 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import wide
 from safeops.lint.syntax import number
+from safeops.lint.values import SHAPING
 
 HALF_MAX = 65504
+LIKE = {"ones_like", "zeros_like", "one_hot"}
 
 
 class LargeFill(Rule):
@@ -16,7 +18,8 @@ class LargeFill(Rule):
     and so is every gradient.
     """
     why = """
-    softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough.
+    softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough. A
+    factor of 1e5 is inf in half.
     """
     fix = """
     `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`
@@ -35,18 +38,31 @@ class LargeFill(Rule):
     def attention(scores: torch.Tensor, hidden: torch.Tensor):
         return safeops.masked_softmax(scores, ~hidden, dim=-1)
     """
-    ops = ("masked_fill", "softmax", "log_softmax", "mul")
+    ops = ("masked_fill", "softmax", "log_softmax", "logsumexp", "mul", "add", "sub")
+    events = ("store",)
+
+    def visit(self, event, node, walk):
+        target, statement = node
+        value = walk.number(statement.value) if isinstance(statement, cst.Assign) else None
+        base = walk.value(target.value)
+        wide_ = walk.scope.wide or base.wide or base.host or base.constant
+        if base.tensor and value is not None and HALF_MAX < abs(value) < float("inf") and not wide_:
+            walk.report(self, target, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates")
 
     def operation(self, op, walk):
         if op.name == "masked_fill":
             self._fill(op, walk)
         elif op.name == "mul":
             self._times(op, walk)
+        elif op.name in ("add", "sub"):
+            for n in (op.input, *op.args):  # scores + 1e5 * same, of whatever that is
+                if isinstance(n, cst.BinaryOperation) and not walk.value(n).tensor and not wide(op, walk):
+                    self._beyond(n, [walk.number(n.left), walk.number(n.right)], walk)
         else:
             self._softmax(op, walk)
 
     def _fill(self, op, walk):
-        value = number(op.arg(1, "value")) if op.arg(1, "value") is not None else None
+        value = walk.number(op.arg(1, "value"))
         if value is None or not HALF_MAX < abs(value) < float("inf") or walk.value(op.input).wide or walk.scope.wide:
             return
         fix = None
@@ -59,22 +75,40 @@ class LargeFill(Rule):
     def _times(self, op, walk):
         """scores + (1 - mask) * -1e9: -inf in fp16, and -inf * 0 is NaN."""
         for factor, other in ((op.input, op.args[0] if op.args else None), (op.args[0] if op.args else None, op.input)):
-            value = number(factor) if factor is not None else None
-            if (
-                value is not None
-                and abs(value) > HALF_MAX
-                and value < 0
-                and walk.value(other).mask
-                and not wide(op, walk)
-            ):
-                walk.report(self, op.node, f"{value:g} is -inf in fp16, and times 0 NaN; use safeops.masked_softmax")
+            value = walk.number(factor)
+            beyond = value is not None and HALF_MAX < abs(value) < float("inf")
+            if not beyond or wide(op, walk) or walk.value(other).foreign or self._boolean(other, walk):
+                continue
+            made = walk.op(other)
+            alike = made is not None and (made.name in LIKE or made.name in ("eye", "ones") and "dtype" in made.kwargs)
+            if walk.value(other).mask or alike or self._complement(other, walk):
+                inf = "-inf" if value < 0 else "inf"
+                walk.report(self, op.node, f"{value:g} is {inf} in fp16, and times 0 NaN; use safeops.masked_softmax")
+
+    def _boolean(self, node, walk):
+        """A number times booleans is fp32."""
+        inverted = isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.BitInvert)
+        return inverted or walk.value(node).mask == "bool"
+
+    def _beyond(self, node, values, walk):
+        if isinstance(node.operator, cst.Multiply) and walk.training and None in values:
+            if any(value is not None and HALF_MAX < abs(value) < float("inf") for value in values):
+                walk.report(self, node, "this factor is inf in fp16, and times 0 NaN; use safeops.masked_fill")
+
+    def _complement(self, node, walk):
+        """`1 - adjacency`"""
+        op = walk.op(node)
+        return op is not None and op.name == "sub" and number(op.input) == 1
 
     def _softmax(self, op, walk):
-        fill = walk.op(op.input)
-        if fill is None or fill.name not in ("masked_fill", "where"):
+        fill = self._filled(op.input, walk)
+        if fill is None:
             return
         values = fill.args[-2:] if fill.name == "where" else [fill.arg(1, "value")]
-        if not any(self._infinite(v, walk) for v in values if v is not None) or self._causal(fill, walk):
+        low = -HALF_MAX if fill.name == "where" and not wide(op, walk) else -float("inf")  # masked_fill raises
+        if not any(self._lowest(v, walk) < low or self._lowest(v, walk) == -float("inf") for v in values):
+            return
+        if self._causal(fill, walk):
             return
         fix = None
         inline = fill.name == "masked_fill" and fill.node is op.input and not fill.inplace and not op.inplace
@@ -85,13 +119,26 @@ class LargeFill(Rule):
             text = text if isinstance(mask, (cst.Name, cst.Call, cst.Attribute, cst.Subscript)) else f"({text})"
             text = f"safeops.masked_{op.name}({walk.text(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
-        walk.report(self, op.node, f"a row that is masked out whole is NaN; use safeops.masked_{op.name}", fix)
+        use = "safeops.masked_softmax" if op.name == "logsumexp" else f"safeops.masked_{op.name}"
+        walk.report(self, op.node, f"a row that is masked out whole is NaN; use {use}", fix)
 
-    def _infinite(self, node, walk):
-        """-inf, as a number or as a tensor of it."""
+    def _filled(self, node, walk, depth=0):
+        """The fill in `(scores + bias) / t` with either of them filled."""
         op = walk.op(node)
-        made = [*op.args, op.input] if op is not None and op.name in ("tensor", "full", "full_like", "new_full") else []
-        return any(n is not None and number(n) == float("-inf") for n in (node, *made))
+        if op is None or depth > 4:
+            return None
+        if op.name in ("masked_fill", "where"):
+            return op
+        parts = [op.input] if op.name in ("div", "mul", *SHAPING) else [op.input, *op.args] if op.name == "add" else []
+        return next((f for n in parts if n is not None and (f := self._filled(n, walk, depth + 1))), None)
+
+    def _lowest(self, node, walk):
+        """The number that a fill is, or a tensor of it: `-9e15 * torch.ones_like(x)`; 0 where it is another."""
+        op = walk.op(node) if node is not None else None
+        scaled = op is not None and op.name == "mul"
+        values = [walk.number(n) for n in (node, *((op.input, *op.args) if scaled else ()))]
+        made = walk.number(getattr(walk.value(node), "node", None)) if node is not None else None
+        return min((value for value in (made, *values) if value is not None), default=0)
 
     def _causal(self, fill, walk):
         """Under a causal mask every row keeps its own element."""

@@ -16,7 +16,10 @@ class WhereAfter(Rule):
     `torch.where(ok, unsafe(x), 0)` selects after the fact: the value is right, the gradient NaN wherever `unsafe`
     has none.
     """
-    why = "where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN."
+    why = """
+    where hands the branch it drops a gradient of 0, and 0 times the infinite derivative is NaN. `masked_fill` and
+    `nan_to_num` do the same.
+    """
     fix = """
     `safeops.safe_div`, `safe_log`, ..., or `safeops.apply_where(ok, (x,), unsafe, fill_value=0)`, which never shows
     `unsafe` what is dropped.
@@ -31,15 +34,21 @@ class WhereAfter(Rule):
     def ratio_loss(a, b):
         return safeops.safe_div(a, b).mean()
     """
-    ops = ("where",)
+    ops = ("where", "masked_fill", "nan_to_num")
 
     def operation(self, op, walk):
-        if op.origin == "method" or len(op.args) != 2 or walk.scope.no_grad:
+        if walk.scope.no_grad or op.inplace:
+            return
+        if op.name == "where" and op.origin != "method":
+            condition, branches = op.input, op.args
+        else:  # x.where(ok, 0), x.masked_fill(bad, 0), x.nan_to_num()
+            condition, branches = op.args[0] if op.args else None, [op.input]
+        if len(branches) == 0 or op.name != "nan_to_num" and len(op.args) != 2:
             return
         if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward"):
             return
-        for branch in op.args:
-            unsafe = self._unsafe(branch, op.input, walk)
+        for branch in branches:
+            unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
             if walk.scope.metric:  # the value is right, and of the gradient nobody asks
@@ -49,7 +58,7 @@ class WhereAfter(Rule):
             fix = self._fix(op, branch, unsafe, walk)
             covers = [(code, unsafe.node) for code in ("SO202", "SO203", "SO204")]
             message = (
-                f"where() after {unsafe.name} keeps its NaN gradient; use safeops.apply_where or a safe_* function"
+                f"{op.name}() after {unsafe.name} keeps its NaN gradient; use safeops.apply_where or a safe_* function"
             )
             walk.report(self, op.node, message, fix, covers=covers)
             return
@@ -64,11 +73,21 @@ class WhereAfter(Rule):
             # only where the condition is about the divisor
             if value is None or not value.tensor or value.positive or value.constant:
                 return None
-            return op if walk.names_in(by) & walk.names_in(condition) - set(walk.imports.names) else None
+            asked = self._asked(condition, walk)
+            return op if asked is None or walk.names_in(by) & asked - set(walk.imports.names) else None
         return op if leaves_domain(op, walk) else None
+
+    def _asked(self, condition, walk):
+        """The names in a condition, also in that of `ok = den != 0`; None where there is no condition."""
+        if condition is None:
+            return None
+        made = walk.value(condition).node
+        return walk.names_in(condition) | (walk.names_in(made) if made is not None else set())
 
     def _fix(self, op, branch, unsafe, walk):
         test = op.input
+        if op.name != "where" or op.origin == "method":
+            return None
         if unsafe.name != "div" or unsafe.node is not branch or branch is not op.args[0] or number(op.args[1]) != 0:
             return None
         if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1 or op.kwargs or unsafe.kwargs:
@@ -109,12 +128,12 @@ class InPlace(Rule):
     function
     """
     bad = """
-    def rate_loss(log_rate):
-        return log_rate.exp().clamp_(min=1e-6).mean()
+    def rate_loss(energy):
+        return energy.exp().clamp_(min=1e-6).mean()
     """
     good = """
-    def rate_loss(log_rate):
-        return log_rate.exp().clamp(min=1e-6).mean()
+    def rate_loss(energy):
+        return energy.exp().clamp(min=1e-6).mean()
     """
     ops = (*PLAIN, "add", "sub", "mul", "div", "pow", "masked_fill", "zero", "fill", "exp", "sqrt", "log")
     events = ("Expr",)

@@ -15,7 +15,7 @@ def sums_of_products(node, walk, depth=0):
         return [op]
     if op.name == "sum" and "dtype" not in op.kwargs:
         product = through(op.input, walk)
-        if product is None or product.name != "mul":
+        if product is None or product.name not in ("mul", "minimum"):
             return []
         factors = tensors(product, walk)
         inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
@@ -87,7 +87,7 @@ class Overlap(Rule):
             return 0
         if op.name in ("sum", "einsum"):
             inner = walk.op(op.input)
-            return 2 if op.name == "sum" and inner is not None and inner.name == "add" else 1
+            return 2 if op.name == "sum" and inner is not None and inner.name in ("add", "maximum") else 1
         parts = tensors(op, walk) if op.name in ("add", "sub", "mul", "clamp", "clamp_min", "pow") else []
         return sum(self._sums(n, walk, depth + 1) for n in parts)
 

@@ -35,11 +35,14 @@ class TimesMask(Rule):
     ops = ("mul",)
 
     def operation(self, op, walk):
-        if len(op.args) != 1 or walk.scope.no_grad or not (walk.scope.loss or walk.scope.step or walk.scope.is_module):
+        counts = walk.scope.metric and not walk.scope.formula
+        if len(op.args) != 1 or walk.scope.no_grad or not (walk.stepping or counts):
             return
         left, right = walk.value(op.input), walk.value(op.args[0])
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
-            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer:
+            if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
+                continue
+            if mask.constant and not _ones(mask_node, walk):  # made here, as 1 - eye
                 continue
             if finite(x_node, walk, cleaned=True) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
                 continue
@@ -126,6 +129,14 @@ def _by_itself(node, mask, walk):
     names = [{n for n in walk.names_in(part) if walk.scope.get(n).tensor} for part in (node, value.node)]
     op = walk.op(node)
     return bool(names[0]) and names[0] <= names[1] and (op is None or op.name in POLYNOMIAL)
+
+
+def _ones(node, walk):
+    """What stands for a mask that was not given."""
+    op = walk.op(node)
+    while op is not None and op.name in SHAPING:
+        op = walk.op(op.input)
+    return op is not None and op.name in ("ones_like", "ones")
 
 
 def _of_pairs(node, mask, walk):

@@ -5,7 +5,8 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.squares import squared, through
+from safeops.lint.rules.products import BOUNDED
+from safeops.lint.rules.squares import squared, through, wide
 from safeops.lint.syntax import descendants, dotted, operation
 from safeops.lint.values import SHAPING
 
@@ -44,7 +45,8 @@ class Spelled(Rule):
         if op.name == "div":
             if len(op.args) == 1 and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
-                walk.report(self, op.node, message, covers=[("SO202", op.node)])
+                covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
+                walk.report(self, op.node, message, covers=covers)
             return
         use = self._use(op, walk)
         if use is not None:
@@ -89,14 +91,14 @@ class Spelled(Rule):
             return exponent_range(op, walk) is None
         if op.name in ("add", "sub"):
             return any(self._grows(through(n, walk), walk, depth + 1) for n in tensors(op, walk))
-        return op.name == "sum" and self._grows(through(op.input, walk), walk, depth + 1)
+        return op.name in ("sum", "cumsum") and self._grows(through(op.input, walk), walk, depth + 1)
 
     def _has_sum(self, node, walk, depth=0):
         """Whether an expression adds exponentials up."""
         op = through(node, walk)
         if op is None or depth > 5:
             return False
-        if op.name == "sum":
+        if op.name in ("sum", "cumsum"):
             return self._grows(op, walk) or self._has_exp(op.input, walk)
         return any(self._has_sum(n, walk, depth + 1) for n in tensors(op, walk))
 
@@ -125,7 +127,8 @@ def exponent_range(exp, walk):
         return None
     if op.name == "sub" and walk.value(op.args[0]).tensor and sign > 0:
         top = through(op.args[0], walk)
-        return "safe" if top is not None and top.name in ("max", "amax", "logsumexp", "detach") else None
+        named = any("max" in name for name in walk.names_in(op.args[0]))
+        return "safe" if named or top is not None and top.name in ("max", "amax", "logsumexp", "detach") else None
     if op.name in NOT_NEGATIVE:
         return "below" if sign < 0 else None
     return "safe" if op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum") else None
@@ -182,6 +185,7 @@ class Variance(Rule):
         return not known and bool(node.args) and squared(node.args[0].value, walk) is not None
 
 
+UNBOUNDED = re.compile(r"(^|[._])(log_?(var|variance|sigma|sigma2|std|rate|scale)s?|logits?|scores?)$", re.IGNORECASE)
 TEMPERATURE = re.compile(r"(^|[._])(t|tau|temp\w*|sinkhorn_eps)$", re.IGNORECASE)
 COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
 
@@ -189,8 +193,8 @@ COSINE_OVER = 0.1  # exp(1 / 0.1) is 22026: three of them are inf in fp16
 class Exponential(Rule):
     code, name = "SO213", "exponential-in-half"
     what = """
-    `exp` of a similarity over a temperature, of a large number times a score, or of a difference of log-probabilities:
-    in fp16 it is inf beyond 11.1.
+    `exp` of a similarity over a temperature, of a large number times a score, of logits, of a log-variance, or of a
+    difference of log-probabilities: in fp16 it is inf beyond 11.1.
     """
     why = "1 / 0.07 is 14. A policy that moved since the samples were drawn has ratios beyond any bound."
     fix = "`.float()` before `exp`; `F.cross_entropy` of the scores; `clamp(max=10)` on a difference of logarithms."
@@ -203,16 +207,25 @@ class Exponential(Rule):
     def contrast_loss(cosine):
         return torch.exp(cosine.float() / 0.07).mean()
     """
-    ops = ("exp",)
+    ops = ("exp", "pow")
 
     def operation(self, op, walk):
-        if walk.training and not walk.scope.wide and not walk.value(op.input).wide and exponent_range(op, walk) is None:
-            if self._large(through(op.input, walk), walk):
-                walk.report(
-                    self, op.node, "exp overflows fp16 at 11.1, and this argument may be larger; .float() first"
-                )
+        if not walk.training or wide(op, walk):
+            return
+        if op.name == "pow":  # decibels
+            base, exponent = walk.number(op.input), op.arg(0, "exponent")
+            value = walk.value(exponent)
+            if base == 10 and value.tensor and not value.constant and getattr(value.op, "name", "") != "clamp":
+                walk.report(self, op.node, "a power of 10 is inf in fp16 beyond 4.8; .float() first")
+        elif exponent_range(op, walk) is None and self._large(op.input, walk):
+            walk.report(self, op.node, "exp overflows fp16 at 11.1, and this argument may be larger; .float() first")
 
-    def _large(self, inner, walk):
+    def _large(self, node, walk):
+        while isinstance(node, cst.UnaryOperation):
+            node = node.expression
+        inner = through(node, walk)
+        if UNBOUNDED.search(dotted(node) or ""):
+            return inner is None or inner.name not in BOUNDED
         by = inner.args[0] if inner is not None and inner.args else None
         if inner is None or getattr(walk.op(inner.input), "name", "") == "neg":
             return False
@@ -220,7 +233,9 @@ class Exponential(Rule):
             small = walk.number(by)
             return bool(TEMPERATURE.search(dotted(by) or "")) if small is None else 0 < small <= COSINE_OVER
         if inner.name == "mul":
-            return any((walk.number(n) or 0) >= 1 / COSINE_OVER for n in (inner.input, by))
+            scales = (inner.input, by)
+            inverse = any(re.search(r"inv\w*_(t|tau|temp\w*)$", dotted(n) or "") for n in scales)
+            return inverse or any((walk.number(n) or 0) >= 1 / COSINE_OVER for n in scales)
         names = [walk.names_in(n) - {"self", "torch"} for n in (inner.input, by)] if inner.name == "sub" else []
         return bool(names) and all(any("log" in name for name in side) for side in names)
 

@@ -9,6 +9,10 @@ from safeops.lint.rules.products import finite
 from safeops.lint.syntax import dotted, number
 from safeops.lint.values import SHAPING
 
+COUNTED = re.compile(
+    r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"
+)  # a number of elements
+LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
@@ -52,7 +56,7 @@ def powers(node, walk, depth=0):
     op = walk.op(node)
     if op is None or depth > 5:
         return []
-    if op.name in SHAPING:
+    if op.name in SHAPING or op.name in ("float", "double", "type"):  # widened too late
         return powers(op.input, walk, depth + 1)
     if power(node, walk) is not None:
         return [node]
@@ -87,7 +91,7 @@ class SquareSum(Rule):
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
     why = """
     `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half.
+    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements.
     """
     fix = """
     `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
@@ -106,21 +110,63 @@ class SquareSum(Rule):
     def square_loss(prediction, target):
         return safeops.mse_loss(prediction, target)
     """
-    ops = ("sum", "mean")
+    ops = ("sum", "mean", "sqrt", "div", "mse_loss")
 
     def operation(self, op, walk):
-        if not walk.training or wide(op, walk) or "dtype" in op.kwargs:
+        if not walk.training or walk.scope.wide or "dtype" in op.kwargs:
+            return
+        if op.name == "div":
+            self._average(op, walk)
+            return
+        if op.name == "mse_loss":
+            small = all(finite(n, walk) for n in (op.input, *op.args[:1]))
+            summed = op.arg(1, "reduction")
+            if summed is not None and "sum" in walk.text(summed) and not small and not wide(op, walk):
+                walk.report(self, op.node, "squares in half overflow at 256, their sum at 65504; use safeops.mse_loss")
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
             base = power(node, walk)
-            if walk.value(node).constant or finite(base, walk) or PARAMETER.search(dotted(base) or ""):
+            if walk.value(node).constant or walk.value(node).wide or finite(base, walk):
                 continue
-            if walk.op(node) is through(op.input, walk):
+            if PARAMETER.search(dotted(base) or ""):
+                continue
+            if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix)
-            elif getattr(through(base, walk, {"abs"}), "name", "") == "sub":  # of an error, not of a mean or a distance
-                walk.report(self, walk.op(node).node, message)
+            elif self._error(through(base, walk, {"abs"}), walk):
+                walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message)
+
+    def _error(self, op, walk):
+        """A difference, not from a number, and none of logarithms."""
+        differs = op is not None and op.name == "sub" and number(op.input) is None
+        return differs and not any(LOGARITHM.search(name) for name in walk.names_in(op.node))
+
+    def _average(self, op, walk):
+        """`x @ x.T / n` and `x.sum() / x.numel()`: inf before it is divided."""
+        made = through(op.input, walk)
+        count = op.args[0] if len(op.args) == 1 else None
+        if made is None or count is None or wide(op, walk) or walk.value(count).tensor:
+            return
+        if made.name in ("matmul", "mm", "bmm", "einsum") and COUNTED.search(walk.text(count)):
+            sides = [self._base(n, walk) for n in (made.input, *made.args) if walk.value(n).tensor]
+            if len(sides) == 2 and sides[0] == sides[1] and not finite(made.node, walk):
+                message = "products in half are inf beyond 65504, before the division; .float() first"
+                walk.report(self, made.node, message)
+        elif made.name == "sum" and not (made.args or made.kwargs) and "nume" in walk.text(count):
+            if not finite(made.input, walk):
+                walk.report(self, op.node, "a sum in half is inf beyond 65504, before it is divided; use mean")
+
+    def _base(self, node, walk):
+        """What a factor is without its transposition."""
+        while True:
+            op = walk.op(node)
+            if isinstance(node, cst.Attribute) and node.attr.value in ("T", "mT"):
+                node = node.value
+            elif op is not None and op.name in SHAPING and op.input is not None:
+                node = op.input
+            else:
+                return walk.text(node)
 
     def _fix(self, op, base, walk):
         if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:

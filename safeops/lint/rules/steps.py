@@ -1,11 +1,14 @@
 """SO405 and SO406: steps in half whose optimizer, or whose clipping, sees other numbers than it was written for."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.eps import HALF_TINY
 from safeops.lint.syntax import descendants, dotted
 
+OPTIMIZER = re.compile(r"(^|[._])opt(im\w*)?$", re.IGNORECASE)
 ADAPTIVE = {f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "RMSprop")}
 
 
@@ -57,7 +60,10 @@ class OptimizerEps(Rule):
 
 class ScaledClip(Rule):
     code, name = "SO406", "clip-of-scaled-gradients"
-    what = "`clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale."
+    what = """
+    `clip_grad_norm_` before `scaler.unscale_` clips gradients that are still multiplied by the loss scale;
+    `optimizer.step()` in place of `scaler.step(optimizer)` takes a step by them.
+    """
     why = "At a scale of 65536 every norm is above the bound: all steps become the same tiny length, and nothing warns."
     fix = "`scaler.unscale_(optimizer)` before the clipping; `scaler.step` knows that it was done."
     outcome = "the step is 65536 times too short"
@@ -84,9 +90,13 @@ class ScaledClip(Rule):
         )
         if not scaled or any(method(n) == "unscale_" for n in found):
             return
+        stepped = any(method(n) == "step" and n.args for n in found)  # scaler.step(optimizer)
         for call in found:
-            if (dotted(call.func) or "").rsplit(".", 1)[-1] in ("clip_grad_norm_", "clip_grad_value_"):
+            owner, _, last = (dotted(call.func) or "").rpartition(".")
+            if last in ("clip_grad_norm_", "clip_grad_value_"):
                 walk.report(self, call, "these gradients are still scaled; call scaler.unscale_(optimizer) first")
+            elif last == "step" and OPTIMIZER.search(owner) and not stepped:
+                walk.report(self, call, "a step by gradients that are still scaled; call scaler.step(optimizer)")
 
 
 RULES = (OptimizerEps, ScaledClip)

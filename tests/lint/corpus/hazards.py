@@ -83,15 +83,15 @@ def tversky_loss(pred, target, alpha=0.3, beta=0.7, eps=1e-7):
     tp = torch.sum(pred * target, dims)  # SO210
     fp = torch.sum(pred * (1 - target), dims)
     fn = torch.sum((1 - pred) * target, dims)
-    return 1 - (tp / (tp + alpha * fp + beta * fn + eps)).mean()
+    return 1 - (tp / (tp + alpha * fp + beta * fn + eps)).mean()  # SO206
 
 
 def generalized_dice_loss(pred, target):
     volume = target.flatten(2).sum(-1)
-    w = 1.0 / (volume * volume).clamp(min=1e-6)
+    w = 1.0 / (volume * volume).clamp(min=1e-6)  # SO206
     overlap = ((pred * target).flatten(2).sum(-1) * w).sum(-1)  # SO210
     total = ((pred + target).flatten(2).sum(-1) * w).sum(-1)
-    return 1 - (2 * overlap / (total + overlap * 0 + 1e-5)).mean()
+    return 1 - (2 * overlap / (total + overlap * 0 + 1e-5)).mean()  # SO206
 
 
 def mcc_loss(p, y):
@@ -193,7 +193,7 @@ def psnr_loss(x, y):
 def gram_style_loss(features, target):
     n, c, h, w = features.shape
     flat = features.view(n, c, h * w)
-    gram = flat @ flat.transpose(1, 2) / math.sqrt(c * h * w)
+    gram = flat @ flat.transpose(1, 2) / math.sqrt(c * h * w)  # SO201
     return ((gram - target) ** 2).sum()  # SO201
 
 
@@ -297,7 +297,7 @@ def wing_loss(pred, target, omega=10.0):
 
 def clipped_loss(pred, target):
     d = pred - target
-    s = d**2
+    s = d**2  # SO201
     d.clamp_(-1, 1)  # SO209
     return (s + d).float().mean()
 
