@@ -24,6 +24,22 @@ def shift_of(operand, row, shape, VEC: tl.constexpr, I: tl.constexpr):
 
 
 @triton.jit
+def part_of(parts, across, I: tl.constexpr):
+    """(part, group of rows, its batch, its block of that) of a program: the parts of a group follow each other."""
+    part, group = tl.program_id(0).to(I) % parts, tl.program_id(0).to(I) // parts
+    return part, group, group // across, group % across
+
+
+@triton.jit
+def at_batch(pointer, outer, inner, steps, batch, shape):
+    """An operand (engine/tile.py) of a batch; in the place of one that is absent what nobody reads."""
+    operand = batch, batch, batch
+    if pointer is not None:
+        operand = pointer + offset_of(batch, shape, steps), outer, inner
+    return operand
+
+
+@triton.jit
 def tile_at(
     space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, I: tl.constexpr
 ):

@@ -13,9 +13,9 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.scaling import power_below, reciprocal
-from ..engine.tile import fetch, offset_of, store, within
+from ..engine.tile import fetch, store, within
 from .plan import MAP, SUM, launch
-from .row import declare, one_per_row, scaled_squares, tile_at, times
+from .row import at_batch, declare, one_per_row, part_of, scaled_squares, tile_at, times
 
 
 @triton.jit
@@ -90,27 +90,24 @@ def triplet_kernel(
     """The loss of each row, and its distances; all 0 where a row is not kept."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group = tl.program_id(0).to(I) % splits, tl.program_id(0).to(I) // splits
-    batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    y = y + offset_of(batch, batch_shape, y_batch)
-    z = z + offset_of(batch, batch_shape, z_batch)
-    loss = loss + offset_of(batch, batch_shape, loss_batch)
-    near = near + offset_of(batch, batch_shape, near_batch)
-    far = far + offset_of(batch, batch_shape, far_batch)
-    if KEEP:
-        keep = keep + offset_of(batch, batch_shape, keep_batch)
-    if SWAP:
-        apart = apart + offset_of(batch, batch_shape, apart_batch)
+    split, group, batch, block = part_of(splits, across, I)
     space = (M, N, outer_shape, inner_shape)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
+    zs = at_batch(z, z_outer, z_inner, z_batch, batch, batch_shape)
+    keeps = at_batch(keep, keep_outer, keep_inner, keep_batch, batch, batch_shape)
+    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
+    nears = at_batch(near, near_outer, near_inner, near_batch, batch, batch_shape)
+    fars = at_batch(far, far_outer, far_inner, far_batch, batch, batch_shape)
+    aparts = at_batch(apart, apart_outer, apart_inner, apart_batch, batch, batch_shape)
     small = tl.full([1, 1], eps, C)
     state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
     for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
         m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
         edge = within(space, m, n)
-        a = fetch((x, x_outer, x_inner), space, m, n, edge, X, True).to(C)
-        p = fetch((y, y_outer, y_inner), space, m, n, edge, Y, True).to(C)
-        q = fetch((z, z_outer, z_inner), space, m, n, edge, Z, True).to(C)
+        a = fetch(xs, space, m, n, edge, X, True).to(C)
+        p = fetch(ys, space, m, n, edge, Y, True).to(C)
+        q = fetch(zs, space, m, n, edge, Z, True).to(C)
         state = merge(state, distance_tile(a, p, small, edge, ACROSS))
         other = merge(other, distance_tile(a, q, small, edge, ACROSS))
         if SWAP:
@@ -139,14 +136,14 @@ def triplet_kernel(
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
         inside = one_per_row(space, m, n, AXIS)
         if KEEP:
-            kept = fetch((keep, keep_outer, keep_inner), space, m, n, inside, KEEP, True) != 0
+            kept = fetch(keeps, space, m, n, inside, KEEP, True) != 0
             value, to_positive = tl.where(kept, value, 0.0), tl.where(kept, to_positive, 0.0)
             to_negative, between = tl.where(kept, to_negative, 0.0), tl.where(kept, between, 0.0)
-        store((loss, loss_outer, loss_inner), space, m, n, value.to(C), inside, LOSS, True)
-        store((near, near_outer, near_inner), space, m, n, to_positive, inside, NEAR, True)
-        store((far, far_outer, far_inner), space, m, n, to_negative, inside, FAR, True)
+        store(losses, space, m, n, value.to(C), inside, LOSS, True)
+        store(nears, space, m, n, to_positive, inside, NEAR, True)
+        store(fars, space, m, n, to_negative, inside, FAR, True)
         if SWAP:
-            store((apart, apart_outer, apart_inner), space, m, n, between, inside, APART, True)
+            store(aparts, space, m, n, between, inside, APART, True)
 
 
 @triton.jit
@@ -172,52 +169,46 @@ def triplet_backward_kernel(
     AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """No row is summed: a block takes one tile."""
-    pid = tl.program_id(0).to(I)
-    t, block = pid % tiles, pid // tiles
-    batch, block = block // across, block % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    y = y + offset_of(batch, batch_shape, y_batch)
-    z = z + offset_of(batch, batch_shape, z_batch)
-    grad = grad + offset_of(batch, batch_shape, grad_batch)
-    near = near + offset_of(batch, batch_shape, near_batch)
-    far = far + offset_of(batch, batch_shape, far_batch)
-    if SWAP:
-        apart = apart + offset_of(batch, batch_shape, apart_batch)
-    if DX:
-        dx = dx + offset_of(batch, batch_shape, dx_batch)
-    if DY:
-        dy = dy + offset_of(batch, batch_shape, dy_batch)
-    if DZ:
-        dz = dz + offset_of(batch, batch_shape, dz_batch)
+    t, _, batch, block = part_of(tiles, across, I)
     space = (M, N, outer_shape, inner_shape)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
+    zs = at_batch(z, z_outer, z_inner, z_batch, batch, batch_shape)
+    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
+    nears = at_batch(near, near_outer, near_inner, near_batch, batch, batch_shape)
+    fars = at_batch(far, far_outer, far_inner, far_batch, batch, batch_shape)
+    aparts = at_batch(apart, apart_outer, apart_inner, apart_batch, batch, batch_shape)
+    dxs = at_batch(dx, dx_outer, dx_inner, dx_batch, batch, batch_shape)
+    dys = at_batch(dy, dy_outer, dy_inner, dy_batch, batch, batch_shape)
+    dzs = at_batch(dz, dz_outer, dz_inner, dz_batch, batch, batch_shape)
     m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
     nowhere = tl.zeros([1, 1], tl.int1)
-    g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
-    to_positive = fetch((near, near_outer, near_inner), space, m, n, nowhere, NEAR, True)
-    to_negative = fetch((far, far_outer, far_inner), space, m, n, nowhere, FAR, True)
+    g = fetch(gs, space, m, n, nowhere, GRAD, True).to(tl.float64)
+    to_positive = fetch(nears, space, m, n, nowhere, NEAR, True)
+    to_negative = fetch(fars, space, m, n, nowhere, FAR, True)
     between = to_negative
     of_far, of_apart = tl.full([1, 1], 1.0, tl.float64), tl.full([1, 1], 0.0, tl.float64)
     if SWAP:  # the smaller distance has the slope; of equal ones each a half, as torch's minimum
-        between = fetch((apart, apart_outer, apart_inner), space, m, n, nowhere, APART, True)
+        between = fetch(aparts, space, m, n, nowhere, APART, True)
         of_far = tl.where(to_negative == between, 0.5, tl.where(to_negative > between, 0.0, 1.0))
         of_apart = tl.where(to_negative == between, 0.5, tl.where(to_negative < between, 0.0, 1.0))
     g = tl.where(excess(to_positive, to_negative, between, margin, SWAP) <= 0, 0.0, g)
     edge = within(space, m, n)
     small = tl.full([1, 1], eps, C)
-    a = fetch((x, x_outer, x_inner), space, m, n, edge, X, True).to(C)
-    p = fetch((y, y_outer, y_inner), space, m, n, edge, Y, True).to(C)
-    q = fetch((z, z_outer, z_inner), space, m, n, edge, Z, True).to(C)
+    a = fetch(xs, space, m, n, edge, X, True).to(C)
+    p = fetch(ys, space, m, n, edge, Y, True).to(C)
+    q = fetch(zs, space, m, n, edge, Z, True).to(C)
     of_positive = slope(a, p, small, g, to_positive, C)
     of_negative = slope(a, q, small, tl.where(of_far == 0, 0.0, -g * of_far), to_negative, C)
     of_both = tl.zeros([1, 1], C)
     if SWAP:
         of_both = slope(p, q, small, tl.where(of_apart == 0, 0.0, -g * of_apart), between, C)
     if DX:
-        store((dx, dx_outer, dx_inner), space, m, n, of_positive + of_negative, edge, DX, True)
+        store(dxs, space, m, n, of_positive + of_negative, edge, DX, True)
     if DY:
-        store((dy, dy_outer, dy_inner), space, m, n, of_both - of_positive, edge, DY, True)
+        store(dys, space, m, n, of_both - of_positive, edge, DY, True)
     if DZ:
-        store((dz, dz_outer, dz_inner), space, m, n, -of_negative - of_both, edge, DZ, True)
+        store(dzs, space, m, n, -of_negative - of_both, edge, DZ, True)
 
 
 FLOATS = ("margin", "eps")
