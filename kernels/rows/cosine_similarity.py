@@ -187,7 +187,8 @@ def cosine_backward_kernel(
         store(dys, space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
 
 
-COSINE = declare(cosine_kernel, ("x", "y", "out", "first", "second"))
+# (few threads: each of them works out the numbers of its rows, in fp64)
+COSINE = declare(cosine_kernel, ("x", "y", "out", "first", "second"), threads=128)
 COSINE_BACKWARD = declare(
     cosine_backward_kernel, ("x", "y", "grad", "value", "first", "second", "dx", "dy"), split=False
 )

@@ -110,9 +110,9 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     return unit, x, tl.sum(x * x, ACROSS, keep_dims=True)
 
 
-def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_bytes=Config.tile_bytes):
+def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), **config):
     """A kernel of rows; split: one that may spread a row over several blocks. first, indices: constants and indices of
-    its own."""
+    its own. config: how many threads, and bytes of a tile."""
     tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
     peel = ("PEEL",) if "PEEL" in fn.arg_names else ()  # one that knows rows which begin anywhere
     return Kernel(
@@ -125,5 +125,5 @@ def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_
         constants=(*first, *(name.upper() for name in operands), *peel, "AXIS", *tiling,
                    *(("LM", "LN") if split else ()), "VEC", "C", "I"),
         # left alone, the assembler spills two registers of the general variant to fit one block more
-        configs={None: Config(tile_bytes=tile_bytes, max_registers=(None, 128))},
+        configs={None: Config(max_registers=(None, 128), **config)},
     )  # fmt: skip
