@@ -11,9 +11,9 @@ import triton.language as tl
 
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
+from ..engine.math import exponential
 from ..engine.tile import fetch, within
 from .classification import after, class_dim, class_of, count_numbers, per_class, per_row, row_shape
-from .cross_entropy_sums import exponential
 from .plan import MAP, launch
 from .row import at_batch, declare, part_of, shift_of, store_tile, tile_at
 
