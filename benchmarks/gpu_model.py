@@ -43,13 +43,13 @@ BYTES = {"i1": 1, "fp16": 2, "bf16": 2, "i32": 4, "fp32": 4, "fp64": 8, "i64": 8
 # Arguments that are written; of those that are no operands, all are.
 WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
-    "cosine_kernel": ("out", "norm1", "norm2"),
+    "cosine_kernel": ("out", "first", "second"),
     "triplet_kernel": ("loss", "near", "far", "apart"),
     "cross_entropy_kernel": ("loss", "keep", "weights", "numbers"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
-EXTRA = ("used", "origin", "scale", "first", "second", "norm1", "norm2", "numbers")  # what the backward takes
+EXTRA = ("used", "origin", "scale", "first", "second", "numbers")  # what the backward takes
 
 
 class Load(NamedTuple):

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 
 from .indexing import ALL, INNER, OUTER, VECTOR
+from .math import exponential
 from .scaling import power_below, reciprocal
 from .state import (
     ABSOLUTE,
@@ -20,14 +21,13 @@ from .state import (
     empty_state,
     larger_of,
     largest,
-    lowest_top,
     merge,
     merge_along,
     same,
     square,
     widened,
 )
-from .tile import by_lane, corner, fetch, indices, is_whole, kept, offset_of
+from .tile import both_by_lane, by_lane, corner, fetch, indices, is_whole, kept, offset_of
 from .tiling import FLUSH
 
 
@@ -59,13 +59,11 @@ def add_exponentials(state, v, keep, w, along: tl.constexpr, SOME: tl.constexpr,
     count, weights, pivot, shift, top, total = state
     if SOME:
         v = tl.where(keep, v, float("-inf"))
-    highest, low = tl.max(v, along), lowest_top([1, 1], EXPONENTIALS, v.dtype)
-    highest = tl.where(highest > low, highest, low)  # -inf - (-inf) would be NaN; and NaN: the exponentials show it
-    terms = tl.exp(below(v, tl.expand_dims(highest, along)))
+    larger = tl.maximum(top, tl.max(v, along))  # finite, or inf; of NaN the other: the exponentials show it
+    terms = exponential(below(v, tl.expand_dims(larger, along)))
     if WEIGHT:
         terms = terms * w
-    larger = tl.maximum(top, highest)
-    total = total * tl.exp(below(top, larger)) + tl.sum(terms, along) * tl.exp(below(highest, larger))
+    total = total * exponential(below(top, larger)) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
@@ -80,7 +78,7 @@ def add_extreme(state, v, keep, along: tl.constexpr, SOME: tl.constexpr, C: tl.c
 
 
 @triton.jit
-def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: tl.constexpr):
+def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: tl.constexpr, EDGE: tl.constexpr):
     """MOMENTS: the state about the pivot that the group's elements call for, of which it has taken only the weights;
     and whether any lane has no pivot yet.
 
@@ -99,7 +97,7 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
         shift += weights * away
         weights += tl.sum(w, along)
         top = larger
-    elif missing:  # the first group's largest
+    elif EDGE and missing:  # the first group's largest
         first = tl.max(tl.where(keep, v, float("-inf")), along)
         pivot = tl.where((count == 0) & (added > 0), first, pivot)
         missing = tl.min(tl.min(count + added, 1), 0) == 0
@@ -110,13 +108,12 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
 def add_squares(state, v, w, along: tl.constexpr, WEIGHT: tl.constexpr):
     """v: elements, or their deviations, 0 where not kept."""
     count, weights, pivot, shift, top, total = state
-    unit = power_below(tl.max(tl.abs(v), along))
-    terms = square(v * tl.expand_dims(reciprocal(unit), along))  # at most 4 but where |v| is inf or NaN: each shows
+    larger = tl.maximum(top, power_below(tl.max(tl.abs(v), along)))
+    by = reciprocal(larger)
+    terms = square(v * tl.expand_dims(by, along))  # at most 4 but where |v| is inf or NaN: each shows
     if WEIGHT:
         terms = terms * w
-    larger = tl.maximum(top, unit)
-    by = reciprocal(larger)
-    total = total * square(top * by) + tl.sum(terms, along) * square(unit * by)
+    total = total * square(top * by) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
 
@@ -137,20 +134,23 @@ def add_tile(
             w = nan_if_negative(w)
         w = by_lane(tl.where(keep, w.to(C), 0.0), BM, BN, LM, LN, VEC)
     if MODE != COUNT:
-        v = by_lane(fetch(x, space, m, n, keep, X, EDGE).to(C), BM, BN, LM, LN, VEC)
+        v, keep = both_by_lane(fetch(x, space, m, n, keep, X, EDGE).to(C), keep, BM, BN, LM, LN, VEC)
         if ABS:
             v = tl.abs(v)
         if NEGATE:
             v = -v
-    keep = by_lane(keep, BM, BN, LM, LN, VEC)
-    added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (of integers LLVM makes a bit count, of bits it collects one by one)
+    else:
+        keep = by_lane(keep, BM, BN, LM, LN, VEC)
+    added = float(BM * BN // (LM * LN))
+    if SOME:
+        added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (of integers LLVM makes a bit count, of bits one by one)
 
     if MODE == EXPONENTIALS:
         state = add_exponentials(state, v, keep, w, 2, SOME, WEIGHT)
     elif MODE == EXTREME:
         state = add_extreme(state, v, keep, 2, SOME, C)
     elif MODE == MOMENTS:
-        state, missing = move_pivot(state, v, keep, w, added, missing, 2, WEIGHT)
+        state, missing = move_pivot(state, v, keep, w, added, missing, 2, WEIGHT, EDGE)
         v = v - tl.expand_dims(state[2], 2)
         if WEIGHT:
             v = tl.where(w != 0, v, 0.0)  # as `keep`, which would take registers until here
@@ -214,6 +214,8 @@ def add_tiles(
             whole = False
         else:
             whole = is_whole(space, m0, n0, BM, BN)
+            if MODE == MOMENTS and not WEIGHT:
+                whole &= ~missing
         if whole and BYTES:
             added = count_bytes(mask, space, m0, n0, BM, BN, LM, LN, VEC, I)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])

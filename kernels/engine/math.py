@@ -27,6 +27,13 @@ def polynomial(x, factors: tl.constexpr, DEGREE: tl.constexpr):
 
 
 @triton.jit
+def exponential(x):
+    """exp(x) by way of exp2, of which Triton's, unlike its exp, flushes to 0 what is below the normal numbers: three
+    instructions less."""
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
 def expm1_below(x):
     """exp(x) - 1 of x <= 0, as 2 sinh(x / 2) exp(x / 2) where exp(x) >= 1/2. The series' first term is apart: the rest
     is small beside it."""

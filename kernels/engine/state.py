@@ -24,6 +24,7 @@ import triton
 import triton.language as tl
 
 from .blocks import load
+from .math import exponential
 from .scaling import power_below, reciprocal
 
 COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, range(6))  # MODE
@@ -135,7 +136,7 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
     else:
         larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
         if MODE == EXPONENTIALS:
-            total = total * tl.exp(below(top, tl.expand_dims(larger, axis))).to(total.dtype)
+            total = total * exponential(below(top, tl.expand_dims(larger, axis))).to(total.dtype)
         elif MODE == EXTREME:
             total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)
         total = tl.sum(total, axis)

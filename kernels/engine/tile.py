@@ -97,6 +97,18 @@ def by_lane(
 
 
 @triton.jit
+def both_by_lane(
+    tile, keep, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr
+):  # fmt: skip
+    """The same of a tile and of what is kept of it, in the threads that hold the tile. (By itself, what is kept of one
+    without a mask would be in other threads, and the tile would go there through shared memory.)"""
+    both = tl.reshape(tl.join(tl.broadcast_to(tile, (BM, BN)), keep.to(tile.dtype)), (BM, 2 * BN))
+    both = by_lane(both, BM, 2 * BN, LM, LN, 2 * VEC if LN < BN else 2)
+    tile, ones = tl.split(tl.reshape(both, (LM, LN, BM * BN // (LM * LN), 2)))
+    return tile, ones != 0
+
+
+@triton.jit
 def within_lane(tile, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr):
     """Add up what one thread holds of a tile, so that accumulators take few registers: no data moves."""
     return tl.sum(by_lane(tile, BM, BN, LM, LN, VEC), 2)

@@ -133,7 +133,8 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     by_axis = {OUTER.value: (down, across, BN), INNER.value: (across, down, BM), ALL.value: (down * across, 1, 1)}
     tiles, blocks, BO = by_axis[axis.value]
     blocks, outputs = batch * blocks, batch * outputs
-    splits, per_split = split_tiles(tiles, blocks, policy)
+    aim = policy.blocks // (2 if axis is OUTER else 1)  # (whose lanes, one for each column, take long to merge)
+    splits, per_split = split_tiles(tiles, blocks, policy._replace(blocks=aim))
     wide = needs_int64(outside, inner, arrays * splits * outputs)
     values = {
         **{f"{name}_batch": step for name, step in zip(kernel.operands, steps)},

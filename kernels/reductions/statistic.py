@@ -131,7 +131,7 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
          empty_nan=False, arch=None, policy=None):  # fmt: skip
     """tensors: x, mask, weight; reduced: a bool per dimension."""
     arrays = MOST_ARRAYS if tensors[2] is not None and mode in (SQUARES, MOMENTS) else ARRAYS[mode]
-    x, _, weight = tensors
+    x, mask, weight = tensors
     light = weight is None and compute == torch.float32
     policy = policy or tiling.POLICY
     if mode in (COUNT, MOMENTS):  # little to read, or much to gather
@@ -157,8 +157,11 @@ def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=Fals
     numbers = None if mode is COUNT else torch.float64
     planned = made.plan(STATISTIC, tensors, {"out": dtype, "origin": numbers, "scale": numbers}, values, arch)
     across = made.values["AXIS"] == OUTER.value
-    of_rows = made.values["SPLIT"] and made.values["BM"] > 1  # states that the last block gathers
-    registers = 80 if across or mode is MOMENTS else 64
+    rows = made.values["BM"] > 1
+    of_rows = made.values["SPLIT"] and rows  # states that the last block gathers
+    registers = 80 if across or mode is MOMENTS and not rows else 64
+    if mode is MOMENTS and not across and not rows and mask is not None and x.element_size() == 2:
+        registers = 88  # (80 spill on sm_120)
     if not light or made.wide or mode is not COUNT and (x.element_size() == 2 if across else of_rows):
         registers = 128
     planned.config = replace(planned.config, max_registers=(registers, 128))

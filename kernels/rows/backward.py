@@ -5,10 +5,10 @@ import triton.language as tl
 
 from ..engine.blocks import add_partials, await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
-from ..engine.tile import fetch, kept, offset_of, store, within
+from ..engine.tile import fetch, kept, store, within
 from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX
-from .row import at_most, declare, inverse, shift_of, store_tile, tile_at, tile_is_whole, times
+from .row import at_batch, at_most, declare, inverse, shift_of, store_tile, tile_at, tile_is_whole, times
 
 
 @triton.jit
@@ -112,28 +112,24 @@ def rows_backward_kernel(
     else:
         group = tl.program_id(0).to(I)
     batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    grad = grad + offset_of(batch, batch_shape, grad_batch)
-    if MASK:
-        mask = mask + offset_of(batch, batch_shape, mask_batch)
-    out = out + offset_of(batch, batch_shape, out_batch)
-    first = first + offset_of(batch, batch_shape, first_batch)
-    if SECOND:
-        second = second + offset_of(batch, batch_shape, second_batch)
     space = (M, N, outer_shape, inner_shape)
-    xs, gs = (x, x_outer, x_inner), (grad, grad_outer, grad_inner)
-    masks, outs = (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
+    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
+    outs = at_batch(out, out_outer, out_inner, out_batch, batch, batch_shape)
+    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
+    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
     if PEEL:
         space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
     nowhere = tl.zeros([1, 1], tl.int1)
-    a = fetch((first, first_outer, first_inner), space, m, n, nowhere, FIRST, True)
+    a = fetch(firsts, space, m, n, nowhere, FIRST, True)
     if OP == NORMALIZE:
         by = inverse(a, eps)
         b = a
         counts = ~at_most(a, eps)  # otherwise the divisor is eps, a constant
     else:
-        b = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True).to(C)
+        b = fetch(seconds, space, m, n, nowhere, SECOND, True).to(C)
         a = a.to(C)
         by = a
         counts = True

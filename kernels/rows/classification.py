@@ -30,6 +30,12 @@ def at_row(space, operand, m, n, AXIS: tl.constexpr):
 
 
 @triton.jit
+def after(numbers, count):
+    """The operand of the next number of each row."""
+    return numbers[0] + count.to(tl.int64), numbers[1], numbers[2]
+
+
+@triton.jit
 def class_of(
     space, target, mask, weight, ignore_index, m, n,
     TARGET: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr, PARTIAL: tl.constexpr, AXIS: tl.constexpr,

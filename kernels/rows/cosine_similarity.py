@@ -16,9 +16,9 @@ from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.launch import common_shape, like
 from ..engine.scaling import power_below, product_beyond, reciprocal
-from ..engine.tile import fetch, offset_of, store, within
+from ..engine.tile import fetch, store, within
 from .plan import MAP, SUM, floor, launch, thin
-from .row import at_most, declare, inverse, one_per_row, scaled_squares, tile_at, times
+from .row import at_batch, at_most, declare, inverse, one_per_row, part_of, scaled_squares, tile_at, times
 
 
 @triton.jit
@@ -109,16 +109,13 @@ def cosine_kernel(
     """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group = tl.program_id(0).to(I) % splits, tl.program_id(0).to(I) // splits
-    batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    y = y + offset_of(batch, batch_shape, y_batch)
-    out = out + offset_of(batch, batch_shape, out_batch)
-    first = first + offset_of(batch, batch_shape, first_batch)
-    second = second + offset_of(batch, batch_shape, second_batch)
+    split, group, batch, block = part_of(splits, across, I)
     space = (M, N, outer_shape, inner_shape)
-    xs, ys, outs = (x, x_outer, x_inner), (y, y_outer, y_inner), (out, out_outer, out_inner)
-    firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
+    outs = at_batch(out, out_outer, out_inner, out_batch, batch, batch_shape)
+    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
+    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
     if WHOLE:
         state = cosine_tile(space, xs, ys, block, 0, X, Y, AXIS, BM, BN, VEC, C, I)
     else:
@@ -162,28 +159,22 @@ def cosine_backward_kernel(
     """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps).
 
     No row is summed: a block takes one tile."""
-    pid = tl.program_id(0).to(I)
-    t, block = pid % tiles, pid // tiles
-    batch, block = block // across, block % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    y = y + offset_of(batch, batch_shape, y_batch)
-    grad = grad + offset_of(batch, batch_shape, grad_batch)
-    value = value + offset_of(batch, batch_shape, value_batch)
-    first = first + offset_of(batch, batch_shape, first_batch)
-    if SECOND:
-        second = second + offset_of(batch, batch_shape, second_batch)
-    if DX:
-        dx = dx + offset_of(batch, batch_shape, dx_batch)
-    if DY:
-        dy = dy + offset_of(batch, batch_shape, dy_batch)
+    t, _, batch, block = part_of(tiles, across, I)
     space = (M, N, outer_shape, inner_shape)
-    xs, ys = (x, x_outer, x_inner), (y, y_outer, y_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
+    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
+    values = at_batch(value, value_outer, value_inner, value_batch, batch, batch_shape)
+    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
+    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
+    dxs = at_batch(dx, dx_outer, dx_inner, dx_batch, batch, batch_shape)
+    dys = at_batch(dy, dy_outer, dy_inner, dy_batch, batch, batch_shape)
     m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
     nowhere = tl.zeros([1, 1], tl.int1)
-    g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
-    c = fetch((value, value_outer, value_inner), space, m, n, nowhere, VALUE, True).to(C)
-    norm1 = fetch((first, first_outer, first_inner), space, m, n, nowhere, FIRST, True)
-    norm2 = fetch((second, second_outer, second_inner), space, m, n, nowhere, SECOND, True)
+    g = fetch(gs, space, m, n, nowhere, GRAD, True).to(tl.float64)
+    c = fetch(values, space, m, n, nowhere, VALUE, True).to(C)
+    norm1 = fetch(firsts, space, m, n, nowhere, FIRST, True)
+    norm2 = fetch(seconds, space, m, n, nowhere, SECOND, True)
     by1, by2 = inverse(norm1, eps), inverse(norm2, eps)
     c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
     c2 = tl.where(at_most(norm2, eps), 0.0, c)
@@ -191,12 +182,13 @@ def cosine_backward_kernel(
     u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
     v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
     if DX:
-        store((dx, dx_outer, dx_inner), space, m, n, times(v - c1 * u, g * by1, C), edge, DX, True)
+        store(dxs, space, m, n, times(v - c1 * u, g * by1, C), edge, DX, True)
     if DY:
-        store((dy, dy_outer, dy_inner), space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
+        store(dys, space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
 
 
-COSINE = declare(cosine_kernel, ("x", "y", "out", "first", "second"))
+# (few threads: each of them works out the numbers of its rows, in fp64)
+COSINE = declare(cosine_kernel, ("x", "y", "out", "first", "second"), threads=128)
 COSINE_BACKWARD = declare(
     cosine_backward_kernel, ("x", "y", "grad", "value", "first", "second", "dx", "dy"), split=False
 )

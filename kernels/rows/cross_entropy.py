@@ -13,11 +13,11 @@ import triton.language as tl
 from ..engine.blocks import is_last
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.tile import offset_of, store
-from .classification import at_class, at_row, class_dim, class_of, count_numbers, per_class, per_row, row_numbers
+from ..engine.tile import store
+from .classification import after, at_class, at_row, class_dim, class_of, count_numbers, per_class, per_row, row_numbers
 from .cross_entropy_sums import SUMS, merge_partials, store_state, sum_range, widened
 from .plan import SUM, launch
-from .row import declare, one_per_row, shift_of, tile_at
+from .row import at_batch, declare, one_per_row, part_of, shift_of, tile_at
 
 
 @triton.jit
@@ -74,23 +74,17 @@ def cross_entropy_kernel(
     """count: of rows, which is how far apart the kinds of numbers are."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group = tl.program_id(0).to(I) % splits, tl.program_id(0).to(I) // splits
-    batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    if SHARES:
-        shares = shares + offset_of(batch, batch_shape, shares_batch)
-    if TARGET:
-        target = target + offset_of(batch, batch_shape, target_batch)
-    if MASK:
-        mask = mask + offset_of(batch, batch_shape, mask_batch)
-    if WEIGHTS:
-        weights = weights + offset_of(batch, batch_shape, weights_batch)
-    loss = loss + offset_of(batch, batch_shape, loss_batch)
-    keep = keep + offset_of(batch, batch_shape, keep_batch)
-    numbers = numbers + offset_of(batch, batch_shape, numbers_batch)
+    split, group, batch, block = part_of(splits, across, I)
     space = (M, N, outer_shape, inner_shape)
-    xs, qs, ws = (x, x_outer, x_inner), (shares, shares_outer, shares_inner), (weight, weight_outer, weight_inner)
-    targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    qs = at_batch(shares, shares_outer, shares_inner, shares_batch, batch, batch_shape)
+    ws = (weight, weight_outer, weight_inner)  # of classes alone
+    targets = at_batch(target, target_outer, target_inner, target_batch, batch, batch_shape)
+    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
+    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
+    keeps = at_batch(keep, keep_outer, keep_inner, keep_batch, batch, batch_shape)
+    found = at_batch(weights, weights_outer, weights_inner, weights_batch, batch, batch_shape)
+    tops = at_batch(numbers, numbers_outer, numbers_inner, numbers_batch, batch, batch_shape)
     if PEEL:
         space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
@@ -119,29 +113,25 @@ def cross_entropy_kernel(
         )
         own_logit = w.to(tl.float64)
         if TARGET:
-            where = x + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
+            where = xs[0] + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
             own_logit = tl.load(where, mask=kept, other=0).to(tl.float64)
         value, top, spread, factor, even = finish(
             state, kept, own_logit, w.to(tl.float64), smoothing, z_loss, SMOOTH, SHARES, WEIGHT, ACROSS
         )
         inside = one_per_row(space, m, n, AXIS)
         some = kept & ((N if AXIS == INNER else M) > 0)  # of no classes the loss is 0
-        store((loss, loss_outer, loss_inner), space, m, n, tl.where(some, value, 0.0), inside, LOSS, True)
-        store((keep, keep_outer, keep_inner), space, m, n, kept, inside, KEEP, True)
+        store(losses, space, m, n, tl.where(some, value, 0.0), inside, LOSS, True)
+        store(keeps, space, m, n, kept, inside, KEEP, True)
         if WEIGHTS:
-            store((weights, weights_outer, weights_inner), space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
-        found = (numbers, numbers_outer, numbers_inner)
-        store(found, space, m, n, tl.where(some, top, 0.0), inside, NUMBERS, True)
-        numbers = numbers + count.to(tl.int64)
-        found = (numbers, numbers_outer, numbers_inner)
-        store(found, space, m, n, tl.where(some, spread, 0.0), inside, NUMBERS, True)
+            store(found, space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
+        store(tops, space, m, n, tl.where(some, top, 0.0), inside, NUMBERS, True)
+        nexts = after(tops, count)
+        store(nexts, space, m, n, tl.where(some, spread, 0.0), inside, NUMBERS, True)
         if SHARES or (WEIGHT and SMOOTH):
-            numbers = numbers + count.to(tl.int64)
-            found = (numbers, numbers_outer, numbers_inner)
-            store(found, space, m, n, tl.where(some, factor, 0.0), inside, NUMBERS, True)
+            nexts = after(nexts, count)
+            store(nexts, space, m, n, tl.where(some, factor, 0.0), inside, NUMBERS, True)
         if SMOOTH:
-            found = (numbers + count.to(tl.int64), numbers_outer, numbers_inner)
-            store(found, space, m, n, tl.where(some, even, 0.0), inside, NUMBERS, True)
+            store(after(nexts, count), space, m, n, tl.where(some, even, 0.0), inside, NUMBERS, True)
 
 
 OPERANDS = ("x", "shares", "weight", "target", "mask", "loss", "keep", "weights", "numbers")

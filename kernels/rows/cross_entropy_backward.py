@@ -11,11 +11,11 @@ import triton.language as tl
 
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.tile import fetch, offset_of, within
-from .classification import class_dim, class_of, count_numbers, per_class, per_row, row_shape
-from .cross_entropy_sums import exponential
+from ..engine.math import exponential
+from ..engine.tile import fetch, within
+from .classification import after, class_dim, class_of, count_numbers, per_class, per_row, row_shape
 from .plan import MAP, launch
-from .row import declare, shift_of, store_tile, tile_at
+from .row import at_batch, declare, part_of, shift_of, store_tile, tile_at
 
 
 @triton.jit
@@ -34,62 +34,51 @@ def cross_entropy_backward_kernel(
     C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """count: of rows, which is how far apart the kinds of numbers are."""
-    pid = tl.program_id(0).to(I)
-    t, block = pid % tiles, pid // tiles
-    batch, block = block // across, block % across
-    if X:
-        x = x + offset_of(batch, batch_shape, x_batch)
-        numbers = numbers + offset_of(batch, batch_shape, numbers_batch)
-    if SHARES:
-        shares = shares + offset_of(batch, batch_shape, shares_batch)
-    if TARGET:
-        target = target + offset_of(batch, batch_shape, target_batch)
-    if MASK:
-        mask = mask + offset_of(batch, batch_shape, mask_batch)
-    if DX:
-        dx = dx + offset_of(batch, batch_shape, dx_batch)
-    if DQ:
-        dq = dq + offset_of(batch, batch_shape, dq_batch)
-    grad = grad + offset_of(batch, batch_shape, grad_batch)
+    t, _, batch, block = part_of(tiles, across, I)
     space = (M, N, outer_shape, inner_shape)
-    targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
-    ws = (weight, weight_outer, weight_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    qs = at_batch(shares, shares_outer, shares_inner, shares_batch, batch, batch_shape)
+    ws = (weight, weight_outer, weight_inner)  # of classes alone
+    targets = at_batch(target, target_outer, target_inner, target_batch, batch, batch_shape)
+    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
+    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
+    found = at_batch(numbers, numbers_outer, numbers_inner, numbers_batch, batch, batch_shape)
+    dxs = at_batch(dx, dx_outer, dx_inner, dx_batch, batch, batch_shape)
+    dqs = at_batch(dq, dq_outer, dq_inner, dq_batch, batch, batch_shape)
     if PEEL:
-        rows = (x, x_outer, x_inner) if X else (dx, dx_outer, dx_inner)
-        space = (M, N, outer_shape, inner_shape, shift_of(rows, block, outer_shape, VEC, I))
+        space = (M, N, outer_shape, inner_shape, shift_of(xs if X else dxs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
     edge, nowhere = within(space, m, n), tl.zeros([1, 1], tl.int1)
     if X:
-        v = fetch((x, x_outer, x_inner), space, m, n, edge, X, True).to(C)
+        v = fetch(xs, space, m, n, edge, X, True).to(C)
     if SHARES:
-        q = fetch((shares, shares_outer, shares_inner), space, m, n, edge, SHARES, True).to(C)
+        q = fetch(qs, space, m, n, edge, SHARES, True).to(C)
     per_class = 1.0
     if WEIGHT and (SHARES or SMOOTH):
         per_class = fetch(ws, space, m, n, edge, WEIGHT, True).to(C)
 
     # of each row, in fp64: g (k + 2 z L), g (1 - s) w_y, g e
     place, kept, w = class_of(space, targets, masks, ws, ignore_index, m, n, TARGET, MASK, WEIGHT, PARTIAL, AXIS, C, I)
-    g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
+    g = fetch(gs, space, m, n, nowhere, GRAD, True).to(tl.float64)
     w = w.to(tl.float64)
     if not WEIGHT or SHARES:
         w = 1.0
     own = (g * (1 - smoothing) * w).to(C)
     if X:
-        high = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
-        numbers = numbers + count.to(tl.int64)
-        low = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+        high = fetch(found, space, m, n, nowhere, NUMBERS, True)
+        found = after(found, count)
+        low = fetch(found, space, m, n, nowhere, NUMBERS, True)
         # +inf: the row's own logit, which alone is it. The loss is 0, and its gradient.
         kept &= high != float("inf")
         factor = w
         if SHARES or (WEIGHT and SMOOTH):
-            numbers = numbers + count.to(tl.int64)
-            factor = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+            found = after(found, count)
+            factor = fetch(found, space, m, n, nowhere, NUMBERS, True)
         factor = tl.where(z_loss == 0, factor, factor + 2 * z_loss * (high.to(tl.float64) + low))
         high, low = high.to(C), low.to(C)
         factor = (g * factor).to(C) * exponential(-low)
         if SMOOTH:
-            numbers = numbers + count.to(tl.int64)
-            even = fetch((numbers, numbers_outer, numbers_inner), space, m, n, nowhere, NUMBERS, True)
+            even = fetch(after(found, count), space, m, n, nowhere, NUMBERS, True)
             even = (g * even).to(C)
     if DX:
         value = tl.zeros([BM, BN], C)
@@ -101,13 +90,13 @@ def cross_entropy_backward_kernel(
             value -= own * (q * per_class)
         else:
             value -= tl.where((n[None, :] if AXIS == INNER else m[:, None]) == place, own, 0.0)
-        store_tile((dx, dx_outer, dx_inner), space, block, t, m, n, tl.where(kept, value, 0.0), DX, AXIS, BM, BN)
+        store_tile(dxs, space, block, t, m, n, tl.where(kept, value, 0.0), DX, AXIS, BM, BN)
     if DQ:
         # a class of -inf without a share does not exist
         nothing = (v == float("-inf")) & (q * per_class == 0)
         slope = tl.where(nothing, 0.0, per_class * ((high - v) + low))
         value = tl.where(kept, own * slope, 0.0)
-        store_tile((dq, dq_outer, dq_inner), space, block, t, m, n, value, DQ, AXIS, BM, BN)
+        store_tile(dqs, space, block, t, m, n, value, DQ, AXIS, BM, BN)
 
 
 OPERANDS = ("x", "shares", "weight", "target", "mask", "grad", "numbers", "dx", "dq")

@@ -12,8 +12,8 @@ from ..engine.blocks import await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
 from ..engine.scaling import product_beyond
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
-from ..engine.tile import fetch, kept, offset_of, store, within
-from .row import declare, inverse, one_per_row, scaled_squares, shift_of, store_tile, tile_at, times
+from ..engine.tile import fetch, kept, store, within
+from .row import at_batch, declare, inverse, one_per_row, scaled_squares, shift_of, store_tile, tile_at, times
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -83,18 +83,14 @@ def rows_kernel(
     else:
         group = tl.program_id(0).to(I)
     batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    if MASK:
-        mask = mask + offset_of(batch, batch_shape, mask_batch)
-    out = out + offset_of(batch, batch_shape, out_batch)
-    first = first + offset_of(batch, batch_shape, first_batch)
-    if SECOND:
-        second = second + offset_of(batch, batch_shape, second_batch)
     space = (M, N, outer_shape, inner_shape)
-    xs, masks, outs = (x, x_outer, x_inner), (mask, mask_outer, mask_inner), (out, out_outer, out_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
+    outs = at_batch(out, out_outer, out_inner, out_batch, batch, batch_shape)
+    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
+    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
     if PEEL:
         space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
-    firsts, seconds = (first, first_outer, first_inner), (second, second_outer, second_inner)
     if WHOLE:
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
         inside = one_per_row(space, m, n, AXIS)

@@ -13,11 +13,11 @@ from ..engine.blocks import add_partials, is_last
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
-from ..engine.tile import fetch, offset_of, over_axis, store, within, within_lane
+from ..engine.tile import fetch, over_axis, store, within, within_lane
 from ..engine.tiling import FLUSH
 from .classification import at_class, at_row
 from .plan import SUM, launch
-from .row import declare, one_per_row, shift_of, store_tile, tile_at
+from .row import at_batch, declare, one_per_row, part_of, shift_of, store_tile, tile_at
 
 
 @triton.jit
@@ -48,29 +48,25 @@ def multi_margin_kernel(
     """loss, or of a grad dx. A row whose target is no class does not exist: both are 0."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group = tl.program_id(0).to(I) % splits, tl.program_id(0).to(I) // splits
-    batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    target = target + offset_of(batch, batch_shape, target_batch)
-    if DX:
-        grad = grad + offset_of(batch, batch_shape, grad_batch)
-        dx = dx + offset_of(batch, batch_shape, dx_batch)
-    else:
-        loss = loss + offset_of(batch, batch_shape, loss_batch)
+    split, group, batch, block = part_of(splits, across, I)
     space = (M, N, outer_shape, inner_shape)
-    xs, slopes = (x, x_outer, x_inner), (dx, dx_outer, dx_inner)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    targets = at_batch(target, target_outer, target_inner, target_batch, batch, batch_shape)
+    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
+    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
+    slopes = at_batch(dx, dx_outer, dx_inner, dx_batch, batch, batch_shape)
     if PEEL:
         space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
     m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
     inside, nowhere = one_per_row(space, m, n, AXIS), tl.zeros([1, 1], tl.int1)
     classes = N if AXIS == INNER else M
-    index = fetch((target, target_outer, target_inner), space, m, n, nowhere, TARGET, True)
+    index = fetch(targets, space, m, n, nowhere, TARGET, True)
     exists = inside & (index >= 0) & (index < classes)
     place = tl.where(exists, index, 0).to(I)
-    own = tl.load(x + at_row(space, xs, m, n, AXIS) + at_class(place, space, xs, AXIS), mask=exists, other=0).to(C)
+    own = tl.load(xs[0] + at_row(space, xs, m, n, AXIS) + at_class(place, space, xs, AXIS), mask=exists, other=0).to(C)
     base = tl.full([1, 1], margin, C) - own
     if DX:
-        g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64) / classes
+        g = fetch(gs, space, m, n, nowhere, GRAD, True).to(tl.float64) / classes
         factor = g.to(C)
 
     first = split * per_split
@@ -105,12 +101,12 @@ def multi_margin_kernel(
         of_row = tl.expand_dims(total, ACROSS)
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
         if DX:
-            where = dx + at_row(space, slopes, m, n, AXIS) + at_class(place, space, slopes, AXIS)
+            where = slopes[0] + at_row(space, slopes, m, n, AXIS) + at_class(place, space, slopes, AXIS)
             value = tl.where(of_row == 0, 0.0, -of_row * g)
             tl.store(where, value.to(C).to(dx.dtype.element_ty), mask=exists)
         else:
             value = tl.where(exists, of_row / classes, 0.0)
-            store((loss, loss_outer, loss_inner), space, m, n, value.to(C), inside, LOSS, True)
+            store(losses, space, m, n, value.to(C), inside, LOSS, True)
 
 
 OPERANDS = ("x", "target", "grad", "loss", "dx")

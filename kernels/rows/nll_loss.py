@@ -6,12 +6,12 @@ import triton.language as tl
 
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
-from ..engine.tile import offset_of, store
+from ..engine.tile import store
 from .classification import at_class, at_row, class_dim, class_of, per_class, per_row, row_numbers
 from .cross_entropy_backward import OPTIONS as BACKWARD
 from .cross_entropy_backward import prepare as prepare_backward
 from .plan import PICK, launch
-from .row import declare, one_per_row, tile_at
+from .row import at_batch, declare, one_per_row, part_of, tile_at
 
 
 @triton.jit
@@ -26,30 +26,26 @@ def nll_loss_kernel(
     KEEP: tl.constexpr, WEIGHTS: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(0).to(I)
-    batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    target = target + offset_of(batch, batch_shape, target_batch)
-    if MASK:
-        mask = mask + offset_of(batch, batch_shape, mask_batch)
-    if WEIGHTS:
-        weights = weights + offset_of(batch, batch_shape, weights_batch)
-    loss = loss + offset_of(batch, batch_shape, loss_batch)
-    keep = keep + offset_of(batch, batch_shape, keep_batch)
+    _, _, batch, block = part_of(1, across, I)
     space = (M, N, outer_shape, inner_shape)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    targets = at_batch(target, target_outer, target_inner, target_batch, batch, batch_shape)
+    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
+    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
+    keeps = at_batch(keep, keep_outer, keep_inner, keep_batch, batch, batch_shape)
+    found = at_batch(weights, weights_outer, weights_inner, weights_batch, batch, batch_shape)
     m, n = tile_at(space, block, 0, AXIS, BM, BN, 1, I)
-    targets, masks = (target, target_outer, target_inner), (mask, mask_outer, mask_inner)
-    xs, ws = (x, x_outer, x_inner), (weight, weight_outer, weight_inner)
+    ws = (weight, weight_outer, weight_inner)
     place, kept, w = class_of(space, targets, masks, ws, ignore_index, m, n, TARGET, MASK, WEIGHT, False, AXIS, C, I)
-    where = x + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
+    where = xs[0] + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
     value = -tl.load(where, mask=kept, other=0).to(C)
     if WEIGHT:
         value *= w
     inside = one_per_row(space, m, n, AXIS)
-    store((loss, loss_outer, loss_inner), space, m, n, tl.where(kept, value, 0.0), inside, LOSS, True)
-    store((keep, keep_outer, keep_inner), space, m, n, kept, inside, KEEP, True)
+    store(losses, space, m, n, tl.where(kept, value, 0.0), inside, LOSS, True)
+    store(keeps, space, m, n, kept, inside, KEEP, True)
     if WEIGHTS:
-        store((weights, weights_outer, weights_inner), space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
+        store(found, space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
 
 
 OPERANDS = ("x", "weight", "target", "mask", "loss", "keep", "weights")

@@ -24,6 +24,22 @@ def shift_of(operand, row, shape, VEC: tl.constexpr, I: tl.constexpr):
 
 
 @triton.jit
+def part_of(parts, across, I: tl.constexpr):
+    """(part, group of rows, its batch, its block of that) of a program: the parts of a group follow each other."""
+    part, group = tl.program_id(0).to(I) % parts, tl.program_id(0).to(I) // parts
+    return part, group, group // across, group % across
+
+
+@triton.jit
+def at_batch(pointer, outer, inner, steps, batch, shape):
+    """An operand (engine/tile.py) of a batch; in the place of one that is absent what nobody reads."""
+    operand = batch, batch, batch
+    if pointer is not None:
+        operand = pointer + offset_of(batch, shape, steps), outer, inner
+    return operand
+
+
+@triton.jit
 def tile_at(
     space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, I: tl.constexpr
 ):
@@ -94,9 +110,9 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     return unit, x, tl.sum(x * x, ACROSS, keep_dims=True)
 
 
-def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_bytes=Config.tile_bytes):
+def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), **config):
     """A kernel of rows; split: one that may spread a row over several blocks. first, indices: constants and indices of
-    its own."""
+    its own. config: how many threads, and bytes of a tile."""
     tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
     peel = ("PEEL",) if "PEEL" in fn.arg_names else ()  # one that knows rows which begin anywhere
     return Kernel(
@@ -109,5 +125,5 @@ def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), tile_
         constants=(*first, *(name.upper() for name in operands), *peel, "AXIS", *tiling,
                    *(("LM", "LN") if split else ()), "VEC", "C", "I"),
         # left alone, the assembler spills two registers of the general variant to fit one block more
-        configs={None: Config(tile_bytes=tile_bytes, max_registers=(None, 128))},
+        configs={None: Config(max_registers=(None, 128), **config)},
     )  # fmt: skip

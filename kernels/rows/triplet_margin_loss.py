@@ -13,18 +13,41 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.scaling import power_below, reciprocal
-from ..engine.tile import fetch, offset_of, store, within
-from .plan import MAP, SUM, launch
-from .row import declare, one_per_row, scaled_squares, tile_at, times
+from ..engine.tile import fetch, store, within
+from .plan import SUM, launch
+from .row import at_batch, declare, one_per_row, part_of, tile_at
 
 
 @triton.jit
 def distance_tile(x, y, eps, edge, ACROSS: tl.constexpr):
     """The state of each row of a tile, in fp64."""
-    d = x - y
-    differ = tl.max(((d != 0) & edge).to(tl.int32), ACROSS, keep_dims=True)  # NaN does
-    unit, _, squares = scaled_squares(tl.where(edge, d + eps, 0.0), ACROSS)
+    d = x - y  # 0 outside
+    most = tl.max(tl.abs(d), ACROSS, keep_dims=True)
+    unit = power_below(most + tl.abs(eps))
+    parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
+    squares = tl.sum(parts * parts, ACROSS, keep_dims=True)
+    differ = (most > 0) | (squares != squares)  # of NaN there is no largest
     return unit.to(tl.float64), squares.to(tl.float64), differ.to(tl.float64)
+
+
+@triton.jit
+def tile_states(
+    space, x, y, z, block, t, eps,
+    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr,
+    BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+):  # fmt: skip
+    """Those of the three distances; without SWAP the third is the second."""
+    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
+    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    edge = within(space, m, n)
+    a = fetch(x, space, m, n, edge, X, True).to(C)
+    p = fetch(y, space, m, n, edge, Y, True).to(C)
+    q = fetch(z, space, m, n, edge, Z, True).to(C)
+    near, far = distance_tile(a, p, eps, edge, ACROSS), distance_tile(a, q, eps, edge, ACROSS)
+    apart = far
+    if SWAP:
+        apart = distance_tile(p, q, eps, edge, ACROSS)
+    return near, far, apart
 
 
 @triton.jit
@@ -75,46 +98,36 @@ def excess(near, far, apart, margin, SWAP: tl.constexpr):
 def triplet_kernel(
     x, y, z, keep, loss, near, far, apart, partial, counter,
     margin, eps,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer,
-    z_inner, keep_outer, keep_inner, loss_outer, loss_inner, near_outer, near_inner, far_outer, far_inner,
-    apart_outer, apart_inner,
-    batch_shape, x_batch, y_batch, z_batch, keep_batch, loss_batch, near_batch, far_batch,
-    apart_batch,
+    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, keep_outer, keep_inner,
+    loss_outer, loss_inner, near_outer, near_inner, far_outer, far_inner, apart_outer, apart_inner,
+    batch_shape, x_batch, y_batch, z_batch, keep_batch, loss_batch, near_batch, far_batch, apart_batch,
     M, N, tiles, across, groups, splits, per_split,
-    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, KEEP: tl.constexpr,
-    LOSS: tl.constexpr, NEAR: tl.constexpr, FAR: tl.constexpr, APART: tl.constexpr,
-    AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    I: tl.constexpr,
+    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, KEEP: tl.constexpr, LOSS: tl.constexpr,
+    NEAR: tl.constexpr, FAR: tl.constexpr, APART: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr,
+    SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr,
+    LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """The loss of each row, and its distances; all 0 where a row is not kept."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
     BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group = tl.program_id(0).to(I) % splits, tl.program_id(0).to(I) // splits
-    batch, block = group // across, group % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    y = y + offset_of(batch, batch_shape, y_batch)
-    z = z + offset_of(batch, batch_shape, z_batch)
-    loss = loss + offset_of(batch, batch_shape, loss_batch)
-    near = near + offset_of(batch, batch_shape, near_batch)
-    far = far + offset_of(batch, batch_shape, far_batch)
-    if KEEP:
-        keep = keep + offset_of(batch, batch_shape, keep_batch)
-    if SWAP:
-        apart = apart + offset_of(batch, batch_shape, apart_batch)
+    split, group, batch, block = part_of(splits, across, I)
     space = (M, N, outer_shape, inner_shape)
+    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
+    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
+    zs = at_batch(z, z_outer, z_inner, z_batch, batch, batch_shape)
+    keeps = at_batch(keep, keep_outer, keep_inner, keep_batch, batch, batch_shape)
+    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
+    nears = at_batch(near, near_outer, near_inner, near_batch, batch, batch_shape)
+    fars = at_batch(far, far_outer, far_inner, far_batch, batch, batch_shape)
+    aparts = at_batch(apart, apart_outer, apart_inner, apart_batch, batch, batch_shape)
     small = tl.full([1, 1], eps, C)
-    state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
-    for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
-        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-        edge = within(space, m, n)
-        a = fetch((x, x_outer, x_inner), space, m, n, edge, X, True).to(C)
-        p = fetch((y, y_outer, y_inner), space, m, n, edge, Y, True).to(C)
-        q = fetch((z, z_outer, z_inner), space, m, n, edge, Z, True).to(C)
-        state = merge(state, distance_tile(a, p, small, edge, ACROSS))
-        other = merge(other, distance_tile(a, q, small, edge, ACROSS))
-        if SWAP:
-            third = merge(third, distance_tile(p, q, small, edge, ACROSS))
+    if WHOLE:
+        state, other, third = tile_states(space, xs, ys, zs, block, 0, small, SWAP, X, Y, Z, AXIS, BM, BN, VEC, C, I)
+    else:
+        state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
+        for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
+            a, b, c = tile_states(space, xs, ys, zs, block, t, small, SWAP, X, Y, Z, AXIS, BM, BN, VEC, C, I)
+            state, other, third = merge(state, a), merge(other, b), merge(third, c)
     finished = True
     if SPLIT:
         rows = groups.to(I) * BO
@@ -139,94 +152,19 @@ def triplet_kernel(
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
         inside = one_per_row(space, m, n, AXIS)
         if KEEP:
-            kept = fetch((keep, keep_outer, keep_inner), space, m, n, inside, KEEP, True) != 0
+            kept = fetch(keeps, space, m, n, inside, KEEP, True) != 0
             value, to_positive = tl.where(kept, value, 0.0), tl.where(kept, to_positive, 0.0)
             to_negative, between = tl.where(kept, to_negative, 0.0), tl.where(kept, between, 0.0)
-        store((loss, loss_outer, loss_inner), space, m, n, value.to(C), inside, LOSS, True)
-        store((near, near_outer, near_inner), space, m, n, to_positive, inside, NEAR, True)
-        store((far, far_outer, far_inner), space, m, n, to_negative, inside, FAR, True)
+        store(losses, space, m, n, value.to(C), inside, LOSS, True)
+        store(nears, space, m, n, to_positive, inside, NEAR, True)
+        store(fars, space, m, n, to_negative, inside, FAR, True)
         if SWAP:
-            store((apart, apart_outer, apart_inner), space, m, n, between, inside, APART, True)
-
-
-@triton.jit
-def slope(x, y, eps, factor, norm, C: tl.constexpr):
-    """factor (x - y + eps) / norm; 0 of equal vectors. (0 times a slope that is not finite is NaN, as everywhere.)"""
-    by = factor / tl.where(norm == 0, 1.0, norm)
-    none = (norm == 0) | ((factor == 0) & (norm < float("inf")))
-    return tl.where(none, 0.0, times(x - y + eps, by, C))
-
-
-@triton.jit
-def triplet_backward_kernel(
-    x, y, z, grad, near, far, apart, dx, dy, dz,
-    margin, eps,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer,
-    z_inner, grad_outer, grad_inner, near_outer, near_inner, far_outer, far_inner, apart_outer, apart_inner,
-    dx_outer, dx_inner, dy_outer, dy_inner, dz_outer, dz_inner,
-    batch_shape, x_batch, y_batch, z_batch, grad_batch, near_batch, far_batch, apart_batch,
-    dx_batch, dy_batch, dz_batch,
-    M, N, tiles, across,
-    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, GRAD: tl.constexpr,
-    NEAR: tl.constexpr, FAR: tl.constexpr, APART: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr, DZ: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
-    """No row is summed: a block takes one tile."""
-    pid = tl.program_id(0).to(I)
-    t, block = pid % tiles, pid // tiles
-    batch, block = block // across, block % across
-    x = x + offset_of(batch, batch_shape, x_batch)
-    y = y + offset_of(batch, batch_shape, y_batch)
-    z = z + offset_of(batch, batch_shape, z_batch)
-    grad = grad + offset_of(batch, batch_shape, grad_batch)
-    near = near + offset_of(batch, batch_shape, near_batch)
-    far = far + offset_of(batch, batch_shape, far_batch)
-    if SWAP:
-        apart = apart + offset_of(batch, batch_shape, apart_batch)
-    if DX:
-        dx = dx + offset_of(batch, batch_shape, dx_batch)
-    if DY:
-        dy = dy + offset_of(batch, batch_shape, dy_batch)
-    if DZ:
-        dz = dz + offset_of(batch, batch_shape, dz_batch)
-    space = (M, N, outer_shape, inner_shape)
-    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
-    nowhere = tl.zeros([1, 1], tl.int1)
-    g = fetch((grad, grad_outer, grad_inner), space, m, n, nowhere, GRAD, True).to(tl.float64)
-    to_positive = fetch((near, near_outer, near_inner), space, m, n, nowhere, NEAR, True)
-    to_negative = fetch((far, far_outer, far_inner), space, m, n, nowhere, FAR, True)
-    between = to_negative
-    of_far, of_apart = tl.full([1, 1], 1.0, tl.float64), tl.full([1, 1], 0.0, tl.float64)
-    if SWAP:  # the smaller distance has the slope; of equal ones each a half, as torch's minimum
-        between = fetch((apart, apart_outer, apart_inner), space, m, n, nowhere, APART, True)
-        of_far = tl.where(to_negative == between, 0.5, tl.where(to_negative > between, 0.0, 1.0))
-        of_apart = tl.where(to_negative == between, 0.5, tl.where(to_negative < between, 0.0, 1.0))
-    g = tl.where(excess(to_positive, to_negative, between, margin, SWAP) <= 0, 0.0, g)
-    edge = within(space, m, n)
-    small = tl.full([1, 1], eps, C)
-    a = fetch((x, x_outer, x_inner), space, m, n, edge, X, True).to(C)
-    p = fetch((y, y_outer, y_inner), space, m, n, edge, Y, True).to(C)
-    q = fetch((z, z_outer, z_inner), space, m, n, edge, Z, True).to(C)
-    of_positive = slope(a, p, small, g, to_positive, C)
-    of_negative = slope(a, q, small, tl.where(of_far == 0, 0.0, -g * of_far), to_negative, C)
-    of_both = tl.zeros([1, 1], C)
-    if SWAP:
-        of_both = slope(p, q, small, tl.where(of_apart == 0, 0.0, -g * of_apart), between, C)
-    if DX:
-        store((dx, dx_outer, dx_inner), space, m, n, of_positive + of_negative, edge, DX, True)
-    if DY:
-        store((dy, dy_outer, dy_inner), space, m, n, of_both - of_positive, edge, DY, True)
-    if DZ:
-        store((dz, dz_outer, dz_inner), space, m, n, -of_negative - of_both, edge, DZ, True)
+            store(aparts, space, m, n, between, inside, APART, True)
 
 
 FLOATS = ("margin", "eps")
 VECTORS = ("x", "y", "z")
 TRIPLET = declare(triplet_kernel, (*VECTORS, "keep", "loss", "near", "far", "apart"), "SWAP", floats=FLOATS)
-TRIPLET_BACKWARD = declare(
-    triplet_backward_kernel, (*VECTORS, "grad", "near", "far", "apart", "dx", "dy", "dz"), "SWAP", floats=FLOATS,
-    split=False,
-)  # fmt: skip
 
 
 def each_row(*numbers):
@@ -250,21 +188,3 @@ def triplet_margin_loss(anchor, positive, negative, keep, margin=1.0, p=2.0, eps
     if results[0].numel():
         launch("triplet_margin_loss", *plan, (margin, eps), constants, **options)
     return results
-
-
-def prepare_backward(grad, vectors, distances, swap, needed):
-    compute = compute_dtype(*vectors, grad)
-    slopes = tuple(torch.empty_like(x) if wanted else None for x, wanted in zip(vectors, needed))
-    tensors = (*vectors, *each_row(grad, *distances), *slopes)
-    plan = TRIPLET_BACKWARD, tensors, (3, 4, 5, 6), vectors[0].shape, vectors[0].dim() - 1, compute
-    return slopes, plan, {"SWAP": swap}, {"phases": MAP}
-
-
-def triplet_margin_loss_backward(
-    grad, anchor, positive, negative, near, far, apart, margin=1.0, eps=1e-6, swap=False, *needed
-):  # fmt: skip
-    vectors = anchor, positive, negative
-    slopes, plan, constants, options = prepare_backward(grad, vectors, (near, far, apart), swap, needed)
-    if anchor.numel() and any(needed):
-        launch("triplet_margin_loss_backward", *plan, (margin, eps), constants, **options)
-    return tuple(x.new_empty(0) if dx is None else dx for x, dx in zip(vectors, slopes))

@@ -9,6 +9,7 @@ from safeops.kernels.rows import cosine_similarity as cosine
 from safeops.kernels.rows import forward as rows
 from safeops.kernels.rows import plan as row
 from safeops.kernels.rows import triplet_margin_loss as triplet
+from safeops.kernels.rows import triplet_margin_loss_backward as triplet_backward
 
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, meta
 
@@ -67,7 +68,7 @@ def triplets(x, swap=False, keep=None):
 def triplets_backward(x, swap=False):
     number = meta(x.shape[:-1], F64)
     distances = number, number, number if swap else meta((0,), F64)
-    _, plan, constants, options = triplet.prepare_backward(
+    _, plan, constants, options = triplet_backward.prepare_backward(
         meta((), F32).expand(x.shape[:-1]), (x,) * 3, distances, swap, (True,) * 3
     )
     return row.plan(*plan, constants, **options)

@@ -16,7 +16,7 @@ FLAT = (1 << 26,)
 
 # what the architectures other than sm_90 are compiled for: the largest state in each layout, and the backward
 OFTEN = re.compile(
-    r"aligned (var|linear_backward|(columns weight|few rows) VAR) bfloat16|aligned var weight bf16.*|"
+    r"aligned (var|linear_backward|(columns weight|columns unmasked|few rows) VAR) bfloat16|aligned var weight bf16.*|"
     r"general transposed VAR bfloat16"
 )
 
@@ -86,6 +86,7 @@ def cases():
         for result in ("VAR", "LOGSUMEXP", "LARGEST"):
             found[f"aligned rows {result} {name}"] = forward(result, x, mask, dims=[1])
             found[f"aligned columns {result} {name}"] = forward(result, x, mask, dims=[0])
+        found[f"aligned columns unmasked VAR {name}"] = forward("VAR", x, dims=[0])
         found[f"aligned few rows VAR {name}"] = forward("VAR", meta((64, 1 << 20), dtype), dims=[1])
         found[f"aligned columns weight VAR {name}"] = forward("VAR", x, mask, x, dims=[0])
         found[f"aligned rows linear_backward {name}"] = backward(0, x, mask, x, dims=[1])

@@ -67,7 +67,7 @@ _backward = declare_raw(
     "float margin=1.0, float eps=1e-6, bool swap=False, bool need_anchor=True, bool need_positive=True, "
     "bool need_negative=True) -> (Tensor, Tensor, Tensor)",
     fake=_fake_backward,
-    triton="rows.triplet_margin_loss.triplet_margin_loss_backward",
+    triton="rows.triplet_margin_loss_backward.triplet_margin_loss_backward",
 )
 
 # ---- record

@@ -223,6 +223,7 @@ def run():
 
 def test_whoever_finishes_last(monkeypatch):
     """Blocks may finish in any order; the bits of the result are the same."""
+    monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(blocks=16))  # so that all have some to share
     first = run()
     assert min(plan.grid[1] for plan in launch._plans.values()) > 1
     assert all(map(torch.equal, first, run()))

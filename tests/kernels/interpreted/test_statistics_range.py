@@ -58,6 +58,17 @@ def test_variance_does_not_lose_its_digits_to_the_mean():
     close(dx, 2e3 * (x.double() - x.double().mean()) / 1499)
 
 
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_variance_of_what_begins_late(dtype):
+    """A column of which nothing is kept at first takes its pivot from a later tile, inside the tensor or at its end."""
+    x = (3000 + 30 * fill((300, 16), F32, 1)).to(dtype)
+    mask = torch.ones(300, 16, dtype=torch.bool)
+    mask[:130, 3] = mask[:298, 7] = False
+    x = torch.where(mask, x, NAN)
+    check("var", x, mask, None, [0])
+    check("var", x.T.contiguous(), mask.T.contiguous(), None, [1])
+
+
 def test_variance_with_an_outlier_first():
     for dtype in (F32, F64):
         x = torch.cat([torch.tensor([1e6], dtype=F64), fill((700,), F64, 1)]).to(dtype)

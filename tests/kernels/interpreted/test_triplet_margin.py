@@ -3,7 +3,8 @@
 import pytest
 import torch
 from safeops.kernels.engine import indexing, launch
-from safeops.kernels.rows.triplet_margin_loss import triplet_margin_loss, triplet_margin_loss_backward
+from safeops.kernels.rows.triplet_margin_loss import triplet_margin_loss
+from safeops.kernels.rows.triplet_margin_loss_backward import triplet_margin_loss_backward
 
 from safeops.ops.rows.triplet_margin_loss import definition
 from tests.kernels.interpreted.truth import BF16, F16, F32, F64, close, fill, in_order, shifted
