@@ -23,6 +23,8 @@ NUMBERS = re.compile(
     r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"
     r"|_(coeff?|weight|factor|scale|ratio|dim|index|size)$"
 )  # arguments that are numbers more often than tensors
+# Methods that say it wherever they are called.
+CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
@@ -62,7 +64,8 @@ class Calls:
     def _recognize(self, op):
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
-        wanted = op.input is not None and (self.scope.loss or self.scope.step)
+        wanted = self.scope.loss or self.scope.step or op.origin == "method" and name in CERTAIN
+        wanted = wanted and op.input is not None
         if not wanted or value.tensor or value.foreign or value.op is not None:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
@@ -74,6 +77,8 @@ class Calls:
             self.evaluate(op.input)
         elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
             self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
+        elif isinstance(op.input, cst.BinaryOperation) and name in CERTAIN and op.origin == "method":
+            self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
         elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
             self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)
             inner = operation(op.input, self.imports)
@@ -121,6 +126,9 @@ class Calls:
             model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
             if model and (self.scope.step or self.scope.loss):
                 tensors = True  # what it is given came from a loader
+            result = self._result_value(node)
+            if result.tensor:
+                return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
             return Value(tensor=True, owned=False, node=node) if known else Value(node=node)

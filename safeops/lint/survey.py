@@ -10,6 +10,7 @@ from safeops.lint.reach import Reach
 from safeops.lint.syntax import children, descendants, dotted, operation
 from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
+DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
@@ -123,8 +124,12 @@ def _clues(body, imports):
             if isinstance(func, cst.Attribute):
                 optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
                 backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
+                if func.attr.value == "to" and _placed(func.value):  # m[:, None].to(dtype)
+                    tensors.add(func.value.value.value)
                 if isinstance(func.value, cst.Name):
                     if func.attr.value in TENSOR_METHODS:
+                        tensors.add(func.value.value)
+                    elif func.attr.value in ARRAY_METHODS and DIMS & {k.keyword.value for k in node.args if k.keyword}:
                         tensors.add(func.value.value)
                     elif func.attr.value in ARRAY_METHODS:
                         arrays.add(func.value.value)
@@ -135,6 +140,8 @@ def _clues(body, imports):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
                     if not _factory(op):
                         tensors.add(op.input.value)
+        elif _placed(node):
+            arrays.add(node.value.value)
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
@@ -181,6 +188,14 @@ def _calls_loss(node, imports):
     return full.startswith(("torch.nn.functional.", "safeops.")) and (
         name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
     )
+
+
+def _placed(node):
+    """`m[:, None, None]`, `m[..., 1:]`: no list has this."""
+    if not isinstance(node, cst.Subscript) or not isinstance(node.value, cst.Name):
+        return False
+    parts = [getattr(e.slice, "value", None) for e in node.slice]
+    return any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts)
 
 
 def _factory(op):

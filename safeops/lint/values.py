@@ -40,7 +40,7 @@ TENSOR_METHODS = set(
     masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand expand_as numel dim softmax
     log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan isinf isfinite bmm mm
     clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward unfold bool
-    long""".split()
+    long addcdiv_ addcmul_""".split()
 )
 # The same of a loss's argument, where an array would be out of place.
 ARRAY_METHODS = set("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all".split())

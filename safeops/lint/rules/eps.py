@@ -4,10 +4,12 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import HALF_STEP
-from safeops.lint.rules.squares import normalized, wide
+from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
+from safeops.lint.values import SHAPING
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
+LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
 DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
 
@@ -51,10 +53,18 @@ class TinyEps(Rule):
         return -safeops.safe_log(p, eps=1e-8).mean()
     """
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
+    ops += ("rsqrt", "log2", "log10", "addcdiv", "exp")
     ops += ("where", "full_like", "masked_fill", "pow", "reciprocal", "cosine_embedding_loss", "poisson_nll_loss")
 
     def operation(self, op, walk):
-        if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
+        if wide(op, walk):
+            return
+        if op.name == "exp":
+            self._below(op, walk)
+            return
+        in_loss = walk.computing or walk.scope.is_module and walk.scope.name == "forward"
+        if not in_loss or op.name in ("rsqrt", "log2", "log10", "addcdiv"):
+            self._anywhere(op, walk)
             return
         if op.name in ("log", "sqrt", "div", "reciprocal"):
             if not self._steep(op, walk):
@@ -80,6 +90,30 @@ class TinyEps(Rule):
         if eps is not None and self._of_tensors(op, walk):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
+            )
+
+    def _anywhere(self, op, walk):
+        """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
+        if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv"):
+            return
+        guarded = op.args[-1] if op.name in ("div", "addcdiv") and op.args else op.input
+        guard = through(guarded, walk, SHAPING | {"sqrt"})
+        if guard is None or guard.name not in ("add", "clamp", "clamp_min", "maximum", "max"):
+            return
+        sides = [n for n in (guard.input, guard.arg(0, "min", "other")) if n is not None]
+        eps = next((e for n in sides if (e := tiny(n, walk)) is not None), None)
+        of = [walk.value(n) for n in sides if walk.value(n).tensor]
+        exact = any(v.integer or v.constant or v.host or v.mask == "bool" for v in of)
+        if eps is not None and of and not exact and not walk.value(guard.node).wide:
+            walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")
+
+    def _below(self, op, walk):
+        """`exp(log_std.clamp(-20, 2))`"""
+        clamp = through(op.input, walk)
+        floor = walk.number(clamp.arg(0, "min")) if clamp is not None and clamp.name in ("clamp", "clamp_min") else None
+        if floor is not None and LOG_TINY * 4 < floor < LOG_TINY:
+            walk.report(
+                self, op.node, f"exp({floor:g}) is 0 in fp16: a deviation of nothing; clamp at -10, or .float()"
             )
 
     def _steep(self, op, walk):

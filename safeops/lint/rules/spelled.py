@@ -154,7 +154,7 @@ class Variance(Rule):
     ops = ("sub",)
 
     def operation(self, op, walk):
-        if not walk.computing or len(op.args) != 1 or not self._is_square(op.args[0], walk):
+        if len(op.args) != 1 or not self._is_square(op.args[0], walk):
             return
         if self._average_of_square(op.input, walk):
             made = walk.op(op.input)
@@ -210,7 +210,7 @@ class Exponential(Rule):
     ops = ("exp", "pow")
 
     def operation(self, op, walk):
-        if not walk.training or wide(op, walk):
+        if not (walk.scope.loss or walk.scope.step) or walk.scope.metric or wide(op, walk):
             return
         if op.name == "pow":  # decibels
             base, exponent = walk.number(op.input), op.arg(0, "exponent")
