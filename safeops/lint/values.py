@@ -138,10 +138,8 @@ NOTHING = Value()
 FOREIGN = Value(foreign=True)
 
 
-PLAIN_PARTS = set(
-    """num n size shape drop dropout type name names dim id index idx width height class path key fn func mode
-    cls""".split()
-)
+PLAIN_PARTS = set("num n size shape drop dropout type name names dim id index idx width height class path key".split())
+PLAIN_PARTS |= {"fn", "func", "mode", "cls"}
 
 
 def named_tensor(name):
@@ -173,7 +171,7 @@ def dtype_of(node, imports):
         return "half"
     if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
         return "bool"
-    if full is None and re.search(r"double|float(32|64)|fp32", dotted(node) or ""):
+    if full is None and re.search(r"double|float(32|64)|fp32|(compute|acc\w*)_dtype$", dotted(node) or ""):
         return "wide"
     return "other" if full is not None and full.startswith("torch.") else None
 

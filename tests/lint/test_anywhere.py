@@ -26,8 +26,11 @@ BODIES = [
     ("SO206", "return x * torch.rsqrt(y.clamp(min=1e-12))", "return x * y.clamp(min=1e-12)"),
     ("SO206", "d = y.sqrt().add_(1e-8)\nreturn x.addcdiv_(y, d)", "return x.addcdiv_(y, y.sqrt().add_(1e-4))"),
     ("SO206", "return (x / y.log_softmax(1).clamp_min(1e-9))", "return x / ((y > 0).sum() + 1e-9)"),
-    ("SO206", "return x * y.clamp(-20, 2).exp()", "return x * y.clamp(-10, 2).exp()"),
-    ("SO206", "return x * torch.exp(torch.clamp(y, min=-18))", "return x * torch.exp(torch.clamp(y.float(), min=-18))"),
+    ("SO206", "log_std = y.clamp(-20, 2)\nreturn log_std.exp()", "log_std = y.clamp(-10, 2)\nreturn log_std.exp()"),
+    ("SO206", "log_std = x.tanh()\nreturn torch.exp(log_std.clamp(min=-18))",
+     "return torch.exp(x.tanh().clamp(min=-18))"),
+    ("SO206", "return x / (y.abs() + 1e-16)", "return x / (y.real.abs() + 1e-16)"),
+    ("SO206", "return x / (y.abs() + 1e-16)", "return x / (y.to(self.compute_dtype) + 1e-16)"),
     ("SO212", "m = x.mean(1)\nreturn (x * x).mean(1) - m ** 2",
      "m = x.float().mean(1)\nreturn x.float().var(1) - m ** 2"),
     ("SO201", "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + y)",
@@ -131,3 +134,14 @@ def test_exponentials_of_targets():
     sinkhorn += "    def loss(self, a: torch.Tensor, b):\n        return (self.sinkhorn(a) * b).mean()\n"
     assert codes(sinkhorn.format("0.05")) == ["SO213"]
     assert codes(sinkhorn.format("2.0")) == []
+
+
+def test_a_file_about_metrics_counts():
+    source = method("return x / (y.abs() + 1e-16)")
+    assert codes(source) == ["SO206"]
+    assert codes("from ignite.metrics import Metric\n" + source) == []
+
+
+def test_a_guard_in_a_loss_is_named_once():
+    (finding,) = lint_source(HEADER + "def loss(x: torch.Tensor):\n    return torch.log10(x.abs() + 1e-8).mean()\n")
+    assert finding.code == "SO206" and "eps=" in finding.message

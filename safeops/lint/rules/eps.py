@@ -1,5 +1,7 @@
 """SO206: an eps that half does not hold."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
@@ -9,6 +11,7 @@ from safeops.lint.syntax import number
 from safeops.lint.values import SHAPING
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
+SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0
 LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
 DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
@@ -63,8 +66,9 @@ class TinyEps(Rule):
             self._below(op, walk)
             return
         in_loss = walk.computing or walk.scope.is_module and walk.scope.name == "forward"
-        if not in_loss or op.name in ("rsqrt", "log2", "log10", "addcdiv"):
+        if not in_loss:
             self._anywhere(op, walk)
+        if not in_loss or op.name in ("rsqrt", "log2", "log10", "addcdiv"):  # their guard was seen
             return
         if op.name in ("log", "sqrt", "div", "reciprocal"):
             if not self._steep(op, walk):
@@ -94,7 +98,7 @@ class TinyEps(Rule):
 
     def _anywhere(self, op, walk):
         """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
-        if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv"):
+        if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv") or walk.measures:
             return
         guarded = op.args[-1] if op.name in ("div", "addcdiv") and op.args else op.input
         guard = through(guarded, walk, SHAPING | {"sqrt"})
@@ -104,6 +108,7 @@ class TinyEps(Rule):
         eps = next((e for n in sides if (e := tiny(n, walk)) is not None), None)
         of = [walk.value(n) for n in sides if walk.value(n).tensor]
         exact = any(v.integer or v.constant or v.host or v.mask == "bool" for v in of)
+        exact = exact or bool(walk.names_in(guard.node) & {"real", "imag"})  # of complex numbers
         if eps is not None and of and not exact and not walk.value(guard.node).wide:
             walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")
 
@@ -111,7 +116,8 @@ class TinyEps(Rule):
         """`exp(log_std.clamp(-20, 2))`"""
         clamp = through(op.input, walk)
         floor = walk.number(clamp.arg(0, "min")) if clamp is not None and clamp.name in ("clamp", "clamp_min") else None
-        if floor is not None and LOG_TINY * 4 < floor < LOG_TINY:
+        spread = any(SPREAD.search(name) for n in (op.input, clamp and clamp.input) if n for name in walk.names_in(n))
+        if floor is not None and spread and LOG_TINY * 4 < floor < LOG_TINY:
             walk.report(
                 self, op.node, f"exp({floor:g}) is 0 in fp16: a deviation of nothing; clamp at -10, or .float()"
             )
