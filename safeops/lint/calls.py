@@ -7,6 +7,7 @@ import libcst as cst
 import torch
 
 from safeops.lint.layers import layer_operation
+from safeops.lint.survey import DIMS
 from safeops.lint.syntax import Op, dotted, operation
 from safeops.lint.values import (
     NO_TENSOR,
@@ -64,20 +65,20 @@ class Calls:
     def _recognize(self, op):
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
-        wanted = self.scope.loss or self.scope.step or op.origin == "method" and name in CERTAIN
-        wanted = wanted and op.input is not None
+        certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
+        wanted = op.input is not None and (self.scope.loss or self.scope.step or certain)
         if not wanted or value.tensor or value.foreign or value.op is not None:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
         loss = op.origin == "functional" and name.endswith("_loss") or name == "nan_to_num"
-        if not (name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS or loss):
+        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS or loss):
             return
         if isinstance(op.input, cst.BinaryOperation) and self._are_tensors(op.input):
             self.evaluate(op.input)
         elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
             self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
-        elif isinstance(op.input, cst.BinaryOperation) and name in CERTAIN and op.origin == "method":
+        elif isinstance(op.input, cst.BinaryOperation) and certain:
             self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
         elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
             self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)

@@ -158,6 +158,8 @@ def _clues(body, imports):
                 returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
+    if not imports.arrays:
+        tensors |= arrays
     used, totals = tensors | arrays, set()
     totals |= {name for name, value in assigned if total(value, totals, used)}
     reduces = any(total(value, totals, used) for value in results)
@@ -191,11 +193,12 @@ def _calls_loss(node, imports):
 
 
 def _placed(node):
-    """`m[:, None, None]`, `m[..., 1:]`: no list has this."""
+    """`m[:, None, None]`, `m[..., 1:]`, `m[:, 2]`: no list has this."""
     if not isinstance(node, cst.Subscript) or not isinstance(node.value, cst.Name):
         return False
     parts = [getattr(e.slice, "value", None) for e in node.slice]
-    return any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts)
+    sliced = len(parts) > 1 and any(isinstance(e.slice, cst.Slice) for e in node.slice)
+    return sliced or any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts)
 
 
 def _factory(op):

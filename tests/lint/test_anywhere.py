@@ -31,6 +31,9 @@ BODIES = [
      "return torch.exp(x.tanh().clamp(min=-18))"),
     ("SO206", "return x / (y.abs() + 1e-16)", "return x / (y.real.abs() + 1e-16)"),
     ("SO206", "return x / (y.abs() + 1e-16)", "return x / (y.to(self.compute_dtype) + 1e-16)"),
+    ("SO206", "u = torch.rand_like(x)\nreturn x - (u + 1e-20).log()",
+     "u = torch.rand(3)\nreturn x - (u + 1e-20).log()"),
+    ("SO211", "s = torch.exp(x)\nreturn s / s.sum(-1)", "s = torch.exp(x - x.max())\nreturn s / s.sum(-1)"),
     ("SO212", "m = x.mean(1)\nreturn (x * x).mean(1) - m ** 2",
      "m = x.float().mean(1)\nreturn x.float().var(1) - m ** 2"),
     ("SO201", "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + y)",
@@ -145,3 +148,28 @@ def test_a_file_about_metrics_counts():
 def test_a_guard_in_a_loss_is_named_once():
     (finding,) = lint_source(HEADER + "def loss(x: torch.Tensor):\n    return torch.log10(x.abs() + 1e-8).mean()\n")
     assert finding.code == "SO206" and "eps=" in finding.message
+
+
+@pytest.mark.parametrize("imports, found", [("", ["SO206"]), ("import scipy.stats\n", [])])
+def test_what_has_a_mean_is_a_tensor_where_no_other_arrays_are(imports, found):
+    source = "import torch\n" + imports + "def whiten(r):\n    return (r - r.mean()) / (r.std() + 1e-8)\n"
+    assert [f.code for f in lint_source(source)] == found
+
+
+@pytest.mark.parametrize("use, found", [("x ** 2", ["SO201"]), ("x.float() ** 2", [])])
+def test_what_is_reduced_over_a_dim_is_a_tensor(use, found):
+    assert codes(f"def rms_norm(x):\n    return x * (({use}).mean(dim=-1, keepdim=True) + 1e-5).rsqrt()\n") == found
+
+
+def test_the_areas_of_an_intersection():
+    source = """
+    import torch
+
+    def overlaps(boxes1, boxes2):
+        area = (boxes2[:, 2] - boxes2[:, 0]) * (boxes2[:, 3] - boxes2[:, 1])
+        wh = (torch.min(boxes1[:, 2:], boxes2[:, 2:]) - torch.max(boxes1[:, :2], boxes2[:, :2])).clamp(min=0)
+        return wh[:, 0] * wh[:, 1] / area
+    """
+    source = textwrap.dedent(source)
+    assert [f.code for f in lint_source(source)] == ["SO210", "SO210"]
+    assert not lint_source(source.replace("(boxes2[:, 2]", "(boxes2.float()[:, 2]").replace("wh[:, 1]", "2"))

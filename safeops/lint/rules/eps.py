@@ -29,6 +29,14 @@ def beside_one(node, walk):
     return isinstance(value, (int, float)) and 0 < abs(value - 1) < HALF_STEP
 
 
+def _single(value, walk):
+    """Whether what was made here is fp32: `torch.rand(n)`, not `rand_like(x)`."""
+    op = value.op
+    while op is not None and walk.op(op.input) is not None:
+        op = walk.op(op.input)
+    return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
+
+
 class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
@@ -107,7 +115,7 @@ class TinyEps(Rule):
         sides = [n for n in (guard.input, guard.arg(0, "min", "other")) if n is not None]
         eps = next((e for n in sides if (e := tiny(n, walk)) is not None), None)
         of = [walk.value(n) for n in sides if walk.value(n).tensor]
-        exact = any(v.integer or v.constant or v.host or v.mask == "bool" for v in of)
+        exact = any(v.integer or v.host or v.mask == "bool" or v.constant and _single(v, walk) for v in of)
         exact = exact or bool(walk.names_in(guard.node) & {"real", "imag"})  # of complex numbers
         if eps is not None and of and not exact and not walk.value(guard.node).wide:
             walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")

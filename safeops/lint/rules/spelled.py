@@ -40,8 +40,6 @@ class Spelled(Rule):
     ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
-        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
-            return
         if op.name == "div":
             if len(op.args) == 1 and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
