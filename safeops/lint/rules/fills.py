@@ -26,7 +26,8 @@ class LargeFill(Rule):
     """
     why = """
     softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough. A
-    factor of 1e5 is inf in half.
+    factor of 1e5 is inf in half, as is 1e10 that is cast to it. `p * log(p)` of such a row is 0 * -inf in the gradient,
+    whatever replaces it later.
     """
     fix = """
     `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`

@@ -93,7 +93,8 @@ class SquareSum(Rule):
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
     why = """
     `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements.
+    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements. A norm by the mean of
+    squares, `x * rsqrt(x.pow(2).mean(-1))`, is 0 then: it is looked at in all code.
     """
     fix = """
     `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
