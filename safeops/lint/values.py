@@ -77,9 +77,7 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Never 0 for the inputs they are given in practice.
-POSITIVE = set(
-    "cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split()
-)
+POSITIVE = set("cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
 # Kept away from 0 if what goes in is.
 KEEPS_POSITIVE = SHAPING | set(
     """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
@@ -153,7 +151,8 @@ def named_tensor(name):
 
 def named_mask(name):
     name = name.lower()
-    return any(name == m or name.endswith("_" + m) for m in MASKS) or name.startswith(("mask_", "valid_mask"))
+    ends = name in MASKS or name.endswith(tuple("_" + m for m in MASKS))
+    return (ends or name.startswith(("mask_", "valid_mask"))) and "drop" not in name
 
 
 def named_eps(name):

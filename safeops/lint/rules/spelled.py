@@ -46,6 +46,8 @@ class Spelled(Rule):
                 covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
                 walk.report(self, op.node, message, covers=covers)
             return
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
         use = self._use(op, walk)
         if use is not None:
             problem = "exp overflows fp16 at 11.1 where this logarithm does not"
@@ -112,7 +114,8 @@ NOT_NEGATIVE = {"abs", "square", "pow", "norm", "relu", "softplus", "cdist", "pd
 
 def exponent_range(exp, walk):
     """Why an exponential cannot overflow: its argument is "below" 0, or "safe", less a maximum; None where it may."""
-    if walk.value(exp.input).constant:
+    chosen = isinstance(exp.input, cst.IfExp) and any("max" in name for name in walk.names_in(exp.input))
+    if walk.value(exp.input).constant or chosen:
         return "safe"
     op, sign = walk.op(exp.input), 1
     while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
