@@ -173,3 +173,10 @@ def test_the_areas_of_an_intersection():
     source = textwrap.dedent(source)
     assert [f.code for f in lint_source(source)] == ["SO210", "SO210"]
     assert not lint_source(source.replace("(boxes2[:, 2]", "(boxes2.float()[:, 2]").replace("wh[:, 1]", "2"))
+
+
+def test_a_logarithm_of_exponentials_is_asked_about_in_losses():
+    """Elsewhere the maximum may have been taken away out of sight."""
+    body = "def {}(x):\n    return x.abs().exp().sum(1).log().mean()\n"
+    assert codes(body.format("some_loss")) == ["SO211"]
+    assert codes(body.format("evaluate_norm")) == []
