@@ -132,7 +132,7 @@ class Calls:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            return Value(tensor=True, owned=False, node=node) if known else Value(node=node)
+            return Value(tensor=bool(known), node=node, wide=self.scope.wide > 0)
         if op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
         if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:

@@ -109,9 +109,7 @@ def _decorate(scope, decorator, imports):
         scope.scripted = True
     elif last == "autocast":
         enter_autocast(scope, call, 1)
-    elif last == "fp32_region" or (
-        last == "custom_fwd" and call and any(a.keyword and a.keyword.value == "cast_inputs" for a in call.args)
-    ):
+    elif last == "fp32_region" or call and any(a.keyword and a.keyword.value == "cast_inputs" for a in call.args):
         scope.wide += 1
 
 

@@ -30,6 +30,7 @@ BODIES = [
     ("SO206", "log_std = x.tanh()\nreturn torch.exp(log_std.clamp(min=-18))",
      "return torch.exp(x.tanh().clamp(min=-18))"),
     ("SO206", "return x / (y.abs() + 1e-16)", "return x / (y.real.abs() + 1e-16)"),
+    ("SO206", "return x / (y.abs() + 1e-16)", "y_re, y_im = y\nreturn x / (y_re.abs() + 1e-16)"),
     ("SO206", "return x / (y.abs() + 1e-16)", "return x / (y.to(self.compute_dtype) + 1e-16)"),
     ("SO206", "u = torch.rand_like(x)\nreturn x - (u + 1e-20).log()",
      "u = torch.rand(3)\nreturn x - (u + 1e-20).log()"),
@@ -180,3 +181,26 @@ def test_a_logarithm_of_exponentials_is_asked_about_in_losses():
     body = "def {}(x):\n    return x.abs().exp().sum(1).log().mean()\n"
     assert codes(body.format("some_loss")) == ["SO211"]
     assert codes(body.format("evaluate_norm")) == []
+
+
+def test_what_an_undisturbed_region_gives_is_wide():
+    source = "@{}\ndef scale(x: torch.Tensor):\n    return x / (x.abs() + 1e-16)\n"
+    assert codes(source.format("cached(maxsize=2)")) == ["SO206"]
+    assert codes(source.format("default_precision(cast_inputs=torch.float32)")) == []
+    source = """
+    def crop(x: torch.Tensor):
+        return x[..., 1:]
+
+    def scale(y, x: torch.Tensor):
+        with torch.autocast("cuda"{}):
+            z = blur(y)
+        return x / (crop(z) + 1e-16)
+    """
+    assert codes(source.format("")) == ["SO206"]
+    assert codes(source.format(", enabled=False")) == []
+
+
+def test_a_store_into_what_is_a_tensor_by_guess():
+    source = "def fill(x: torch.Tensor, **options):\n    b = {}\n    b[..., 0] = -1e10\n    return b.unsqueeze(0)\n"
+    assert codes(source.format("x.exp()")) == ["SO207"]
+    assert codes(source.format("torch.zeros(3, **options)")) == []

@@ -11,6 +11,7 @@ from safeops.lint.syntax import number
 from safeops.lint.values import SHAPING
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
+COMPLEX = re.compile(r"(^|_)(re|im|real|imag)$")  # parts of complex numbers, which are hardly ever half
 SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0
 LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
@@ -117,7 +118,7 @@ class TinyEps(Rule):
         eps = next((e for n in sides if (e := tiny(n, walk)) is not None), None)
         of = [walk.value(n) for n in sides if walk.value(n).tensor]
         exact = any(v.integer or v.host or v.mask == "bool" or v.constant and _single(v, walk) for v in of)
-        exact = exact or bool(walk.names_in(guard.node) & {"real", "imag"})  # of complex numbers
+        exact = exact or any(COMPLEX.search(name) for name in walk.names_in(guard.node))
         if eps is not None and of and not exact and not walk.value(guard.node).wide:
             walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")
 

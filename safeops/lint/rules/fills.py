@@ -53,7 +53,7 @@ class LargeFill(Rule):
         target, statement = node
         value = walk.number(statement.value) if isinstance(statement, cst.Assign) else None
         base = walk.value(target.value)
-        wide_ = walk.scope.wide or base.wide or base.host or base.constant
+        wide_ = walk.scope.wide or base.wide or base.host or base.constant or base.guessed
         if base.tensor and value is not None and HALF_MAX < abs(value) < float("inf") and not wide_:
             walk.report(self, target, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates")
 
