@@ -63,6 +63,7 @@ def test_a_norm_by_its_name():
     norm = method(body, "x", "statistic").replace("Layer", "RMSNorm")
     assert codes(norm) == ["SO201"]
     assert codes(norm.replace("RMSNorm", "Layer")) == []
+    assert codes(norm.replace("RMSNorm", "RMSE")) == []
     assert codes(norm.replace("x.pow", "x.float().pow")) == []
 
 
