@@ -61,7 +61,7 @@ class Binding:
     def _used_as_tensor(self, name, value):
         """Whether a loss goes on to use a name as only tensors are, of whose value nothing is known."""
         unknown = not (value.tensor or value.foreign or value.op or value.positive)
-        return unknown and name in self.scope.surely and (self.scope.loss or self.scope.step)
+        return unknown and name in self.scope.surely
 
     def _bind_element(self, target, iterated, statement):
         """What a loop's names are: of `zip` and `enumerate`, each an element of its own."""
@@ -76,12 +76,25 @@ class Binding:
             for element, part in zip(elements, parts):
                 self._bind_element(element.value, part, statement)
         else:
-            tensor = self.value(iterated).tensor
+            each = self._elements(iterated)
+            if each is not None and self.value(each).tensor:
+                self._bind(target, dataclasses.replace(self.value(each), owned=False), None, statement)
+                return
+            listed = [self.value(e.value) for e in getattr(iterated, "elements", ())]
+            tensor = self.value(iterated).tensor or bool(listed) and all(v.tensor for v in listed)
             if isinstance(target, cst.Name) and name != "range" and (self.scope.loss or self.scope.step):
                 tensor = tensor or target.value in self.scope.used
+            elif isinstance(target, cst.Name):
+                tensor = tensor or target.value in self.scope.surely
             self._bind(target, Value(tensor=tensor), None, statement)
 
     def _unpack(self, elements, value, expression, statement):
+        expression = self._result(expression) or expression
+        each = self._elements(expression) if expression is not None else None
+        if each is not None:
+            for target in elements:
+                self._bind(target.value, self.value(each), each, statement)
+            return
         parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
         if len(parts) == len(elements) and not any(isinstance(p, cst.StarredElement) for p in parts):
             for target, part in zip(elements, parts):

@@ -7,6 +7,7 @@ import libcst as cst
 import torch
 
 from safeops.lint.layers import layer_operation
+from safeops.lint.survey import DIMS
 from safeops.lint.syntax import Op, dotted, operation
 from safeops.lint.values import (
     NO_TENSOR,
@@ -23,6 +24,8 @@ NUMBERS = re.compile(
     r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"
     r"|_(coeff?|weight|factor|scale|ratio|dim|index|size)$"
 )  # arguments that are numbers more often than tensors
+# Methods that say it wherever they are called.
+CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
@@ -62,18 +65,21 @@ class Calls:
     def _recognize(self, op):
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
-        wanted = op.input is not None and (self.scope.loss or self.scope.step)
+        certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
+        wanted = op.input is not None and (self.scope.loss or self.scope.step or certain)
         if not wanted or value.tensor or value.foreign or value.op is not None:
             return
         if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
             return
         loss = op.origin == "functional" and name.endswith("_loss") or name == "nan_to_num"
-        if not (name in SURE_METHODS or op.origin != "method" and name in REDUCTIONS or loss):
+        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS or loss):
             return
         if isinstance(op.input, cst.BinaryOperation) and self._are_tensors(op.input):
             self.evaluate(op.input)
         elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
             self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
+        elif isinstance(op.input, cst.BinaryOperation) and certain:
+            self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
         elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
             self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)
             inner = operation(op.input, self.imports)
@@ -121,9 +127,12 @@ class Calls:
             model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
             if model and (self.scope.step or self.scope.loss):
                 tensors = True  # what it is given came from a loader
+            result = self._result_value(node)
+            if result.tensor:
+                return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            return Value(tensor=True, owned=False, node=node) if known else Value(node=node)
+            return Value(tensor=bool(known), node=node, wide=self.scope.wide > 0)
         if op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
         if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:

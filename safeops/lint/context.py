@@ -50,6 +50,8 @@ class Context:
         if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
             value = self.number(node.expression, depth + 1)
             return None if value is None else -value
+        if isinstance(node, cst.List) and len(node.elements) == 1:  # torch.tensor([1e10])
+            return self.number(node.elements[0].value, depth + 1)
         if isinstance(node, cst.Call):
             return self.number(filled_with(node), depth + 1)
         if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
@@ -58,7 +60,7 @@ class Context:
                 return None if None in parts else ARITHMETIC[type(node.operator)](*parts)
             except (ArithmeticError, TypeError):
                 return None
-        made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else None
+        made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)) else None
         return self.number(made, depth + 1) if made is not node else None
 
     def text(self, node):
@@ -95,6 +97,11 @@ class Context:
         """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope
         return (scope.loss and not scope.formula or scope.step or scope.is_module) and not scope.metric
+
+    @property
+    def measures(self):
+        """Whether the file is about metrics, which count in integers or fp64."""
+        return any("metric" in full.lower() for full in self.imports.names.values())
 
     @property
     def computing(self):

@@ -23,6 +23,7 @@ class Scope:
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
         self.filled = set()  # names of which a mask's places were overwritten by a number
+        self.returned = []  # the expressions that it returns
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.surely = set()  # and those that it uses as tensors alone
         self.no_grad = self.autocast = self.wide = self.loops = 0
@@ -108,9 +109,7 @@ def _decorate(scope, decorator, imports):
         scope.scripted = True
     elif last == "autocast":
         enter_autocast(scope, call, 1)
-    elif last == "fp32_region" or (
-        last == "custom_fwd" and call and any(a.keyword and a.keyword.value == "cast_inputs" for a in call.args)
-    ):
+    elif last == "fp32_region" or call and any(a.keyword and a.keyword.value == "cast_inputs" for a in call.args):
         scope.wide += 1
 
 

@@ -6,9 +6,11 @@ import re
 import libcst as cst
 
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
+from safeops.lint.reach import Reach
 from safeops.lint.syntax import children, descendants, dotted, operation
 from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
+DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
@@ -34,14 +36,13 @@ class Clues:
 def survey(module, imports):
     """({id of FunctionDef, or of the module: Clues}, names of functions that losses call). What a loss calls is part
     of it."""
-    functions = list(_functions(module, ""))
-    clues = {id(node): _clues(node.body, imports) for _, node in functions}
+    reach = Reach(module)
+    clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
     measures = bool(metrics) or any("metric" in full.lower() for full in imports.names.values())
-    by_name, todo, helpers = {}, [], set()
-    for class_name, node in functions:
-        by_name.setdefault((class_name, node.name.value), []).append((class_name, node))
+    todo, helpers = [], set()
+    for class_name, node in reach.functions:
         clue = clues[id(node)]
         clue.loss, clue.metric = kind(node.name.value, class_name, clue)
         if not clue.loss and compares(node, class_name) and not clue.backward:
@@ -50,60 +51,51 @@ def survey(module, imports):
         clue.metric |= class_name in metrics
         if clue.loss:
             todo.append((class_name, node))
-    _spread(todo, by_name, clues, helpers)
-    for class_name, node in functions:
+    _spread(todo, reach, clues, helpers, metrics)
+    for class_name, node in reach.functions:
         clue = clues[id(node)]
         if not (clue.loss or clue.backward or clue.computes) and formula(node, class_name, clue, measures):
             clue.loss = clue.helper = clue.formula = True
             clue.metric |= class_name in metrics
             todo.append((class_name, node))
-    _spread(todo, by_name, clues, helpers)
-    _scripted(module, imports, by_name, clues)
+    _spread(todo, reach, clues, helpers, metrics)
+    _scripted(module, imports, reach, clues)
     return clues, helpers
 
 
-def _spread(todo, by_name, clues, helpers):
-    """What they call is part of them."""
+def _spread(todo, reach, clues, helpers, metrics):
+    """What they call is part of them; what measures in one place is a loss where a loss calls it."""
     while todo:
         class_name, node = todo.pop()
-        for key in _calls(node, class_name):
-            for called in by_name.get(key, ()):
-                clue, name = clues[id(called[1])], called[1].name.value
-                helpers.add(name)
-                if not (clue.loss or clue.backward or NO_PART_OF_A_LOSS.search(name)):
-                    clue.loss = clue.helper = True
-                    clue.metric, clue.formula = clues[id(node)].metric, clues[id(node)].formula
-                    todo.append(called)
+        caller = clues[id(node)]
+        for owner, function in reach.called(node, class_name):
+            clue, name = clues[id(function)], function.name.value
+            helpers.add(name)
+            if clue.backward or name != "__call__" and NO_PART_OF_A_LOSS.search(name):
+                continue
+            if not clue.loss:
+                clue.loss = clue.helper = True
+                clue.metric, clue.formula = caller.metric, caller.formula
+            elif clue.metric and not (caller.metric or caller.formula or owner in metrics):
+                clue.metric, clue.helper = False, True
+            else:
+                continue
+            todo.append((owner, function))
 
 
-def _scripted(module, imports, by_name, clues):
+def _scripted(module, imports, reach, clues):
     """Marks what `torch.jit.script(f)` and `script(Model())` compile, and what that calls."""
     names = set()
     for node in descendants(module):
         if isinstance(node, cst.Call) and node.args and imports.resolve(node.func) == "torch.jit.script":
             what = node.args[0].value
             names.add(dotted(what.func if isinstance(what, cst.Call) else what))
-    todo = [f for (class_name, name), found in by_name.items() if {class_name, name} & names for f in found]
+    todo = [f for f in reach.functions if {f[0], f[1].name.value} & names]
     while todo:
         class_name, node = todo.pop()
         if not clues[id(node)].scripted:
             clues[id(node)].scripted = True
-            todo += [f for key in _calls(node, class_name) for f in by_name.get(key, ())]
-
-
-def _functions(node, class_name):
-    """(name of the class or "", None for one that holds no losses, FunctionDef) of all functions, in order."""
-    for child in children(node):
-        if isinstance(child, cst.FunctionDef):
-            yield class_name, child
-            yield from _functions(child, "")
-        elif isinstance(child, cst.ClassDef):
-            other = any(
-                (dotted(base.value) or "").endswith(("Transform", "Dataset", "Optimizer")) for base in child.bases
-            )
-            yield from _functions(child, None if other else child.name.value)
-        elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
-            yield from _functions(child, class_name)
+            todo += reach.called(node, class_name)
 
 
 def _metrics(module):
@@ -114,19 +106,6 @@ def _metrics(module):
             counts = "compute" in methods and methods & {"update", "_update"}
             if counts or any("Metric" in (dotted(b.value) or "") for b in node.bases):
                 yield node.name.value
-
-
-def _calls(function, class_name):
-    """What it calls for a result, by a name of this file or as a method of its own class."""
-    nodes = list(descendants(function.body))
-    statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
-    for node in nodes:
-        if isinstance(node, cst.Call) and id(node) not in statements:
-            owner, _, name = (dotted(node.func) or "").rpartition(".")
-            if owner in ("self", "cls"):
-                yield class_name, name
-            elif "." not in owner:
-                yield owner, name
 
 
 def _clues(body, imports):
@@ -145,8 +124,12 @@ def _clues(body, imports):
             if isinstance(func, cst.Attribute):
                 optimizer = func.attr.value == "step" and "optim" in (dotted(func.value) or "")
                 backward |= optimizer or func.attr.value == "backward" and imports.resolve(func) is None
+                if func.attr.value == "to" and _placed(func.value):  # m[:, None].to(dtype)
+                    tensors.add(func.value.value.value)
                 if isinstance(func.value, cst.Name):
                     if func.attr.value in TENSOR_METHODS:
+                        tensors.add(func.value.value)
+                    elif func.attr.value in ARRAY_METHODS and DIMS & {k.keyword.value for k in node.args if k.keyword}:
                         tensors.add(func.value.value)
                     elif func.attr.value in ARRAY_METHODS:
                         arrays.add(func.value.value)
@@ -157,6 +140,8 @@ def _clues(body, imports):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
                     if not _factory(op):
                         tensors.add(op.input.value)
+        elif _placed(node):
+            arrays.add(node.value.value)
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
@@ -173,6 +158,8 @@ def _clues(body, imports):
                 returned.add("loss")
         todo.extend(children(node))
     loss = any(re.search(r"(^|_)loss(_|$)", name) for name in returned)
+    if not imports.arrays:
+        tensors |= arrays
     used, totals = tensors | arrays, set()
     totals |= {name for name, value in assigned if total(value, totals, used)}
     reduces = any(total(value, totals, used) for value in results)
@@ -203,6 +190,15 @@ def _calls_loss(node, imports):
     return full.startswith(("torch.nn.functional.", "safeops.")) and (
         name.endswith(("_loss", "cross_entropy", "cross_entropy_with_logits")) or name == "kl_div"
     )
+
+
+def _placed(node):
+    """`m[:, None, None]`, `m[..., 1:]`, `m[:, 2]`: no list has this."""
+    if not isinstance(node, cst.Subscript) or not isinstance(node.value, cst.Name):
+        return False
+    parts = [getattr(e.slice, "value", None) for e in node.slice]
+    sliced = len(parts) > 1 and any(isinstance(e.slice, cst.Slice) for e in node.slice)
+    return sliced or any(isinstance(part, cst.Ellipsis) or dotted(part) == "None" for part in parts)
 
 
 def _factory(op):

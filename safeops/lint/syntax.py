@@ -127,12 +127,15 @@ def number(node):
     return None
 
 
+ARRAYS = {"numpy", "pandas", "polars", "jax", "tensorflow", "scipy", "sklearn", "cupy", "sympy"}
+
+
 class Imports:
     """The file's import statements: what a name stands for, wherever in the file it was imported."""
 
     def __init__(self, module):
         self.names = {}
-        self.torch = False
+        self.torch = self.arrays = False  # arrays: other libraries' too
         for node in descendants(module):
             if isinstance(node, cst.Import):
                 for alias in node.names:
@@ -149,6 +152,7 @@ class Imports:
     def _bind(self, name, full, imported):
         self.names[name] = full
         self.torch = self.torch or imported.split(".")[0] == "torch"
+        self.arrays = self.arrays or imported.split(".")[0] in ARRAYS
 
     def resolve(self, node):
         """The full dotted name of an expression that starts at an import, else None."""

@@ -40,7 +40,7 @@ TENSOR_METHODS = set(
     masked_fill masked_fill_ masked_select masked_scatter type_as contiguous permute expand expand_as numel dim softmax
     log_softmax sigmoid logsumexp gather scatter scatter_ scatter_add_ index_select isnan isinf isfinite bmm mm
     clamp clamp_min clamp_max clamp_ norm exp log sqrt rsqrt pow abs square unbind chunk backward unfold bool
-    long""".split()
+    long addcdiv_ addcmul_""".split()
 )
 # The same of a loss's argument, where an array would be out of place.
 ARRAY_METHODS = set("mean sum min max amin amax std var prod mT t flatten reshape argmax cumsum any all".split())
@@ -77,9 +77,7 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Never 0 for the inputs they are given in practice.
-POSITIVE = set(
-    "cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc elu_ logaddexp relu6_ finfo".split()
-)
+POSITIVE = set("cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
 # Kept away from 0 if what goes in is.
 KEEPS_POSITIVE = SHAPING | set(
     """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
@@ -138,10 +136,8 @@ NOTHING = Value()
 FOREIGN = Value(foreign=True)
 
 
-PLAIN_PARTS = set(
-    """num n size shape drop dropout type name names dim id index idx width height class path key fn func mode
-    cls""".split()
-)
+PLAIN_PARTS = set("num n size shape drop dropout type name names dim id index idx width height class path key".split())
+PLAIN_PARTS |= {"fn", "func", "mode", "cls"}
 
 
 def named_tensor(name):
@@ -155,7 +151,8 @@ def named_tensor(name):
 
 def named_mask(name):
     name = name.lower()
-    return any(name == m or name.endswith("_" + m) for m in MASKS) or name.startswith(("mask_", "valid_mask"))
+    ends = name in MASKS or name.endswith(tuple("_" + m for m in MASKS))
+    return (ends or name.startswith(("mask_", "valid_mask"))) and "drop" not in name
 
 
 def named_eps(name):
@@ -173,7 +170,7 @@ def dtype_of(node, imports):
         return "half"
     if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
         return "bool"
-    if full is None and re.search(r"double|float(32|64)|fp32", dotted(node) or ""):
+    if full is None and re.search(r"double|float(32|64)|fp32|(compute|acc\w*)_dtype$", dotted(node) or ""):
         return "wide"
     return "other" if full is not None and full.startswith("torch.") else None
 

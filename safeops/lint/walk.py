@@ -8,6 +8,8 @@ from safeops.lint.binding import Binding
 from safeops.lint.calls import Calls
 from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
+from safeops.lint.layers import fields
+from safeops.lint.results import Results
 from safeops.lint.scope import Scope, enter_autocast, function_scope
 from safeops.lint.survey import names_of, survey
 from safeops.lint.syntax import OPERATORS, Op, asked_about, children, descendants, dotted
@@ -27,7 +29,7 @@ SAVES_INPUT = set(
 )
 
 
-class Walk(Binding, Calls, Context, Expressions):
+class Walk(Binding, Calls, Context, Expressions, Results):
     """The rules see this object: values, the scope they are in, and `report`."""
 
     def __init__(self, module, imports, rules, code):
@@ -36,6 +38,8 @@ class Walk(Binding, Calls, Context, Expressions):
         self.classes = []
         self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
         self.notes = {}  # of rules, between two of their calls
+        self.results = {}  # (class, function) -> the one expression that it returns
+        self.fields = fields(module)
         self.raising = 0  # inside a raise statement: it runs once
         self.body = None  # of the function that the walk is in
         self._values = {}
@@ -66,7 +70,7 @@ class Walk(Binding, Calls, Context, Expressions):
             handler(node)
         elif isinstance(node, (cst.SimpleStatementLine, cst.SimpleStatementSuite, cst.IndentedBlock)):
             self._block(node)
-        else:  # Expr, Return, Raise, Del, ...: their expressions; try, match, ...: the blocks in them
+        else:  # Expr, Raise, Del, ...: their expressions; try, match, ...: the blocks in them
             for child in children(node):
                 self._child(child)
             self._event(type(node).__name__, node)
@@ -96,6 +100,7 @@ class Walk(Binding, Calls, Context, Expressions):
         self.body = node.body
         self._event("function", node)
         self._block(node.body)
+        self._keep_result(node.name.value, class_name)
         self.scope, self.classes, self.body = outer, classes, body
 
     def _ClassDef(self, node):

@@ -19,7 +19,7 @@ for step, (x, y, mask) in enumerate(loader):
 @pytest.mark.parametrize("place", ["def train(model, loader):", "if True:"])
 def test_a_loop_over_a_loader_gives_tensors(place):
     """In a training step, which may be a script's own code."""
-    code = f"import torch\n\n{place}{textwrap.indent(LOOP, '    ')}"
+    code = f"import numpy as np\nimport torch\n\n{place}{textwrap.indent(LOOP, '    ')}"
     assert [f.code for f in lint_source(code)] == ["SO202", "SO105"]
     assert not lint_source(code.replace("loss.backward()", "print(loss)"))
     for what in ("self.train_loader", "tqdm(data)", "loader(x)", "get_batches(x)"):

@@ -9,6 +9,11 @@ from tests.lint.programs import EVERY, program
 SILENT = [
     ("x, y", "mask = torch.sigmoid(y)\nreturn x * mask"),  # a weight, whatever it is called
     ("x, y", "mask = torch.softmax(y, 1).unsqueeze(0)\nreturn (x * mask).sum()"),
+    ("x, drop_mask", "return (x * drop_mask).sum()"),
+    (
+        "x, y, z",
+        "x_max = x.amax(1)\ns = (x.sub(x_max) if z is None else x - x_max).exp()\nreturn (s / s.sum(1)).mean()",
+    ),
     # no tensors, or other people's
     ("", "a = np.ones(3)\nreturn np.log(a[a > 0]) / a.sum()"),
     ("n: int, rate: float", "return math.log(rate) / n + math.sqrt(n) + n ** -0.5"),

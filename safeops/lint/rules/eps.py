@@ -1,13 +1,19 @@
 """SO206: an eps that half does not hold."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import HALF_STEP
-from safeops.lint.rules.squares import normalized, wide
+from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
+from safeops.lint.values import SHAPING
 
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
+COMPLEX = re.compile(r"(^|_)(re|im|real|imag)$")  # parts of complex numbers, which are hardly ever half
+SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0
+LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
 DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
 
@@ -24,13 +30,22 @@ def beside_one(node, walk):
     return isinstance(value, (int, float)) and 0 < abs(value - 1) < HALF_STEP
 
 
+def _single(value, walk):
+    """Whether what was made here is fp32: `torch.rand(n)`, not `rand_like(x)`."""
+    op = value.op
+    while op is not None and walk.op(op.input) is not None:
+        op = walk.op(op.input)
+    return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
+
+
 class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
     what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
     why = """
     The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6, but not
-    one over it: the slope of `log(p + 1e-6)` at 0, and the quotient of a division, are inf.
+    one over it: the slope of `log(p + 1e-6)` at 0, and the quotient of a division, are inf. What divides, or goes into
+    a root or a logarithm, is looked at in all code; so is `exp(log_std.clamp(-20, 2))`, which is 0.
     """
     fix = """
     `safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8)`: there eps is a floor that is resolved in
@@ -51,10 +66,19 @@ class TinyEps(Rule):
         return -safeops.safe_log(p, eps=1e-8).mean()
     """
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
+    ops += ("rsqrt", "log2", "log10", "addcdiv", "exp")
     ops += ("where", "full_like", "masked_fill", "pow", "reciprocal", "cosine_embedding_loss", "poisson_nll_loss")
 
     def operation(self, op, walk):
-        if not (walk.computing or walk.scope.is_module and walk.scope.name == "forward") or wide(op, walk):
+        if wide(op, walk):
+            return
+        if op.name == "exp":
+            self._below(op, walk)
+            return
+        in_loss = walk.computing or walk.scope.is_module and walk.scope.name == "forward"
+        if not in_loss:
+            self._anywhere(op, walk)
+        if not in_loss or op.name in ("rsqrt", "log2", "log10", "addcdiv"):  # their guard was seen
             return
         if op.name in ("log", "sqrt", "div", "reciprocal"):
             if not self._steep(op, walk):
@@ -80,6 +104,32 @@ class TinyEps(Rule):
         if eps is not None and self._of_tensors(op, walk):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
+            )
+
+    def _anywhere(self, op, walk):
+        """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
+        if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv") or walk.measures:
+            return
+        guarded = op.args[-1] if op.name in ("div", "addcdiv") and op.args else op.input
+        guard = through(guarded, walk, SHAPING | {"sqrt"})
+        if guard is None or guard.name not in ("add", "clamp", "clamp_min", "maximum", "max"):
+            return
+        sides = [n for n in (guard.input, guard.arg(0, "min", "other")) if n is not None]
+        eps = next((e for n in sides if (e := tiny(n, walk)) is not None), None)
+        of = [walk.value(n) for n in sides if walk.value(n).tensor]
+        exact = any(v.integer or v.host or v.mask == "bool" or v.constant and _single(v, walk) for v in of)
+        exact = exact or any(COMPLEX.search(name) for name in walk.names_in(guard.node))
+        if eps is not None and of and not exact and not walk.value(guard.node).wide:
+            walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")
+
+    def _below(self, op, walk):
+        """`exp(log_std.clamp(-20, 2))`"""
+        clamp = through(op.input, walk)
+        floor = walk.number(clamp.arg(0, "min")) if clamp is not None and clamp.name in ("clamp", "clamp_min") else None
+        spread = any(SPREAD.search(name) for n in (op.input, clamp and clamp.input) if n for name in walk.names_in(n))
+        if floor is not None and spread and LOG_TINY * 4 < floor < LOG_TINY:
+            walk.report(
+                self, op.node, f"exp({floor:g}) is 0 in fp16: a deviation of nothing; clamp at -10, or .float()"
             )
 
     def _steep(self, op, walk):

@@ -1,14 +1,21 @@
 """SO207: fills before a softmax."""
 
+import math
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.squares import wide
+from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import number
 from safeops.lint.values import SHAPING
 
 HALF_MAX = 65504
 LIKE = {"ones_like", "zeros_like", "one_hot"}
+
+
+def _is_dtype(node):
+    """`x.dtype`"""
+    return isinstance(node, cst.Attribute) and node.attr.value == "dtype"
 
 
 class LargeFill(Rule):
@@ -19,7 +26,8 @@ class LargeFill(Rule):
     """
     why = """
     softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough. A
-    factor of 1e5 is inf in half.
+    factor of 1e5 is inf in half, as is 1e10 that is cast to it. `p * log(p)` of such a row is 0 * -inf in the gradient,
+    whatever replaces it later.
     """
     fix = """
     `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`
@@ -38,22 +46,25 @@ class LargeFill(Rule):
     def attention(scores: torch.Tensor, hidden: torch.Tensor):
         return safeops.masked_softmax(scores, ~hidden, dim=-1)
     """
-    ops = ("masked_fill", "softmax", "log_softmax", "logsumexp", "mul", "add", "sub")
+    ops = ("to", "type_as", "masked_fill", "softmax", "log_softmax", "logsumexp", "mul", "add", "sub")
     events = ("store",)
 
     def visit(self, event, node, walk):
         target, statement = node
         value = walk.number(statement.value) if isinstance(statement, cst.Assign) else None
         base = walk.value(target.value)
-        wide_ = walk.scope.wide or base.wide or base.host or base.constant
+        wide_ = walk.scope.wide or base.wide or base.host or base.constant or base.guessed
         if base.tensor and value is not None and HALF_MAX < abs(value) < float("inf") and not wide_:
             walk.report(self, target, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates")
 
     def operation(self, op, walk):
         if op.name == "masked_fill":
             self._fill(op, walk)
+        elif op.name in ("to", "type_as"):
+            self._cast(op, walk)
         elif op.name == "mul":
             self._times(op, walk)
+            self._entropy(op, walk)
         elif op.name in ("add", "sub"):
             for n in (op.input, *op.args):  # scores + 1e5 * same, of whatever that is
                 if isinstance(n, cst.BinaryOperation) and not walk.value(n).tensor and not wide(op, walk):
@@ -71,6 +82,28 @@ class LargeFill(Rule):
             parts = ", ".join(walk.text(n) for n in (op.input, mask, op.arg(1, "value")))
             fix = [(op.node, f"safeops.masked_fill({parts})")]
         walk.report(self, op.node, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates", fix)
+
+    def _cast(self, op, walk):
+        """`torch.tensor([1e10]).to(x)`: as x is half, it is inf."""
+        value = walk.number(op.input) if walk.value(op.input).constant else None
+        like = any(walk.value(n).tensor for n in op.args) or any(_is_dtype(n) for n in (*op.args, *op.kwargs.values()))
+        if value is not None and HALF_MAX < abs(value) < math.inf and like and not wide(op, walk):
+            walk.report(
+                self, op.node, f"{value:g} is inf in fp16, and times 0 NaN; a bound that half holds, or .float()"
+            )
+
+    def _entropy(self, op, walk):
+        """p * log(p) where log(p) is log_softmax of -inf: 0 * -inf, also in the gradient of what replaces it."""
+        for n in (op.input, *op.args):
+            made = through(n, walk)
+            fill = self._filled(made.input, walk) if made is not None and made.name == "log_softmax" else None
+            if (
+                fill is not None
+                and fill.name == "masked_fill"
+                and self._lowest(fill.arg(1, "value"), walk) == -math.inf
+            ):
+                walk.report(self, op.node, "0 * -inf is NaN where it is masked; fill with 0 before the product")
+                return
 
     def _times(self, op, walk):
         """scores + (1 - mask) * -1e9: -inf in fp16, and -inf * 0 is NaN."""

@@ -1,8 +1,13 @@
 """SO210: ratios of sums that overflow half."""
 
+import re
+
+import libcst as cst
+
 from safeops.lint.rule import Rule
 from safeops.lint.rules.spelled import tensors
 from safeops.lint.rules.squares import through, wide
+from safeops.lint.syntax import dotted, number
 from safeops.lint.values import SHAPING
 
 
@@ -39,6 +44,44 @@ def is_sum(node, walk, depth=0):
     return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
 
 
+CORNERS = re.compile(r"(x|y)_?(1|2|min|max)$")
+ENDS = {"1": "2", "min": "max"}
+EXTREMES = {"max", "maximum", "min", "minimum"}
+
+
+def area(op, walk):
+    """Whether two sides of a box are multiplied: `(b[:, 2] - b[:, 0]) * (b[:, 3] - b[:, 1])`, `wh[:, 0] * wh[:, 1]`."""
+    sides = {_side(n, walk) for n in (op.input, op.args[0])}
+    return len(sides) == 2 and None not in sides
+
+
+def _side(node, walk):
+    """Which side of a box it is; None where it is none."""
+    made = through(node, walk, SHAPING | {"clamp", "clamp_min", "relu", "add"})
+    if made is None or made.name != "sub" or len(made.args) != 1 or walk.value(node).integer:
+        index, base = _last(node)
+        corners = walk.op(base) if index is not None else None
+        corners = corners and through(base, walk, SHAPING | {"clamp", "clamp_min", "relu", "add"})
+        ends = [walk.op(n) for n in (corners.input, *corners.args)] if corners and corners.name == "sub" else []
+        met = [end.name for end in ends if end is not None and end.name in EXTREMES]
+        return index if len(met) == 2 else None  # of an intersection
+    ends = [_last(n) for n in (made.input, made.args[0])]
+    if None not in (ends[0][0], ends[1][0]):
+        same = walk.text(ends[0][1]) == walk.text(ends[1][1])
+        return ends[1][0] if same and ends[0][0] == ends[1][0] + 2 else None
+    names = [CORNERS.search(dotted(n) or "") for n in (made.input, made.args[0])]
+    if None in names or names[0][1] != names[1][1] or ENDS.get(names[1][2]) != names[0][2]:
+        return None
+    return "xy".index(names[0][1])
+
+
+def _last(node):
+    """(2, b) of `b[..., 2]`"""
+    part = node.slice[-1].slice if isinstance(node, cst.Subscript) else None
+    index = number(part.value) if isinstance(part, cst.Index) else None
+    return (index, node.value) if isinstance(index, int) else (None, None)
+
+
 class Overlap(Rule):
     code, name = "SO210", "overlap-in-half"
     what = """
@@ -47,7 +90,7 @@ class Overlap(Rule):
     """
     why = """
     `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
-    overflows at 256 each.
+    overflows at 256 each, and so does that of a box's sides in pixels, which is looked at in all code.
     """
     fix = """
     `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.
@@ -65,7 +108,12 @@ class Overlap(Rule):
     ops = ("div", "mul")
 
     def operation(self, op, walk):
-        if len(op.args) != 1 or not walk.computing or wide(op, walk):
+        if len(op.args) != 1 or wide(op, walk):
+            return
+        if op.name == "mul" and area(op, walk):
+            walk.report(self, op.node, "the area of a box of 256 x 256 pixels is inf in fp16; .float() first")
+            return
+        if not walk.computing:
             return
         if op.name == "mul":
             if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):

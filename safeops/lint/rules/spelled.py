@@ -40,13 +40,13 @@ class Spelled(Rule):
     ops = ("log", "log1p", "log2", "log10", "div")
 
     def operation(self, op, walk):
-        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
-            return
         if op.name == "div":
             if len(op.args) == 1 and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
                 covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
                 walk.report(self, op.node, message, covers=covers)
+            return
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
         use = self._use(op, walk)
         if use is not None:
@@ -114,7 +114,8 @@ NOT_NEGATIVE = {"abs", "square", "pow", "norm", "relu", "softplus", "cdist", "pd
 
 def exponent_range(exp, walk):
     """Why an exponential cannot overflow: its argument is "below" 0, or "safe", less a maximum; None where it may."""
-    if walk.value(exp.input).constant:
+    chosen = isinstance(exp.input, cst.IfExp) and any("max" in name for name in walk.names_in(exp.input))
+    if walk.value(exp.input).constant or chosen:
         return "safe"
     op, sign = walk.op(exp.input), 1
     while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
@@ -154,7 +155,7 @@ class Variance(Rule):
     ops = ("sub",)
 
     def operation(self, op, walk):
-        if not walk.computing or len(op.args) != 1 or not self._is_square(op.args[0], walk):
+        if len(op.args) != 1 or not self._is_square(op.args[0], walk):
             return
         if self._average_of_square(op.input, walk):
             made = walk.op(op.input)
@@ -210,7 +211,7 @@ class Exponential(Rule):
     ops = ("exp", "pow")
 
     def operation(self, op, walk):
-        if not walk.training or wide(op, walk):
+        if not (walk.scope.loss or walk.scope.step) or walk.scope.metric or wide(op, walk):
             return
         if op.name == "pow":  # decibels
             base, exponent = walk.number(op.input), op.arg(0, "exponent")

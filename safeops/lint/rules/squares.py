@@ -13,6 +13,8 @@ COUNTED = re.compile(
     r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"
 )  # a number of elements
 LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
+PAIRS = re.compile(r"\b(\w+) ?\* ?\(?\1\b")  # n * (n - 1)
+NORM = re.compile(r"RMS(?!E)|(^|_)rms(?!e)|Norm(\d|_|$)|_norm$|^norm$")
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
@@ -91,7 +93,8 @@ class SquareSum(Rule):
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
     why = """
     `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements.
+    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements. A norm by the mean of
+    squares, `x * rsqrt(x.pow(2).mean(-1))`, is 0 then: it is looked at in all code.
     """
     fix = """
     `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
@@ -110,10 +113,14 @@ class SquareSum(Rule):
     def square_loss(prediction, target):
         return safeops.mse_loss(prediction, target)
     """
-    ops = ("sum", "mean", "sqrt", "div", "mse_loss")
+    ops = ("sum", "mean", "sqrt", "rsqrt", "div", "mse_loss")
 
     def operation(self, op, walk):
-        if not walk.training or walk.scope.wide or "dtype" in op.kwargs:
+        if walk.scope.wide or "dtype" in op.kwargs:
+            return
+        if op.name == "rsqrt" or op.name == "mean" and not walk.training:
+            self._norm(op, walk)
+        if not walk.training or op.name == "rsqrt":
             return
         if op.name == "div":
             self._average(op, walk)
@@ -137,6 +144,17 @@ class SquareSum(Rule):
             elif self._error(through(base, walk, {"abs"}), walk):
                 walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message)
 
+    def _norm(self, op, walk):
+        """`rsqrt(x.pow(2).mean(-1) + eps)`, and the mean in a norm's own function."""
+        mean = op if op.name == "mean" else through(op.input, walk, SHAPING | {"add"})
+        named = any(NORM.search(name or "") for name in (walk.scope.class_name, walk.scope.name))
+        if mean is None or mean.name != "mean" or "dtype" in mean.kwargs or not (op.name == "rsqrt" or named):
+            return
+        base = squared(mean.input, walk)
+        made = walk.value(mean.input)
+        if base is not None and not (made.wide or made.host or made.constant or walk.value(mean.node).wide):
+            walk.report(self, mean.node, "squares in half overflow at 256, and 1 / inf is 0; .float() first")
+
     def _error(self, op, walk):
         """A difference, not from a number, and none of logarithms."""
         differs = op is not None and op.name == "sub" and number(op.input) is None
@@ -153,7 +171,11 @@ class SquareSum(Rule):
             if len(sides) == 2 and sides[0] == sides[1] and not finite(made.node, walk):
                 message = "products in half are inf beyond 65504, before the division; .float() first"
                 walk.report(self, made.node, message)
-        elif made.name == "sum" and not (made.args or made.kwargs) and "nume" in walk.text(count):
+        elif (
+            made.name == "sum"
+            and not (made.args or made.kwargs)
+            and ("nume" in walk.text(count) or PAIRS.search(walk.text(count)))
+        ):
             if not finite(made.input, walk):
                 walk.report(self, op.node, "a sum in half is inf beyond 65504, before it is divided; use mean")
 
