@@ -167,7 +167,7 @@ class SquareSum(Rule):
         if made is None or count is None or wide(op, walk) or walk.value(count).tensor:
             return
         if made.name in ("matmul", "mm", "bmm", "einsum") and COUNTED.search(walk.text(count)):
-            sides = [self._base(n, walk) for n in (made.input, *made.args) if walk.value(n).tensor]
+            sides = [self._untransposed(n, walk) for n in (made.input, *made.args) if walk.value(n).tensor]
             if len(sides) == 2 and sides[0] == sides[1] and not finite(made.node, walk):
                 message = "products in half are inf beyond 65504, before the division; .float() first"
                 walk.report(self, made.node, message)
@@ -179,7 +179,7 @@ class SquareSum(Rule):
             if not finite(made.input, walk):
                 walk.report(self, op.node, "a sum in half is inf beyond 65504, before it is divided; use mean")
 
-    def _base(self, node, walk):
+    def _untransposed(self, node, walk):
         """What a factor is without its transposition."""
         while True:
             op = walk.op(node)
