@@ -96,9 +96,12 @@ def add_partials(
     third_sum = first_sum
     size = splits * outputs
     for first in range(0, splits, BS):
-        first_sum += load_partials(partial, splits, first, output, outputs, BS, 0)[0]
+        s = first + tl.arange(0, BS)
+        inside = (s < splits)[:, None] & (output < outputs)[None, :]
+        where = s[:, None] * outputs + output[None, :]
+        first_sum += load(partial + where, inside)
         if ARRAYS > 1:
-            second_sum += load_partials(partial + size, splits, first, output, outputs, BS, 0)[0]
+            second_sum += load(partial + size + where, inside)
         if ARRAYS > 2:
-            third_sum += load_partials(partial + size * 2, splits, first, output, outputs, BS, 0)[0]
+            third_sum += load(partial + size * 2 + where, inside)
     return tl.sum(first_sum, 0), tl.sum(second_sum, 0), tl.sum(third_sum, 0)
