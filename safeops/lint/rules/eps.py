@@ -66,14 +66,14 @@ class TinyEps(Rule):
         return -safeops.safe_log(p, eps=1e-8).mean()
     """
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
-    ops += ("rsqrt", "log2", "log10", "addcdiv", "exp")
+    ops += ("rsqrt", "log2", "log10", "addcdiv", "exp", "mul")
     ops += ("where", "full_like", "masked_fill", "pow", "reciprocal", "cosine_embedding_loss", "poisson_nll_loss")
 
     def operation(self, op, walk):
         if wide(op, walk):
             return
-        if op.name == "exp":
-            self._below(op, walk)
+        if op.name in ("exp", "mul"):
+            (self._below if op.name == "exp" else self._entropy)(op, walk)
             return
         in_loss = walk.computing or walk.scope.is_module and walk.scope.name == "forward"
         if not in_loss:
@@ -148,6 +148,16 @@ class TinyEps(Rule):
         use = "safe_log" if op.name == "log" else "safe_div"
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first")
         return True
+
+    def _entropy(self, op, walk):
+        """p * log(p + 1e-6), whose slope there is log(1e-6): nothing is divided by the eps alone."""
+        sides = (op.input, *op.args)
+        for side, factor in zip(sides, sides[::-1]):
+            log = walk.op(side)
+            guard = walk.op(log.input) if log is not None and log.name == "log" else None
+            own = guard is not None and walk.text(guard.input) == walk.text(factor).lstrip("-")
+            if own and tiny(guard.arg(0, "other"), walk) is None:
+                walk.reports.pop((self.code, id(log.node)), None)
 
     def _of_tensors(self, op, walk):
         return op.name == "pow" and op.origin == "torch" or any(walk.value(n).tensor for n in (op.input, *op.args))
