@@ -88,6 +88,8 @@ FOUND = [
     ("SO206", "x, y", "p = x / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),
     ("SO206", "x, y", "p = x.softmax(-1)\nreturn (y * torch.log(p + 1e-6)).sum()"),
     ("SO206", "x", "p = x.softmax(-1)\nreturn (p * torch.log(p + 1e-8)).sum()"),
+    ("SO206", "x, mask", "mask = mask.to(x.dtype)\nreturn x.sum() / (mask.sum() + 1e-8)"),
+    ("SO206", "x, mask", "return x.sum() / ((x * mask).sum() + 1e-8)"),
     ("SO204", "x, v", "return (x * v.detach() ** -0.5).mean()"),
     ("SO204", "x, v", "return (x * v.detach().log()).mean()"),
     ("SO206", "first, second", "return torch.sqrt(torch.clamp(first + second, min=1e-9)).mean()"),

@@ -160,6 +160,7 @@ SILENT = [
     ("x", "s = torch.linalg.svdvals(x)\np = s / (s.sum() + 1e-12)\nreturn -(p * torch.log(p + 1e-12)).sum()"),
     ("x, y", "n = (x > 0).sum()\np = n / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),
     ("x", "p = x.softmax(-1)\nreturn (p * torch.log(p + 1e-6)).sum() - (-p * (p + 1e-6).log()).mean()"),
+    ("x, mask", "return x.sum() / (mask.sum() + 1e-8)"),
     ("x, v", "return (x * v.detach() ** 0.5).mean() + (x * v.detach().sqrt()).mean()"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),

@@ -38,6 +38,13 @@ def _single(value, walk):
     return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
 
 
+def _names(op, walk):
+    """The operations that made something, the last first."""
+    while op is not None:
+        yield op.name
+        op = walk.op(op.input)
+
+
 class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
@@ -101,7 +108,7 @@ class TinyEps(Rule):
         eps = tiny(literal, walk) if literal is not None else None
         if eps is None and op.name == "add":
             eps = tiny(op.input, walk)
-        if eps is not None and self._of_tensors(op, walk):
+        if eps is not None and self._of_tensors(op, walk) and not self._counts(op, walk):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             )
@@ -148,6 +155,12 @@ class TinyEps(Rule):
         use = "safe_log" if op.name == "log" else "safe_div"
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first")
         return True
+
+    def _counts(self, op, walk):
+        """`mask.sum() + 1e-8` of a mask that nothing here casts: an integer's sum with a number is fp32."""
+        made = [walk.op(n) for n in (op.input, *op.args) if walk.value(n).tensor]
+        sums = [o for o in made if o is not None and o.name == "sum" and walk.value(o.input).mask == "likely"]
+        return any("to" not in _names(o, walk) for o in sums)
 
     def _entropy(self, op, walk):
         """p * log(p + 1e-6), whose slope there is log(1e-6): nothing is divided by the eps alone."""
