@@ -1,11 +1,11 @@
 """The linter on code nobody here wrote: findings by rule, seconds, and a sample to be read by hand.
 
     pip install --no-deps --target FOLDER $(sed -n "/^# base/,/^$/{/^[a-z]/p}" requirements-lint-corpus.txt)
-    python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--sample 60] [--seed 0] [--everything]
+    python -m benchmarks.lint_corpus FOLDER [PACKAGE ...] [--sample 60] [--seed 0] [--least 12] [--everything]
 
 Files are those whose path speaks of losses, metrics or distances; --everything takes all. The sample is drawn from the
-sorted findings by the seed, so it is the same for everyone, with at least twelve of each group of rules where there are
-as many: rule, place, message, and the lines around it.
+sorted findings by the seed, so it is the same for everyone, with at least twelve (--least) of each group of rules where
+there are as many: rule, place, message, and the lines around it.
 """
 
 import argparse
@@ -30,6 +30,7 @@ def main(argv=None):
     parser.add_argument("packages", nargs="*", help="only these of them")
     parser.add_argument("--sample", type=int, default=0, help="how many findings to show (default: none)")
     parser.add_argument("--seed", type=int, default=0, help="of the sample (default: 0)")
+    parser.add_argument("--least", type=int, default=12, help="of each group of rules in it (default: 12)")
     parser.add_argument("--everything", action="store_true", help="all files, not those about losses alone")
     options = parser.parse_args(argv)
     files = [str(path) for path in chosen(options)]
@@ -44,7 +45,7 @@ def main(argv=None):
     for code, count in sorted(counts.items()):
         print(f"  {code} {count}")
     found = sorted(outcome.findings, key=lambda finding: (finding.path, finding.line, finding.column, finding.code))
-    for finding in drawn(found, options.sample, random.Random(options.seed)):
+    for finding in drawn(found, options.sample, random.Random(options.seed), options.least):
         show(finding, options.folder)
     return 0
 
@@ -55,7 +56,7 @@ def chosen(options):
     return [p for p in files if options.everything or ABOUT_LOSSES.search(str(p.relative_to(options.folder)))]
 
 
-def drawn(found, size, random, least=12):
+def drawn(found, size, random, least):
     """`size` of the findings, at least `least` of a group (SO1, SO2, ...) that has as many, in their order."""
     order = random.sample(range(len(found)), len(found))
     groups = collections.Counter()

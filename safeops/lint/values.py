@@ -83,7 +83,7 @@ KEEPS_POSITIVE = SHAPING | set(
     """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
     logsumexp type type_as nansum pow masked_select""".split()
 )
-WIDENING = {"float", "double"}
+WIDENING = set("float double svdvals eigvalsh cholesky inv inverse pinv det logdet solve cond".split())  # or no half
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = set(
@@ -184,7 +184,9 @@ def of_op(op, operands, imports):
         dtype = op.args[0]
     dtype = dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
+    counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
+    value.wide |= op.name == "div" and counts
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
     made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
     moved = op.name in ("cuda", "to") or op.name.startswith("new_") or "device" in op.kwargs
@@ -196,8 +198,7 @@ def of_op(op, operands, imports):
     value.guessed = any(v.guessed for v in tensors)
     value.mask = _mask(op, operands, dtype)
     value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
-    exact = op.name in KEEPS_INTEGER and bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
-    value.integer = op.name in INTEGER or (exact and not value.mask and not value.wide)
+    value.integer = op.name in INTEGER or op.name in KEEPS_INTEGER and counts and not (value.mask or value.wide)
     value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
     value.positive = _positive(op, operands)
     return value

@@ -29,6 +29,7 @@ def test_a_loop_over_a_loader_gives_tensors(place):
 
 
 OUTSIDE = [
+    "class TestLoss(TestCase):\n    def test_it(self):\n        loss = net(torch.rand(3))\n        assert loss < 1\n",
     "class ExpLoss(torch.autograd.Function):\n    def forward(ctx, x):\n        return x.exp().clamp_(max=1).log()\n",
     # only a loss is looked at by the rules about its arithmetic and its waiting
     "def report(x):\n    return x.mean().item(), torch.log(x), (x ** 2).sum(), x / x.sum()\n",
@@ -47,6 +48,7 @@ def test_a_loss_is_told_by_what_it_is():
     body = "        return torch.log(x).mean()\n"
     for head in (
         "class DiceLoss(nn.Module):\n    def forward(self, x):\n",
+        "class TestTimeLoss(nn.Module):\n    def adapt(self, x):\n",
         "class Helper:\n    def kl_loss(self, x):\n",
         "class Helper:\n    def log_loss(self, x):\n",
     ):

@@ -40,6 +40,9 @@ def leaves_domain(op, walk):
         return inner not in BOUNDED or walk.number(x.op.arg(0, "min")) == 1
     if op.name in ("acos", "asin", "atanh", "logit", "erfinv"):
         return inner not in BOUNDED or _below_one(node, walk) is False
+    root = op.name == "sqrt" or op.name == "pow" and (_exponent(op.arg(0, "exponent"), walk) or 0) > 0
+    if root and inner == "detach":  # 0 is no trouble without a slope
+        return False
     if op.name == "pow":
         exponent = _exponent(op.arg(0, "exponent"), walk)
         if exponent is None or exponent >= 1 and exponent == int(exponent):

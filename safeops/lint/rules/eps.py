@@ -38,6 +38,13 @@ def _single(value, walk):
     return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
 
 
+def _names(op, walk):
+    """The operations that made something, the last first."""
+    while op is not None:
+        yield op.name
+        op = walk.op(op.input)
+
+
 class TinyEps(Rule):
     code, name = "SO206", "eps-below-half"
     widens = True
@@ -66,14 +73,14 @@ class TinyEps(Rule):
         return -safeops.safe_log(p, eps=1e-8).mean()
     """
     ops = ("add", "sub", "clamp", "clamp_min", "maximum", "max", "log", "sqrt", "div", "normalize", "cosine_similarity")
-    ops += ("rsqrt", "log2", "log10", "addcdiv", "exp")
+    ops += ("rsqrt", "log2", "log10", "addcdiv", "exp", "mul")
     ops += ("where", "full_like", "masked_fill", "pow", "reciprocal", "cosine_embedding_loss", "poisson_nll_loss")
 
     def operation(self, op, walk):
         if wide(op, walk):
             return
-        if op.name == "exp":
-            self._below(op, walk)
+        if op.name in ("exp", "mul"):
+            (self._below if op.name == "exp" else self._entropy)(op, walk)
             return
         in_loss = walk.computing or walk.scope.is_module and walk.scope.name == "forward"
         if not in_loss:
@@ -101,7 +108,7 @@ class TinyEps(Rule):
         eps = tiny(literal, walk) if literal is not None else None
         if eps is None and op.name == "add":
             eps = tiny(op.input, walk)
-        if eps is not None and self._of_tensors(op, walk):
+        if eps is not None and self._of_tensors(op, walk) and not self._counts(op, walk):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             )
@@ -148,6 +155,22 @@ class TinyEps(Rule):
         use = "safe_log" if op.name == "log" else "safe_div"
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first")
         return True
+
+    def _counts(self, op, walk):
+        """`mask.sum() + 1e-8` of a mask that nothing here casts: an integer's sum with a number is fp32."""
+        made = [walk.op(n) for n in (op.input, *op.args) if walk.value(n).tensor]
+        sums = [o for o in made if o is not None and o.name == "sum" and walk.value(o.input).mask == "likely"]
+        return any("to" not in _names(o, walk) for o in sums)
+
+    def _entropy(self, op, walk):
+        """p * log(p + 1e-6), whose slope there is log(1e-6): nothing is divided by the eps alone."""
+        sides = (op.input, *op.args)
+        for side, factor in zip(sides, sides[::-1]):
+            log = walk.op(side)
+            guard = walk.op(log.input) if log is not None and log.name == "log" else None
+            own = guard is not None and walk.text(guard.input) == walk.text(factor).lstrip("-")
+            if own and tiny(guard.arg(0, "other"), walk) is None:
+                walk.reports.pop((self.code, id(log.node)), None)
 
     def _of_tensors(self, op, walk):
         return op.name == "pow" and op.origin == "torch" or any(walk.value(n).tensor for n in (op.input, *op.args))
