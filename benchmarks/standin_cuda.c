@@ -13,6 +13,7 @@ SUCCEEDS(__cudaRegisterVar) SUCCEEDS(__cudaPushCallConfiguration) SUCCEEDS(__cud
 SUCCEEDS(__cudaGetKernel) SUCCEEDS(__cudaLaunchKernel) SUCCEEDS(cudaLaunchKernelExC) SUCCEEDS(cudaFuncGetAttributes)
 SUCCEEDS(cudaFuncSetAttribute) SUCCEEDS(cudaGetLastError) SUCCEEDS(cudaPeekAtLastError) SUCCEEDS(cudaMemcpyAsync)
 SUCCEEDS(cudaMemsetAsync) SUCCEEDS(cudaSetDevice) SUCCEEDS(cudaStreamSynchronize)
+int cudaStreamIsCapturing(void *stream, int *status) { *status = 0; return 0; }
 GIVES(cudaGetDevice, 0) GIVES(cudaGetDeviceCount, 1) GIVES(cudaDriverGetVersion, 13000)
 GIVES(cudaDeviceGetAttribute, 100) GIVES(cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, 1)
 const char *cudaGetErrorString(int error) { return "unknown"; }

@@ -27,10 +27,11 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="the emu
 
 
 def compiled(sources, target, *options):
-    """A library of the sources, made for the host."""
+    """A library of the sources, made for the host. A process loads several, which must not share what is static."""
     torch_dir = Path(torch.__file__).parent
-    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-shared", "-x", "c++", f"-I{ROOT}/tests/kernels/emulate"]
-    command += [f"-I{ROOT}/csrc", "-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000", *options]
+    command = ["g++", "-std=c++17", "-O1", "-fPIC", "-fno-gnu-unique", "-shared", "-x", "c++"]
+    command += [f"-I{ROOT}/tests/kernels/emulate", f"-I{ROOT}/csrc"]
+    command += ["-DUSE_CUDA", "-DTORCH_TARGET_VERSION=0x020b000000000000", *options]
     command += ["-isystem", f"{torch_dir}/include", "-include", f"{ROOT}/tests/kernels/emulate/cuda_runtime.h"]
     command += ["-", f"-L{torch_dir}/lib", "-ltorch", "-ltorch_cpu"]  # one unit: torch's headers are read once
     unit = "".join(f'#include "{path}"\n' for path in sources)

@@ -4,6 +4,9 @@ What this shows: which warp has which part of which tensor, heads and tails, pla
 nothing written past an end. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
 """
 
+import re
+import subprocess
+
 import pytest
 import torch
 
@@ -214,3 +217,10 @@ def test_unusable_operands_are_refused(ops):
     ):
         with pytest.raises(RuntimeError, match=words):
             call()
+
+
+def test_libraries_of_one_process_share_nothing(emulated):
+    """grad_norm keeps a counter in a static variable: where two libraries share it, one of them finds none."""
+    name = emulated[1].library._name
+    listing = subprocess.run(["nm", "-D", name], capture_output=True, text=True, check=True).stdout
+    assert "zero_counter" in listing and not re.search(r"^\w* u ", listing, re.M)
