@@ -95,7 +95,7 @@ class Check:
         names = list(STAGES)
         reserved = sum(STAGES[later][0] for later in names[names.index(stage) + 1 :]) * total
         left = total - (time.monotonic() - self.started)
-        least = 20 if stage == "install" else 1  # without it there is nothing
+        least = 60 if stage == "install" else 1  # torch, read from a cold disk; without it there is nothing
         return max(min(most * total, left - reserved), min(share * total, left), least)
 
     def stage(self, name, command):
