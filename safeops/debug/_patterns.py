@@ -154,10 +154,8 @@ def _times_mask(*operands):
 
 def _divisor(divisor, x):
     if isinstance(divisor, torch.Tensor) and _readable(divisor):
-        dtype = divisor.dtype
-        tiny = torch.finfo(dtype).tiny
-        small = _count(divisor, lambda v: v.abs() < tiny)
-        if small:
+        tiny = torch.finfo(divisor.dtype).tiny
+        if small := _count(divisor, lambda v: v.abs() < tiny):
             lowest = float(divisor.detach().abs().min())
             yield "small-divisor", f"{_of(divisor)}: {small} below {tiny:g}, the smallest {lowest:g}"
     elif isinstance(divisor, (int, float)) and divisor == 0 and isinstance(x, torch.Tensor):
@@ -166,22 +164,21 @@ def _divisor(divisor, x):
 
 def _domain(name, x, args):
     learns = x.requires_grad
-    if name in _POWERS and len(args) > 1 and isinstance(args[1], (int, float)) and 0 < args[1] < 1:
-        name, condition, where = f"power {args[1]:g}", (lambda v: v <= 0) if learns else (lambda v: v < 0), "below 0"
+    power = name in _POWERS and len(args) > 1 and isinstance(args[1], (int, float)) and 0 < args[1] < 1
+    if power or name in _ROOTS:
+        name = f"power {args[1]:g}" if power else name
+        condition, where = (lambda v: v <= 0) if learns else (lambda v: v < 0), "below 0"
     elif name in _LOGS:
         edge = -1 if name == "log1p" else 0
         x, condition, where = args[-1] if name == "xlogy" else x, lambda v: v <= edge, f"at or below {edge}"
         if isinstance(x, torch.Tensor) and x.dtype is torch.float16 and learns and name == "log":
             # The gradient 1/x fits half from here on.
             condition, where = lambda v: v < 1 / 65504, "below 1.5e-05, where the gradient does not fit half"
-    elif name in _ROOTS:
-        condition, where = (lambda v: v <= 0) if learns else (lambda v: v < 0), "below 0"
     elif name in _ARCS:
         condition, where = (lambda v: v.abs() >= 1) if learns else (lambda v: v.abs() > 1), "beyond 1"
     else:
         return
-    count = _count(x, condition)
-    if count:
+    if count := _count(x, condition):
         at = "at or " if learns and where in ("below 0", "beyond 1") else ""
         yield "domain", f"{name} of {_of(x)}, {count} {at}{where}"
 

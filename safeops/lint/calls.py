@@ -26,6 +26,7 @@ NUMBERS = re.compile(
 )  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
+MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
 
@@ -124,7 +125,7 @@ class Calls:
                 return Value(tensor=True, mask="likely", positive=True, node=node)
             tensors = any(self.value(a.value).tensor for a in node.args)
             layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
-            model = name.rsplit(".", 1)[-1] in ("model", "net", "network", "criterion", "loss_fn", "encoder", "decoder")
+            model = name.rsplit(".", 1)[-1] in MODELS
             if model and (self.scope.step or self.scope.loss):
                 tensors = True  # what it is given came from a loader
             result = self._result_value(node)

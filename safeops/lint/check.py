@@ -147,7 +147,7 @@ def _lint(source, path, rules, noqa):
     gc.disable()  # a tree is a million objects, all alive: looking through them is a third of the time
     try:
         module = _parse(source, path)
-        imports = Imports(module)
+        imports = Imports(module, path)
         if not imports.torch:
             return module, []
         reports = Walk(module, imports, rules, source).run()

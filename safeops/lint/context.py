@@ -99,14 +99,9 @@ class Context:
         return (scope.loss and not scope.formula or scope.step or scope.is_module) and not scope.metric
 
     @property
-    def measures(self):
-        """Whether the file is about metrics, which count in integers or fp64."""
-        return any("metric" in full.lower() for full in self.imports.names.values())
-
-    @property
     def computing(self):
-        """Whether it does, or computes a metric: values count, gradients may not."""
-        return self.training or self.scope.metric
+        """Whether it does, or computes a metric outside of a file of metrics: values count, gradients may not."""
+        return self.training or self.scope.metric and not self.imports.measures
 
     def checked(self, node):
         """Whether a condition asked about any name in this expression, or about what a reduction of it was taken of:

@@ -44,7 +44,7 @@ def kind(name, class_name, clue):
     plumbing = plumbing or re.match(r"_*(reset|convert|warn)(_|$)", name) is not None
     if plumbing or clue.backward or class_name is None:
         return False, False
-    in_class = bool(class_name and LOSS_CLASS.search(class_name)) and not name.startswith("test_")
+    in_class = bool(class_name and LOSS_CLASS.search(class_name)) and clue.returns and not name.startswith("test_")
     own_name = LOSS.search(name) is not None and not NOT_A_LOSS.search(name)
     metric = bool(class_name and METRIC_CLASS.search(class_name) or METRIC.search(name))
     metric = metric and not NO_PART_OF_A_LOSS.search(name) and name != "forward"

@@ -23,6 +23,7 @@ class Clues:
     masks: set  # names that are a factor, and summed: (x * m).sum() / m.sum()
     backward: bool  # it calls .backward(), or an optimizer
     computes: bool  # it calls a loss of torch's or ours
+    returns: bool  # it returns something
     returns_loss: bool
     reduces: bool  # it returns the mean or the sum of all elements
     numpy: bool  # it calls numpy
@@ -40,23 +41,24 @@ def survey(module, imports):
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
-    measures = bool(metrics) or any("metric" in full.lower() for full in imports.names.values())
-    todo, helpers = [], set()
     for class_name, node in reach.functions:
+        clues[id(node)].computes &= class_name not in metrics
+    measures = bool(metrics) or imports.measures
+    todo, helpers = [], set()
+    functions = [f for f in reach.functions if f[0] not in metrics]  # what they count is no loss
+    for class_name, node in functions:
         clue = clues[id(node)]
         clue.loss, clue.metric = kind(node.name.value, class_name, clue)
         if not clue.loss and compares(node, class_name) and not clue.backward:
             clue.loss = clue.helper = True
             clue.metric = node.name.value != "forward"
-        clue.metric |= class_name in metrics
         if clue.loss:
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
-    for class_name, node in reach.functions:
+    for class_name, node in functions:
         clue = clues[id(node)]
         if not (clue.loss or clue.backward or clue.computes) and formula(node, class_name, clue, measures):
             clue.loss = clue.helper = clue.formula = True
-            clue.metric |= class_name in metrics
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
     _scripted(module, imports, reach, clues)
@@ -71,12 +73,12 @@ def _spread(todo, reach, clues, helpers, metrics):
         for owner, function in reach.called(node, class_name):
             clue, name = clues[id(function)], function.name.value
             helpers.add(name)
-            if clue.backward or name != "__call__" and NO_PART_OF_A_LOSS.search(name):
+            if clue.backward or owner in metrics or name != "__call__" and NO_PART_OF_A_LOSS.search(name):
                 continue
             if not clue.loss:
                 clue.loss = clue.helper = True
                 clue.metric, clue.formula = caller.metric, caller.formula
-            elif clue.metric and not (caller.metric or caller.formula or owner in metrics):
+            elif clue.metric and not (caller.metric or caller.formula):
                 clue.metric, clue.helper = False, True
             else:
                 continue
@@ -163,7 +165,7 @@ def _clues(body, imports):
     used, totals = tensors | arrays, set()
     totals |= {name for name, value in assigned if total(value, totals, used)}
     reduces = any(total(value, totals, used) for value in results)
-    return Clues(tensors, arrays, counted & factors, backward, computes, loss, reduces, numpy)
+    return Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
 
 
 def tensors_in(body, imports):

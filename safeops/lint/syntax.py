@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import libcst as cst
 
@@ -130,10 +131,13 @@ def number(node):
 ARRAYS = {"numpy", "pandas", "polars", "jax", "tensorflow", "scipy", "sklearn", "cupy", "sympy"}
 
 
+METRICS = re.compile(r"(^|[/\\_])metrics?(\.py$|[/\\])", re.IGNORECASE)
+
+
 class Imports:
     """The file's import statements: what a name stands for, wherever in the file it was imported."""
 
-    def __init__(self, module):
+    def __init__(self, module, path=""):
         self.names = {}
         self.torch = self.arrays = False  # arrays: other libraries' too
         for node in descendants(module):
@@ -148,6 +152,8 @@ class Imports:
                     name = alias.evaluated_name
                     full = f"{package}.{name}" if package else f".{name}"
                     self._bind(alias.evaluated_alias or name, full, full)
+        # about metrics, which count in integers or fp64
+        self.measures = bool(METRICS.search(path)) or any("metric" in full.lower() for full in self.names.values())
 
     def _bind(self, name, full, imported):
         self.names[name] = full

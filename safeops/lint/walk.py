@@ -110,8 +110,9 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
         self.classes.append((node.name.value, is_module))
         outer, self.scope = self.scope, Scope(outer=self.scope)
-        if "Function" in bases:  # torch.autograd.Function: its forward and backward have no graph
-            self.scope.no_grad += 1
+        self.scope.no_grad += "Function" in bases  # torch.autograd.Function: its forward and backward have no graph
+        # what prepares data: they are fp32 before a model has them
+        self.scope.wide += any(b.endswith(("Transform", "Dataset")) or "Augment" in b for b in bases)
         self._block(node.body)
         self.scope = outer
         self.classes.pop()

@@ -58,6 +58,13 @@ def test_in_a_layer(code, wrong, right):
     assert code not in codes(method(right))
 
 
+def test_what_prepares_data_is_no_half():
+    index = method("return (x - y) / (x + y + 1e-10)", name="apply")
+    assert codes(index) == ["SO206"]
+    for base in ("BaseTransform", "K.IntensityAugmentationBase2D", "torch.utils.data.Dataset"):
+        assert codes(index.replace("nn.Module", base)) == []
+
+
 def test_a_norm_by_its_name():
     body = "return x.pow(2).mean(-1, keepdim=True)"
     norm = method(body, "x", "statistic").replace("Layer", "RMSNorm")

@@ -13,8 +13,8 @@ HEADER = "import torch\nimport torch.nn.functional as F\n"
 # code -> (arguments, expression before, after): what the rewrite makes of it, inside a function named loss
 EXPRESSIONS = [
     ("SO101", "x", "x[x > 0.5].mean()", "safeops.masked_mean(x, x > 0.5, dtype=x.dtype)"),
-    ("SO105", "x, y", "(x * (y > 0.5)).sum()", "safeops.masked_fill(x, ~(y > 0.5), 0).sum()"),
-    ("SO105", "x, y", "((x - y) * ~(y > 0.5)).sum()", "safeops.masked_fill(x - y, y > 0.5, 0).sum()"),
+    ("SO105", "x, y", "(x / y * (y > 0.5)).sum()", "safeops.masked_fill(x / y, ~(y > 0.5), 0).sum()"),
+    ("SO105", "x, y", "((x - 1 / y) * ~(y > 0.5)).sum()", "safeops.masked_fill(x - 1 / y, y > 0.5, 0).sum()"),
     ("SO105", "x, y", "(y.isfinite() * x).sum()", "safeops.masked_fill(x, ~y.isfinite(), 0).sum()"),
     ("SO201", "x, y", "((x - y) ** 2).mean()", "safeops.mse_loss(x, y)"),
     ("SO201", "x, y", "torch.mean((x - y).pow(2))", "safeops.mse_loss(x, y)"),
@@ -311,11 +311,11 @@ def test_what_is_scripted_elsewhere_is_left_alone():
 def test_a_product_with_a_mask_is_not_hidden_by_the_division():
     """safe_div heeds the count alone: NaN times the mask is NaN as before, and said."""
     for head in ("", "m = (y > 0).float()\n"):
-        new, _ = fix_source(in_loss("err, m, y", head + "return (err * m).sum() / m.sum()"))
-        assert "safeops.safe_div((err * m).sum(), m.sum())" in new
+        new, _ = fix_source(in_loss("err, m, y", head + "return (err / y * m).sum() / m.sum()"))
+        assert "safeops.safe_div((err / y * m).sum(), m.sum())" in new
         assert [f.code for f in lint_source(new)] == ["SO105"]
-    new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err * m).sum() / m.sum()"))
-    assert "safeops.safe_div(safeops.masked_fill(err, ~m, 0).sum(), m.sum())" in new and lint_source(new) == []
+    new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err / y * m).sum() / m.sum()"))
+    assert "safeops.safe_div(safeops.masked_fill(err / y, ~m, 0).sum(), m.sum())" in new and lint_source(new) == []
 
 
 SPREAD = """

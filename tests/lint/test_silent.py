@@ -162,6 +162,32 @@ SILENT = [
     ("x", "p = x.softmax(-1)\nreturn (p * torch.log(p + 1e-6)).sum() - (-p * (p + 1e-6).log()).mean()"),
     ("x, mask", "return x.sum() / (mask.sum() + 1e-8)"),
     ("x, v", "return (x * v.detach() ** 0.5).mean() + (x * v.detach().sqrt()).mean()"),
+    # times a mask, of what nothing in sight makes NaN
+    ("x, mask", "return (x * mask).sum() + torch.mul(F.relu(x), mask.unsqueeze(-1)).sum()"),
+    ("x, y", "m = (y > 0).float()\nreturn ((x - y).abs() * m).sum() + (x * (1 - m)).sum()"),
+    ("x, y, mask", "x = F.l1_loss(x, y, reduction='none')\nx *= mask\nreturn x * y.ne(0).type_as(x)"),
+    ("x, mask", "return (torch.log(x + 1e-3) * mask).sum() + ((x / x.exp()) * mask).sum()"),
+    ("x, mask", "return (torch.where(mask, x.sqrt(), 0) * mask).sum()  # noqa: SO204, SO208"),
+    # totals of weights, masks that have an element for each sequence, exponentials less their maximum
+    ("x, weight", "return (x * weight).sum() / weight.sum() + x.sum() / weight.mean()"),
+    ("x, weight", "n = weight.sum() * x.size(1)\nreturn (x * weight).sum() / (n + 1e-8)"),
+    ("x, attention_mask", "return x.sum(1) / attention_mask.sum(1)"),
+    (
+        "x",
+        "e = torch.exp(x - x.amax(1, True))\ns = e.sum(1)\nreturn (x / (s + 1e-8) + (s + 1e-7).log()).mean()",
+    ),
+    ("x, y, smooth", "return x / torch.clamp(y + smooth, min=1e-8)"),
+    ("x, mask", "n = mask.sum()\nif n == 0:  # noqa: SO303\n    return x * 0\nreturn x.sum() / mask.sum()"),
+    # what the caller or a function makes: positive by what it is, or guarded there; roots of what has no graph
+    ("x, y_mag", "return (x - torch.log(y_mag)).mean() + (x / (y_mag.norm() + 1e-7)).mean()"),
+    ("x, prior_std, std", "return (x * torch.log(prior_std * std)).mean() + std.log().mean()"),
+    ("p: Normal, q: Normal", "r = (p.base.scale / q.base.scale).pow(2)  # noqa: SO203\nreturn (r - r.log()).mean()"),
+    ("x", "p = mixed(x)\nlogp = p.log()\nreturn (p.detach() * logp).mean()"),
+    ("x, target, advantages", "return x.mean() * target.sqrt() * advantages.square().mean().sqrt()  # noqa: SO201"),
+    # what its caller wants on the host; what a solver needs there
+    ("x, y", "d = (x - y).abs()\nreturn d.mean().detach().cpu().numpy()"),
+    ("x, y", "d = (x - y).abs()\nreturn d.mean().item() / len(x)"),
+    ("x", "from scipy.optimize import linear_sum_assignment as f\nc = x.detach().cpu()\nreturn x[[f(e) for e in c]]"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
     ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),

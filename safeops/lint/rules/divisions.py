@@ -5,6 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
+from safeops.lint.rules.guards import of_weights
 from safeops.lint.rules.squares import normalized, squared
 from safeops.lint.syntax import dotted, number
 from safeops.lint.values import REDUCTIONS, SHAPING
@@ -15,6 +16,7 @@ USE = {  # what made the divisor -> what to use
 }
 
 LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
+OF_SEQUENCES = re.compile(r"(^|_)(attention|attn|padding|pad|output|src|tgt|seq\w*|token|text|x)_mask$")  # as these
 TARGET = re.compile(r"(^|_)(targets?|labels?|gt|truth|y_true|true)$", re.IGNORECASE)
 MEANS = ("cross_entropy", "nll_loss")  # a mean over the targets that are not ignore_index
 ZEROS = {"bincount", "histc", "sin", "det"}  # no reductions, but 0 as easily: of a class that is absent, at 0
@@ -60,6 +62,13 @@ def given(node, walk, relative):
     return bool(used) and walk.value(base).op is None and not walk.value(base).positive
 
 
+def _asked(node, walk):
+    """Whether a condition asked about another name for the same: `n = m.sum()`, `if n == 0`, `x / m.sum()`."""
+    made = walk.value(node).node or node
+    known = (walk.scope.get(name).node for name in walk.scope.checked)
+    return any(other is not None and walk.text(other) == walk.text(made) for other in known)
+
+
 class _Division(Rule):
     ops = ("div", "reciprocal", "addcdiv")
 
@@ -73,7 +82,9 @@ class _Division(Rule):
         made = reduction(node, walk) or ("target" if given(node, walk, walk.value(op.input).tensor) else None)
         if (made is not None) != self.of_reductions:
             return
-        if any(LENGTHS.search(name) for name in walk.names_in(node)):
+        names = walk.names_in(node) | walk.names_in(by.node or node)  # also of `n = mask.sum()`
+        filled = made in ("sum", "mean") and any(OF_SEQUENCES.search(name) for name in names)
+        if _asked(node, walk) or filled or of_weights(node, walk) or any(LENGTHS.search(name) for name in names):
             return
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
         if made == "target":

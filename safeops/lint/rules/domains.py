@@ -1,10 +1,13 @@
 """SO2xx, functions at the edge of where they exist: log and sqrt of 0, acos of 1, a norm spelled out."""
 
+import re
+
 import libcst as cst
 
+from safeops.lint.calls import MODELS
 from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import dims, squared
-from safeops.lint.syntax import number
+from safeops.lint.syntax import dotted, number
 
 SAFE = {
     "log": "safe_log",
@@ -18,6 +21,10 @@ OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "acos", "asin", "pow")
 OPS += ("xlogy", "entr", "logit", "atanh", "acosh", "erfinv")
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
+
+# What is more than 0 as it is made, or has no graph: a guard in sight would be one more.
+BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
+NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
 def argument(op):
@@ -41,7 +48,11 @@ def leaves_domain(op, walk):
     if op.name in ("acos", "asin", "atanh", "logit", "erfinv"):
         return inner not in BOUNDED or _below_one(node, walk) is False
     root = op.name == "sqrt" or op.name == "pow" and (_exponent(op.arg(0, "exponent"), walk) or 0) > 0
-    if root and inner == "detach":  # 0 is no trouble without a slope
+    names = sources(node, walk)
+    if root and (inner == "detach" or names and all(NO_GRAPH.search(name) for name in names)):
+        return False  # 0 is no trouble without a slope
+    given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
+    if given or _unseen(x, walk):
         return False
     if op.name == "pow":
         exponent = _exponent(op.arg(0, "exponent"), walk)
@@ -57,6 +68,23 @@ def leaves_domain(op, walk):
     if inner == "sub" and number(x.op.input) == 1 and _below_one(x.op.args[0], walk):
         return False
     return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
+
+
+def sources(node, walk, depth=0):
+    """The names of the tensors that a value was made of."""
+    op = walk.op(node)
+    if op is None and isinstance(node, cst.BinaryOperation):
+        return sources(node.left, walk, depth + 1) | sources(node.right, walk, depth + 1)
+    if op is None or depth > 8:
+        return {dotted(node) or ""}
+    operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+    return {name for n in operands for name in sources(n, walk, depth + 1)}
+
+
+def _unseen(value, walk):
+    """Whether a function made it, whose guards are its own, and no model."""
+    name = dotted(value.node.func) if value.op is None and isinstance(value.node, cst.Call) else None
+    return name is not None and ("." not in name and name not in MODELS or name.removeprefix("self.") in walk.helpers)
 
 
 def _bounded_expm1(node, walk):

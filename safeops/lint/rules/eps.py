@@ -5,29 +5,16 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.domains import HALF_STEP
+from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
 from safeops.lint.values import SHAPING
 
-HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
 COMPLEX = re.compile(r"(^|_)(re|im|real|imag)$")  # parts of complex numbers, which are hardly ever half
 SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0
 LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
 DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
-
-
-def tiny(node, walk):
-    """A literal that fp16 cannot hold, written here or bound to the name used here; else None."""
-    value = walk.number(node)
-    return value if isinstance(value, (int, float)) and 0 < abs(value) < HALF_TINY else None
-
-
-def beside_one(node, walk):
-    """Whether a number is 1 in fp16 and something else in fp32: `1 + 1e-7`, a decay of 0.9999."""
-    value = walk.number(node)
-    return isinstance(value, (int, float)) and 0 < abs(value - 1) < HALF_STEP
 
 
 def _single(value, walk):
@@ -36,13 +23,6 @@ def _single(value, walk):
     while op is not None and walk.op(op.input) is not None:
         op = walk.op(op.input)
     return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
-
-
-def _names(op, walk):
-    """The operations that made something, the last first."""
-    while op is not None:
-        yield op.name
-        op = walk.op(op.input)
 
 
 class TinyEps(Rule):
@@ -82,7 +62,8 @@ class TinyEps(Rule):
         if op.name in ("exp", "mul"):
             (self._below if op.name == "exp" else self._entropy)(op, walk)
             return
-        in_loss = walk.computing or walk.scope.is_module and walk.scope.name == "forward"
+        forward = walk.scope.is_module and walk.scope.name == "forward"
+        in_loss = walk.computing or forward
         if not in_loss:
             self._anywhere(op, walk)
         if not in_loss or op.name in ("rsqrt", "log2", "log10", "addcdiv"):  # their guard was seen
@@ -91,7 +72,7 @@ class TinyEps(Rule):
             if not self._steep(op, walk):
                 self._outer(op, walk)
             return
-        if op.name in DEFAULT_EPS:
+        if op.name in DEFAULT_EPS and (walk.training or forward):
             if op.name == "poisson_nll_loss" and "False" not in walk.text(op.arg(1, "log_input") or op.node.func):
                 return
             literal = op.kwargs.get("eps") if op.name.endswith("_loss") else op.arg(2, "eps")
@@ -108,14 +89,17 @@ class TinyEps(Rule):
         eps = tiny(literal, walk) if literal is not None else None
         if eps is None and op.name == "add":
             eps = tiny(op.input, walk)
-        if eps is not None and self._of_tensors(op, walk) and not self._counts(op, walk):
+        if eps is not None and self._of_tensors(op, walk) and not needless(op, walk):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             )
 
     def _anywhere(self, op, walk):
         """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
-        if op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv") or walk.measures:
+        if (
+            op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv")
+            or walk.imports.measures
+        ):
             return
         guarded = op.args[-1] if op.name in ("div", "addcdiv") and op.args else op.input
         guard = through(guarded, walk, SHAPING | {"sqrt"})
@@ -126,7 +110,7 @@ class TinyEps(Rule):
         of = [walk.value(n) for n in sides if walk.value(n).tensor]
         exact = any(v.integer or v.host or v.mask == "bool" or v.constant and _single(v, walk) for v in of)
         exact = exact or any(COMPLEX.search(name) for name in walk.names_in(guard.node))
-        if eps is not None and of and not exact and not walk.value(guard.node).wide:
+        if eps is not None and of and not (exact or needless(guard, walk) or walk.value(guard.node).wide):
             walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")
 
     def _below(self, op, walk):
@@ -149,18 +133,12 @@ class TinyEps(Rule):
         known = [walk.number(n) for n in (guard.arg(0, "min", "other"), guard.input)]
         eps = next((n for n in known if n is not None and HALF_TINY <= n < STEEP), None)
         added = walk.value(guard.input)
-        if eps is None or added.mask or added.integer or walk.value(inner).wide:
+        if eps is None or added.mask or added.integer or walk.value(inner).wide or needless(guard, walk):
             return False
         what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
         use = "safe_log" if op.name == "log" else "safe_div"
         walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first")
         return True
-
-    def _counts(self, op, walk):
-        """`mask.sum() + 1e-8` of a mask that nothing here casts: an integer's sum with a number is fp32."""
-        made = [walk.op(n) for n in (op.input, *op.args) if walk.value(n).tensor]
-        sums = [o for o in made if o is not None and o.name == "sum" and walk.value(o.input).mask == "likely"]
-        return any("to" not in _names(o, walk) for o in sums)
 
     def _entropy(self, op, walk):
         """p * log(p + 1e-6), whose slope there is log(1e-6): nothing is divided by the eps alone."""

@@ -1,20 +1,25 @@
 """SO105: products with a mask."""
 
+import math
 import re
 
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.syntax import dotted
-from safeops.lint.values import REDUCTIONS, SHAPING
+from safeops.lint.rules.bounds import BOUNDED, SELECTED, finite
+from safeops.lint.rules.domains import leaves_domain
+from safeops.lint.values import NOTHING, SHAPING
+
+VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number
+PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
 
 
 class TimesMask(Rule):
     code, name = "SO105", "times-mask"
     what = "`x * mask` does not remove what it masks: NaN * 0 and inf * 0 are NaN, in the value and in the gradient."
     why = """
-    The masked-out places are those most likely to hold garbage: unmeasured targets, padding, 0 / 0. In half, the
-    sum of a mask beyond 65504 elements is inf besides.
+    The masked-out places are those most likely to hold garbage: unmeasured targets, log of 0, 0 / 0. It is told of
+    what a logarithm, a root, a division or a fill by -inf made, and of masks that say what is valid or finite.
     """
     fix = """
     `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
@@ -35,100 +40,52 @@ class TimesMask(Rule):
     ops = ("mul",)
 
     def operation(self, op, walk):
-        counts = walk.scope.metric and not walk.scope.formula
-        if len(op.args) != 1 or walk.scope.no_grad or not (walk.stepping or counts):
+        if len(op.args) != 1 or walk.scope.no_grad or walk.scope.metric or not walk.stepping:
             return
         left, right = walk.value(op.input), walk.value(op.args[0])
         for x, mask, x_node, mask_node in ((left, right, op.input, op.args[0]), (right, left, op.args[0], op.input)):
             if mask.mask is None or not x.tensor or x.mask or x.constant or x.integer or x.guessed or mask.guessed:
                 continue
-            if mask.constant and not _ones(mask_node, walk):  # made here, as 1 - eye
+            if mask.mask == "likely" and not mask.tensor or mask.constant and not _ones(mask_node, walk):
+                continue  # made here, as 1 - eye
+            if finite(x_node, walk, cleaned=True) or _of_pairs(mask_node, mask, walk):
                 continue
-            if finite(x_node, walk, cleaned=True) or _classes(x_node, mask, walk) or _of_pairs(mask_node, mask, walk):
+            edge = _edge(x_node, walk)
+            if edge is None and not _of_validity(mask_node, walk):
                 continue
-            if _by_itself(x_node, mask_node, walk):
-                continue
-            if mask.mask == "likely" and not mask.tensor:
-                continue
+            what = f"what this {edge} gives at its edge" if edge else "what is not valid"
             fix = None
             if mask.mask == "bool" and not op.inplace and isinstance(op.node, (cst.BinaryOperation, cst.Call)):
                 fix = [(op.node, f"safeops.masked_fill({walk.argument(x_node)}, {_inverted(mask_node, walk)}, 0)")]
-            walk.report(
-                self, op.node, "multiplying by a mask keeps NaN and inf (NaN * 0 is NaN); use safeops.masked_fill", fix
-            )
+            message = f"times a mask keeps {what}: NaN * 0 and inf * 0 are NaN; use safeops.masked_fill"
+            walk.report(self, op.node, message, fix)
             return
 
 
-SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
-POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
-LABELS = re.compile(r"(^|_)(labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
-WEIGHTS = re.compile(r"(^|_)weights?$", re.IGNORECASE)  # given, or counted: finite
-OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
-BOUNDED = {
-    "sigmoid",
-    "softmax",
-    "tanh",
-    "one_hot",
-    "rand",
-    "rand_like",
-    "hardsigmoid",
-    "sign",
-    "cosine_similarity",
-    "normalize",
-}
-PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
-
-
-PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
-
-
-def finite(node, walk, depth=0, *, cleaned=False):
-    """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone. cleaned: or
-    where they were replaced, which may leave large numbers."""
-    value = walk.value(node)
-    if value.foreign or value.mask or value.constant:
-        return True
-    name = dotted(node) or ""
-    if cleaned and (name in walk.scope.filled or WEIGHTS.search(name) or value.op and value.op.name in SELECTED):
-        return True
-    op = value.op
-    if op is None:
-        return bool(LABELS.search(name))
-    if op.name in BOUNDED | OF_CLASSES:
-        return True
-    if op.name == "scatter":  # a one-hot code
-        return walk.value(op.input).constant
-    if op.name in PRODUCTS:  # of unit vectors
-        return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)
-    if op.name in ("stack", "cat"):
-        return all(LABELS.search(name) for name in walk.names_in(op.input) - {"self"})
-    if depth > 6 or op.name not in POLYNOMIAL | SHAPING | REDUCTIONS:
-        return False
-    return all(finite(n, walk, depth + 1, cleaned=cleaned) for n in (op.input, *op.args) if walk.value(n).tensor)
-
-
-def _classes(node, mask, walk):
-    """Whether the mask is `x != ignore_index`: then x holds classes, which are finite."""
-    test = mask.node if mask.op is None else walk.value(mask.op.input).node
-    if not isinstance(test, cst.Comparison):
-        return False
-    names = walk.names_in(test)
-    return dotted(node) in names and any("ignore" in name for name in names)
-
-
-def _by_itself(node, mask, walk):
-    """Whether a branch is chosen by x's own size, `(d < 1) * d**2`: a NaN of x is then in every branch."""
-    value = walk.value(mask)
-    while value.op is not None:
-        parts = [n for n in (value.op.input, *value.op.args) if n is not None and walk.value(n).tensor]
-        if len(parts) != 1:
-            return False
-        value = walk.value(parts[0])
-    if not isinstance(value.node, cst.Comparison):
-        return False
-    names = [{n for n in walk.names_in(part) if walk.scope.get(n).tensor} for part in (node, value.node)]
+def _edge(node, walk, depth=0):
+    """The name of what made a value and can make it NaN or inf, or its slope: a logarithm, a root, a quotient."""
     op = walk.op(node)
-    return bool(names[0]) and names[0] <= names[1] and (op is None or op.name in POLYNOMIAL)
+    if op is None or depth > 8 or isinstance(node, cst.Name) and node.value in walk.scope.filled:
+        return None
+    if op.name in SELECTED:
+        return op.name if any(walk.number(n) == -math.inf for n in op.args) else None
+    if op.name in BOUNDED or op.name == "exp":
+        return None
+    if leaves_domain(op, walk) or any(walk.reported("SO206", n) for n in (op.node, op.input)):  # or by an eps of 0
+        return op.name
+    by = walk.value(op.args[0]) if op.name == "div" and op.args else NOTHING
+    if by.tensor and not (by.positive or by.constant or by.wide) and not walk.checked(op.args[0]):
+        return "division"
+    operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+    return next((name for n in operands if (name := _edge(n, walk, depth + 1))), None)
+
+
+def _of_validity(node, walk, depth=0):
+    """Whether a mask says where there are values at all: `target.isfinite()`, `valid`."""
+    names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
+    op = walk.op(node)
+    inner = op.input if op is not None and depth < 5 else None
+    return any(VALID.search(name) for name in names) or inner is not None and _of_validity(inner, walk, depth + 1)
 
 
 def _ones(node, walk):

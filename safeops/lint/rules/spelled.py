@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.products import BOUNDED
+from safeops.lint.rules.bounds import BOUNDED
 from safeops.lint.rules.squares import squared, through, wide
 from safeops.lint.syntax import descendants, dotted, operation
 from safeops.lint.values import SHAPING

@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.products import finite
+from safeops.lint.rules.bounds import finite
 from safeops.lint.syntax import dotted, number
 from safeops.lint.values import SHAPING
 

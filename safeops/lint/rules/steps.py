@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.eps import HALF_TINY
+from safeops.lint.rules.guards import HALF_TINY
 from safeops.lint.syntax import descendants, dotted
 
 OPTIMIZER = re.compile(r"(^|[._])opt(im\w*)?$", re.IGNORECASE)

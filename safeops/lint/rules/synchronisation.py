@@ -34,14 +34,15 @@ class Fetch(Rule):
         count = valid.sum().clamp(min=1)
         return error.abs().sum() / count
     """
-    events = ("Call", "Assign")
+    events = ("Call", "Assign", "Return")
 
     def visit(self, event, node, walk):
         if not _of_interest(walk) or walk.raising:
             return
-        if event == "Assign":
-            if walk.reported(self.code, node.value) and _slices_by(node, walk.body):
-                del walk.reports[self.code, id(node.value)]
+        if event != "Call":
+            wanted = _slices_by(node, walk.body) if event == "Assign" else _on_host(node.value, walk)
+            for part in descendants(node.value) if wanted else ():
+                walk.reports.pop((self.code, id(part)), None)
             return
         func = node.func
         host = (walk.imports.resolve(func) or "").startswith(("scipy.", "numpy.", "sklearn."))
@@ -58,12 +59,25 @@ class Fetch(Rule):
                 covers = [("SO301", func.value)]
                 walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor", covers=covers)
             elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not (value.constant or value.host):
+                if _solves(walk):
+                    return
                 message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
             value = walk.value(node.args[0].value)
             if value.tensor and not value.constant:
                 walk.report(self, node, f"{func.value}() of a tensor in a loss waits for the GPU; keep the tensor")
+
+
+def _on_host(returned, walk):
+    """Whether all that a function returns is a number or an array: no loss that trains, and so its caller wants it."""
+    return returned is not None and not isinstance(returned, cst.Tuple) and not walk.value(returned).tensor
+
+
+def _solves(walk):
+    """Whether the function hands something to a library that has no tensors."""
+    names = (walk.imports.resolve(n.func) or "" for n in descendants(walk.body) if isinstance(n, cst.Call))
+    return any(name.startswith(("scipy.", "sklearn.")) for name in names)
 
 
 def _slices_by(assignment, body):

@@ -223,7 +223,7 @@ def sequence_loss(logits, targets, mask):
     log_p = log_t(torch.softmax(logits, dim=-1))
     nll = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     if mask is not None:
-        nll = nll * mask  # SO105
+        nll = nll * mask
     return nll.sum() / mask.sum()  # SO202
 
 

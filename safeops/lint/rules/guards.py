@@ -1,0 +1,68 @@
+"""SO206's guards: an eps, whether half holds it, and whether what it guards needs one."""
+
+import re
+
+from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, sources
+from safeops.lint.rules.spelled import exponent_range
+from safeops.lint.rules.squares import through
+from safeops.lint.values import SHAPING
+
+FACTORS = re.compile(r"(^|_)(weight|scale|factor|coeff?|coefficient)s?$", re.IGNORECASE)
+HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
+
+
+def tiny(node, walk):
+    """A literal that fp16 cannot hold, written here or bound to the name used here; else None."""
+    value = walk.number(node)
+    return value if isinstance(value, (int, float)) and 0 < abs(value) < HALF_TINY else None
+
+
+def beside_one(node, walk):
+    """Whether a number is 1 in fp16 and something else in fp32: `1 + 1e-7`, a decay of 0.9999."""
+    value = walk.number(node)
+    return isinstance(value, (int, float)) and 0 < abs(value - 1) < HALF_STEP
+
+
+def needless(op, walk):
+    """Whether what it guards is not 0: a count, the total of all weights, a sum of exponentials less their maximum, a
+    magnitude of the caller's, or what another guard keeps."""
+    made = [n for n in (op.input, *op.args) if walk.value(n).tensor]
+    return any(_count(n, walk) or of_weights(n, walk) or _from_one(n, walk) or _kept(n, op, walk) for n in made)
+
+
+def _count(node, walk):
+    """`mask.sum()` of a mask that nothing here casts: an integer's sum with a number is fp32."""
+    op = walk.op(node)
+    likely = op is not None and op.name == "sum" and walk.value(op.input).mask == "likely"
+    return likely and "to" not in _names(op, walk)
+
+
+def of_weights(node, walk):
+    """Whether it is the total of all weights or factors, which cannot all be 0."""
+    total = through(node, walk, SHAPING | {"mul"})
+    if total is None or total.name not in ("sum", "mean") or total.args or total.kwargs or walk.value(total.input).mask:
+        return False
+    return any(FACTORS.search(name) for name in walk.names_in(total.node))
+
+
+def _from_one(node, walk):
+    """A sum of exponentials of what is less than its maximum: 1 at least."""
+    op = walk.op(node)
+    exp = through(op.input, walk) if op is not None and op.name == "sum" else None
+    shifted = exp is not None and exp.name == "exp" and getattr(walk.op(exp.input), "name", "") == "sub"
+    return shifted and exponent_range(exp, walk) == "safe"
+
+
+def _names(op, walk):
+    """The operations that made something, the last first."""
+    while op is not None:
+        yield op.name
+        op = walk.op(op.input)
+
+
+def _kept(node, op, walk):
+    guard = walk.op(node)
+    if op.name in ("clamp", "clamp_min", "maximum", "max") and guard is not None and guard.name == "add":
+        return any(walk.value(n).positive and tiny(n, walk) is None for n in (guard.input, *guard.args))
+    names = sources(node, walk)
+    return bool(names) and all(BY_CALLER.search(name) for name in names)
