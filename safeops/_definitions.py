@@ -53,9 +53,23 @@ def sigmoid(x):
 
 
 def gathered(x, dims):
-    """A DTensor, whole along dims that it is sharded over; any other tensor as it is."""
+    """A DTensor, whole along dims that it is sharded over, and what it is the sum of added up; any other as it is."""
     if _check.mesh(x) is None:
         return x
     from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
 
-    return x.redistribute(placements=[Replicate() if p.is_shard() and p.dim in dims else p for p in x.placements])
+    return laid_out(x, [p if p.is_shard() and p.dim not in dims else Replicate() for p in x.placements])
+
+
+def laid_out(x, placements):
+    """A DTensor in another layout. A gradient of terms is added up: torch would make an average of it, if x is one."""
+    from torch.distributed.tensor import Replicate
+
+    def added_up(grad):
+        both = zip(grad.placements, x.placements)
+        return grad.redistribute(placements=[Replicate() if p.is_partial() and q.is_partial() else p for p, q in both])
+
+    y = x.redistribute(placements=placements)
+    if y.requires_grad:
+        y.register_hook(added_up)
+    return y

@@ -38,8 +38,10 @@ def split(denominator, input):
 
 
 def beside(x, denominator):
-    """A denominator as what it divides may be: a plain tensor by a DTensor only as its value."""
-    return _check.whole("denominator", lambda: denominator) if _check.mesh(x) is None else denominator
+    """A denominator as what it divides may be: a plain tensor, or a DTensor of another mesh, only by its value."""
+    if _check.mesh(x) == _check.mesh(denominator):
+        return denominator
+    return _check.whole("denominator", lambda: denominator)
 
 
 def arrived(denominator):

@@ -12,7 +12,7 @@ from safeops import _check
 from safeops._dtypes import FLOATING, compute_dtype
 from safeops._torch import awaited
 from safeops.distributed._agreement import agree, is_asked
-from safeops.distributed._group import group_of_mesh, here
+from safeops.distributed._group import all_gather, group_of_mesh, here
 from safeops.ops.lists.grad_norm import norm, norm_definition
 
 
@@ -102,7 +102,7 @@ def _norm_on(mesh, grads, ord):
     """Of the gradients of one mesh, or of plain ones (None)."""
     if mesh is None:
         return together([norm(group, ord) for group in by_device(grads)], ord)
-    group = group_of_mesh("grad_norm", mesh)
+    group = group_of_mesh(here("grad_norm"), mesh)
     if is_asked():
         agree("grad_norm", [group], {"norm_type": ord, **{f"gradient {i}": grad for i, grad in enumerate(grads)}})
     parts = [part for part in map(_own_part, grads) if part is not None]
@@ -110,7 +110,7 @@ def _norm_on(mesh, grads, ord):
     own = norm(parts, ord) if parts else torch.zeros((), dtype=torch.float64, device=device)
     every = own.new_empty(dist.get_world_size(group))
     try:
-        dist.all_gather_into_tensor(every, own.reshape(1), group=group)
+        all_gather(every, own.reshape(1), group=group)
     except RuntimeError as error:
         raise RuntimeError(f"{here('grad_norm')}: the ranks' norms could not be gathered: {error}") from error
     return norm_definition([every], ord)

@@ -2,10 +2,8 @@
 
 import torch.distributed as dist
 
-from safeops.distributed._group import group_of_mesh, here, is_running
+from safeops.distributed._group import all_gather, group_of_mesh, here, is_running
 from safeops.distributed._layout import Uncovered
-
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # (its name before torch 2.13)
 
 
 def add_up(function, own, mesh, dims):

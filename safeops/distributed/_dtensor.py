@@ -17,7 +17,7 @@ from safeops._torch import schema
 from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
 from safeops.distributed._agreement import watched
 from safeops.distributed._group import here
-from safeops.distributed._layout import Uncovered, layout, local, shared, without_empty_shards
+from safeops.distributed._layout import Uncovered, for_composite, layout, local, shared
 
 
 def call(op, operands, takes):
@@ -27,7 +27,7 @@ def call(op, operands, takes):
 
 
 def _by_composite(op, *operands):
-    return op.composite(*map(without_empty_shards, operands))
+    return op.composite(*map(for_composite, operands))
 
 
 def _by_kernel(op, operands):
@@ -101,11 +101,13 @@ def _named(op, function, raw=None, *first):
 
 
 def _composite_gradients(op, grad, needs, operands, results):
-    whole = list(map(without_empty_shards, operands))
+    whole = list(map(for_composite, operands))
     found = type(op).composite_gradients(op, grad, needs, whole, results)
     laid_out = [operands[i] for i in op.differentiable]
     return [
-        d if d is None or d.shape != x.shape else d.redistribute(placements=x.placements)
+        d
+        if d is None or d.shape != x.shape
+        else d.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
         for d, x in zip(found, laid_out)
     ]
 

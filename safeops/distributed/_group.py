@@ -4,6 +4,9 @@ import torch.distributed as dist
 
 from safeops._torch import flattened
 
+# Its name before torch 2.13 is the second, at which later ones warn; a torch without torch.distributed has neither.
+all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
+
 
 def is_running():
     return dist.is_available() and dist.is_initialized()
@@ -29,6 +32,8 @@ def group_of_mesh(function, mesh, dims=None):
 
     Of several dims, which are not all there is, torch makes a group at the first call, and finds it at the others.
     """
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"{function}: mesh: this rank is not in it, {mesh}")
     names = mesh.mesh_dim_names or ()
     given = range(mesh.ndim) if dims is None else dims if isinstance(dims, (tuple, list)) else (dims,)
     for d in given:

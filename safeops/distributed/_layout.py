@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from safeops._definitions import laid_out
 from safeops._route import PLAIN
 from safeops._torch import awaited
 
@@ -61,8 +62,9 @@ def local(x, shape, placements):
     return x
 
 
-def without_empty_shards(x):
-    """x, gathered along dims of which a rank has nothing: torch's amax would raise there, and the others wait."""
+def for_composite(x):
+    """x as torch's ops take it: added up where it is partial (`add_` raises, `gather` loses the rows), gathered along
+    dims of which a rank has nothing (`amax` would raise there, and the others wait)."""
     if not isinstance(x, DTensor):
         return x
 
@@ -71,8 +73,8 @@ def without_empty_shards(x):
         ranks = prod(x.device_mesh.size(i) for i, p in enumerate(x.placements) if p.is_shard(dim))
         return -(-x.shape[dim] // ranks) * (ranks - 1) >= x.shape[dim]
 
-    placements = [Replicate() if p.is_shard() and empty(p.dim) else p for p in x.placements]
-    return x if placements == list(x.placements) else x.redistribute(placements=placements)
+    placements = [Replicate() if p.is_partial() or p.is_shard() and empty(p.dim) else p for p in x.placements]
+    return x if placements == list(x.placements) else laid_out(x, placements)
 
 
 def shared(x, mesh, shape, placements, like=None):

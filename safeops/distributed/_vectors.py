@@ -164,5 +164,7 @@ def cosine_gradients(op, grad, needs, operands, results):
     x1, x2, dim, eps = operands
     of = Vectors(op, dim, x1, x2)
     g, *numbers = map(of.numbers, (grad, *results))
-    found = op.gradients(g, needs, [*of.operands, of.dim, eps], numbers)
+    # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
+    own = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
+    found = op.gradients(g, needs, [*own, of.dim, eps], numbers)
     return [of.share(d, x) if need else None for d, x, need in zip(found, (x1, x2), needs)]

@@ -99,8 +99,6 @@ def _ranks(name, group, mesh, dims):
     if not is_running():
         raise ValueError(f"{name}: {'group' if mesh is None else 'mesh'}: there is no process group, or no longer")
     if mesh is not None:
-        if mesh.get_coordinate() is None:
-            raise ValueError(f"{name}: mesh: this rank is not in it, {mesh}")
         group = group_of_mesh(name, mesh, dims)
     elif group is None:
         group = dist.group.WORLD

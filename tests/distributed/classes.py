@@ -63,13 +63,14 @@ def check(dtype, layouts, name="cross_entropy", options=OPTIONS):
 
 
 def check_second_order():
-    for logits, rows in (([S1], [R]), ([S0], [S0])):
-        made, found = operands(torch.float64, (4, 5)), []
+    layouts = ([S1], [R]), ([S0], [S0]), ([P], [R])
+    for (logits, rows), shares in itertools.product(layouts, (False, True)):
+        made, found = operands(torch.float64, (4, 5), shares), []
         made["input"].nan_to_num_(neginf=-9)
         for sharded in (False, True):
             x, target = made["input"].clone().requires_grad_(), made["target"]
             if sharded:
-                x, target = distributed(made["input"], logits), distributed(target, rows)
+                x, target = distributed(made["input"], logits), distributed(target, logits if shares else rows)
             loss = safeops.cross_entropy(x, target, label_smoothing=0.1)
             (first,) = torch.autograd.grad(loss, x, create_graph=True)
             found += torch.autograd.grad(first.square().sum(), x)
@@ -158,12 +159,22 @@ def check_an_index_out_of_range():
 
 
 def check_what_the_composite_has():
-    """One dim over the whole mesh."""
-    made = operands(torch.float64)
+    """One dim over the whole mesh; class weights that need a gradient, of partial logits too; other losses of rows."""
+    made = operands(torch.float64, (6, 11), weight=True)
     assert registry["cross_entropy"].shards
-    made["input"] = made["input"].nan_to_num(neginf=-9)
-    got = safeops.cross_entropy(distributed(made["input"], [S1, S1]), distributed(made["target"], [R, R]))
-    close(got, safeops.cross_entropy(**made), 1e-12)
+    x, target, weight = made["input"].nan_to_num(neginf=-9), made["target"], made["weight"]
+    for loss, (logits, rows), grad in itertools.product(
+        (safeops.cross_entropy, safeops.nll_loss),
+        (([S1, S1], [R, R]), ([P, R], [S0, R]), ([P, R], [R, S0]), ([S0, P], [R, R]), ([P], [R])),
+        (False, True),
+    ):
+        own = distributed(weight, [R] * len(rows), grad)
+        got = loss(distributed(x, logits), distributed(target, rows), weight=own)
+        close(got, loss(x, target, weight=weight), 1e-12)
+    for layout in [P], [S0, P], [P, S1]:
+        three = (x, x + 1, x * 2)
+        got = safeops.triplet_margin_loss(*(distributed(t, layout) for t in three))
+        close(got, safeops.triplet_margin_loss(*three), 1e-12)
 
 
 CASES = {

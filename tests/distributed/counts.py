@@ -7,6 +7,7 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
 from safeops.distributed import global_count
@@ -22,7 +23,9 @@ def counts():
     rank, world = dist.get_rank(), dist.get_world_size()
     _, _, weight, keep = batch(world)
     mine = list(keep[rank])
-    count = global_count(mine, averaged=False)
+    with CommDebugMode() as wire:
+        count = global_count(mine, averaged=False)
+    assert wire.get_total_counts() == 1 and count.nbytes == 8
     assert type(count) is not torch.Tensor  # nobody has waited
     assert count.dtype == torch.float64 and count.shape == ()
     expect(count + 0, keep.sum().item())

@@ -5,6 +5,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Partial
 from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
@@ -20,6 +21,7 @@ from tests.distributed.sharded import (
     compare,
     distributed,
     layouts,
+    mesh,
     operands,
     tensors_of,
 )
@@ -55,6 +57,12 @@ def mixed_layouts():
     mask = torch.arange(15).reshape(5, 3) % 4 == 0
     safeops.masked_fill(shared, distributed(mask, [S0]), value).sum().backward()
     assert value.grad == mask.sum()
+    value.grad = None
+    safeops.masked_fill(shared, distributed(mask[:, :1], [S1]), value).sum().backward()
+    assert value.grad == mask[:, :1].sum() * 3
+    weight = DTensor.from_local(x["other"][0].clone(), mesh(), [Partial("avg")], run_check=False).requires_grad_()
+    (slope,) = torch.autograd.grad(safeops.masked_sum(shared, weight=weight), weight)
+    close(slope, x["input"].sum(0), 1e-12)
 
 
 def losses(dtype):
@@ -114,6 +122,8 @@ def reductions(dtype):
                             continue  # partials.py
                         compare(name, x, dict.fromkeys(x, layout), dtype, dim=dim, keepdim=keepdim)
     x = operands("masked_mean", (5, 3), dtype, ("input", "mask"))
+    for name in ("masked_sum", "masked_mean"):  # no rank rounds its own to fp32
+        compare(name, x, dict.fromkeys(x, [S0]), torch.float64, dim=0, dtype=torch.float64)
     for empty in ("zero", "nan"):
         compare("masked_mean", x, dict.fromkeys(x, [S0]), dtype, dim=0, empty=empty)
         compare("masked_sum", x, {"input": [P], "mask": [S1]}, dtype, dim=1, empty=empty)
@@ -148,7 +158,7 @@ def second_order():
 
 
 def denominator_alone():
-    """A DTensor as the denominator of plain operands."""
+    """A DTensor as the denominator of plain operands, and of some of another mesh."""
     x = torch.arange(6.0).requires_grad_()
     count = distributed(torch.tensor(4.0), [R], grad=False)
     for empty in ("zero", "nan", "raise"):
@@ -156,6 +166,12 @@ def denominator_alone():
         (slope,) = torch.autograd.grad(loss, x)
         torch.testing.assert_close(float(loss), 55 / 4)
         torch.testing.assert_close(slope, x.detach() / 2)
+    shared = distributed(x.detach()[:, None].expand(6, 2).contiguous(), [S0])
+    target = distributed(torch.zeros(6, dtype=torch.int64), [S0])
+    count = distributed(torch.tensor(4.0), [R, P], grad=False)
+    want = safeops.cross_entropy(x[:, None].expand(6, 2), target.full_tensor(), denominator=4)
+    close(safeops.cross_entropy(shared, target, denominator=count), want, 1e-6)
+    close(safeops.mse_loss(shared, shared.detach() * 0, denominator=count), x.detach().square().sum() / 2, 1e-6)
 
 
 def collectives():

@@ -1,12 +1,14 @@
 """Cases of grad_norm and clip_grad_norm_ of DTensors, each beside the same in one process. Run by processes.py."""
 
 import functools
+import warnings
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import safeops
@@ -145,10 +147,15 @@ def refused():
         call = functools.partial(getattr(safeops, name), both, *more)
         raises(TypeError, f"{name}: the gradient of parameters[1] is a DTensor", "parameters[0]", call=call)
     assert (both[0].grad == 1).all()
+    first, rank = DeviceMesh("cpu", [0]), dist.get_rank()
+    own = parameter(DTensor.from_local(torch.ones(5 if rank == 0 else 0), first, [Shard(0)], run_check=False))
+    if rank:
+        call = functools.partial(safeops.grad_norm, [own])
+        raises(ValueError, f"grad_norm (rank {rank})", "this rank is not in it", call=call)
 
 
 def several_meshes():
-    """Norms of two meshes of the same ranks, and of one's part."""
+    """Norms of two meshes of the same ranks, and of one's part: one collective each, of which torch does not warn."""
     line, square = meshes()
     torch.manual_seed(5)
     a, b = torch.randn(5, 3), torch.randn(4, 4)
@@ -157,7 +164,11 @@ def several_meshes():
         parameter(distribute_tensor(b, square, [Shard(1), Replicate()])),
         parameter(distribute_tensor(b, square["dp"], [Shard(0)])),
     ]
-    close(safeops.grad_norm(shared), safeops.grad_norm([parameter(x) for x in (a, b, b.clone())]), 1e-6)
+    with warnings.catch_warnings(), CommDebugMode() as wire:
+        warnings.simplefilter("error")
+        got = safeops.grad_norm(shared)
+    assert wire.get_total_counts() == 3
+    close(got, safeops.grad_norm([parameter(x) for x in (a, b, b.clone())]), 1e-6)
 
 
 def network():

@@ -6,7 +6,7 @@ import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
-from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, sending
+from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed, mesh, sending
 
 INF, NAN = float("inf"), float("nan")
 STATISTICS = [
@@ -170,6 +170,13 @@ def halves():
             assert g.dtype == (torch.float32 if g is got and len(leaves) == 2 else torch.float16)
             g = g.full_tensor().double()
             assert ((g - w).abs() <= 1.01 * 2**-11 * w.abs() + 3e-7).all(), (name, g - w)
+    sign = 1 - 2 * (torch.arange(mesh().size()) % 2)[:, None]  # a row for each rank, whose gradients nearly cancel
+    row, many = x[:1], ((y[:1] + 0.1 * normal(len(sign), 3)) * sign).half()
+    wide, shared = row.double().requires_grad_(), distributed(row, [R])
+    (want,) = torch.autograd.grad(safeops.cosine_similarity(wide, many.double()).sum(), wide)
+    got = safeops.cosine_similarity(shared, distributed(many, [S0], grad=False)).sum()
+    (got,) = torch.autograd.grad(got, shared)
+    assert ((got.full_tensor() - want).abs() <= 1.01 * 2**-11 * want.abs() + 3e-7).all()
 
 
 def second_order():
@@ -183,11 +190,15 @@ def second_order():
         lambda a, b: safeops.cosine_similarity(a, b, dim=0).sum(),
     ):
         found = []
-        for leaves in ([t.clone().requires_grad_() for t in (x, y)], [distributed(t, [S0]) for t in (x, y)]):
+        for leaves in (
+            [t.clone().requires_grad_() for t in (x, y)],
+            *([distributed(t, [how]) for t in (x, y)] for how in (S0, P)),
+        ):
             first = torch.autograd.grad(f(*leaves), leaves, create_graph=True)
             found.append(torch.autograd.grad(sum(g.square().sum() for g in first), leaves))
-        for w, g in zip(*found):
-            close(g, w, 1e-12)
+        for want, *gots in zip(*found):
+            for got in gots:
+                close(got, want, 1e-12)
 
 
 def wire():

@@ -35,7 +35,8 @@ def distributed(x, placements, grad=True):
     for i, p in enumerate(placements):
         if p.is_partial():
             place = shared.device_mesh.get_coordinate()[i]
-            part = shared.to_local() * (3 if place == 0 else -2 if place == 1 else 0)  # 3 x - 2 x
+            terms = (3, -2) if shared.device_mesh.size(i) > 1 else (1,)  # 3 x - 2 x
+            part = shared.to_local() * (terms[place] if place < len(terms) else 0)
             shared = DTensor.from_local(part, shared.device_mesh, placements, shape=x.shape, stride=x.stride())
     return shared.requires_grad_(x.is_floating_point() and grad)
 

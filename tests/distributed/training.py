@@ -4,6 +4,8 @@ The masks keep very unequal shares, of the last rank nothing; a step has three m
 """
 
 import functools
+import re
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -83,6 +85,30 @@ def compiled(dtype, tolerance):
     assert counter.frame_count
 
 
+def of_the_page():
+    """The tensor parallel model of docs/distributed.md: loss and clipped gradients of one process."""
+    page = (Path(__file__).parents[2] / "docs" / "distributed.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page.split("## The loss of a tensor parallel model")[1], re.DOTALL)[1]
+    parts = dist.get_world_size() // 2
+    mesh = init_device_mesh("cpu", (parts, 2), mesh_dim_names=("dp", "tp"))
+    g = torch.Generator().manual_seed(1)
+    x, labels = torch.randn(parts, ROWS, 4, generator=g).double(), torch.randint(12, (parts, ROWS), generator=g)
+    labels[0, 2:] = -100
+    whole, model = (torch.nn.Sequential(*network(torch.float64), torch.nn.Linear(4, 12).double()) for _ in range(2))
+    own = mesh.get_local_rank("dp")
+    found = {"safeops": safeops, "mesh": mesh, "model": model, "inputs": x[own], "labels": labels[own]}
+    exec(code, found)
+    want = safeops.cross_entropy(whole(x.flatten(0, 1)), labels.flatten())
+    want.backward()
+    safeops.clip_grad_norm_(whole, 1.0)
+    loss = found["loss"].full_tensor().detach()
+    dist.all_reduce(loss)
+    near = functools.partial(torch.testing.assert_close, rtol=1e-12, atol=1e-12)
+    near(loss / dist.get_world_size(), want.detach())
+    for p, q in zip(model.parameters(), whole.parameters()):
+        near(p.grad.full_tensor(), q.grad)
+
+
 def ddp(net):
     return DistributedDataParallel(net), lambda i: None, None
 
@@ -130,5 +156,6 @@ CASES = {
     "fsdp and tensor parallel fp32": functools.partial(training, fsdp_of_tensor_parallel, torch.float32, False, 1e-6),
     "compiled fp64": functools.partial(compiled, torch.float64, 1e-12),
     "compiled fp32": functools.partial(compiled, torch.float32, 1e-6),
+    "tensor parallel as on the page": of_the_page,
     "per-rank means differ": per_rank_means_differ,
 }

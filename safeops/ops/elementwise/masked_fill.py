@@ -88,7 +88,7 @@ class MaskedFill(Op):
         if value is None or not needs[2]:
             return d_input, None
         # d(out)/d(value) = 1 on the filled positions
-        d_value = total(grad, fill_mask.expand(grad.shape), dtype=compute_dtype(grad.dtype, value.dtype))
+        d_value = total(grad, fill_mask, dtype=compute_dtype(grad.dtype, value.dtype))
         # A finite value that saturated has gradient 0 (contract, clause 3); only a wider one can.
         over = overflows(value, input.dtype) & value.isfinite()
         return d_input, torch.where(over, 0, d_value).to(value.dtype)

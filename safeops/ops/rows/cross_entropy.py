@@ -33,7 +33,7 @@ def define(input, target, weight=None, mask=None, ignore_index=-100, label_smoot
     # (in fp32 the error of aten's log_softmax on the CPU grows with C: 5e-5 for 262,144 classes)
     x, weights, matched = wide_on_cpu(input.to(compute)), None, None
     if shares:
-        keep = torch.ones(row_shape(x), dtype=torch.bool, device=x.device)
+        keep = x.new_ones(row_shape(x), dtype=torch.bool)  # (a DTensor, if x is)
         keep = keep if mask is None else keep & mask
         place = torch.where(keep.unsqueeze(dim), whole_rows(target).to(x.dtype), 0)
     else:
