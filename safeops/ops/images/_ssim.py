@@ -79,9 +79,9 @@ def define(
     input, target, mask, reduction=1, similarity=False, empty_nan=False, data_range=1.0, win_size=11, win_sigma=1.5,
     k1=0.01, k2=0.03, same=False,
 ):  # fmt: skip
-    """(value, share): the mean over all windows of 1 - SSIM, with `similarity` of SSIM, and what 1 - SSIM of each has in
-    it. reduction: 1, or 2 for the sum; 0 for the map of 1 - SSIM, which is 0 where a window does not count; PLANES for
-    (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM, of 1 - contrast, and how many they are. A window
+    """(value, share): the mean of 1 - SSIM over all windows, with `similarity` of SSIM, and what 1 - SSIM of each has
+    in it. reduction: 1, or 2 for the sum; 0 for the map of 1 - SSIM, which is 0 where a window does not count; PLANES
+    for (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM, of 1 - contrast, and how many they are. A window
     counts where the pixel at its centre is kept, and is made of its kept pixels."""
     compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
     dims = tuple(range(2, input.dim()))
@@ -191,17 +191,22 @@ class StructuralSimilarity(Op):
 
     def prepare(self, input, target, mask, options, reduction, similarity, empty):
         data_range, win_size, win_sigma, k1, k2, padding = options
-        plain = (
-            win_size.__class__ is int and win_size > 0 and win_size % 2 == 1
+        typed = (
+            win_size.__class__ is int
             and data_range.__class__ is win_sigma.__class__ is k1.__class__ is k2.__class__ is float
+        )
+        usual, shape = typed and options == DEFAULTS, input.shape
+        good = usual or (
+            typed and padding in ("valid", "same") and win_size > 0 and win_size % 2 == 1
             and 0 < data_range <= LARGEST and 0 < win_sigma <= LARGEST
             and LEAST_K <= k1 <= LARGEST and LEAST_K <= k2 <= LARGEST
-            and (padding == "same" or padding == "valid" and min(input.shape[2:]) >= win_size)
         )  # fmt: skip
-        if not plain:
+        if not good or padding == "valid" and (
+            shape[2] < win_size or shape[-2] < win_size or shape[-1] < win_size
+        ):  # fmt: skip
             self.validate(input, target, mask, options)
-        takes = not input.is_cuda or win_size <= LARGEST_ON_CUDA[input.dim()]
-        if plain and options == DEFAULTS and empty != "nan":  # most calls, and the short way
+        takes = not input.is_cuda or win_size <= LARGEST_ON_CUDA[len(shape)]
+        if usual and empty != "nan":  # most calls, and the short way
             return takes, (input, target, mask, reduction, similarity)
         window = data_range, win_size, win_sigma, k1, k2, padding == "same"
         return takes, (input, target, mask, reduction, similarity, empty == "nan", *window)
@@ -219,7 +224,8 @@ class StructuralSimilarity(Op):
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The public function."""
         name = self.name
-        _loss.validate_options(name, reduction, empty)
+        if reduction not in ("mean", "sum", "none") or empty not in _check.EMPTY:
+            _loss.validate_options(name, reduction, empty)
         if denominator is not None:
             _loss.validate_denominator(name, reduction, denominator)
             _check.tensor(name, "input", input)

@@ -95,7 +95,7 @@ def ms_ssim(
     value, exists = 1, True
     for scale, beta in enumerate(betas, 1):
         last = scale == len(betas)
-        sums = _ms_ssim.call(input, target, mask, options, PLANES, False, empty)
+        sums = _ms_ssim.call(input, target, mask, options, PLANES, False, "zero")
         count = sums[2].detach()
         mean = sums[0 if last else 1] / count.clamp(min=1)
         value, exists = value * power(1 - mean, beta), (count > 0) & exists
