@@ -157,8 +157,8 @@ def ssim(n, dtype):
                 found.append(Step("level", 2 * size(v), 0, rows, 0, gathered(blocks), avoid=LAST, most=True))
             else:
                 more = (0, slopes) if "slope" in kernel else (slopes, written) if "blur" in kernel else (0, written)
-                rounds = 0 if "slope" in kernel or "blur" in kernel else gathered(blocks)
-                found.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, rounds, avoid=LAST, most=True))
+                last = {"rounds": gathered(blocks), "avoid": LAST} if "ssim" in kernel else {}
+                found.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
         return found
 
     x, v = empty(*shape, dtype=dtype), empty(*cube, dtype=dtype)
