@@ -192,9 +192,9 @@ class StructuralSimilarity(Op):
     def prepare(self, input, target, mask, options, reduction, similarity, empty):
         data_range, win_size, win_sigma, k1, k2, padding = options
         typed = (
-            win_size.__class__ is int
-            and data_range.__class__ is win_sigma.__class__ is k1.__class__ is k2.__class__ is float
-        )
+            win_size.__class__ is int and data_range.__class__ is float and win_sigma.__class__ is float
+            and k1.__class__ is float and k2.__class__ is float
+        )  # fmt: skip
         usual, shape = typed and options == DEFAULTS, input.shape
         good = usual or (
             typed and padding in ("valid", "same") and win_size > 0 and win_size % 2 == 1
