@@ -107,6 +107,11 @@ def _mean(total, count, keep, weight, denominator, empty):
     return divide(total, count, arrived(beside(total, denominator)).double(), given, empty == "nan")
 
 
+def over(total, denominator, empty):
+    """A sum, 0 where nothing is kept, by a given denominator."""
+    return _mean(total.double(), torch.ones_like(total), None, None, denominator, empty).to(total.dtype)
+
+
 def divide(total, count, denominator, given, empty_nan):
     """total / denominator. Whether there is anything to take a mean of, a `given` denominator alone says, which counts
     the kept of all micro-batches and ranks: of them, this one may have none. 0 / inf is 0, with gradient 0, and a kept

@@ -17,6 +17,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 ROLLED = ("safe_pow",)  # csrc/cuda/elementwise/loop.cuh
 # A path by which elements of a dtype go where each has its own.
 OWN = {torch.bfloat16: r"BF16|0x10000, RZ|0xffff0000|0x7f80|0x47804780", torch.float32: NONE}
+LAST = r"IABS"  # as the last block begins to add up what all have left (a lane of so many): rounds say what that takes
 SHIFTED = r"SHF\.R\.U64"  # what the flat kernel does with operands that are not aligned
 
 
@@ -133,52 +134,52 @@ def selection(n, dtype):
     yield ("safe_index_select", "forward", "rows"), [rows, index[: len(rows)], 0], look
 
 
-def merge(rows, parts):
-    return Step("merge", rows * parts * 8, rows * 8, waits=0, rounds=1 + ceil(parts / 1024))
+def gathered(blocks):
+    """The rounds in which the last block adds up all: the store, the count, and eight sums of each of 256 threads."""
+    return 2 + ceil(blocks / 2048)
 
 
 def ssim(n, dtype):
     """Images (N, 4, 512, 512) and volumes (N, 1, 64, 128, 128), windows of 11 a side."""
-    shape, cube, options = (n >> 20, 4, 512, 512), (n >> 20, 1, 64, 128, 128), (1.0, 11, 1.5, 0.01, 0.03, False, False)
+    shape, cube, options = (n >> 20, 4, 512, 512), (n >> 20, 1, 64, 128, 128), (1.0, 11, 1.5, 0.01, 0.03, False)
 
     def tiles(read, written, launches):  # 52 x 6 runs of windows across, by 256 threads
-        (_, blocks, *_), *rest = launches
-        found = [Step("ssim", read, written, {STORES: 52 * 6 / 256}, most=True)]
-        return found + [merge(rows, 3 * blocks // rows) for _, rows, *_ in rest]
+        ((_, blocks, *_),) = launches
+        rounds = gathered(blocks) if written == 12 else 0
+        return [Step("ssim", read, written, {STORES: 52 * 6 / 256}, rounds=rounds, avoid=LAST, most=True)]
 
     def march(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
         found, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
         slices = {STORES: 144 / 256, 24: 42, 44: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
-        for (kernel, blocks, *_), (_, before, *_) in zip(launches, [launches[0], *launches]):
+        for kernel, blocks, *_ in launches:
             if "level" in kernel:
-                found.append(Step("level", 2 * size(v), 0, rows, 0, most=True))
-            elif "merge" in kernel:
-                found.append(merge(blocks, before * (4 if len(found) == 1 else 3) // blocks))
+                found.append(Step("level", 2 * size(v), 0, rows, 0, gathered(blocks), avoid=LAST, most=True))
             else:
                 more = (0, slopes) if "slope" in kernel else (slopes, written) if "blur" in kernel else (0, written)
-                found.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True))
+                last = {"rounds": gathered(blocks), "avoid": LAST} if "ssim" in kernel else {}
+                found.append(Step("slope|blur|ssim", read + more[0], more[1], slices, 1, most=True, **last))
         return found
 
     x, v = empty(*shape, dtype=dtype), empty(*cube, dtype=dtype)
     for layout, a, steps in (("images", x, tiles), ("volumes", v, march)):
-        sums = empty(3, *a.shape[:2], dtype=torch.float64)
-        yield ("ssim", "forward", layout), [a, a, None, *options], steps
-        yield ("ssim", "backward", layout), [sums, a, a, None, *options, True, True], steps
+        one = empty(dtype=torch.float32)
+        yield ("ssim", "forward", layout), [a, a], steps
+        yield ("ssim", "backward", layout), [one, one.double(), a, a, None, 1, *options, True, True], steps
 
 
 def total_variation(n, dtype):
     x, width = empty(n >> 20, 4, 512, 512, dtype=dtype), dtype.itemsize
 
-    def walk(loaded):  # a thread's units of four packets, which load so many bytes
+    def walk(loaded, forward=False):  # a thread's units of four packets, which load so many bytes
         def steps(read, written, launches):
-            (_, blocks, *_), *rest = launches
+            ((_, blocks, *_),) = launches
             passes = {loaded: read / (blocks * 256 * 64), 64: 0, 0: 0}
-            found = [Step("total_variation", read, written, passes, 0, most=True)]
-            return found + [merge(rows, 2 * blocks // rows) for _, rows, *_ in rest]
+            rounds = gathered(blocks) if forward else 0
+            return [Step("total_variation", read, written, passes, 0, rounds, avoid=LAST, most=True)]
 
         return steps
 
-    yield ("total_variation", "forward", "images"), [x], walk(80 + 4 * width)
-    sums = empty(2, len(x), dtype=torch.float64)
-    yield ("total_variation", "backward", "images"), [sums, x], walk(96 + 8 * width)
+    yield ("total_variation", "forward", "images"), [x], walk(80 + 4 * width, forward=True)
+    one = empty(dtype=torch.float32)
+    yield ("total_variation", "backward", "images"), [one, one.double(), x], walk(96 + 8 * width)

@@ -4,6 +4,8 @@ What this shows: tiles and their borders, sums and maps, masks, levels, layouts,
 memory suffices. What it cannot show: anything about a GPU. That is scripts/gpu_check.py.
 """
 
+import ctypes
+
 import pytest
 import torch
 
@@ -25,7 +27,9 @@ def ops(tmp_path_factory):
     for op in (_ssim._forward, _ssim._backward):
         library.define(str(schema(op)).removeprefix("safeops::"))
     torch.ops.load_library(str(target))
-    yield torch.ops.safeops_emulated
+    ops = torch.ops.safeops_emulated
+    ops.target = str(target)
+    yield ops
     library._destroy()
 
 
@@ -39,14 +43,34 @@ def options(size=11, same=False, by_window=False, data_range=1.0, k2=0.03):
     return data_range, size, 1.5, 0.01, k2, same, by_window
 
 
+NO_SHARE = torch.empty(0, dtype=torch.float64)
+NONE, MEAN, SUM = range(3)
+
+
+def forward(ops, x, y, mask, chosen):
+    """The map, or the sums of each plane."""
+    *window, by_window = chosen
+    return ops._ssim(x, y, mask, NONE if by_window else _ssim.PLANES, False, False, *window)[0]
+
+
+def backward(ops, upstream, x, y, mask, chosen, *needs):
+    *window, by_window = chosen
+    return ops._ssim_backward(upstream, NO_SHARE, x, y, mask, NONE if by_window else _ssim.PLANES, *window, *needs)
+
+
+def definition(x, y, mask, chosen):
+    *window, by_window = chosen
+    return _ssim.define(x, y, mask, NONE if by_window else _ssim.PLANES, False, False, *window)[0]
+
+
 def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=None):
     """Values and gradients, judged by the largest. The upstream gradient is of the result's shape, or made here."""
     wide = torch.float64 in (x.dtype, y.dtype)
     tolerance = tolerance or (1e-9 if wide else 1e-4)
-    same, by_window = chosen[-2:]
-    got = ops._ssim(x, y, mask, *chosen)
+    *window, by_window = chosen
+    got = forward(ops, x, y, mask, chosen)
     leaves = [t.double().requires_grad_() for t in (x, y)]
-    truth = _ssim.define(*leaves, mask, *chosen)
+    truth = definition(*leaves, mask, chosen)
     if by_window:
         assert got.dtype == (torch.float64 if wide else torch.float32) and got.is_contiguous()
     else:
@@ -57,8 +81,22 @@ def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=
         torch.manual_seed(7)
         upstream = torch.randn(got.shape, dtype=got.dtype)
     upstream = upstream.to(got.dtype)
-    gradients = ops._ssim_backward(upstream, x, y, mask, *chosen, *needs)
-    wanted = torch.autograd.grad(truth, leaves, upstream.double())
+    gradients = backward(ops, upstream, x, y, mask, chosen, *needs)
+    check_gradients(gradients, torch.autograd.grad(truth, leaves, upstream.double()), needs, x, y, mask, tolerance)
+    if by_window:
+        return got, gradients
+    for reduction, similarity in ((MEAN, True), (SUM, False)):
+        whole, share = ops._ssim(x, y, mask, reduction, similarity, True, *window)
+        truth, of_window = _ssim.define(*leaves, mask, reduction, similarity, True, *window)
+        assert whole.dtype == (torch.float64 if wide else torch.float32) and torch.equal(share, of_window)
+        near(whole, truth, tolerance)
+        grads = ops._ssim_backward(torch.tensor(-0.75).to(whole), share, x, y, mask, reduction, *window, *needs)
+        wanted = torch.autograd.grad(truth, leaves, torch.tensor(-0.75).double())
+        check_gradients(grads, wanted, needs, x, y, mask, tolerance)
+    return got, gradients
+
+
+def check_gradients(gradients, wanted, needs, x, y, mask, tolerance):
     for gradient, want, needed, leaf in zip(gradients, wanted, needs, (x, y)):
         assert gradient.dtype == leaf.dtype
         if not needed:
@@ -69,7 +107,6 @@ def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=
         assert gradient.stride() == torch.empty_like(leaf).stride()
         # a half's gradient is rounded once, at the end
         near(gradient, want, max(tolerance, torch.finfo(leaf.dtype).eps))
-    return got, gradients
 
 
 def near(got, want, tolerance):
@@ -114,6 +151,27 @@ def test_more_tiles_than_threads_are_added_up(ops):
     check(ops, x, y, None, options(1))
 
 
+def test_one_launch(ops):
+    started = ctypes.CDLL(ops.target).emulated_kernels
+    x, y = images(2, 1, 12, 60)
+    started(0)
+    for reduction in (NONE, MEAN, SUM, _ssim.PLANES):
+        value, share = ops._ssim(x, y, None, reduction)
+        assert started(0) == 1
+        ops._ssim_backward(torch.ones_like(value), share, x, y, None, reduction)
+        assert started(0) == 1
+
+
+def test_no_window_counts(ops):
+    x, y = images(2, 1, 12, 60)
+    for mask in (torch.zeros_like(x, dtype=torch.bool), torch.arange(60) < 5):  # no pixel, or none at a centre
+        for reduction in (MEAN, SUM):
+            assert ops._ssim(x, y, mask, reduction, True, False)[0] == 0
+            value, share = ops._ssim(x, y, mask, reduction, True, True)
+            assert value.isnan()
+            assert not any(g.any() for g in ops._ssim_backward(value, share, x, y, mask, reduction, need_target=True))
+
+
 def test_planes(ops):
     """Each has its own level, mask and sums."""
     x, y = images(2, 3, 13, 14)
@@ -147,12 +205,12 @@ def test_what_is_masked_out_does_not_exist(ops, same, garbage):
 
 
 def check_bits(ops, x, y, mask, chosen):
-    got = ops._ssim(x, y, mask, *chosen)
+    got = forward(ops, x, y, mask, chosen)
     torch.manual_seed(7)
     upstream = torch.randn(got.shape, dtype=got.dtype)
     if mask is not None and chosen[-2]:
         upstream[~mask.expand(x.shape)] = NAN  # a window that does not count has no gradient
-    return got, *ops._ssim_backward(upstream, x, y, mask, *chosen, True, True)
+    return got, *backward(ops, upstream, x, y, mask, chosen, True, True)
 
 
 @each_padding
@@ -161,13 +219,13 @@ def test_a_kept_one_shows_where_it_is_seen_and_nowhere_else(ops, value, same):
     for size in (5, 11):
         x, y = images(1, 1, 25, 60)
         x[..., 12, 31] = value
-        got = ops._ssim(x, y, None, *options(size, same, True))
+        got = forward(ops, x, y, None, options(size, same, True))
         half, shift = size // 2, 0 if same else size // 2
         want = torch.zeros(got.shape, dtype=torch.bool)
         rows, columns = (slice(max(at - shift - half, 0), at - shift + half + 1) for at in (12, 31))
         want[..., rows, columns] = True
         assert torch.equal(got.isnan(), want)
-        dx, dy = ops._ssim_backward(torch.ones_like(got), x, y, None, *options(size, same, True), True, True)
+        dx, dy = backward(ops, torch.ones_like(got), x, y, None, options(size, same, True), True, True)
         reached = torch.zeros_like(x, dtype=torch.bool)
         reached[..., 12 - 2 * half : 13 + 2 * half, 31 - 2 * half : 32 + 2 * half] = True
         assert torch.equal(dx.isnan(), reached) and torch.equal(dy.isnan(), reached)
@@ -179,7 +237,7 @@ def test_the_level_is_that_of_the_finite_pixels(ops):
     x, y = x + 1000, y + 1000
     x[..., 12:, :], y[..., 16:, :] = NAN, float("inf")
     chosen = options(5, False, True)
-    near(ops._ssim(x, y, None, *chosen), _ssim.define(x.double(), y.double(), None, *chosen), 1e-4)
+    near(forward(ops, x, y, None, chosen), definition(x.double(), y.double(), None, chosen), 1e-4)
 
 
 def test_a_kept_nan_that_no_counted_window_sees_has_gradient_0(ops):
@@ -195,8 +253,8 @@ def test_nearly_equal_images_have_no_negative_loss(ops):
     x = torch.full((1, 1, 14, 14), 1000.0)
     for y in (x, x * (1 + 1e-6), x + torch.where(torch.arange(14) < 7, 0.37, -0.41)):
         for same in (False, True):
-            assert (ops._ssim(x, y, None, *options(11, same, True)) >= 0).all()
-    assert (ops._ssim(x, x, None, *options()) == torch.tensor([0.0, 0.0, 16.0]).reshape(3, 1, 1)).all()
+            assert (forward(ops, x, y, None, options(11, same, True)) >= 0).all()
+    assert (forward(ops, x, x, None, options()) == torch.tensor([0.0, 0.0, 16.0]).reshape(3, 1, 1)).all()
 
 
 def layouts():
@@ -237,7 +295,7 @@ def test_dtypes(ops, first, second):
 def test_a_gradient_of_half_overflows_to_infinity(ops):
     x, y = images(1, 1, 12, 13, dtype=torch.float16)
     large = torch.full((3, 1, 1), 1e8, dtype=torch.float64)
-    assert ops._ssim_backward(large, x, y, None, *options(), True, False)[0].isinf().any()
+    assert backward(ops, large, x, y, None, options(), True, False)[0].isinf().any()
 
 
 def test_nothing(ops):
@@ -245,26 +303,28 @@ def test_nothing(ops):
         x = torch.rand(shape)
         for by_window in (False, True):
             chosen = options(5, False, by_window)
-            got = ops._ssim(x, x, None, *chosen)
+            got = forward(ops, x, x, None, chosen)
             sides = [max(n - 4, 0) for n in shape[2:]]
             assert got.shape == ((*shape[:2], *sides) if by_window else (3, *shape[:2]))
             assert (got == 0).all()
-            for gradient in ops._ssim_backward(torch.ones_like(got), x, x, None, *chosen, True, True):
+            for gradient in backward(ops, torch.ones_like(got), x, x, None, chosen, True, True):
                 assert gradient.shape == x.shape and (gradient == 0).all()
 
 
 def test_unusable_operands_are_refused(ops):
-    x = torch.rand(1, 1, 24, 24)
+    x, most = torch.rand(1, 1, 24, 24), _ssim.LARGEST_ON_CUDA[4]
     for call, text in (
-        (lambda: ops._ssim(x[0], x[0], None, *options()), "two images"),
-        (lambda: ops._ssim(x, x[..., 1:], None, *options()), "of one shape"),
-        (lambda: ops._ssim(x, x, None, *options(_ssim.LARGEST_ON_CUDA[4] + 2)), f"at most {_ssim.LARGEST_ON_CUDA[4]}"),
-        (lambda: ops._ssim(x, x, None, *options(4)), "win_size must be odd"),
-        (lambda: ops._ssim(x.long(), x, None, *options()), "input must be float16"),
-        (lambda: ops._ssim(x, x, torch.ones(24), *options()), "mask must be bool"),
-        (lambda: ops._ssim(x, x, torch.ones(23, dtype=torch.bool), *options()), "does not broadcast"),
-        (lambda: ops._ssim_backward(x, x, x, None, *options(), True, True), "grad must be a result of _ssim"),
-        (lambda: ops._ssim_backward(x.double(), x, x, None, *options(same=True, by_window=True), True, True), "grad"),
+        (lambda: forward(ops, x[0], x[0], None, options()), "two images"),
+        (lambda: forward(ops, x, x[..., 1:], None, options()), "of one shape"),
+        (lambda: forward(ops, x, x, None, options(most + 2)), f"at most {most}"),
+        (lambda: forward(ops, x, x, None, options(4)), "win_size must be odd"),
+        (lambda: forward(ops, x.long(), x, None, options()), "input must be float16"),
+        (lambda: forward(ops, x, x, torch.ones(24), options()), "mask must be bool"),
+        (lambda: forward(ops, x, x, torch.ones(23, dtype=torch.bool), options()), "does not broadcast"),
+        (lambda: backward(ops, x, x, x, None, options(), True, True), "grad and share must be"),
+        (lambda: backward(ops, x.double(), x, x, None, options(same=True, by_window=True), True, True), "grad"),
+        (lambda: ops._ssim_backward(torch.tensor(1.0), NO_SHARE, x, x, None, MEAN), "grad and share must be"),
+        (lambda: ops._ssim_backward(torch.ones(1), NO_SHARE.new_ones(()), x, x, None, MEAN), "grad and share must be"),
     ):
         with pytest.raises(RuntimeError, match=text):
             call()

@@ -4,6 +4,8 @@ Shown here are packets and rows and where they end, layouts, masks, sums of many
 cannot show: anything about a GPU. That is scripts/gpu_check.py.
 """
 
+import ctypes
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from tests.kernels.emulated import FLOATS, ROOT, compiled, counter, needs_compil
 FOLDER = ROOT / "csrc/cuda/images"
 SOURCES = [FOLDER / "total_variation.cu", FOLDER / "total_variation_backward.cu"]
 NAN, INF = float("nan"), float("inf")
+NO_SHARE = torch.empty(0, dtype=torch.float64)
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
@@ -43,25 +46,33 @@ def kept(*shape):
     return torch.rand(shape) < 0.7
 
 
+NONE, MEAN, SUM = range(3)
+
+
 def check(ops, x, mask=None, garbage=True):
+    """Each reduction. Sums are added in fp64, and rounded once."""
     if mask is not None and garbage:
         x.masked_fill_(~mask, NAN)
-    got = ops._total_variation(x, mask)
+    wide = x.dtype == torch.float64
     leaf = (x if mask is None else torch.where(mask, x, 0)).double().clone().requires_grad_()
-    want = op.define(leaf, mask)
-    assert got.dtype == torch.float64 and torch.equal(got[1], want[1].detach())
-    assert torch.equal(got[0].isnan(), want[0].isnan())
-    rounding = 1e-12 if x.dtype == torch.float64 else 1e-6
-    assert ((got - want).nan_to_num(0).abs() <= rounding * want.nan_to_num(0).abs()).all(), (got, want)
-    grad = 0.75 - torch.arange(2.0 * len(x), dtype=torch.float64).reshape(len(x), 2).T  # sums of which are exact
-    dx = ops._total_variation_backward(grad, x, mask)
-    (slope,) = torch.autograd.grad(want, leaf, grad)
-    assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
-    assert mask is None or not dx[~mask.expand(x.shape)].any()
-    assert torch.equal(dx.isnan(), slope.isnan())
-    least = torch.finfo(x.dtype).eps * slope.nan_to_num(0).abs()
-    assert ((dx.double() - slope).nan_to_num(0).abs() <= least).all()
+    for reduction in (SUM, MEAN, NONE):
+        got, share = ops._total_variation(x, mask, reduction, reduction != SUM)
+        want, of_image = op.define(leaf, mask, reduction, reduction != SUM)
+        assert got.dtype == (torch.float64 if wide else torch.float32)
+        assert torch.equal(share, of_image) or x.numel() == 0 and share.shape == of_image.shape
+        near(got, want, 1e-12 if wide else 1e-6)
+        grad = (0.75 - torch.arange(1.0 * want.numel())).reshape(want.shape)  # sums of which are exact
+        dx = ops._total_variation_backward(grad.to(got.dtype), share, x, mask)
+        (slope,) = torch.autograd.grad(want, leaf, grad.double())
+        assert dx.dtype == x.dtype and dx.stride() == torch.empty_like(x).stride()
+        assert mask is None or not dx[~mask.expand(x.shape)].any()
+        near(dx, slope, torch.finfo(x.dtype).eps)
     return got, dx
+
+
+def near(got, want, rounding):
+    assert torch.equal(got.isnan(), want.isnan())
+    assert ((got.double() - want).nan_to_num(0).abs() <= rounding * want.nan_to_num(0).abs()).all(), (got, want)
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
@@ -80,16 +91,15 @@ def test_sizes_of_one(ops, shape):
     for mask in (None, kept(*shape)):
         check(ops, image(*shape), mask)
     if max(shape[2:]) == 1:
-        nan = torch.full((2, shape[0]), NAN, dtype=torch.float64)
-        assert not ops._total_variation_backward(nan, image(*shape), None).any()
+        for nan, share in ((torch.full(shape[:1], NAN), NO_SHARE), (torch.tensor(NAN), NO_SHARE.new_ones(()))):
+            assert not ops._total_variation_backward(nan, share, image(*shape), None).any()
 
 
 def test_a_pixel_whose_neighbours_are_masked_has_gradient_0(ops):
     for width in (7, 8):
         mask = torch.ones(1, 1, 7, width, dtype=torch.bool)
         mask[..., 3, 2] = mask[..., 5, 2] = mask[..., 4, 1] = mask[..., 4, 3] = False
-        grad = torch.full((2, 1), NAN, dtype=torch.float64)
-        dx = ops._total_variation_backward(grad, image(1, 1, 7, width), mask)
+        dx = ops._total_variation_backward(torch.tensor([NAN]), NO_SHARE, image(1, 1, 7, width), mask)
         assert dx[..., 4, 2] == 0 and torch.equal(
             dx.isnan(), mask & (torch.arange(7 * width) != 4 * width + 2).view_as(mask)
         )
@@ -134,18 +144,40 @@ def test_a_kept_nan_shows_and_inf(ops):
             check(ops, x)
 
 
-def test_blocks_are_added_up_the_same_whatever_their_order(ops):
-    x = image(1, 1, 200, 80, dtype=torch.float64)
-    got = check(ops, x)[0]
-    assert all(torch.equal(got, ops._total_variation(x, None)) for _ in range(3))
-    check(ops, image(3, 1, 100, 41), kept(3, 1, 100, 41))
+@pytest.mark.parametrize("images", [1, 2, 3, 9, 33, 300])
+def test_blocks_are_added_up_the_same_whatever_their_order(ops, images):
+    """Of several images by so many lanes each that all are added up at once; an image of one block by itself."""
+    x = image(images, 1, 200 if images < 4 else 20, 80 if images < 4 else 61, dtype=torch.float64)
+    for mask in (None, kept(*x.shape)):
+        got = check(ops, x, mask)[0]
+        assert all(torch.equal(got, ops._total_variation(x, mask, NONE, False)[0]) for _ in range(2))
+
+
+def test_an_image_of_which_nothing_is_kept_is_none(ops):
+    x, mask = image(3, 2, 40, 61), kept(3, 2, 40, 61)
+    mask[1] = False
+    got = check(ops, x, mask)[0]
+    assert got[1].isnan() and torch.equal(ops._total_variation(x, mask, MEAN, True)[1], torch.tensor(0.5).double())
+    for reduction in (MEAN, SUM):
+        assert ops._total_variation(x, mask & False, reduction, True)[0].isnan()
+        assert ops._total_variation(x, mask & False, reduction, False)[0] == 0
+
+
+def test_one_launch(ops, built):
+    started = ctypes.CDLL(str(built)).emulated_kernels
+    started(0)
+    for images in (1, 3):
+        _, share = ops._total_variation(image(images, 1, 100, 41), None, MEAN, False)
+        assert started(0) == 1
+        ops._total_variation_backward(torch.tensor(1.0), share, image(images, 1, 100, 41), None)
+        assert started(0) == 1
 
 
 def test_units_beyond_a_blocks_threads(ops, tmp_path):
     """A block takes several units where an image has too many blocks."""
     header = (FOLDER / "neighbours.cuh").read_text()
-    assert "kMostBlocks = 4096" in header
-    (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 4096", "kMostBlocks = 2"))
+    assert "kMostBlocks = 2048" in header
+    (tmp_path / "neighbours.cuh").write_text(header.replace("kMostBlocks = 2048", "kMostBlocks = 3"))
     sources = [tmp_path / path.name for path in SOURCES]
     for source, path in zip(sources, SOURCES):
         text = path.read_text().replace('"parts.cuh"', '"cuda/images/parts.cuh"')
@@ -154,18 +186,18 @@ def test_units_beyond_a_blocks_threads(ops, tmp_path):
     for raw in (op._forward, op._backward):
         library.define(str(schema(raw)).removeprefix("safeops::").replace("_total", "_few_total", 1))
     torch.ops.load_library(str(compiled(sources, tmp_path / "few_blocks.so")))
-    x = image(2, 1, 150, 88)
-    few, usual = torch.ops.safeops_emulated._few_total_variation(x, None), ops._total_variation(x, None)
-    assert torch.allclose(few, usual, rtol=1e-12)
-    grad = torch.ones_like(few)
-    dx = torch.ops.safeops_emulated._few_total_variation_backward(grad, x, None)
-    assert torch.equal(dx, ops._total_variation_backward(grad, x, None))
+    x, few = image(2, 1, 150, 88), torch.ops.safeops_emulated
+    operands = x, None, NONE, False
+    assert torch.allclose(few._few_total_variation(*operands)[0], ops._total_variation(*operands)[0], rtol=1e-6)
+    operands = torch.ones(2), NO_SHARE, x, None
+    dx = few._few_total_variation_backward(*operands)
+    assert torch.equal(dx, ops._total_variation_backward(*operands))
     library._destroy()
 
 
 def test_a_gradient_of_half_overflows_to_infinity(ops):
     x = image(1, 1, 4, 8, dtype=torch.float16)
-    dx = ops._total_variation_backward(torch.full((2, 1), 1e6, dtype=torch.float64), x, None)
+    dx = ops._total_variation_backward(torch.tensor([1e6]), NO_SHARE, x, None)
     assert dx.isinf().any() and not dx.isnan().any()
 
 
@@ -175,14 +207,17 @@ def test_nothing(ops):
 
 
 def test_unusable_operands_are_refused(ops):
-    x, grad = torch.rand(1, 1, 4, 4), torch.zeros(2, 1, dtype=torch.float64)
+    x, grad, share = torch.rand(1, 1, 4, 4), torch.zeros(1), NO_SHARE
     for call, text in (
         (lambda: ops._total_variation(x[0], None), "needs .N, C, H, W."),
         (lambda: ops._total_variation(x.long(), None), "input must be float16"),
         (lambda: ops._total_variation(x, torch.ones(4)), "mask must be bool"),
         (lambda: ops._total_variation(x, torch.ones(3, dtype=torch.bool)), "does not broadcast"),
-        (lambda: ops._total_variation_backward(grad.float(), x, None), "grad must be float64"),
-        (lambda: ops._total_variation_backward(grad[:1], x, None), "grad must be float64"),
+        (lambda: ops._total_variation_backward(grad.double(), share, x, None), "grad and share must be"),
+        (lambda: ops._total_variation_backward(grad.expand(2), share, x, None), "grad and share must be"),
+        (lambda: ops._total_variation_backward(grad[0], share, x, None), "grad and share must be"),
+        (lambda: ops._total_variation_backward(grad, share.new_ones(()), x, None), "grad and share must be"),
+        (lambda: ops._total_variation_backward(grad, share.float(), x, None), "grad and share must be"),
     ):
         with pytest.raises(RuntimeError, match=text):
             call()

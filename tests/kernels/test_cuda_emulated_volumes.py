@@ -11,10 +11,12 @@ from safeops.ops.images import _ssim
 from tests.kernels.emulated import FLOATS, needs_compiler
 from tests.kernels.test_cuda_emulated_images import (
     NAN,
+    backward,
     both,
     check,
     check_bits,
     each_padding,
+    forward,
     images,
     kept,
     near,
@@ -83,7 +85,7 @@ def test_a_kept_nan_shows_where_it_is_seen_and_nowhere_else(ops, size, same):
     sides, place = (14, 24, 44), (7, 12, 31)
     x, y = images(1, 1, *sides)
     x[(0, 0, *place)] = NAN
-    got = ops._ssim(x, y, None, *options(size, same, True))
+    got = forward(ops, x, y, None, options(size, same, True))
     half, shift = size // 2, 0 if same else size // 2
     want, reached = torch.zeros(got.shape, dtype=torch.bool), torch.zeros_like(x, dtype=torch.bool)
     want[(0, 0, *(slice(max(at - shift - half, 0), at - shift + half + 1) for at in place))] = True
@@ -91,7 +93,7 @@ def test_a_kept_nan_shows_where_it_is_seen_and_nowhere_else(ops, size, same):
     # of a window outside of the map there is no slope
     back = torch.nn.functional.max_pool3d(torch.nn.functional.pad(want.float(), (shift,) * 6), size, 1, half)
     reached = back.bool()
-    for gradient in ops._ssim_backward(torch.ones_like(got), x, y, None, *options(size, same, True), True, True):
+    for gradient in backward(ops, torch.ones_like(got), x, y, None, options(size, same, True), True, True):
         assert torch.equal(gradient.isnan(), reached)
 
 
@@ -108,8 +110,8 @@ def test_equal_volumes_have_no_loss(ops):
     x = torch.full((1, 1, 12, 12, 12), 1000.0)
     for y in (x, x * (1 + 1e-6)):
         for same in (False, True):
-            assert (ops._ssim(x, y, None, *options(11, same, True)) >= 0).all()
-    assert (ops._ssim(x, x, None, *options()) == torch.tensor([0.0, 0.0, 8.0]).reshape(3, 1, 1)).all()
+            assert (forward(ops, x, y, None, options(11, same, True)) >= 0).all()
+    assert (forward(ops, x, x, None, options()) == torch.tensor([0.0, 0.0, 8.0]).reshape(3, 1, 1)).all()
 
 
 def layouts():
@@ -149,15 +151,15 @@ def test_nothing(ops):
         x = torch.rand(shape)
         for by_window in (False, True):
             chosen = options(5, False, by_window)
-            got = ops._ssim(x, x, None, *chosen)
+            got = forward(ops, x, x, None, chosen)
             sides = [max(n - 4, 0) for n in shape[2:]]
             assert got.shape == ((*shape[:2], *sides) if by_window else (3, *shape[:2])) and (got == 0).all()
-            for gradient in ops._ssim_backward(torch.ones_like(got), x, x, None, *chosen, True, True):
+            for gradient in backward(ops, torch.ones_like(got), x, x, None, chosen, True, True):
                 assert gradient.shape == x.shape and (gradient == 0).all()
 
 
 def test_larger_windows_are_refused(ops):
     x, most = torch.rand(1, 1, 16, 16, 16), _ssim.LARGEST_ON_CUDA[5]
-    near(ops._ssim(x, x, None, *options(most)), torch.tensor([0.0, 0.0, 216.0]).reshape(3, 1, 1).double(), 1e-9)
+    near(forward(ops, x, x, None, options(most)), torch.tensor([0.0, 0.0, 216.0]).reshape(3, 1, 1).double(), 1e-9)
     with pytest.raises(RuntimeError, match=f"at most {most}"):
-        ops._ssim(x, x, None, *options(most + 2))
+        forward(ops, x, x, None, options(most + 2))

@@ -1,5 +1,8 @@
 // 1 - SSIM of windows, and their contrast' (common/similarity.h).
-// I/O: reads x, y, mask; writes the map, or three numbers of a plane.
+// I/O: reads x, y, mask; writes the map, or a few numbers.
+#include <tuple>
+
+#include "common/reducer.h"
 #include "cpu/images/similarity.h"
 
 namespace safeops::cpu {
@@ -74,8 +77,9 @@ struct Forward {
   }
 };
 
+// The map, or the sums of each plane, or what all windows come to; and a window's share in that.
 template <class C>
-Tensor forward(const Images<C>& images, bool by_window, const Tensor& like) {
+std::tuple<Tensor, Tensor> forward(const Images<C>& images, const Reducer& by, bool similarity, const Tensor& like) {
   const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);
   const auto run = [&](const Sink<C>* map, double* sums) {
     const auto start = [&](int64_t tall, int64_t wide) {
@@ -83,34 +87,41 @@ Tensor forward(const Images<C>& images, bool by_window, const Tensor& like) {
     };
     images.for_tiles(images.window_slices, images.window_rows, images.window_columns, start);
   };
-  if (by_window) {
+  if (by.kind == Reducer::kNone) {
     const Tensor out = new_output(images.map, dtype_v<C>, like);
     Sink<C> map;
     map.bind(View(out), images.map, Order::contiguous(images.map));
     run(&map, nullptr);
-    return out;
+    return {out, empty_vector(DType::kDouble, like)};
   }
-  const int64_t shape[] = {3, images.shape.size[0], images.shape.size[1]};
-  const Tensor out = empty(Shape(3, shape), DType::kDouble, like);
   const std::unique_ptr<double[]> sums(new double[images.planes * tiles * 3]());
   run(nullptr, sums.get());
-  double* to = reinterpret_cast<double*>(View(out).data);
+  const int64_t shape[] = {3, images.shape.size[0], images.shape.size[1]};
+  const Tensor out = empty(Shape(3, shape), DType::kDouble, like);
+  double *to = reinterpret_cast<double*>(View(out).data), all[3] = {};
   for (int64_t p = 0; p < images.planes; ++p)
     for (int k = 0; k < 3; ++k) {
       double total = 0;
       for (int64_t t = p * tiles; t < (p + 1) * tiles; ++t) total += sums[3 * t + k];
-      to[k * images.planes + p] = total;
+      to[k * images.planes + p] = total, all[k] += total;
     }
-  return out;
+  if (by.kind == Reducer::kPlanes) return {out, empty_vector(DType::kDouble, like)};
+  const Tensor value = empty(Shape(), dtype_v<C>, like), share = empty(Shape(), DType::kDouble, like);
+  const double loss = all[0], count = all[2], part = by.share(count);
+  *reinterpret_cast<C*>(View(value).data) = static_cast<C>(by.value(similarity ? count - loss : loss, count));
+  *reinterpret_cast<double*>(View(share).data) = similarity ? -part : part;
+  return {value, share};
 }
 
-Tensor ssim(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, double data_range,
-            int64_t win_size, double win_sigma, double k1, double k2, bool same, bool by_window) {
+std::tuple<Tensor, Tensor> ssim(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask,
+                                int64_t reduction, bool similarity, bool empty_nan, double data_range,
+                                int64_t win_size, double win_sigma, double k1, double k2, bool same) {
   const View x(input), y(target);
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
+  const Reducer by{reduction, empty_nan};
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble)
-    return forward(Images<double>(x, y, mask, options), by_window, input);
-  return forward(Images<float>(x, y, mask, options), by_window, input);
+    return forward(Images<double>(x, y, mask, options), by, similarity, input);
+  return forward(Images<float>(x, y, mask, options), by, similarity, input);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 // The weights are symmetric, so that this sum is a blur as well. The moments are made anew, a row of windows after the
 // other.
 // I/O: reads x, y, mask, and the map's gradient; writes dx, dy.
+#include "common/reducer.h"
 #include "cpu/images/similarity.h"
 
 namespace safeops::cpu {
@@ -45,24 +46,29 @@ void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const ui
   }
 }
 
-// What comes in: the gradient of each window, or of the sums of each plane.
+// What comes in: the gradient of each window, of the sums of each plane, or of what all windows come to.
 template <class C>
 struct Upstream {
   bool by_window;
-  View view;
+  View view, share;  // share: a window's in that, or empty
   Source<C> map;
   int64_t classes;
 
-  Upstream(const Tensor& grad, const Images<C>& images, bool by_window_)
-      : by_window(by_window_), view(grad), classes(images.shape.size[1]) {
+  Upstream(const Tensor& grad, const Tensor& share_, const Images<C>& images, int64_t reduction)
+      : by_window(reduction == Reducer::kNone), view(grad), share(share_), classes(images.shape.size[1]) {
+    const bool planes = reduction == Reducer::kPlanes;
     const int64_t sums[] = {3, images.shape.size[0], classes};
-    const bool good = by_window ? images.map.is(view.ndim, view.sizes)
-                                : Shape(3, sums).is(view.ndim, view.sizes) && view.dtype == DType::kDouble;
-    STD_TORCH_CHECK(good, "_ssim_backward: grad must be a result of _ssim");
+    const Shape shape = by_window ? images.map : planes ? Shape(3, sums) : Shape();
+    STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : dtype_v<C>) &&
+                        share.ndim == (by_window || planes) && share.dtype == DType::kDouble,
+                    "_ssim_backward: grad and share must be of the results of _ssim");
     if (by_window) map.bind(view, images.map, Order::contiguous(images.map));
   }
 
   C of_plane(int64_t k, int64_t plane) const {
+    if (share.ndim == 0)
+      return k ? C(0) : static_cast<C>(*reinterpret_cast<const C*>(view.data) *
+                                       *reinterpret_cast<const double*>(share.data));
     const double* g = reinterpret_cast<const double*>(view.data);
     const int64_t n = plane / classes, c = plane % classes;
     return static_cast<C>(g[k * view.strides[0] + n * view.strides[1] + c * view.strides[2]]);
@@ -193,8 +199,9 @@ struct Backward {
 };
 
 template <class C>
-void backward(const Images<C>& images, const Tensor& grad, bool by_window, const Tensor* dx, const Tensor* dy) {
-  const Upstream<C> upstream(grad, images, by_window);
+void backward(const Images<C>& images, const Tensor& grad, const Tensor& share, int64_t reduction, const Tensor* dx,
+              const Tensor* dy) {
+  const Upstream<C> upstream(grad, share, images, reduction);
   Sink<C> first, second;
   if (dx) first.bind(View(*dx), images.shape, images.order);
   if (dy) second.bind(View(*dy), images.shape, images.order);
@@ -203,16 +210,16 @@ void backward(const Images<C>& images, const Tensor& grad, bool by_window, const
   });
 }
 
-std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
-                                         const std::optional<Tensor>& mask, double data_range, int64_t win_size,
-                                         double win_sigma, double k1, double k2, bool same, bool by_window,
-                                         bool need_input, bool need_target) {
+std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+                                         const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
+                                         double data_range, int64_t win_size, double win_sigma, double k1, double k2,
+                                         bool same, bool need_input, bool need_target) {
   const View x(input), y(target);
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
   const Tensor dx = need_input ? output_like(x.shape(), x.dtype, input, x) : empty_vector(x.dtype, input);
   const Tensor dy = need_target ? output_like(y.shape(), y.dtype, target, y) : empty_vector(y.dtype, target);
   const auto run = [&](const auto& images) {
-    backward(images, grad, by_window, need_input ? &dx : nullptr, need_target ? &dy : nullptr);
+    backward(images, grad, share, reduction, need_input ? &dx : nullptr, need_target ? &dy : nullptr);
   };
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble)
     run(Images<double>(x, y, mask, options));

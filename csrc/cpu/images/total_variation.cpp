@@ -1,8 +1,11 @@
 // Total variation: for each image the sum of |x - its neighbour| over the pairs of kept neighbours along the spatial
-// dims, and how many pixels are kept; the gradient is g sum sign(x - neighbour).
+// dims; their mean over the images of which a pixel is kept, or their sum. The gradient is g sum sign(x - neighbour).
 //
 // I/O: forward reads x and the mask once from memory, as does the backward, which writes dx. A pixel is read again for
 // each of its neighbours, from the cache.
+#include <tuple>
+
+#include "common/reducer.h"
 #include "cpu/images/neighbours.h"
 
 namespace safeops::cpu {
@@ -57,9 +60,9 @@ void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> of_y, 
 
 // ---- forward
 
-// (2, N): the sums, and the counts
+// The sum of each image, or of all, and the share of an image in that.
 template <class C>
-void forward(const PixelRows<C>& images, double* out) {
+std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by, const Tensor& like) {
   const auto add = images.masked ? pick<&add_loop<C, true>>() : pick<&add_loop<C, false>>();
   const int64_t units = images.images * images.blocks;
   const std::unique_ptr<double[]> sums(new double[units]());
@@ -71,25 +74,37 @@ void forward(const PixelRows<C>& images, double* out) {
     }
     counts[unit] += piece.kept;
   });
+  const bool none = by.kind == Reducer::kNone;
+  const Tensor value = empty(Shape(none, &images.images), dtype_v<C>, like);
+  const Tensor share = none ? empty_vector(DType::kDouble, like) : empty(Shape(), DType::kDouble, like);
+  C* to = reinterpret_cast<C*>(View(value).data);
+  double total = 0, exist = 0;
   for (int64_t n = 0; n < images.images; ++n) {  // in the order of the pixels, whatever the threads did
     double sum = 0;
     int64_t kept = 0;
     for (int64_t unit = n * images.blocks; unit < (n + 1) * images.blocks; ++unit)
       sum += sums[unit], kept += counts[unit];
-    out[n] = sum, out[images.images + n] = static_cast<double>(kept);
+    if (none) to[n] = static_cast<C>(by.value(sum, static_cast<double>(kept)));
+    total += sum, exist += kept > 0;
   }
+  if (none) return {value, share};
+  *to = static_cast<C>(by.value(total, exist));
+  *reinterpret_cast<double*>(View(share).data) = by.share(exist);
+  return {value, share};
 }
 
 // ---- backward
 
 template <class C, bool kMask>
-void backward(const PixelRows<C>& images, const View& grad, const View& dx) {
+void backward(const PixelRows<C>& images, const View& grad, const View& share, const View& dx) {
   const auto add = pick<&sign_loop<C, kMask>>();
   const auto add_both = pick<&signs_loop<C, kMask, true>>(), write_both = pick<&signs_loop<C, kMask, false>>();
   Sink<C> sink;
   sink.bind(dx, images.shape, images.order);
   images.run([&](int64_t, const PixelPiece<C>& p, auto& buffers) {
-    const C g = static_cast<C>(reinterpret_cast<const double*>(grad.data)[p.image * grad.strides[1]]);
+    const C* upstream = reinterpret_cast<const C*>(grad.data);
+    const C g = share.ndim == 0 ? static_cast<C>(*upstream * *reinterpret_cast<const double*>(share.data))
+                                : upstream[p.image * grad.strides[0]];
     C* to = sink.target(p.at, buffers.to);
     bool written = false;
     for (int k = images.ndims - 1; k >= 0; --k) {  // (rows last: they lack neighbours at their ends)
@@ -116,29 +131,31 @@ void backward(const PixelRows<C>& images, const View& grad, const View& dx) {
 }
 
 template <class C>
-void backward(const View& x, const OptionalTensor& mask, const View& grad, const View& dx) {
+void backward(const View& x, const OptionalTensor& mask, const View& grad, const View& share, const View& dx) {
   const PixelRows<C> images(x, mask);
-  images.masked ? backward<C, true>(images, grad, dx) : backward<C, false>(images, grad, dx);
+  images.masked ? backward<C, true>(images, grad, share, dx) : backward<C, false>(images, grad, share, dx);
 }
 
 // ---- the ops
 
-Tensor total_variation(const Tensor& input, const OptionalTensor& mask) {
+std::tuple<Tensor, Tensor> total_variation(const Tensor& input, const OptionalTensor& mask, int64_t reduction,
+                                           bool empty_nan) {
   const View x(input);
-  const int64_t sizes[] = {2, x.ndim ? x.sizes[0] : 0};
-  const Tensor out = empty(Shape(2, sizes), DType::kDouble, input);
-  double* to = reinterpret_cast<double*>(View(out).data);
-  x.dtype == DType::kDouble ? forward(PixelRows<double>(x, mask), to) : forward(PixelRows<float>(x, mask), to);
-  return out;
+  const Reducer by{reduction, empty_nan};
+  return x.dtype == DType::kDouble ? forward(PixelRows<double>(x, mask), by, input)
+                                   : forward(PixelRows<float>(x, mask), by, input);
 }
 
-Tensor total_variation_backward(const Tensor& grad, const Tensor& input, const OptionalTensor& mask) {
-  const View g(grad), x(input);
-  STD_TORCH_CHECK(g.dtype == DType::kDouble && g.ndim == 2 && x.ndim && g.sizes[0] == 2 && g.sizes[1] == x.sizes[0],
-                  "_total_variation_backward: grad must be float64 of shape (2, N)");
+// share: what _total_variation gave beside a mean or sum, else empty.
+Tensor total_variation_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+                                const OptionalTensor& mask) {
+  const View g(grad), s(share), x(input);
+  STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (s.ndim ? g.shape().is(1, x.sizes) : g.ndim == 0) &&
+                      s.dtype == DType::kDouble,
+                  "_total_variation_backward: grad and share must be of the results of _total_variation");
   const Tensor out = output_like(x.shape(), x.dtype, input, x);
   const View dx(out);
-  x.dtype == DType::kDouble ? backward<double>(x, mask, g, dx) : backward<float>(x, mask, g, dx);
+  x.dtype == DType::kDouble ? backward<double>(x, mask, g, s, dx) : backward<float>(x, mask, g, s, dx);
   return out;
 }
 

@@ -31,6 +31,53 @@ __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
   return last;
 }
 
+// What a block leaves for the last one: part `at` of them, by its thread 0. Sum: made of doubles.
+template <class Sum>
+__device__ inline void leave_part(char* parts, int64_t at, const Sum& sum) {
+  constexpr int n = sizeof(Sum) / sizeof(double);
+  double word[n];
+  std::memcpy(word, &sum, sizeof(Sum));
+#pragma unroll
+  for (int k = 0; k < n; ++k) store(parts + (at * n + k) * int64_t(sizeof(double)), word[k]);
+}
+
+template <class Sum>
+__device__ inline Sum merged(Sum a, const Sum& b) {
+  a.merge(b);
+  return a;
+}
+
+// Parts first, first + step, ... of fewer than `end`, merged in this order. All words 0: a sum of nothing.
+template <class Sum>
+__device__ inline Sum merge_parts(const char* parts, int64_t first, int64_t end, int64_t step) {
+  constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 8;
+  Sum sum{};
+#pragma unroll 1
+  for (int64_t i = first; i < end; i += step * kAtOnce) {
+    uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u)
+#pragma unroll
+      for (int k = 0; k < n; ++k)
+        if (i + u * step < end)
+          word[u][k] = load_relaxed(reinterpret_cast<const uint64*>(parts) + (i + u * step) * n + k);
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      Sum part;
+      std::memcpy(&part, word[u], sizeof(Sum));
+      sum.merge(part);
+    }
+  }
+  return sum;
+}
+
+// The first `count` of them, in a fixed order: every thread of a block has the result.
+template <int kThreads, class Sum>
+__device__ inline Sum merge_parts(const char* parts, int64_t count) {
+  const Sum sum = merge_parts<Sum>(parts, threadIdx.x, count, kThreads);
+  return block_reduce<kThreads>(sum, reinterpret_cast<Sum*>(shared_memory()), merged<Sum>);
+}
+
 // ---- host
 
 // A counter that is 0. Zeroing one in each call would be a second launch: one for each device and stream is enough, for

@@ -63,14 +63,15 @@ __device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
   return p + i * plan.stride[o][d];
 }
 
-// All 32 lanes' values combined pairwise, in a fixed order: every lane has the result. T is made of 32-bit words.
+// The values of 32 lanes, or of fewer that follow each other, combined pairwise, in a fixed order: every lane has the
+// result. T is made of 32-bit words.
 template <class T, class Combine>
-__device__ inline T warp_reduce(T value, const Combine& combine) {
+__device__ inline T warp_reduce(T value, const Combine& combine, int lanes = 32) {
   static_assert(sizeof(T) % sizeof(unsigned) == 0);
   constexpr int n = sizeof(T) / sizeof(unsigned);
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int step = 16; step > 0; step /= 2) {
+  for (int step = lanes / 2; step > 0; step /= 2) {
     unsigned word[n];
     std::memcpy(word, &value, sizeof(T));
 #pragma unroll

@@ -78,9 +78,10 @@ struct Checked {
 };
 
 struct Gradients {
-  Field grad;    // of the map; or of the sums (3, N, C), whose first dim is its rows
+  Field grad;  // of the map; of the sums (3, N, C), whose first dim is its rows; or of what all windows come to
   bool by_window;
-  Field dx, dy;  // none where not wanted
+  const char* share;  // a window's in that, or none
+  Field dx, dy;       // none where not wanted
 };
 
 // step: from tile to tile along each dim, of `rows` x `columns`.

@@ -14,7 +14,7 @@ namespace safeops::cuda {
 namespace {
 
 constexpr int kBlock = 256, kRows = 4;  // threads; rows of a thread
-constexpr int kMostBlocks = 4096;       // of an image: so few parts are added up at once
+constexpr int64_t kMostBlocks = 2048;   // of all images, about: so few parts are added up at once
 
 // ---- what a thread holds of a row: a packet of a type, or an element of any
 
@@ -237,10 +237,11 @@ Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Ten
 
   const int64_t packets = near.size / elements, groups = (next.size + kRows - 1) / kRows;
   const int64_t units = shape.numel() ? packets * groups * walk.dim[2].size * walk.dim[3].size : 0;
-  const int64_t block_units = (units + kMostBlocks * kBlock - 1) / (kMostBlocks * kBlock) * kBlock;
+  const int64_t images = std::max<int64_t>(shape.size[0], 1), most = (kMostBlocks + images - 1) / images * kBlock;
+  const int64_t block_units = (units + most - 1) / most * kBlock;
   const int64_t blocks = units ? (units + block_units - 1) / block_units : 0;
   constexpr int64_t kLimit = int64_t(1) << 31;
-  STD_TORCH_CHECK(units < kLimit && shape.size[0] * blocks < kLimit, op, ": too many pixels");
+  STD_TORCH_CHECK(units < kLimit && images * blocks < kLimit, op, ": too many pixels");
   walk.units = uint32_t(units), walk.blocks = uint32_t(blocks), walk.block_units = uint32_t(block_units);
   if (units) walk.packets = Divider(packets), walk.groups = Divider(groups), walk.planes = Divider(walk.dim[2].size);
   return walk;

@@ -18,6 +18,13 @@ __device__ inline void by_type(Type type, const F& f) {
   else if constexpr (sizeof(C) == 8) f(F64());
 }
 
+// The gradients by 1 - SSIM and by contrast' of all windows of a plane, where they have the same.
+template <class C>
+__device__ inline void of_plane(const Gradients& to, const char* grad, C& of_loss, C& of_contrast) {
+  of_loss = to.share ? C(load<C>(grad) * load<double>(to.share)) : C(load<double>(grad));
+  of_contrast = to.share ? C(0) : C(load<double>(grad + to.grad.row));
+}
+
 // The means of each image's finite kept pixels, with their counts while they are added up.
 template <class C>
 struct Levels {

@@ -6,6 +6,7 @@
 // I/O: reads x, y, mask, the map's gradient, where tiles meet more than once; writes dx, dy.
 #include <tuple>
 
+#include "common/reducer.h"
 #include "moments.cuh"
 #include "ssim_volumes.h"
 
@@ -20,8 +21,8 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   T tile(images);
   const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // reach: of a pixel, to the first window that sees it
   const char* grad = to.grad.base + tile.n * to.grad.n + tile.c * to.grad.c;
-  C of_plane = 0, of_contrast = 0;
-  if (!to.by_window) of_plane = C(load<double>(grad)), of_contrast = C(load<double>(grad + to.grad.row));
+  C of_all = 0, of_contrast = 0;
+  if (!to.by_window) of_plane(to, grad, of_all, of_contrast);
   tile.read(tile.row * pixels - reach, tile.column * pixels - reach);
   tile.across();
 
@@ -33,7 +34,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const int y = tile.map_row(window + k), x = tile.map_column(window_column);
-      of_loss[k] = of_plane;
+      of_loss[k] = of_all;
       if (to.by_window && tile.in_map(y, x)) of_loss[k] = load<C>(grad + y * to.grad.row + x * to.grad.column);
     }
     C sum[T::kArrays][kRun] = {};
@@ -93,30 +94,30 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   write(to.dx, dx), write(to.dy, dy);
 }
 
-std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& input, const Tensor& target,
-                                         const std::optional<Tensor>& mask, double data_range, int64_t win_size,
-                                         double win_sigma, double k1, double k2, bool same, bool by_window,
-                                         bool need_input, bool need_target) {
+// share: what _ssim gave beside a sum or mean of all windows, else empty.
+std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+                                         const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
+                                         double data_range, int64_t win_size, double win_sigma, double k1, double k2,
+                                         bool same, bool need_input, bool need_target) {
   constexpr const char* kOp = "safeops::_ssim_backward";
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
   const Checked is(input, target, mask, options, kOp);
-  check_device(grad, input, kOp, "grad");
-  const safeops::View view(grad);
+  check_device(grad, input, kOp, "grad"), check_device(share, input, kOp, "share");
+  const safeops::View view(grad), part(share);
   const int64_t sums[] = {3, is.shape.size[0], is.shape.size[1]};
   const DType wide = is.wide ? DType::kDouble : DType::kFloat;
-  const bool good = by_window ? is.map.is(view.ndim, view.sizes) && view.dtype == wide
-                              : Shape(3, sums).is(view.ndim, view.sizes) && view.dtype == DType::kDouble;
-  STD_TORCH_CHECK(good, kOp, ": grad must be a result of _ssim");
+  const bool by_window = reduction == Reducer::kNone, planes = reduction == Reducer::kPlanes;
+  const Shape shape = by_window ? is.map : planes ? Shape(3, sums) : Shape();
+  STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : wide) &&
+                      part.ndim == (by_window || planes) && part.dtype == DType::kDouble,
+                  kOp, ": grad and share must be of the results of _ssim");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = need_input ? output_like(input, is.shape, is.x) : empty_vector(DType(is.x), input);
   const Tensor dy = need_target ? output_like(target, is.shape, is.y) : empty_vector(DType(is.y), target);
-  Gradients to{{}, by_window, {}, {}};
-  if (by_window) {
-    to.grad = field(grad, Type(wide), is.map);
-  } else {
-    const int64_t bytes = sizeof(double);
-    to.grad = {view.data, kF64, view.strides[1] * bytes, view.strides[2] * bytes, view.strides[0] * bytes, 0};
-  }
+  Gradients to{{view.data, Type(wide)}, by_window, part.ndim ? nullptr : part.data, {}, {}};
+  if (by_window) to.grad = field(grad, Type(wide), is.map);
+  const int64_t bytes = sizeof(double);
+  if (planes) to.grad = {view.data, kF64, view.strides[1] * bytes, view.strides[2] * bytes, view.strides[0] * bytes, 0};
   if (need_input) to.dx = field(dx, is.x, is.shape);
   if (need_target) to.dy = field(dy, is.y, is.shape);
   if (is.shape.ndim == 5) {

@@ -7,9 +7,10 @@
 
 namespace safeops::cuda {
 
-// out: the map, or the sums (3, N, C).
-void ssim_of_volumes(const Tensor& out, const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask,
-                     const Options& options, const Checked& is, bool by_window);
+struct Outputs;  // sums.cuh
+
+void ssim_of_volumes(const Outputs& outputs, const Tensor& input, const Tensor& target,
+                     const std::optional<Tensor>& mask, const Options& options, const Checked& is);
 void ssim_of_volumes_backward(const Gradients& to, const Tensor& input, const Tensor& target,
                               const std::optional<Tensor>& mask, const Options& options, const Checked& is);
 

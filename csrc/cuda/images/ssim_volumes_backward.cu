@@ -64,8 +64,10 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
   if (to.by_window) grad += tile.row * to.grad.row + tile.column * to.grad.column;
   const auto differentiate = [&](int z, bool counted, const Similarity<C>& it, C inverse) {
     MomentSlopes<C> by{0, 0, 0, 0};
-    if (counted && to.by_window) by = it.slopes(load<C>(grad + z * to.grad.slice), C(0));
-    else if (counted) by = it.slopes(C(load<double>(grad)), C(load<double>(grad + to.grad.row)));
+    C of_loss = 0, of_contrast = 0;
+    if (to.by_window && counted) of_loss = load<C>(grad + z * to.grad.slice);
+    else if (counted) of_plane(to, grad, of_loss, of_contrast);
+    if (counted) by = it.slopes(of_loss, of_contrast);
     const C slope[4] = {by.s * inverse, by.d * inverse, by.ss * inverse, by.dd * inverse};
     char* p = slopes + slope_place(march.out, tile.plane, z, tile.row, tile.column) * int64_t(sizeof(C));
     const int64_t step = slope_place(march.out, planes.count, 0, 0, 0) * int64_t(sizeof(C));

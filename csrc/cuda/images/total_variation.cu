@@ -1,6 +1,9 @@
 // total_variation: for each image the sum of |x - its neighbour| over the pairs of kept neighbours along the spatial
-// dims, and how many pixels are kept. A second launch adds up the blocks of an image.
+// dims; of the images their sum, or its mean over those of which a pixel is kept.
 // I/O: reads x and the mask, from the cache once more where threads meet.
+#include <tuple>
+
+#include "common/reducer.h"
 #include "neighbours.cuh"
 #include "parts.cuh"
 
@@ -8,13 +11,19 @@ namespace safeops::cuda {
 namespace {
 
 struct Total {
-  double sum, count;
+  double sum, count;  // of an image: of pixels that are kept; of all: of images that have one
+  __device__ void merge(const Total& other) { sum += other.sum, count += other.count; }
 };
 
-// (2, blocks of all images)
+struct Result {
+  char *value, *share;
+  Reducer reducer;
+};
+
 template <class T, bool kMask>
-__global__ void __launch_bounds__(kBlock, kMask ? 2 : 3)
-    total_variation_kernel(const __grid_constant__ Walk walk, char* const __grid_constant__ sums) {
+__global__ void __launch_bounds__(kBlock, kMask ? 2 : 4)
+    total_variation_kernel(const __grid_constant__ Walk walk, const __grid_constant__ Groups groups,
+                           const __grid_constant__ Result to) {
   using C = typename T::Value;
   Total total{0, 0};
   each_unit(walk, [&](uint32_t image, uint32_t unit) {
@@ -40,41 +49,47 @@ __global__ void __launch_bounds__(kBlock, kMask ? 2 : 3)
       p.elsewhere(d, 1, [&](int i, const T& other, unsigned kept) { p.pairs(p.row[i], p.keep[i] & kept, other, add); });
     total.sum += sum, total.count += count;
   });
-  total = block_reduce<kBlock>(total, reinterpret_cast<Total*>(shared_memory()), [](Total a, const Total& b) {
-    a.sum += b.sum, a.count += b.count;
-    return a;
+  total = block_reduce<kBlock>(total, reinterpret_cast<Total*>(shared_memory()), merged<Total>);
+  const Reducer& by = to.reducer;
+  const auto put = [&](int64_t at, const Total& sum) {
+    store(to.value + at * int64_t(sizeof(C)), C(by.value(sum.sum, sum.count)));
+  };
+  const auto of_image = [&](int64_t image, const Total& sum) {
+    if (by.kind == Reducer::kNone) put(image, sum);
+    return Total{sum.sum, sum.count > 0 ? 1.0 : 0.0};
+  };
+  merge_groups(groups, total, of_image, [&](const Total& all) {
+    if (by.kind == Reducer::kNone) return;
+    put(0, all);
+    store(to.share, by.share(all.count));
   });
-  if (threadIdx.x) return;
-  char* p = sums + int64_t(blockIdx.x) * sizeof(double);
-  store(p, total.sum), store(p + int64_t(gridDim.x) * sizeof(double), total.count);
 }
 
-// (2, N): the sums, and the counts
-Tensor total_variation(const Tensor& input, const std::optional<Tensor>& mask) {
+std::tuple<Tensor, Tensor> total_variation(const Tensor& input, const std::optional<Tensor>& mask, int64_t reduction,
+                                           bool empty_nan) {
   constexpr const char* kOp = "safeops::_total_variation";
   check_device(input, input, kOp, "input");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   int elements;
   const Walk walk = make_walk(input, mask, nullptr, kOp, elements);
-  const int64_t images = input.size(0), shape[] = {2, images}, parts = 2 * images * walk.blocks;
-  const Tensor out = safeops::empty(Shape(2, shape), DType::kDouble, input);
+  const int64_t images = input.size(0);
+  const bool none = reduction == Reducer::kNone;
+  const Type type = walk.type == kF64 ? kF64 : kF32;
+  const Tensor value = safeops::empty(Shape(none, &images), DType(type), input);
+  const Tensor share = none ? empty_vector(DType::kDouble, input) : safeops::empty(Shape(), DType::kDouble, input);
   const cudaStream_t stream = current_stream(input);
-  const auto launch = [&](const Tensor& sums) {
+  const Result to{static_cast<char*>(value.data_ptr()), static_cast<char*>(share.data_ptr()), {reduction, empty_nan}};
+  if (images && walk.blocks) {
+    const Merging<Total> merging(images, walk.blocks, input, stream);
     by_kind(walk, elements, [&](auto held, auto masked) {
       start_blocks(total_variation_kernel<decltype(held), masked()>, unsigned(images * walk.blocks), kBlock,
-                   kBlock / 32 * int(sizeof(Total)), stream, walk, static_cast<char*>(sums.data_ptr()));
+                   kBlock / 32 * int(sizeof(Total)), stream, walk, merging.groups, to);
     });
-  };
-  if (walk.blocks == 1) {
-    launch(out);
-  } else if (images) {  // (the sums of no blocks are 0)
-    const Tensor workspace = safeops::empty(Shape(1, &parts), DType::kDouble, input);
-    if (walk.blocks) launch(workspace);
-    merge_parts({static_cast<char*>(workspace.data_ptr()), static_cast<char*>(out.data_ptr()), walk.blocks}, 2 * images,
-                stream);
+  } else {
+    fill_nothing(value, share, empty_nan, stream);
   }
   check_launch(kOp);
-  return out;
+  return {value, share};
 }
 
 }  // namespace

@@ -6,18 +6,20 @@ namespace safeops::cuda {
 namespace {
 
 struct Upstream {
-  const char* grad;  // fp64, one number for each image
-  int64_t image;     // stride in bytes
+  const char* grad;   // of each image, or of what they come to together
+  int64_t image;      // stride in bytes
+  const char* share;  // of an image in that; none: 1
 };
 
 template <class T, bool kMask>
 __global__ void __launch_bounds__(kBlock, 2)
     total_variation_backward_kernel(const __grid_constant__ Walk walk, const __grid_constant__ Upstream upstream) {
   using C = typename T::Value;
+  const char* grad = upstream.grad + blockIdx.x / walk.blocks * upstream.image;
+  const C g = upstream.share ? C(load<C>(grad) * load<double>(upstream.share)) : load<C>(grad);
   each_unit(walk, [&](uint32_t image, uint32_t unit) {
     using P = Patch<T, kMask, true>;
     constexpr int V = P::V;
-    const C g = C(load<double>(upstream.grad + image * upstream.image));
     const P p(walk, image, unit);
     typename P::Beside left[kRows], right[kRows];
     const int64_t step = V == 1 ? walk.dim[0].step : 1;
@@ -66,21 +68,25 @@ __global__ void __launch_bounds__(kBlock, 2)
   });
 }
 
-Tensor total_variation_backward(const Tensor& grad, const Tensor& input, const std::optional<Tensor>& mask) {
+// share: what _total_variation gave beside a mean or sum, else empty.
+Tensor total_variation_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+                                const std::optional<Tensor>& mask) {
   constexpr const char* kOp = "safeops::_total_variation_backward";
-  check_device(grad, input, kOp, "grad");
-  const safeops::View x(input), g(grad);
-  const bool good = x.ndim && g.dtype == DType::kDouble && g.ndim == 2 && g.sizes[0] == 2 && g.sizes[1] == x.sizes[0];
-  STD_TORCH_CHECK(good, kOp, ": grad must be float64 of shape (2, N)");
+  check_device(grad, input, kOp, "grad"), check_device(share, input, kOp, "share");
+  const safeops::View x(input), g(grad), s(share);
+  const bool whole = s.ndim == 0;
+  STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (whole ? g.ndim == 0 : g.shape().is(1, x.sizes)) &&
+                      s.dtype == DType::kDouble, kOp, ": grad and share must be of the results of _total_variation");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = output_like(input, x.shape(), float_type(input, kOp, "input"));
   int elements;
   const Walk walk = make_walk(input, mask, &dx, kOp, elements);
   const int64_t images = x.sizes[0];
+  const Upstream upstream{g.data, whole ? 0 : g.strides[0] * size_of(Type(g.dtype)), whole ? s.data : nullptr};
   if (images && walk.blocks)
     by_kind(walk, elements, [&](auto held, auto masked) {
       start_blocks(total_variation_backward_kernel<decltype(held), masked()>, unsigned(images * walk.blocks), kBlock, 0,
-                   current_stream(input), walk, Upstream{g.data, g.strides[1] * int64_t(sizeof(double))});
+                   current_stream(input), walk, upstream);
     });
   check_launch(kOp);
   return dx;

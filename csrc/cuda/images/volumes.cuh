@@ -15,17 +15,21 @@ constexpr double kShrink = 0x1p-40;  // no sum of finite pixels overflows
 template <class C>
 constexpr int kVolumeBlocks = sizeof(C) == 8 ? 1 : 2;  // of an SM
 
-// ---- levels: (4, planes), sums of x and y in units of 1 / kShrink, and their counts
+// ---- levels: of each plane the sums of x and y in units of 1 / kShrink, and their counts
 
 struct Level {
   double x, y, count_x, count_y;
+  __device__ void merge(const Level& other) {
+    x += other.x, y += other.y, count_x += other.count_x, count_y += other.count_y;
+  }
 };
 
 template <class C>
 __global__ void __launch_bounds__(kTileThreads) level_kernel(const __grid_constant__ Images<C> images,
-                                                             char* const __grid_constant__ parts,
-                                                             const __grid_constant__ uint32_t blocks) {
-  const uint32_t plane = blockIdx.x / blocks, block = blockIdx.x % blocks, n = plane / images.channels;
+                                                             const __grid_constant__ Groups groups,
+                                                             char* const __grid_constant__ levels) {
+  const uint32_t blocks = groups.blocks, block = blockIdx.x % blocks;
+  const uint32_t plane = blockIdx.x / blocks, n = plane / images.channels;
   const uint32_t c = plane % images.channels, rows = uint32_t(images.depth) * uint32_t(images.height);
   constexpr uint32_t kWarps = kTileThreads / 32;
   Level level{0, 0, 0, 0};
@@ -44,15 +48,12 @@ __global__ void __launch_bounds__(kTileThreads) level_kernel(const __grid_consta
       add(images.x, x, level.x, level.count_x), add(images.y, x, level.y, level.count_y);
     }
   }
-  const auto combine = [](Level a, const Level& b) {
-    a.x += b.x, a.y += b.y, a.count_x += b.count_x, a.count_y += b.count_y;
-    return a;
+  level = block_reduce<kTileThreads>(level, reinterpret_cast<Level*>(shared_memory()), merged<Level>);
+  const auto of_plane = [&](int64_t plane, const Level& sum) {
+    leave_part(levels, plane, sum);
+    return sum;
   };
-  level = block_reduce<kTileThreads>(level, reinterpret_cast<Level*>(shared_memory()), combine);
-  if (threadIdx.x) return;
-  char* p = parts + int64_t(blockIdx.x) * sizeof(double);
-  const int64_t step = int64_t(gridDim.x) * sizeof(double);
-  store(p, level.x), store(p + step, level.y), store(p + 2 * step, level.count_x), store(p + 3 * step, level.count_y);
+  merge_groups(groups, level, of_plane, [](const Level&) {});
 }
 
 struct Planes {
@@ -62,7 +63,7 @@ struct Planes {
 
 template <class C>
 __device__ Levels<C> level_of(const Planes& planes, uint32_t plane) {
-  const auto number = [&](int i) { return load<double>(planes.levels + (i * planes.count + plane) * sizeof(double)); };
+  const auto number = [&](int i) { return load<double>(planes.levels + (4 * int64_t(plane) + i) * sizeof(double)); };
   const auto mean = [](double sum, double count) {
     const C m = count > 0 ? C(sum / (kShrink * count)) : C(0);
     return m - m == 0 ? m : C(0);
@@ -184,14 +185,10 @@ struct Launches {
     STD_TORCH_CHECK(few, "safeops: volumes of more than 2^31 tiles or rows");
     const int64_t blocks = std::clamp<int64_t>(rows / 32, 1, 1024);  // of a plane, for its level
     STD_TORCH_CHECK(planes * blocks < kLimit, "safeops: more than 2^31 planes");
-    const auto find = [&](const Tensor& parts) {
-      start_blocks(level_kernel<C>, unsigned(planes * blocks), kTileThreads, kTileThreads / 32 * int(sizeof(Level)),
-                   stream, images, data(parts), uint32_t(blocks));
-    };
     if (planes == 0) return;
-    const Tensor parts = blocks > 1 ? vector(4 * planes * blocks, input) : levels;
-    find(parts);
-    if (blocks > 1) merge_parts({data(parts), data(levels), blocks}, 4 * planes, stream);
+    const Merging<Level> merging(planes, blocks, input, stream);
+    start_blocks(level_kernel<C>, unsigned(planes * blocks), kTileThreads, kTileThreads / 32 * int(sizeof(Level)),
+                 stream, images, merging.groups, data(levels));
   }
 
   static Tensor vector(int64_t n, const Tensor& like) { return safeops::empty(Shape(1, &n), DType::kDouble, like); }

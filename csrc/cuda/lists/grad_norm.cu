@@ -34,12 +34,6 @@ struct Infinite {
 };
 
 template <class Sum>
-__device__ inline Sum merged(Sum a, const Sum& b) {
-  a.merge(b);
-  return a;
-}
-
-template <class Sum>
 struct Norm {
   static constexpr bool kWrites = false;
   static constexpr int kShared = kThreads / 32 * sizeof(Sum);
@@ -69,35 +63,14 @@ struct Norm {
   }
 
   __device__ void fold(int64_t block, int count) const {
-    constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 8;
     __syncthreads();
     if (threadIdx.x == 0) {
       Sum sum = warps()[0];
       for (int warp = 1; warp < count; ++warp) sum.merge(warps()[warp]);
-      double word[n];
-      std::memcpy(word, &sum, sizeof(Sum));
-#pragma unroll
-      for (int k = 0; k < n; ++k) store(parts + (block * n + k) * int64_t(sizeof(double)), word[k]);
+      leave_part(parts, block, sum);
     }
     if (!is_last_block(counter, blocks)) return;
-    Sum sum{};
-#pragma unroll 1
-    for (int64_t i = threadIdx.x; i < blocks; i += kThreads * kAtOnce) {
-      uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u)
-#pragma unroll
-        for (int k = 0; k < n; ++k)
-          if (i + u * kThreads < blocks)
-            word[u][k] = load_relaxed(reinterpret_cast<const uint64*>(parts) + (i + u * kThreads) * n + k);
-#pragma unroll
-      for (int u = 0; u < kAtOnce; ++u) {
-        Sum part;
-        std::memcpy(&part, word[u], sizeof(Sum));
-        sum.merge(part);
-      }
-    }
-    sum = block_reduce<kThreads>(sum, warps(), merged<Sum>);
+    const Sum sum = merge_parts<kThreads, Sum>(parts, blocks);
     if (threadIdx.x == 0) store(out, sum.result());
   }
 };

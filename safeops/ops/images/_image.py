@@ -5,6 +5,17 @@ import torch
 from safeops import _loss
 
 
+def over_all(total, count, reduction, empty_nan):
+    """(the mean or sum, the share in it of each of those that `count` are), in fp64, of a sum that is 0 of nothing."""
+    total, count = total.double(), count.double()
+    value = torch.where(count > 0, total / count.clamp(min=1) if reduction == 1 else total, nothing(empty_nan))
+    return value, 1 / count if reduction == 1 else torch.ones_like(count)
+
+
+def nothing(empty_nan):
+    return float("nan") if empty_nan else 0.0
+
+
 def finish(name, values, count, dtype, reduction, empty):
     """The reduction over the images. values: (N,). count: how many kept elements each is made of."""
     exists = count > 0

@@ -16,12 +16,16 @@ import torch.nn.functional as F
 
 from safeops import _check, _loss
 from safeops._definitions import accumulate, gathered
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import LARGEST, compute_dtype
 from safeops._library import declare_raw, like
+from safeops._loss import REDUCTION
 from safeops._op import Op
 from safeops._symbolic import SYMBOLIC
+from safeops.ops.images._image import over_all
 
 # ---- definition
+
+PLANES = 3  # the reduction that gives each plane's sums
 
 
 def window(size, sigma):
@@ -71,18 +75,27 @@ def variance(squares, mean):
     return v - (v - v.clamp(min=0)).detach()
 
 
-def define(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, by_window):
-    """by_window: 1 - SSIM of each window, 0 where it does not count; else (3, N, C) in fp64, the sums over a plane's
-    windows: of 1 - SSIM, of 1 - contrast, and how many they are. A window counts where the pixel at its centre is kept,
-    and is made of its kept pixels."""
+def define(
+    input, target, mask, reduction=1, similarity=False, empty_nan=False, data_range=1.0, win_size=11, win_sigma=1.5,
+    k1=0.01, k2=0.03, same=False,
+):  # fmt: skip
+    """(value, share): the mean of 1 - SSIM over all windows, with `similarity` of SSIM, and what 1 - SSIM of each has
+    in it. reduction: 1, or 2 for the sum; 0 for the map of 1 - SSIM, which is 0 where a window does not count; PLANES
+    for (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM, of 1 - contrast, and how many they are. A window
+    counts where the pixel at its centre is kept, and is made of its kept pixels."""
     compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
     dims = tuple(range(2, input.dim()))
     # Backward through slices of what is sharded, torch adds up parts of different sizes.
     input, target = gathered(input, dims), gathered(target, dims)
+    no_share = input.new_empty(0, dtype=torch.float64)
     if 0 in input.shape:
-        sizes = _map_shape(input.shape, win_size, same) if by_window else (3, *input.shape[:2])
-        nothing = input.to(compute).sum() + target.to(compute).sum()
-        return nothing.expand(sizes) if by_window else nothing.double().expand(sizes)
+        zero = input.to(compute).sum() + target.to(compute).sum()
+        if reduction == 0:
+            return zero.expand(_map_shape(input.shape, win_size, same)), no_share
+        if reduction == PLANES:
+            return zero.double().expand(3, *input.shape[:2]), no_share
+        value, share = over_all(zero, zero.detach(), reduction, empty_nan)
+        return value.to(compute), share
     keep = input.new_ones((), dtype=torch.bool) if mask is None else mask
     counted = keep = gathered(keep.expand(input.shape), dims)
     if not same:
@@ -108,9 +121,14 @@ def define(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, b
     luminance = 2 * mean_d / (mean_s * mean_s + mean_d + 2 * k1 * k1)
     loss = luminance + contrast - luminance * contrast
     loss, contrast = torch.where(counted, loss, 0), torch.where(counted, contrast, 0)
-    if by_window:
-        return gathered(loss, dims)  # (and its gradient)
-    return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))])
+    if reduction == 0:
+        return gathered(loss, dims), no_share  # (and its gradient)
+    if reduction == PLANES:
+        return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))]), no_share
+    count = counted.sum().double()
+    loss = accumulate(loss, ()).double()
+    value, share = over_all(count - loss if similarity else loss, count, reduction, empty_nan)
+    return value.to(compute), -share if similarity else share
 
 
 # ---- op
@@ -121,37 +139,46 @@ def _map_shape(shape, win_size, same):
     return (*shape[:2], *(n if same else max(n - win_size + 1, 0) for n in shape[2:]))
 
 
-def _fake(input, target, mask, data_range, win_size, win_sigma, k1, k2, same, by_window):
-    if by_window:
-        compute = compute_dtype(input.dtype, target.dtype)
-        return input.new_empty(_map_shape(input.shape, win_size, same), dtype=compute)
-    return input.new_empty((3, *input.shape[:2]), dtype=torch.float64)
+def _fake(input, target, mask, reduction, similarity, empty_nan, data_range, win_size, win_sigma, k1, k2, same):
+    compute, shape = compute_dtype(input.dtype, target.dtype), ()
+    if reduction == 0:
+        shape = _map_shape(input.shape, win_size, same)
+    elif reduction == PLANES:
+        compute, shape = torch.float64, (3, *input.shape[:2])
+    whole = reduction in (1, 2)
+    return input.new_empty(shape, dtype=compute), input.new_empty(() if whole else 0, dtype=torch.float64)
 
 
-def _fake_backward(grad, input, target, mask, data_range, win_size, win_sigma, k1, k2, same, by_window, *needs):
-    tensors = zip((input, target), needs)
+def _fake_backward(grad, share, input, target, *operands):
+    tensors = zip((input, target), operands[-2:])
     return tuple(like(x, x.shape, x.dtype) if needed else x.new_empty(0) for x, needed in tensors)
 
 
-_OPTIONS = (
-    "Tensor input, Tensor target, Tensor? mask=None, float data_range=1.0, int win_size=11, float win_sigma=1.5, "
-    "float k1=0.01, float k2=0.03, bool same=False, bool by_window=False"
+_IMAGES = "Tensor input, Tensor target, Tensor? mask=None, int reduction=1"
+_WINDOW = "float data_range=1.0, int win_size=11, float win_sigma=1.5, float k1=0.01, float k2=0.03, bool same=False"
+_forward = declare_raw(
+    "_ssim",
+    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor, Tensor)",
+    fake=_fake,
+    composite=define,
 )
-_forward = declare_raw("_ssim", f"({_OPTIONS}) -> Tensor", fake=_fake, composite=define)
 _backward = declare_raw(
     "_ssim_backward",
-    f"(Tensor grad, {_OPTIONS}, bool need_input=True, bool need_target=True) -> (Tensor, Tensor)",
+    f"(Tensor grad, Tensor share, {_IMAGES}, {_WINDOW}, bool need_input=True, bool need_target=True) "
+    "-> (Tensor, Tensor)",
     fake=_fake_backward,
 )
 
 # ---- record
 
+LEAST_K = 1e-15  # its square is a normal number in fp32: of two constant images that is all the divisor
+DEFAULTS = 1.0, 11, 1.5, 0.01, 0.03, "valid"
 # win_size, by the dims of the input: what a tile of such windows needs, any GPU has of shared memory and registers.
 LARGEST_ON_CUDA = {4: 21, 5: 11}
 
 
 class StructuralSimilarity(Op):
-    """The op is the sums over each plane's windows, or with "none" the map; what is made of them is a few numbers."""
+    """The second result, a window's share in the first, is for backward."""
 
     owner = "C++/CUDA"
     differentiable = (0, 1)
@@ -160,16 +187,31 @@ class StructuralSimilarity(Op):
 
     def __init__(self, name, module=None):
         self.module = module
-        super().__init__(name, _forward, _backward, define)
+        super().__init__(name, _forward, _backward, lambda *operands: define(*operands)[0])
 
-    def prepare(self, input, target, mask, options, by_window):
-        self.validate(input, target, mask, options, by_window)
+    def prepare(self, input, target, mask, options, reduction, similarity, empty):
         data_range, win_size, win_sigma, k1, k2, padding = options
-        operands = input, target, mask, data_range, win_size, win_sigma, k1, k2, padding == "same", by_window
-        takes = not input.is_cuda or win_size <= LARGEST_ON_CUDA[input.dim()]
-        return takes, operands
+        typed = (
+            win_size.__class__ is int and data_range.__class__ is float and win_sigma.__class__ is float
+            and k1.__class__ is float and k2.__class__ is float
+        )  # fmt: skip
+        usual, shape = typed and options == DEFAULTS, input.shape
+        good = usual or (
+            typed and padding in ("valid", "same") and win_size > 0 and win_size % 2 == 1
+            and 0 < data_range <= LARGEST and 0 < win_sigma <= LARGEST
+            and LEAST_K <= k1 <= LARGEST and LEAST_K <= k2 <= LARGEST
+        )  # fmt: skip
+        if not good or padding == "valid" and (
+            shape[2] < win_size or shape[-2] < win_size or shape[-1] < win_size
+        ):  # fmt: skip
+            self.validate(input, target, mask, options)
+        takes = not input.is_cuda or win_size <= LARGEST_ON_CUDA[len(shape)]
+        if usual and empty != "nan":  # most calls, and the short way
+            return takes, (input, target, mask, reduction, similarity)
+        window = data_range, win_size, win_sigma, k1, k2, padding == "same"
+        return takes, (input, target, mask, reduction, similarity, empty == "nan", *window)
 
-    def validate(self, input, target, mask, options, by_window):
+    def validate(self, input, target, mask, options, *_):
         validate(self.name, input, target, mask, options)
 
     def validate_options(self, name, reduction, empty, *options):
@@ -177,28 +219,27 @@ class StructuralSimilarity(Op):
         validate_window(name, *options)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, *operands, *needs[:2])
-
-    def reduce(self, similarity, sums, dtype, reduction, denominator, empty):
-        """The sum or mean over all windows, of SSIM or of 1 - SSIM, from the sums of 1 - SSIM."""
-        loss, count = sums[0], sums[2].detach()  # (not unbound: a DTensor lacks the gradient of what is not used)
-        total = count - loss if similarity else loss
-        if reduction == "mean" and denominator is None:
-            denominator = count.sum()
-        return _loss.reduce(self.name, total, count > 0, None, reduction, denominator, empty).to(dtype)
+        return self.backward(grad, *results, *operands[:4], *operands[6:], *needs[:2])
 
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The public function."""
         name = self.name
-        _loss.validate_options(name, reduction, empty)
-        _loss.validate_denominator(name, reduction, denominator)
-        _check.tensor(name, "input", input)
-        _check.same_device(name, "input", input, denominator=denominator)
-        found = self.call(input, target, mask, options, reduction == "none")
-        if reduction != "none":
-            dtype = compute_dtype(input.dtype, target.dtype)
-            return self.reduce(similarity, found, dtype, reduction, denominator, empty)
-        if not similarity:
+        if reduction not in ("mean", "sum", "none") or empty not in _check.EMPTY:
+            _loss.validate_options(name, reduction, empty)
+        if denominator is not None:
+            _loss.validate_denominator(name, reduction, denominator)
+            _check.tensor(name, "input", input)
+            _check.same_device(name, "input", input, denominator=denominator)
+        if empty == "raise" and reduction != "none":
+            self.validate(input, target, mask, options)
+            keep = None if mask is None else counted(mask, input.shape, *options)
+            shape = _map_shape(input.shape, options[1], options[-1] == "same")
+            _loss.raise_if_nothing_kept(name, keep, shape, f"windows {tuple(shape)}", denominator)
+        if denominator is not None:
+            total = self.call(input, target, mask, options, REDUCTION["sum"], similarity, "zero")
+            return _loss.over(total, denominator, empty)
+        found = self.call(input, target, mask, options, REDUCTION[reduction], similarity, empty)
+        if not similarity or reduction != "none":
             return found
         found = 1 - found
         return found if mask is None else torch.where(counted(mask, input.shape, *options), found, 0)
@@ -214,8 +255,6 @@ def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
 
 
 # ---- checks
-
-LEAST_K = 1e-15  # its square is a normal number in fp32: of two constant images that is all the divisor
 
 
 def validate_images(name, input, target):

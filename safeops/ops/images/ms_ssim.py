@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 from safeops import _check, _loss
 from safeops._dtypes import LARGEST, compute_dtype
-from safeops.ops.images._ssim import ARGUMENTS, StructuralSimilarity, validate
+from safeops.ops.images._ssim import ARGUMENTS, PLANES, StructuralSimilarity, validate
 
 NAME = "ms_ssim"
 BETAS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
@@ -95,7 +95,7 @@ def ms_ssim(
     value, exists = 1, True
     for scale, beta in enumerate(betas, 1):
         last = scale == len(betas)
-        sums = _ms_ssim.call(input, target, mask, options, False)
+        sums = _ms_ssim.call(input, target, mask, options, PLANES, False, "zero")
         count = sums[2].detach()
         mean = sums[0 if last else 1] / count.clamp(min=1)
         value, exists = value * power(1 - mean, beta), (count > 0) & exists

@@ -3,11 +3,12 @@
 import torch
 
 from safeops import _check, _loss
-from safeops._definitions import accumulate, magnitude
+from safeops._definitions import accumulate, count_kept, magnitude
 from safeops._dtypes import compute_dtype
 from safeops._library import declare_raw, like
+from safeops._loss import REDUCTION
 from safeops._op import Op
-from safeops.ops.images._image import ARGUMENTS, finish
+from safeops.ops.images._image import ARGUMENTS, nothing, over_all
 from safeops.ops.images._ssim import validate_dims
 
 NAME = "total_variation"
@@ -15,8 +16,9 @@ NAME = "total_variation"
 # ---- definition
 
 
-def define(input, mask=None):
-    """(2, N) in fp64: the sum of |difference| over each image's pairs of kept neighbours, and how many are kept."""
+def define(input, mask=None, reduction=1, empty_nan=False):
+    """(value, share): the sum of |difference| over each image's pairs of kept neighbours, and an image's share in what
+    they come to, of a mean or sum."""
     dims = tuple(range(1, input.dim()))
     x = input.to(compute_dtype(input.dtype))
     keep = (input.new_ones((), dtype=torch.bool) if mask is None else mask).expand(input.shape)
@@ -26,46 +28,64 @@ def define(input, mask=None):
         (first, here), (second, there) = ([t.narrow(d, i if n else 0, n) for t in (x, keep)] for i in (0, 1))
         step = torch.where(here & there, second - first, 0)
         total = total + accumulate(magnitude(step), dims).double()
-    return torch.stack([total, keep.sum(dims).double()])
+    exists = keep.sum(dims) > 0
+    if reduction == 0:
+        return torch.where(exists, total, nothing(empty_nan)).to(x.dtype), total.new_empty(0)
+    value, share = over_all(accumulate(total, ()), exists.sum(), reduction, empty_nan)
+    return value.to(x.dtype), share
 
 
 # ---- op
 
+
+def _fake(input, mask, reduction, empty_nan):
+    value = input.new_empty((0 if reduction else 1) * input.shape[:1], dtype=compute_dtype(input.dtype))
+    return value, input.new_empty(() if reduction else 0, dtype=torch.float64)
+
+
 _forward = declare_raw(
     "_total_variation",
-    "(Tensor input, Tensor? mask=None) -> Tensor",
-    fake=lambda input, mask: input.new_empty((2, *input.shape[:1]), dtype=torch.float64),
+    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor, Tensor)",
+    fake=_fake,
     composite=define,
 )
 _backward = declare_raw(
     "_total_variation_backward",
-    "(Tensor grad, Tensor input, Tensor? mask=None) -> Tensor",
-    fake=lambda grad, input, mask: like(input, input.shape, input.dtype),
+    "(Tensor grad, Tensor share, Tensor input, Tensor? mask=None) -> Tensor",
+    fake=lambda grad, share, input, mask: like(input, input.shape, input.dtype),
 )
 
 # ---- record
 
 
 class TotalVariation(Op):
-    """The op is the sum over each image; what is made of it is a few numbers."""
+    """The second result, an image's share in the first, is for backward."""
 
     owner, example = "C++/CUDA", "torch.zeros(1, 3, 16, 16)"
 
-    def prepare(self, input, mask):
-        self.validate(input, mask)
-        return True, (input, mask)
+    def prepare(self, input, mask, reduction, empty):
+        code = REDUCTION[reduction]
+        if empty == "raise":
+            self.validate(input, mask, reduction, empty)
+            exists = count_kept(mask, input, tuple(range(1, input.dim())), False) > 0
+            kept = exists.all() if reduction == "none" else exists
+            _loss.raise_if_nothing_kept(NAME, kept, exists.shape, f"{len(exists)} images")
+        if code == 1 and empty != "nan":
+            return empty in _check.EMPTY, (input, mask)
+        return empty in _check.EMPTY, (input, mask, code, empty == "nan")
 
-    def validate(self, input, mask):
+    def validate(self, input, mask, reduction, empty):
+        _loss.validate_options(NAME, reduction, empty)
         _check.floating(NAME, "input", input)
         validate_dims(NAME, input)
         _check.mask(NAME, mask, "input", input)
         _check.same_device(NAME, "input", input, mask=mask)
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, *operands),)
+        return (self.backward(grad, *results, *operands[:2]),)
 
 
-_total_variation = TotalVariation(NAME, _forward, _backward, define)
+_total_variation = TotalVariation(NAME, _forward, _backward, lambda *operands: define(*operands)[0])
 
 
 @_total_variation.public(
@@ -93,6 +113,4 @@ def total_variation(input, *, mask=None, reduction="mean", empty="zero"):
         >>> safeops.total_variation(x), safeops.total_variation(x, mask=x < 3)
         (tensor(6.), tensor(1.))
     """
-    _loss.validate_options(NAME, reduction, empty)
-    sums = _total_variation.call(input, mask)
-    return finish(NAME, sums[0], sums[1].detach(), compute_dtype(input.dtype), reduction, empty)
+    return _total_variation.call(input, mask, reduction, empty)

@@ -120,7 +120,7 @@ def test_what_the_cuda_kernel_takes(name):
         image, volume = (torch.empty(1, 1, *[48] * dims, device="cuda") for dims in (2, 3))
 
     def takes(x, size):
-        return registry[name].prepare(x, x, None, (1.0, size, 1.5, 0.01, 0.03, "valid"), False)[0]
+        return registry[name].prepare(x, x, None, (1.0, size, 1.5, 0.01, 0.03, "valid"), 1, True, "zero")[0]
 
     assert takes(image, 3) and takes(image, 11) and takes(image, 21)
     assert takes(volume, 3) and takes(volume, 11)

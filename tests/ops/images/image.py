@@ -9,12 +9,12 @@ from tests.ops.record import NOT_SAFE, Record
 
 NO_GPU = "no kernel on CUDA: plain torch operations run there, which tests of kernels tell nothing about"
 HERE = "tests/contract/images"
-NO_ROUTE = f"what is made of its kernel's sums are a few aten operations more: {HERE} watches it"
+NO_ROUTE = f"what is made of its kernel's result are a few aten operations more: {HERE} watches it"
 OF_IMAGES = {
     "weight_zero": "has no weight",
     "sizes": f"an image has at least four dims, and a window fits in: {HERE} has other sizes",
-    "saved_bytes": f"a few numbers of each plane are saved: {HERE} counts",
-    "peak_memory": f"a few numbers of each plane are made: {HERE} counts, where pixels are many",
+    "saved_bytes": f"a few numbers are saved: {HERE} counts",
+    "peak_memory": f"a few numbers are made: {HERE} counts, where pixels are many",
 }
 
 OF_WHOLE = {"masked_upstream": "a result is of a whole image: what is masked out has no upstream gradient of its own"}
@@ -86,7 +86,7 @@ def bad_options(name, good):
     yield Bad(good, {"mask": ~keep, "empty": "raise"}, ValueError, (name, "empty", "raise"))
 
 
-def record(name, definition, samples, bad_calls, call, gpu=NO_GPU, **fields):
+def record(name, definition, samples, bad_calls, call, gpu=NO_GPU, no_route=NO_ROUTE, **fields):
     skip = NOT_SAFE | OF_IMAGES | fields.pop("skip", {})
-    Record(name, definition, samples, bad_calls=bad_calls, call=call, gpu=gpu, no_route=NO_ROUTE, skip=skip,
+    Record(name, definition, samples, bad_calls=bad_calls, call=call, gpu=gpu, no_route=no_route, skip=skip,
            family="images", **fields)  # fmt: skip

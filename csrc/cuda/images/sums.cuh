@@ -1,0 +1,90 @@
+// The sums of 1 - SSIM over windows: of each plane, or of all.
+#pragma once
+
+#include "common/reducer.h"
+#include "images.h"
+#include "parts.cuh"
+
+namespace safeops::cuda {
+
+// Where to: a map; or of each plane (3, planes) sums; or of all windows their sum or mean, and a window's share in it.
+struct Result {
+  Field map;
+  char *value, *share;
+  int64_t planes;
+  bool similarity;  // of SSIM, in the place of 1 - SSIM
+  Reducer reducer;
+};
+
+// What _ssim gives: the map, or the sums, and a window's share.
+struct Outputs {
+  Tensor value, share;
+  int64_t planes;
+  Reducer reducer;
+  bool similarity;
+
+  Outputs(const Tensor& input, const Checked& is, const Reducer& by, bool similarity_)
+      : value(make(input, is, by.kind)),
+        share(by.kind == Reducer::kMean || by.kind == Reducer::kSum
+                  ? safeops::empty(Shape(), DType::kDouble, input) : empty_vector(DType::kDouble, input)),
+        planes(is.shape.size[0] * is.shape.size[1]), reducer(by), similarity(similarity_) {}
+
+ private:
+  static Tensor make(const Tensor& input, const Checked& is, int64_t kind) {
+    const DType type = is.wide ? DType::kDouble : DType::kFloat;
+    if (kind == Reducer::kNone) return safeops::empty(is.map, type, input);
+    const int64_t sizes[] = {3, is.shape.size[0], is.shape.size[1]};
+    if (kind == Reducer::kPlanes) return safeops::empty(Shape(3, sizes), DType::kDouble, input);
+    return safeops::empty(Shape(), type, input);
+  }
+};
+
+namespace {
+
+struct Sums {
+  double loss, contrast, count;
+  __device__ void merge(const Sums& other) { loss += other.loss, contrast += other.contrast, count += other.count; }
+};
+
+// sums: a thread's own.
+template <class C>
+__device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums) {
+  __syncthreads();  // shared memory is free
+  sums = block_reduce<kGroupThreads>(sums, reinterpret_cast<Sums*>(shared_memory()), merged<Sums>);
+  const Reducer& by = to.reducer;
+  const auto of_plane = [&](int64_t plane, const Sums& sum) {
+    if (by.kind == Reducer::kPlanes) {
+      char* p = to.value + plane * int64_t(sizeof(double));
+      const int64_t step = to.planes * int64_t(sizeof(double));
+      store(p, sum.loss), store(p + step, sum.contrast), store(p + 2 * step, sum.count);
+    }
+    return sum;
+  };
+  merge_groups(groups, sums, of_plane, [&](const Sums& all) {
+    if (by.kind == Reducer::kPlanes) return;
+    const double share = by.share(all.count);
+    store(to.value, C(by.value(to.similarity ? all.count - all.loss : all.loss, all.count)));
+    store(to.share, to.similarity ? -share : share);
+  });
+}
+
+// ---- host
+
+// launch(result, groups), of so many blocks for each plane.
+template <class Launch>
+void sum_windows(const Outputs& out, const Tensor& like, const Checked& is, int64_t blocks, cudaStream_t stream,
+                 const Launch& launch) {
+  Result to{{}, static_cast<char*>(out.value.data_ptr()), static_cast<char*>(out.share.data_ptr()), out.planes,
+            out.similarity, out.reducer};
+  if (out.planes * blocks == 0) return fill_nothing(out.value, out.share, to.reducer.empty_nan, stream);
+  if (to.reducer.kind == Reducer::kNone) {
+    to.map = field(out.value, Type(dtype_of(out.value)), is.map);
+    return launch(to, Groups());
+  }
+  const bool each = to.reducer.kind == Reducer::kPlanes;
+  const Merging<Sums> merging(each ? out.planes : 1, each ? blocks : out.planes * blocks, like, stream);
+  launch(to, merging.groups);
+}
+
+}  // namespace
+}  // namespace safeops::cuda
