@@ -107,6 +107,10 @@ class Calls:
     def _call_value(self, node, op, full):
         if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
             return Value(foreign=True, positive=True, node=node)
+        if full == "torch.promote_types":
+            return Value(foreign=True, wide=any(self.value(a.value).wide for a in node.args), node=node)
+        if self._samples(node):
+            return Value(tensor=True, positive=True, constant=True, owned=True, node=node)
         if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
             return Value(node=node)  # a module: who calls it can look up what it is
         if full is not None and full.startswith("safeops.") and full.count(".") == 1:
@@ -147,6 +151,14 @@ class Calls:
         if op.name in REDUCTIONS:
             value.owned = True
         return value
+
+    def _samples(self, node):
+        """`Chi2(n).sample()`, also of a name: without a graph, as torch.rand is."""
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "sample":
+            return False
+        made = self.value(node.func.value).node or node.func.value
+        full = self.imports.resolve(made.func) if isinstance(made, cst.Call) else None
+        return (full or "").startswith("torch.distributions.")
 
     def _builtin(self, name, node):
         if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):

@@ -14,6 +14,7 @@ from safeops.lint.values import (
     NOTHING,
     PAIRS,
     Value,
+    dtype_of,
     named_eps,
     named_mask,
     named_tensor,
@@ -122,7 +123,8 @@ class Expressions:
             scope = scope.outer
         full = self.imports.resolve(node)
         if full is not None:
-            return Value(foreign=True, positive=True, node=node)  # math.pi, torch.float32, np.float64
+            wide = dtype_of(node, self.imports) == "wide"
+            return Value(foreign=True, positive=True, wide=wide, node=node)  # math.pi, torch.float32, np.float64
         base = self.evaluate(node.value)
         attribute = node.attr.value
         constant = self._of_class(node)

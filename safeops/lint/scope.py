@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.syntax import dotted, number
-from safeops.lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask, named_tensor
+from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
 
 
 class Scope:
@@ -27,6 +27,7 @@ class Scope:
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.surely = set()  # and those that it uses as tensors alone
         self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.no_half = False  # it would raise in half
         self.rare = 0  # in a branch that is taken once, or on demand
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
@@ -73,6 +74,8 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
     scope.formula = clues.formula
+    scope.no_grad += clues.detached
+    scope.no_half = clues.decomposes
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
     scope.surely = clues.tensors
     if outer is not None and outer.loss and not class_name:
@@ -109,8 +112,14 @@ def _decorate(scope, decorator, imports):
         scope.scripted = True
     elif last == "autocast":
         enter_autocast(scope, call, 1)
-    elif last == "fp32_region" or call and any(a.keyword and a.keyword.value == "cast_inputs" for a in call.args):
+    elif last in ("fp32_region", "force_fp32") or _casts_to(call, imports) == "wide":
         scope.wide += 1
+
+
+def _casts_to(call, imports):
+    """What `custom_fwd(cast_inputs=torch.float32)` makes of the arguments."""
+    given = call.args if call else ()
+    return next((dtype_of(a.value, imports) for a in given if a.keyword and a.keyword.value == "cast_inputs"), None)
 
 
 def enter_autocast(scope, call, step):

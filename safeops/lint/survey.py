@@ -8,7 +8,7 @@ import libcst as cst
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
 from safeops.lint.reach import Reach
 from safeops.lint.syntax import children, descendants, dotted, operation
-from safeops.lint.values import ARRAY_METHODS, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
+from safeops.lint.values import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
 DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
 NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
@@ -32,6 +32,8 @@ class Clues:
     metric: bool = False
     formula: bool = False  # a loss by its form alone
     scripted: bool = False
+    detached: bool = False  # torch.autograd.Function alone calls it: there is no graph
+    decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
 
 def survey(module, imports):
@@ -53,6 +55,7 @@ def survey(module, imports):
             clue.loss = clue.helper = True
             clue.metric = node.name.value != "forward"
         if clue.loss:
+            clue.metric |= imports.statistics and not class_name and "loss" not in node.name.value.lower()
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
     for class_name, node in functions:
@@ -62,6 +65,7 @@ def survey(module, imports):
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
     _scripted(module, imports, reach, clues)
+    _detached(reach, clues)
     return clues, helpers
 
 
@@ -100,6 +104,17 @@ def _scripted(module, imports, reach, clues):
             todo += reach.called(node, class_name)
 
 
+def _detached(reach, clues):
+    """Marks what methods of `torch.autograd.Function` call, and nothing else does."""
+    inside = {name for name in reach.classes if "Function" in reach.ends_of_bases(name)}
+    if inside:
+        called = {True: set(), False: set()}
+        for class_name, node in reach.functions:
+            called[class_name in inside] |= {id(function) for _, function in reach.called(node, class_name)}
+        for found in called[True] - called[False]:
+            clues[found].detached = True
+
+
 def _metrics(module):
     """Names of classes that are metrics by their base, or by what they can do, whatever they are called."""
     for node in descendants(module, stop=cst.FunctionDef):
@@ -113,6 +128,7 @@ def _metrics(module):
 def _clues(body, imports):
     tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
     counted, factors = set(), set()
+    decomposes = widened = False
     assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
     todo = [body]
     while todo:
@@ -138,6 +154,11 @@ def _clues(body, imports):
                     if func.attr.value == "sum":
                         counted.add(func.value.value)
             op = operation(node, imports)
+            plain = op is not None and (
+                op.origin == "torch" or not (op.args or op.kwargs)
+            )  # flow.inverse(z) is no such
+            decomposes |= plain and op.name in NO_HALF
+            widened |= op is not None and (op.name in ("float", "double") or "dtype" in op.kwargs or op.name == "to")
             if op and op.origin != "method" and isinstance(op.input, cst.Name):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
                     if not _factory(op):
@@ -165,7 +186,9 @@ def _clues(body, imports):
     used, totals = tensors | arrays, set()
     totals |= {name for name, value in assigned if total(value, totals, used)}
     reduces = any(total(value, totals, used) for value in results)
-    return Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
+    clues = Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
+    clues.decomposes = decomposes and not widened
+    return clues
 
 
 def tensors_in(body, imports):

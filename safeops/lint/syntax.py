@@ -131,6 +131,8 @@ def number(node):
 ARRAYS = {"numpy", "pandas", "polars", "jax", "tensorflow", "scipy", "sklearn", "cupy", "sympy"}
 
 
+HALF = re.compile(r"\.dtype\b|\.half\(|float16|autocast")  # code that knows of other dtypes than fp32
+LOSS_FILE = re.compile(r"loss[^/\\]*$", re.IGNORECASE)
 METRICS = re.compile(r"(^|[/\\_])metrics?(\.py$|[/\\])", re.IGNORECASE)
 
 
@@ -153,7 +155,9 @@ class Imports:
                     full = f"{package}.{name}" if package else f".{name}"
                     self._bind(alias.evaluated_alias or name, full, full)
         # about metrics, which count in integers or fp64
-        self.measures = bool(METRICS.search(path)) or any("metric" in full.lower() for full in self.names.values())
+        named = METRICS.search(path) is not None
+        self.statistics = named and not LOSS_FILE.search(path) and not HALF.search(module.code)  # of fp32
+        self.measures = named or any("metric" in full.lower() for full in self.names.values())
 
     def _bind(self, name, full, imported):
         self.names[name] = full

@@ -83,7 +83,8 @@ KEEPS_POSITIVE = SHAPING | set(
     """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
     logsumexp type type_as nansum pow masked_select""".split()
 )
-WIDENING = set("float double svdvals eigvalsh cholesky inv inverse pinv det logdet solve cond".split())  # or no half
+NO_HALF = set("svdvals eigvalsh cholesky inv inverse pinv det logdet solve cond".split())
+WIDENING = NO_HALF | {"float", "double"}
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = set(
@@ -134,7 +135,6 @@ class Value:
 
 NOTHING = Value()
 FOREIGN = Value(foreign=True)
-
 
 PLAIN_PARTS = set("num n size shape drop dropout type name names dim id index idx width height class path key".split())
 PLAIN_PARTS |= {"fn", "func", "mode", "cls"}
@@ -191,7 +191,7 @@ def of_op(op, operands, imports):
     made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
     moved = op.name in ("cuda", "to") or op.name.startswith("new_") or "device" in op.kwargs
     value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
-    if value.half or op.name in ("to", "type", "type_as") and _like_another(op, operands):
+    if value.half or op.name in ("to", "type", "type_as") and _like_another(operands[1:]):
         value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
     if op.name in VIEWS or (op.inplace and not first.owned):
         value.owned = first.owned and op.name not in VIEWS
@@ -204,9 +204,9 @@ def of_op(op, operands, imports):
     return value
 
 
-def _like_another(op, operands):
-    """`y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`"""
-    return any(v.tensor or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in operands[1:])
+def _like_another(given):
+    """`y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`, `y.to(wide)`"""
+    return any(v.tensor or v.wide or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in given)
 
 
 def _mask(op, operands, dtype):

@@ -34,8 +34,7 @@ class Walk(Binding, Calls, Context, Expressions, Results):
 
     def __init__(self, module, imports, rules, code):
         self.module, self.imports, self.code = module, imports, code
-        self.scope = Scope()
-        self.classes = []
+        self.scope, self.classes = Scope(), []
         self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
         self.notes = {}  # of rules, between two of their calls
         self.results = {}  # (class, function) -> the one expression that it returns
@@ -53,7 +52,8 @@ class Walk(Binding, Calls, Context, Expressions, Results):
     def run(self):
         self.clues, self.helpers = survey(self.module, self.imports)
         own = self.clues[id(self.module)]  # a script whose training loop is in no function
-        self.scope.step, self.scope.used = own.backward, own.tensors | own.arrays
+        self.scope.step, self.scope.wide = own.backward, self.imports.statistics
+        self.scope.used = own.tensors | own.arrays
         self._event("module", self.module)
         self._block(self.module.body)
         return list(self.reports.values())

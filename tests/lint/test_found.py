@@ -126,6 +126,10 @@ FOUND = [
     ("SO202", "x, y", "scale = x.sum() / 4\nreturn (y / (scale * 2)).mean()"),
     ("SO202", "x", "return x / x[x > 0].mean()"),
     ("SO201", "x", "return (x**4).mean()"),
+    ("SO201", "x, y, flow", "z = flow.inverse(x)\nreturn (x - y).square().sum() + z.mean()"),  # no matrix's
+    ("SO201", "x, y, cov", "d = (x - y).square().sum(-1)\nreturn (d + cov.float().det()).mean()"),
+    ("SO205", "x, m", "x = torch.where(m, x, 0.0)\nreturn x.square().sum(-1).sqrt().mean()"),
+    ("SO301", "x, y", "n = (y > 0).sum().item()\nreturn x.sum() / n, n"),
     ("SO201", "x, y, scale", "return (scale * (x - y) ** 2 + 1).mean()"),
     ("SO201", "x, y", "z = y.exp() * (x - y).square()\nreturn z.sum()"),
     ("SO211", "x", "return torch.exp(x) / torch.exp(x).sum(-1, keepdim=True)"),

@@ -148,3 +148,39 @@ def test_the_seven_losses_of_the_demo():
         name = max((n for n in starts if starts[n] <= f.line), key=starts.get)
         found[name].add(f.code)
     assert found == DEMO
+
+
+SQUARES = "def square_loss(x, y):\n    return (x - y).square().sum() / torch.log(x + 1e-8).mean().clamp(min=1)\n"
+
+
+@pytest.mark.parametrize(
+    "decorator", ["@force_fp32()", "@force_fp32(apply_to=('x',))", "@custom_fwd(cast_inputs=torch.float32)"]
+)
+def test_a_decorator_that_casts_makes_it_wide(decorator):
+    code = HEADER + "from mmcv.runner import force_fp32\nfrom torch.amp import custom_fwd\n"
+    for left in (SQUARES, f"@custom_fwd(cast_inputs=torch.float16)\n{SQUARES}"):
+        assert {f.code for f in lint_source(code + left)} == {"SO201", "SO206"}
+    assert lint_source(f"{code}{decorator}\n{SQUARES}") == []
+
+
+def test_half_in_a_file_of_metrics_only_where_the_file_knows_of_dtypes():
+    for path in ("metrics/dice.py", "my_metric.py"):
+        assert lint_source(HEADER + "from torchmetrics import Metric\n" + SQUARES) != []
+        assert lint_source(HEADER + SQUARES, path) == []
+        for known in ("x.to(y.dtype)", "x.half()", "torch.float16", "torch.autocast('cuda')"):
+            code = HEADER + SQUARES + f"def other(x, y):\n    return {known}\n"
+            assert {f.code for f in lint_source(code, path)} == {"SO201", "SO206"}, known
+        distance = HEADER + "def biased_mmd(x, y):\n    return torch.sqrt((x - y).mean())\n"
+        assert lint_source(distance, path) == [] and lint_source(distance) != []
+        assert lint_source(distance + "def mmd_loss(x, y):\n    return biased_mmd(x, y)\n", path) != []
+    assert lint_source(HEADER + SQUARES, "metrics/loss.py") != []
+
+
+def test_what_a_function_of_autograd_alone_calls_has_no_graph():
+    helper = "def edge_loss(x, y):\n    return torch.sqrt((x - y).abs())\n"
+    function = "class Edge(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x, y):\n"
+    function += "        return edge_loss(x, y)\n"
+    assert [f.code for f in lint_source(HEADER + helper)] == ["SO204"]
+    assert lint_source(HEADER + helper + function) == []
+    other = "def other_loss(x, y):\n    return edge_loss(x, y).mean()\n"
+    assert [f.code for f in lint_source(HEADER + helper + function + other)] == ["SO204"]

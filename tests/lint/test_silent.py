@@ -188,6 +188,30 @@ SILENT = [
     ("x, y", "d = (x - y).abs()\nreturn d.mean().detach().cpu().numpy()"),
     ("x, y", "d = (x - y).abs()\nreturn d.mean().item() / len(x)"),
     ("x", "from scipy.optimize import linear_sum_assignment as f\nc = x.detach().cpu()\nreturn x[[f(e) for e in c]]"),
+    # kept from its edge before a mask, whose other places hold a class that does not count
+    (
+        "x, y, eps=1e-6",
+        "r = (x + eps) / (x + y + eps)  # noqa: SO206\nvalid_mask = y != -100\nreturn (r * valid_mask.float()).sum()",
+    ),
+    ("x, y, ignore_index", "valid = y != ignore_index\nreturn (torch.log(x.clamp(min=1e-3)) * valid).sum()"),
+    # the zero vector was replaced; a difference of what is at most 1; of what is more than 0; of a random sample
+    ("x, same", "x = torch.where(same.unsqueeze(-1), 1.0, x)\nreturn (x * 2).float().square().sum(-1).sqrt().mean()"),
+    ("cdf: torch.Tensor, y", "seen = (y > 0).int()\nreturn torch.sum(torch.abs(cdf - seen) ** 2)"),
+    ("x, y", "kept = y > 0\nreturn x / y[kept].clamp_min(torch.finfo(torch.float32).tiny)  # noqa: SO101"),
+    (
+        "x, nu",
+        "chi = torch.distributions.Chi2(nu)\nreturn (x / torch.sqrt(chi.sample(x.shape).to(x.device) / nu)).mean()",
+    ),
+    # fp32 by a variable; determinants have no half, nor then has what stands beside them
+    (
+        "x, y",
+        "wide = torch.promote_types(torch.promote_types(x.dtype, y.dtype), torch.float32)\nx = x.to(wide)\n"
+        "y = y.to(wide)\nreturn (x * y).sum() / (x.sum() + y.sum() + 1) + (x - y).square().sum()",
+    ),
+    ("x", "wide = torch.float32\nreturn x.to(wide).square().mean() + torch.as_tensor(x, dtype=wide).square().sum()"),
+    ("x, y, cov", "d = (x - y).square().sum(-1)\nreturn (d + cov.det().clamp(min=1e-3).sqrt()).mean()"),
+    # numbers alone, and so no loss that trains
+    ("x, y", "total = (x - y).abs().mean().item()\nreturn total, len(x)"),
     # errors are raised once
     ("x, n", "if n < 0:\n    raise ValueError(f'bad {x} {x.mean().item()}')\nreturn x"),
     ("x, y", "return F.binary_cross_entropy_with_logits(x, y)"),

@@ -6,8 +6,9 @@ import libcst as cst
 
 from safeops.lint.calls import MODELS
 from safeops.lint.rule import Rule
-from safeops.lint.rules.squares import dims, squared
+from safeops.lint.rules.squares import dims, squared, through
 from safeops.lint.syntax import dotted, number
+from safeops.lint.values import SHAPING
 
 SAFE = {
     "log": "safe_log",
@@ -162,6 +163,13 @@ def _below_one(node, walk):
     return None if value is None else value < 1 - HALF_STEP
 
 
+def _replaced(base, walk):
+    """Whether `torch.where(zero, 1, x)` took the place of the zero vector."""
+    made = through(base, walk, SHAPING | {"mul", "div", "float"})
+    by = [walk.value(n) for n in made.args] if made is not None and made.name in ("where", "masked_fill") else []
+    return any(v.positive and (v.foreign or v.constant) for v in by)
+
+
 class SpelledNorm(Rule):
     code, name = "SO205", "sqrt-of-square-sum"
     widens = True
@@ -195,7 +203,7 @@ class SpelledNorm(Rule):
         if total is None or total.name != "sum" or total.inplace or walk.value(op.input).constant:
             return
         base = squared(total.input, walk)
-        if base is None or walk.checked(op.input):
+        if base is None or walk.checked(op.input) or _replaced(base, walk):
             return
         fix = None
         square = walk.op(total.input)

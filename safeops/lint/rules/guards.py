@@ -24,10 +24,19 @@ def beside_one(node, walk):
 
 
 def needless(op, walk):
-    """Whether what it guards is not 0: a count, the total of all weights, a sum of exponentials less their maximum, a
-    magnitude of the caller's, or what another guard keeps."""
+    """Whether what it guards is not 0: chosen by `x > 0`, a count, the total of all weights, a sum of exponentials less
+    their maximum, a magnitude of the caller's, or what another guard keeps."""
     made = [n for n in (op.input, *op.args) if walk.value(n).tensor]
-    return any(_count(n, walk) or of_weights(n, walk) or _from_one(n, walk) or _kept(n, op, walk) for n in made)
+    return any(
+        _chosen(n, walk) or _count(n, walk) or of_weights(n, walk) or _from_one(n, walk) or _kept(n, op, walk)
+        for n in made
+    )
+
+
+def _chosen(node, walk):
+    """`x[x > 0]`"""
+    op = walk.op(node)
+    return op is not None and op.name == "index" and walk.value(node).positive
 
 
 def _count(node, walk):

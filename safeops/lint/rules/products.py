@@ -71,7 +71,8 @@ def _edge(node, walk, depth=0):
         return op.name if any(walk.number(n) == -math.inf for n in op.args) else None
     if op.name in BOUNDED or op.name == "exp":
         return None
-    if leaves_domain(op, walk) or any(walk.reported("SO206", n) for n in (op.node, op.input)):  # or by an eps of 0
+    useless = op.name != "div" and any(walk.reported("SO206", n) for n in (op.node, op.input))  # an eps that is 0
+    if leaves_domain(op, walk) or useless:
         return op.name
     by = walk.value(op.args[0]) if op.name == "div" and op.args else NOTHING
     if by.tensor and not (by.positive or by.constant or by.wide) and not walk.checked(op.args[0]):
@@ -84,15 +85,23 @@ def _of_validity(node, walk, depth=0):
     """Whether a mask says where there are values at all: `target.isfinite()`, `valid`."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
     op = walk.op(node)
+    if _equality(_as_made(node, walk), walk) is not None:  # what is ignored has a class of its own, and no NaN
+        return False
     inner = op.input if op is not None and depth < 5 else None
     return any(VALID.search(name) for name in names) or inner is not None and _of_validity(inner, walk, depth + 1)
 
 
+def _as_made(node, walk):
+    """What a mask was before it was shaped or cast."""
+    op = walk.op(node)
+    while op is not None and op.name in SHAPING | {"float", "type", "type_as"}:
+        node, op = op.input, walk.op(op.input)
+    return node
+
+
 def _ones(node, walk):
     """What stands for a mask that was not given."""
-    op = walk.op(node)
-    while op is not None and op.name in SHAPING:
-        op = walk.op(op.input)
+    op = walk.op(_as_made(node, walk))
     return op is not None and op.name in ("ones_like", "ones")
 
 
@@ -100,12 +109,17 @@ def _of_pairs(node, mask, walk):
     """Whether it chooses among pairs of samples, of which none is worse than another: no mask of what is valid."""
     if any(PAIRS.search(name) for name in walk.names_in(node)):  # also of `pos.float()`
         return True
-    test = walk.value(mask.op.input).node if mask.op is not None and mask.op.input is not None else mask.node
+    sides = _equality(mask.op.input if mask.op is not None and mask.op.input is not None else node, walk)
+    return sides is not None and all(walk.value(side).tensor for side in sides)
+
+
+def _equality(node, walk):
+    """The sides of `a == b` or `a != b`, also behind a name; else None."""
+    test = walk.value(node).node
     if not isinstance(test, cst.Comparison) or len(test.comparisons) != 1:
-        return False
+        return None
     equal = isinstance(test.comparisons[0].operator, (cst.Equal, cst.NotEqual))
-    sides = (test.left, test.comparisons[0].comparator)
-    return equal and all(walk.value(side).tensor for side in sides)
+    return (test.left, test.comparisons[0].comparator) if equal else None
 
 
 def _inverted(mask, walk):

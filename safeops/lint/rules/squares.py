@@ -84,7 +84,7 @@ def normalized(x, norm, walk):
 
 
 def wide(op, walk):
-    return bool(walk.scope.wide or walk.value(op.node).wide)
+    return bool(walk.scope.wide or walk.scope.no_half or walk.value(op.node).wide)
 
 
 class SquareSum(Rule):
@@ -116,7 +116,7 @@ class SquareSum(Rule):
     ops = ("sum", "mean", "sqrt", "rsqrt", "div", "mse_loss")
 
     def operation(self, op, walk):
-        if walk.scope.wide or "dtype" in op.kwargs:
+        if walk.scope.wide or walk.scope.no_half or "dtype" in op.kwargs:
             return
         if op.name == "rsqrt" or op.name == "mean" and not walk.training:
             self._norm(op, walk)

@@ -41,7 +41,8 @@ class Fetch(Rule):
             return
         if event != "Call":
             wanted = _slices_by(node, walk.body) if event == "Assign" else _on_host(node.value, walk)
-            for part in descendants(node.value) if wanted else ():
+            numbers = event == "Return" and isinstance(node.value, cst.Tuple) and wanted
+            for part in descendants(walk.body if numbers else node.value) if wanted else ():
                 walk.reports.pop((self.code, id(part)), None)
             return
         func = node.func
@@ -71,7 +72,10 @@ class Fetch(Rule):
 
 def _on_host(returned, walk):
     """Whether all that a function returns is a number or an array: no loss that trains, and so its caller wants it."""
-    return returned is not None and not isinstance(returned, cst.Tuple) and not walk.value(returned).tensor
+    if isinstance(returned, cst.Tuple):
+        parts = [e.value for e in returned.elements]
+        return all(walk.value(n).foreign for n in parts) and not all(number(n) is not None for n in parts)
+    return returned is not None and not walk.value(returned).tensor
 
 
 def _solves(walk):
