@@ -44,11 +44,11 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDS = ROOT / "safeops" / "verified.json"
 # name: (share of --minutes, most it may use when earlier stages left some)
 STAGES = {
-    "install": (0.05, 0.15),
+    "install": (0.07, 0.15),
     "verify": (0.12, 0.25),
     "benchmarks": (0.20, 0.30),
-    "gpu": (0.30, 0.45),
-    "contract": (0.23, 0.45),
+    "gpu": (0.29, 0.45),
+    "contract": (0.22, 0.45),
     "sanitizer": (0.10, 1.00),
 }
 PROCESSES = 8
@@ -95,7 +95,7 @@ class Check:
         names = list(STAGES)
         reserved = sum(STAGES[later][0] for later in names[names.index(stage) + 1 :]) * total
         left = total - (time.monotonic() - self.started)
-        least = 60 if stage == "install" else 1  # torch, read from a cold disk; without it there is nothing
+        least = 30 if stage == "install" else 1  # torch may come from a cold disk; without it there is nothing
         return max(min(most * total, left - reserved), min(share * total, left), least)
 
     def stage(self, name, command):

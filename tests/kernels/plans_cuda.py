@@ -150,7 +150,7 @@ def ssim(n, dtype):
 
     def march(read, written, launches):  # 42 slices for 32 of windows; 18 x 8 runs across
         found, slopes = [], prod(cube) * 16  # slopes: bytes that go through memory
-        slices = {STORES: 144 / 256, 24: 42, 44: 42, 57: 42}
+        slices = {STORES: 144 / 256, 24: 42, 56: 42, 57: 42}
         rows = {18: cube[4] // 32, 27: prod(cube[:4]) / (8 * launches[0][1])}
         for kernel, blocks, *_ in launches:
             if "level" in kernel:

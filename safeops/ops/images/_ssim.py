@@ -224,7 +224,8 @@ class StructuralSimilarity(Op):
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The public function."""
         name = self.name
-        if reduction not in ("mean", "sum", "none") or empty not in _check.EMPTY:
+        named = reduction.__class__ is empty.__class__ is str
+        if not named or reduction not in REDUCTION or empty not in _check.EMPTY:
             _loss.validate_options(name, reduction, empty)
         if denominator is not None:
             _loss.validate_denominator(name, reduction, denominator)
