@@ -103,12 +103,12 @@ def _named(op, function, raw=None, *first):
 def _composite_gradients(op, grad, needs, operands, results):
     whole = list(map(for_composite, operands))
     found = type(op).composite_gradients(op, grad, needs, whole, results)
-    laid_out = [operands[i] for i in op.differentiable]
+    inputs = [operands[i] for i in op.differentiable]
     return [
         d
         if d is None or d.shape != x.shape
         else d.redistribute(placements=[Replicate() if p.is_partial() else p for p in x.placements])
-        for d, x in zip(found, laid_out)
+        for d, x in zip(found, inputs)
     ]
 
 

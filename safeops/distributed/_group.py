@@ -4,7 +4,7 @@ import torch.distributed as dist
 
 from safeops._torch import flattened
 
-# Its name before torch 2.13 is the second, at which later ones warn; a torch without torch.distributed has neither.
+# torch 2.13 renamed all_gather_into_tensor, and warns of that name; without torch.distributed there is neither.
 all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 

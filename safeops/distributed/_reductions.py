@@ -103,7 +103,7 @@ def _total(op, of, empty_nan, dtype):
     """A sum or mean."""
     (x, mask, weight), dims = of.operands, list(of.dims)
     raw = kernel("masked_mean" if weight is None else "masked_sum", x)
-    wide = torch.float64 if weight is not None or dtype == torch.float64 else None  # (by default: twice as slow)
+    wide = torch.float64 if weight is not None or dtype == torch.float64 else None  # (fp64 takes twice as long)
     value, by = raw(x, mask, weight, dims, True, False, wide)
     own = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
     value, by = combined(op.name, own, of.mesh, of.cut, op.shards == "mean", None, empty_nan)

@@ -31,6 +31,7 @@ __device__ void merge_groups(const Groups& groups, Sum sum, const OfGroup& of_gr
   const int64_t count = whole ? 1 : groups.count, blocks = whole ? gridDim.x : groups.blocks;
   const int lanes = whole ? kGroupThreads : groups.lanes, lane = int(threadIdx.x) % lanes;
   Sum all{};
+  // All threads take as many steps, beyond the last group too: the lanes of a warp add up together.
 #pragma unroll 1
   for (int64_t group = threadIdx.x / lanes; group - threadIdx.x / lanes < count; group += kGroupThreads / lanes) {
     const bool there = group < count;

@@ -18,7 +18,8 @@ __device__ inline void by_type(Type type, const F& f) {
   else if constexpr (sizeof(C) == 8) f(F64());
 }
 
-// The gradients by 1 - SSIM and by contrast' of all windows of a plane, where they have the same.
+// The gradients by 1 - SSIM and by contrast' of all windows of a plane, where they have the same: of what all windows
+// come to, times a window's share in that; or those of the plane's sums.
 template <class C>
 __device__ inline void of_plane(const Gradients& to, const char* grad, C& of_loss, C& of_contrast) {
   of_loss = to.share ? C(load<C>(grad) * load<double>(to.share)) : C(load<double>(grad));

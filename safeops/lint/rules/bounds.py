@@ -7,7 +7,7 @@ from safeops.lint.values import REDUCTIONS, SHAPING
 
 SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())
-LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)
+LABELS = re.compile(r"(^|_)(cdf|labels?|one_?hot|ids?|idx|indices|instances?)$", re.IGNORECASE)  # whole, or <= 1
 WEIGHTS = re.compile(r"(^|_)weights?$", re.IGNORECASE)  # given, or counted: finite
 OF_CLASSES = {"cross_entropy", "nll_loss"}  # integers are never NaN
 BOUNDED = set("sigmoid softmax tanh one_hot rand rand_like hardsigmoid sign cosine_similarity normalize".split())
