@@ -11,30 +11,13 @@ from safeops import _torch
 from safeops.debug import _scan
 from safeops.debug._facts import facts, is_plain, run, tensors_in
 from safeops.debug._memory import Memory
+from safeops.debug._op import Op, Slot
 from safeops.debug._source import called_by, user_frames
 
 ROWS = 1 << 14  # of one block: 1 MiB
 PICKS = 4  # operands whose value at the first bad element is kept
 _VALUELESS = UninitializedTensorMixin, _torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
-
-
-class Slot:
-    """Stands where a tensor stood among an op's arguments."""
-
-    __slots__ = ("row", "pick")
-
-    def __init__(self, row, pick):
-        self.row, self.pick = row, pick
-
-
-class Op:
-    """One op that ran: what it read and wrote (rows of counts), and from where it was called."""
-
-    __slots__ = (
-        "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
-        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf", "before", "masked",
-    )  # fmt: skip
 
 
 class Block:

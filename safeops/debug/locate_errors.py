@@ -1,6 +1,5 @@
 """Locate: make an error appear at the op that caused it, and say what the op was given."""
 
-import dataclasses
 import re
 
 import torch
@@ -11,39 +10,12 @@ from safeops import _torch
 from safeops.debug._bisect import Bisection
 from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._memory import Memory
+from safeops.debug._modified import MODIFIED, modified
 from safeops.debug._modules import ModuleStack
-from safeops.debug._source import Line, line, traceback_lines, user_frames
+from safeops.debug._site import Site, describe, has_storage
+from safeops.debug._source import Line, traceback_lines, user_frames
 
-_MODIFIED = re.compile(
-    r"modified by an inplace operation: \[(?:torch\.)?(?:\w+\.)*(\w*)Tensor \[([\d, ]*)\]\]"
-    r"(?:, which is output (\d+) of (\w+),)?.* is at version (\d+); expected version (\d+)"
-)
 _DEVICES = re.compile(r"Expected all tensors to be on the same device|is not on the expected device|two devices")
-_TYPES = {
-    "Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64,
-}  # fmt: skip
-
-
-@dataclasses.dataclass
-class Site:
-    """An op that ran: which, where, on what."""
-
-    op: str
-    node: str | None
-    module: str
-    frames: list
-    operands: list[str]
-    ordinal: int
-
-    @property
-    def line(self):
-        return line(self.frames[0]) if self.frames else None
-
-    def __str__(self):
-        within = f" in the backward of {self.node}" if self.node else ""
-        text = f"{self.op}{within}" + (f", module {self.module}" if self.module else "")
-        text += f"\n  at {self.line}".replace("\n", "\n  ") if self.line else ""
-        return text + "".join(f"\n  operand {i}: {operand}" for i, operand in enumerate(self.operands))
 
 
 class LocatedError(RuntimeError):
@@ -166,7 +138,7 @@ class locate_errors(_torch.TorchDispatchMode):
         node = _torch.current_node()
         frames, in_engine = user_frames(3)
         self.ordinal += 1
-        operands = [_describe(x) for x in tensors]
+        operands = [describe(x) for x in tensors]
         return Site(
             facts(func).name, None if node is None or in_engine else node.name(), self.modules.path(), frames, operands,
             self.ordinal,
@@ -176,11 +148,11 @@ class locate_errors(_torch.TorchDispatchMode):
         """Who read which version; and of the tensors that the op will write, the versions before."""
         before = []
         for x in () if facts(func).returns_alias else tensors:
-            if _has_storage(x):
+            if has_storage(x):
                 self.memory.of(x).reads.append((_torch.version(x), tuple(x.shape), site))
         for i, name in facts(func).writes:
             for x in tensors_in((args[i] if i < len(args) else kwargs.get(name),)):
-                if _has_storage(x):
+                if has_storage(x):
                     before.append((x, _torch.version(x)))
         return before
 
@@ -189,7 +161,7 @@ class locate_errors(_torch.TorchDispatchMode):
             self.memory.of(x).writes.append((version, tuple(x.shape), x.dtype, site))
         if not facts(func).writes and not facts(func).returns_alias:
             for x in outputs:
-                if _has_storage(x):
+                if has_storage(x):
                     self.memory.of(x).writer = site
 
     # ---- errors that torch explains badly
@@ -197,8 +169,8 @@ class locate_errors(_torch.TorchDispatchMode):
     def _explain(self, error, traceback):
         message = str(error)
         lines = traceback_lines(traceback)
-        if found := _MODIFIED.search(message):
-            raise LocatedError(*self._modified(found, lines)) from error
+        if found := MODIFIED.search(message):
+            raise LocatedError(*modified(found, lines, self.earlier, self.memory)) from error
         if self.failed is None or self.failed[0] is not error:
             return
         _, site, tensors = self.failed
@@ -207,38 +179,12 @@ class locate_errors(_torch.TorchDispatchMode):
             text += "".join(f"\n  {self._provenance(i, x)}" for i, x in enumerate(tensors))
         raise LocatedError(text, site, [site]) from error
 
-    def _modified(self, found, lines):
-        """(message, site, candidates): the in-place write that backward stumbled over."""
-        type_name, shape, _, maker, _, expected = found.groups()
-        shape = tuple(int(size) for size in shape.split(",") if size.strip())
-        writes = []
-        for memory in (self.earlier, self.memory):
-            for storage in memory.storages.values():
-                for version, written, dtype, site in storage.writes:
-                    exact = version == int(expected) and written == shape
-                    if version >= int(expected) and dtype is _TYPES.get(type_name.rpartition(".")[2], dtype):
-                        made = storage.writer is not None and bool(maker) and _same(storage.writer.op, maker)
-                        rank = (site.node is None, exact, made, memory is self.memory, site.ordinal)
-                        writes.append((rank, site, storage))
-        if not writes:
-            return f"locate_errors: {found.string}\n  by a line that ran outside this context", None, [], _first(lines)
-        _, site, storage = max(writes, key=lambda write: write[0])
-        text = f"locate_errors: {site.op} modified a tensor that backward needs, {_wanted(found)}\n  by {site}"
-        if storage.writer is not None:
-            text += f"\n  made by {_place(storage.writer)}"
-        reads = [read for version, _, read in storage.reads if version == int(expected) and read.ordinal < site.ordinal]
-        for place in list(dict.fromkeys(_place(read) for read in reads if read.op != "clone"))[:3]:
-            text += f"\n  read before by {place}"
-        if lines:
-            text += f"\n  noticed at {lines[0].short}"
-        return text + f"\n  instead: {_out_of_place(site.op)}", site, [site]
-
     def _provenance(self, i, x):
         name = self.names.get(id(x)) or self.names.get(id(_torch.base(x)))
         if name:
             return f"operand {i}, on {x.device}, is {name}"
-        writer = self.memory.of(x).writer if _has_storage(x) else None
-        made = f"was made by {_place(writer)}" if writer else "was made before this context"
+        writer = self.memory.of(x).writer if has_storage(x) else None
+        made = f"was made by {writer.place}" if writer else "was made before this context"
         return f"operand {i}, on {x.device}, {made}"
 
 
@@ -255,39 +201,3 @@ def _tensors_of(model):
         return []
     parameters = (("parameter " + name, x) for name, x in model.named_parameters())
     return [*parameters, *(("buffer " + name, x) for name, x in model.named_buffers())]
-
-
-def _describe(x):
-    return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)} on {x.device}, stride {_stride(x)}"
-
-
-def _stride(x):
-    return tuple(x.stride()) if x.layout is torch.strided else x.layout
-
-
-def _has_storage(x):
-    return x.layout is torch.strided and x.device.type != "meta"
-
-
-def _same(op, maker):
-    """'mul' and 'MulBackward0' (or 'Mul', as torch 2.13 has it)."""
-    return maker.partition("Backward")[0].replace("_", "").lower() == op.rstrip("_").replace("_", "").lower()
-
-
-def _place(site):
-    return f"{site.op} at {site.line.short}" if site.line else site.op
-
-
-def _first(lines):
-    return lines[0] if lines else None
-
-
-def _wanted(found):
-    return f"{found[1]}Tensor of shape [{found[2]}]"
-
-
-def _out_of_place(op):
-    name = op.rstrip("_")
-    if name in ("index_put", "masked_fill", "copy", "fill"):
-        return "safeops.masked_fill(x, mask, value), which makes a new tensor"
-    return f"{name}, without the underscore, which makes a new tensor"

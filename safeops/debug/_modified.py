@@ -1,0 +1,55 @@
+"""Which line modified what backward needs: torch names the op that made it alone."""
+
+import re
+
+import torch
+
+MODIFIED = re.compile(
+    r"modified by an inplace operation: \[(?:torch\.)?(?:\w+\.)*(\w*)Tensor \[([\d, ]*)\]\]"
+    r"(?:, which is output (\d+) of (\w+),)?.* is at version (\d+); expected version (\d+)"
+)
+_TYPES = {
+    "Half": torch.float16, "BFloat16": torch.bfloat16, "Float": torch.float32, "Double": torch.float64,
+}  # fmt: skip
+
+
+def modified(found, lines, earlier, memory):
+    """(message, site, candidates, line): the in-place write that backward stumbled over, by what is remembered of the
+    step before and of this one."""
+    type_name, shape, _, maker, _, expected = found.groups()
+    shape = tuple(int(size) for size in shape.split(",") if size.strip())
+    writes = []
+    for step in (earlier, memory):
+        for storage in step.storages.values():
+            for version, written, dtype, site in storage.writes:
+                exact = version == int(expected) and written == shape
+                if version >= int(expected) and dtype is _TYPES.get(type_name.rpartition(".")[2], dtype):
+                    made = storage.writer is not None and bool(maker) and _same(storage.writer.op, maker)
+                    rank = (site.node is None, exact, made, step is memory, site.ordinal)
+                    writes.append((rank, site, storage))
+    if not writes:
+        first = lines[0] if lines else None
+        return f"locate_errors: {found.string}\n  by a line that ran outside this context", None, [], first
+    _, site, storage = max(writes, key=lambda write: write[0])
+    wanted = f"{type_name}Tensor of shape [{found[2]}]"
+    text = f"locate_errors: {site.op} modified a tensor that backward needs, {wanted}\n  by {site}"
+    if storage.writer is not None:
+        text += f"\n  made by {storage.writer.place}"
+    reads = [read for version, _, read in storage.reads if version == int(expected) and read.ordinal < site.ordinal]
+    for place in list(dict.fromkeys(read.place for read in reads if read.op != "clone"))[:3]:
+        text += f"\n  read before by {place}"
+    if lines:
+        text += f"\n  noticed at {lines[0].short}"
+    return text + f"\n  instead: {_out_of_place(site.op)}", site, [site]
+
+
+def _same(op, maker):
+    """'mul' and 'MulBackward0' (or 'Mul', as torch 2.13 has it)."""
+    return maker.partition("Backward")[0].replace("_", "").lower() == op.rstrip("_").replace("_", "").lower()
+
+
+def _out_of_place(op):
+    name = op.rstrip("_")
+    if name in ("index_put", "masked_fill", "copy", "fill"):
+        return "safeops.masked_fill(x, mask, value), which makes a new tensor"
+    return f"{name}, without the underscore, which makes a new tensor"

@@ -1,0 +1,132 @@
+"""Why an op made a value that is not finite, and what to write instead."""
+
+import math
+
+import torch
+
+from safeops.debug import _advice
+from safeops.debug._op import Slot
+from safeops.debug._source import line
+
+_SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
+_SINGULAR_AT_ZERO = frozenset("div reciprocal rsqrt pow".split())
+_LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # NaN is none of their making
+
+
+def explain(step, op, output, came_in, values):
+    """(kind, why, what to write instead)."""
+    name = op.facts.name
+    instead = _advice.advice(name, None if op.in_engine else op.node)  # in_engine: an op of the user's own
+    if came_in and op.node and op.node.endswith("AccumulateGrad"):
+        return "came in", "the parameter's .grad held it before this step", _advice.STALE
+    if came_in:
+        counts = step.counts(came_in[0])
+        if step.is_times_mask(op):
+            number = "NaN" if counts.nan else "inf"
+            why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and {number} * 0 is NaN"
+            return "came in", f"{why}: a product does not mask", _advice.FORWARD["mul"]
+        if op.masked and counts.numel > 1:  # what it leaves out, an op of ours does not read
+            why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and the mask keeps some of it"
+            return "came in", why, _advice.INVERTED
+        if step.writer(came_in[0]) is None:
+            why = f"no op that was watched made this: a tensor with {counts.kinds()} came in"
+            return "came in", why, _advice.CAME_IN
+        why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}; {name} made NaN of it"
+        return "undefined", why, instead or _advice.CAME_IN
+    counts = step.counts(output)
+    if op.on_purpose():
+        return "came in", f"{name} wrote {counts.kinds()}, and nothing hid it", _advice.CAME_IN
+    if _written_in_between(step, op, counts, values):
+        why = f"{name} makes no {counts.kinds()} of operands that were counted as finite: something that no op shows"
+        return "came in", f"{why} wrote them in between (another rank's collective, say)", _advice.CAME_IN
+    wide = _in_double(op, values) if op.pick else None
+    if wide is not None and not math.isfinite(wide):
+        return "undefined", f"{_call(op, values)} is {wide:g}: there is no finite value for it", instead
+    largest = torch.finfo(counts.dtype).max
+    limit = f"{counts.type}, whose largest number is {largest:g}"
+    if wide is not None:
+        why = f"{_call(op, values)} is {wide:g}, too large for {limit}"
+    else:
+        top = max((step.counts(row).largest for row in op.inputs.values()), default=0)
+        why = f"its operands are finite (at most {top:g}), and its result does not fit {limit}"
+        if name in ("var", "std", "var_mean", "std_mean") and counts.nan:
+            return "undefined", "there are not more elements than correction=", instead
+        if _singular(step, op) or not _may_overflow(step, op, counts, top):
+            return "undefined", f"{name} has no finite value for these operands (of at most {top:g})", instead
+    size = top if wide is None else abs(wide)
+    if _handled(step, op, counts) and size / step.scale() <= torch.finfo(counts.dtype).max:
+        why += f"; the scale was {step.scale():g}"
+        forward = step.recorder.by_sequence.get(op.sequence, op)
+        return "scaled overflow", why, _advice.SCALED_LOSS if forward.scaled else _advice.SCALED
+    return "overflow", why, _advice.OVERFLOW if name.startswith("mul") else instead or _advice.OVERFLOW
+
+
+def _written_in_between(step, op, counts, values):
+    """The operands had been counted as finite, and were not any more when the op read them."""
+    if values:
+        return not all(math.isfinite(values[slot.pick]) for slot in op.slots() if slot.pick is not None)
+    top = max((step.counts(row).largest for row in op.inputs.values()), default=0)
+    plain = op.facts.name.removeprefix("_foreach_").rstrip("_") in _LINEAR
+    return bool(op.inputs) and plain and not _may_overflow(step, op, counts, top)
+
+
+def _singular(step, op):
+    """Without the operand's value (it was overwritten): functions that overflow nowhere, or have met a zero."""
+    name = op.facts.name.rstrip("_")
+    zero = any(step.counts(row).zero for row in op.inputs.values())
+    return name in _SINGULAR or name in _SINGULAR_AT_ZERO and zero
+
+
+def _may_overflow(step, op, counts, top):
+    """Products and sums of as many operands of this size could leave the dtype's range."""
+    terms = max((step.counts(row).numel for row in op.inputs.values()), default=1)
+    return max(top, 1.0) ** 2 * terms > torch.finfo(counts.dtype).max
+
+
+def _source(step, row):
+    """Where values that are not finite and were meant came from: 'from full at train.py:3'."""
+    while (maker := step.writer(row)) is not None and (earlier := step.bad_inputs(maker)):
+        row = earlier[0]
+    if maker is None:
+        return "from a tensor that came in so"
+    return f"from {maker.facts.name}" + (f" at {line(maker.frames[0]).short}" if maker.frames else "")
+
+
+def _handled(step, op, counts):
+    """An overflow that is GradScaler's own doing: of a scaled value, in half, with a scale that can still fall."""
+    scale = step.scale()
+    return bool(op.node or op.scaled) and scale is not None and scale > 1 and counts.dtype is torch.float16
+
+
+class _Unknown(Exception):
+    """An operand whose value nobody kept."""
+
+
+def _in_double(op, values):
+    """The op on the picked values alone, in fp64: what the true value is."""
+
+    def fill(x):
+        if isinstance(x, Slot):
+            if x.pick is None:
+                raise _Unknown
+            return torch.tensor(values[x.pick], dtype=torch.float64)
+        if isinstance(x, tuple):
+            return [fill(y) for y in x]
+        return torch.float64 if isinstance(x, torch.dtype) else x
+
+    try:
+        result = op.func(*(fill(x) for x in op.arguments), **{name: fill(x) for name, x in op.keywords.items()})
+    except (_Unknown, RuntimeError, TypeError, ValueError, NotImplementedError):
+        return None
+    return result.item() if isinstance(result, torch.Tensor) and result.numel() == 1 else None
+
+
+def _call(op, values):
+    """'div(1, 0)'."""
+    shown = []
+    for x in op.arguments:
+        if isinstance(x, Slot):
+            shown.append("..." if x.pick is None else f"{values[x.pick]:g}")
+        elif isinstance(x, (int, float)) and not isinstance(x, bool):
+            shown.append(f"{x:g}")
+    return f"{op.facts.name}({', '.join(shown)})"
