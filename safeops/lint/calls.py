@@ -26,6 +26,7 @@ NUMBERS = re.compile(
 )  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
+CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
 
@@ -67,6 +68,8 @@ class Calls:
         """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
         value, name = self.value(op.input), op.name
         certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
+        if op.origin == "method" and name in CASTS and isinstance(op.input, cst.Comparison):  # (distance < 4).float()
+            self._values[id(op.input)] = Value(tensor=True, mask="bool", owned=True, node=op.input)
         wanted = op.input is not None and (self.scope.loss or self.scope.step or certain)
         if not wanted or value.tensor or value.foreign or value.op is not None:
             return
@@ -138,7 +141,8 @@ class Calls:
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
             return Value(tensor=bool(known), node=node, wide=self.scope.wide > 0)
-        if op.origin == "method" and op.name in NO_TENSOR_METHODS:
+        tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
+        if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
         if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:
             if not self.value(op.arg(0, "dim", "other")).tensor:

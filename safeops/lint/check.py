@@ -29,7 +29,7 @@ class CannotLint(Exception):
         self.problem = problem
 
 
-def lint_source(source, path="<string>", rules=None, *, noqa=True):
+def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None):
     """Findings of a text, in order of position.
 
     Args:
@@ -37,6 +37,7 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True):
         path: what the findings call it.
         rules: Rule objects; None: the default ones.
         noqa: whether `# noqa` comments count.
+        possible: whether to tell what a caller or the data may well keep away, too; None: where `rules` are given.
 
     Returns:
         A list of Finding. Empty for a text that does not import torch.
@@ -52,21 +53,22 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True):
     if "torch" not in source:
         _must_parse(source, path)
         return []
-    return _lint(source, path, _rules(rules), noqa)[1]
+    possible = rules is not None if possible is None else possible
+    return _lint(source, path, _rules(rules), noqa, possible)[1]
 
 
 def fix_source(source, path="<string>", rules=None):
     """(the text with every rewrite applied, how many were). What does not parse raises CannotLint."""
-    return rewrite(source, path, rules)[:2]
+    return rewrite(source, path, rules, rules is not None)[:2]
 
 
-def rewrite(source, path, rules=None):
+def rewrite(source, path, rules=None, possible=False):
     """(the rewritten text, how many rewrites, the findings that are left in it)."""
     if "torch" not in source:
         _must_parse(source, path)
         return source, 0, []
     total, rules = 0, _rules(rules)
-    module, findings = _lint(source, path, rules, True)
+    module, findings = _lint(source, path, rules, True, possible)
     for _ in range(PASSES):  # a rewrite inside another waits for the next pass
         sets = [f for f in findings if f.fixable]
         if not sets or module.code != source:
@@ -75,7 +77,7 @@ def rewrite(source, path, rules=None):
         if not count:
             break
         try:
-            module, findings = _lint(new, path, rules, True)
+            module, findings = _lint(new, path, rules, True, possible)
         except CannotLint:  # a rewrite that breaks a file is never kept
             break
         source, total = new, total + count
@@ -141,7 +143,7 @@ def _parse(source, path):
         raise CannotLint(Problem(path, f"does not parse: {error}")) from None
 
 
-def _lint(source, path, rules, noqa):
+def _lint(source, path, rules, noqa, possible):
     limit, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(limit, DEPTH))
     gc.disable()  # a tree is a million objects, all alive: looking through them is a third of the time
@@ -150,7 +152,7 @@ def _lint(source, path, rules, noqa):
         imports = Imports(module, path)
         if not imports.torch:
             return module, []
-        reports = Walk(module, imports, rules, source).run()
+        reports = Walk(module, imports, rules, source, possible).run()
         if not reports:
             return module, []
         return module, _findings(source, path, module, reports, noqa)
@@ -194,6 +196,7 @@ def _findings(source, path, module, reports, noqa):
                 r.message,
                 edits,
                 r.imports_safeops and bool(edits),
+                r.likely,
             )
         )
     return sorted(found, key=lambda f: (f.line, f.column, f.code))

@@ -23,7 +23,11 @@ def add_parser(commands):
     )
     mode.add_argument("--diff", action="store_const", dest="mode", const="diff", help="show what --fix would write")
     lint.add_argument(
-        "--select", type=_codes, default=(), metavar="CODES", help="rules: SO101,SO2 or ALL (default: the default set)"
+        "--select",
+        type=_codes,
+        default=(),
+        metavar="CODES",
+        help="rules: SO101,SO2 or ALL, and what is but possible (default: what is likely)",
     )
     lint.add_argument("--ignore", type=_codes, default=(), metavar="CODES", help="rules to leave out")
     lint.add_argument("--format", choices=FORMATS, default="text", help="of the report (default: text)")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import re
 
 import libcst as cst
 
@@ -10,6 +11,7 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
 
+CASTS = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
 ARITHMETIC = {
     cst.Add: operator.add,
     cst.Subtract: operator.sub,
@@ -27,6 +29,7 @@ class Report:
     fix: object  # [(node, text), ...] or None
     imports_safeops: bool
     last: cst.CSTNode
+    likely: bool
 
 
 class Context:
@@ -72,8 +75,11 @@ class Context:
         plain = getattr(node, "lpar", ()) and not comments(node) and "\n" not in self.text(node)
         return self.text(node.with_changes(lpar=(), rpar=())) if plain else self.text(node)
 
-    def report(self, rule, node, message, fix=None, *, imports=True, covers=(), last=None):
-        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too."""
+    def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
+        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
+        What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
+        if not (likely or self.possible):
+            return
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
             fix = None
         if imports and self.scope.scripted:
@@ -82,10 +88,17 @@ class Context:
             fix = None
         for code, covered in covers:
             self.reports.pop((code, id(covered)), None)
-        self.reports[rule.code, id(node)] = Report(rule, node, message, fix, imports and bool(fix), last or node)
+        self.reports[rule.code, id(node)] = Report(
+            rule, node, message, fix, imports and bool(fix), last or node, likely
+        )
 
     def reported(self, code, node):
         return (code, id(node)) in self.reports
+
+    @property
+    def casts(self):
+        """Whether the file casts to half itself: where autocast alone does, pow, sums and losses run in fp32."""
+        return CASTS.search(self.code) is not None
 
     @property
     def training(self):

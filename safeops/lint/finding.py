@@ -25,6 +25,7 @@ class Finding:
     message: str
     edits: tuple = ()  # of Edit: applied together or not at all
     imports_safeops: bool = False  # the edits say `safeops.`
+    likely: bool = True  # False: a caller or the data may well keep it away
     cell: int | None = None  # of a notebook, from 1; line is then the line in the cell
 
     @property

@@ -18,7 +18,8 @@ def text(outcome):
 
 def _line(f):
     place = f"{f.path}:cell {f.cell}:{f.line}:{f.column}" if f.cell else f"{f.path}:{f.line}:{f.column}"
-    return f"{place}: {f.code} {'[*] ' if f.fixable else ''}{f.message}"
+    marks = ("" if f.likely else "[?] ") + ("[*] " if f.fixable else "")
+    return f"{place}: {f.code} {marks}{f.message}"
 
 
 def _place(problem):
@@ -63,6 +64,7 @@ def as_json(outcome):
             "name": RULES[f.code].name,
             "message": f.message,
             "fixable": f.fixable,
+            "likely": f.likely,
         }
         for f in outcome.findings
     ]
@@ -80,7 +82,11 @@ def github(outcome):
         if f.cell:  # lines in a cell are no lines of the file
             properties = {"file": f.path}
         message = f"cell {f.cell}, line {f.line}: {f.message}" if f.cell else f.message
-        lines.append(_command("warning", {**properties, "title": f"{f.code} {RULES[f.code].name}"}, message))
+        lines.append(
+            _command(
+                "warning" if f.likely else "notice", {**properties, "title": f"{f.code} {RULES[f.code].name}"}, message
+            )
+        )
     for p in outcome.problems:
         place = {"line": p.line} if p.line else {}
         lines.append(_command("error", {"file": p.path, **place, "title": "safeops lint"}, p.message))
@@ -112,7 +118,7 @@ def sarif(outcome):
         {
             "ruleId": f.code,
             "ruleIndex": codes.index(f.code),
-            "level": "warning",
+            "level": "warning" if f.likely else "note",
             "message": {"text": f"cell {f.cell}, line {f.line}: {f.message}" if f.cell else f.message},
             "locations": [{"physicalLocation": _location(f)}],
         }

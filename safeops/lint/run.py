@@ -109,21 +109,23 @@ def lint_file(path, options):
     select = options.select or settings.select
     ignore = (*options.ignore, *settings.ignore, *settings.ignored_in(path))
     rules = chosen(select, ignore)
+    possible = bool(select)  # who asks for a rule wants all that it can tell
     result = Outcome(files=1)
     try:
         if path.endswith(".ipynb"):
-            _lint_notebook(path, rules, result)
+            _lint_notebook(path, rules, possible, result)
             return result
         text, encoding, bom = source.read(path)
         if options.mode == "check":
-            result.findings = lint_source(text, path, rules)
+            result.findings = lint_source(text, path, rules, possible=possible)
             return result
-        new, result.fixed, left = rewrite(text, path, rules)
+        new, result.fixed, left = rewrite(text, path, rules, possible)
         if new != text:
             result.changed.append((path, text, new))
             if options.mode == "fix":
                 source.write(path, new, encoding, bom)
-        result.findings = left if options.mode == "fix" or new == text else lint_source(text, path, rules)
+        whole = options.mode == "fix" or new == text
+        result.findings = left if whole else lint_source(text, path, rules, possible=possible)
     except (CannotLint, source.Unreadable) as error:
         result.problems.append(error.problem)
     except Exception as error:  # a defect of the linter must not keep the other files from being linted
@@ -135,7 +137,7 @@ def lint_file(path, options):
     return result
 
 
-def _lint_notebook(path, rules, result):
+def _lint_notebook(path, rules, possible, result):
     """All cells as one program; those that do not parse are named, and the others still linted."""
     lines, where = [], []
     for number, text in source.notebook(path):
@@ -148,5 +150,5 @@ def _lint_notebook(path, rules, result):
         cell = text.splitlines(keepends=True)
         lines += cell
         where += [(number, i) for i in range(1, len(cell) + 1)]
-    for finding in lint_source("".join(lines), path, rules):
+    for finding in lint_source("".join(lines), path, rules, possible=possible):
         result.findings.append(in_cell(finding, *where[finding.line - 1]))

@@ -7,6 +7,8 @@ import libcst as cst
 from safeops.lint.syntax import dotted, number
 from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
 
+NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")
+
 
 class Scope:
     """One function (or the module). Names are looked up here first, then where it was defined."""
@@ -78,6 +80,8 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
     scope.no_half = clues.decomposes
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
     scope.surely = clues.tensors
+    returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""
+    scope.rare += bool(NUMBERS.search(returns)) and "Tensor" not in returns  # its caller wants them on the host
     if outer is not None and outer.loss and not class_name:
         scope.loss, scope.metric, scope.formula = True, outer.metric, outer.formula
     parameters = node.params

@@ -32,8 +32,8 @@ SAVES_INPUT = set(
 class Walk(Binding, Calls, Context, Expressions, Results):
     """The rules see this object: values, the scope they are in, and `report`."""
 
-    def __init__(self, module, imports, rules, code):
-        self.module, self.imports, self.code = module, imports, code
+    def __init__(self, module, imports, rules, code, possible=False):
+        self.module, self.imports, self.code, self.possible = module, imports, code, possible
         self.scope, self.classes = Scope(), []
         self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
         self.notes = {}  # of rules, between two of their calls

@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.guards import of_weights
-from safeops.lint.rules.squares import normalized, squared
+from safeops.lint.rules.squares import normalized, squared, through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.values import REDUCTIONS, SHAPING
 
@@ -69,6 +69,23 @@ def _asked(node, walk):
     return any(other is not None and walk.text(other) == walk.text(made) for other in known)
 
 
+def _often_zero(node, walk):
+    """Whether a divisor is a count, a norm or a spread, which an empty mask, a zero vector or a constant row makes 0:
+    of other sums only the data tell."""
+    op = through(node, walk, SHAPING | {"sqrt", "pow", "square", "neg", "abs"})
+    if op is None:
+        return False
+    if op.name in ("add", "sub", "mul"):  # max - min, a norm times a norm
+        return all(_often_zero(n, walk) or _extreme(n, walk) for n in (op.input, *op.args) if walk.value(n).tensor)
+    counts = op.name in ("sum", "nansum", "mean", "nanmean") and walk.value(op.input).mask is not None
+    return counts or op.name in ("count_nonzero", "norm", "std", "var", "bincount", "histc")
+
+
+def _extreme(node, walk):
+    op = through(node, walk)
+    return op is not None and op.name in ("max", "amax", "min", "amin")
+
+
 class _Division(Rule):
     ops = ("div", "reciprocal", "addcdiv")
 
@@ -89,7 +106,7 @@ class _Division(Rule):
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
-        walk.report(self, op.node, message, self._fix(op, walk))
+        walk.report(self, op.node, message, self._fix(op, walk), likely=self.of_reductions and _often_zero(node, walk))
 
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):

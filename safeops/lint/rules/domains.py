@@ -8,6 +8,7 @@ from safeops.lint.calls import MODELS
 from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import dims, squared, through
 from safeops.lint.syntax import dotted, number
+from safeops.lint.uses import no_slope
 from safeops.lint.values import SHAPING
 
 SAFE = {
@@ -25,6 +26,8 @@ BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "ha
 
 # What is more than 0 as it is made, or has no graph: a guard in sight would be one more.
 BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
+PROBABILITY = re.compile(r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I)
+FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt"}
 NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
@@ -69,6 +72,28 @@ def leaves_domain(op, walk):
     if inner == "sub" and number(x.op.input) == 1 and _below_one(x.op.args[0], walk):
         return False
     return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
+
+
+def _meets_edge(op, walk):
+    """Whether the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
+    name; what else an argument holds only its caller knows."""
+    if op.name in ("acos", "asin", "atanh", "acosh", "logit", "erfinv"):
+        return True
+    return _edge_of(argument(op), op, walk)
+
+
+def _edge_of(node, op, walk, depth=0):
+    inner = through(node, walk, SHAPING | FACTORS)
+    if inner is None:
+        names = sources(node, walk)
+        return op.name.startswith("log") and bool(names) and all(PROBABILITY.search(name) for name in names)
+    if inner.name in ("sum", "mean"):  # of exponentials where a mask leaves some, of squares of differences
+        terms = [walk.op(n) for n in (inner.input, *getattr(walk.op(inner.input), "args", ()))]
+        masked = any(walk.value(n).mask for n in getattr(walk.op(inner.input), "args", ()))
+        return masked or any(term is not None and term.name == "sub" for term in terms)
+    if inner.name == "add" and depth < 4:
+        return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
+    return inner.name in ("sub", "sigmoid", "softmax", "var", "relu", "clamp", "clamp_min", "minimum", "prod")
 
 
 def sources(node, walk, depth=0):
@@ -134,6 +159,8 @@ class UnguardedDomain(Rule):
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
             return
+        if op.name in ("sqrt", "pow") and no_slope(walk.body, op.node):
+            return
         name = SAFE.get(op.name)
         inner = walk.op(argument(op))
         fix, hint = None, f"use safeops.{name}" if name else "clamp it first"
@@ -150,7 +177,7 @@ class UnguardedDomain(Rule):
         if any(_below_one(n, walk) is False for n in complement):
             edge = 0 if op.name.startswith("log") else 1
             problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - 1e-6 is 1 in half"
-        walk.report(self, op.node, f"{problem}; {hint}", fix)
+        walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(op, walk))
 
 
 def _below_one(node, walk):
@@ -204,6 +231,9 @@ class SpelledNorm(Rule):
             return
         base = squared(total.input, walk)
         if base is None or walk.checked(op.input) or _replaced(base, walk):
+            return
+        names = sources(base, walk)
+        if names and all(NO_GRAPH.search(name) for name in names) or no_slope(walk.body, op.node):
             return
         fix = None
         square = walk.op(total.input)

@@ -137,8 +137,10 @@ class TinyEps(Rule):
             return False
         what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
         use = "safe_log" if op.name == "log" else "safe_div"
-        walk.report(self, op.node, f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first")
-        return True
+        message = f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first"
+        likely = op.name != "div" or walk.number(op.input) is not None  # of v / (|v| + eps) nothing is large
+        walk.report(self, op.node, message, likely=likely)
+        return likely or walk.possible
 
     def _entropy(self, op, walk):
         """p * log(p + 1e-6), whose slope there is log(1e-6): nothing is divided by the eps alone."""

@@ -8,9 +8,12 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import BOUNDED, SELECTED, finite
 from safeops.lint.rules.domains import leaves_domain
+from safeops.lint.syntax import dotted
 from safeops.lint.values import NOTHING, SHAPING
 
+KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # -inf that is there in forward
 VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number
+FINITE = re.compile(r"(nan|finite)s?$", re.IGNORECASE)
 PAIRS = re.compile(r"(^|_)(pos|positives?|neg|negatives?|same|diag|diagonal|pairs?|anchors?)(_|$)", re.IGNORECASE)
 
 
@@ -58,7 +61,8 @@ class TimesMask(Rule):
             if mask.mask == "bool" and not op.inplace and isinstance(op.node, (cst.BinaryOperation, cst.Call)):
                 fix = [(op.node, f"safeops.masked_fill({walk.argument(x_node)}, {_inverted(mask_node, walk)}, 0)")]
             message = f"times a mask keeps {what}: NaN * 0 and inf * 0 are NaN; use safeops.masked_fill"
-            walk.report(self, op.node, message, fix)
+            likely = edge in KEPT if edge else _of_finite(mask_node, walk)
+            walk.report(self, op.node, message, fix, likely=likely)
             return
 
 
@@ -89,6 +93,14 @@ def _of_validity(node, walk, depth=0):
         return False
     inner = op.input if op is not None and depth < 5 else None
     return any(VALID.search(name) for name in names) or inner is not None and _of_validity(inner, walk, depth + 1)
+
+
+def _of_finite(node, walk, depth=0):
+    """Whether it is the mask of what is no NaN, which is then there: `target.isfinite()`."""
+    op = walk.op(node)
+    if op is None or depth > 5:
+        return bool(FINITE.search(dotted(node) or ""))
+    return op.name in ("isfinite", "isnan", "isinf") or op.input is not None and _of_finite(op.input, walk, depth + 1)
 
 
 def _as_made(node, walk):

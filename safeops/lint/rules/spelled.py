@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.bounds import BOUNDED
+from safeops.lint.rules.bounds import BOUNDED, finite
 from safeops.lint.rules.squares import squared, through, wide
 from safeops.lint.syntax import descendants, dotted, operation
 from safeops.lint.values import SHAPING
@@ -41,7 +41,7 @@ class Spelled(Rule):
 
     def operation(self, op, walk):
         if op.name == "div":
-            if len(op.args) == 1 and self._normalized(op, walk):
+            if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
                 covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
                 walk.report(self, op.node, message, covers=covers)
@@ -130,6 +130,10 @@ def exponent_range(exp, walk):
         top = through(op.args[0], walk)
         named = any("max" in name for name in walk.names_in(op.args[0]))
         return "safe" if named or top is not None and top.name in ("max", "amax", "logsumexp", "detach") else None
+    if op.name == "sub" and sign > 0 and (walk.number(op.args[0]) or 0) >= 1:  # (sigmoid(x) - y - 1) / t
+        inner = walk.op(op.input)
+        sides = (inner.input, *inner.args) if inner is not None and inner.name == "sub" else (op.input,)
+        return "below" if any(finite(n, walk) for n in sides) else None
     if op.name in NOT_NEGATIVE:
         return "below" if sign < 0 else None
     return "safe" if op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum") else None

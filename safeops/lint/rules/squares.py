@@ -129,7 +129,8 @@ class SquareSum(Rule):
             small = all(finite(n, walk) for n in (op.input, *op.args[:1]))
             summed = op.arg(1, "reduction")
             if summed is not None and "sum" in walk.text(summed) and not small and not wide(op, walk):
-                walk.report(self, op.node, "squares in half overflow at 256, their sum at 65504; use safeops.mse_loss")
+                message = "squares in half overflow at 256, their sum at 65504; use safeops.mse_loss"
+                walk.report(self, op.node, message, likely=walk.casts)
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
@@ -138,11 +139,12 @@ class SquareSum(Rule):
                 continue
             if PARAMETER.search(dotted(base) or ""):
                 continue
+            likely = walk.casts or walk.op(node).name != "pow" and self._large(base, walk)
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
-                walk.report(self, op.node, message, fix)
+                walk.report(self, op.node, message, fix, likely=likely)
             elif self._error(through(base, walk, {"abs"}), walk):
-                walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message)
+                walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message, likely=likely)
 
     def _norm(self, op, walk):
         """`rsqrt(x.pow(2).mean(-1) + eps)`, and the mean in a norm's own function."""
@@ -154,6 +156,11 @@ class SquareSum(Rule):
         made = walk.value(mean.input)
         if base is not None and not (made.wide or made.host or made.constant or walk.value(mean.node).wide):
             walk.report(self, mean.node, "squares in half overflow at 256, and 1 / inf is 0; .float() first")
+
+    def _large(self, node, walk):
+        """A difference, or a gradient: what a caller keeps small, as codes and unit vectors, is none."""
+        names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
+        return self._error(through(node, walk, {"abs"}), walk) or any("grad" in name for name in names)
 
     def _error(self, op, walk):
         """A difference, not from a number, and none of logarithms."""
@@ -177,7 +184,8 @@ class SquareSum(Rule):
             and ("nume" in walk.text(count) or PAIRS.search(walk.text(count)))
         ):
             if not finite(made.input, walk):
-                walk.report(self, op.node, "a sum in half is inf beyond 65504, before it is divided; use mean")
+                message = "a sum in half is inf beyond 65504, before it is divided; use mean"
+                walk.report(self, op.node, message, likely=walk.casts)
 
     def _untransposed(self, node, walk):
         """What a factor is without its transposition."""

@@ -1,9 +1,14 @@
 """SO3xx: where a loss makes the CPU wait for the GPU."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.syntax import descendants, dotted, number
+from safeops.lint.values import SHAPING
+
+INDEX = re.compile(r"(^|_)(i|j|idx|index|indices|indexes)(_|$)")  # a matcher's are on the CPU, as scipy made them
 
 
 def _of_interest(walk):
@@ -58,9 +63,12 @@ class Fetch(Rule):
                 and (value.tensor or not dotted(func.value))
             ):
                 covers = [("SO301", func.value)]
-                walk.report(self, node, ".item() in a loss waits for the GPU; keep the tensor", covers=covers)
+                element = isinstance(func.value, (cst.Name, cst.Subscript))
+                likely = not (element and any(INDEX.search(name) for name in walk.names_in(func.value)))
+                message = ".item() in a loss waits for the GPU; keep the tensor"
+                walk.report(self, node, message, likely=likely, covers=covers)
             elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not (value.constant or value.host):
-                if _solves(walk):
+                if _solves(walk) or func.attr.value == "numpy" and not _fetched(func.value, walk):
                     return
                 message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
@@ -76,6 +84,12 @@ def _on_host(returned, walk):
         parts = [e.value for e in returned.elements]
         return all(walk.value(n).foreign for n in parts) and not all(number(n) is not None for n in parts)
     return returned is not None and not walk.value(returned).tensor
+
+
+def _fetched(node, walk):
+    """Whether it is brought from the device here: of a tensor that is there `.numpy()` alone raises."""
+    op = walk.op(node)
+    return op is not None and (op.name == "cpu" or op.name in SHAPING and _fetched(op.input, walk))
 
 
 def _solves(walk):
