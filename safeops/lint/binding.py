@@ -5,7 +5,7 @@ import dataclasses
 import libcst as cst
 
 from safeops.lint.syntax import Op, dotted, number, operation
-from safeops.lint.values import FOREIGN, NOTHING, PAIRS, Value, named_eps, named_mask
+from safeops.lint.values import BATCHES, FOREIGN, NOTHING, PAIRS, Value, named_eps, named_mask, named_tensor
 
 
 class Binding:
@@ -54,8 +54,10 @@ class Binding:
                 name, old = target.value.value, self.scope.get(target.value.value)
                 if old.tensor:
                     new = dataclasses.replace(old, positive=True)
-                    if number(expression) == float("-inf") and len(target.slice) == 1:  # as masked_fill
-                        new.op = Op("masked_fill", target, target.value, [_index(target), expression], {}, "operator")
+                    masks = [e.slice.value for e in target.slice if isinstance(e.slice, cst.Index)]
+                    mask = next((n for n in masks if self.value(n).mask or len(target.slice) == 1), None)
+                    if number(expression) == float("-inf") and mask is not None:  # as masked_fill
+                        new.op = Op("masked_fill", target, target.value, [mask, expression], {}, "operator")
                     self.scope.names[name] = new
 
     def _used_as_tensor(self, name, value):
@@ -108,6 +110,16 @@ class Binding:
             in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
         )
         each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
+        if op is not None and op.name == "aminmax":
+            for target, name in zip(elements, ("amin", "amax")):
+                made = Op(name, expression, op.input, [], {}, op.origin)
+                self._bind(target.value, Value(tensor=True, op=made, node=expression), None, statement)
+            return
+        if self.scope.step and isinstance(expression, cst.Name) and expression.value in BATCHES:  # x, y = batch
+            for target in elements:
+                name = dotted(target.value) or ""
+                self._bind(target.value, Value(tensor=name in self.scope.used or named_tensor(name)), None, statement)
+            return
         pair = tensors and len(elements) == 2 and op.name in PAIRS
         for i, target in enumerate(elements):
             made = self._of_pair(Value(op=op), i == 1, expression) if pair else each

@@ -139,7 +139,7 @@ class Expressions:
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
             if attribute != "grad":
                 self._disown(node.value)
-            return dataclasses.replace(base, owned=False, node=node)
+            return dataclasses.replace(base, owned=False, flat=base.flat or attribute == "data", node=node)
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
         if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
@@ -193,7 +193,7 @@ class Expressions:
             return Value(foreign=True, positive=base.positive)
         if not base.tensor:
             return NOTHING
-        index = op = None
+        index, op = None, base.op if _shapes(node) else None
         if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
             index = node.slice[0].slice.value
         advanced = index is not None and self.value(index).tensor
@@ -216,13 +216,17 @@ class Expressions:
         tensors = [v for v in values if v.tensor]
         asked = bool(asked_about(node.test))
         if not tensors:
-            return FOREIGN if all(v.foreign for v in values) else NOTHING
+            wide = any(v.wide for v in values) and "dtype" in self.text(
+                node.test
+            )  # float32 if x.dtype is half, else its own
+            return Value(foreign=True, wide=wide, node=node) if all(v.foreign for v in values) else NOTHING
         return Value(
             tensor=True,
             mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,
             positive=asked or all(v.positive for v in tensors),
             op=tensors[0].op if len(tensors) == 1 else None,
             wide=any(v.wide for v in tensors),
+            flat=all(v.flat for v in tensors),
         )
 
     def _Lambda(self, node):
@@ -235,3 +239,15 @@ class Expressions:
         self.evaluate(node.body)
         self.scope = outer
         return NOTHING
+
+
+def _shapes(subscript):
+    """`x[:, None]`, `x[..., None]`: all of x, in another shape."""
+    for element in subscript.slice:
+        part = element.slice
+        if isinstance(part, cst.Slice):
+            if not part.lower is part.upper is part.step is None:
+                return False
+        elif not isinstance(part.value, cst.Ellipsis) and dotted(part.value) != "None":
+            return False
+    return True

@@ -18,37 +18,39 @@ class Reach:
         for class_name, node in self.functions:
             self.named.setdefault((class_name, node.name.value), []).append((class_name, node))
         self._bases = {name: [dotted(b.value) for b in node.bases] for name, node in self.classes.items()}
-        self._made = {name: _made(node, "self.", self.classes) for name, node in self.classes.items()}
+        known = {*self.classes, *(name for owner, name in self.named if not owner)}
+        self._made = {name: _made(node, "self.", known) for name, node in self.classes.items()}
         self._models = {name for name, node in self.classes.items() if _learns(node)}
 
     def called(self, function, class_name):
         """[(class, FunctionDef)] that a function calls for a result; not of a model, which is no part of a loss."""
+        return [found for _, found in self.calls(function, class_name)]
+
+    def calls(self, function, class_name):
+        """The same, each behind its Call."""
         made = {**self._made.get(class_name, {}), **_made(function, "", self.classes)}
         nodes = list(descendants(function.body))
         statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
         for node in nodes:
-            if not isinstance(node, cst.Call) or id(node) in statements:
-                continue
-            if isinstance(node.func, cst.Call):  # Loss()(x)
-                yield from self._of(dotted(node.func.func), CALLED)
-                continue
-            if isinstance(node.func, cst.Attribute) and isinstance(
-                node.func.value, cst.Call
-            ):  # Categorical(x).entropy()
-                yield from self._of(dotted(node.func.value.func), [node.func.attr.value])
-                continue
-            name = dotted(node.func) or ""
-            owner, _, last = name.rpartition(".")
-            if name == "self":
-                yield from self._methods(class_name, CALLED)
-            elif owner in ("self", "cls"):
-                yield from self._methods(class_name, [last])
-            if name in made:
-                yield from self._of(made[name], CALLED)
-            elif owner in made:
-                yield from self._of(made[owner], [last])
-            elif "." not in owner and owner not in ("self", "cls"):
-                yield from self.named.get((owner, last), ())
+            if isinstance(node, cst.Call) and id(node) not in statements:
+                yield from ((node, found) for found in self._called_by(node, class_name, made))
+
+    def _called_by(self, node, class_name, made):
+        if isinstance(node.func, cst.Call):  # Loss()(x)
+            return self._of(dotted(node.func.func), CALLED)
+        if isinstance(node.func, cst.Attribute) and isinstance(node.func.value, cst.Call):  # Categorical(x).entropy()
+            return self._of(dotted(node.func.value.func), [node.func.attr.value])
+        name = dotted(node.func) or ""
+        owner, _, last = name.rpartition(".")
+        own = owner in ("self", "cls")
+        found = list(self._methods(class_name, CALLED if name == "self" else [last] if own else []))
+        if name in made:
+            found += [*self._of(made[name], CALLED), *self.named.get(("", made[name]), ())]
+        elif owner in made:
+            found += self._of(made[owner], [last])
+        elif "." not in owner and not own:
+            found += self.named.get((owner, last), ())
+        return found
 
     def _of(self, class_name, names):
         return self._methods(class_name, names) if class_name in self.classes and class_name not in self._models else ()
@@ -73,14 +75,14 @@ class Reach:
         return found
 
 
-def _made(node, prefix, classes):
-    """{name: class} of `name = Class(...)` below a node, for the classes of this file."""
+def _made(node, prefix, known):
+    """{name: class or function of this file} of `name = Class(...)` and `self.name = function` below a node."""
     made = {}
     for n in descendants(node):
-        if isinstance(n, cst.Assign) and isinstance(n.value, cst.Call) and dotted(n.value.func) in classes:
-            name = dotted(n.targets[0].target) or ""
-            if name.startswith(prefix):
-                made[name] = dotted(n.value.func)
+        if isinstance(n, cst.Assign) and isinstance(n.value, (cst.Call, cst.Name)):
+            name, of = dotted(n.targets[0].target) or "", dotted(getattr(n.value, "func", n.value))
+            if of in known and name.startswith(prefix):
+                made[name] = of
     return made
 
 

@@ -78,6 +78,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
     scope.formula = clues.formula
     scope.no_grad += clues.detached
     scope.no_half = clues.decomposes
+    scope.wide += clues.wide
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
     scope.surely = clues.tensors
     returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""

@@ -32,6 +32,7 @@ class Clues:
     metric: bool = False
     formula: bool = False  # a loss by its form alone
     scripted: bool = False
+    wide: bool = False  # private, and given fp32 by every caller
     detached: bool = False  # torch.autograd.Function alone calls it: there is no graph
     decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
@@ -66,6 +67,7 @@ def survey(module, imports):
     _spread(todo, reach, clues, helpers, metrics)
     _scripted(module, imports, reach, clues)
     _detached(reach, clues)
+    _widened(reach, clues)
     return clues, helpers
 
 
@@ -113,6 +115,38 @@ def _detached(reach, clues):
             called[class_name in inside] |= {id(function) for _, function in reach.called(node, class_name)}
         for found in called[True] - called[False]:
             clues[found].detached = True
+
+
+def _widened(reach, clues):
+    """Marks private functions that are called with autocast off, or with what was cast to fp32, wherever they are."""
+    given = {}
+    for class_name, node in reach.functions:
+        nodes = list(descendants(node.body))
+        off = {id(n) for part in nodes if isinstance(part, cst.With) and _autocast_off(part) for n in descendants(part)}
+        cast = {
+            name
+            for n in nodes
+            if isinstance(n, cst.Assign) and _casts(n.value)
+            for name in names_of(n.targets[0].target)
+        }
+        for call, (_, function) in reach.calls(node, class_name):
+            if function.name.value.startswith("_") and function is not node:
+                wide = id(call) in off or any(_casts(a.value) or names_of(a.value) & cast for a in call.args)
+                given.setdefault(id(function), []).append(wide)
+    for found, wide in given.items():
+        clues[found].wide = all(wide)
+
+
+def _autocast_off(node):
+    calls = [item.item for item in node.items if isinstance(item.item, cst.Call)]
+    return any(
+        "autocast" in (dotted(c.func) or "") and "False" in map(dotted, (a.value for a in c.args)) for c in calls
+    )
+
+
+def _casts(node):
+    func = node.func if isinstance(node, cst.Call) else None
+    return isinstance(func, cst.Attribute) and func.attr.value in ("float", "double")
 
 
 def _metrics(module):

@@ -102,6 +102,7 @@ SURE_METHODS = set(
 )
 # What comes out of these is a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
+FLAT = {"detach", "data"}
 KEEPS_INTEGER = SHAPING | set(
     "add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()
 )
@@ -127,6 +128,7 @@ class Value:
     integer: bool = False  # surely no floating tensor: no NaN, no gradient
     soft: bool = False  # surely no mask: a probability, an attention
     host: bool = False  # on the CPU for certain
+    flat: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
     owned: bool = False  # memory that only this name reaches
     guessed: bool = False  # a tensor by what is done with it later
     op: object = None  # the Op that made it
@@ -187,10 +189,19 @@ def of_op(op, operands, imports):
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
     value.wide |= op.name == "div" and counts
+    value.wide |= any(
+        v.wide for name, v in zip(op.kwargs, operands[len(operands) - len(op.kwargs) :]) if name == "dtype"
+    )
     value.half = dtype == "half" or op.name in ("half", "bfloat16")
     made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
-    moved = op.name in ("cuda", "to") or op.name.startswith("new_") or "device" in op.kwargs
-    value.host = op.name == "cpu" or not moved and (all(v.host for v in tensors) if tensors else made)
+    to = [op.kwargs["device"]] if "device" in op.kwargs else op.args[:1] if op.name == "to" else []
+    moved = op.name in ("cuda", "to") or op.name.startswith("new_") or bool(to)
+    value.host = (
+        op.name == "cpu"
+        or any(_cpu(n) for n in to)
+        or not moved
+        and (all(v.host for v in tensors) if tensors else made)
+    )
     if value.half or op.name in ("to", "type", "type_as") and _like_another(operands[1:]):
         value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
     if op.name in VIEWS or (op.inplace and not first.owned):
@@ -199,9 +210,19 @@ def of_op(op, operands, imports):
     value.mask = _mask(op, operands, dtype)
     value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
     value.integer = op.name in INTEGER or op.name in KEEPS_INTEGER and counts and not (value.mask or value.wide)
-    value.constant = op.name in CONSTRUCTORS or (bool(tensors) and all(v.constant for v in tensors))
+    of = tensors[:1] if op.name in ("to", "type", "type_as", "expand_as", "view_as", "reshape_as") else tensors
+    value.constant = op.name in CONSTRUCTORS or (bool(of) and all(v.constant for v in of))
     value.positive = _positive(op, operands)
+    value.flat = (
+        op.name in FLAT or bool(tensors) and all(v.flat or v.constant or v.integer or v.mask == "bool" for v in tensors)
+    )
     return value
+
+
+def _cpu(node):
+    """`"cpu"`, `torch.device("cpu")`"""
+    node = node.args[0].value if isinstance(node, cst.Call) and node.args else node
+    return isinstance(node, cst.SimpleString) and node.evaluated_value == "cpu"
 
 
 def _like_another(given):

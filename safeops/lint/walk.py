@@ -153,26 +153,32 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         self.scope.rare += rare
         self._test(node.test)
         waited = any(self.reported(code, n) for n in descendants(node.test) for code in ("SO301", "SO303"))
-        name = self._no_tensor(node.test)
+        name, is_tensor = self._asked_for_a_tensor(node.test)
+        self.scope.rare += waited  # what the branch reads has arrived by then
+        self._branch(node.body, None if is_tensor else name)
+        self.scope.rare -= rare + waited
+        if node.orelse is not None:
+            self._branch(node.orelse, name if is_tensor else None)
+
+    def _branch(self, node, name):
+        """A branch in which `name` is no tensor."""
         before = self.scope.names.get(name)
         if before is not None:
             self.scope.names[name] = FOREIGN
-        self.scope.rare += waited  # what the branch reads has arrived by then
-        self._block(node.body)
-        self.scope.rare -= rare + waited
+        self._statement(node)
         if before is not None and self.scope.names[name] is FOREIGN:
             self.scope.names[name] = before
-        if node.orelse is not None:
-            self._statement(node.orelse)
 
-    def _no_tensor(self, test):
-        """x of `isinstance(x, float)` and `not isinstance(x, torch.Tensor)`: no tensor in what follows."""
+    def _asked_for_a_tensor(self, test):
+        """(x, whether it is a tensor) of `torch.is_tensor(x)`, `isinstance(x, float)`, `not isinstance(x, Tensor)`."""
         inverted = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
         call = test.expression if inverted else test
-        if not isinstance(call, cst.Call) or dotted(call.func) != "isinstance" or len(call.args) != 2:
-            return None
-        is_tensor = "Tensor" in self.text(call.args[1].value)
-        return dotted(call.args[0].value) if is_tensor == inverted else None
+        name = (dotted(call.func) or "").rpartition(".")[2] if isinstance(call, cst.Call) else ""
+        if name == "is_tensor" and len(call.args) == 1:
+            return dotted(call.args[0].value), not inverted
+        if name != "isinstance" or len(call.args) != 2:
+            return None, False
+        return dotted(call.args[0].value), ("Tensor" in self.text(call.args[1].value)) != inverted
 
     def _Else(self, node):
         self._block(node.body)
@@ -217,7 +223,8 @@ class Walk(Binding, Calls, Context, Expressions, Results):
             call = item.item if isinstance(item.item, cst.Call) else None
             name = (self.imports.resolve(call.func) or dotted(call.func) or "") if call else ""
             last = name.rsplit(".", 1)[-1]
-            if last in ("no_grad", "inference_mode"):
+            off = last == "set_grad_enabled" and "False" in [dotted(a.value) for a in call.args]
+            if off or last in ("no_grad", "inference_mode"):
                 scope.no_grad += 1
             elif last in ("autocast", "maybe_autocast"):
                 enter_autocast(scope, call, 1)

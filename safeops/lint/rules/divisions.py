@@ -30,7 +30,7 @@ def reduction(node, walk, depth=0):
     if op.name in REDUCTIONS | ZEROS:
         return op.name
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
-    if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs", "div"}:
+    if op.name in SHAPING | {"sqrt", "pow", "square", "neg", "abs", "div", "index"}:
         operands = operands[:1]
     elif op.name not in ("add", "sub", "mul"):
         return None
@@ -72,12 +72,14 @@ def _asked(node, walk):
 def _often_zero(node, walk):
     """Whether a divisor is a count, a norm or a spread, which an empty mask, a zero vector or a constant row makes 0:
     of other sums only the data tell."""
-    op = through(node, walk, SHAPING | {"sqrt", "pow", "square", "neg", "abs"})
+    op = through(node, walk, SHAPING | {"sqrt", "pow", "square", "neg", "abs", "index"})
     if op is None:
         return False
     if op.name in ("add", "sub", "mul"):  # max - min, a norm times a norm
         return all(_often_zero(n, walk) or _extreme(n, walk) for n in (op.input, *op.args) if walk.value(n).tensor)
-    counts = op.name in ("sum", "nansum", "mean", "nanmean") and walk.value(op.input).mask is not None
+    base = squared(op.input, walk) if op.name == "sum" else None
+    spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"  # an error is 0 in the end alone
+    counts = spelled or op.name in ("sum", "nansum", "mean", "nanmean") and walk.value(op.input).mask is not None
     return counts or op.name in ("count_nonzero", "norm", "std", "var", "bincount", "histc")
 
 
@@ -146,7 +148,7 @@ class DivisionByReduction(_Division):
         if op.name not in MEANS:
             super().operation(op, walk)
         elif walk.training and "ignore_index" in op.kwargs and "reduction" not in op.kwargs:
-            walk.report(self, op.node, "the mean over no target is NaN; use safeops.cross_entropy")
+            walk.report(self, op.node, "the mean over no target is NaN; use safeops.cross_entropy", likely=False)
 
     rewrites = """
     `a / b` to `safeops.safe_div(a, b)`, `1 / b` to `safeops.safe_reciprocal(b)`, `x / x.norm(dim=d, keepdim=True)`

@@ -21,13 +21,17 @@ SAFE = {
 }
 OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "acos", "asin", "pow")
 OPS += ("xlogy", "entr", "logit", "atanh", "acosh", "erfinv")
+ANGLES = {"acos", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
 
 # What is more than 0 as it is made, or has no graph: a guard in sight would be one more.
 BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
-PROBABILITY = re.compile(r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I)
-FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt"}
+PROBABILITY = re.compile(
+    r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
+    re.I,
+)
+FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
 NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
 
@@ -49,11 +53,11 @@ def leaves_domain(op, walk):
         return False
     if op.name == "acosh":  # kept above 1, where its slope is infinite
         return inner not in BOUNDED or walk.number(x.op.arg(0, "min")) == 1
-    if op.name in ("acos", "asin", "atanh", "logit", "erfinv"):
+    if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False
     root = op.name == "sqrt" or op.name == "pow" and (_exponent(op.arg(0, "exponent"), walk) or 0) > 0
     names = sources(node, walk)
-    if root and (inner == "detach" or names and all(NO_GRAPH.search(name) for name in names)):
+    if root and (x.flat or names and all(NO_GRAPH.search(name) for name in names)):
         return False  # 0 is no trouble without a slope
     given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
     if given or _unseen(x, walk):
@@ -77,15 +81,17 @@ def leaves_domain(op, walk):
 def _meets_edge(op, walk):
     """Whether the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
     name; what else an argument holds only its caller knows."""
-    if op.name in ("acos", "asin", "atanh", "acosh", "logit", "erfinv"):
+    if op.name in ANGLES or op.name == "acosh":
         return True
     return _edge_of(argument(op), op, walk)
 
 
 def _edge_of(node, op, walk, depth=0):
     inner = through(node, walk, SHAPING | FACTORS)
-    if inner is None:
-        names = sources(node, walk)
+    if inner is not None and inner.name == "div" and not walk.value(inner.args[0]).tensor:
+        return _edge_of(inner.input, op, walk, depth + 1)
+    if inner is None or inner.name == "div":
+        names = sources(node if inner is None else inner.input, walk)
         return op.name.startswith("log") and bool(names) and all(PROBABILITY.search(name) for name in names)
     if inner.name in ("sum", "mean"):  # of exponentials where a mask leaves some, of squares of differences
         terms = [walk.op(n) for n in (inner.input, *getattr(walk.op(inner.input), "args", ()))]
@@ -93,7 +99,19 @@ def _edge_of(node, op, walk, depth=0):
         return masked or any(term is not None and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
         return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
-    return inner.name in ("sub", "sigmoid", "softmax", "var", "relu", "clamp", "clamp_min", "minimum", "prod")
+    return inner.name in (
+        "sub",
+        "sigmoid",
+        "softmax",
+        "var",
+        "relu",
+        "clamp",
+        "clamp_min",
+        "minimum",
+        "prod",
+        "norm",
+        "cdist",
+    )
 
 
 def sources(node, walk, depth=0):
@@ -174,7 +192,8 @@ class UnguardedDomain(Rule):
         complement = (
             {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner is not None else []
         )
-        if any(_below_one(n, walk) is False for n in complement):
+        met = op.name in ANGLES or inner is not None and inner.name in ("sub", "neg")
+        if met and any(_below_one(n, walk) is False for n in complement):
             edge = 0 if op.name.startswith("log") else 1
             problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - 1e-6 is 1 in half"
         walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(op, walk))
@@ -233,7 +252,8 @@ class SpelledNorm(Rule):
         if base is None or walk.checked(op.input) or _replaced(base, walk):
             return
         names = sources(base, walk)
-        if names and all(NO_GRAPH.search(name) for name in names) or no_slope(walk.body, op.node):
+        flat = walk.value(base).flat or bool(names) and all(NO_GRAPH.search(name) for name in names)
+        if flat or no_slope(walk.body, op.node):
             return
         fix = None
         square = walk.op(total.input)

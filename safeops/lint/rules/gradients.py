@@ -65,7 +65,7 @@ class WhereAfter(Rule):
 
     def _unsafe(self, branch, condition, walk):
         op = walk.op(branch)
-        if op is None or op.inplace or walk.value(branch).constant:
+        if op is None or op.inplace or walk.value(branch).constant or walk.value(branch).flat:
             return None
         if op.name in ("div", "reciprocal"):
             by = (op.args or [None])[0] if op.name == "div" else op.input
@@ -145,7 +145,7 @@ class InPlace(Rule):
         value = walk.value(op.input)
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
-        if value.constant or value.mask == "bool" or value.integer:
+        if value.constant or value.mask == "bool" or value.integer or value.flat:
             return
         name = op.input.value if isinstance(op.input, cst.Name) else None
         how = f"{op.name}_" if isinstance(op.node, cst.Call) else "an augmented assignment"
@@ -156,7 +156,8 @@ class InPlace(Rule):
                 walk.report(self, op.node, message, imports=False)
             elif name in walk.scope.parameters and op.name in CHANGES and walk.scope.loss and walk.scope.outermost:
                 message = f"{how} changes the caller's tensor; use the form that returns a new one"
-                walk.report(self, op.node, message, imports=False)
+                whole = walk.scope.name in ("forward", "__call__") or "loss" in walk.scope.name.lower()
+                walk.report(self, op.node, message, imports=False, likely=whole)  # what a step is given a copy of
             return
         fix = None
         numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))

@@ -127,7 +127,9 @@ class BooleanWriteTensor(Rule):
 def _scalar(node, walk):
     """`torch.tensor(0.5)`: a number on the CPU, which torch writes without counting. (One on the GPU it counts for.)"""
     op = walk.op(node)
-    return op is not None and op.name in ("tensor", "scalar_tensor") and "device" not in op.kwargs
+    host = op is not None and "device" not in op.kwargs
+    shapeless = host and op.name in ("zeros", "ones") and walk.text(op.input) == "()"
+    return host and op.name in ("tensor", "scalar_tensor") or shapeless
 
 
 def _may_be_nan(value, walk):
@@ -178,7 +180,7 @@ class BooleanWriteScalar(Rule):
         value = walk.value(statement.value) if statement.value is not None else None
         if not masks or value is None or (value.tensor and not _scalar(statement.value, walk)) or walk.scope.no_grad:
             return
-        if not base.tensor or base.constant or base.integer or base.mask == "bool" or _copied(base, walk):
+        if not base.tensor or base.constant or base.integer or base.mask == "bool" or base.flat or _copied(base, walk):
             return
         forward = walk.scope.is_module and walk.scope.name == "forward"
         made = base.op.name if base.op is not None else ""

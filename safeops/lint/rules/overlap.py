@@ -16,7 +16,7 @@ def sums_of_products(node, walk, depth=0):
     op = through(node, walk)
     if op is None or depth > 8 or walk.value(node).wide:
         return []
-    if op.name == "einsum":
+    if op.name in ("einsum", "dot", "vdot", "inner", "tensordot"):
         return [op]
     if op.name == "sum" and "dtype" not in op.kwargs:
         product = through(op.input, walk)

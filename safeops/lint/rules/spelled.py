@@ -164,7 +164,8 @@ class Variance(Rule):
         if self._average_of_square(op.input, walk):
             made = walk.op(op.input)
             covers = [("SO201", op.input if made is None else made.node)]
-            walk.report(self, op.node, "a variance as E[x^2] - E[x]^2 cancels; use safeops.masked_var", covers=covers)
+            message = "a variance as E[x^2] - E[x]^2 cancels; use safeops.masked_var"
+            walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
 
     def _is_square(self, node, walk):
         if squared(node, walk) is not None:
@@ -223,7 +224,9 @@ class Exponential(Rule):
             if base == 10 and value.tensor and not value.constant and getattr(value.op, "name", "") != "clamp":
                 walk.report(self, op.node, "a power of 10 is inf in fp16 beyond 4.8; .float() first")
         elif exponent_range(op, walk) is None and self._large(op.input, walk):
-            walk.report(self, op.node, "exp overflows fp16 at 11.1, and this argument may be larger; .float() first")
+            message = "exp overflows fp16 at 11.1, and this argument may be larger; .float() first"
+            known = any(walk.reported("SO211", n) for n in descendants(op.input))  # the logarithm in it was told of
+            walk.report(self, op.node, message, likely=not known and not _policy_ratio(op.input, walk))
 
     def _large(self, node, walk):
         while isinstance(node, cst.UnaryOperation):
@@ -243,6 +246,12 @@ class Exponential(Rule):
             return inverse or any((walk.number(n) or 0) >= 1 / COSINE_OVER for n in scales)
         names = [walk.names_in(n) - {"self", "torch"} for n in (inner.input, by)] if inner.name == "sub" else []
         return bool(names) and all(any("log" in name for name in side) for side in names)
+
+
+def _policy_ratio(node, walk):
+    """Whether it is by how much a policy has moved since it was sampled: little, while it is clipped."""
+    names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
+    return any(re.search(r"(^|_)old(_|$)|ratio", name) for name in names)
 
 
 RULES = (Spelled, Variance, Exponential)

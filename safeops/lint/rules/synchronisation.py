@@ -6,7 +6,6 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.syntax import descendants, dotted, number
-from safeops.lint.values import SHAPING
 
 INDEX = re.compile(r"(^|_)(i|j|idx|index|indices|indexes)(_|$)")  # a matcher's are on the CPU, as scipy made them
 
@@ -67,14 +66,16 @@ class Fetch(Rule):
                 likely = not (element and any(INDEX.search(name) for name in walk.names_in(func.value)))
                 message = ".item() in a loss waits for the GPU; keep the tensor"
                 walk.report(self, node, message, likely=likely, covers=covers)
-            elif func.attr.value in ("cpu", "tolist", "numpy") and value.tensor and not (value.constant or value.host):
-                if _solves(walk) or func.attr.value == "numpy" and not _fetched(func.value, walk):
-                    return
-                message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
-                walk.report(self, node, message, covers=[("SO301", func.value)])  # one for .cpu().numpy()
+            elif func.attr.value in ("cpu", "tolist") and value.tensor and not (value.constant or value.host):
+                if not _solves(walk):
+                    walk.report(self, node, f".{func.attr.value}() in a loss waits for the GPU; keep the tensor")
+            elif func.attr.value == "numpy" and walk.reports.pop((self.code, id(func.value)), None):
+                # (alone it raises of a tensor that is not on the CPU) what goes on in numpy cannot stay a tensor
+                message = ".cpu().numpy() in a loss waits for the GPU; keep the tensor"
+                walk.report(self, node, message, likely=False)
         elif isinstance(func, cst.Name) and func.value in ("float", "int") and len(node.args) == 1:
             value = walk.value(node.args[0].value)
-            if value.tensor and not value.constant:
+            if value.tensor and not (value.constant or value.host):
                 walk.report(self, node, f"{func.value}() of a tensor in a loss waits for the GPU; keep the tensor")
 
 
@@ -84,12 +85,6 @@ def _on_host(returned, walk):
         parts = [e.value for e in returned.elements]
         return all(walk.value(n).foreign for n in parts) and not all(number(n) is not None for n in parts)
     return returned is not None and not walk.value(returned).tensor
-
-
-def _fetched(node, walk):
-    """Whether it is brought from the device here: of a tensor that is there `.numpy()` alone raises."""
-    op = walk.op(node)
-    return op is not None and (op.name == "cpu" or op.name in SHAPING and _fetched(op.input, walk))
 
 
 def _solves(walk):
