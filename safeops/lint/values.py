@@ -84,7 +84,11 @@ KEEPS_POSITIVE = SHAPING | set(
     logsumexp type type_as nansum pow masked_select""".split()
 )
 NO_HALF = set("svdvals eigvalsh cholesky inv inverse pinv det logdet solve cond".split())
-WIDENING = NO_HALF | {"float", "double"}
+# (complex numbers have hardly any half either)
+WIDENING = NO_HALF | set(
+    """float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn complex polar
+    view_as_complex""".split()
+)
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}
 INTEGER = set(

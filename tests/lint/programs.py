@@ -14,7 +14,8 @@ from torch import nn
 
 
 """
-EVERY = list(RULES.values())
+DEFAULT = [rule for rule in RULES.values() if rule.default]
+EVERY = list(RULES.values())  # what is possible, too, and not likely alone
 
 
 def program(arguments, body):

@@ -61,7 +61,7 @@ def test_a_loss_is_told_by_what_it_is():
 
 
 def test_a_metric_is_looked_at_and_its_gradient_is_not():
-    body = "        return torch.log(x).mean() + x.sum() / y.sum()\n"
+    body = "        return torch.log(x).mean() + x.sum() / y.std()\n"
     metric = "class DiceMetric:\n    def compute(self, x, y):\n"
     assert [f.code for f in lint_source(HEADER + metric + body)] == ["SO202"]
     counting = metric.replace("DiceMetric", "KLDistance(_Base)").replace("compute", "_update") + body
@@ -125,7 +125,7 @@ def test_what_a_class_holds_is_no_tensor_for_being_given_to_torch():
 ])  # fmt: skip
 def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
     """A method that does it, `forward` for its gradient too; of what it fetches nothing is said."""
-    body = "        n = float(logits.max())\n        return torch.log(logits).mean() * n / logits.sum()\n"
+    body = "        n = float(logits.max())\n        return torch.log(1 - logits).mean() * n / logits.std()\n"
     assert [f.code for f in lint_source(HEADER + head + body)] == codes
 
 

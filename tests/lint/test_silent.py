@@ -210,6 +210,37 @@ SILENT = [
     ),
     ("x", "wide = torch.float32\nreturn x.to(wide).square().mean() + torch.as_tensor(x, dtype=wide).square().sum()"),
     ("x, y, cov", "d = (x - y).square().sum(-1)\nreturn (d + cov.det().clamp(min=1e-3).sqrt()).mean()"),
+    (
+        "x, y",
+        "wide = torch.float32 if x.dtype == torch.float16 else x.dtype\np = x.softmax(1, dtype=wide)\n"
+        "w = torch.ones_like(y, dtype=wide)\nreturn 1 - (p * w).sum() / (p.sum() + w.sum() + 1e-8)",
+    ),
+    ("far, y", "hits = (far < 4).float() * y\nreturn (hits / (hits.sum(1) + 1e-10)).mean()"),  # fp32 by .float()
+    # no gradient goes through it, or comes from what it is compared or fetched for
+    ("x, y", "near = (x - y).abs().sqrt() < 3\nreturn (x - y).abs()[:, :2].mean() * near.float().mean()"),
+    (
+        "x, y",
+        "e = (x - y).float().square().sum(1).sqrt()\ne = e.view(-1)\nlog = {'epe': e.mean().detach()}\nreturn log",
+    ),
+    ("x, flow_gt", "far = flow_gt.float().square().sum(1).sqrt()\nreturn x.abs().mean() * far.max()"),
+    ("x", "w = x.detach().exp()\nw[w > 3] = 3\nw.clamp_(max=2)\nreturn (x * w).mean()"),
+    ("x", "with torch.set_grad_enabled(False):\n    w = x.exp()\n    w[w > 3] = 3\nreturn (x * w).mean()"),
+    (
+        "x, n",
+        "rank = (x > n).long().cumsum(0)\nrank = torch.exp2(rank)\nrank[rank > 3] = 0\nreturn (x * rank).mean()",
+    ),
+    # indices, what is on the CPU, and what no tensor is
+    ("x", "i = torch.nonzero(x > 0, as_tuple=True)  # noqa: SO104\nreturn x[i].mean()"),
+    (
+        "x, y",
+        "mask = (y > 0).to('cpu')\nkeep = torch.ones(3, dtype=bool, device='cpu')\nreturn x[mask] + x[keep].sum()",
+    ),
+    ("x, mask", "y = x * 1\ny[mask] = torch.zeros(())\nreturn y.mean()"),
+    ("x, y", "return x.mean() * float(y.numpy().max())"),
+    (
+        "x, count",
+        "if torch.is_tensor(count):\n    count = count.to(x)\nelif count == 0:\n    return x\nreturn x.mean() / 3",
+    ),
     # numbers alone, and so no loss that trains
     ("x, y", "total = (x - y).abs().mean().item()\nreturn total, len(x)"),
     # errors are raised once

@@ -36,7 +36,6 @@ NAMED = {
     "si_snr": {6, 9, 17, 18, 20, 21},
     "squashed_actor": {16},
     "swapped_assignment": {16},
-    "two_tower_logq": {15, 16},
 }
 UNNAMED = {
     "autoencoder_nll": {21},  # a sum over all pixels
@@ -46,6 +45,7 @@ UNNAMED = {
     "odds_ratio_pref": {16},  # log1p(-exp(x)) for x that rounds to 0
     "oks_pose": {14},  # an area by prod; the line that divides by it is named, for another reason
     "reprojection": {13, 18, 20},  # a depth of 0 behind a where
+    "two_tower_logq": {15, 16},  # a count of 0: named where SO204 is asked for
     "soft_dice": {14, 22, 23},  # sums over pixels in a helper
     "v_objective": {20, 21, 25},  # 1 - the product of all alphas
 }

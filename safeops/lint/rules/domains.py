@@ -119,9 +119,12 @@ def sources(node, walk, depth=0):
     op = walk.op(node)
     if op is None and isinstance(node, cst.BinaryOperation):
         return sources(node.left, walk, depth + 1) | sources(node.right, walk, depth + 1)
+    if op is None and isinstance(node, cst.Subscript):
+        return sources(node.value, walk, depth + 1)
     if op is None or depth > 8:
         return {dotted(node) or ""}
-    operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+    given = [n for n in (op.input, *op.args) if n is not None]
+    operands = [n for n in given if walk.value(n).tensor and walk.value(n).mask != "bool"]
     return {name for n in operands for name in sources(n, walk, depth + 1)}
 
 

@@ -139,7 +139,7 @@ class SquareSum(Rule):
                 continue
             if PARAMETER.search(dotted(base) or ""):
                 continue
-            likely = walk.casts or walk.op(node).name != "pow" and self._large(base, walk)
+            likely = walk.casts or any("grad" in name for name in walk.names_in(base))  # else a caller keeps it small
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)
@@ -156,11 +156,6 @@ class SquareSum(Rule):
         made = walk.value(mean.input)
         if base is not None and not (made.wide or made.host or made.constant or walk.value(mean.node).wide):
             walk.report(self, mean.node, "squares in half overflow at 256, and 1 / inf is 0; .float() first")
-
-    def _large(self, node, walk):
-        """A difference, or a gradient: what a caller keeps small, as codes and unit vectors, is none."""
-        names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
-        return self._error(through(node, walk, {"abs"}), walk) or any("grad" in name for name in names)
 
     def _error(self, op, walk):
         """A difference, not from a number, and none of logarithms."""

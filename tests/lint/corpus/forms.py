@@ -63,7 +63,7 @@ def entropy_of_attention_loss(attn):
 @on("eps", t(0.0, 1.0), t(0.5, 0.5))
 def js_component_loss(p, m):
     floor = torch.tensor(1e-12, dtype=p.dtype)
-    return (p * (torch.maximum(p, floor).log() - m.log().detach())).sum()  # SO204, SO206
+    return (p * (torch.maximum(p, floor).log() - m.log().detach())).sum()  # SO204?, SO206
 
 
 @on("eps", t(0.0, 1.0))
@@ -83,7 +83,7 @@ class LogDepth(nn.Module):
         self.eps = eps
 
     def forward(self, pred, target):
-        return (torch.log(pred + self.eps) - torch.log(target)).abs().sum()  # SO204, SO206
+        return (torch.log(pred + self.eps) - torch.log(target)).abs().sum()  # SO204?, SO206
 
 
 @on("eps", torch.zeros(2, 3), torch.ones(2, 3))
@@ -144,24 +144,24 @@ def nss_loss(smap, fix):
 
 @on("division", torch.zeros(2, 4), normal(2, 4))
 def direction_loss(delta, wanted):
-    unit = delta * delta.norm(dim=-1, keepdim=True).pow(-1)  # SO204
+    unit = delta * delta.norm(dim=-1, keepdim=True).pow(-1)  # SO204?
     return (unit - wanted).abs().mean()
 
 
 @on("division", t(1.0, 2.0), t(0.0, 2.0))
 def mape_loss(y_pred, y_true):
-    return torch.mean(torch.abs((y_true - y_pred) / y_true))  # SO202
+    return torch.mean(torch.abs((y_true - y_pred) / y_true))  # SO202?
 
 
 @on("division", t(1.0, 2.0), t(0.0, 2.0))
 class RelativeError(nn.Module):
     def forward(self, pred, target):
-        return ((pred - target).abs() / target.abs()).mean()  # SO202
+        return ((pred - target).abs() / target.abs()).mean()  # SO202?
 
 
 @on("division", t(0.5, 1.0), t(1e-4, 1.0))
 def kendall_gal_loss(task_losses, sigmas):
-    return torch.sum(task_losses / (2 * sigmas.pow(2))) + torch.log1p(sigmas).sum()  # SO202
+    return torch.sum(task_losses / (2 * sigmas.pow(2))) + torch.log1p(sigmas).sum()  # SO202?
 
 
 @on("division", normal(2, 3), t(-100, -100))
@@ -171,12 +171,12 @@ class TokenLoss(nn.Module):
         self.ce = nn.CrossEntropyLoss(ignore_index=-100)
 
     def forward(self, logits, labels):
-        return self.ce(logits, labels)  # SO202
+        return self.ce(logits, labels)  # SO202?
 
 
 @on("division", normal(2, 3, 4), torch.full((2, 4), 255))
 def segmentation_loss(seg_logits, seg_label):
-    return F.cross_entropy(seg_logits, seg_label, ignore_index=255)  # SO202
+    return F.cross_entropy(seg_logits, seg_label, ignore_index=255)  # SO202?
 
 
 @on("division", [torch.ones(2, 4), torch.ones(2, 2)], [normal(2, 4), normal(2, 2)])
@@ -190,14 +190,14 @@ def multiscale_loss(outs, gts):
 
 @on("division", t(1.0, 2.0), t(3.0, 4.0), t(0.0, 0.0))
 def weighted_l1(a_map, b_map, w):
-    return (w * (a_map - b_map).abs()).sum().div(w.sum())  # SO202
+    return (w * (a_map - b_map).abs()).sum().div(w.sum())  # SO202?
 
 
 @on("division", {"pts": normal(2, 3), "vis": torch.zeros(2, 3)}, normal(2, 3))
 def keypoint_loss(pred_dict, kp):
     vis = pred_dict["vis"]
     err = (pred_dict["pts"] - kp).abs()
-    return (err * vis).sum() / vis.sum()  # SO202
+    return (err * vis).sum() / vis.sum()  # SO202?
 
 
 @on("division", torch.zeros(2, 3), normal(2, 3))
@@ -246,12 +246,12 @@ class Certainty(layers.Module):
 
 @on("domain", t(0.0, 1.0), t(1.0, 0.5))
 def information_gain_loss(posterior, prior):
-    return (torch.xlogy(posterior, posterior) - torch.xlogy(posterior, prior)).sum()  # SO204
+    return (torch.xlogy(posterior, posterior) - torch.xlogy(posterior, prior)).sum()  # SO204?
 
 
 @on("domain", t(0.0, 1.0))
 def entr_penalty(assignments):
-    return -torch.special.entr(assignments).sum(-1).mean()  # SO204
+    return -torch.special.entr(assignments).sum(-1).mean()  # SO204?
 
 
 @on("domain", t(1.0, 0.5))
@@ -268,7 +268,7 @@ def poincare_distance(u, v):
 
 @on("domain", t(1.0, 0.2))
 def fisher_z_loss(r):
-    return torch.atanh(r).square().mean()  # SO201, SO204
+    return torch.atanh(r).square().mean()  # SO201?, SO204
 
 
 @on("domain", t([1.0, 0.0, 0.0, 0.0]), t([1.0, 0.0, 0.0, 0.0]))
@@ -280,7 +280,7 @@ class QuaternionAngle(nn.Module):
 
 @on("domain", t(0.0, 0.0), t(0.0, 1.0))
 def gradient_magnitude_loss(gx, gy):
-    magnitude = (gx.pow(2) + gy.pow(2)) ** 0.5  # SO204
+    magnitude = (gx.pow(2) + gy.pow(2)) ** 0.5  # SO204?
     return magnitude.mean()
 
 
@@ -296,7 +296,7 @@ class PyramidRMSE(nn.Module):
         self.crit = nn.MSELoss()
 
     def forward(self, levels, truths):
-        return sum(torch.sqrt(self.crit(a, b)) for a, b in zip(levels, truths))  # SO204
+        return sum(torch.sqrt(self.crit(a, b)) for a, b in zip(levels, truths))  # SO204?
 
 
 @on("domain", ZERO)
@@ -308,7 +308,7 @@ def total_variation(field):
 @on("domain", t([0.0, 1.0], [0.5, 0.5]), t(0, 0))
 def nll_of_probabilities(proba, index):
     picked = proba.gather(1, index.view(-1, 1)).squeeze(1)
-    return picked.log().neg().mean()  # SO204
+    return picked.log().neg().mean()  # SO204?
 
 
 @on("domain", t(1.0, 0.2))
@@ -318,7 +318,7 @@ def complementary_log_log_loss(survive):
 
 @on("domain", t(0.0, 0.3))
 def bhattacharyya(p_hist):
-    coefficient = torch.sqrt(p_hist).sum()  # SO204
+    coefficient = torch.sqrt(p_hist).sum()  # SO204?
     return 1 - coefficient
 
 
@@ -454,7 +454,7 @@ def decorrelation_loss(z):
 
 @on("square", torch.full((300,), 20.0), torch.zeros(300))
 def reconstruction_loss(recon_x, x):
-    return F.mse_loss(recon_x, x, reduction="sum") / x.shape[0]  # SO201
+    return F.mse_loss(recon_x, x, reduction="sum") / x.shape[0]  # SO201?
 
 
 @on("square", [torch.full((300,), 20.0)], [torch.zeros(300)])
@@ -469,7 +469,7 @@ def feature_matching_loss(fake_feats, real_feats):
 @on("square", torch.full((300,), 300.0))
 def activity_regularizer(h):
     energy = h.pow(2)
-    return 0.1 * energy.mean()  # SO201
+    return 0.1 * energy.mean()  # SO201?
 
 
 @on("square", t(300.0, 1.0), t(0.0, 1.0))
@@ -481,7 +481,7 @@ def robust_charbonnier(a, b, eps=1e-3):
 @on("square", torch.full((300, 300), 1.0), torch.zeros(300, 300))
 def mean_by_hand_loss(flow_a, flow_b):
     err = (flow_a - flow_b).abs()
-    return err.sum() / err.numel()  # SO201
+    return err.sum() / err.numel()  # SO201?
 
 
 @on("square", t(300.0, 1.0), t(0.0, 1.0))
@@ -489,7 +489,7 @@ class Huberised(nn.Module):
     def forward(self, inp, tgt):
         delta = (inp - tgt).abs()
         quad = torch.clamp(delta, max=1e3) ** 2
-        return torch.mean(quad)  # SO201
+        return torch.mean(quad)  # SO201?
 
 
 # ---- selections after the fact
@@ -540,5 +540,5 @@ class JaccardDistance(nn.Module):
 @on("overlap", 4096 + normal(64))
 def batch_variance_loss(a):
     n = a.numel()
-    var = a.square().sum() / n - (a.sum() / n).square()  # SO201, SO212
+    var = a.square().sum() / n - (a.sum() / n).square()  # SO201?, SO212
     return var.sqrt()

@@ -39,7 +39,7 @@ class SILogLoss(nn.Module):
 
     def forward(self, depth_est, depth_gt, mask):
         d = torch.log(depth_est[mask]) - torch.log(depth_gt[mask])
-        return torch.sqrt((d**2).mean() - self.variance_focus * (d.mean() ** 2)) * 10.0  # SO201, SO204
+        return torch.sqrt((d**2).mean() - self.variance_focus * (d.mean() ** 2)) * 10.0  # SO201?, SO204
 
 
 class ScaleInvariantRatioLoss(nn.Module):
@@ -63,7 +63,7 @@ def bbox_ciou(box1, box2, eps=1e-7):
 
 def ppo_policy_loss(new_logprobs, old_logprobs, advantages, clip_coef=0.2):
     logratio = new_logprobs - old_logprobs
-    ratio = logratio.exp()  # SO213
+    ratio = logratio.exp()  # SO213?
     pg_loss1 = -advantages * ratio
     pg_loss2 = -advantages * torch.clamp(ratio, 1 - clip_coef, 1 + clip_coef)
     return torch.max(pg_loss1, pg_loss2).mean()
@@ -113,7 +113,7 @@ class VectorQuantizer(nn.Module):
 
 def codebook_commitment_loss(z, codebook):
     d = (
-        torch.sum(z**2, dim=1, keepdim=True)  # SO201
+        torch.sum(z**2, dim=1, keepdim=True)  # SO201?
         + torch.sum(codebook**2, dim=1)
         - 2 * torch.matmul(z, codebook.t())
     )
@@ -138,12 +138,12 @@ def discretized_gaussian_nll(x, means, log_scales):
 
 
 def r1_penalty(real_grads):
-    grad_penalty = real_grads.pow(2).reshape(real_grads.shape[0], -1).sum(1).mean()  # SO201
+    grad_penalty = real_grads.pow(2).reshape(real_grads.shape[0], -1).sum(1).mean()  # SO201?
     return 5.0 * grad_penalty
 
 
 def path_length_penalty(grads, mean_path_length):
-    path_lengths = torch.sqrt(grads.pow(2).sum(2).mean(1))  # SO201, SO204
+    path_lengths = torch.sqrt(grads.pow(2).sum(2).mean(1))  # SO201?, SO204?
     return (path_lengths - mean_path_length).pow(2).mean()
 
 
@@ -213,7 +213,7 @@ def midas_align(depth):
 
 
 def scale_and_shift_loss(prediction, target, mask):
-    a_00 = torch.sum(mask * prediction * prediction, (1, 2))  # SO201
+    a_00 = torch.sum(mask * prediction * prediction, (1, 2))  # SO201?
     a_01 = torch.sum(mask * prediction, (1, 2))
     a_11 = torch.sum(mask, (1, 2))
     b_0 = torch.sum(mask * prediction * target, (1, 2))
@@ -255,7 +255,7 @@ def rotation_6d_loss(d6, target):
 def so3_log_loss(R, target):
     trace = R.diagonal(dim1=-2, dim2=-1).sum(-1)
     theta = torch.acos(((trace - 1) / 2).clamp(-0.99, 1.0))
-    w = theta / (2 * torch.sin(theta))  # SO202
+    w = theta / (2 * torch.sin(theta))  # SO202?
     vee = torch.stack((R[:, 2, 1] - R[:, 1, 2], R[:, 0, 2] - R[:, 2, 0], R[:, 1, 0] - R[:, 0, 1]), -1)
     return F.l1_loss(w.unsqueeze(-1) * vee, target)
 
@@ -267,7 +267,7 @@ def log_mel_loss(mel, target_mel):
 
 
 def stft_magnitude_loss(real, imag, target_mag):
-    mag = torch.sqrt(real**2 + imag**2)  # SO204
+    mag = torch.sqrt(real**2 + imag**2)  # SO204?
     return F.l1_loss(mag, target_mag)
 
 
@@ -318,7 +318,7 @@ def vicreg_covariance(x):
 
 def mixmatch_sharpen_loss(logits, p, T=0.1):
     pt = p ** (1 / T)
-    targets = pt / pt.sum(dim=1, keepdim=True)  # SO202
+    targets = pt / pt.sum(dim=1, keepdim=True)  # SO202?
     return -(targets * F.log_softmax(logits, dim=1)).sum(dim=1).mean()
 
 
@@ -344,7 +344,7 @@ def inverse_frequency_loss(logits, labels):
 class MDNLoss(nn.Module):
     def forward(self, pi, sigma, mu, target):
         prob = torch.exp(-0.5 * ((target.unsqueeze(1) - mu) / sigma) ** 2) / (sigma * math.sqrt(2 * math.pi))
-        nll = -torch.log(torch.sum(pi * prob, dim=1))  # SO204
+        nll = -torch.log(torch.sum(pi * prob, dim=1))  # SO204?
         return nll.mean()
 
 
@@ -373,32 +373,32 @@ class UncertaintyWeighting(nn.Module):
 
 def sparse_autoencoder_kl(activations, rho=0.05):
     rho_hat = torch.sigmoid(activations).mean(dim=0)
-    return (rho * torch.log(rho / rho_hat) + (1 - rho) * torch.log((1 - rho) / (1 - rho_hat))).sum()  # SO202, SO204
+    return (rho * torch.log(rho / rho_hat) + (1 - rho) * torch.log((1 - rho) / (1 - rho_hat))).sum()  # SO202?, SO204?
 
 
 def concordance_loss(x, y):
     mx, my = x.mean(), y.mean()
     cov = ((x - mx) * (y - my)).mean()
-    ccc = 2 * cov / (x.var() + y.var() + (mx - my) ** 2)  # SO202
+    ccc = 2 * cov / (x.var() + y.var() + (mx - my) ** 2)  # SO202?
     return 1 - ccc
 
 
 def log_iou_loss(pred, target):
     inter = (pred * target).sum()
     union = (pred + target - pred * target).sum()
-    return -torch.log(inter / union)  # SO202, SO204
+    return -torch.log(inter / union)  # SO202?, SO204?
 
 
 def nerf_disparity_loss(weights, z_vals, target):
     depth = (weights * z_vals).sum(-1)
     acc = weights.sum(-1)
-    disp = 1.0 / torch.max(1e-10 * torch.ones_like(depth), depth / acc)  # SO202
+    disp = 1.0 / torch.max(1e-10 * torch.ones_like(depth), depth / acc)  # SO202?
     return F.mse_loss(disp, target)
 
 
 def mse2psnr(pred, target):
     mse = torch.mean((pred - target) ** 2)
-    return -10.0 * torch.log10(mse)  # SO204
+    return -10.0 * torch.log10(mse)  # SO204?
 
 
 class RankNetLoss(nn.Module):
@@ -407,7 +407,7 @@ class RankNetLoss(nn.Module):
 
 
 def tweedie_loss(pred, target, rho=1.5):
-    a = -target * torch.pow(pred, 1 - rho) / (1 - rho)  # SO204
+    a = -target * torch.pow(pred, 1 - rho) / (1 - rho)  # SO204?
     b = torch.pow(pred, 2 - rho) / (2 - rho)
     return (a + b).mean()
 
@@ -422,7 +422,7 @@ class RMSELoss(nn.Module):
         self.mse = nn.MSELoss()
 
     def forward(self, yhat, y):
-        return torch.sqrt(self.mse(yhat, y))  # SO204
+        return torch.sqrt(self.mse(yhat, y))  # SO204?
 
 
 def masked_image_loss(pred, target, mask):

@@ -1,6 +1,6 @@
 """Losses as people write them, each with a line that goes NaN, inf or silently wrong under mixed precision.
 
-The comment on such a line says which rules must name it. Nothing here is run.
+The comment on such a line says which rules must name it; SO201?: where they are asked for. Nothing here is run.
 """
 
 import math
@@ -83,7 +83,7 @@ def tversky_loss(pred, target, alpha=0.3, beta=0.7, eps=1e-7):
     tp = torch.sum(pred * target, dims)  # SO210
     fp = torch.sum(pred * (1 - target), dims)
     fn = torch.sum((1 - pred) * target, dims)
-    return 1 - (tp / (tp + alpha * fp + beta * fn + eps)).mean()  # SO206
+    return 1 - (tp / (tp + alpha * fp + beta * fn + eps)).mean()  # SO206?
 
 
 def generalized_dice_loss(pred, target):
@@ -91,7 +91,7 @@ def generalized_dice_loss(pred, target):
     w = 1.0 / (volume * volume).clamp(min=1e-6)  # SO206
     overlap = ((pred * target).flatten(2).sum(-1) * w).sum(-1)  # SO210
     total = ((pred + target).flatten(2).sum(-1) * w).sum(-1)
-    return 1 - (2 * overlap / (total + overlap * 0 + 1e-5)).mean()  # SO206
+    return 1 - (2 * overlap / (total + overlap * 0 + 1e-5)).mean()  # SO206?
 
 
 def mcc_loss(p, y):
@@ -124,13 +124,13 @@ class FocalTverskyLoss(nn.Module):
 
 def scale_invariant_loss(batch, prediction):
     mask = batch["depth"] > 0
-    d = torch.log(prediction[mask]) - torch.log(batch["depth"][mask])  # SO101 SO204
-    return d.pow(2).mean() - 0.85 * d.mean() ** 2  # SO201
+    d = torch.log(prediction[mask]) - torch.log(batch["depth"][mask])  # SO101 SO204?
+    return d.pow(2).mean() - 0.85 * d.mean() ** 2  # SO201?
 
 
 def silog_loss(pred, gt, variance_focus=0.85):
     d = torch.log(pred) - torch.log(gt)  # SO204
-    return torch.sqrt((d**2).mean() - variance_focus * (d.mean() ** 2)) * 10.0  # SO201 SO204
+    return torch.sqrt((d**2).mean() - variance_focus * (d.mean() ** 2)) * 10.0  # SO201? SO204
 
 
 def normalized_depth_loss(disp, depth):
@@ -142,7 +142,7 @@ def normalized_depth_loss(disp, depth):
 
 def masked_depth_loss(batch, out):
     valid = batch["valid_mask"].float()
-    error = (out["depth"] - batch["depth"]).abs() * valid  # SO105
+    error = (out["depth"] - batch["depth"]).abs() * valid  # SO105?
     return error.sum() / valid.sum()  # SO202
 
 
@@ -152,7 +152,7 @@ def inverse_depth_loss(output, target):
 
 def edge_smoothness_loss(disp, img):
     mean_disp = disp.mean(2, True).mean(3, True)
-    disp = disp / mean_disp  # SO202
+    disp = disp / mean_disp  # SO202?
     grad = (disp[:, :, :, :-1] - disp[:, :, :, 1:]).abs()
     weight = torch.exp(-(img[:, :, :, :-1] - img[:, :, :, 1:]).abs().mean(1, keepdim=True))
     return (grad * weight).mean()
@@ -186,15 +186,15 @@ class PerceptualLoss(nn.Module):
 
 
 def psnr_loss(x, y):
-    mse = ((x - y) ** 2).mean()  # SO201
-    return -10 * torch.log10(1.0 / mse)  # SO202
+    mse = ((x - y) ** 2).mean()  # SO201?
+    return -10 * torch.log10(1.0 / mse)  # SO202?
 
 
 def gram_style_loss(features, target):
     n, c, h, w = features.shape
     flat = features.view(n, c, h * w)
     gram = flat @ flat.transpose(1, 2) / math.sqrt(c * h * w)  # SO201
-    return ((gram - target) ** 2).sum()  # SO201
+    return ((gram - target) ** 2).sum()  # SO201?
 
 
 # ---- sequences
@@ -255,7 +255,7 @@ def ccc_loss(x, y):
 
 def pearson_loss(x, y):
     x, y = x - x.mean(), y - y.mean()
-    r = (x * y).sum() / (torch.sqrt((x**2).sum()) * torch.sqrt((y**2).sum()))  # SO202 SO205
+    r = (x * y).sum() / (torch.sqrt((x**2).sum()) * torch.sqrt((y**2).sum()))  # SO202? SO205
     return 1 - r
 
 
@@ -265,7 +265,7 @@ def spread_penalty(z):
 
 
 def minkowski_distance_loss(x, y, p):
-    return ((x - y).abs() ** p).sum(-1).pow(1 / p).mean()  # SO204
+    return ((x - y).abs() ** p).sum(-1).pow(1 / p).mean()  # SO204?
 
 
 def get_loss(pred, target):
@@ -282,7 +282,7 @@ def log_cosh_loss(pred, target):
 
 
 def gaussian_nll(mean, variance, target):
-    nll = 0.5 * (torch.log(variance) + (target - mean) ** 2 / variance)  # SO201 SO204
+    nll = 0.5 * (torch.log(variance) + (target - mean) ** 2 / variance)  # SO201? SO204?
     return nll.mean()
 
 
@@ -297,7 +297,7 @@ def wing_loss(pred, target, omega=10.0):
 
 def clipped_loss(pred, target):
     d = pred - target
-    s = d**2  # SO201
+    s = d**2  # SO201?
     d.clamp_(-1, 1)  # SO209
     return (s + d).float().mean()
 

@@ -1,0 +1,80 @@
+"""What a default run tells: what the code shows to be likely. The rest is told of a rule that was asked for."""
+
+import pytest
+
+from safeops.lint.check import lint_source
+from tests.lint.programs import DEFAULT, HEADER, program
+
+# code, arguments, what may well be kept away, the same where the code shows that it is not
+PAIRS = [
+    # autocast computes pow in fp32, and a caller keeps what is squared small
+    ("SO201", "x, y", "return ((x - y) ** 2).mean()", "return ((x - y.half()) ** 2).mean()"),
+    ("SO201", "x, y", "return x.square().sum()", "(grads,) = torch.autograd.grad(x, y)\nreturn (grads * grads).sum()"),
+    ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')",
+     "return F.mse_loss(x.half(), y, reduction='sum')"),
+    # weights and lengths are not all 0
+    ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = w > 0\nreturn (x * w).sum() / w.sum()"),
+    ("SO202", "x, y", "return (x / x.max()).mean()", "return (x / (x.amax(1) - x.amin(1))[:, None]).mean()"),
+    ("SO202", "x, y", "return ((x - y).abs() / y.abs().mean()).mean()", "return (x / x.norm(dim=1)).mean()"),
+    ("SO202", "x, y", "n = (x - y).square().sum()\nreturn x.sum() / n", "n = y.square().sum()\nreturn x.sum() / n"),
+    ("SO202", "x, target", "return F.cross_entropy(x, target, ignore_index=-1)", "return x.sum() / target.std()"),
+    # only the caller knows what an argument holds, unless its name says a probability
+    ("SO204", "depth", "return torch.log(depth).mean()", "return torch.log(1 - depth).mean()"),
+    ("SO204", "pi, prob", "return torch.log(pi).mean()", "return torch.log(prob[pi > 0]).mean()"),
+    ("SO204", "rate, p", "return torch.log(rate / 2).mean()", "return torch.log(p / rate).mean()"),
+    ("SO204", "re, im", "return torch.sqrt(re**2 + im**2).mean()", "return torch.sqrt((re - im).abs() / 8).mean()"),
+    ("SO204", "x, y", "return torch.sqrt(F.mse_loss(x, y))", "return torch.sqrt(x.var(1)).mean()"),
+    # v / (|v| + 1e-6) is 1 at most
+    ("SO206", "v", "return (v / (v.norm() + 1e-6)).mean()", "return (1 / (v.norm() + 1e-6)).mean()"),
+    # what is not valid is a number most of the time
+    ("SO105", "x, valid", "return (x * valid).mean()", "return (x * x.isfinite()).mean()"),
+    ("SO105", "x, mask", "return ((x - 1).abs().sqrt() * mask).mean()", "return (torch.log(x) * mask).mean()"),
+    # a matcher's indices are on the CPU; what numpy computes cannot stay a tensor
+    ("SO301", "x, idx: torch.Tensor", "return x * idx[0].item()", "return x * (idx > 0).sum().item()"),
+    ("SO301", "x, y", "w = solve(y.detach().cpu().numpy())\nreturn (x * w).mean()",
+     "return (x * y.tolist()).mean()"),
+    # a policy has moved little since it was sampled, while it is clipped
+    ("SO213", "logp, old_logp", "return torch.exp(logp - old_logp).mean()",
+     "return torch.exp(old_logp.detach() / 0.05 - logp / 0.05).mean() + torch.exp(logp / 0.05).mean()"),
+]  # fmt: skip
+
+
+def told(arguments, body, **options):
+    return {f.code for f in lint_source(program(arguments, body), **options)}
+
+
+@pytest.mark.parametrize("code, arguments, possible, likely", PAIRS, ids=lambda x: x[:60])
+def test_a_default_run_tells_what_is_likely(code, arguments, possible, likely):
+    assert code not in told(arguments, possible)
+    assert code in told(arguments, possible, rules=DEFAULT)
+    assert code in told(arguments, likely)
+
+
+def test_what_is_possible_says_so():
+    possible, likely = (
+        lint_source(program("x, y", body), rules=DEFAULT) for body in ("return ((x - y) ** 2).mean()", PAIRS[0][3])
+    )
+    assert [f.likely for f in possible] == [False] and [f.likely for f in likely] == [True]
+
+
+HELPER = """\
+def {name}(x, eps=1e-8):
+    return x / (x.sum(1, keepdim=True) + eps)
+
+
+class SomeLoss(nn.Module):
+    def forward(self, x, y):
+        {caller}
+"""
+WIDE = ["x = x.float()\n        return {name}(x).mean()", "return {name}(x.double()).mean()",
+        "with torch.autocast('cuda', enabled=False):\n            return {name}(x).mean()"]  # fmt: skip
+
+
+@pytest.mark.parametrize("caller", WIDE)
+def test_a_private_function_is_as_wide_as_what_all_its_callers_give_it(caller):
+    def codes(name, caller):
+        source = HELPER.format(name=name, caller=caller.format(name=name))
+        return [f.code for f in lint_source(HEADER + source, rules=DEFAULT)]
+
+    assert codes("_share", caller) == [] and codes("share", caller) == ["SO206"]
+    assert codes("_share", "y = _share(y)\n        " + caller) == ["SO206"]
