@@ -26,6 +26,7 @@ NUMBERS = re.compile(
 )  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
+COMPLEX = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft")  # of which there is hardly any half
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
@@ -140,7 +141,7 @@ class Calls:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            return Value(tensor=bool(known), node=node, wide=self.scope.wide > 0)
+            return Value(tensor=bool(known), node=node, wide=self.scope.wide > 0 or COMPLEX.search(name) is not None)
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)

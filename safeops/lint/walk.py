@@ -189,8 +189,10 @@ class Walk(Binding, Calls, Context, Expressions, Results):
 
     def _Assert(self, node):
         self._test(node.test)
+        self.raising += 1
         if node.msg is not None:
             self.evaluate(node.msg)
+        self.raising -= 1
 
     def _For(self, node):
         self.evaluate(node.iter)

@@ -5,11 +5,12 @@ import textwrap
 import pytest
 
 from safeops.lint.check import lint_source
-from tests.lint.programs import HEADER
+from tests.lint.programs import DEFAULT, HEADER
 
 
 def codes(source):
-    return [f.code for f in lint_source(HEADER + "from dataclasses import dataclass\n" + textwrap.dedent(source))]
+    source = HEADER + "from dataclasses import dataclass\n" + textwrap.dedent(source)
+    return [f.code for f in lint_source(source, rules=DEFAULT)]
 
 
 def method(body, arguments="x: torch.Tensor, y: torch.Tensor", name="mix", base="nn.Module", inside=""):
@@ -180,7 +181,7 @@ def test_the_areas_of_an_intersection():
         return wh[:, 0] * wh[:, 1] / area
     """
     source = textwrap.dedent(source)
-    assert [f.code for f in lint_source(source)] == ["SO210", "SO210"]
+    assert [f.code for f in lint_source(source, rules=DEFAULT)] == ["SO210", "SO210"]
     assert not lint_source(source.replace("(boxes2[:, 2]", "(boxes2.float()[:, 2]").replace("wh[:, 1]", "2"))
 
 

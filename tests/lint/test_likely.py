@@ -9,7 +9,7 @@ from tests.lint.programs import DEFAULT, HEADER, program
 PAIRS = [
     # autocast computes pow in fp32, and a caller keeps what is squared small
     ("SO201", "x, y", "return ((x - y) ** 2).mean()", "return ((x - y.half()) ** 2).mean()"),
-    ("SO201", "x, y", "return x.square().sum()", "(grads,) = torch.autograd.grad(x, y)\nreturn (grads * grads).sum()"),
+    ("SO201", "x, y", "return x.square().sum()", "grads = torch.autograd.grad(x, y)[0]\nreturn grads.square().sum()"),
     ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')",
      "return F.mse_loss(x.half(), y, reduction='sum')"),
     # weights and lengths are not all 0

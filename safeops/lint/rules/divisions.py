@@ -16,7 +16,7 @@ USE = {  # what made the divisor -> what to use
 }
 
 LENGTHS = re.compile(r"(^|_)(len|lens|lengths?)$", re.IGNORECASE)  # of sequences: 1 at least
-OF_SEQUENCES = re.compile(r"(^|_)(attention|attn|padding|pad|output|src|tgt|seq\w*|token|text|x)_mask$")  # as these
+OF_SEQUENCES = re.compile(r"(^|_)(attention|attn|padding|pad|output|src|tgt|seq\w*|token|text|[xyz])_mask$")  # as these
 TARGET = re.compile(r"(^|_)(targets?|labels?|gt|truth|y_true|true)$", re.IGNORECASE)
 MEANS = ("cross_entropy", "nll_loss")  # a mean over the targets that are not ignore_index
 ZEROS = {"bincount", "histc", "sin", "det"}  # no reductions, but 0 as easily: of a class that is absent, at 0

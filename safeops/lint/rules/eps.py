@@ -111,7 +111,8 @@ class TinyEps(Rule):
         exact = any(v.integer or v.host or v.mask == "bool" or v.constant and _single(v, walk) for v in of)
         exact = exact or any(COMPLEX.search(name) for name in walk.names_in(guard.node))
         if eps is not None and of and not (exact or needless(guard, walk) or walk.value(guard.node).wide):
-            walk.report(self, guard.node, f"{eps:g} is 0 in fp16, and guards nothing there; .float() first")
+            message = f"{eps:g} is 0 in fp16, and guards nothing there; .float() first"
+            walk.report(self, guard.node, message, likely=walk.scope.is_module)  # a function may well be given fp32
 
     def _below(self, op, walk):
         """`exp(log_std.clamp(-20, 2))`"""

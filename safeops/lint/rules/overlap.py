@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.spelled import tensors
+from safeops.lint.rules.spelled import exponent_range, tensors
 from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import dotted, number
 from safeops.lint.values import SHAPING
@@ -23,6 +23,8 @@ def sums_of_products(node, walk, depth=0):
         if product is None or product.name not in ("mul", "minimum"):
             return []
         factors = tensors(product, walk)
+        if any(_below_one(f, walk) for f in factors):
+            return []
         inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
         if inner:
             return inner
@@ -31,6 +33,12 @@ def sums_of_products(node, walk, depth=0):
     if op.name in ("add", "sub", "mul", "neg", "clamp"):
         return [found for n in tensors(op, walk) for found in sums_of_products(n, walk, depth + 1)]
     return []
+
+
+def _below_one(node, walk):
+    """Whether it is an exponential of what is less its maximum."""
+    exp = through(node, walk)
+    return exp is not None and exp.name == "exp" and exponent_range(exp, walk) is not None
 
 
 def is_sum(node, walk, depth=0):
@@ -111,7 +119,8 @@ class Overlap(Rule):
         if len(op.args) != 1 or wide(op, walk):
             return
         if op.name == "mul" and area(op, walk):
-            walk.report(self, op.node, "the area of a box of 256 x 256 pixels is inf in fp16; .float() first")
+            message = "the area of a box of 256 x 256 pixels is inf in fp16; .float() first"
+            walk.report(self, op.node, message, likely=False)  # anchors make most boxes fp32
             return
         if not walk.computing:
             return

@@ -7,6 +7,7 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.syntax import descendants, dotted, number
 
+ENUM = re.compile(r"(\w+\.)*[A-Z]\w*\.[A-Z][A-Z_\d]*")
 INDEX = re.compile(r"(^|_)(i|j|idx|index|indices|indexes)(_|$)")  # a matcher's are on the CPU, as scipy made them
 
 
@@ -182,6 +183,8 @@ def _by_python(node, walk):
     ):
         return True  # `p > 0`: an exponent, a weight
     equal = all(isinstance(c.operator, (cst.Equal, cst.NotEqual)) for c in node.comparisons)
+    if equal and any(ENUM.fullmatch(dotted(s) or "") for s in sides):
+        return True  # `source == Source.STUDENT`
     if equal and not any(walk.value(s).foreign or walk.op(s) is not None for s in sides):
         return True  # two names: `kind == label`
     return any(

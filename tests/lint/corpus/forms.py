@@ -435,7 +435,7 @@ def energy_score_loss(logits, positive):
 
 @on("square", t(300.0, 1.0), t(0.0, 1.0))
 def late_widening_loss(pred, target):
-    return torch.square(pred - target).float().mean()  # SO201
+    return torch.square(pred - target).float().mean()  # SO201?
 
 
 @on("square", torch.full((2, 64), 40.0), torch.zeros(2, 2))
@@ -462,7 +462,7 @@ def feature_matching_loss(fake_feats, real_feats):
     loss = 0
     for i in range(len(fake_feats)):
         diff = fake_feats[i] - real_feats[i]
-        loss += (diff * diff).sum() / len(diff)  # SO201
+        loss += (diff * diff).sum() / len(diff)  # SO201?
     return loss
 
 
@@ -475,7 +475,7 @@ def activity_regularizer(h):
 @on("square", t(300.0, 1.0), t(0.0, 1.0))
 def robust_charbonnier(a, b, eps=1e-3):
     r = a - b
-    return torch.sqrt(r * r + eps * eps).mean()  # SO201
+    return torch.sqrt(r * r + eps * eps).mean()  # SO201?
 
 
 @on("square", torch.full((300, 300), 1.0), torch.zeros(300, 300))

@@ -1,6 +1,6 @@
 """Losses as people write them, each with a line that goes NaN, inf or silently wrong under mixed precision.
 
-The comment on such a line says which rules must name it; SO201?: where they are asked for. Nothing here is run.
+The comment on such a line says which rules must name it; SO201: where they are asked for. Nothing here is run.
 """
 
 import math
@@ -124,7 +124,7 @@ class FocalTverskyLoss(nn.Module):
 
 def scale_invariant_loss(batch, prediction):
     mask = batch["depth"] > 0
-    d = torch.log(prediction[mask]) - torch.log(batch["depth"][mask])  # SO101 SO204?
+    d = torch.log(prediction[mask]) - torch.log(batch["depth"][mask])  # SO101 SO204
     return d.pow(2).mean() - 0.85 * d.mean() ** 2  # SO201?
 
 

@@ -1,5 +1,5 @@
 """Formulas of losses in use, written anew: each goes NaN, inf or silently constant in fp16, and the comment is at the
-line that makes it so, with the rule that names it (SO201?: where it is asked for). tests/lint/test_probes.py runs them.
+line that makes it so, with the rule that names it (SO201: where it is asked for). tests/lint/test_probes.py runs them.
 
 The rules of the version before were tried on them first: 19 of the 35 lines were named. Of the others what follows from
 a general rule is named now.
