@@ -7,7 +7,7 @@ import pytest
 
 import safeops
 from safeops.lint.check import lint_source
-from tests.lint.programs import HEADER
+from tests.lint.programs import DEFAULT, HEADER
 
 LOOP = """
 for step, (x, y, mask) in enumerate(loader):
@@ -159,17 +159,17 @@ SQUARES = "def square_loss(x, y):\n    return (x - y).square().sum() / torch.log
 def test_a_decorator_that_casts_makes_it_wide(decorator):
     code = HEADER + "from mmcv.runner import force_fp32\nfrom torch.amp import custom_fwd\n"
     for left in (SQUARES, f"@custom_fwd(cast_inputs=torch.float16)\n{SQUARES}"):
-        assert {f.code for f in lint_source(code + left)} == {"SO201", "SO206"}
-    assert lint_source(f"{code}{decorator}\n{SQUARES}") == []
+        assert {f.code for f in lint_source(code + left, rules=DEFAULT)} == {"SO201", "SO206"}
+    assert lint_source(f"{code}{decorator}\n{SQUARES}", rules=DEFAULT) == []
 
 
 def test_half_in_a_file_of_metrics_only_where_the_file_knows_of_dtypes():
     for path in ("metrics/dice.py", "my_metric.py"):
         assert lint_source(HEADER + "from torchmetrics import Metric\n" + SQUARES) != []
-        assert lint_source(HEADER + SQUARES, path) == []
+        assert lint_source(HEADER + SQUARES, path, DEFAULT) == []
         for known in ("x.to(y.dtype)", "x.half()", "torch.float16", "torch.autocast('cuda')"):
             code = HEADER + SQUARES + f"def other(x, y):\n    return {known}\n"
-            assert {f.code for f in lint_source(code, path)} == {"SO201", "SO206"}, known
+            assert {f.code for f in lint_source(code, path, DEFAULT)} == {"SO201", "SO206"}, known
         distance = HEADER + "def biased_mmd(x, y):\n    return torch.sqrt((x - y).mean())\n"
         assert lint_source(distance, path) == [] and lint_source(distance) != []
         assert lint_source(distance + "def mmd_loss(x, y):\n    return biased_mmd(x, y)\n", path) != []
