@@ -27,6 +27,7 @@ NUMBERS = re.compile(
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 COMPLEX = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft")  # of which there is hardly any half
+JOINS = {"cat", "concat", "concatenate", "hstack", "vstack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
@@ -141,7 +142,9 @@ class Calls:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            return Value(tensor=bool(known), node=node, wide=self.scope.wide > 0 or COMPLEX.search(name) is not None)
+            given = [v for a in node.args if (v := self.value(a.value)).tensor]
+            wide = self.scope.wide > 0 or COMPLEX.search(name) or given and all(v.wide for v in given)
+            return Value(tensor=bool(known), node=node, wide=bool(wide))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
@@ -153,6 +156,8 @@ class Calls:
             return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
         operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
         value = of_op(op, operands, self.imports)
+        joined = [self.value(e.value) for e in getattr(op.input, "elements", ())]  # cat((a, b))
+        value.wide |= any(v.wide for v in joined) and op.name in JOINS
         if op.name in REDUCTIONS:
             value.owned = True
         return value

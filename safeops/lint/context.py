@@ -106,6 +106,11 @@ class Context:
         return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
 
     @property
+    def entered(self):
+        """Whether this is what a training step calls, and no helper, which is given what its caller made for it."""
+        return self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
+
+    @property
     def stepping(self):
         """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope

@@ -216,6 +216,11 @@ def of_op(op, operands, imports):
     value.integer = op.name in INTEGER or op.name in KEEPS_INTEGER and counts and not (value.mask or value.wide)
     of = tensors[:1] if op.name in ("to", "type", "type_as", "expand_as", "view_as", "reshape_as") else tensors
     value.constant = op.name in CONSTRUCTORS or (bool(of) and all(v.constant for v in of))
+    value.constant |= (
+        op.name in ("isinf", "isnan", "isfinite")
+        and first.op is not None
+        and first.op.name in ("sigmoid", "softmax", "tanh")
+    )
     value.positive = _positive(op, operands)
     value.flat = (
         op.name in FLAT or bool(tensors) and all(v.flat or v.constant or v.integer or v.mask == "bool" for v in tensors)

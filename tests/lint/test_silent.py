@@ -216,6 +216,10 @@ SILENT = [
         "w = torch.ones_like(y, dtype=wide)\nreturn 1 - (p * w).sum() / (p.sum() + w.sum() + 1e-8)",
     ),
     ("far, y", "hits = (far < 4).float() * y\nreturn (hits / (hits.sum(1) + 1e-10)).mean()"),  # fp32 by .float()
+    (
+        "x, other",
+        "x = x.float()\nm = blur(x, 3)\nv = torch.cat((m, 1 - m)).sum(1)\nreturn (v / (v.abs() + 1e-9)).mean()",
+    ),
     # no gradient goes through it, or comes from what it is compared or fetched for
     ("x, y", "near = (x - y).abs().sqrt() < 3\nreturn (x - y).abs()[:, :2].mean() * near.float().mean()"),
     (
@@ -241,6 +245,9 @@ SILENT = [
         "x, count",
         "if torch.is_tensor(count):\n    count = count.to(x)\nelif count == 0:\n    return x\nreturn x.mean() / 3",
     ),
+    ("x, y", "p = torch.sigmoid(x)\nfine = torch.logical_not(torch.isinf(p))\nreturn (p - y).abs().sum() / fine.sum()"),
+    ("x, y", "w = torch.tensor([0.5, 2.0])\ns = f'weights {w.float()}'\nreturn torch.where(y > 0, x, x * w).mean()"),
+    ("x, y", "assert x.shape == y.shape, f'{x.mean().item()}'\nreturn (x - y).abs().mean()"),
     # numbers alone, and so no loss that trains
     ("x, y", "total = (x - y).abs().mean().item()\nreturn total, len(x)"),
     # errors are raised once

@@ -156,8 +156,7 @@ class InPlace(Rule):
                 walk.report(self, op.node, message, imports=False)
             elif name in walk.scope.parameters and op.name in CHANGES and walk.scope.loss and walk.scope.outermost:
                 message = f"{how} changes the caller's tensor; use the form that returns a new one"
-                whole = walk.scope.name in ("forward", "__call__") or "loss" in walk.scope.name.lower()
-                walk.report(self, op.node, message, imports=False, likely=whole)  # what a step is given a copy of
+                walk.report(self, op.node, message, imports=False, likely=walk.entered)
             return
         fix = None
         numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))

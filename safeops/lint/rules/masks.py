@@ -194,7 +194,8 @@ class BooleanWriteScalar(Rule):
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
             fix = self._rewrite(target, masks[0], statement, base, walk)
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
-        walk.report(self, target, message, fix, last=statement)
+        sure = walk.entered or made in SAVES_RESULT or name in walk.scope.saved
+        walk.report(self, target, message, fix, last=statement, likely=sure)
 
     def _rewrite(self, target, mask, statement, base, walk):
         number_ = number(statement.value)

@@ -139,7 +139,8 @@ class SquareSum(Rule):
                 continue
             if PARAMETER.search(dotted(base) or ""):
                 continue
-            likely = walk.casts or any("grad" in name for name in walk.names_in(base))  # else a caller keeps it small
+            slopes = any("grad" in name for name in walk.names_in(base)) and walk.op(base) is None
+            likely = walk.casts or slopes  # what else is squared a caller keeps small
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)

@@ -130,7 +130,8 @@ class Print(Rule):
             parts = [a.value for a in node.args]
         else:
             parts = [p.expression for p in node.parts if isinstance(p, cst.FormattedStringExpression)]
-        if any(walk.value(p).tensor and (walk.op(p) is not None or event == "Call") for p in parts):
+        there = [p for p in parts if walk.value(p).tensor and not (walk.value(p).host or walk.value(p).constant)]
+        if any(walk.op(p) is not None or event == "Call" for p in there):
             walk.report(self, node, "formatting a tensor in a loss waits for the GPU; return it detached instead")
 
 
