@@ -1,14 +1,15 @@
 """What a rule is shown of the walk: values, sources, what kind of code this is; and where it reports."""
 
 import dataclasses
+import functools
 import operator
 import re
 
 import libcst as cst
 
+from safeops.lint.dtypes import Dtypes
 from safeops.lint.layers import filled_with, named_number
 from safeops.lint.syntax import comments, descendants, number
-from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
 
 CASTS = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
@@ -84,13 +85,17 @@ class Context:
             fix = None
         if imports and self.scope.scripted:
             fix = None
-        if fix and rule.widens and self.body is not None and meets_one_dtype(self.body, node, self.imports):
+        if fix and rule.widens and self.dtypes.meet_in_one(node):
             fix = None
         for code, covered in covers:
             self.reports.pop((code, id(covered)), None)
         self.reports[rule.code, id(node)] = Report(
             rule, node, message, fix, imports and bool(fix), last or node, likely
         )
+
+    @functools.cached_property
+    def dtypes(self):
+        return Dtypes(self.module, self.imports)
 
     def reported(self, code, node):
         return (code, id(node)) in self.reports
