@@ -11,6 +11,7 @@ import warnings
 import libcst as cst
 
 from safeops.lint import fix as fixing
+from safeops.lint import layout
 from safeops.lint.finding import Edit, Finding, Problem
 from safeops.lint.rules import RULES
 from safeops.lint.syntax import Imports, descendants
@@ -182,7 +183,7 @@ def _findings(source, path, module, reports, noqa):
         end_line, end_column = place(end)
         if noqa and any(_silenced(lines[i - 1], r.rule.code) for i in {line, end_line, place(last)[0]}):
             continue
-        edits = tuple(_edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
+        edits = tuple(layout.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
         if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one inside another: nothing that can be applied
             edits = ()
         found.append(
@@ -200,17 +201,6 @@ def _findings(source, path, module, reports, noqa):
             )
         )
     return sorted(found, key=lambda f: (f.line, f.column, f.code))
-
-
-def _edit(data, old, start, end, text):
-    """The edit of an expression: a call needs no parentheses of its own."""
-    if text.startswith("safeops.") and text.endswith(")"):
-        for _ in getattr(old, "lpar", ()):
-            around = data[start - 1 : start] + data[end : end + 1]
-            if around != b"()" or re.match(rb"\w", data[start - 2 : start - 1]):  # `return(x)`
-                break
-            start, end = start - 1, end + 1
-    return Edit(start, end, text)
 
 
 def _silenced(line, code):

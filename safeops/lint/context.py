@@ -13,6 +13,7 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.values import NOTHING, REDUCTIONS
 
 CASTS = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
+PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
     cst.Add: operator.add,
     cst.Subtract: operator.sub,
@@ -73,8 +74,8 @@ class Context:
 
     def argument(self, node):
         """The source of an expression as the argument of a call: without parentheses around the whole of it."""
-        plain = getattr(node, "lpar", ()) and not comments(node) and "\n" not in self.text(node)
-        return self.text(node.with_changes(lpar=(), rpar=())) if plain else self.text(node)
+        needless = getattr(node, "lpar", ()) and not isinstance(node, PARENTHESIZED) and not comments(node)
+        return self.text(node.with_changes(lpar=(), rpar=()) if needless else node)
 
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
