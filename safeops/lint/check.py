@@ -11,8 +11,11 @@ import warnings
 import libcst as cst
 
 from safeops.lint import fix as fixing
+from safeops.lint import layout
 from safeops.lint.finding import Edit, Finding, Problem
+from safeops.lint.reach import Reach
 from safeops.lint.rules import RULES
+from safeops.lint.scripted import beyond, given
 from safeops.lint.syntax import Imports, descendants
 from safeops.lint.walk import Walk
 
@@ -29,7 +32,7 @@ class CannotLint(Exception):
         self.problem = problem
 
 
-def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None):
+def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None, scripted=frozenset()):
     """Findings of a text, in order of position.
 
     Args:
@@ -38,6 +41,7 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None
         rules: Rule objects; None: the default ones.
         noqa: whether `# noqa` comments count.
         possible: whether to tell what a caller or the data may well keep away, too; None: where `rules` are given.
+        scripted: names of what other files give to torch.jit.script, which is not rewritten.
 
     Returns:
         A list of Finding. Empty for a text that does not import torch.
@@ -54,7 +58,7 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None
         _must_parse(source, path)
         return []
     possible = rules is not None if possible is None else possible
-    return _lint(source, path, _rules(rules), noqa, possible)[1]
+    return _lint(source, path, _rules(rules), noqa, possible, scripted)[1]
 
 
 def fix_source(source, path="<string>", rules=None):
@@ -62,13 +66,13 @@ def fix_source(source, path="<string>", rules=None):
     return rewrite(source, path, rules, rules is not None)[:2]
 
 
-def rewrite(source, path, rules=None, possible=False):
+def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
     """(the rewritten text, how many rewrites, the findings that are left in it)."""
     if "torch" not in source:
         _must_parse(source, path)
         return source, 0, []
     total, rules = 0, _rules(rules)
-    module, findings = _lint(source, path, rules, True, possible)
+    module, findings = _lint(source, path, rules, True, possible, scripted)
     for _ in range(PASSES):  # a rewrite inside another waits for the next pass
         sets = [f for f in findings if f.fixable]
         if not sets or module.code != source:
@@ -77,11 +81,19 @@ def rewrite(source, path, rules=None, possible=False):
         if not count:
             break
         try:
-            module, findings = _lint(new, path, rules, True, possible)
+            module, findings = _lint(new, path, rules, True, possible, scripted)
         except CannotLint:  # a rewrite that breaks a file is never kept
             break
         source, total = new, total + count
     return source, total, findings
+
+
+def scripted_by(source, path, names):
+    """Names of what a file gives to torch.jit.script, and has of other files in what is compiled of it by `names`."""
+    module = _parse(source, path)
+    imports = Imports(module, path)
+    names = names | given(module, imports)
+    return names | beyond(names, imports, Reach(module))
 
 
 def _rewrite(source, module, findings):
@@ -143,7 +155,7 @@ def _parse(source, path):
         raise CannotLint(Problem(path, f"does not parse: {error}")) from None
 
 
-def _lint(source, path, rules, noqa, possible):
+def _lint(source, path, rules, noqa, possible, scripted):
     limit, collecting = sys.getrecursionlimit(), gc.isenabled()
     sys.setrecursionlimit(max(limit, DEPTH))
     gc.disable()  # a tree is a million objects, all alive: looking through them is a third of the time
@@ -152,7 +164,7 @@ def _lint(source, path, rules, noqa, possible):
         imports = Imports(module, path)
         if not imports.torch:
             return module, []
-        reports = Walk(module, imports, rules, source, possible).run()
+        reports = Walk(module, imports, rules, source, possible, scripted).run()
         if not reports:
             return module, []
         return module, _findings(source, path, module, reports, noqa)
@@ -182,7 +194,7 @@ def _findings(source, path, module, reports, noqa):
         end_line, end_column = place(end)
         if noqa and any(_silenced(lines[i - 1], r.rule.code) for i in {line, end_line, place(last)[0]}):
             continue
-        edits = tuple(_edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
+        edits = tuple(layout.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
         if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one inside another: nothing that can be applied
             edits = ()
         found.append(
@@ -200,17 +212,6 @@ def _findings(source, path, module, reports, noqa):
             )
         )
     return sorted(found, key=lambda f: (f.line, f.column, f.code))
-
-
-def _edit(data, old, start, end, text):
-    """The edit of an expression: a call needs no parentheses of its own."""
-    if text.startswith("safeops.") and text.endswith(")"):
-        for _ in getattr(old, "lpar", ()):
-            around = data[start - 1 : start] + data[end : end + 1]
-            if around != b"()" or re.match(rb"\w", data[start - 2 : start - 1]):  # `return(x)`
-                break
-            start, end = start - 1, end + 1
-    return Edit(start, end, text)
 
 
 def _silenced(line, code):

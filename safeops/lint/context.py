@@ -1,17 +1,19 @@
 """What a rule is shown of the walk: values, sources, what kind of code this is; and where it reports."""
 
 import dataclasses
+import functools
 import operator
 import re
 
 import libcst as cst
 
+from safeops.lint.dtypes import Dtypes
 from safeops.lint.layers import filled_with, named_number
 from safeops.lint.syntax import comments, descendants, number
-from safeops.lint.uses import meets_one_dtype
 from safeops.lint.values import NOTHING, REDUCTIONS
 
 CASTS = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
+PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
     cst.Add: operator.add,
     cst.Subtract: operator.sub,
@@ -72,8 +74,8 @@ class Context:
 
     def argument(self, node):
         """The source of an expression as the argument of a call: without parentheses around the whole of it."""
-        plain = getattr(node, "lpar", ()) and not comments(node) and "\n" not in self.text(node)
-        return self.text(node.with_changes(lpar=(), rpar=())) if plain else self.text(node)
+        needless = getattr(node, "lpar", ()) and not isinstance(node, PARENTHESIZED) and not comments(node)
+        return self.text(node.with_changes(lpar=(), rpar=()) if needless else node)
 
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
@@ -84,13 +86,17 @@ class Context:
             fix = None
         if imports and self.scope.scripted:
             fix = None
-        if fix and rule.widens and self.body is not None and meets_one_dtype(self.body, node, self.imports):
+        if fix and rule.widens and self.dtypes.meet_in_one(node):
             fix = None
         for code, covered in covers:
             self.reports.pop((code, id(covered)), None)
         self.reports[rule.code, id(node)] = Report(
             rule, node, message, fix, imports and bool(fix), last or node, likely
         )
+
+    @functools.cached_property
+    def dtypes(self):
+        return Dtypes(self.module, self.imports)
 
     def reported(self, code, node):
         return (code, id(node)) in self.reports

@@ -4,11 +4,12 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
+import re
 import sys
 import traceback
 
 from safeops.lint import config, source
-from safeops.lint.check import CannotLint, in_cell, lint_source, rewrite
+from safeops.lint.check import CannotLint, in_cell, lint_source, rewrite, scripted_by
 from safeops.lint.finding import Problem
 from safeops.lint.rules import chosen
 
@@ -36,12 +37,14 @@ class Options:
     ignore: tuple = ()
     mode: str = "check"  # check | fix | diff
     jobs: int = 0  # 0: one per core
+    scripted: frozenset = frozenset()  # names of what files of the run give to torch.jit.script
 
 
 def lint_paths(paths, options):
     """The Outcome over files and folders; BadConfig where a pyproject.toml is wrong."""
     total = Outcome()
     files = list(dict.fromkeys(_files(paths, total.problems)))
+    options = dataclasses.replace(options, scripted=_scripted(files))
     jobs = min(options.jobs or _cores(), (len(files) + 15) // 16)
     if jobs <= 1:
         for path in files:
@@ -57,6 +60,23 @@ def lint_paths(paths, options):
             except concurrent.futures.process.BrokenProcessPool:
                 total.problems.append(Problem(path, "not linted: a worker died (try --jobs 1)"))
     return total
+
+
+def _scripted(files):
+    """Names of functions and classes that files of the run have torch.jit.script compile, wherever they are defined."""
+    names, before = frozenset(), None
+    while names != before:  # what is compiled names more, in files that do not say so
+        before, defined = names, "|".join(map(re.escape, sorted(names))) or "(?!)"
+        wanted = re.compile(rf"\bjit\b.*\bscript|\b(class|def)\s+({defined})\b".encode())
+        for path in files:
+            try:
+                if not wanted.search(source.read_bytes(path)):
+                    continue
+                cells = source.notebook(path) if path.endswith(".ipynb") else [(1, source.read(path)[0])]
+                names |= scripted_by("".join(text for _, text in cells), path, names)
+            except (CannotLint, source.Unreadable):  # to be told when it is linted
+                continue
+    return names
 
 
 def _cores():
@@ -117,15 +137,17 @@ def lint_file(path, options):
             return result
         text, encoding, bom = source.read(path)
         if options.mode == "check":
-            result.findings = lint_source(text, path, rules, possible=possible)
+            result.findings = lint_source(text, path, rules, possible=possible, scripted=options.scripted)
             return result
-        new, result.fixed, left = rewrite(text, path, rules, possible)
+        new, result.fixed, left = rewrite(text, path, rules, possible, options.scripted)
         if new != text:
             result.changed.append((path, text, new))
             if options.mode == "fix":
                 source.write(path, new, encoding, bom)
         whole = options.mode == "fix" or new == text
-        result.findings = left if whole else lint_source(text, path, rules, possible=possible)
+        result.findings = (
+            left if whole else lint_source(text, path, rules, possible=possible, scripted=options.scripted)
+        )
     except (CannotLint, source.Unreadable) as error:
         result.problems.append(error.problem)
     except Exception as error:  # a defect of the linter must not keep the other files from being linted

@@ -113,8 +113,6 @@ def _decorate(scope, decorator, imports):
     last = name.rsplit(".", 1)[-1]
     if last in ("no_grad", "inference_mode"):
         scope.no_grad += 1
-    elif name in ("torch.jit.script", "torch.jit.script_if_tracing", "torch.jit.script_method"):
-        scope.scripted = True
     elif last == "autocast":
         enter_autocast(scope, call, 1)
     elif last in ("fp32_region", "force_fp32") or _casts_to(call, imports) == "wide":

@@ -7,6 +7,7 @@ import libcst as cst
 
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
 from safeops.lint.reach import Reach
+from safeops.lint.scripted import compiled, given
 from safeops.lint.syntax import children, descendants, dotted, operation
 from safeops.lint.values import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
@@ -37,9 +38,9 @@ class Clues:
     decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
 
-def survey(module, imports):
+def survey(module, imports, scripted=frozenset()):
     """({id of FunctionDef, or of the module: Clues}, names of functions that losses call). What a loss calls is part
-    of it."""
+    of it. `scripted`: names of what other files give to torch.jit.script."""
     reach = Reach(module)
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
@@ -65,7 +66,8 @@ def survey(module, imports):
             clue.loss = clue.helper = clue.formula = True
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
-    _scripted(module, imports, reach, clues)
+    for found in compiled(given(module, imports) | scripted, reach):
+        clues[found].scripted = True
     _detached(reach, clues)
     _widened(reach, clues)
     return clues, helpers
@@ -89,21 +91,6 @@ def _spread(todo, reach, clues, helpers, metrics):
             else:
                 continue
             todo.append((owner, function))
-
-
-def _scripted(module, imports, reach, clues):
-    """Marks what `torch.jit.script(f)` and `script(Model())` compile, and what that calls."""
-    names = set()
-    for node in descendants(module):
-        if isinstance(node, cst.Call) and node.args and imports.resolve(node.func) == "torch.jit.script":
-            what = node.args[0].value
-            names.add(dotted(what.func if isinstance(what, cst.Call) else what))
-    todo = [f for f in reach.functions if {f[0], f[1].name.value} & names]
-    while todo:
-        class_name, node = todo.pop()
-        if not clues[id(node)].scripted:
-            clues[id(node)].scripted = True
-            todo += reach.called(node, class_name)
 
 
 def _detached(reach, clues):

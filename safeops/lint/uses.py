@@ -1,31 +1,10 @@
-"""Where a value goes: into an operation that takes one dtype, or nowhere that a gradient comes from."""
+"""Where a value goes: nowhere that a gradient comes from."""
 
 import libcst as cst
 
-from safeops.lint.syntax import children, descendants, dotted, operation
-
-STRICT = set(
-    """matmul mm bmm mv dot vdot inner addmm addmv addbmm baddbmm tensordot einsum linear bilinear conv1d conv2d conv3d
-    cross lerp index_add index_copy index_put index_reduce scatter scatter_add scatter_reduce masked_scatter
-    scaled_dot_product_attention""".split()
-)
+from safeops.lint.syntax import children, descendants, dotted
 
 NO_SLOPE = set("item tolist detach argmax argmin argsort long int bool float numpy print eq ne lt gt le ge".split())
-
-
-def meets_one_dtype(body, node, imports):
-    """Whether `node`, an expression in a function's body, goes into such an operation, also through names.
-
-    A layer (`self.proj(x)`) and a write through an index (`x[i] = v`) count too: both raise for fp32 beside half.
-    """
-    nodes = list(descendants(body))
-    carries = _carriers(nodes, node, descendants)
-    for n in nodes:
-        if isinstance(n, (cst.Call, cst.BinaryOperation)) and _strict(n, imports) and carries(n):
-            return True
-        if isinstance(n, cst.Assign) and isinstance(n.targets[0].target, cst.Subscript) and carries(n.value):
-            return True
-    return False
 
 
 def no_slope(body, node):
@@ -33,7 +12,7 @@ def no_slope(body, node):
     if body is None:
         return False
     nodes = list(descendants(body))
-    carries = _carriers(nodes, node, _with_slope)
+    carries = _carriers(nodes, node)
     for n in nodes:
         if isinstance(n, (cst.Return, cst.Yield)) and n.value is not None and carries(n.value):
             return False
@@ -63,30 +42,23 @@ def _with_slope(expression):
         todo += [node.value] if isinstance(node, cst.Subscript) else children(node)
 
 
-def _carriers(nodes, node, parts):
+def _carriers(nodes, node):
     """Whether an expression has `node` among its parts, or a name that stands for what was made of it."""
     assignments = [n for n in nodes if isinstance(n, (cst.Assign, cst.AnnAssign, cst.AugAssign)) and n.value]
     names = set()
 
     def carries(expression):
-        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in parts(expression))
+        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in _with_slope(expression))
 
     while True:
-        found = {name for a in assignments if carries(a.value) for name in _targets(a)}
+        found = {name for a in assignments if carries(a.value) for name in _names(a)}
         if found <= names:
             return carries
         names |= found
 
 
-def _targets(assignment):
+def _names(assignment):
     targets = [t.target for t in assignment.targets] if isinstance(assignment, cst.Assign) else [assignment.target]
     return {
         n.value for t in targets if not isinstance(t, cst.Subscript) for n in descendants(t) if isinstance(n, cst.Name)
     }
-
-
-def _strict(node, imports):
-    if isinstance(node, cst.Call) and (dotted(node.func) or "").startswith("self.") and node.func.value.value == "self":
-        return True
-    op = operation(node, imports)
-    return op is not None and op.name in STRICT

@@ -32,8 +32,9 @@ SAVES_INPUT = set(
 class Walk(Binding, Calls, Context, Expressions, Results):
     """The rules see this object: values, the scope they are in, and `report`."""
 
-    def __init__(self, module, imports, rules, code, possible=False):
-        self.module, self.imports, self.code, self.possible = module, imports, code, possible
+    def __init__(self, module, imports, rules, code, possible=False, scripted=frozenset()):
+        self.module, self.imports, self.code = module, imports, code
+        self.possible, self.scripted = possible, scripted
         self.scope, self.classes = Scope(), []
         self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
         self.notes = {}  # of rules, between two of their calls
@@ -50,7 +51,7 @@ class Walk(Binding, Calls, Context, Expressions, Results):
                 self._by_event.setdefault(event, []).append(rule)
 
     def run(self):
-        self.clues, self.helpers = survey(self.module, self.imports)
+        self.clues, self.helpers = survey(self.module, self.imports, self.scripted)
         own = self.clues[id(self.module)]  # a script whose training loop is in no function
         self.scope.step, self.scope.wide = own.backward, self.imports.statistics
         self.scope.used = own.tensors | own.arrays

@@ -189,8 +189,8 @@ class UnguardedDomain(Rule):
             hint = "use F.log_softmax" if inner.name == "softmax" else "use F.logsigmoid"
         elif name and not op.inplace and not op.kwargs and isinstance(op.node, (cst.Call, cst.BinaryOperation)):
             if len(op.args) == (op.name == "pow"):
-                rest = "".join(f", {walk.text(n)}" for n in op.args)
-                fix = [(op.node, f"safeops.{name}({walk.text(op.input)}{rest})")]
+                rest = "".join(f", {walk.argument(n)}" for n in op.args)
+                fix = [(op.node, f"safeops.{name}({walk.argument(op.input)}{rest})")]
         problem = f"nothing keeps the argument of {op.name} inside its domain"
         complement = (
             {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner is not None else []
@@ -262,7 +262,7 @@ class SpelledNorm(Rule):
         square = walk.op(total.input)
         if total.node is op.input and square.node is total.input and not op.inplace:
             rest = dims(total, walk)
-            fix = rest and [(op.node, f"safeops.safe_norm({walk.text(base)}{rest[0]})")]
+            fix = rest and [(op.node, f"safeops.safe_norm({walk.argument(base)}{rest[0]})")]
         covers = [("SO201", total.node), ("SO204", op.node)]
         walk.report(
             self,

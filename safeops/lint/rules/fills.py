@@ -79,7 +79,7 @@ class LargeFill(Rule):
         fix = None
         mask = op.arg(0, "mask")
         if not op.inplace and len(op.args) + len(op.kwargs) == 2:
-            parts = ", ".join(walk.text(n) for n in (op.input, mask, op.arg(1, "value")))
+            parts = ", ".join(walk.argument(n) for n in (op.input, mask, op.arg(1, "value")))
             fix = [(op.node, f"safeops.masked_fill({parts})")]
         walk.report(self, op.node, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates", fix)
 
@@ -148,9 +148,9 @@ class LargeFill(Rule):
         dim = op.arg(0, "dim")
         if inline and dim is not None and len(op.args) + len(op.kwargs) == 1:
             mask = fill.arg(0, "mask")
-            text = walk.text(mask)
+            text = walk.argument(mask)
             text = text if isinstance(mask, (cst.Name, cst.Call, cst.Attribute, cst.Subscript)) else f"({text})"
-            text = f"safeops.masked_{op.name}({walk.text(fill.input)}, ~{text}, dim={walk.text(dim)})"
+            text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
         use = "safeops.masked_softmax" if op.name == "logsumexp" else f"safeops.masked_{op.name}"
         walk.report(self, op.node, f"a row that is masked out whole is NaN; use {use}", fix)

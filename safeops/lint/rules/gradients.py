@@ -98,7 +98,7 @@ class WhereAfter(Rule):
         a, b = unsafe.input, unsafe.args[0]
         if walk.text(test.left) != walk.text(b) or not walk.value(a).tensor:
             return None
-        return [(op.node, f"safeops.safe_div({walk.text(a)}, {walk.text(b)})")]
+        return [(op.node, f"safeops.safe_div({walk.argument(a)}, {walk.argument(b)})")]
 
 
 PLAIN = {"clamp", "clamp_min", "clamp_max", "relu", "abs", "neg", "sigmoid", "tanh"}  # number arguments, dtype kept

@@ -205,7 +205,7 @@ class BooleanWriteScalar(Rule):
         name = target.value.value
         if name not in scope.names or scope.depth[name] != scope.loops:
             return None
-        text = f"{name} = safeops.masked_fill({name}, {walk.text(mask)}, {walk.text(statement.value)})"
+        text = f"{name} = safeops.masked_fill({name}, {walk.argument(mask)}, {walk.argument(statement.value)})"
         return [(statement, text)]
 
 

@@ -216,7 +216,7 @@ def dims(op, walk):
     if len(op.args) > 2 or set(op.kwargs) - {"dim", "keepdim"}:
         return None
     given = {**dict(zip(("dim", "keepdim"), op.args)), **op.kwargs}
-    return ("".join(f", {name}={walk.text(node)}" for name, node in given.items()),)
+    return ("".join(f", {name}={walk.argument(node)}" for name, node in given.items()),)
 
 
 RULES = (SquareSum,)
