@@ -1,11 +1,17 @@
 """What an assignment tells of the names it binds."""
 
 import dataclasses
+import re
 
 import libcst as cst
 
-from safeops.lint.syntax import Op, dotted, number, operation
-from safeops.lint.values import BATCHES, FOREIGN, NOTHING, PAIRS, Value, named_eps, named_mask, named_tensor
+from safeops.lint.syntax import Op, dotted, names_of, number, operation
+from safeops.lint.tables import BATCHES, PAIRS
+from safeops.lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask, named_tensor
+
+# What a training loop goes over, and what it may be wrapped in.
+LOADER = re.compile(r"(^|_)(data|dl)$|loaders?\d?$|(^|_)batches|dataset$|DataLoader", re.IGNORECASE)
+ITERATES = {"enumerate", "tqdm", "trange", "track", "zip", "iter", "islice", "progress", "cycle"}
 
 
 class Binding:
@@ -64,6 +70,22 @@ class Binding:
         """Whether a loss goes on to use a name as only tensors are, of whose value nothing is known."""
         unknown = not (value.tensor or value.foreign or value.op or value.positive)
         return unknown and name in self.scope.surely
+
+    def _For(self, node):
+        self.evaluate(node.iter)
+        self._bind_element(node.target, node.iter, node)
+        if self.scope.step and LOADER.search(self._iterated(node.iter)):
+            for name in names_of(node.target):
+                if name in self.scope.used or named_tensor(name):
+                    self.scope.bind(name, Value(tensor=True, mask="likely" if named_mask(name) else None))
+        self._loop(node)
+
+    def _iterated(self, node):
+        """What a loop goes over: the last name in it, behind `enumerate`, `tqdm` and the like."""
+        while isinstance(node, cst.Call) and node.args and (dotted(node.func) or "").rpartition(".")[2] in ITERATES:
+            node = node.args[0].value
+        named = node.func if isinstance(node, cst.Call) else node
+        return (dotted(named) or "").rpartition(".")[2]
 
     def _bind_element(self, target, iterated, statement):
         """What a loop's names are: of `zip` and `enumerate`, each an element of its own."""

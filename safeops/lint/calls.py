@@ -9,16 +9,8 @@ import torch
 from safeops.lint.layers import layer_operation
 from safeops.lint.survey import DIMS
 from safeops.lint.syntax import Op, dotted, operation
-from safeops.lint.values import (
-    NO_TENSOR,
-    NO_TENSOR_METHODS,
-    NOTHING,
-    REDUCTIONS,
-    SURE_METHODS,
-    VIEWS,
-    Value,
-    of_op,
-)
+from safeops.lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
+from safeops.lint.values import NOTHING, Value, of_op
 
 NUMBERS = re.compile(
     r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"

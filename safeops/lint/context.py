@@ -10,7 +10,8 @@ import libcst as cst
 from safeops.lint.dtypes import Dtypes
 from safeops.lint.layers import filled_with, named_number
 from safeops.lint.syntax import comments, descendants, number
-from safeops.lint.values import NOTHING, REDUCTIONS
+from safeops.lint.tables import REDUCTIONS
+from safeops.lint.values import NOTHING
 
 CASTS = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too

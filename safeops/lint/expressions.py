@@ -4,22 +4,10 @@ import dataclasses
 
 import libcst as cst
 
-from safeops.lint.scope import Scope
-from safeops.lint.survey import tensors_in
-from safeops.lint.syntax import Op, asked_about, children, dotted, number, operation
-from safeops.lint.values import (
-    BATCHES,
-    FOREIGN,
-    NO_TENSOR_ATTRIBUTES,
-    NOTHING,
-    PAIRS,
-    Value,
-    dtype_of,
-    named_eps,
-    named_mask,
-    named_tensor,
-    of_op,
-)
+from safeops.lint.scope import asked_about
+from safeops.lint.syntax import Op, children, dotted, number, operation
+from safeops.lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
+from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
 
 GROUPS = ("group", "param_group", "self.defaults", "defaults")  # of an optimizer
 PLAIN = ("None", "True", "False")  # what a tensor is not compared with
@@ -228,17 +216,6 @@ class Expressions:
             wide=any(v.wide for v in tensors),
             flat=all(v.flat for v in tensors),
         )
-
-    def _Lambda(self, node):
-        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
-        self.scope.loss, self.scope.step = outer.loss, outer.step
-        computes = self.scope.loss or self.scope.step
-        used = tensors_in(node.body, self.imports) if computes else ()
-        for p in node.params.params:
-            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
-        self.evaluate(node.body)
-        self.scope = outer
-        return NOTHING
 
 
 def _shapes(subscript):

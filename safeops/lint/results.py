@@ -4,8 +4,10 @@ import dataclasses
 
 import libcst as cst
 
+from safeops.lint.scope import Scope
+from safeops.lint.survey import tensors_in
 from safeops.lint.syntax import children, dotted
-from safeops.lint.values import FOREIGN, NOTHING
+from safeops.lint.values import FOREIGN, NOTHING, Value
 
 MANY = (cst.ListComp, cst.GeneratorExp)
 
@@ -63,3 +65,14 @@ class Results:
             self._test(condition.test)
         if node.inner_for_in is not None:
             self._comp_for(node.inner_for_in)
+
+    def _Lambda(self, node):
+        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
+        self.scope.loss, self.scope.step = outer.loss, outer.step
+        computes = self.scope.loss or self.scope.step
+        used = tensors_in(node.body, self.imports) if computes else ()
+        for p in node.params.params:
+            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
+        self.evaluate(node.body)
+        self.scope = outer
+        return NOTHING

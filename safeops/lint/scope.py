@@ -4,10 +4,15 @@ import re
 
 import libcst as cst
 
-from safeops.lint.syntax import dotted, number
+from safeops.lint.syntax import children, dotted, number
 from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
 
 NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")
+
+# Attributes and calls that say nothing of a tensor's values.
+SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
+ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
+ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
 
 
 class Scope:
@@ -66,6 +71,32 @@ class Scope:
                 return True
             scope = scope.outer
         return False
+
+
+def asked_about(test):
+    """The names whose values a condition depends on: none in `x is not None`, `isinstance(x, T)`, `x.dim() == 3`."""
+    names, todo = set(), [test]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, cst.Comparison):
+            if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
+                continue
+            if any(isinstance(s, cst.SimpleString) for s in (node.left, *(c.comparator for c in node.comparisons))):
+                continue
+        elif isinstance(node, cst.Call):
+            if (dotted(node.func) or getattr(getattr(node.func, "attr", None), "value", "")).rsplit(".", 1)[
+                -1
+            ] in ASK_NO_VALUE:
+                continue
+        elif isinstance(node, cst.Attribute):
+            if node.attr.value in SHAPES:
+                continue
+            todo.append(node.value)  # not the attribute's name
+            continue
+        elif isinstance(node, cst.Name):
+            names.add(node.value)
+        todo.extend(children(node))
+    return names
 
 
 def function_scope(node, outer, class_name, is_module, imports, clues):

@@ -5,14 +5,14 @@ import re
 
 import libcst as cst
 
+from safeops.lint.callers import detached, widened
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
 from safeops.lint.reach import Reach
 from safeops.lint.scripted import compiled, given
-from safeops.lint.syntax import children, descendants, dotted, operation
-from safeops.lint.values import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
+from safeops.lint.syntax import NESTED, children, descendants, dotted, names_of, operation
+from safeops.lint.tables import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
 DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
-NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
 @dataclasses.dataclass(slots=True)
@@ -68,8 +68,8 @@ def survey(module, imports, scripted=frozenset()):
     _spread(todo, reach, clues, helpers, metrics)
     for found in compiled(given(module, imports) | scripted, reach):
         clues[found].scripted = True
-    _detached(reach, clues)
-    _widened(reach, clues)
+    detached(reach, clues)
+    widened(reach, clues)
     return clues, helpers
 
 
@@ -91,49 +91,6 @@ def _spread(todo, reach, clues, helpers, metrics):
             else:
                 continue
             todo.append((owner, function))
-
-
-def _detached(reach, clues):
-    """Marks what methods of `torch.autograd.Function` call, and nothing else does."""
-    inside = {name for name in reach.classes if "Function" in reach.ends_of_bases(name)}
-    if inside:
-        called = {True: set(), False: set()}
-        for class_name, node in reach.functions:
-            called[class_name in inside] |= {id(function) for _, function in reach.called(node, class_name)}
-        for found in called[True] - called[False]:
-            clues[found].detached = True
-
-
-def _widened(reach, clues):
-    """Marks private functions that are called with autocast off, or with what was cast to fp32, wherever they are."""
-    given = {}
-    for class_name, node in reach.functions:
-        nodes = list(descendants(node.body))
-        off = {id(n) for part in nodes if isinstance(part, cst.With) and _autocast_off(part) for n in descendants(part)}
-        cast = {
-            name
-            for n in nodes
-            if isinstance(n, cst.Assign) and _casts(n.value)
-            for name in names_of(n.targets[0].target)
-        }
-        for call, (_, function) in reach.calls(node, class_name):
-            if function.name.value.startswith("_") and function is not node:
-                wide = id(call) in off or any(_casts(a.value) or names_of(a.value) & cast for a in call.args)
-                given.setdefault(id(function), []).append(wide)
-    for found, wide in given.items():
-        clues[found].wide = all(wide)
-
-
-def _autocast_off(node):
-    calls = [item.item for item in node.items if isinstance(item.item, cst.Call)]
-    return any(
-        "autocast" in (dotted(c.func) or "") and "False" in map(dotted, (a.value for a in c.args)) for c in calls
-    )
-
-
-def _casts(node):
-    func = node.func if isinstance(node, cst.Call) else None
-    return isinstance(func, cst.Attribute) and func.attr.value in ("float", "double")
 
 
 def _metrics(module):
@@ -216,15 +173,6 @@ def tensors_in(body, imports):
     """The names that a loss's lambda uses as tensors."""
     clues = _clues(body, imports)
     return clues.tensors | clues.arrays
-
-
-def names_of(expression):
-    """The names in it, but for those of functions that are called."""
-    nodes = list(descendants(expression, stop=NESTED))
-    called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}
-    called |= {id(n.attr) for n in nodes if isinstance(n, cst.Attribute)}
-    called |= {id(n.keyword) for n in nodes if isinstance(n, cst.Arg) and n.keyword}
-    return {n.value for n in nodes if isinstance(n, cst.Name) and id(n) not in called}
 
 
 def _calls_loss(node, imports):

@@ -68,36 +68,16 @@ def dotted(node):
     return ".".join(reversed(parts))
 
 
-# Attributes and calls that say nothing of a tensor's values.
-SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
-ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
-ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
+NESTED = (cst.FunctionDef, cst.ClassDef, cst.Lambda)
 
 
-def asked_about(test):
-    """The names whose values a condition depends on: none in `x is not None`, `isinstance(x, T)`, `x.dim() == 3`."""
-    names, todo = set(), [test]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, cst.Comparison):
-            if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
-                continue
-            if any(isinstance(s, cst.SimpleString) for s in (node.left, *(c.comparator for c in node.comparisons))):
-                continue
-        elif isinstance(node, cst.Call):
-            if (dotted(node.func) or getattr(getattr(node.func, "attr", None), "value", "")).rsplit(".", 1)[
-                -1
-            ] in ASK_NO_VALUE:
-                continue
-        elif isinstance(node, cst.Attribute):
-            if node.attr.value in SHAPES:
-                continue
-            todo.append(node.value)  # not the attribute's name
-            continue
-        elif isinstance(node, cst.Name):
-            names.add(node.value)
-        todo.extend(children(node))
-    return names
+def names_of(expression):
+    """The names in it, but for those of functions that are called."""
+    nodes = list(descendants(expression, stop=NESTED))
+    called = {id(n.func) for n in nodes if isinstance(n, cst.Call)}
+    called |= {id(n.attr) for n in nodes if isinstance(n, cst.Attribute)}
+    called |= {id(n.keyword) for n in nodes if isinstance(n, cst.Arg) and n.keyword}
+    return {n.value for n in nodes if isinstance(n, cst.Name) and id(n) not in called}
 
 
 def number(node):

@@ -10,18 +10,15 @@ from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
 from safeops.lint.layers import fields
 from safeops.lint.results import Results
-from safeops.lint.scope import Scope, enter_autocast, function_scope
-from safeops.lint.survey import names_of, survey
-from safeops.lint.syntax import OPERATORS, Op, asked_about, children, descendants, dotted
-from safeops.lint.values import FOREIGN, NOTHING, Value, named_mask, named_tensor, of_op
+from safeops.lint.scope import Scope, asked_about, enter_autocast, function_scope
+from safeops.lint.survey import survey
+from safeops.lint.syntax import OPERATORS, Op, children, descendants, dotted
+from safeops.lint.values import FOREIGN, NOTHING, of_op
 
 # A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
     r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|warned|initiali[sz]ed", re.IGNORECASE
 )
-# What a training loop goes over, and what it may be wrapped in.
-LOADER = re.compile(r"(^|_)(data|dl)$|loaders?\d?$|(^|_)batches|dataset$|DataLoader", re.IGNORECASE)
-ITERATES = {"enumerate", "tqdm", "trange", "track", "zip", "iter", "islice", "progress", "cycle"}
 # Whose backward needs the operands.
 SAVES_INPUT = set(
     """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
@@ -194,22 +191,6 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         if node.msg is not None:
             self.evaluate(node.msg)
         self.raising -= 1
-
-    def _For(self, node):
-        self.evaluate(node.iter)
-        self._bind_element(node.target, node.iter, node)
-        if self.scope.step and LOADER.search(self._iterated(node.iter)):
-            for name in names_of(node.target):
-                if name in self.scope.used or named_tensor(name):
-                    self.scope.bind(name, Value(tensor=True, mask="likely" if named_mask(name) else None))
-        self._loop(node)
-
-    def _iterated(self, node):
-        """What a loop goes over: the last name in it, behind `enumerate`, `tqdm` and the like."""
-        while isinstance(node, cst.Call) and node.args and (dotted(node.func) or "").rpartition(".")[2] in ITERATES:
-            node = node.args[0].value
-        named = node.func if isinstance(node, cst.Call) else node
-        return (dotted(named) or "").rpartition(".")[2]
 
     def _loop(self, node):
         self.scope.loops += 1

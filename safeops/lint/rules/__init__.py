@@ -5,9 +5,11 @@ from safeops.lint.rules import (
     divisions,
     domains,
     eps,
+    exponentials,
     fills,
     gradients,
     masks,
+    norms,
     old_amp,
     overlap,
     products,
@@ -18,7 +20,7 @@ from safeops.lint.rules import (
 )
 
 # In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
-VALUES = (masks, products, squares, eps, fills, divisions, domains, gradients, overlap, spelled)
+VALUES = (masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, spelled, exponentials)
 FILES = (*VALUES, synchronisation, amp, old_amp, steps)
 RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
 RULES = dict(sorted(RULES.items()))

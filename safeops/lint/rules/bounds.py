@@ -3,7 +3,7 @@
 import re
 
 from safeops.lint.syntax import dotted
-from safeops.lint.values import REDUCTIONS, SHAPING
+from safeops.lint.tables import REDUCTIONS, SHAPING
 
 SELECTED = {"masked_fill", "where", "nan_to_num", "index"}  # NaN was replaced already
 POLYNOMIAL = set("add sub mul neg pow clamp clamp_min clamp_max minimum maximum relu abs square to float".split())

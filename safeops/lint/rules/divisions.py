@@ -8,7 +8,7 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.guards import of_weights
 from safeops.lint.rules.squares import normalized, squared, through
 from safeops.lint.syntax import dotted, number
-from safeops.lint.values import REDUCTIONS, SHAPING
+from safeops.lint.tables import REDUCTIONS, SHAPING
 
 USE = {  # what made the divisor -> what to use
     **dict.fromkeys(("norm",), "safeops.normalize or safeops.safe_div"),

@@ -8,7 +8,7 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
-from safeops.lint.values import SHAPING
+from safeops.lint.tables import SHAPING
 
 COMPLEX = re.compile(r"(^|_)(re|im|real|imag)$")  # parts of complex numbers, which are hardly ever half
 SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0

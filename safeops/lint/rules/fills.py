@@ -7,7 +7,7 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import number
-from safeops.lint.values import SHAPING
+from safeops.lint.tables import SHAPING
 
 HALF_MAX = 65504
 LIKE = {"ones_like", "zeros_like", "one_hot"}

@@ -5,7 +5,7 @@ import re
 from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, sources
 from safeops.lint.rules.spelled import exponent_range
 from safeops.lint.rules.squares import through
-from safeops.lint.values import SHAPING
+from safeops.lint.tables import SHAPING
 
 FACTORS = re.compile(r"(^|_)(weight|scale|factor|coeff?|coefficient)s?$", re.IGNORECASE)
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0

@@ -5,7 +5,7 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import leaves_domain
 from safeops.lint.syntax import descendants, dotted, number
-from safeops.lint.values import SAVES_RESULT
+from safeops.lint.tables import SAVES_RESULT
 
 
 def index_masks(node, walk):

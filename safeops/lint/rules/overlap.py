@@ -8,7 +8,7 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.spelled import exponent_range, tensors
 from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import dotted, number
-from safeops.lint.values import SHAPING
+from safeops.lint.tables import SHAPING
 
 
 def sums_of_products(node, walk, depth=0):

@@ -9,7 +9,8 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import BOUNDED, SELECTED, finite
 from safeops.lint.rules.domains import leaves_domain
 from safeops.lint.syntax import dotted
-from safeops.lint.values import NOTHING, SHAPING
+from safeops.lint.tables import SHAPING
+from safeops.lint.values import NOTHING
 
 KEPT = {"log", "log2", "log10", "xlogy", "masked_fill", "where"}  # -inf that is there in forward
 VALID = re.compile(r"(^|_|is)(in)?valid|nan$|finite$", re.IGNORECASE)  # what is masked out need not be a number

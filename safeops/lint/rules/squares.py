@@ -7,7 +7,7 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import finite
 from safeops.lint.syntax import dotted, number
-from safeops.lint.values import SHAPING
+from safeops.lint.tables import SHAPING
 
 COUNTED = re.compile(
     r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"

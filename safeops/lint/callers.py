@@ -1,0 +1,48 @@
+"""What a function is by who calls it: one without a graph, one that is given fp32."""
+
+import libcst as cst
+
+from safeops.lint.syntax import descendants, dotted, names_of
+
+
+def detached(reach, clues):
+    """Marks what methods of `torch.autograd.Function` call, and nothing else does."""
+    inside = {name for name in reach.classes if "Function" in reach.ends_of_bases(name)}
+    if inside:
+        called = {True: set(), False: set()}
+        for class_name, node in reach.functions:
+            called[class_name in inside] |= {id(function) for _, function in reach.called(node, class_name)}
+        for found in called[True] - called[False]:
+            clues[found].detached = True
+
+
+def widened(reach, clues):
+    """Marks private functions that are called with autocast off, or with what was cast to fp32, wherever they are."""
+    given = {}
+    for class_name, node in reach.functions:
+        nodes = list(descendants(node.body))
+        off = {id(n) for part in nodes if isinstance(part, cst.With) and _autocast_off(part) for n in descendants(part)}
+        cast = {
+            name
+            for n in nodes
+            if isinstance(n, cst.Assign) and _casts(n.value)
+            for name in names_of(n.targets[0].target)
+        }
+        for call, (_, function) in reach.calls(node, class_name):
+            if function.name.value.startswith("_") and function is not node:
+                wide = id(call) in off or any(_casts(a.value) or names_of(a.value) & cast for a in call.args)
+                given.setdefault(id(function), []).append(wide)
+    for found, wide in given.items():
+        clues[found].wide = all(wide)
+
+
+def _autocast_off(node):
+    calls = [item.item for item in node.items if isinstance(item.item, cst.Call)]
+    return any(
+        "autocast" in (dotted(c.func) or "") and "False" in map(dotted, (a.value for a in c.args)) for c in calls
+    )
+
+
+def _casts(node):
+    func = node.func if isinstance(node, cst.Call) else None
+    return isinstance(func, cst.Attribute) and func.attr.value in ("float", "double")

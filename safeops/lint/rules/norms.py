@@ -1,0 +1,72 @@
+"""SO205: a norm spelled out."""
+
+from safeops.lint.rule import Rule
+from safeops.lint.rules.domains import NO_GRAPH, sources
+from safeops.lint.rules.squares import dims, squared, through
+from safeops.lint.syntax import number
+from safeops.lint.tables import SHAPING
+from safeops.lint.uses import no_slope
+
+
+def _replaced(base, walk):
+    """Whether `torch.where(zero, 1, x)` took the place of the zero vector."""
+    made = through(base, walk, SHAPING | {"mul", "div", "float"})
+    by = [walk.value(n) for n in made.args] if made is not None and made.name in ("where", "masked_fill") else []
+    return any(v.positive and (v.foreign or v.constant) for v in by)
+
+
+class SpelledNorm(Rule):
+    code, name = "SO205", "sqrt-of-square-sum"
+    widens = True
+    what = """
+    `sqrt(sum(x**2))` is the norm with the gradient 0 / 0 = NaN at the zero vector, and with squares that overflow
+    in half.
+    """
+    why = """
+    The derivative of sqrt at 0 is infinite, that of the square 0: their product is NaN. `x.norm()` has gradient 0
+    there.
+    """
+    fix = "`safeops.safe_norm(x, dim=...)`: gradient 0 at a zero vector, and no square that overflows."
+    outcome = "the gradient of a zero vector is NaN"
+    rewrites = "to `safeops.safe_norm(x, dim=..., keepdim=...)`: fp32 for half input"
+    bad = """
+    def length_loss(x):
+        return torch.sqrt(torch.sum(x**2, dim=-1)).mean()
+    """
+    good = """
+    def length_loss(x):
+        return safeops.safe_norm(x, dim=-1).mean()
+    """
+    ops = ("sqrt", "pow")
+
+    def operation(self, op, walk):
+        if walk.scope.no_grad or op.name == "pow" and number(op.arg(0, "exponent")) != 0.5:
+            return
+        if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
+            return
+        total = walk.op(op.input)
+        if total is None or total.name != "sum" or total.inplace or walk.value(op.input).constant:
+            return
+        base = squared(total.input, walk)
+        if base is None or walk.checked(op.input) or _replaced(base, walk):
+            return
+        names = sources(base, walk)
+        flat = walk.value(base).flat or bool(names) and all(NO_GRAPH.search(name) for name in names)
+        if flat or no_slope(walk.body, op.node):
+            return
+        fix = None
+        square = walk.op(total.input)
+        if total.node is op.input and square.node is total.input and not op.inplace:
+            rest = dims(total, walk)
+            fix = rest and [(op.node, f"safeops.safe_norm({walk.argument(base)}{rest[0]})")]
+        covers = [("SO201", total.node), ("SO204", op.node)]
+        walk.report(
+            self,
+            op.node,
+            "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm",
+            fix,
+            covers=covers,
+        )
+
+
+RULES = (SpelledNorm,)
