@@ -103,6 +103,7 @@ SCALED_LOSS = (
 SCALED = "nothing: GradScaler skips such a step and halves its scale. A smaller init_scale saves the first skips"
 CAME_IN = "mask it before any arithmetic (mask= of the losses and reductions, safeops.masked_fill), or mend its source"
 INVERTED = "the mask may be inverted: True keeps (~mask); or it leaves out too little, or the source is to be mended"
+LATE = "safeops.apply_where(mask, args, f1, f2), which gives f1 the kept operands alone; or mask= of the losses"
 STALE = "optimizer.zero_grad() before backward: this gradient was left by an earlier one"
 OVERFLOW = "compute this in fp32 (safeops losses and reductions do), or scale the values down before"
 
