@@ -6,8 +6,6 @@ from safeops.debug._report import Frame, Operand, Report
 from safeops.debug._source import line
 from safeops.debug._why import explain
 
-_INITIALIZERS = frozenset("uniform_ normal_ fill_ zero_ copy_ bernoulli_ random_ erfinv_ mul_ add_ clamp_".split())
-
 
 class Step:
     """The ops of one step and the counts of what they read and wrote."""
@@ -179,7 +177,7 @@ class Step:
             output=self.counts(output) if output is not None else None,
             scale=self.scale(),
             index=op.index,
-            frames=[self.frame(op) for op in self.ops[: op.index + 1] if op.outputs and not _initializes(op)],
+            frames=[self.frame(op) for op in self._before(op)],
         )
 
     # ---- what to show
@@ -191,13 +189,14 @@ class Step:
             for row in op.inputs.values()
         ]
 
+    def _before(self, last):
+        """The ops up to this one, without first values: what torch.nn.init computed, or was written and read nothing."""
+        for op in self.ops[: last.index + 1]:
+            if op is last or op.outputs and not op.initial and not (op.facts.writes and not op.inputs):
+                yield op
+
     def frame(self, op):
         row = next((row for row in op.outputs if self.bad[row]), op.outputs[0])
         forward = self.forward_of(op)
         place = forward.frames and forward.frames[0]
         return Frame(op.index, op.facts.name, op.node, forward.module, place, self.counts(row))
-
-
-def _initializes(op):
-    """A parameter's first values."""
-    return op.facts.name in _INITIALIZERS and (op.leaf or not op.inputs)

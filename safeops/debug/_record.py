@@ -1,7 +1,6 @@
 """The recorder behind `trace`: counts every floating tensor that an op reads or writes, on its device, and keeps who
 made it. Nothing is read back until `Recorder.table` is asked."""
 
-import ctypes
 import threading
 
 import torch
@@ -9,33 +8,15 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from safeops import _torch
 from safeops.debug import _scan
+from safeops.debug._block import PICKS, ROWS, Block
 from safeops.debug._facts import facts, is_plain, run, tensors_in
 from safeops.debug._memory import Memory
 from safeops.debug._op import Op, Slot
 from safeops.debug._products import factors
 from safeops.debug._source import called_by, user_frames
 
-ROWS = 1 << 14  # of one block: 1 MiB
-PICKS = 4  # operands whose value at the first bad element is kept
 _VALUELESS = UninitializedTensorMixin, _torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
-
-
-class Block:
-    """Rows of counts and picked values on one device."""
-
-    def __init__(self, device):
-        self.device, self.used = device, 0
-        with torch.inference_mode(False):  # they outlive the user's
-            self.counts = torch.zeros(ROWS, _scan.COLUMNS, dtype=torch.int64, device=device)
-            self.picks = torch.zeros(ROWS, PICKS, dtype=torch.float64, device=device)  # of the same rows
-        # On the CPU the counts can be read as they are taken, which costs less than a kernel that finds nothing to do.
-        memory = ctypes.c_int64 * (ROWS * _scan.COLUMNS)
-        self.seen = memory.from_address(self.counts.data_ptr()) if device.type == "cpu" else None
-
-    def finite(self, row):
-        """Known to be finite: no values to pick."""
-        return self.seen is not None and self.seen[row * _scan.COLUMNS + _scan.FIRST] == 0
 
 
 class Recorder(_torch.TorchDispatchMode):
@@ -112,7 +93,7 @@ class Recorder(_torch.TorchDispatchMode):
         op.node = op.sequence = None
         if node is not None:
             op.node, op.sequence = node.name(), _torch.sequence(node)
-        op.frames, op.in_engine = user_frames(3)
+        op.frames, op.in_engine, op.initial = user_frames(3)
         op.module = self.modules.path()
         op.root = known.name == "ones_like" and called_by(_torch.MAKES_GRADIENTS, 3)
         op.scaled = known.name == "mul" and called_by("scale", 3, "grad_scaler.py")

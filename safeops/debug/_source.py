@@ -16,6 +16,7 @@ _OWN = (os.path.join(_HERE, ""), os.path.join(os.path.dirname(os.path.abspath(to
 _EXAMPLES = os.path.join(_HERE, "demo", "")  # part of the package, but a user of it like any other
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
+_INIT = os.path.join(os.path.dirname(os.path.abspath(torch.nn.__file__)), "init.py")
 _is_internal: dict[str, bool] = {}  # file name -> belongs to torch, to safeops or to Python itself
 
 
@@ -47,8 +48,9 @@ class Line:
 
 def user_frames(depth=1, most=4):
     """The innermost frames outside torch, safeops and the standard library, innermost first, as (code, offset) pairs;
-    and whether the autograd engine called them (a recomputation, a custom backward), or they the engine."""
-    frames, frame, within = [], sys._getframe(depth), False
+    whether the autograd engine called them (a recomputation, a custom backward), or they the engine; and whether they
+    called torch.nn.init."""
+    frames, frame, within, initial = [], sys._getframe(depth), False, False
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
@@ -59,12 +61,14 @@ def user_frames(depth=1, most=4):
             frames.append((code, frame.f_lasti))
             if len(frames) == most:
                 break
-        elif frames and code.co_name == _torch.RUNS_ENGINE:
+        elif not frames:
+            initial = initial or name == _INIT
+        elif code.co_name == _torch.RUNS_ENGINE:
             within = True
-        elif frames and code.co_name == "_run_code" and "runpy" in name:
+        elif code.co_name == "_run_code" and "runpy" in name:
             break  # a script that was started by another: the rest is the starter's
         frame = frame.f_back
-    return frames, within
+    return frames, within, initial
 
 
 def user_lines(depth=1, most=4):

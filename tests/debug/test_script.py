@@ -127,16 +127,24 @@ def test_advice_is_that_of_the_function_called(run):
     assert code == 1 and "safeops.normalize(x, dim=...)" in out and "safe_div" not in out
 
 
-def test_initial_values_are_not_what_ran_before(run):
-    source = """
+@pytest.mark.parametrize("how", [
+    "", "init.orthogonal_(model.weight)", "init.sparse_(model.weight, 0.5)", "init.trunc_normal_(model.weight)",
+    "init.dirac_(torch.nn.Conv1d(3, 3, 1).weight)", "init.eye_(model.weight)", "model.weight.data.normal_()",
+])  # fmt: skip
+def test_initial_values_are_not_what_ran_before(run, how):
+    source = f"""
         import torch
+        from torch.nn import init
 
         model = torch.nn.Linear(3, 1)
+        {how}
         loss = torch.log(model(torch.zeros(1, 3)) * 0).sum()
         loss.backward()
         """
     code, out, _ = run("trace", source)
-    assert code == 1 and "what ran before" in out and "uniform_" not in out and "addmm" in out
+    assert code == 1 and "what ran before:" in out
+    rows = [line.split()[1] for line in out.split("what ran before:")[1].splitlines()[2:]]
+    assert rows == ["addmm", "mul", "log"]
 
 
 def test_a_clean_script_is_0_and_gets_its_arguments(run):
