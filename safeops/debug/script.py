@@ -11,6 +11,7 @@ import sys
 import tokenize
 import traceback
 
+import torch
 import torch.distributed as dist
 
 from safeops.debug._advice import of_error
@@ -21,6 +22,13 @@ from safeops.debug.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+# What ran and watched the script: also what torch puts between its functions and a mode that watches them.
+_TOOLS = (
+    _HERE,
+    "<frozen runpy",
+    *(f"{_TORCH}{name}" for name in ("_compile.py", f"_dynamo{os.sep}", "_ops.py", "overrides.py")),
+)
 _CODES = (
     "Exit code: 0 nothing found, 1 something found (whatever else happened), 2 the script could not be run (no such "
     "file, it does not parse), 3 the script ended with an exception of its own; else the script's own."
@@ -84,7 +92,7 @@ def run(arguments):
             located = isinstance(error, LocatedError) or not isinstance(error, RuntimeError)
             hint = "" if located else "; safeops trace --locate tells more of it"
             print(f"safeops {tool}: {script} ended with the exception above{hint}", file=sys.stderr)
-            if instead := of_error(error):
+            if (instead := of_error(error)) and "\n  instead: " not in str(error):
                 print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
     if tool == "trace":
         found = _print_trace(watcher, crashed)
@@ -164,13 +172,14 @@ def _print_traceback(error):
     report = traceback.TracebackException.from_exception(error)
     shown = report
     while shown is not None:
-        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_ours(f.filename)])
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_a_tools(f)])
         shown = shown.__cause__ or shown.__context__
     print("".join(report.format()), end="", file=sys.stderr)
 
 
-def _is_ours(name):
-    return name.startswith((_HERE, "<frozen runpy")) or name.endswith(f"{os.sep}runpy.py")
+def _is_a_tools(frame):
+    name, asks_the_mode = frame.filename, (frame.line or "").startswith("return handle_torch_function(")
+    return name.startswith(_TOOLS) or name.endswith(f"{os.sep}runpy.py") or asks_the_mode
 
 
 def _print_trace(tracer, crashed):
