@@ -192,7 +192,7 @@ class Step:
     def _before(self, last):
         """The ops up to this one, without first values: what torch.nn.init computed, and writes that read nothing."""
         for op in self.ops[: last.index + 1]:
-            if op is last or op.outputs and not op.initial and not (op.facts.writes and not op.inputs):
+            if op is last or op.outputs and op.through != "init" and not (op.facts.writes and not op.inputs):
                 yield op
 
     def frame(self, op):

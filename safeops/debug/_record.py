@@ -93,7 +93,7 @@ class Recorder(_torch.TorchDispatchMode):
         op.node = op.sequence = None
         if node is not None:
             op.node, op.sequence = node.name(), _torch.sequence(node)
-        op.frames, op.in_engine, op.initial = user_frames(3)
+        op.frames, op.in_engine, op.through = user_frames(3)
         op.module = self.modules.path()
         op.root = known.name == "ones_like" and called_by(_torch.MAKES_GRADIENTS, 3)
         op.scaled = known.name == "mul" and called_by("scale", 3, "grad_scaler.py")
