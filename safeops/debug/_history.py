@@ -77,7 +77,6 @@ class History:
                 self.born.setdefault((place, int(backward)), {}).setdefault(kind, self.steps + new)
         tensors, wrote_in = _sums(step.table[wrote], sizes), _indices(wrote_in)
         column = _zeros(2 * len(self.names), NUMEL + 1)
-        self.judged = torch.cat([self.judged, _zeros(len(column) - len(self.judged), 2)])
         for quantity, rows, cells in ((LARGEST, wrote, wrote_in), (READ, read, _indices(read_in))):
             largest = _largest(step.table[rows])
             column[:, quantity].scatter_reduce_(0, cells, largest, "amax")
@@ -109,6 +108,7 @@ class History:
         place = self.names.setdefault(name, len(self.names))
         if place == len(self.dtypes):
             self.dtypes.append(set())
+            self.judged = torch.cat([self.judged, _zeros(2, 2)])
         return place
 
     def _name(self, step, op, backward):
@@ -175,9 +175,12 @@ class History:
             ):
                 if share[phase] > most:
                     return "underflows", f"{word}: {share[phase]:.0%} of the values would be {what} in fp16"
-        top = max(map(max, judged))
+        top, scaled = max(module.largest + module.read), ""
+        if top >= ROUNDS_TO_INF:
+            top, scaled = max(map(max, judged)), " without the loss scale"
         room = 65504 / top if top else 0
-        why = f"fp16's limit is {room:{',.0f' if room >= 10 else '.3g'}} times its largest number" if top else "all 0"
+        room = f"{room:{',.0f' if room >= 10 else '.3g'}}"
+        why = f"fp16's limit is {room} times its largest number{scaled}" if top else "all 0"
         if "float16" not in module.dtypes:
             return "could run in half", why
         for phase, word, _ in phases:

@@ -181,7 +181,7 @@ def test_what_only_the_loss_scale_made_large_is_no_overflow(tmp_path, optimizer)
 
     seen, largest, tracer = run(2.0)
     assert largest == [8, 2.0**21] and seen["Model"] == ("could run in half", "fp16's limit is 8,188 times its "
-                                                        "largest number")  # fmt: skip
+                                                        "largest number without the loss scale")  # fmt: skip
     assert not [why for verdict, why in seen.values() if verdict == "overflows"], seen
     assert [m.verdict for m in tracer.modules if m.name in (type(optimizer).__name__, "GradScaler")] == [
         "stays in float32"] * 2 == [m.verdict for m in tracer.modules[-2:]]  # fmt: skip
