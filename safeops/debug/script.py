@@ -8,6 +8,7 @@ import contextlib
 import os
 import runpy
 import sys
+import time
 import tokenize
 import traceback
 
@@ -21,6 +22,7 @@ from safeops.debug.locate_errors import LocatedError, locate_errors
 from safeops.debug.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
+PROGRESS = 30  # seconds between two lines that tell how far a run with --html is
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
 # What ran and watched the script: also what torch puts between its functions and a mode that watches them.
@@ -63,6 +65,7 @@ def run(arguments):
         if tool == "trace":
             watcher = trace(last=arguments.last, html=arguments.html)
             watcher._announces = False  # the report is printed here
+            watcher._told = _progress() if arguments.html else None
         else:
             chosen = arguments.select
             watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
@@ -122,6 +125,19 @@ def _before_the_end(watcher):
         yield
     finally:
         dist.destroy_process_group = destroy
+
+
+def _progress():
+    """To be called with the number of each step."""
+    begin = last = time.monotonic()
+
+    def told(step):
+        nonlocal last
+        if (now := time.monotonic()) - last >= PROGRESS:
+            last = now
+            print(f"safeops trace: step {step} after {now - begin:.0f} s", file=sys.stderr, flush=True)
+
+    return told
 
 
 def _locating(arguments):
@@ -198,7 +214,8 @@ def _print_trace(tracer, crashed):
         )
     if not (tracer.reports or crashed or stuck or tracer._rank):
         steps = f"{tracer.steps} step{'s' * (tracer.steps != 1)}"
-        print(f"safeops trace: no NaN or inf reached a loss or a gradient in {steps}")
+        no = "GradScaler handled this; no other" if tracer.overflows else "no"
+        print(f"safeops trace: {no} NaN or inf reached a loss or a gradient in {steps}")
     return bool(tracer.reports) or stuck
 
 

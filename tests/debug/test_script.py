@@ -277,6 +277,15 @@ def test_a_run_in_which_no_weight_moved_is_a_finding(run):
     assert code == 1 and "in 5 of 5 steps" in out and "no weight has moved in this run" in out
     code, out, _ = run("trace", step.format(steps=25))
     assert code == 0 and "of 25 steps" in out and "no bug while it stays rare" in out
+    assert "safeops trace: GradScaler handled this; no other NaN or inf reached a loss" in out
+
+
+def test_a_long_run_tells_how_far_it_is(tmp_path, capfd, monkeypatch):
+    (script := tmp_path / "train.py").write_text(CLEAN)
+    command = ["trace", "--html", str(tmp_path / "page.html"), str(script)]
+    assert cli.main(command) == 0 and "step" not in capfd.readouterr().err
+    monkeypatch.setattr("safeops.debug.script.PROGRESS", 0)
+    assert cli.main(command) == 0 and "safeops trace: step 1 after 0 s\n" in capfd.readouterr().err
 
 
 def test_the_report_is_printed_once(run):
