@@ -13,7 +13,7 @@ import torch
 from safeops.debug._history import LARGEST, LOST, NONFINITE, SUBNORMAL
 
 PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
-PARTS = ("page.html", "page_draw.js", "page.js")  # which lie beside this file
+PARTS = ("page.html", "page_draw.js", "page_chart.js", "page.js")  # which lie beside this file
 MOST_FINDINGS = 50
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from safeops.debug._block import Block
 from tests.debug.tracing import traced
 
 NAN = float("nan")
@@ -54,6 +55,15 @@ def test_a_product_with_a_mask_is_named(name):
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_product_that_keeps_it_is_not_blamed(name):
     assert "does not mask" not in report_of(PRODUCTS[name], mask=(False, True, True)).why
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_where_counts_cannot_be_read_before_the_step_ends(name, monkeypatch):
+    """As on a GPU: every product is looked at, and those of finite operands are none."""
+    monkeypatch.setattr(Block, "finite", lambda self, row: False)
+    assert "does not mask" in report_of(PRODUCTS[name]).why
+    assert "does not mask" not in report_of(PRODUCTS[name], mask=(False, True, True)).why
+    assert report_of(PRODUCTS[name], target=(1.0, 0.25, 0.5)) is None
 
 
 @pytest.mark.parametrize("name", LATE)
