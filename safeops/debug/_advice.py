@@ -2,6 +2,8 @@
 
 import re
 
+from safeops.debug._source import traceback_lines
+
 FORWARD = {
     "div": "safeops.safe_div(a, b, eps=...): 0 where the divisor is too small, gradient 0 there",
     "reciprocal": "safeops.safe_reciprocal(x, eps=...)",
@@ -69,16 +71,22 @@ _PROBABILITIES = (
 )
 # By the function of safeops that had no value itself: a number that was none of its domain.
 OURS = {"binary_cross_entropy": _PROBABILITIES}
-# What a message of torch's says -> what to write.
+OUT_OF_PLACE = (
+    "a new tensor: x = x / 3 for x /= 3, x.clamp(...) for x.clamp_(...), x = safeops.masked_fill(x, mask, value) for "
+    "x[mask] = value"
+)
+# What the user's line, a newline and a message of torch's say -> what to write.
 ERRORS = (
     (
-        r"value cannot be converted to type .*(Half|BFloat16).* without overflow",
+        r"(masked_fill|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",
         "safeops.masked_fill(x, mask, value), which saturates to the dtype; before a softmax, safeops.masked_softmax",
     ),
     (
-        r"modified by an inplace operation",
-        "the function without the underscore; for x[mask] = value, x = safeops.masked_fill(x, mask, value)",
+        r"value cannot be converted to type .*(Half|BFloat16).* without overflow",
+        "a dtype that holds the number (float32), or in its place the largest that this one holds: "
+        "torch.finfo(dtype).max",
     ),
+    (r"modified by an inplace operation", OUT_OF_PLACE),
     (
         r"a leaf Variable that requires grad is being used in an in-place",
         "safeops.masked_fill and the like: new tensors",
@@ -103,6 +111,7 @@ SCALED_LOSS = (
 SCALED = "nothing: GradScaler skips such a step and halves its scale. A smaller init_scale saves the first skips"
 CAME_IN = "mask it before any arithmetic (mask= of the losses and reductions, safeops.masked_fill), or mend its source"
 INVERTED = "the mask may be inverted: True keeps (~mask); or it leaves out too little, or the source is to be mended"
+LATE = "safeops.apply_where(mask, args, f1, f2), which gives f1 the kept operands alone; or mask= of the losses"
 STALE = "optimizer.zero_grad() before backward: this gradient was left by an earlier one"
 OVERFLOW = "compute this in fp32 (safeops losses and reductions do), or scale the values down before"
 
@@ -133,8 +142,9 @@ def of_call(line, op):
 def of_error(error):
     """For an exception, by its message or those of its causes; None where nothing is known."""
     while error is not None:
+        lines = traceback_lines(error.__traceback__)
         for pattern, instead in ERRORS:
-            if re.search(pattern, str(error), re.DOTALL):
+            if re.search(pattern, f"{lines[0].text if lines else ''}\n{error}", re.DOTALL):
                 return instead
         error = error.__cause__ or error.__context__
     return None

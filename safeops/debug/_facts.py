@@ -5,6 +5,7 @@ import functools
 import torch
 
 from safeops import _torch
+from safeops.debug._products import PRODUCTS
 
 # Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
 _VALUELESS = frozenset(
@@ -18,6 +19,7 @@ _OVERWRITES = frozenset(
     "_foreach_copy_ _foreach_zero_".split()
 )
 _CONSTANTS = frozenset("full full_like new_full fill fill_ masked_fill masked_fill_ scalar_tensor lift_fresh".split())
+_SELECTS = frozenset("where masked_fill masked_scatter masked_select index index_put nan_to_num".split())
 
 
 class Facts:
@@ -35,6 +37,8 @@ class Facts:
         "scaler",
         "unread",
         "mask",
+        "product",
+        "selects",
     )
 
     def __init__(self, func):
@@ -58,6 +62,8 @@ class Facts:
             result.alias_info is not None and not result.alias_info.is_write for result in schema.returns
         )
         self.valueless = self.name in _VALUELESS
+        self.product = self.name.rstrip("_") in PRODUCTS
+        self.selects = self.name.rstrip("_") in _SELECTS
         self.constant = self.name in _CONSTANTS
         self.scaler = self.name == "_amp_foreach_non_finite_check_and_unscale_"
         self.fused = self.name.startswith("_fused_")  # an optimizer

@@ -12,7 +12,9 @@ PHASES = ("forward", "backward")
 LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # quantities: maxima, then sums
 ROUNDS_TO_INF = 65520.0  # in fp16; its largest number is 65504
 MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # of the values of a module, for it to run in half
-VERDICTS = ("overflows", "makes NaN", "underflows", "stays in float32", "could run in half", "never ran")
+VERDICTS = (
+    "overflows", "makes NaN", "underflows", "runs in half", "could run in half", "stays in float32", "never ran",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,8 +23,9 @@ class ModuleCounts:
 
     verdict: "overflows" (an inf of finite operands, or a number, read or written, that fp16 would round to inf),
     "makes NaN", "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or 0),
-    "stays in float32" (optimizers, GradScaler), "could run in half", or "never ran". What came to it as NaN or inf is
-    not held against it, nor the overflow of a scaled gradient that GradScaler handled.
+    "runs in half" (it writes fp16 already), "could run in half", "stays in float32" (optimizers and GradScaler),
+    or "never ran". What came to it as NaN or inf is not held against it, nor the overflow of a scaled gradient that
+    GradScaler handled, nor in float32 what is large by the scale alone.
     """
 
     name: str  # "decoder.layers.3 (Linear)", "Adam", or outside modules "loss_function (train.py)"
@@ -45,12 +48,14 @@ class History:
         self.columns, self.span, self.steps = [], 1, 0  # span: of steps in a column
         self.dtypes, self.born = [], {}  # by place; (place, phase) -> {"inf" or "NaN": first step in which it made one}
         self.functions = {}  # code -> name
+        self.judged = _zeros(0, 2)  # of each cell: LARGEST and READ, in float32 without GradScaler's scale
 
     def add(self, step, report, new=True):
         """Take in a step that was searched, and what was found in it; if it is not new, as a part of the last one."""
         meta, handled = step.recorder.meta, report is not None and not report.bug
         wrote, sizes, wrote_in = [], [], []  # rows, their numels, their cells
         read, read_in = [], []
+        scale = (step.backward and step.scale()) or 1
         for op in step.ops:
             if not op.outputs:
                 continue
@@ -72,8 +77,13 @@ class History:
                 self.born.setdefault((place, int(backward)), {}).setdefault(kind, self.steps + new)
         tensors, wrote_in = _sums(step.table[wrote], sizes), _indices(wrote_in)
         column = _zeros(2 * len(self.names), NUMEL + 1)
-        column[:, LARGEST].scatter_reduce_(0, wrote_in, _largest(step.table[wrote]), "amax")
-        column[:, READ].scatter_reduce_(0, _indices(read_in), _largest(step.table[read]), "amax")
+        for quantity, rows, cells in ((LARGEST, wrote, wrote_in), (READ, read, _indices(read_in))):
+            largest = _largest(step.table[rows])
+            column[:, quantity].scatter_reduce_(0, cells, largest, "amax")
+            if scale != 1:  # of the backward pass, whose cells are the odd ones
+                whole = [meta[row][1] is torch.float16 for row in rows]
+                largest = torch.where(torch.tensor(whole, device="cpu") | (cells % 2 == 0), largest, largest / scale)
+            self.judged[:, quantity].scatter_reduce_(0, cells, largest, "amax")
         column[:, SUBNORMAL:].index_add_(0, wrote_in, tensors)
         column = column.view(len(self.names), 2, NUMEL + 1)
         if not new and self.columns:
@@ -98,13 +108,14 @@ class History:
         place = self.names.setdefault(name, len(self.names))
         if place == len(self.dtypes):
             self.dtypes.append(set())
+            self.judged = torch.cat([self.judged, _zeros(2, 2)])
         return place
 
     def _name(self, step, op, backward):
         """The module; outside modules the user's function."""
-        if op.facts.scaler:
-            return "GradScaler"
         source = step.recorder.by_sequence.get(op.sequence) if backward else op
+        if op.facts.scaler or source is not None and source.through == "scaler" and not source.module:
+            return "GradScaler"
         if source is None:
             return op.node.rpartition("::")[2]  # AccumulateGrad
         if source.module or not source.frames:
@@ -144,12 +155,13 @@ class History:
 
     def _verdict(self, place, module, optimizes):
         phases = [(phase, word, self.born.get((place, phase), {})) for phase, word in enumerate(PHASES)]
+        judged = self.judged[2 * place : 2 * place + 2].tolist()  # (largest, read) of each phase
         for phase, word, born in phases:
-            largest = max(module.largest[phase], module.read[phase])
+            largest = max(judged[phase])
             if "inf" in born:
                 return "overflows", f"{word}: an inf of finite operands, first in step {born['inf']}"
-            if largest >= ROUNDS_TO_INF:
-                verb = "writes" if module.largest[phase] == largest else "reads"
+            if largest >= ROUNDS_TO_INF and not optimizes:
+                verb = "writes" if judged[phase][LARGEST] == largest else "reads"
                 return "overflows", f"{word}: {verb} {largest:.3g}, beyond fp16's 65504"
         for _, word, born in phases:
             if "NaN" in born:
@@ -163,12 +175,18 @@ class History:
             ):
                 if share[phase] > most:
                     return "underflows", f"{word}: {share[phase]:.0%} of the values would be {what} in fp16"
-        top = max(module.largest + module.read)
+        top, scaled = max(module.largest + module.read), ""
+        if top >= ROUNDS_TO_INF:
+            top, scaled = max(map(max, judged)), " without the loss scale"
         room = 65504 / top if top else 0
-        return (
-            "could run in half",
-            f"fp16 ends {room:{',.0f' if room >= 10 else '.3g'}} times higher" if top else "all 0",
-        )
+        room = f"{room:{',.0f' if room >= 10 else '.3g'}}"
+        why = f"fp16's limit is {room} times its largest number{scaled}" if top else "all 0"
+        if "float16" not in module.dtypes:
+            return "could run in half", why
+        for phase, word, _ in phases:
+            if module.nonfinite[phase]:
+                why = f"{word}: NaN or inf that came to it, was meant, or that GradScaler handled"
+        return "runs in half", why
 
 
 def _zeros(*shape):

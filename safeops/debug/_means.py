@@ -28,7 +28,7 @@ class Means:
             return
         count = _count(func, name, args, kwargs, values)
         if count is not None:
-            frames, _ = user_frames(3)
+            frames = user_frames(3)[0]
             self.seen.append((values[0], frames[0] if frames else None, float(count)))
 
     def reached(self, loss):

@@ -1,5 +1,6 @@
 """Which line modified what backward needs: torch names the op that made it alone."""
 
+import ast
 import re
 
 import torch
@@ -40,7 +41,7 @@ def modified(found, lines, earlier, memory):
         text += f"\n  read before by {place}"
     if lines:
         text += f"\n  noticed at {lines[0].short}"
-    return text + f"\n  instead: {_out_of_place(site.op)}", site, [site]
+    return text + f"\n  instead: {_out_of_place(site)}", site, [site]
 
 
 def _same(op, maker):
@@ -48,8 +49,23 @@ def _same(op, maker):
     return maker.partition("Backward")[0].replace("_", "").lower() == op.rstrip("_").replace("_", "").lower()
 
 
-def _out_of_place(op):
-    name = op.rstrip("_")
+def _out_of_place(site):
+    written = _assignment(site.line.text) if site.line else None
+    if written:
+        return f"{written}, which makes a new tensor"
+    name = site.op.rstrip("_")
     if name in ("index_put", "masked_fill", "copy", "fill"):
         return "safeops.masked_fill(x, mask, value), which makes a new tensor"
     return f"{name}, without the underscore, which makes a new tensor"
+
+
+def _assignment(text):
+    """'d = d / 3' for 'd /= 3', None for other lines; of a part (x[0] += 1) no new tensor can be made so."""
+    try:
+        (statement,) = ast.parse(text.strip()).body
+    except (SyntaxError, ValueError):
+        return None
+    if not isinstance(statement, ast.AugAssign) or isinstance(statement.target, ast.Subscript):
+        return None
+    value = ast.BinOp(statement.target, statement.op, statement.value)
+    return f"{ast.unparse(statement.target)} = {ast.unparse(value)}"

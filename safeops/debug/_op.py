@@ -17,7 +17,7 @@ class Op:
 
     __slots__ = (
         "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",
-        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf", "before", "masked",
+        "inputs", "outputs", "pick", "differentiable", "root", "scaled", "leaf", "before", "masked", "met", "through",
     )  # fmt: skip
 
     def slots(self):

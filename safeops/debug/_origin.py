@@ -6,8 +6,6 @@ from safeops.debug._report import Frame, Operand, Report
 from safeops.debug._source import line
 from safeops.debug._why import explain
 
-_INITIALIZERS = frozenset("uniform_ normal_ fill_ zero_ copy_ bernoulli_ random_ erfinv_ mul_ add_ clamp_".split())
-
 
 class Step:
     """The ops of one step and the counts of what they read and wrote."""
@@ -113,6 +111,12 @@ class Step:
         for op, row, what in ops:
             if self.has_nan(op.outputs) and not self.has_nan(op.inputs.values()) and not op.on_purpose():
                 return op, row, what
+        # Finite, and of a gradient that is not: the operands of what was selected too late held it.
+        if all(what != "the loss" for _, _, what in reached.values()):
+            read = {row for op, _, _ in ops for row in self.bad_inputs(op)}
+            late = next((op for op in self.ops if self.selects_late(op, read)), None)
+            if late is not None:
+                return late, self.bad_inputs(late)[0], ops[-1][2]
         # What came in with the data: where a product with a mask was to remove it.
         for op, row, what in ops:
             if self.is_times_mask(op):
@@ -125,14 +129,19 @@ class Step:
 
     def is_times_mask(self, op):
         """Whether it multiplies what is not finite by a mask that is 0 there, and so keeps it."""
-        if op.facts.name.rstrip("_") != "mul" or op.node and not op.in_engine or not self.bad_inputs(op):
+        return any(self.bad[row] and self.recorder.picked(place)[0] == 0 for row, place in op.met)
+
+    def selects_late(self, op, read):
+        """Whether it hides what an op before it made of the rows `read`, which that op's gradient meets again."""
+        if not op.facts.selects or op.node and not op.in_engine or self.is_bad(op):
             return False
-        slots = op.slots()
-        if any(slot.row is None for slot in slots):  # a bool or an integer
-            return len(slots) == 2
-        values = self.recorder.picked(op) if op.pick else []
-        masks = [slot for slot in slots if slot.pick is not None and self.counts(slot.row).largest in (0, 1)]
-        return any(values and values[slot.pick] == 0 for slot in masks)
+        rows = [row for row in self.bad_inputs(op) if (maker := self.writer(row)) and maker.differentiable]
+        for row in rows:  # and those that are found on the way
+            if row in read:
+                return True
+            maker = self.writer(row)
+            rows += [r for r in self.bad_inputs(maker) if r not in rows] if maker else []
+        return False
 
     def report(self, number):
         """The first thing that went wrong in step `number`, or None."""
@@ -146,7 +155,7 @@ class Step:
         op, row, reached = found
         output = next((r for r in op.outputs if self.bad[r]), None)
         came_in = self.bad_inputs(op)
-        values = self.recorder.picked(op) if op.pick and not came_in else []
+        values = self.recorder.picked(op.pick) if op.pick and not came_in else []
         kind, why, instead = explain(self, op, output, came_in, values)
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
@@ -168,7 +177,7 @@ class Step:
             output=self.counts(output) if output is not None else None,
             scale=self.scale(),
             index=op.index,
-            frames=[self.frame(op) for op in self.ops[: op.index + 1] if op.outputs and not _initializes(op)],
+            frames=[self.frame(op) for op in self._before(op)],
         )
 
     # ---- what to show
@@ -180,13 +189,14 @@ class Step:
             for row in op.inputs.values()
         ]
 
+    def _before(self, last):
+        """The ops up to this one, without first values: what torch.nn.init computed, and writes that read nothing."""
+        for op in self.ops[: last.index + 1]:
+            if op is last or op.outputs and op.through != "init" and not (op.facts.writes and not op.inputs):
+                yield op
+
     def frame(self, op):
         row = next((row for row in op.outputs if self.bad[row]), op.outputs[0])
         forward = self.forward_of(op)
         place = forward.frames and forward.frames[0]
         return Frame(op.index, op.facts.name, op.node, forward.module, place, self.counts(row))
-
-
-def _initializes(op):
-    """A parameter's first values."""
-    return op.facts.name in _INITIALIZERS and (op.leaf or not op.inputs)

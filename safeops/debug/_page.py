@@ -13,7 +13,7 @@ import torch
 from safeops.debug._history import LARGEST, LOST, NONFINITE, SUBNORMAL
 
 PLANES = {"largest": LARGEST, "subnormal": SUBNORMAL, "lost": LOST, "nonfinite": NONFINITE}
-PARTS = ("page.html", "page_draw.js", "page.js")  # which lie beside this file
+PARTS = ("page.html", "page_draw.js", "page_chart.js", "page.js")  # which lie beside this file
 MOST_FINDINGS = 50
 
 
@@ -37,7 +37,8 @@ def write(file, tracer):
 
 def _data(tracer):
     """JSON that a script element can hold."""
-    history, reports = tracer._history, sorted(tracer.reports + tracer.overflows, key=lambda report: report.step)
+    history = tracer._history
+    reports = [*tracer.reports, *tracer.overflows]  # the page shows three: what GradScaler handles comes last
     cells = history.cells()
     data = {
         "steps": history.steps,

@@ -55,7 +55,7 @@ PATTERNS = {
     ),
     "saved-write": (
         "writes into a tensor that autograd saved: backward will raise",
-        "the function without the underscore, or safeops.masked_fill",
+        _advice.OUT_OF_PLACE,
     ),
 }
 WAITS = frozenset("sync-read boolean-index boolean-write device-copy".split())  # cost time, and no more

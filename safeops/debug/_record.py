@@ -1,7 +1,6 @@
 """The recorder behind `trace`: counts every floating tensor that an op reads or writes, on its device, and keeps who
 made it. Nothing is read back until `Recorder.table` is asked."""
 
-import ctypes
 import threading
 
 import torch
@@ -9,32 +8,15 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from safeops import _torch
 from safeops.debug import _scan
+from safeops.debug._block import PICKS, ROWS, Block
 from safeops.debug._facts import facts, is_plain, run, tensors_in
 from safeops.debug._memory import Memory
 from safeops.debug._op import Op, Slot
+from safeops.debug._products import factors
 from safeops.debug._source import called_by, user_frames
 
-ROWS = 1 << 14  # of one block: 1 MiB
-PICKS = 4  # operands whose value at the first bad element is kept
 _VALUELESS = UninitializedTensorMixin, _torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
-
-
-class Block:
-    """Rows of counts and picked values on one device."""
-
-    def __init__(self, device):
-        self.device, self.used = device, 0
-        with torch.inference_mode(False):  # they outlive the user's
-            self.counts = torch.zeros(ROWS, _scan.COLUMNS, dtype=torch.int64, device=device)
-            self.picks = torch.zeros(ROWS, PICKS, dtype=torch.float64, device=device)  # of the same rows
-        # On the CPU the counts can be read as they are taken, which costs less than a kernel that finds nothing to do.
-        memory = ctypes.c_int64 * (ROWS * _scan.COLUMNS)
-        self.seen = memory.from_address(self.counts.data_ptr()) if device.type == "cpu" else None
-
-    def finite(self, row):
-        """Known to be finite: no values to pick."""
-        return self.seen is not None and self.seen[row * _scan.COLUMNS + _scan.FIRST] == 0
 
 
 class Recorder(_torch.TorchDispatchMode):
@@ -75,9 +57,9 @@ class Recorder(_torch.TorchDispatchMode):
         order = torch.tensor([starts[index[id(block)]] + row for block, row in self.places], device="cpu")
         return torch.cat(parts)[order] if parts else torch.zeros(0, _scan.COLUMNS, dtype=torch.int64)
 
-    def picked(self, op):
-        """The values of op's operands at the first element of its result that is not finite."""
-        block, row = op.pick
+    def picked(self, place):
+        """The values kept there: for op.pick, of its operands at the first element of its result that is not finite."""
+        block, row = place
         return block.picks[row].tolist()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -111,7 +93,7 @@ class Recorder(_torch.TorchDispatchMode):
         op.node = op.sequence = None
         if node is not None:
             op.node, op.sequence = node.name(), _torch.sequence(node)
-        op.frames, op.in_engine = user_frames(3)
+        op.frames, op.in_engine, op.through = user_frames(3)
         op.module = self.modules.path()
         op.root = known.name == "ones_like" and called_by(_torch.MAKES_GRADIENTS, 3)
         op.scaled = known.name == "mul" and called_by("scale", 3, "grad_scaler.py")
@@ -154,6 +136,8 @@ class Recorder(_torch.TorchDispatchMode):
         # What nobody has written yet has no values: garbage in it is nobody's fault.
         op.outputs = () if known.valueless else self._rows(fresh)
         op.masked = known.mask is not None and (*args, *[None] * known.mask)[known.mask] is not None
+        # Of the engine's own products nobody meant one as a mask.
+        op.met = self._met(op, args) if known.product and (op.node is None or op.in_engine) else ()
         op.arguments, op.keywords = (), {}
         if (known.pointwise or known.constant) and len(op.outputs) == 1:
             block, row = self.places[op.outputs[0]]
@@ -167,6 +151,24 @@ class Recorder(_torch.TorchDispatchMode):
         op.index = len(self.ops)
         if op.inputs or op.outputs:
             self.ops.append(op)
+
+    def _met(self, op, args):
+        """[(row of a factor, where the value is kept that its first bad element was multiplied by)], for those that a
+        mask may have met: it is no parameter, and what it meets is not learned."""
+        kept = []
+        for x, read, other in factors(op.facts.name, args):
+            row = op.inputs.get(id(x))
+            learned = other.requires_grad or x.requires_grad and x.is_leaf
+            if row is None or learned or x.is_complex() or other.is_complex() or x.device != other.device:
+                continue
+            if self.places[row][0].finite(self.places[row][1]):
+                continue
+            block = self._block(x.device, 1)
+            _scan.count(block.counts, block.used, [read])  # (as the op reads it: a row may be of another view)
+            _scan.pick(block.picks, block.used, block.counts, block.used, [other], read.shape)
+            kept.append((row, (block, block.used)))
+            block.used += 1
+        return kept
 
     def _template(self, op, args, kwargs, overwritten):
         """The arguments with Slots for tensors, and the tensors whose values can be picked."""
@@ -205,14 +207,19 @@ class Recorder(_torch.TorchDispatchMode):
         return rows
 
     def _count(self, device, counted):
-        block = self.open.get(device)
-        if block is None or block.used + len(counted) > ROWS:
-            block = self.open[device] = Block(device)
-            self.blocks.append(block)
+        block = self._block(device, len(counted))
         for i, (row, _) in enumerate(counted):
             self.places[row] = (block, block.used + i)
         _scan.count(block.counts, block.used, [x for _, x in counted])
         block.used += len(counted)
+
+    def _block(self, device, rows):
+        """With room for so many."""
+        block = self.open.get(device)
+        if block is None or block.used + rows > ROWS:
+            block = self.open[device] = Block(device)
+            self.blocks.append(block)
+        return block
 
     def _inherit(self, args, result):
         """A view of all elements has its base's counts; of some, it is counted when an op reads it."""

@@ -16,6 +16,8 @@ _OWN = (os.path.join(_HERE, ""), os.path.join(os.path.dirname(os.path.abspath(to
 _EXAMPLES = os.path.join(_HERE, "demo", "")  # part of the package, but a user of it like any other
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
+_TORCH = _OWN[1]
+_THROUGH = {os.path.join(_TORCH, "nn", "init.py"): "init", os.path.join(_TORCH, "amp", "grad_scaler.py"): "scaler"}
 _is_internal: dict[str, bool] = {}  # file name -> belongs to torch, to safeops or to Python itself
 
 
@@ -47,8 +49,9 @@ class Line:
 
 def user_frames(depth=1, most=4):
     """The innermost frames outside torch, safeops and the standard library, innermost first, as (code, offset) pairs;
-    and whether the autograd engine called them (a recomputation, a custom backward), or they the engine."""
-    frames, frame, within = [], sys._getframe(depth), False
+    whether the autograd engine called them (a recomputation, a custom backward), or they the engine; and what of torch
+    they called, if that is torch.nn.init ("init") or GradScaler ("scaler")."""
+    frames, frame, within, through = [], sys._getframe(depth), False, None
     while frame is not None:
         code = frame.f_code
         name = code.co_filename
@@ -59,12 +62,14 @@ def user_frames(depth=1, most=4):
             frames.append((code, frame.f_lasti))
             if len(frames) == most:
                 break
-        elif frames and code.co_name == _torch.RUNS_ENGINE:
+        elif not frames:
+            through = through or _THROUGH.get(name)
+        elif code.co_name == _torch.RUNS_ENGINE:
             within = True
-        elif frames and code.co_name == "_run_code" and "runpy" in name:
+        elif code.co_name == "_run_code" and "runpy" in name:
             break  # a script that was started by another: the rest is the starter's
         frame = frame.f_back
-    return frames, within
+    return frames, within, through
 
 
 def user_lines(depth=1, most=4):

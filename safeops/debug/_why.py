@@ -25,6 +25,9 @@ def explain(step, op, output, came_in, values):
             number = "NaN" if counts.nan else "inf"
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and {number} * 0 is NaN"
             return "came in", f"{why}: a product does not mask", _advice.FORWARD["mul"]
+        if output is None and op.facts.selects:
+            why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}: masked after the arithmetic: its"
+            return "came in", f"{why} gradient is NaN * 0; mask the operands before", _advice.LATE
         if op.masked and counts.numel > 1:  # what it leaves out, an op of ours does not read
             why = f"its input held {counts.kinds()}, {_source(step, came_in[0])}, and the mask keeps some of it"
             return "came in", why, _advice.INVERTED

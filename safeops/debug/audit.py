@@ -192,7 +192,7 @@ class audit(TorchFunctionMode):
         for code, detail in patterns:
             if code not in self.select:
                 continue
-            frames, _ = user_frames(3)
+            frames = user_frames(3)[0]
             place = frames[0] if frames else None
             finding = self.found.get((code, place))
             if finding is None:

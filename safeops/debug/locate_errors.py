@@ -136,7 +136,7 @@ class locate_errors(_torch.TorchDispatchMode):
 
     def _site(self, func, tensors):
         node = _torch.current_node()
-        frames, in_engine = user_frames(3)
+        frames, in_engine, _ = user_frames(3)
         self.ordinal += 1
         operands = [describe(x) for x in tensors]
         return Site(

@@ -8,11 +8,13 @@ function say() {
   if (largest < 0) text += "wrote nothing";
   else {
     const shareOf = name => share(value(name, phase, row, column));
+    const small = shareOf("subnormal"), lost = shareOf("lost"), bad = shareOf("nonfinite");
     text += `largest magnitude ${digits(largest)}`;
-    if (largest > 65504) text += " (beyond fp16's 65504)";
-    else if (largest) text += ` (fp16 ends ${digits(65504 / largest)} times higher)`;
-    text += `; underflow in fp16 ${shareOf("subnormal")}, of it 0 in fp16 ${shareOf("lost")}`;
-    text += `; not finite ${shareOf("nonfinite")}`;
+    if (largest > 65504) text += ", beyond fp16's limit of 65504";
+    else if (largest) text += `; fp16's limit, 65504, is ${digits(65504 / largest)} times as large`;
+    text += small === "0" ? ". No value is too small for fp16" : `. Too small for fp16: ${small} of the values`;
+    if (small !== "0") text += lost === "0" ? " lose digits, none becomes 0" : ` lose digits, ${lost} become 0`;
+    text += bad === "0" ? ". No NaN, no inf." : `. NaN or inf: ${bad} of the values.`;
   }
   $("readout").textContent = text;
 }
@@ -57,13 +59,14 @@ function element(parent, tag, text = "", attributes = {}) {
 }
 
 function summary() {
-  const count = verdict => data.modules.filter(module => module.verdict === verdict).length;
-  const seen = ["overflows", "makes NaN", "underflows", "stays in float32", "could run in half", "never ran"]
+  const judged = data.modules.filter(module => module.verdict !== "stays in float32"); // an optimizer is no module
+  const count = verdict => judged.filter(module => module.verdict === verdict).length;
+  const seen = ["overflows", "makes NaN", "underflows", "runs in half", "could run in half", "never ran"]
     .filter(count).map(verdict => `${verdict}: ${count(verdict)}`).join("; ");
   const shared = span > 1 ? ` A column is of ${span} steps: the largest, and the shares of all their values.` : "";
   const steps = `${data.steps} step${data.steps === 1 ? "" : "s"}`;
   $("summary").textContent = rows.length
-    ? `${steps}; ${data.modules.length} modules and functions. ${seen}.${shared}`
+    ? `${steps}; ${judged.length} modules and functions. ${seen}.${shared}`
     : "No step was recorded.";
   const listed = data.findings.length, many = listed > 4 ? element($("rest-of-findings"), "details") : null;
   const cut = data.found > listed ? `, the first ${listed - 3}:` : "";
@@ -81,7 +84,6 @@ function table() {
   const numbers = { largest: digits, subnormal: share, lost: share, nonfinite: share };
   for (const text of ["verdict", "module", "why"]) element(head, "th", text);
   for (const name of Object.keys(numbers)) element(head, "th", QUANTITIES[name], { class: "number" });
-  element(head, "th", "dtypes");
   for (const module of data.modules) {
     const tr = element(lines, "tr"), row = rows.indexOf(module.name);
     element(tr, "td", module.verdict, { class: `verdict ${module.verdict}` });
@@ -91,9 +93,9 @@ function table() {
       const pair = module[name].map((x, phase) => wrote(row, phase) ? format(x) : "–");
       element(tr, "td", pair.join(" | "), { class: "number" });
     }
-    element(tr, "td", module.dtypes.join(", "));
-    if (row < 0) cell.textContent = module.name;
-    else element(cell, "button", module.name).addEventListener("click", () => {
+    const name = element(cell, row < 0 ? "span" : "button", module.name);
+    element(cell, "div", module.dtypes.join(", "), { class: "quiet" });
+    if (row >= 0) name.addEventListener("click", () => {
       if (!shown.includes(row)) {
         $("filter").value = "";
         update();

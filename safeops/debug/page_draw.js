@@ -1,23 +1,24 @@
-"use strict"; // The data, and what is drawn of them: the heat map, the scale of its colours, one module over the steps.
+"use strict"; // The data, and what is drawn of them: the heat map, the scale of its colours (page_chart.js: one module).
 const $ = id => document.getElementById(id);
 const data = JSON.parse($("data").textContent);
 const { rows, columns, span } = data;
 const PHASES = ["forward", "backward"];
 const LIMITS = [[65504, "65504"], [2 ** -14, "6.1e-5"], [2 ** -24, "6e-8"]]; // fp16's: largest, smallest normal, least
+const DECADES = 3 * Math.log2(10); // between two marks of an axis
 const QUANTITIES = {
-  largest: "largest magnitude", subnormal: "underflow in fp16", lost: "0 in fp16", nonfinite: "not finite",
+  largest: "largest magnitude", subnormal: "loses digits in fp16", lost: "becomes 0 in fp16", nonfinite: "NaN or inf",
 };
 const STOPS = [ // of log2 of the largest magnitude
   [-24, "cold"], [-14, "cool"], [-3, "plain"], [3, "plain"], [11, "warm"], [Math.log2(65504), "hot"],
 ];
-const LABELS = 230, HEAD = 34, GAP = 34, ROW = 18, RIGHT = 20; // px
+const LABELS = 230, HEAD = 44, GAP = 34, ROW = 18, RIGHT = 20; // px
 const planes = {};
 let quantity = "largest", shown = rows.map((_, i) => i), at = { row: 0, phase: 0, column: 0 };
 
 // ---- numbers
 
 const digits = x => x === 0 ? "0" : x >= 1e-3 && x < 1e5 ? String(Number(x.toPrecision(3))) : x.toExponential(2);
-const share = x => x === 0 ? "0" : `${Number((100 * x).toPrecision(2))} %`;
+const share = x => x === 0 ? "0" : `${Number((100 * x).toPrecision(2))}\u00a0%`;
 const value = (name, phase, row, column) => planes[name][(phase * rows.length + row) * columns + column];
 const first = column => column * span + 1, last = column => Math.min(data.steps, (column + 1) * span);
 const stepName = c => first(c) === last(c) ? `step ${first(c)}` : `steps ${first(c)} to ${last(c)}`;
@@ -132,9 +133,9 @@ function drawMap() {
     drawing.clearRect(x - 2, 0, panel + 4, HEAD - 1);
     drawing.fillStyle = css("ink");
     drawing.fillText(word, x, 9);
-    ticks(drawing, x, HEAD - 9);
+    ticks(drawing, x, panel, 24);
     drawing.fillStyle = css("bad");
-    for (const c of data.marks) drawing.fillText("▾", x + (c + .5) / columns * panel - 4, HEAD - 4);
+    for (const c of data.marks) drawing.fillText("▾", x + (c + .5) / columns * panel - 4, HEAD - 7);
   });
   if (row >= 10) for (let i = begin; i < end; i++) {
     drawing.fillStyle = css(shown[i] === at.row ? "accent" : "ink");
@@ -143,7 +144,7 @@ function drawMap() {
   drawing.clearRect(0, 0, LABELS - 2, HEAD - 1);
   drawing.fillStyle = css("quiet");
   drawing.textAlign = "right";
-  drawing.fillText("step", LABELS - 8, HEAD - 9);
+  drawing.fillText("step", LABELS - 8, 24);
   drawing.textAlign = "left";
   const place = shown.indexOf(at.row), cell = panel / columns;
   if (place >= 0 && y(place) >= HEAD - 1) {
@@ -154,20 +155,22 @@ function drawMap() {
   }
 }
 
-function ticks(drawing, x, y) {
+function ticks(drawing, x, width, y) {
   const nice = [1, 2, 5].flatMap(n => [0, 1, 2, 3, 4, 5, 6, 7].map(e => n * 10 ** e)).sort((a, b) => a - b);
   const step = nice.find(n => n >= data.steps / 6) || data.steps;
   drawing.fillStyle = css("quiet");
   drawing.textAlign = "center";
-  for (let n = step; n <= data.steps; n += step) drawing.fillText(n, x + ((n - .5) / span / columns) * layout.panel, y);
+  for (let n = step; n <= data.steps; n += step) drawing.fillText(n, x + ((n - .5) / span / columns) * width, y);
   drawing.textAlign = "left";
 }
 
-function shorten(drawing, text, most) { // the end of a path says most
-  if (drawing.measureText(text).width <= most) return text;
-  let from = 1;
-  while (from < text.length && drawing.measureText(`…${text.slice(from)}`).width > most) from++;
-  return `…${text.slice(from)}`;
+function shorten(drawing, text, most) { // in the middle: where a path begins tells modules apart as well as its end
+  let kept = text.length, short = text;
+  while (kept > 2 && drawing.measureText(short).width > most) {
+    kept--;
+    short = `${text.slice(0, kept >> 1)}…${text.slice(text.length - kept + (kept >> 1))}`;
+  }
+  return short;
 }
 
 // ---- the scale of colours, with fp16's limits
@@ -183,7 +186,7 @@ function drawScale() {
   }
   drawing.fillStyle = css("ink");
   if (magnitudes) {
-    drawing.fillText("not finite", bar + 44, 12);
+    drawing.fillText("NaN or inf", bar + 44, 12);
     drawing.fillStyle = css("bad");
     drawing.fillRect(bar + 24, 4, 14, 14);
     drawing.fillStyle = css("ink");
@@ -199,56 +202,4 @@ function drawScale() {
   $("scale").setAttribute("aria-label", magnitudes
     ? "Colours of the largest magnitude: blue below 6.1e-5, grey around 1, orange up to 65504, brown beyond"
     : "Colours of a share of the values, from none to all");
-}
-
-// ---- the chosen module over the steps
-
-function drawChart() {
-  const width = layout.width, height = 220, drawing = context($("chart"), width, height);
-  const steps = Array.from({ length: columns }, (_, c) => c);
-  const series = PHASES.map((_, phase) => steps.map(c => value("largest", phase, at.row, c)));
-  const logs = series.flat().filter(x => x > 0).map(Math.log2), [from, to] = [LABELS, width - RIGHT];
-  const low = Math.min(-26, ...logs) - 1, high = Math.max(18, ...logs) + 1;
-  const x = c => from + (to - from) * (c + .5) / columns, y = log => 8 + (height - 30) * (high - log) / (high - low);
-  drawing.fillStyle = css("ink");
-  drawing.fillText(shorten(drawing, rows[at.row] || "", LABELS - 60), 6, 16);
-  for (const [limit, text] of LIMITS) {
-    drawing.strokeStyle = drawing.fillStyle = css(limit > 1 ? "hot" : "cold");
-    line(drawing, [[from, y(Math.log2(limit))], [to, y(Math.log2(limit))]], [6, 4]);
-    drawing.textAlign = "right";
-    drawing.fillText(text, from - 6, y(Math.log2(limit)));
-    drawing.textAlign = "left";
-  }
-  series.forEach((values, phase) => {
-    drawing.strokeStyle = drawing.fillStyle = css(phase ? "quiet" : "ink");
-    const dash = phase ? [3, 3] : [];
-    let points = [];
-    values.forEach((v, c) => {
-      if (v > 0) points.push([x(c), y(Math.log2(v))]);
-      if ((v <= 0 || c === columns - 1) && points.length) {
-        line(drawing, points, dash);
-        if (points.length === 1) drawing.fillRect(points[0][0] - 2, points[0][1] - 2, 4, 4);
-        points = [];
-      }
-      if (value("nonfinite", phase, at.row, c) > 0) drawing.fillText("×", x(c) - 4, phase ? 18 : 8);
-    });
-    line(drawing, [[6, 50 + 18 * phase], [30, 50 + 18 * phase]], dash);
-    drawing.fillText(PHASES[phase], 36, 50 + 18 * phase);
-  });
-  drawing.fillText("×  not finite", 12, 86);
-  drawing.strokeStyle = css("accent");
-  line(drawing, [[x(at.column), 8], [x(at.column), height - 22]], [2, 2]);
-  drawing.fillStyle = css("quiet");
-  drawing.textAlign = "center";
-  drawing.fillText(stepName(at.column), Math.min(Math.max(x(at.column), from + 30), to - 40), height - 10);
-  $("chart").setAttribute("aria-label", `Largest magnitude of ${rows[at.row]} over the steps, with fp16's limits`);
-}
-
-function line(drawing, points, dash) {
-  drawing.setLineDash(dash);
-  drawing.lineWidth = 1.5;
-  drawing.beginPath();
-  points.forEach(([x, y], i) => i ? drawing.lineTo(x, y) : drawing.moveTo(x, y));
-  drawing.stroke();
-  drawing.setLineDash([]);
 }

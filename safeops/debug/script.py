@@ -8,9 +8,11 @@ import contextlib
 import os
 import runpy
 import sys
+import time
 import tokenize
 import traceback
 
+import torch
 import torch.distributed as dist
 
 from safeops.debug._advice import of_error
@@ -20,7 +22,15 @@ from safeops.debug.locate_errors import LocatedError, locate_errors
 from safeops.debug.trace import trace
 
 FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
+PROGRESS = 30  # seconds between two lines that tell how far a run with --html is
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+_TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
+# What ran and watched the script: also what torch puts between its functions and a mode that watches them.
+_TOOLS = (
+    _HERE,
+    "<frozen runpy",
+    *(f"{_TORCH}{name}" for name in ("_compile.py", f"_dynamo{os.sep}", "_ops.py", "overrides.py")),
+)
 _CODES = (
     "Exit code: 0 nothing found, 1 something found (whatever else happened), 2 the script could not be run (no such "
     "file, it does not parse), 3 the script ended with an exception of its own; else the script's own."
@@ -55,6 +65,7 @@ def run(arguments):
         if tool == "trace":
             watcher = trace(last=arguments.last, html=arguments.html)
             watcher._announces = False  # the report is printed here
+            watcher._told = _progress() if arguments.html else None
         else:
             chosen = arguments.select
             watcher = audit(chosen if chosen is None else [code.strip() for code in chosen.split(",")])
@@ -84,7 +95,7 @@ def run(arguments):
             located = isinstance(error, LocatedError) or not isinstance(error, RuntimeError)
             hint = "" if located else "; safeops trace --locate tells more of it"
             print(f"safeops {tool}: {script} ended with the exception above{hint}", file=sys.stderr)
-            if instead := of_error(error):
+            if (instead := of_error(error)) and "\n  instead: " not in str(error):
                 print(f"safeops {tool}: instead: {instead}", file=sys.stderr)
     if tool == "trace":
         found = _print_trace(watcher, crashed)
@@ -114,6 +125,19 @@ def _before_the_end(watcher):
         yield
     finally:
         dist.destroy_process_group = destroy
+
+
+def _progress():
+    """To be called with the number of each step."""
+    begin = last = time.monotonic()
+
+    def told(step):
+        nonlocal last
+        if (now := time.monotonic()) - last >= PROGRESS:
+            last = now
+            print(f"safeops trace: step {step} after {now - begin:.0f} s", file=sys.stderr, flush=True)
+
+    return told
 
 
 def _locating(arguments):
@@ -164,13 +188,14 @@ def _print_traceback(error):
     report = traceback.TracebackException.from_exception(error)
     shown = report
     while shown is not None:
-        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_ours(f.filename)])
+        shown.stack = traceback.StackSummary.from_list([f for f in shown.stack if not _is_a_tools(f)])
         shown = shown.__cause__ or shown.__context__
     print("".join(report.format()), end="", file=sys.stderr)
 
 
-def _is_ours(name):
-    return name.startswith((_HERE, "<frozen runpy")) or name.endswith(f"{os.sep}runpy.py")
+def _is_a_tools(frame):
+    name, asks_the_mode = frame.filename, (frame.line or "").startswith("return handle_torch_function(")
+    return name.startswith(_TOOLS) or name.endswith(f"{os.sep}runpy.py") or asks_the_mode
 
 
 def _print_trace(tracer, crashed):
@@ -189,7 +214,8 @@ def _print_trace(tracer, crashed):
         )
     if not (tracer.reports or crashed or stuck or tracer._rank):
         steps = f"{tracer.steps} step{'s' * (tracer.steps != 1)}"
-        print(f"safeops trace: no NaN or inf reached a loss or a gradient in {steps}")
+        no = "GradScaler handled this; no other" if tracer.overflows else "no"
+        print(f"safeops trace: {no} NaN or inf reached a loss or a gradient in {steps}")
     return bool(tracer.reports) or stuck
 
 

@@ -99,6 +99,7 @@ class trace:
         self._everyone = False  # all ranks answer as one, as long as the script has a group of them
         self._rank = None  # this one's, once they have met
         self._announces = True  # at an exception that is not its own, by a warning
+        self._told = None  # is called with the number of each step
         self._trained = False  # a backward pass was seen: results beside it are metrics, unless check() asks for them
 
     @property
@@ -176,6 +177,8 @@ class trace:
                 # An update, and what runs behind the last one of a training loop, is no step of its own.
                 new = results or step.backward
                 self.steps += new
+                if new and self._told:
+                    self._told(self.steps)
                 found = step.report(self.steps)
                 if self._history is not None:
                     self._history.add(step, found, new)

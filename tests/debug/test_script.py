@@ -100,7 +100,16 @@ y.sum().backward()
 """
 
 
-@pytest.mark.parametrize("source, instead", [(FILL, "which saturates"), (WRITE, "x = safeops.masked_fill(x, mask")])
+FULL = "import torch\ntorch.full((2,), 1e6, dtype=torch.half)\n"
+SAVED = "import torch\nd = torch.ones(2, requires_grad=True).exp()\nd /= 3\nd.sum().backward()\n"
+
+
+@pytest.mark.parametrize("source, instead", [
+    (FILL, "which saturates"),
+    (FULL, "instead: a dtype that holds the number (float32), or"),
+    (WRITE, "x = safeops.masked_fill(x, mask"),
+    (SAVED, "a new tensor: x = x / 3 for x /= 3,"),
+])  # fmt: skip
 def test_an_error_gets_the_replacement_too(run, source, instead):
     code, _, err = run("trace", source)
     assert code == 3 and instead in err.splitlines()[-1] and "--locate" in err
@@ -112,6 +121,13 @@ def test_locate_names_the_write(tmp_path, capfd):
     assert cli.main(["trace", "--locate", str(script)]) == 3
     err = capfd.readouterr().err
     assert "modified a tensor that backward needs" in err and "write.py:6" in err and "--locate" not in err
+
+
+def test_locate_writes_the_line_anew(tmp_path, capfd):
+    (script := tmp_path / "saved.py").write_text(SAVED)
+    assert cli.main(["trace", "--locate", str(script)]) == 3
+    err = capfd.readouterr().err
+    assert "instead: d = d / 3, which makes a new tensor" in err and err.count("instead:") == 1
 
 
 def test_advice_is_that_of_the_function_called(run):
@@ -127,16 +143,24 @@ def test_advice_is_that_of_the_function_called(run):
     assert code == 1 and "safeops.normalize(x, dim=...)" in out and "safe_div" not in out
 
 
-def test_initial_values_are_not_what_ran_before(run):
-    source = """
+@pytest.mark.parametrize("how", [
+    "", "init.orthogonal_(model.weight)", "init.sparse_(model.weight, 0.5)", "init.trunc_normal_(model.weight)",
+    "init.dirac_(torch.nn.Conv1d(3, 3, 1).weight)", "init.eye_(model.weight)", "model.weight.data.normal_()",
+])  # fmt: skip
+def test_initial_values_are_not_what_ran_before(run, how):
+    source = f"""
         import torch
+        from torch.nn import init
 
         model = torch.nn.Linear(3, 1)
+        {how}
         loss = torch.log(model(torch.zeros(1, 3)) * 0).sum()
         loss.backward()
         """
     code, out, _ = run("trace", source)
-    assert code == 1 and "what ran before" in out and "uniform_" not in out and "addmm" in out
+    assert code == 1 and "what ran before:" in out
+    rows = [line.split()[1] for line in out.split("what ran before:")[1].splitlines()[2:]]
+    assert rows == ["addmm", "mul", "log"]
 
 
 def test_a_clean_script_is_0_and_gets_its_arguments(run):
@@ -172,9 +196,20 @@ def test_a_crash_keeps_its_own_traceback(run):
     assert code == 1 and "SystemError: late" in err and "domain" in out
 
 
+WRONG_SHAPE = "import torch\nx = torch.ones(2, 3)\ntorch.nn.functional.layer_norm(x, (4,))\n"
+
+
 def test_a_crash_in_the_traced_ops_keeps_its_line(run):
-    code, _, err = run("trace", "import torch\ntorch.ones(2, 3) @ torch.ones(2, 3)\n")
-    assert code == 3 and 'train.py", line 2' in err and "cannot be multiplied" in err
+    code, _, err = run("trace", WRONG_SHAPE)
+    assert code == 3 and 'train.py", line 3' in err and "normalized_shape" in err
+
+
+@pytest.mark.parametrize("arguments", [["trace"], ["trace", "--locate"], ["audit"]])
+def test_a_traceback_is_what_python_prints(tmp_path, capfd, arguments):
+    (script := tmp_path / "train.py").write_text(WRONG_SHAPE)
+    python = subprocess.run([sys.executable, script], capture_output=True, text=True).stderr
+    assert "functional.py" in python and cli.main([*arguments, str(script)]) == 3
+    assert capfd.readouterr().err.startswith(python)
 
 
 @pytest.mark.parametrize("ending, expected", [("0", 0), ("7", 7), ("None", 0), ("'words'", 1)])
@@ -242,6 +277,15 @@ def test_a_run_in_which_no_weight_moved_is_a_finding(run):
     assert code == 1 and "in 5 of 5 steps" in out and "no weight has moved in this run" in out
     code, out, _ = run("trace", step.format(steps=25))
     assert code == 0 and "of 25 steps" in out and "no bug while it stays rare" in out
+    assert "safeops trace: GradScaler handled this; no other NaN or inf reached a loss" in out
+
+
+def test_a_long_run_tells_how_far_it_is(tmp_path, capfd, monkeypatch):
+    (script := tmp_path / "train.py").write_text(CLEAN)
+    command = ["trace", "--html", str(tmp_path / "page.html"), str(script)]
+    assert cli.main(command) == 0 and "step" not in capfd.readouterr().err
+    monkeypatch.setattr("safeops.debug.script.PROGRESS", 0)
+    assert cli.main(command) == 0 and "safeops trace: step 1 after 0 s\n" in capfd.readouterr().err
 
 
 def test_the_report_is_printed_once(run):

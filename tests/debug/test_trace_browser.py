@@ -55,11 +55,12 @@ def test_values_are_text(page, tmp_path):
     assert said == []
     last, first, second = probed(dom)
     assert last == (
-        "<img src=x> (Times1000), forward, step 8: largest magnitude 0; underflow in fp16 0, of it 0 in fp16 0; "
-        "not finite 50 %"
+        "<img src=x> (Times1000), forward, step 8: largest magnitude 0. No value is too small for fp16. "
+        "NaN or inf: 50\u00a0% of the values."
     )
-    assert "step 1: largest magnitude 1000 (fp16 ends 65.5 times higher)" in first and "not finite 0" in first
-    assert "step 2: largest magnitude 2000 (fp16 ends 32.8 times higher)" in second
+    assert "step 1: largest magnitude 1000; fp16's limit, 65504, is 65.5 times as large" in first
+    assert "No NaN, no inf." in first
+    assert "step 2: largest magnitude 2000; fp16's limit, 65504, is 32.8 times as large" in second
     rows = [re.sub("<.*?>", "|", row) for row in re.findall("<tr>.*?</tr>", dom, re.DOTALL)]
     assert "overflows" in rows[1] and "&lt;img src=x&gt; (Times1000)" in rows[1] and "64000 | 1000" in rows[1]
     assert "forward: an inf of finite operands, first in step 8" in rows[1]
@@ -103,6 +104,27 @@ def test_pointer_keys_filter_and_quantities(page, tmp_path):
     assert found[4:7] == ["<img src=x> (Times1000)", "0", "true"]
     assert [line.split()[0] for line in found[7:11]] == ["largest", "subnormal", "lost", "nonfinite"]
     assert len({line.split()[1] for line in found[7:11]}) >= 3 and found[11] == "true"
+
+
+@pytest.mark.parametrize("width", [800, 1180])
+def test_the_table_fits(page, tmp_path, width):
+    text = page.read_text(encoding="utf-8").replace("<img src=x>", "cross_attention_decoder.layers.10.feed_forward")
+    (wide := tmp_path / "wide.html").write_text(text, encoding="utf-8")
+    script = 'const table = $("table"); say(table.scrollWidth - table.clientWidth);'
+    script += 'say(shorten(context(map, 9, 9), "decoder.layers.10.feed_forward.linear", 120));'
+    found = probed(look(wide, tmp_path, HELPERS + script, size=f"{width},900")[0])
+    assert found[0] == "0" and re.fullmatch(r"decoder.*….*linear", found[1]), found
+
+
+def test_a_marker_lies_below_the_number_of_its_step(page, tmp_path):
+    """In eight columns both are in the middle of the same one."""
+    script = """
+    const drawn = {}, prototype = CanvasRenderingContext2D.prototype, fill = prototype.fillText;
+    prototype.fillText = function (text, x, y) { drawn[text] = y; fill.call(this, text, x, y); };
+    drawMap(); say(drawn["▾"] - drawn["8"]);
+    """
+    dom, said = look(page, tmp_path, HELPERS + script)
+    assert said == [] and float(probed(dom)[0]) >= 12
 
 
 def test_a_dark_scheme_has_other_colours(page, tmp_path, monkeypatch):

@@ -89,7 +89,7 @@ def test_an_overflow_is_seen_before_it_happens(tmp_path):
     # in time: without the last step, it is the largest of all and close to the limit
     tracer, page = paged(tmp_path, model, *steps[:6])
     assert tracer.report is None and page["marks"] == []
-    assert verdicts(tracer)["0 (Times)"] == ("could run in half", "fp16 ends 2.05 times higher")
+    assert verdicts(tracer)["0 (Times)"] == ("runs in half", "fp16's limit is 2.05 times its largest number")
 
 
 def test_beyond_the_limit_in_float32(tmp_path):
@@ -149,9 +149,59 @@ def test_what_was_meant_or_handled_is_no_overflow(tmp_path):
     with trace(model, html=tmp_path / "page.html") as tracer:
         scaled()
     page = data(tmp_path / "page.html")
+    assert verdicts(tracer)["Linear"] == ("runs in half", "backward: NaN or inf that came to it, was meant, or that "
+                                          "GradScaler handled")  # fmt: skip
     assert len(tracer.overflows) == 1 and page["marks"] == [0] and page["findings"][0]["phase"] == "backward"
     seen = verdicts(tracer)
     assert not any("an inf" in why for _, why in seen.values()) and seen["GradScaler"][0] == "stays in float32"
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
+def test_what_only_the_loss_scale_made_large_is_no_overflow(tmp_path, optimizer):
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+
+        def forward(self, x):
+            return self.weight * x
+
+    model = Model()
+    optimizer = optimizer(model.parameters(), 0.1)
+
+    def run(x, init_scale=2.0**20):
+        scaler = torch.amp.GradScaler("cpu", init_scale=init_scale)
+        with trace(model, html=tmp_path / "page.html") as tracer:
+            optimizer.zero_grad()
+            scaler.scale(model(torch.tensor([1.0, x])).sum()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        page = data(tmp_path / "page.html")
+        return verdicts(tracer), page["planes"]["largest"][:, page["rows"].index("Model"), 0].tolist(), tracer
+
+    seen, largest, tracer = run(2.0)
+    assert largest == [8, 2.0**21] and seen["Model"] == ("could run in half", "fp16's limit is 8,188 times its "
+                                                        "largest number without the loss scale")  # fmt: skip
+    assert not [why for verdict, why in seen.values() if verdict == "overflows"], seen
+    assert [m.verdict for m in tracer.modules if m.name in (type(optimizer).__name__, "GradScaler")] == [
+        "stays in float32"] * 2 == [m.verdict for m in tracer.modules[-2:]]  # fmt: skip
+    assert run(2.0**17, 2.0)[0]["Model"][0] == "overflows"  # with the scale or without it
+
+
+def test_what_the_scaler_handles_is_listed_last(tmp_path):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**30)
+    with trace(model, action="record", html=tmp_path / "page.html"):
+        for i in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", HALF):
+                loss = model(torch.full((1, 2), float("nan") if i == 4 else 100.0)).float().sum()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    findings = data(tmp_path / "page.html")["findings"]
+    assert [finding["step"] for finding in findings] == [5, 1, 2, 3, 4]
 
 
 def test_functions_optimizers_and_rerun_forwards_have_their_places(tmp_path):
