@@ -88,12 +88,12 @@ def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
     return source, total, findings
 
 
-def scripted_by(source, path, names):
-    """Names of what a file gives to torch.jit.script, and has of other files in what is compiled of it by `names`."""
+def scripted_by(source, path):
+    """Names of what a file gives to torch.jit.script, and those from other files in what is compiled of it."""
     module = _parse(source, path)
     imports = Imports(module, path)
-    names = names | given(module, imports)
-    return names | beyond(names, imports, Reach(module))
+    names = given(module, imports)
+    return names | beyond(names, imports, Reach(module)) if names else names
 
 
 def _rewrite(source, module, findings):

@@ -23,17 +23,18 @@ def edit(data, old, start, end, text):
             if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # `return(x)`
                 break
             start, end = len(before) - 1, end + after.end()
-    if b"\n" in data[start:end]:
-        text = _laid_out(text.replace("\r\n", "\n"), data, start, end)
-        text = text.replace("\n", "\r\n") if b"\r\n" in data else text
-    return Edit(start, end, text)
+    text = _laid_out(text.replace("\r\n", "\n"), data, start, end)
+    return Edit(start, end, text.replace("\n", "\r\n") if b"\r\n" in data else text)
 
 
 def _laid_out(text, data, start, end):
     head = data[data.rfind(b"\n", 0, start) + 1 : start].decode()
     tail = data[end:].partition(b"\n")[0].decode().rstrip()
+    before, room = data[start:end].decode(), WIDTH - len(head) - len(tail)
+    if "\n" not in before and len(before) > room:  # lines are longer here
+        return text
     line = on_one_line(text)
-    if line is not None and len(head) + len(line) + len(tail) <= WIDTH:
+    if line is not None and len(line) <= room:
         return line
     try:
         call = cst.parse_expression(f"({text}\n)") if text.startswith("safeops.") else None

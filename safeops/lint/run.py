@@ -14,6 +14,7 @@ from safeops.lint.finding import Problem
 from safeops.lint.rules import chosen
 
 SUFFIXES = (".py", ".pyi", ".ipynb")
+SCRIPTS = re.compile(rb"\bjit\b.*\bscript\b")  # torch.jit.script, from torch.jit import script
 
 
 @dataclasses.dataclass
@@ -63,20 +64,16 @@ def lint_paths(paths, options):
 
 
 def _scripted(files):
-    """Names of functions and classes that files of the run have torch.jit.script compile, wherever they are defined."""
-    names, before = frozenset(), None
-    while names != before:  # what is compiled names more, in files that do not say so
-        before, defined = names, "|".join(map(re.escape, sorted(names))) or "(?!)"
-        wanted = re.compile(rf"\bjit\b.*\bscript|\b(class|def)\s+({defined})\b".encode())
-        for path in files:
-            try:
-                if not wanted.search(source.read_bytes(path)):
-                    continue
+    """Names of what files of the run give to torch.jit.script, wherever it is defined."""
+    names = set()
+    for path in files:
+        try:
+            if SCRIPTS.search(source.read_bytes(path)):
                 cells = source.notebook(path) if path.endswith(".ipynb") else [(1, source.read(path)[0])]
-                names |= scripted_by("".join(text for _, text in cells), path, names)
-            except (CannotLint, source.Unreadable):  # to be told when it is linted
-                continue
-    return names
+                names |= scripted_by("".join(text for _, text in cells), path)
+        except (CannotLint, source.Unreadable):  # said where it is linted
+            continue
+    return frozenset(names)
 
 
 def _cores():

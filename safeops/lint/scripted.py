@@ -62,5 +62,5 @@ def _mentioned(expression):
         if name is not None:
             names.add(name.rpartition(".")[2])
         else:
-            todo += [node.value] if isinstance(node, cst.Arg) else children(node)
+            todo += [node.value] if isinstance(node, (cst.Arg, cst.Attribute)) else children(node)  # Loss().eval()
     return names

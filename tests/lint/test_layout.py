@@ -65,7 +65,21 @@ def test_what_spans_lines_is_rewritten_and_keeps_its_comments():
     torch.testing.assert_close(*values)
 
 
+LONG = "the_difference_of_the_prediction_and_the_targets"
 LINES = [
+    (
+        f"""
+        {LONG} = x / 3
+        return {LONG} / {LONG}.sum()
+        """,
+        f"""
+        {LONG} = x / 3
+        return safeops.safe_div(
+            {LONG},
+            {LONG}.sum(),
+        )
+        """,
+    ),
     (
         """
         return (

@@ -57,7 +57,7 @@ def test_in_the_same_file(source, tmp_path):
 LOSSES = MODULE + LOSS.partition("nn\n\n\n")[2]
 NET = """\
 import losses
-from torch import nn
+from torch import jit, nn
 
 
 class Net(nn.Module):
@@ -67,7 +67,7 @@ class Net(nn.Module):
 OTHERS = [
     ("loss", {"use.py": "import losses as L\nimport torch\n\nfast = torch.jit.script(L.loss)\n"}),
     ("forward", {"use.py": "import torch\nfrom losses import OwnLoss\n\nm = OwnLoss()\nf = torch.jit.script(m)\n"}),
-    ("loss", {"net.py": NET, "use.py": "from net import Net\nfrom torch import jit\n\nf = jit.script(Net())\n"}),
+    ("loss", {"use.py": NET + "\n\nfast = jit.script(Net())\n"}),
 ]
 
 
