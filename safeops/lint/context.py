@@ -115,7 +115,8 @@ class Context:
     @property
     def entered(self):
         """Whether this is what a training step calls, and no helper, which is given what its caller made for it."""
-        return self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
+        named = self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
+        return named or not (self.scope.class_name or self.scope.helper)
 
     @property
     def stepping(self):

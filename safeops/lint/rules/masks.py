@@ -75,11 +75,10 @@ class BooleanRead(Rule):
 
     def operation(self, op, walk):
         if op.name == "masked_select" and walk.stepping:
-            message = "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
-            walk.report(self, op.node, message)
-        elif (
-            walk.reported(self.code, op.input) and isinstance(op.input, cst.Subscript) and not op.args and not op.kwargs
-        ):
+            walk.report(
+                self, op.node, "masked_select waits for the GPU; give the mask to a masked_* reduction or a loss"
+            )
+        elif walk.reported(self.code, op.input) and isinstance(op.input, cst.Subscript) and not (op.args or op.kwargs):
             base, masks = op.input.value, index_masks(op.input, walk)
             if len(op.input.slice) == 1 and of_itself(masks[0], base, walk):
                 x, mask = walk.text(base), walk.text(masks[0])
