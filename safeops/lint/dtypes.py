@@ -59,6 +59,7 @@ class Dtypes:
         for node, unit, _ in nodes:
             if isinstance(node, cst.FunctionDef):
                 self.functions.setdefault(node.name.value, []).append((unit, node.params))
+                self.bound.setdefault(unit, set()).update(_rest(node.params))
             for target in [node.name] if isinstance(node, cst.Param) else _targets(node):
                 if isinstance(target, (cst.Name, cst.Tuple, cst.List)):
                     names = {n.value for n in descendants(target) if isinstance(n, cst.Name)}
@@ -81,12 +82,13 @@ class Dtypes:
     def _name(self, unit, name):
         return (unit if name in self.bound.get(unit, ()) else None, name)
 
-    def _flow(self, unit, expression, names=()):
+    def _flow(self, unit, expression, names=None):
+        """An expression that names get; without `names` one that meets one dtype."""
         parts = [] if expression is None else list(_parts(expression))
         given = {self._name(unit, n.value) for n in parts if isinstance(n, cst.Name)}
         given |= {(None, f".{n.attr.value}") for n in parts if isinstance(n, cst.Attribute) and _own(n)}
-        flow = Flow(set(names), {id(n) for n in parts}, given)
-        (self.flows if names else self.sinks).append(flow)
+        flow = Flow(names or set(), {id(n) for n in parts}, given)
+        (self.sinks if names is None else self.flows).append(flow)
 
     def _add(self, node, unit, results):
         if isinstance(node, (cst.Return, cst.Yield)):
@@ -118,7 +120,7 @@ class Dtypes:
         if op is not None and op.name in STRICT or any(n is not None and dotted(n) != "None" for n in extra):
             for n in (op.input, *op.args, *op.kwargs.values()):
                 self._flow(unit, n)
-        elif layer:
+        elif layer or any(a.star for a in node.args) and name in STRICT:
             for a in node.args:
                 self._flow(unit, a.value)
 
@@ -195,4 +197,9 @@ def _received(parameters, position, argument, method):
         return {argument.keyword.value}
     names = [p.name.value for p in parameters.params]
     names = names[1:] if method and names[:1] in (["self"], ["cls"]) else names
-    return set(names if argument.star else names[position : position + 1])
+    rest = _rest(parameters)
+    return set(names + rest if argument.star else names[position : position + 1] or rest)
+
+
+def _rest(parameters):
+    return [parameters.star_arg.name.value] if isinstance(parameters.star_arg, cst.Param) else []

@@ -23,8 +23,10 @@ def edit(data, old, start, end, text):
             if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # `return(x)`
                 break
             start, end = len(before) - 1, end + after.end()
-    text = _laid_out(text.replace("\r\n", "\n"), data, start, end)
-    return Edit(start, end, text.replace("\n", "\r\n") if b"\r\n" in data else text)
+    if "safeops." in text:
+        text = _laid_out(text.replace("\r\n", "\n"), data, start, end)
+        text = text.replace("\n", "\r\n") if b"\r\n" in data else text
+    return Edit(start, end, text)
 
 
 def _laid_out(text, data, start, end):
@@ -59,10 +61,9 @@ def _argument(node, inner):
     if not widths:
         return text
     least = min(widths)
-    deeper = (
-        "" if rows[-1].lstrip()[:1] in CLOSING and widths[-1] == least else inner[-1] * len(inner.lstrip("\t") or "\t")
-    )
-    return "\n".join([first, *(f"{inner}{deeper}{row[least:]}" if row.strip() else "" for row in rows)])
+    closed = rows[-1].lstrip()[:1] in CLOSING and widths[-1] == least
+    further = inner if closed else inner + ("\t" if "\t" in inner else "    ")
+    return "\n".join([first, *(further + row[least:] if row.strip() else "" for row in rows)])
 
 
 def on_one_line(text):

@@ -24,7 +24,6 @@ torch.linalg.vecdot(h, n)
 torch.inner(h, n)
 torch.addmm(n, h, h)
 h.clone().addmm_(h, n)
-n.addmm_(h, h)
 torch.addmv(h[0], h, n[0])
 torch.addbmm(h, h[None], n[None])
 torch.baddbmm(h[None], n[None], h[None])
@@ -44,7 +43,6 @@ F.conv_transpose3d(n[None, None, None], h[None, None, None])
 torch.conv_tbc(h[None], n[None], h[0])
 torch.linalg.cross(h[:, :3], n[:, :3])
 torch.lerp(h, n, 0.5)
-h.lerp(h, n)
 n.lerp_(h, 0.5)
 h.index_add(0, i, n)
 h.index_copy(0, i, n)
@@ -140,24 +138,17 @@ def test_what_takes_both_keeps_no_rewrite_back(expression):
 # Files whose loss(x, h) runs in half; what is written S(x) is (x * x).sum(-1).
 MEETS = {
     "a helper": "def _sq(x):\n    return S(x)\n\n\ndef loss(x, h):\n    return _sq(x) @ h\n",
-    "by a name": """
-        def _sq(x):
-            n = S(x)
-            return n, 1
-
-        def loss(x, h):
-            n, _ = _sq(x)
-            return n @ h
-    """,
     "two helpers": """
         def _sq(x):
             return S(x)
 
         def _energy(x):
-            return 2 * _sq(x)
+            n = 2 * _sq(x)
+            return n, 1
 
         def loss(x, h):
-            return h.index_add_(0, torch.arange(4), _energy(x))
+            n, _ = _energy(x)
+            return h.index_add_(0, torch.arange(4), n)
     """,
     "a function within": """
         def loss(x, h):
@@ -214,6 +205,13 @@ MEETS = {
         loss = BothLoss()
     """,
     "an argument": "def _product(h, n):\n    return h @ n\n\n\ndef loss(x, h):\n    return _product(h, n=S(x))\n",
+    "one of many arguments": """
+        def _product(h, *parts):
+            return h @ parts[0]
+
+        def loss(x, h):
+            return _product(h, S(x))
+    """,
     "a list": """
         def loss(x, h):
             out = []
@@ -221,6 +219,7 @@ MEETS = {
                 out.append(S(x[i]))
             return torch.stack(out) @ h
     """,
+    "a list of operands": "def loss(x, h):\n    both = [S(x), h]\n    return torch.matmul(*both)\n",
     "a pair": "def loss(x, h):\n    both = [S(x), h]\n    a, b = both\n    return a @ b\n",
     "a dict": "def loss(x, h):\n    out = {}\n    out['n'] = S(x)\n    return out['n'] @ h\n",
     "a loop": "def loss(x, h):\n    for n in [S(x)]:\n        return n @ h\n",
@@ -237,6 +236,15 @@ def test_ways_to_what_takes_one_dtype(source):
     exec(source, scope)
     scope["loss"](torch.rand(4, 4, 4).half(), torch.rand(4, 4).half())
     assert not made_wide(source)
+
+
+def test_what_stays_fp32_on_its_way_is_rewritten():
+    body = "n = (x * x).sum(-1)\nself.log('loss', n)\nreturn total(n, h) + self.mean(n)"
+    helpers = (
+        "\n\ndef total(*parts):\n    return sum(parts)\n\n\nclass A:\n    def mean(self, n):\n        return n.mean()\n"
+    )
+    assert made_wide(program("self, x, h", body) + helpers)
+    assert not made_wide(program("self, x, h", body) + helpers.replace("n.mean()", "self.proj(n)"))
 
 
 def test_a_division_too():

@@ -68,6 +68,19 @@ def test_what_spans_lines_is_rewritten_and_keeps_its_comments():
 LONG = "the_difference_of_the_prediction_and_the_targets"
 LINES = [
     (
+        """
+        return (x  # first
+                + y) / torch.sum(x)
+        """,
+        """
+        return safeops.safe_div(
+            (x  # first
+                + y),
+            torch.sum(x),
+        )
+        """,
+    ),
+    (
         f"""
         {LONG} = x / 3
         return {LONG} / {LONG}.sum()
