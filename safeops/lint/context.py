@@ -122,7 +122,8 @@ class Context:
     def stepping(self):
         """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
         scope = self.scope
-        return (scope.loss and not scope.formula or scope.step or scope.is_module) and not scope.metric
+        part = scope.loss and not scope.formula or scope.step or scope.is_module
+        return part and not (scope.metric or scope.for_host)
 
     @property
     def computing(self):

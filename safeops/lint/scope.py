@@ -36,6 +36,7 @@ class Scope:
         self.no_grad = self.autocast = self.wide = self.loops = 0
         self.no_half = False  # it would raise in half
         self.rare = 0  # in a branch that is taken once, or on demand
+        self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
@@ -113,7 +114,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
     scope.surely = clues.tensors
     returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""
-    scope.rare += bool(NUMBERS.search(returns)) and "Tensor" not in returns  # its caller wants them on the host
+    scope.for_host = bool(NUMBERS.search(returns)) and "Tensor" not in returns
     if outer is not None and outer.loss and not class_name:
         scope.loss, scope.metric, scope.formula = True, outer.metric, outer.formula
     parameters = node.params

@@ -17,7 +17,7 @@ from safeops.lint.values import FOREIGN, NOTHING, of_op
 
 # A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
-    r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|warned|initiali[sz]ed", re.IGNORECASE
+    r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|(^|_)stats|warned|initiali[sz]ed", re.IGNORECASE
 )
 # Whose backward needs the operands.
 SAVES_INPUT = set(
@@ -157,6 +157,8 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         self.scope.rare -= rare + waited
         if node.orelse is not None:
             self._branch(node.orelse, name if is_tensor else None)
+        elif rare and isinstance(node.test, cst.UnaryOperation) and _returns(node.body):  # if not with_stats: return
+            self.scope.rare += 1
 
     def _branch(self, node, name):
         """A branch in which `name` is no tensor."""
@@ -239,3 +241,8 @@ class Walk(Binding, Calls, Context, Expressions, Results):
     def _event(self, name, node):
         for rule in self._by_event.get(name, ()):
             rule.visit(name, node, self)
+
+
+def _returns(block):
+    last = block.body[-1]
+    return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], cst.Return)

@@ -248,6 +248,10 @@ SILENT = [
     ("x, y", "p = torch.sigmoid(x)\nfine = torch.logical_not(torch.isinf(p))\nreturn (p - y).abs().sum() / fine.sum()"),
     ("x, y", "w = torch.tensor([0.5, 2.0])\ns = f'weights {w.float()}'\nreturn torch.where(y > 0, x, x * w).mean()"),
     ("x, y", "assert x.shape == y.shape, f'{x.mean().item()}'\nreturn (x - y).abs().mean()"),
+    (
+        "x, y, with_stats=False",
+        "e = (x - y).abs().mean()\nif not with_stats:\n    return e\nreturn e, e.item()",
+    ),
     # numbers alone, and so no loss that trains
     ("x, y", "total = (x - y).abs().mean().item()\nreturn total, len(x)"),
     # errors are raised once
@@ -281,3 +285,10 @@ def test_what_a_condition_asked_about_is_guarded(code, total, use, guard):
 
     assert code in codes(f"x = x + {use}") and code not in codes(guard.format(use=use))
     assert code in codes(f"if y > 0:\n    x = x + {use}" if total != "y" else f"if x > 0:\n    x = x + {use}")
+
+
+def test_a_function_that_returns_numbers_waits_on_purpose():
+    source = program("x, y", "e = (x - y).abs()\ne = e[e > 0].mean()\nn = e.item()\nreturn e * n")
+    told = {f.code for f in lint_source(source, rules=EVERY)}
+    assert {"SO101", "SO301"} <= told
+    assert lint_source(source.replace("(x, y):", "(x, y) -> dict[str, float]:"), rules=EVERY) == []

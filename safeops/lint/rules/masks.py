@@ -15,7 +15,7 @@ def index_masks(node, walk):
         if isinstance(element.slice, cst.Index):
             value = walk.value(element.slice.value)
             name = dotted(element.slice.value) or ""
-            likely = value.mask == "likely" and not value.constant and not name.endswith(("idx", "index", "indices"))
+            likely = value.mask == "likely" and not (value.constant or name.endswith(("idx", "index", "indices")))
             if value.mask == "bool" or likely and walk.value(node.value).tensor:
                 found.append(element.slice.value)
     return found
@@ -27,12 +27,9 @@ def of_itself(mask, base, walk):
         return False
     names = walk.names_in(mask) - set(walk.imports.names)
     called = {"isnan", "isinf", "isfinite", "eq", "ne", "lt", "gt", "le", "ge", "abs", "float"}
-    return (
-        names <= {base.value} | called
-        and base.value in names
-        and isinstance(mask, (cst.Comparison, cst.Call))
-        and (not any(isinstance(n, cst.Subscript) for n in descendants(mask)))
-    )
+    elementwise = not any(isinstance(n, cst.Subscript) for n in descendants(mask))
+    asked = base.value in names and names <= {base.value} | called
+    return asked and elementwise and isinstance(mask, (cst.Comparison, cst.Call))
 
 
 def on_host(subscript, walk):
@@ -126,9 +123,8 @@ class BooleanWriteTensor(Rule):
 def _scalar(node, walk):
     """`torch.tensor(0.5)`: a number on the CPU, which torch writes without counting. (One on the GPU it counts for.)"""
     op = walk.op(node)
-    host = op is not None and "device" not in op.kwargs
-    shapeless = host and op.name in ("zeros", "ones") and walk.text(op.input) == "()"
-    return host and op.name in ("tensor", "scalar_tensor") or shapeless
+    shapeless = op is not None and op.name in ("zeros", "ones") and walk.text(op.input) == "()"
+    return op is not None and "device" not in op.kwargs and (shapeless or op.name in ("tensor", "scalar_tensor"))
 
 
 def _may_be_nan(value, walk):

@@ -14,7 +14,7 @@ INDEX = re.compile(r"(^|_)(i|j|idx|index|indices|indexes)(_|$)")  # a matcher's 
 def _of_interest(walk):
     """In a loss itself, but for what it does without a graph, once or on demand: statistics and checks, on purpose."""
     scope = walk.scope
-    return scope.loss and not (scope.metric or scope.helper or scope.no_grad or scope.rare)
+    return scope.loss and not (scope.metric or scope.helper or scope.no_grad or scope.rare or scope.for_host)
 
 
 class Fetch(Rule):
