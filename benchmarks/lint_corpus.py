@@ -56,7 +56,7 @@ def main(argv=None):
 
 def chosen(options):
     folders = [options.folder / name for name in options.packages] or [options.folder]
-    files = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    files = sorted(path for folder in folders for path in folder.rglob("*.py") if "site-packages" not in path.parts)
     return [p for p in files if options.everything or ABOUT_LOSSES.search(str(p.relative_to(options.folder)))]
 
 

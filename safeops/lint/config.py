@@ -21,6 +21,7 @@ SKIPPED = {
     "dist",
     "node_modules",
     "__pycache__",
+    "site-packages",
 }
 SKIPPED |= {".ipynb_checkpoints", ".mypy_cache", ".ruff_cache", ".pytest_cache"}
 

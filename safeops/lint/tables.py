@@ -57,7 +57,7 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Never 0 for the inputs they are given in practice.
-POSITIVE = set("cholesky exp softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
+POSITIVE = set("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
 # Kept away from 0 if what goes in is.
 KEEPS_POSITIVE = SHAPING | set(
     """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal

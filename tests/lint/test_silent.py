@@ -3,7 +3,7 @@
 import pytest
 
 from safeops.lint.check import lint_source
-from tests.lint.programs import EVERY, program
+from tests.lint.programs import EVERY, HEADER, program
 
 # (arguments, body): nothing at all is found, by any rule but those named
 SILENT = [
@@ -292,3 +292,10 @@ def test_a_function_that_returns_numbers_waits_on_purpose():
     told = {f.code for f in lint_source(source, rules=EVERY)}
     assert {"SO101", "SO301"} <= told
     assert lint_source(source.replace("(x, y):", "(x, y) -> dict[str, float]:"), rules=EVERY) == []
+
+
+def test_what_is_random_at_first_is_no_zero_vector():
+    source = "class ProxyLoss(nn.Module):\n    def __init__(self):\n        self.proxies = {}\n"
+    source = HEADER + source + "    def forward(self, x):\n        return F.normalize(self.proxies).mean()\n"
+    assert lint_source(source.format("nn.Parameter(torch.randn(3, 4))"), rules=EVERY) == []
+    assert [f.code for f in lint_source(source.format("x"), rules=EVERY)] == ["SO206"]

@@ -158,6 +158,9 @@ class TinyEps(Rule):
 
     def _default(self, op, walk):
         """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold."""
+        made = walk.value(op.input).node
+        if isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter":
+            return  # no row of random weights is 0
         fix = None
         if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
             order, dim = op.arg(0, "p"), op.kwargs.get("dim")
