@@ -25,20 +25,24 @@ def test_codes_in_the_text_exist():
     assert set(re.findall(r"\bSO\d{3}\b", DOCS)) == set(RULES)
 
 
-def test_the_table_of_precision_is_counted_right():
-    """Of four samples: (findings, right, wrong, share), by rule, by group, and all."""
-    rows = re.findall(r"^\| (SO\d+|\*\*all\*\*) \|((?: \d+ \| \d+ \| \d+ \| [\d.]* \|){4})$", DOCS, re.M)
-    table = {name: [x.strip() for x in cells.split("|")[:-1]] for name, cells in rows}
-    groups = {name for name in table if len(name) == 3}
-    assert groups == {code[:3] for code in RULES} and set(table) - groups - {"**all**"} <= set(RULES)
-    for name, numbers in table.items():
-        below = groups if name == "**all**" else [x for x in table if len(x) == 5 and x.startswith(name)]
-        for i in (0, 4, 8, 12):
-            reviewed, right, wrong = map(int, numbers[i : i + 3])
-            assert right + wrong <= reviewed, name  # the rest is arguable
-            assert numbers[i + 3] == (f"{right / reviewed:.2f}" if reviewed else ""), name
-            for j in range(i, i + 3):
-                assert int(numbers[j]) == sum(int(table[x][j]) for x in below), name
+def test_the_tables_of_precision_are_counted_right():
+    """A row a draw: right of all (share) in each group and in all, and how many are wrong. Then rules of the last two."""
+    rows = [line.split("|")[1:-1] for line in DOCS.splitlines() if re.match(r"\| \w+(th|nd|rd), \d+", line)]
+    counts = []
+    for name, *cells, wrong in rows:
+        found = [tuple(map(int, re.findall(r"(\d+) of (\d+)", cell)[0])) if cell.strip() else (0, 0) for cell in cells]
+        for (right, of), cell in zip(found, cells):
+            assert "(" not in cell or f"({right / of:.2f})" in cell, name
+        assert found[-1] == tuple(map(sum, zip(*found[:-1]))) and int(wrong) <= found[-1][1] - found[-1][0], name
+        counts.append(found)
+    assert len(counts) == 5
+    both = [tuple(map(sum, zip(*cells))) for cells in zip(*counts[-2:])]
+    for right, of in (both[0], both[1], both[2]):
+        assert f"{right} of {of} ({right / of:.2f})" in DOCS
+    assert f"{both[-1][0]} of {both[-1][1]}\n({both[-1][0] / both[-1][1]:.2f})" in DOCS
+    rules = re.findall(r"^\| SO2[\dSO, ]* \| (\d+) \| (\d+) \| (\d+) \|$", DOCS, re.M)
+    right, wrong, arguable = (sum(int(row[i]) for row in rules) for i in range(3))
+    assert (right, right + wrong + arguable) == both[1]
 
 
 def test_the_example_of_lint_source_runs():
