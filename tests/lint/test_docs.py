@@ -26,7 +26,7 @@ def test_codes_in_the_text_exist():
 
 
 def test_the_tables_of_precision_are_counted_right():
-    """A row a draw: right of all (share) in each group and in all, and how many are wrong. Then rules of the last two."""
+    """A row a draw: right of all (share) in each group and in all, how many are wrong; then rules of the last two."""
     rows = [line.split("|")[1:-1] for line in DOCS.splitlines() if re.match(r"\| \w+(th|nd|rd), \d+", line)]
     counts = []
     for name, *cells, wrong in rows:
