@@ -115,8 +115,8 @@ class LargeFill(Rule):
             made = walk.op(other)
             alike = made is not None and (made.name in LIKE or made.name in ("eye", "ones") and "dtype" in made.kwargs)
             if walk.value(other).mask or alike or self._complement(other, walk):
-                inf = "-inf" if value < 0 else "inf"
-                walk.report(self, op.node, f"{value:g} is {inf} in fp16, and times 0 NaN; use safeops.masked_softmax")
+                message = f"times 1 this is {'-' * (value < 0)}inf in fp16, and a row of nothing else NaN"
+                walk.report(self, op.node, f"{message}; use safeops.masked_softmax")
 
     def _boolean(self, node, walk):
         """A number times booleans is fp32."""
@@ -126,7 +126,7 @@ class LargeFill(Rule):
     def _beyond(self, node, values, walk):
         if isinstance(node.operator, cst.Multiply) and walk.training and None in values:
             if any(value is not None and HALF_MAX < abs(value) < float("inf") for value in values):
-                walk.report(self, node, "this factor is inf in fp16, and times 0 NaN; use safeops.masked_fill")
+                walk.report(self, node, "times 1 this is inf in fp16, and inf - inf NaN; use safeops.masked_fill")
 
     def _complement(self, node, walk):
         """`1 - adjacency`"""
