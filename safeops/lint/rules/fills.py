@@ -106,7 +106,7 @@ class LargeFill(Rule):
                 return
 
     def _times(self, op, walk):
-        """scores + (1 - mask) * -1e9: -inf in fp16, and -inf * 0 is NaN."""
+        """scores + (1 - mask) * -1e9, which is -inf in fp16."""
         for factor, other in ((op.input, op.args[0] if op.args else None), (op.args[0] if op.args else None, op.input)):
             value = walk.number(factor)
             beyond = value is not None and HALF_MAX < abs(value) < float("inf")
