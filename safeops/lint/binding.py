@@ -9,6 +9,7 @@ from safeops.lint.syntax import Op, dotted, names_of, number, operation
 from safeops.lint.tables import BATCHES, PAIRS
 from safeops.lint.values import FOREIGN, NOTHING, Value, named_eps, named_mask, named_tensor
 
+GRADIENTS = "torch.autograd.grad"  # a tuple of tensors
 # What a training loop goes over, and what it may be wrapped in.
 LOADER = re.compile(r"(^|_)(data|dl)$|loaders?\d?$|(^|_)batches|dataset$|DataLoader", re.IGNORECASE)
 ITERATES = {"enumerate", "tqdm", "trange", "track", "zip", "iter", "islice", "progress", "cycle"}
@@ -125,7 +126,8 @@ class Binding:
                 self._bind(target.value, self.value(part.value), part.value, statement)
             return
         op = operation(expression, self.imports) if expression is not None else None
-        tensors = (
+        gradients = isinstance(expression, cst.Call) and self.imports.resolve(expression.func) == GRADIENTS
+        tensors = gradients or (
             op is not None
             and (op.origin != "method" or self.value(op.input).tensor)
             and op.name
@@ -142,7 +144,7 @@ class Binding:
                 name = dotted(target.value) or ""
                 self._bind(target.value, Value(tensor=name in self.scope.used or named_tensor(name)), None, statement)
             return
-        pair = tensors and len(elements) == 2 and op.name in PAIRS
+        pair = tensors and not gradients and len(elements) == 2 and op.name in PAIRS
         for i, target in enumerate(elements):
             made = self._of_pair(Value(op=op), i == 1, expression) if pair else each
             self._bind(target.value, made, None, statement)

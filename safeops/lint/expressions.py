@@ -4,6 +4,7 @@ import dataclasses
 
 import libcst as cst
 
+from safeops.lint.binding import GRADIENTS
 from safeops.lint.scope import asked_about
 from safeops.lint.syntax import Op, children, dotted, number, operation
 from safeops.lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
@@ -132,6 +133,8 @@ class Expressions:
             return self._of_pair(base, attribute == "indices", node)
         if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
             return Value(tensor=True, mask="likely" if named_mask(attribute) else None, node=node)
+        if attribute == "grad" and (self.scope.loss or self.scope.step):
+            return Value(tensor=True, node=node)
         if named_mask(attribute):
             return Value(mask="likely")
         return NOTHING
@@ -179,6 +182,9 @@ class Expressions:
             return dataclasses.replace(self.value(element), owned=False)
         if base.foreign:
             return Value(foreign=True, positive=base.positive)
+        made = base.node if isinstance(node.value, cst.Name) else node.value
+        if isinstance(made, cst.Call) and self.imports.resolve(made.func) == GRADIENTS:
+            return Value(tensor=True, node=node)
         if not base.tensor:
             return NOTHING
         index, op = None, base.op if _shapes(node) else None

@@ -42,6 +42,9 @@ def summary(outcome, mode):
     )
     if fixable and mode == "check":
         parts.append(f"{fixable} [*] can be rewritten by --fix")
+    possible = sum(not f.likely for f in outcome.findings)
+    if possible:
+        parts.append(f"{possible} [?] are possible, and not told without --select")
     if outcome.problems:
         parts.append(f"{len(outcome.problems)} could not be linted")
     return "safeops lint: " + "; ".join(parts)
@@ -164,7 +167,7 @@ def _quoted(path):
 def diff(outcome):
     lines = []
     for path, old, new in outcome.changed:
-        path = str(path).lstrip("/")
+        path = pathlib.PurePath(path).as_posix().lstrip("/")  # without `./`, which git does not apply
         lines += difflib.unified_diff(
             old.splitlines(keepends=True), new.splitlines(keepends=True), f"a/{path}", f"b/{path}", lineterm="\n"
         )

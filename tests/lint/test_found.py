@@ -211,6 +211,15 @@ FOUND = [
     ("SO201", "model, batch, y", "p = model(batch)\n((p - y) ** 2).mean().backward()"),
     ("SO402", "x, y", "with torch.autocast('cuda'):\n    return F.binary_cross_entropy(x, y)"),
     ("SO402", "x, y", "c = nn.BCELoss()\nwith torch.amp.autocast('cuda'):\n    return c(x, y)"),
+    # -inf that a fill left is there in forward, however it was written
+    ("SO105", "x, mask", "x = x.masked_fill(mask == 0, -torch.inf)\nreturn (x * mask).sum()"),
+    ("SO105", "x, mask", "return (x.log_softmax(-1).masked_fill(mask == 0, float('-inf')) * mask).sum()"),
+    ("SO105", "x, mask", "return (torch.where(mask > 0, x, -math.inf) * mask).sum()"),
+    ("SO105", "x, mask", "y = x * 1\ny[mask == 0] = -float('inf')\nreturn (y * mask).sum()"),
+    # gradients are tensors, however they are taken
+    ("SO201", "x, q", "(grad,) = torch.autograd.grad(x, q)\nreturn (grad ** 2).sum()"),
+    ("SO201", "x, q", "grad = torch.autograd.grad(x, q)[0]\nreturn (grad ** 2).sum(1).mean()"),
+    ("SO201", "x, q", "return x.mean() + (q.grad ** 2).sum()"),
     ("SO403", "x", "with torch.cuda.amp.autocast():\n    return x"),
     ("SO403", "x", "from torch.cuda import amp\nwith amp.autocast():\n    return x"),
     ("SO404", "m, data, accum", "for x in data:\n    (m(x).loss / accum).backward()"),
@@ -232,6 +241,14 @@ def test_without_torch_nothing_is_found():
         lines = program(arguments, body).splitlines(keepends=True)
         source = "".join(line for line in lines if "import torch" not in line and "from torch" not in line)
         assert lint_source(source, rules=EVERY) == [], code
+
+
+@pytest.mark.parametrize("made", ["nn.Linear(3, 1).half()", "nn.Linear(8, 2).cuda().half()", "Net().to(torch.float16)",
+                                  "Net().to('cuda', dtype=torch.half)"])  # fmt: skip
+def test_a_model_that_is_made_in_half(made):
+    source = HEADER + "model = {}\noptimizer = torch.optim.Adam(model.parameters())\n"
+    assert [f.code for f in lint_source(source.format(made))] == ["SO405"]
+    assert lint_source(source.format("nn.Linear(3, 1).cuda()")) == []
 
 
 ADAM = """def train(model, x):

@@ -14,6 +14,7 @@ PAIRS = [
      "return F.mse_loss(x.half(), y, reduction='sum')"),
     # weights and lengths are not all 0
     ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = w > 0\nreturn (x * w).sum() / w.sum()"),
+    ("SO202", "x, weight", "return (x * weight).sum() / weight.sum()", "return x.sum() / (weight > 0).sum()"),
     ("SO202", "x, y", "return (x / x.max()).mean()", "return (x / (x.amax(1) - x.amin(1))[:, None]).mean()"),
     ("SO202", "x, y", "return ((x - y).abs() / y.abs().mean()).mean()", "return (x / x.norm(dim=1)).mean()"),
     ("SO202", "x, y", "n = (x - y).square().sum()\nreturn x.sum() / n", "n = y.square().sum()\nreturn x.sum() / n"),
@@ -33,6 +34,7 @@ PAIRS = [
     ("SO301", "x, idx: torch.Tensor", "return x * idx[0].item()", "return x * (idx > 0).sum().item()"),
     ("SO301", "x, y", "w = solve(y.detach().cpu().numpy())\nreturn (x * w).mean()",
      "return (x * y.tolist()).mean()"),
+    ("SO301", "x, indices: torch.Tensor", "return x * len(indices.cpu())", "return x * len(x.cpu())"),
     # a policy has moved little since it was sampled, while it is clipped
     ("SO213", "logp, old_logp", "return torch.exp(logp - old_logp).mean()",
      "return torch.exp(old_logp.detach() / 0.05 - logp / 0.05).mean() + torch.exp(logp / 0.05).mean()"),

@@ -1,5 +1,6 @@
 """What a value can be: whether it may have NaN or inf of its own, as far as the code shows."""
 
+import math
 import re
 
 from safeops.lint.syntax import dotted
@@ -14,6 +15,11 @@ BOUNDED = set("sigmoid softmax tanh one_hot rand rand_like hardsigmoid sign cosi
 PRODUCTS = {"matmul", "mm", "bmm", "einsum"}
 
 
+def fills_inf(op, walk):
+    """`masked_fill(mask, -inf)`, `torch.where(mask, x, -inf)`, `x[mask] = -inf`"""
+    return op is not None and op.name in SELECTED and any(walk.number(n) == -math.inf for n in op.args)
+
+
 def finite(node, walk, depth=0, *, cleaned=False):
     """No NaN and no inf of its own: a probability, a label, or what is made of these and numbers alone. cleaned: or
     where they were replaced, which may leave large numbers."""
@@ -21,9 +27,11 @@ def finite(node, walk, depth=0, *, cleaned=False):
     if value.foreign or value.mask or value.constant:
         return True
     name = dotted(node) or ""
-    if cleaned and (name in walk.scope.filled or WEIGHTS.search(name) or value.op and value.op.name in SELECTED):
-        return True
     op = value.op
+    if fills_inf(op, walk):
+        return False
+    if cleaned and (name in walk.scope.filled or WEIGHTS.search(name) or op and op.name in SELECTED):
+        return True
     if op is None:
         return bool(LABELS.search(name))
     if op.name in BOUNDED | OF_CLASSES:

@@ -103,12 +103,18 @@ class _Division(Rule):
             return
         names = walk.names_in(node) | walk.names_in(by.node or node)  # also of `n = mask.sum()`
         filled = made in ("sum", "mean") and any(OF_SEQUENCES.search(name) for name in names)
-        if _asked(node, walk) or filled or of_weights(node, walk) or any(LENGTHS.search(name) for name in names):
+        if _asked(node, walk) or filled or any(LENGTHS.search(name) for name in names):
             return
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
-        walk.report(self, op.node, message, self._fix(op, walk), likely=self.of_reductions and _often_zero(node, walk))
+        walk.report(
+            self,
+            op.node,
+            message,
+            self._fix(op, walk),
+            likely=self.of_reductions and _often_zero(node, walk) and not of_weights(node, walk),
+        )
 
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):
@@ -136,7 +142,8 @@ class DivisionByReduction(_Division):
     """
     why = """
     A batch without a valid element, a zero vector or a constant row comes sooner or later; so do a target of 0 in a
-    relative error, and labels that are all `ignore_index`. In half, a count beyond 65504 is inf too.
+    relative error, weights that are all 0, and labels that are all `ignore_index` (told where the rule is asked for).
+    In half, a count beyond 65504 is inf too.
     """
     fix = """
     `safeops.masked_mean` for a count, `safeops.normalize` for a norm, else `safeops.safe_div(a, b)`; or

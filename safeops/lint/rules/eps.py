@@ -31,8 +31,9 @@ class TinyEps(Rule):
     what = "An eps below 6e-8 is 0 in fp16, and vanishes beside 1 in bf16: the guard is not there when it is needed."
     why = """
     The smallest number of fp16 is 5.96e-8. `p + 1e-8` is p, `clamp(min=1e-8)` clamps at 0. Half holds 1e-6, but not
-    one over it: the slope of `log(p + 1e-6)` at 0, and the quotient of a division, are inf. What divides, or goes into
-    a root or a logarithm, is looked at in all code; so is `exp(log_std.clamp(-20, 2))`, which is 0.
+    one over it: the slope of `log(p + 1e-6)` at 0, and 1 over it, are inf. What divides, or goes into a root or a
+    logarithm, is looked at in losses and modules, elsewhere where the rule is asked for; so is
+    `exp(log_std.clamp(-20, 2))`, which is 0.
     """
     fix = """
     `safeops.safe_log(p, eps=1e-8)`, `safeops.safe_div(a, b, eps=1e-8)`: there eps is a floor that is resolved in

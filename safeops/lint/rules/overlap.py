@@ -98,7 +98,7 @@ class Overlap(Rule):
     """
     why = """
     `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
-    overflows at 256 each, and so does that of a box's sides in pixels, which is looked at in all code.
+    overflows at 256 each, and so does that of a box's sides in pixels (told where the rule is asked for).
     """
     fix = """
     `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.

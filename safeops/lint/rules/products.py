@@ -1,12 +1,11 @@
 """SO105: products with a mask."""
 
-import math
 import re
 
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.bounds import BOUNDED, SELECTED, finite
+from safeops.lint.rules.bounds import BOUNDED, SELECTED, fills_inf, finite
 from safeops.lint.rules.domains import leaves_domain
 from safeops.lint.syntax import dotted
 from safeops.lint.tables import SHAPING
@@ -23,7 +22,8 @@ class TimesMask(Rule):
     what = "`x * mask` does not remove what it masks: NaN * 0 and inf * 0 are NaN, in the value and in the gradient."
     why = """
     The masked-out places are those most likely to hold garbage: unmeasured targets, log of 0, 0 / 0. It is told of
-    what a logarithm, a root, a division or a fill by -inf made, and of masks that say what is valid or finite.
+    what a logarithm or a fill by -inf made and of masks that say what is finite; where the rule is asked for, of roots,
+    quotients and masks of what is valid.
     """
     fix = """
     `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
@@ -70,10 +70,10 @@ class TimesMask(Rule):
 def _edge(node, walk, depth=0):
     """The name of what made a value and can make it NaN or inf, or its slope: a logarithm, a root, a quotient."""
     op = walk.op(node)
-    if op is None or depth > 8 or isinstance(node, cst.Name) and node.value in walk.scope.filled:
+    if fills_inf(op, walk):
+        return op.name
+    if op is None or depth > 8 or isinstance(node, cst.Name) and node.value in walk.scope.filled or op.name in SELECTED:
         return None
-    if op.name in SELECTED:
-        return op.name if any(walk.number(n) == -math.inf for n in op.args) else None
     if op.name in BOUNDED or op.name == "exp":
         return None
     useless = op.name != "div" and any(walk.reported("SO206", n) for n in (op.node, op.input))  # an eps that is 0

@@ -7,6 +7,7 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.guards import HALF_TINY
 from safeops.lint.syntax import descendants, dotted
+from safeops.lint.values import dtype_of
 
 OPTIMIZER = re.compile(r"(^|[._])opt(im\w*)?$", re.IGNORECASE)
 ADAPTIVE = {f"torch.optim.{name}" for name in ("Adam", "AdamW", "NAdam", "RAdam", "Adagrad", "RMSprop")}
@@ -47,6 +48,10 @@ class OptimizerEps(Rule):
     def visit(self, event, node, walk):
         found = calls(event, node)
         halved = {dotted(n.func.value) for n in found if method(n) == "half" and not n.args} - {None}
+        nodes = descendants(node.body if event == "function" else node, stop=(cst.FunctionDef, cst.ClassDef))
+        halved |= {
+            dotted(n.targets[0].target) for n in nodes if isinstance(n, cst.Assign) and _in_half(n.value, walk)
+        } - {None}
         for call in found if halved else ():
             if walk.imports.resolve(call.func) not in ADAPTIVE or not call.args:
                 continue
@@ -56,6 +61,14 @@ class OptimizerEps(Rule):
             theirs = any(dotted(n.func) in of for n in descendants(call.args[0]) if isinstance(n, cst.Call))
             if theirs and eps is not None and eps < HALF_TINY:
                 walk.report(self, call, f"eps={eps:g} is 0 beside weights in half, and the step 0 / 0; give eps=1e-4")
+
+
+def _in_half(node, walk):
+    """`Net().half()`, `Net().to(torch.float16)`"""
+    if not isinstance(node, cst.Call):
+        return False
+    given = (dtype_of(a.value, walk.imports) for a in node.args) if method(node) == "to" else ()
+    return method(node) == "half" and not node.args or "half" in given
 
 
 class ScaledClip(Rule):

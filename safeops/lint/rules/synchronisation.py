@@ -63,13 +63,12 @@ class Fetch(Rule):
                 and (value.tensor or not dotted(func.value))
             ):
                 covers = [("SO301", func.value)]
-                element = isinstance(func.value, (cst.Name, cst.Subscript))
-                likely = not (element and any(INDEX.search(name) for name in walk.names_in(func.value)))
                 message = ".item() in a loss waits for the GPU; keep the tensor"
-                walk.report(self, node, message, likely=likely, covers=covers)
+                walk.report(self, node, message, likely=not _of_indices(func.value, walk), covers=covers)
             elif func.attr.value in ("cpu", "tolist") and value.tensor and not (value.constant or value.host):
                 if not _solves(walk):
-                    walk.report(self, node, f".{func.attr.value}() in a loss waits for the GPU; keep the tensor")
+                    message = f".{func.attr.value}() in a loss waits for the GPU; keep the tensor"
+                    walk.report(self, node, message, likely=not _of_indices(func.value, walk))
             elif func.attr.value == "numpy" and walk.reports.pop((self.code, id(func.value)), None):
                 # (alone it raises of a tensor that is not on the CPU) what goes on in numpy cannot stay a tensor
                 message = ".cpu().numpy() in a loss waits for the GPU; keep the tensor"
@@ -86,6 +85,11 @@ def _on_host(returned, walk):
         parts = [e.value for e in returned.elements]
         return all(walk.value(n).foreign for n in parts) and not all(number(n) is not None for n in parts)
     return returned is not None and not walk.value(returned).tensor
+
+
+def _of_indices(node, walk):
+    """`idx[0]`, `indices`"""
+    return isinstance(node, (cst.Name, cst.Subscript)) and any(INDEX.search(name) for name in walk.names_in(node))
 
 
 def _solves(walk):
