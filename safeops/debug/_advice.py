@@ -78,13 +78,13 @@ OUT_OF_PLACE = (
 # What the user's line, a newline and a message of torch's say -> what to write.
 ERRORS = (
     (
-        r"(masked_fill|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",
+        r"(fill_?\(|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",
         "safeops.masked_fill(x, mask, value), which saturates to the dtype; before a softmax, safeops.masked_softmax",
     ),
     (
         r"value cannot be converted to type .*(Half|BFloat16).* without overflow",
         "a dtype that holds the number (float32), or in its place the largest that this one holds: "
-        "torch.finfo(dtype).max",
+        "torch.finfo(dtype).max (.min for a negative number)",
     ),
     (r"modified by an inplace operation", OUT_OF_PLACE),
     (
@@ -143,8 +143,8 @@ def of_error(error):
     """For an exception, by its message or those of its causes; None where nothing is known."""
     while error is not None:
         lines = traceback_lines(error.__traceback__)
-        for pattern, instead in ERRORS:
-            if re.search(pattern, f"{lines[0].text if lines else ''}\n{error}", re.DOTALL):
+        for pattern, instead in ERRORS:  # without a line of the user's: what locate_errors made of its cause
+            if lines and re.search(pattern, f"{lines[0].text}\n{error}", re.DOTALL):
                 return instead
         error = error.__cause__ or error.__context__
     return None

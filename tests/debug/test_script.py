@@ -100,19 +100,33 @@ y.sum().backward()
 """
 
 
-FULL = "import torch\ntorch.full((2,), 1e6, dtype=torch.half)\n"
+IN_PLACE = "import torch\ntorch.zeros(2).half().fill_(-1e9)\n"
+FULL = "import torch\ntorch.full((2,), fill_value=-1e6, dtype=torch.half)\n"
 SAVED = "import torch\nd = torch.ones(2, requires_grad=True).exp()\nd /= 3\nd.sum().backward()\n"
 
 
 @pytest.mark.parametrize("source, instead", [
     (FILL, "which saturates"),
+    (IN_PLACE, "which saturates"),
     (FULL, "instead: a dtype that holds the number (float32), or"),
+    (FULL, "torch.finfo(dtype).max (.min for a negative number)"),
     (WRITE, "x = safeops.masked_fill(x, mask"),
     (SAVED, "a new tensor: x = x / 3 for x /= 3,"),
 ])  # fmt: skip
 def test_an_error_gets_the_replacement_too(run, source, instead):
     code, _, err = run("trace", source)
     assert code == 3 and instead in err.splitlines()[-1] and "--locate" in err
+
+
+@pytest.mark.parametrize("source, instead", [
+    (FILL, "safeops.masked_fill(x, mask, value), which saturates"),
+    (IN_PLACE, "safeops.masked_fill(x, mask, value), which saturates"),
+    (FULL, "torch.finfo(dtype).max (.min for a negative number)"),
+])  # fmt: skip
+def test_locate_gives_the_same_replacement(tmp_path, capfd, source, instead):
+    (script := tmp_path / "train.py").write_text(source)
+    assert cli.main(["trace", "--locate", str(script)]) == 3
+    assert instead in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_locate_names_the_write(tmp_path, capfd):
