@@ -289,6 +289,7 @@ def test_a_run_in_which_no_weight_moved_is_a_finding(run):
         """
     code, out, _ = run("trace", step.format(steps=5))
     assert code == 1 and "in 5 of 5 steps" in out and "no weight has moved in this run" in out
+    assert "  instead  the scale did not fall far enough" in out and "instead  nothing" not in out
     code, out, _ = run("trace", step.format(steps=25))
     assert code == 0 and "of 25 steps" in out and "no bug while it stays rare" in out
     assert "safeops trace: GradScaler handled this; no other NaN or inf reached a loss" in out
