@@ -245,6 +245,20 @@ def test_what_cannot_be_run_is_exit_code_2(run, tmp_path, capfd):
     assert code == 2 and "train.py" in err
     assert cli.main(["audit", "--select", "nonsense", "x.py"]) == 2
     assert cli.main(["trace", "--last", "-1", "x.py"]) == 2
+    assert cli.main(["trace", "--html", str(tmp_path / "absent" / "page.html"), "x.py"]) == 2
+
+
+@pytest.mark.parametrize("tool", ["trace", "audit"])
+def test_ctrl_c_is_130(run, tool):
+    assert run(tool, "raise KeyboardInterrupt\n")[0] == 130
+
+
+@pytest.mark.parametrize("tool", ["trace", "audit", "lint", "doctor"])
+def test_an_unknown_option_prints_the_usage_of_the_command(capsys, tool):
+    with pytest.raises(SystemExit) as end:
+        cli.main([tool, "--foo"] + ["x.py"] * (tool != "doctor"))
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.startswith(f"usage: safeops {tool} ") and "arguments: --foo" in err
 
 
 def test_a_declared_encoding_is_read(run):
