@@ -34,7 +34,9 @@ def main(argv=None):
 
 def _run(argv):
     parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:  # of the command, which parse_args would not name
+        getattr(arguments, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if arguments.command is None:
         parser.print_help()
         return 0
@@ -70,6 +72,8 @@ def _parser():
     verify.add_parser(commands)
     script.add_parser(commands)
     lint.add_parser(commands)
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 

@@ -7,6 +7,7 @@ from safeops.debug._source import traceback_lines
 FORWARD = {
     "div": "safeops.safe_div(a, b, eps=...): 0 where the divisor is too small, gradient 0 there",
     "reciprocal": "safeops.safe_reciprocal(x, eps=...)",
+    "addcdiv": "weights in float32 under autocast, or eps=1e-4 for the optimizer: Adam's eps=1e-8 is 0 in half (0 / 0)",
     "log": "safeops.safe_log(x, eps=...): log of at least eps, gradient 0 below",
     "sqrt": "safeops.safe_sqrt(x): gradient 0 at 0; for a norm, safeops.safe_norm",
     "rsqrt": "safeops.safe_rsqrt(x, eps=...)",
@@ -78,13 +79,13 @@ OUT_OF_PLACE = (
 # What the user's line, a newline and a message of torch's say -> what to write.
 ERRORS = (
     (
-        r"(masked_fill|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",
+        r"(fill_?\(|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",
         "safeops.masked_fill(x, mask, value), which saturates to the dtype; before a softmax, safeops.masked_softmax",
     ),
     (
         r"value cannot be converted to type .*(Half|BFloat16).* without overflow",
         "a dtype that holds the number (float32), or in its place the largest that this one holds: "
-        "torch.finfo(dtype).max",
+        "torch.finfo(dtype).max (.min for a negative number)",
     ),
     (r"modified by an inplace operation", OUT_OF_PLACE),
     (
@@ -109,6 +110,10 @@ SCALED_LOSS = (
     "keep the loss in fp32 (the losses and reductions of safeops return it): scaled by thousands, a half loss is inf"
 )
 SCALED = "nothing: GradScaler skips such a step and halves its scale. A smaller init_scale saves the first skips"
+STUCK = (
+    "the scale did not fall far enough. If it does not in a longer run, the overflow is there at every scale: look at "
+    "this op, compute it in float32 (outside autocast), or clip its operands"
+)
 CAME_IN = "mask it before any arithmetic (mask= of the losses and reductions, safeops.masked_fill), or mend its source"
 INVERTED = "the mask may be inverted: True keeps (~mask); or it leaves out too little, or the source is to be mended"
 LATE = "safeops.apply_where(mask, args, f1, f2), which gives f1 the kept operands alone; or mask= of the losses"
@@ -118,7 +123,7 @@ OVERFLOW = "compute this in fp32 (safeops losses and reductions do), or scale th
 
 def advice(op, node):
     """For ATen op `op`, under autograd node `node` ("LogBackward0") or in the forward pass (None)."""
-    name = op.rstrip("_")
+    name = op.removeprefix("_foreach_").rstrip("_")
     if node:
         stem = node.rpartition("::")[2].partition("Backward")[0]
         for candidate in (stem, stem.lstrip("_")):
@@ -143,8 +148,8 @@ def of_error(error):
     """For an exception, by its message or those of its causes; None where nothing is known."""
     while error is not None:
         lines = traceback_lines(error.__traceback__)
-        for pattern, instead in ERRORS:
-            if re.search(pattern, f"{lines[0].text if lines else ''}\n{error}", re.DOTALL):
+        for pattern, instead in ERRORS:  # without a line of the user's: what locate_errors made of its cause
+            if lines and re.search(pattern, f"{lines[0].text}\n{error}", re.DOTALL):
                 return instead
         error = error.__cause__ or error.__context__
     return None

@@ -13,7 +13,7 @@ LARGEST, READ, SUBNORMAL, LOST, NONFINITE, NUMEL = range(6)  # quantities: maxim
 ROUNDS_TO_INF = 65520.0  # in fp16; its largest number is 65504
 MOST_LOST, MOST_SUBNORMAL = 0.01, 0.1  # of the values of a module, for it to run in half
 VERDICTS = (
-    "overflows", "makes NaN", "underflows", "runs in half", "could run in half", "stays in float32", "never ran",
+    "overflows", "not finite", "underflows", "runs in half", "could run in half", "stays in float32", "never ran",
 )  # fmt: skip
 
 
@@ -21,11 +21,12 @@ VERDICTS = (
 class ModuleCounts:
     """What a module's ops wrote over the run. Pairs: (forward, backward).
 
-    verdict: "overflows" (an inf of finite operands, or a number, read or written, that fp16 would round to inf),
-    "makes NaN", "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or 0),
-    "runs in half" (it writes fp16 already), "could run in half", "stays in float32" (optimizers and GradScaler),
-    or "never ran". What came to it as NaN or inf is not held against it, nor the overflow of a scaled gradient that
-    GradScaler handled, nor in float32 what is large by the scale alone.
+    verdict: "overflows" (an inf of finite operands that its dtype is too small for, or a number, read or written, that
+    fp16 would round to inf), "not finite" (of finite operands, NaN, or inf where there is no value: log(0)),
+    "underflows" (more than 1 % of the values would be 0 in fp16, or more than 10 % subnormal or 0), "runs in half" (it
+    writes fp16 already), "could run in half", "stays in float32" (optimizers and GradScaler, in any case), or "never
+    ran". What came to it as NaN or inf is not held against it, nor the overflow of a scaled gradient that GradScaler
+    handled, nor in float32 what is large by the scale alone.
     """
 
     name: str  # "decoder.layers.3 (Linear)", "Adam", or outside modules "loss_function (train.py)"
@@ -46,7 +47,8 @@ class History:
         self.board = board
         self.names = {}  # -> its place in a column
         self.columns, self.span, self.steps = [], 1, 0  # span: of steps in a column
-        self.dtypes, self.born = [], {}  # by place; (place, phase) -> {"inf" or "NaN": first step in which it made one}
+        self.dtypes = []  # by place
+        self.born = {}  # (place, phase) -> {"overflow" or "not finite": first step in which it made one}
         self.functions = {}  # code -> name
         self.judged = _zeros(0, 2)  # of each cell: LARGEST and READ, in float32 without GradScaler's scale
 
@@ -73,7 +75,8 @@ class History:
             read_in += [cell] * len(op.inputs)
             # An overflow that GradScaler handles is no fault of the module.
             if step.any_bad and not handled and step.makes_bad(op):
-                kind = "NaN" if step.has_nan(op.outputs) else "inf"
+                overflow = not step.has_nan(op.outputs) and "overflow" in step.explained(op)[2][0]
+                kind = "overflow" if overflow else "not finite"
                 self.born.setdefault((place, int(backward)), {}).setdefault(kind, self.steps + new)
         tensors, wrote_in = _sums(step.table[wrote], sizes), _indices(wrote_in)
         column = _zeros(2 * len(self.names), NUMEL + 1)
@@ -155,19 +158,21 @@ class History:
 
     def _verdict(self, place, module, optimizes):
         phases = [(phase, word, self.born.get((place, phase), {})) for phase, word in enumerate(PHASES)]
+        made = [f"{word}: NaN or inf made of finite operands, first in step {min(born.values())}"
+                for _, word, born in phases if born]  # fmt: skip
+        if optimizes:
+            why = "updates and unscaled gradients are too small beside the weights for half"
+            return "stays in float32", made[0] if made else why
         judged = self.judged[2 * place : 2 * place + 2].tolist()  # (largest, read) of each phase
         for phase, word, born in phases:
             largest = max(judged[phase])
-            if "inf" in born:
-                return "overflows", f"{word}: an inf of finite operands, first in step {born['inf']}"
-            if largest >= ROUNDS_TO_INF and not optimizes:
+            if "overflow" in born:
+                return "overflows", f"{word}: an inf of finite operands, first in step {born['overflow']}"
+            if largest >= ROUNDS_TO_INF:
                 verb = "writes" if judged[phase][LARGEST] == largest else "reads"
                 return "overflows", f"{word}: {verb} {largest:.3g}, beyond fp16's 65504"
-        for _, word, born in phases:
-            if "NaN" in born:
-                return "makes NaN", f"{word}: of finite operands, first in step {born['NaN']}"
-        if optimizes:
-            return "stays in float32", "updates and unscaled gradients are too small beside the weights for half"
+        if made:
+            return "not finite", made[0]
         for phase, word, _ in phases:
             for share, most, what in (
                 (module.lost, MOST_LOST, "0"),

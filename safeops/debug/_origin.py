@@ -143,6 +143,13 @@ class Step:
             rows += [r for r in self.bad_inputs(maker) if r not in rows] if maker else []
         return False
 
+    def explained(self, op):
+        """(its first bad row, its operands' values there, (kind, why, what to write instead))."""
+        output = next((r for r in op.outputs if self.bad[r]), None)
+        came_in = self.bad_inputs(op)
+        values = self.recorder.picked(op.pick) if op.pick and not came_in else []
+        return output, values, explain(self, op, output, came_in, values)
+
     def report(self, number):
         """The first thing that went wrong in step `number`, or None."""
         if not self.any_bad:
@@ -153,10 +160,7 @@ class Step:
         if found is None:
             return None
         op, row, reached = found
-        output = next((r for r in op.outputs if self.bad[r]), None)
-        came_in = self.bad_inputs(op)
-        values = self.recorder.picked(op.pick) if op.pick and not came_in else []
-        kind, why, instead = explain(self, op, output, came_in, values)
+        output, values, (kind, why, instead) = self.explained(op)
         source = self.forward_of(op)
         lines = [line(pair) for pair in source.frames]
         if kind in ("undefined", "overflow") and lines:

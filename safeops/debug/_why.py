@@ -9,7 +9,7 @@ from safeops.debug._op import Slot
 from safeops.debug._source import line
 
 _SINGULAR = frozenset("log log2 log10 log1p sqrt acos asin acosh atanh".split())
-_SINGULAR_AT_ZERO = frozenset("div reciprocal rsqrt pow".split())
+_SINGULAR_AT_ZERO = frozenset("addcdiv div reciprocal rsqrt pow".split())
 _LINEAR = frozenset("add sub mul sum copy clone _to_copy cat stack lerp".split())  # NaN is none of their making
 
 
@@ -75,7 +75,7 @@ def _written_in_between(step, op, counts, values):
 
 def _singular(step, op):
     """Without the operand's value (it was overwritten): functions that overflow nowhere, or have met a zero."""
-    name = op.facts.name.rstrip("_")
+    name = op.facts.name.removeprefix("_foreach_").rstrip("_")
     zero = any(step.counts(row).zero for row in op.inputs.values())
     return name in _SINGULAR or name in _SINGULAR_AT_ZERO and zero
 

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import warnings
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -12,7 +13,7 @@ from safeops import _check, _torch
 from safeops.debug import _patterns, _ranks
 from safeops.debug._means import Means, unequal
 from safeops.debug._saved import SavedTensors
-from safeops.debug._source import Line, line, user_frames
+from safeops.debug._source import Line, line, user_frames, user_lines
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
 _OURS = os.path.dirname(_check.__file__)
@@ -114,11 +115,14 @@ class audit(TorchFunctionMode):
         # After a step its graph is gone: what it saved is nobody's any more.
         self.hook = register_optimizer_step_post_hook(lambda *_: self._forget())
         _check.watchers.append(self._left_out)
+        self.shown, warnings.showwarning = warnings.showwarning, self._show_warning
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
         _check.watchers.remove(self._left_out)
+        if warnings.showwarning == self._show_warning:  # not the user's, set in the meantime
+            warnings.showwarning = self.shown
         self.hook.remove()
         self._forget()
         if error[0] is None or error[0] is SystemExit and not error[1].code:
@@ -182,6 +186,11 @@ class audit(TorchFunctionMode):
         self._note(found)
         self.saved.note(result)
         return result
+
+    def _show_warning(self, message, category, file, number, *rest):
+        """torch gives the line that called it, which is one of this file: the user's is meant."""
+        lines = user_lines(2, most=1) if file == __file__ else []
+        self.shown(message, category, *((lines[0].file, lines[0].number) if lines else (file, number)), *rest)
 
     def _left_out(self, index, size, which):
         """By a loss on a device whose kernels nobody waits for."""

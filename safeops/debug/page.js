@@ -61,7 +61,7 @@ function element(parent, tag, text = "", attributes = {}) {
 function summary() {
   const judged = data.modules.filter(module => module.verdict !== "stays in float32"); // an optimizer is no module
   const count = verdict => judged.filter(module => module.verdict === verdict).length;
-  const seen = ["overflows", "makes NaN", "underflows", "runs in half", "could run in half", "never ran"]
+  const seen = ["overflows", "not finite", "underflows", "runs in half", "could run in half", "never ran"]
     .filter(count).map(verdict => `${verdict}: ${count(verdict)}`).join("; ");
   const shared = span > 1 ? ` A column is of ${span} steps: the largest, and the shares of all their values.` : "";
   const steps = `${data.steps} step${data.steps === 1 ? "" : "s"}`;

@@ -5,6 +5,7 @@ A script that ends by `sys.exit(n)` passes n on, unless something was found. Und
 
 import argparse
 import contextlib
+import dataclasses
 import os
 import runpy
 import sys
@@ -15,7 +16,7 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from safeops.debug._advice import of_error
+from safeops.debug._advice import SCALED, STUCK, of_error
 from safeops.debug._report import NonFiniteError
 from safeops.debug.audit import audit
 from safeops.debug.locate_errors import LocatedError, locate_errors
@@ -204,13 +205,16 @@ def _print_trace(tracer, crashed):
             print(f"safeops trace: {report}")
     stuck = len(tracer.overflows) == tracer.steps > 2  # GradScaler halves its scale each time: it has not sufficed
     if tracer.overflows:
+        first = tracer.overflows[0]
+        if stuck and first.instead == SCALED:
+            first = dataclasses.replace(first, instead=STUCK)
         steps = ", ".join(str(report.step) for report in tracer.overflows[:8])
         more = ", ..." if len(tracer.overflows) > 8 else ""
         print(
             f"safeops trace: in {len(tracer.overflows)} of {tracer.steps} steps ({steps}{more}) a scaled gradient "
             f"overflowed and GradScaler skipped the step: "
             + ("no weight has moved in this run" if stuck else "no bug while it stays rare")
-            + f". The first:\n{tracer.overflows[0]}"
+            + f". The first:\n{first}"
         )
     if not (tracer.reports or crashed or stuck or tracer._rank):
         steps = f"{tracer.steps} step{'s' * (tracer.steps != 1)}"

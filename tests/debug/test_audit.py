@@ -1,6 +1,8 @@
 """audit lists each pattern at its line, with count, dtypes and values; ordinary code gives no finding."""
 
 import contextlib
+import linecache
+import warnings
 
 import pytest
 import torch
@@ -334,3 +336,19 @@ def test_what_an_error_of_safeops_reads_for_its_message_is_no_wait_of_the_users(
     with audit() as found, pytest.raises(IndexError, match="class index 9"):
         safeops.dice_loss(torch.zeros(2, 4, 3), torch.tensor([[0, 9, 0], [1, 2, 3]]))
     assert found.findings == []
+
+
+def test_a_warning_of_torch_is_at_the_users_line(monkeypatch):
+    shown = []
+    monkeypatch.setattr("warnings.showwarning", lambda *args: shown.append(args))
+    before, x = warnings.showwarning, torch.ones(2)
+    warnings.simplefilter("always")  # (pytest puts its own filters back)
+    with audit():
+        torch.nn.functional.mse_loss(x[:, None], x)  # HERE
+        warnings.warn("the user's own", stacklevel=1)
+    assert warnings.showwarning is before
+    assert [args[2] for args in shown] == [__file__] * 2
+    assert linecache.getline(__file__, shown[0][3]).rstrip().endswith("# HERE")
+    with audit():
+        warnings.showwarning = print  # set meanwhile, and kept
+    assert warnings.showwarning is print

@@ -100,19 +100,33 @@ y.sum().backward()
 """
 
 
-FULL = "import torch\ntorch.full((2,), 1e6, dtype=torch.half)\n"
+IN_PLACE = "import torch\ntorch.zeros(2).half().fill_(-1e9)\n"
+FULL = "import torch\ntorch.full((2,), fill_value=-1e6, dtype=torch.half)\n"
 SAVED = "import torch\nd = torch.ones(2, requires_grad=True).exp()\nd /= 3\nd.sum().backward()\n"
 
 
 @pytest.mark.parametrize("source, instead", [
     (FILL, "which saturates"),
+    (IN_PLACE, "which saturates"),
     (FULL, "instead: a dtype that holds the number (float32), or"),
+    (FULL, "torch.finfo(dtype).max (.min for a negative number)"),
     (WRITE, "x = safeops.masked_fill(x, mask"),
     (SAVED, "a new tensor: x = x / 3 for x /= 3,"),
 ])  # fmt: skip
 def test_an_error_gets_the_replacement_too(run, source, instead):
     code, _, err = run("trace", source)
     assert code == 3 and instead in err.splitlines()[-1] and "--locate" in err
+
+
+@pytest.mark.parametrize("source, instead", [
+    (FILL, "safeops.masked_fill(x, mask, value), which saturates"),
+    (IN_PLACE, "safeops.masked_fill(x, mask, value), which saturates"),
+    (FULL, "torch.finfo(dtype).max (.min for a negative number)"),
+])  # fmt: skip
+def test_locate_gives_the_same_replacement(tmp_path, capfd, source, instead):
+    (script := tmp_path / "train.py").write_text(source)
+    assert cli.main(["trace", "--locate", str(script)]) == 3
+    assert instead in capfd.readouterr().err.splitlines()[-1]
 
 
 def test_locate_names_the_write(tmp_path, capfd):
@@ -231,6 +245,20 @@ def test_what_cannot_be_run_is_exit_code_2(run, tmp_path, capfd):
     assert code == 2 and "train.py" in err
     assert cli.main(["audit", "--select", "nonsense", "x.py"]) == 2
     assert cli.main(["trace", "--last", "-1", "x.py"]) == 2
+    assert cli.main(["trace", "--html", str(tmp_path / "absent" / "page.html"), "x.py"]) == 2
+
+
+@pytest.mark.parametrize("tool", ["trace", "audit"])
+def test_ctrl_c_is_130(run, tool):
+    assert run(tool, "raise KeyboardInterrupt\n")[0] == 130
+
+
+@pytest.mark.parametrize("tool", ["trace", "audit", "lint", "doctor"])
+def test_an_unknown_option_prints_the_usage_of_the_command(capsys, tool):
+    with pytest.raises(SystemExit) as end:
+        cli.main([tool, "--foo"] + ["x.py"] * (tool != "doctor"))
+    err = capsys.readouterr().err
+    assert end.value.code == 2 and err.startswith(f"usage: safeops {tool} ") and "arguments: --foo" in err
 
 
 def test_a_declared_encoding_is_read(run):
@@ -275,6 +303,7 @@ def test_a_run_in_which_no_weight_moved_is_a_finding(run):
         """
     code, out, _ = run("trace", step.format(steps=5))
     assert code == 1 and "in 5 of 5 steps" in out and "no weight has moved in this run" in out
+    assert "  instead  the scale did not fall far enough" in out and "instead  nothing" not in out
     code, out, _ = run("trace", step.format(steps=25))
     assert code == 0 and "of 25 steps" in out and "no bug while it stays rare" in out
     assert "safeops trace: GradScaler handled this; no other NaN or inf reached a loss" in out

@@ -107,6 +107,39 @@ def test_beyond_the_limit_in_float32(tmp_path):
     )
 
 
+def test_what_has_no_finite_value_is_no_overflow(tmp_path):
+    class Log(torch.nn.Module):
+        def forward(self, x):
+            return x.log()
+
+    model = torch.nn.Sequential(Log())
+    for x in (0.0, -1.0):  # -inf, NaN
+        tracer, _ = paged(tmp_path, model, backward_of(model, x))
+        assert verdicts(tracer)["0 (Log)"] == (
+            "not finite",
+            "forward: NaN or inf made of finite operands, first in step 1",
+        )
+
+
+@pytest.mark.parametrize("kind, lr, slope", [
+    (torch.optim.Adam, 1e-3, 0.0),  # eps=1e-8 is 0 in half: 0 / 0
+    (torch.optim.SGD, 6e4, 2.0),  # inf
+])  # fmt: skip
+def test_an_optimizer_is_no_module_also_in_half(tmp_path, kind, lr, slope):
+    model = Times(1.0)
+    model.weight = torch.nn.Parameter(torch.ones(1, dtype=HALF))
+    optimizer = kind(model.parameters(), lr=lr)
+
+    def step():
+        (model.weight * slope).sum().backward()
+        optimizer.step()
+
+    tracer, _ = paged(tmp_path, model, step)
+    assert not model.weight.isfinite().any()
+    assert verdicts(tracer)[kind.__name__] == (
+        "stays in float32", "forward: NaN or inf made of finite operands, first in step 1")  # fmt: skip
+
+
 def test_a_module_used_twice_in_a_step_and_one_never_used(tmp_path):
     class Twice(torch.nn.Module):
         def __init__(self):
