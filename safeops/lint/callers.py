@@ -22,12 +22,8 @@ def widened(reach, clues):
     for class_name, node in reach.functions:
         nodes = list(descendants(node.body))
         off = {id(n) for part in nodes if isinstance(part, cst.With) and _autocast_off(part) for n in descendants(part)}
-        cast = {
-            name
-            for n in nodes
-            if isinstance(n, cst.Assign) and _casts(n.value)
-            for name in names_of(n.targets[0].target)
-        }
+        casts = [n.targets[0].target for n in nodes if isinstance(n, cst.Assign) and _casts(n.value)]
+        cast = {name for target in casts for name in names_of(target)}
         for call, (_, function) in reach.calls(node, class_name):
             if function.name.value.startswith("_") and function is not node:
                 wide = id(call) in off or any(_casts(a.value) or names_of(a.value) & cast for a in call.args)

@@ -31,6 +31,7 @@ PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
     re.I,
 )
+EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
 FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
 NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
 
@@ -99,19 +100,7 @@ def _edge_of(node, op, walk, depth=0):
         return masked or any(term is not None and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
         return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
-    return inner.name in (
-        "sub",
-        "sigmoid",
-        "softmax",
-        "var",
-        "relu",
-        "clamp",
-        "clamp_min",
-        "minimum",
-        "prod",
-        "norm",
-        "cdist",
-    )
+    return inner.name in EDGES
 
 
 def sources(node, walk, depth=0):
