@@ -40,5 +40,6 @@ def _autocast_off(node):
 
 
 def _casts(node):
+    """`x.float()`, `x.float().view(-1)`"""
     func = node.func if isinstance(node, cst.Call) else None
-    return isinstance(func, cst.Attribute) and func.attr.value in ("float", "double")
+    return isinstance(func, cst.Attribute) and (func.attr.value in ("float", "double") or _casts(func.value))

@@ -7,6 +7,7 @@ import libcst as cst
 from safeops.lint.syntax import children, dotted, number
 from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
 
+WIDE = re.compile(r"(^|_)(fp|f|float)(32|64)(_|$)")  # `force_fp32`, `fp32_region`, `f64_math`
 NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")
 
 # Attributes and calls that say nothing of a tensor's values.
@@ -147,7 +148,7 @@ def _decorate(scope, decorator, imports):
         scope.no_grad += 1
     elif last == "autocast":
         enter_autocast(scope, call, 1)
-    elif last in ("fp32_region", "force_fp32") or _casts_to(call, imports) == "wide":
+    elif WIDE.search(last) or _casts_to(call, imports) == "wide":
         scope.wide += 1
 
 

@@ -4,15 +4,17 @@ import libcst as cst
 
 from safeops.lint.syntax import children, descendants, dotted
 
-NO_SLOPE = set("item tolist detach argmax argmin argsort long int bool float numpy print eq ne lt gt le ge".split())
+COMPARED = set("eq ne lt gt le ge isclose".split())
+NO_SLOPE = COMPARED | set("item tolist detach argmax argmin argsort long int bool float numpy print".split())
 
 
-def no_slope(body, node):
-    """Whether what `node` makes leaves the function without a gradient: it is compared, fetched or printed."""
+def no_slope(body, node, ends=NO_SLOPE):
+    """Whether what `node` makes leaves the function without a gradient: it is compared, fetched or printed (or what
+    `ends` says)."""
     if body is None:
         return False
     nodes = list(descendants(body))
-    carries = _carriers(nodes, node)
+    carries = _carriers(nodes, node, ends)
     for n in nodes:
         if isinstance(n, (cst.Return, cst.Yield)) and n.value is not None and carries(n.value):
             return False
@@ -27,7 +29,7 @@ def no_slope(body, node):
     return True
 
 
-def _with_slope(expression):
+def _with_slope(expression, ends):
     """Its parts, less those that no gradient goes through."""
     todo = [expression]
     while todo:
@@ -36,19 +38,19 @@ def _with_slope(expression):
         name = (
             called.attr.value if isinstance(called, cst.Attribute) else dotted(called) if called is not None else None
         )
-        if isinstance(node, cst.Comparison) or name in NO_SLOPE:
+        if isinstance(node, cst.Comparison) or name in ends:
             continue
         yield node
         todo += [node.value] if isinstance(node, cst.Subscript) else children(node)
 
 
-def _carriers(nodes, node):
+def _carriers(nodes, node, ends):
     """Whether an expression has `node` among its parts, or a name that stands for what was made of it."""
     assignments = [n for n in nodes if isinstance(n, (cst.Assign, cst.AnnAssign, cst.AugAssign)) and n.value]
     names = set()
 
     def carries(expression):
-        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in _with_slope(expression))
+        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in _with_slope(expression, ends))
 
     while True:
         found = {name for a in assignments if carries(a.value) for name in _names(a)}

@@ -68,7 +68,7 @@ class SomeLoss(nn.Module):
     def forward(self, x, y):
         {caller}
 """
-WIDE = ["x = x.float()\n        return {name}(x).mean()", "return {name}(x.double()).mean()",
+WIDE = ["x = x.float()\n        return {name}(x).mean()", "return {name}(x.double().view(-1)).mean()",
         "with torch.autocast('cuda', enabled=False):\n            return {name}(x).mean()"]  # fmt: skip
 
 

@@ -154,10 +154,11 @@ SQUARES = "def square_loss(x, y):\n    return (x - y).square().sum() / torch.log
 
 
 @pytest.mark.parametrize(
-    "decorator", ["@force_fp32()", "@force_fp32(apply_to=('x',))", "@custom_fwd(cast_inputs=torch.float32)"]
+    "decorator",
+    ["@f64_math", "@force_fp32()", "@force_fp32(apply_to=('x',))", "@custom_fwd(cast_inputs=torch.float32)"],
 )
 def test_a_decorator_that_casts_makes_it_wide(decorator):
-    code = HEADER + "from mmcv.runner import force_fp32\nfrom torch.amp import custom_fwd\n"
+    code = HEADER + "from mmcv.runner import f64_math, force_fp32\nfrom torch.amp import custom_fwd\n"
     for left in (SQUARES, f"@custom_fwd(cast_inputs=torch.float16)\n{SQUARES}"):
         assert {f.code for f in lint_source(code + left, rules=DEFAULT)} == {"SO201", "SO206"}
     assert lint_source(f"{code}{decorator}\n{SQUARES}", rules=DEFAULT) == []

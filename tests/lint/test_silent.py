@@ -219,6 +219,11 @@ SILENT = [
         "x, other",
         "x = x.float()\nm = blur(x, 3)\nv = torch.cat((m, 1 - m)).sum(1)\nreturn (v / (v.abs() + 1e-9)).mean()",
     ),
+    (
+        "x, c",
+        "hit, of = (x == c).float().sum(), (x > c).float().sum()\nreturn torch.where(of > 0, hit / of, 1.0) * x.mean()",
+    ),
+    ("x, y", "low, high = x.min() - 1e-9, x.max() + 1e-9\nreturn ((y >= low) & (y <= high)).float().mean() * x.mean()"),
     # no gradient goes through it, or comes from what it is compared or fetched for
     ("x, y", "near = (x - y).abs().sqrt() < 3\nreturn (x - y).abs()[:, :2].mean() * near.float().mean()"),
     (

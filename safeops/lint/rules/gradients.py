@@ -51,7 +51,7 @@ class WhereAfter(Rule):
             unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
-            if walk.scope.metric:  # the value is right, and of the gradient nobody asks
+            if walk.scope.metric or walk.value(branch).flat:  # the value is right, and there is no gradient
                 for code in ("SO202", "SO203"):
                     walk.reports.pop((code, id(unsafe.node)), None)
                 continue
@@ -65,7 +65,7 @@ class WhereAfter(Rule):
 
     def _unsafe(self, branch, condition, walk):
         op = walk.op(branch)
-        if op is None or op.inplace or walk.value(branch).constant or walk.value(branch).flat:
+        if op is None or op.inplace or walk.value(branch).constant:
             return None
         if op.name in ("div", "reciprocal"):
             by = (op.args or [None])[0] if op.name == "div" else op.input
