@@ -2,6 +2,7 @@
 
 import libcst as cst
 
+from safeops.lint.scope import switched_off
 from safeops.lint.syntax import descendants, dotted, names_of
 
 
@@ -22,24 +23,22 @@ def widened(reach, clues):
     for class_name, node in reach.functions:
         nodes = list(descendants(node.body))
         off = {id(n) for part in nodes if isinstance(part, cst.With) and _autocast_off(part) for n in descendants(part)}
-        casts = [n.targets[0].target for n in nodes if isinstance(n, cst.Assign) and _casts(n.value)]
-        cast = {name for target in casts for name in names_of(target)}
+        targets = [n.targets[0].target for n in nodes if isinstance(n, cst.Assign) and _widens(n.value)]
+        wide = {name for target in targets for name in names_of(target)}
         for call, (_, function) in reach.calls(node, class_name):
             if function.name.value.startswith("_") and function is not node:
-                wide = id(call) in off or any(_casts(a.value) or names_of(a.value) & cast for a in call.args)
-                given.setdefault(id(function), []).append(wide)
-    for found, wide in given.items():
-        clues[found].wide = all(wide)
+                known = id(call) in off or any(_widens(a.value) or names_of(a.value) & wide for a in call.args)
+                given.setdefault(id(function), []).append(known)
+    for found, known in given.items():
+        clues[found].wide = all(known)
 
 
 def _autocast_off(node):
     calls = [item.item for item in node.items if isinstance(item.item, cst.Call)]
-    return any(
-        "autocast" in (dotted(c.func) or "") and "False" in map(dotted, (a.value for a in c.args)) for c in calls
-    )
+    return any("autocast" in (dotted(call.func) or "") and switched_off(call) for call in calls)
 
 
-def _casts(node):
+def _widens(node):
     """`x.float()`, `x.float().view(-1)`"""
     func = node.func if isinstance(node, cst.Call) else None
-    return isinstance(func, cst.Attribute) and (func.attr.value in ("float", "double") or _casts(func.value))
+    return isinstance(func, cst.Attribute) and (func.attr.value in ("float", "double") or _widens(func.value))

@@ -13,7 +13,7 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.tables import REDUCTIONS
 from safeops.lint.values import NOTHING
 
-CASTS = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
+TO_HALF = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
     cst.Add: operator.add,
@@ -103,9 +103,9 @@ class Context:
         return (code, id(node)) in self.reports
 
     @property
-    def casts(self):
+    def casts_to_half(self):
         """Whether the file casts to half itself: where autocast alone does, pow, sums and losses run in fp32."""
-        return CASTS.search(self.code) is not None
+        return TO_HALF.search(self.code) is not None
 
     @property
     def training(self):

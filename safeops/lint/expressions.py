@@ -210,9 +210,8 @@ class Expressions:
         tensors = [v for v in values if v.tensor]
         asked = bool(asked_about(node.test))
         if not tensors:
-            wide = any(v.wide for v in values) and "dtype" in self.text(
-                node.test
-            )  # float32 if x.dtype is half, else its own
+            # float32 where x.dtype is half, else its own
+            wide = any(v.wide for v in values) and "dtype" in self.text(node.test)
             return Value(foreign=True, wide=wide, node=node) if all(v.foreign for v in values) else NOTHING
         return Value(
             tensor=True,

@@ -23,7 +23,7 @@ def sums_of_products(node, walk, depth=0):
         if product is None or product.name not in ("mul", "minimum"):
             return []
         factors = tensors(product, walk)
-        if any(_below_one(f, walk) for f in factors):
+        if any(_less_its_maximum(f, walk) for f in factors):
             return []
         inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
         if inner:
@@ -35,7 +35,7 @@ def sums_of_products(node, walk, depth=0):
     return []
 
 
-def _below_one(node, walk):
+def _less_its_maximum(node, walk):
     """Whether it is an exponential of what is less its maximum."""
     exp = through(node, walk)
     return exp is not None and exp.name == "exp" and exponent_range(exp, walk) is not None

@@ -130,7 +130,7 @@ class SquareSum(Rule):
             summed = op.arg(1, "reduction")
             if summed is not None and "sum" in walk.text(summed) and not small and not wide(op, walk):
                 message = "squares in half overflow at 256, their sum at 65504; use safeops.mse_loss"
-                walk.report(self, op.node, message, likely=walk.casts)
+                walk.report(self, op.node, message, likely=walk.casts_to_half)
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
@@ -140,7 +140,7 @@ class SquareSum(Rule):
             if PARAMETER.search(dotted(base) or ""):
                 continue
             slopes = any("grad" in name for name in walk.names_in(base)) and walk.op(base) is None
-            likely = walk.casts or slopes  # what else is squared a caller keeps small
+            likely = walk.casts_to_half or slopes  # what else is squared a caller keeps small
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)
@@ -181,7 +181,7 @@ class SquareSum(Rule):
         ):
             if not finite(made.input, walk):
                 message = "a sum in half is inf beyond 65504, before it is divided; use mean"
-                walk.report(self, op.node, message, likely=walk.casts)
+                walk.report(self, op.node, message, likely=walk.casts_to_half)
 
     def _untransposed(self, node, walk):
         """What a factor is without its transposition."""
