@@ -128,7 +128,7 @@ class Expressions:
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
             if attribute != "grad":
                 self._disown(node.value)
-            return dataclasses.replace(base, owned=False, flat=base.flat or attribute == "data", node=node)
+            return dataclasses.replace(base, owned=False, detached=base.detached or attribute == "data", node=node)
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
         if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
@@ -219,7 +219,7 @@ class Expressions:
             positive=asked or all(v.positive for v in tensors),
             op=tensors[0].op if len(tensors) == 1 else None,
             wide=any(v.wide for v in tensors),
-            flat=all(v.flat for v in tensors),
+            detached=all(v.detached for v in tensors),
         )
 
 

@@ -86,7 +86,7 @@ SURE_METHODS = set(
 )
 # What comes out of these is a weight between 0 and 1, whatever its name.
 SOFT = {"sigmoid", "softmax", "log_softmax", "tanh", "logsigmoid", "rand", "rand_like", "randn", "randn_like", "exp"}
-FLAT = {"detach", "data"}
+DETACHES = {"detach", "data"}
 KEEPS_INTEGER = SHAPING | set(
     "add sub mul neg abs index sum cumsum clamp remainder floor_divide amax amin where".split()
 )

@@ -5,10 +5,10 @@ import libcst as cst
 from safeops.lint.syntax import children, descendants, dotted
 
 COMPARED = set("eq ne lt gt le ge isclose".split())
-NO_SLOPE = COMPARED | set("item tolist detach argmax argmin argsort long int bool float numpy print".split())
+NO_GRADIENT = COMPARED | set("item tolist detach argmax argmin argsort long int bool float numpy print".split())
 
 
-def no_slope(body, node, ends=NO_SLOPE):
+def no_gradient(body, node, ends=NO_GRADIENT):
     """Whether what `node` makes leaves the function without a gradient: it is compared, fetched or printed (or what
     `ends` says)."""
     if body is None:
@@ -29,7 +29,7 @@ def no_slope(body, node, ends=NO_SLOPE):
     return True
 
 
-def _with_slope(expression, ends):
+def _with_gradient(expression, ends):
     """Its parts, less those that no gradient goes through."""
     todo = [expression]
     while todo:
@@ -50,7 +50,7 @@ def _carriers(nodes, node, ends):
     names = set()
 
     def carries(expression):
-        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in _with_slope(expression, ends))
+        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in _with_gradient(expression, ends))
 
     while True:
         found = {name for a in assignments if carries(a.value) for name in _names(a)}

@@ -12,7 +12,7 @@ from safeops.lint.syntax import dotted
 from safeops.lint.tables import (
     COMPARISONS,
     CONSTRUCTORS,
-    FLAT,
+    DETACHES,
     HALF_DTYPES,
     INTEGER,
     KEEPS_INTEGER,
@@ -52,7 +52,7 @@ class Value:
     integer: bool = False  # surely no floating tensor: no NaN, no gradient
     soft: bool = False  # surely no mask: a probability, an attention
     host: bool = False  # on the CPU for certain
-    flat: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
+    detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
     owned: bool = False  # memory that only this name reaches
     guessed: bool = False  # a tensor by what is done with it later
     op: object = None  # the Op that made it
@@ -142,8 +142,10 @@ def of_op(op, operands, imports):
         and first.op.name in ("sigmoid", "softmax", "tanh")
     )
     value.positive = _positive(op, operands)
-    value.flat = (
-        op.name in FLAT or bool(tensors) and all(v.flat or v.constant or v.integer or v.mask == "bool" for v in tensors)
+    value.detached = (
+        op.name in DETACHES
+        or bool(tensors)
+        and all(v.detached or v.constant or v.integer or v.mask == "bool" for v in tensors)
     )
     return value
 

@@ -54,6 +54,20 @@ def test_findings_exit_1(lint):
     assert err == "safeops lint: 1 finding in 1 file; 1 [*] can be rewritten by --fix\n"
 
 
+def test_what_is_possible_is_marked(lint):
+    text = BAD.replace("torch.log(x)", "(x**2)")
+    assert lint("a.py", a__py=text)[0] == 0
+    code, out, err = lint("a.py", "--select", "SO201")
+    assert code == 1 and out.startswith("a.py:5:12: SO201 [?] squares")
+    assert err == "safeops lint: 1 finding in 1 file; 1 [?] are possible, and not told without --select\n"
+    assert [f["likely"] for f in json.loads(lint("a.py", "--select", "SO2", "--format", "json")[1])["findings"]] == [
+        False
+    ]
+    assert lint("a.py", "--select", "SO201", "--format", "github")[1].startswith("::notice ")
+    sarif = json.loads(lint("a.py", "--select", "SO201", "--format", "sarif")[1])
+    assert [r["level"] for r in sarif["runs"][0]["results"]] == ["note"]
+
+
 def test_clean_exits_0(lint):
     assert lint("a.py", a__py=CLEAN) == (0, "", "safeops lint: 1 file, no findings\n")
 
@@ -319,6 +333,7 @@ def test_fix_reports_what_is_left(lint):
 def test_diff_writes_nothing(lint):
     code, out, _ = lint("a.py", "--diff", a__py=BAD)
     assert code == 1 and pathlib.Path("a.py").read_text() == BAD
+    assert lint("./a.py", "--diff")[1] == out
     assert out.startswith("--- a/a.py\n+++ b/a.py\n") and "\n+    return safeops.safe_log(x).mean()\n" in out
     patched = subprocess.run(["patch", "-p1"], input=out, text=True, capture_output=True)
     assert patched.returncode == 0 and pathlib.Path("a.py").read_text() == FIXED
@@ -343,7 +358,7 @@ def test_processes_find_what_one_finds(lint, tmp_path):
 
 
 def test_folders_are_searched_but_not_those_of_tools(lint, tmp_path):
-    for folder in (".venv", "build", "src/.git", "src/pkg"):
+    for folder in (".venv", "build", "src/.git", "env/Lib/site-packages", "src/pkg"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "a.py").write_text(BAD)
     out = lint(".", "--format", "json")[1]

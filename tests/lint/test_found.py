@@ -216,6 +216,8 @@ FOUND = [
     ("SO105", "x, mask", "return (x.log_softmax(-1).masked_fill(mask == 0, float('-inf')) * mask).sum()"),
     ("SO105", "x, mask", "return (torch.where(mask > 0, x, -math.inf) * mask).sum()"),
     ("SO105", "x, mask", "y = x * 1\ny[mask == 0] = -float('inf')\nreturn (y * mask).sum()"),
+    ("SO210", "x, y", "return 1 - 2 * torch.dot(x, y) / (x.sum() + y.sum() + 1)"),
+    ("SO202", "x", "low, high = torch.aminmax(x)\nreturn ((x - low) / (high - low)).mean()"),
     # gradients are tensors, however they are taken
     ("SO201", "x, q", "(grad,) = torch.autograd.grad(x, q)\nreturn (grad ** 2).sum()"),
     ("SO201", "x, q", "grad = torch.autograd.grad(x, q)[0]\nreturn (grad ** 2).sum(1).mean()"),
@@ -289,6 +291,11 @@ def test_a_clamp_below_one_is_not_called_none():
     source = program("x", "p = x.clamp(1e-6, 1 - 1e-6)\nreturn (torch.log(p) + torch.log(1 - p)).sum()")
     (finding,) = [f for f in lint_source(source) if f.code == "SO204"]
     assert finding.message.startswith("the clamp keeps the argument of log from 0 in fp32 alone")
+
+
+def test_a_root_is_not_told_of_one():
+    (finding,) = lint_source(program("x", "return x.clamp(0, 1).sqrt().mean()"))
+    assert finding.message.startswith("nothing keeps the argument of sqrt inside its domain")
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ PAIRS = [
     ("SO301", "x, y", "w = solve(y.detach().cpu().numpy())\nreturn (x * w).mean()",
      "return (x * y.tolist()).mean()"),
     ("SO301", "x, indices: torch.Tensor", "return x * len(indices.cpu())", "return x * len(x.cpu())"),
+    # anchors make most boxes fp32
+    ("SO210", "x, y", "return ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1])).mean()",
+     "return (x * y).sum() / (x.sum() + y.sum())"),
     # a policy has moved little since it was sampled, while it is clipped
     ("SO213", "logp, old_logp", "return torch.exp(logp - old_logp).mean()",
      "return torch.exp(old_logp.detach() / 0.05 - logp / 0.05).mean() + torch.exp(logp / 0.05).mean()"),
@@ -80,3 +83,31 @@ def test_a_private_function_is_as_wide_as_what_all_its_callers_give_it(caller):
 
     assert codes("_share", caller) == [] and codes("share", caller) == ["SO206"]
     assert codes("_share", "y = _share(y)\n        " + caller) == ["SO206"]
+
+
+def test_what_a_helper_changes_its_caller_may_have_made_for_it():
+    method = (
+        "class Some:\n    def {}(self, x):\n        x.clamp_(min=0)\n        loss = x.mean()\n        return loss\n"
+    )
+    assert [f.code for f in lint_source(HEADER + method.format("forward"))] == ["SO209"]
+    assert lint_source(HEADER + method.format("cleaned")) == []
+    assert [f.code for f in lint_source(HEADER + method.format("cleaned"), rules=DEFAULT)] == ["SO209"]
+
+
+def test_exponentials_less_their_maximum_have_small_sums():
+    ratio = "e = {}\nreturn ((e * y).sum() / (e.sum() + y.sum())).mean()"
+    assert "SO210" in told("x, y", ratio.format("x.exp()"))
+    assert "SO210" not in told("x, y", ratio.format("(x - x.amax(1)).exp()"), rules=DEFAULT)
+
+
+def test_a_guard_in_a_module_and_one_in_a_function():
+    code = "def mix(x: torch.Tensor):\n    return torch.log(x + 1e-8)\n"
+    method = code.replace("x:", "self, x:").replace("\n    ", "\n        ")
+    assert lint_source(HEADER + code) == [] and len(lint_source(HEADER + code, rules=DEFAULT)) == 1
+    assert [f.code for f in lint_source(HEADER + f"class Mix(nn.Module):\n    {method}")] == ["SO206"]
+
+
+def test_a_difference_of_squares_in_fp32_is_possible_alone():
+    body = "return (x{0}**2).mean() - x{0}.mean() ** 2"
+    assert "SO212" in told("x", body.format("")) and "SO212" not in told("x", body.format(".float()"))
+    assert "SO212" in told("x", body.format(".float()"), rules=DEFAULT)

@@ -79,6 +79,13 @@ def test_a_measure_that_a_loss_calls_has_a_gradient():
     assert codes(measure + "def show(x, y):\n    return si_sdr(x, y).mean()\n") == []
 
 
+def test_a_function_that_a_class_keeps_is_part_of_it():
+    pair = "def pair(a, b):\n    return torch.sqrt(a - b)\n"
+    keeps = "class Metric(nn.Module):\n    def __init__(self):\n        self.dist = {}\n"
+    keeps += "    def forward(self, pred, target):\n        return self.dist(pred, target).mean()\n"
+    assert codes(pair + keeps.format("pair")) == ["SO204"] and codes(pair + keeps.format("other")) == []
+
+
 SSIM = """
 class SSIM(nn.Module):
     def __init__(self):

@@ -60,6 +60,15 @@ def test_a_loss_is_told_by_what_it_is():
     assert [f.code for f in lint_source(HEADER + step)] == ["SO204"]
 
 
+def test_a_batch_that_is_taken_apart_is_of_tensors():
+    step = "def step({}):\n    x, y = {}\n    loss = torch.sqrt(x - y).mean()\n    loss.backward()\n"
+    assert [f.code for f in lint_source(HEADER + step.format("batch", "batch"))] == ["SO204"]
+    assert (
+        lint_source(HEADER + step.format("shape", "shape").replace("torch.sqrt(x - y).mean()", "net(x) / (x - y)"))
+        == []
+    )
+
+
 def test_a_metric_is_looked_at_and_its_gradient_is_not():
     body = "        return torch.log(x).mean() + x.sum() / y.std()\n"
     metric = "class DiceMetric:\n    def compute(self, x, y):\n"

@@ -238,7 +238,7 @@ SILENT = [
         "rank = (x > n).long().cumsum(0)\nrank = torch.exp2(rank)\nrank[rank > 3] = 0\nreturn (x * rank).mean()",
     ),
     # indices, what is on the CPU, and what no tensor is
-    ("x", "i = torch.nonzero(x > 0, as_tuple=True)  # noqa: SO104\nreturn x[i].mean()"),
+    ("x", "mask = torch.nonzero(x > 0, as_tuple=True)  # noqa: SO104\nreturn x[mask].mean()"),
     (
         "x, y",
         "mask = (y > 0).to('cpu')\nkeep = torch.ones(3, dtype=bool, device='cpu')\nreturn x[mask] + x[keep].sum()",
@@ -246,7 +246,7 @@ SILENT = [
     ("x, mask", "y = x * 1\ny[mask] = torch.zeros(())\nreturn y.mean()"),
     ("x, y", "return x.mean() * float(y.numpy().max())"),
     (
-        "x, count",
+        "x, count: torch.Tensor | int",
         "if torch.is_tensor(count):\n    count = count.to(x)\nelif count == 0:\n    return x\nreturn x.mean() / 3",
     ),
     ("x, y", "p = torch.sigmoid(x)\nfine = torch.logical_not(torch.isinf(p))\nreturn (p - y).abs().sum() / fine.sum()"),
@@ -303,3 +303,12 @@ def test_what_is_random_at_first_is_no_zero_vector():
     source = HEADER + source + "    def forward(self, x):\n        return F.normalize(self.proxies).mean()\n"
     assert lint_source(source.format("nn.Parameter(torch.randn(3, 4))"), rules=EVERY) == []
     assert [f.code for f in lint_source(source.format("x"), rules=EVERY)] == ["SO206"]
+
+
+def test_complex_numbers_are_no_half():
+    source = HEADER + "class SpecLoss(nn.Module):\n    def forward(self, x):\n        z = self.{}(x)\n"
+    source += "        return torch.log(z.abs() + 1e-12).mean()\n"
+    assert (
+        lint_source(source.format("stft"), rules=EVERY) == lint_source(source.format("as_complex"), rules=EVERY) == []
+    )
+    assert [f.code for f in lint_source(source.format("net"), rules=EVERY)] == ["SO206"]

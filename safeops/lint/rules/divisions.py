@@ -5,7 +5,6 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.guards import of_weights
 from safeops.lint.rules.squares import normalized, squared, through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import REDUCTIONS, SHAPING
@@ -78,7 +77,8 @@ def _often_zero(node, walk):
     if op.name in ("add", "sub", "mul"):  # max - min, a norm times a norm
         return all(_often_zero(n, walk) or _extreme(n, walk) for n in (op.input, *op.args) if walk.value(n).tensor)
     base = squared(op.input, walk) if op.name == "sum" else None
-    spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"  # an error is 0 in the end alone
+    # (a sum of squared errors is 0 only where the fit is perfect)
+    spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
     counts = spelled or op.name in ("sum", "nansum", "mean", "nanmean") and walk.value(op.input).mask is not None
     return counts or op.name in ("count_nonzero", "norm", "std", "var", "bincount", "histc")
 
@@ -108,13 +108,8 @@ class _Division(Rule):
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
-        walk.report(
-            self,
-            op.node,
-            message,
-            self._fix(op, walk),
-            likely=self.of_reductions and _often_zero(node, walk) and not of_weights(node, walk),
-        )
+        likely = self.of_reductions and _often_zero(node, walk)
+        walk.report(self, op.node, message, self._fix(op, walk), likely=likely)
 
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):

@@ -9,7 +9,7 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import SHAPING
-from safeops.lint.uses import no_slope
+from safeops.lint.uses import no_gradient
 
 SAFE = {
     "log": "safe_log",
@@ -58,7 +58,7 @@ def leaves_domain(op, walk):
         return inner not in BOUNDED or _below_one(node, walk) is False
     root = op.name == "sqrt" or op.name == "pow" and (_exponent(op.arg(0, "exponent"), walk) or 0) > 0
     names = sources(node, walk)
-    if root and (x.flat or names and all(NO_GRAPH.search(name) for name in names)):
+    if root and (x.detached or names and all(NO_GRAPH.search(name) for name in names)):
         return False  # 0 is no trouble without a slope
     given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
     if given or _unseen(x, walk):
@@ -169,7 +169,7 @@ class UnguardedDomain(Rule):
     def operation(self, op, walk):
         if not walk.training or not leaves_domain(op, walk) or walk.reported("SO206", op.node):
             return
-        if op.name in ("sqrt", "pow") and no_slope(walk.body, op.node):
+        if op.name in ("sqrt", "pow") and no_gradient(walk.body, op.node):
             return
         name = SAFE.get(op.name)
         inner = walk.op(argument(op))

@@ -9,7 +9,7 @@ from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
-from safeops.lint.uses import COMPARED, no_slope
+from safeops.lint.uses import COMPARED, no_gradient
 
 COMPLEX = re.compile(r"(^|_)(re|im|real|imag)$")  # parts of complex numbers, which are hardly ever half
 SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0
@@ -91,7 +91,7 @@ class TinyEps(Rule):
         eps = tiny(literal, walk) if literal is not None else None
         if eps is None and op.name == "add":
             eps = tiny(op.input, walk)
-        tolerance = op.name in ("add", "sub") and eps is not None and no_slope(walk.body, op.node, COMPARED)
+        tolerance = op.name in ("add", "sub") and eps is not None and no_gradient(walk.body, op.node, COMPARED)
         if eps is not None and self._of_tensors(op, walk) and not (tolerance or needless(op, walk)):
             walk.report(
                 self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"

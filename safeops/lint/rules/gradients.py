@@ -51,7 +51,7 @@ class WhereAfter(Rule):
             unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
-            if walk.scope.metric or walk.value(branch).flat:  # the value is right, and there is no gradient
+            if walk.scope.metric or walk.value(branch).detached:  # the value is right, and there is no gradient
                 for code in ("SO202", "SO203"):
                     walk.reports.pop((code, id(unsafe.node)), None)
                 continue
@@ -145,7 +145,7 @@ class InPlace(Rule):
         value = walk.value(op.input)
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
-        if value.constant or value.mask == "bool" or value.integer or value.flat:
+        if value.constant or value.mask == "bool" or value.integer or value.detached:
             return
         name = op.input.value if isinstance(op.input, cst.Name) else None
         how = f"{op.name}_" if isinstance(op.node, cst.Call) else "an augmented assignment"

@@ -5,7 +5,7 @@ from safeops.lint.rules.domains import NO_GRAPH, sources
 from safeops.lint.rules.squares import dims, squared, through
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
-from safeops.lint.uses import no_slope
+from safeops.lint.uses import no_gradient
 
 
 def _replaced(base, walk):
@@ -51,8 +51,8 @@ class SpelledNorm(Rule):
         if base is None or walk.checked(op.input) or _replaced(base, walk):
             return
         names = sources(base, walk)
-        flat = walk.value(base).flat or bool(names) and all(NO_GRAPH.search(name) for name in names)
-        if flat or no_slope(walk.body, op.node):
+        detached = walk.value(base).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
+        if detached or no_gradient(walk.body, op.node):
             return
         fix = None
         square = walk.op(total.input)
