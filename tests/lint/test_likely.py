@@ -111,3 +111,9 @@ def test_a_difference_of_squares_in_fp32_is_possible_alone():
     body = "return (x{0}**2).mean() - x{0}.mean() ** 2"
     assert "SO212" in told("x", body.format("")) and "SO212" not in told("x", body.format(".float()"))
     assert "SO212" in told("x", body.format(".float()"), rules=DEFAULT)
+
+
+def test_an_exponent_that_a_probability_keeps_below_0():
+    body = "d = {} - y\nreturn torch.exp((d - 1) / 0.05).mean()"
+    assert "SO213" in told("x, y", body.format("x"))
+    assert "SO213" not in told("x, y", body.format("torch.sigmoid(x)"), rules=DEFAULT)
