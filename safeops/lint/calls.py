@@ -29,6 +29,7 @@ class Calls:
     """Mixed into Walk."""
 
     def _Call(self, node):
+        self.called[id(node)] = self.scope.wide > 0, self.scope.by_hand
         op = operation(node, self.imports)
         full = self.imports.resolve(node.func)
         if full is None and isinstance(node.func, cst.Attribute):
@@ -83,7 +84,7 @@ class Calls:
             inner = operation(op.input, self.imports)
             if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
                 rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
-                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports)
+                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports, not self.scope.wide)
 
     def _are_tensors(self, expression):
         """Whether arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
@@ -147,7 +148,7 @@ class Calls:
             made, host = op.name in ("tensor", "full"), "device" not in op.kwargs
             return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
         operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
-        value = of_op(op, operands, self.imports)
+        value = of_op(op, operands, self.imports, not self.scope.wide)
         joined = [self.value(e.value) for e in getattr(op.input, "elements", ())]  # cat((a, b))
         value.wide |= any(v.wide for v in joined) and op.name in JOINS
         if op.name in REDUCTIONS:

@@ -5,7 +5,7 @@ import dataclasses
 import libcst as cst
 
 from safeops.lint.binding import GRADIENTS
-from safeops.lint.scope import asked_about
+from safeops.lint.conditions import asked_about
 from safeops.lint.syntax import Op, children, dotted, number, operation
 from safeops.lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
@@ -66,7 +66,7 @@ class Expressions:
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         op = operation(node, self.imports)
         if op is not None and (left.tensor or right.tensor) and not self._of_numpy(left, right):
-            value = of_op(op, [left, right], self.imports)
+            value = of_op(op, [left, right], self.imports, not self.scope.wide)
             self._values[id(node)] = value
             self._operation(op)
             return value

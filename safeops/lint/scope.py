@@ -1,19 +1,15 @@
 """What a function is: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
 
+import dataclasses
 import re
 
 import libcst as cst
 
-from safeops.lint.syntax import children, dotted, number
+from safeops.lint.syntax import dotted, number
 from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
 
 WIDE = re.compile(r"(^|_)(fp|f|float)(32|64)(_|$)")  # `force_fp32`, `fp32_region`, `f64_math`
 NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")
-
-# Attributes and calls that say nothing of a tensor's values.
-SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
-ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
-ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
 
 
 class Scope:
@@ -35,12 +31,14 @@ class Scope:
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.surely = set()  # and those that it uses as tensors alone
         self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.by_hand = False  # its gradient is written by hand, in a torch.autograd.Function: there is no graph
         self.no_half = False  # it would raise in half
         self.rare = 0  # in a branch that is taken once, or on demand
         self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
+            self.by_hand = outer.by_hand
 
     @property
     def outermost(self):
@@ -75,43 +73,17 @@ class Scope:
         return False
 
 
-def asked_about(test):
-    """The names whose values a condition depends on: none in `x is not None`, `isinstance(x, T)`, `x.dim() == 3`."""
-    names, todo = set(), [test]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, cst.Comparison):
-            if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
-                continue
-            if any(isinstance(s, cst.SimpleString) for s in (node.left, *(c.comparator for c in node.comparisons))):
-                continue
-        elif isinstance(node, cst.Call):
-            if (dotted(node.func) or getattr(getattr(node.func, "attr", None), "value", "")).rsplit(".", 1)[
-                -1
-            ] in ASK_NO_VALUE:
-                continue
-        elif isinstance(node, cst.Attribute):
-            if node.attr.value in SHAPES:
-                continue
-            todo.append(node.value)  # not the attribute's name
-            continue
-        elif isinstance(node, cst.Name):
-            names.add(node.value)
-        todo.extend(children(node))
-    return names
-
-
-def function_scope(node, outer, class_name, is_module, imports, clues):
-    """The Scope of a FunctionDef: decorators, parameters, and what its body says about them."""
+def function_scope(node, outer, class_name, is_module, imports, clues, given=None):
+    """The Scope of a FunctionDef: decorators, parameters, what its body says about them, and what its callers do."""
     scope = Scope(node.name.value, outer, class_name, is_module)
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
     scope.formula = clues.formula
-    scope.no_grad += clues.detached
+    scope.no_grad += given is not None and given.by_hand
     scope.no_half = clues.decomposes
-    scope.wide += clues.wide
+    scope.wide += given is not None and given.wide
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
     scope.surely = clues.tensors
     returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""
@@ -130,6 +102,8 @@ def function_scope(node, outer, class_name, is_module, imports, clues):
         value = _parameter(p, known, by_name and not letter, imports)
         if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):
             value.mask = "likely"
+        for flag in given.flags.get(p.name.value, ()) if given else ():
+            value = dataclasses.replace(value, **{flag: True})
         scope.bind(p.name.value, value)
         scope.arguments.add(p.name.value)
         if value.tensor:

@@ -5,9 +5,7 @@ import re
 
 import libcst as cst
 
-from safeops.lint.callers import detached, widened
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
-from safeops.lint.reach import Reach
 from safeops.lint.scripted import compiled, given
 from safeops.lint.syntax import NESTED, children, descendants, dotted, names_of, operation
 from safeops.lint.tables import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
@@ -33,15 +31,12 @@ class Clues:
     metric: bool = False
     formula: bool = False  # a loss by its form alone
     scripted: bool = False
-    wide: bool = False  # private, and given fp32 by every caller
-    detached: bool = False  # torch.autograd.Function alone calls it: there is no graph
     decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
 
-def survey(module, imports, scripted=frozenset()):
+def survey(module, imports, reach, scripted=frozenset()):
     """({id of FunctionDef, or of the module: Clues}, names of functions that losses call). What a loss calls is part
     of it. `scripted`: names of what other files give to torch.jit.script."""
-    reach = Reach(module)
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
@@ -68,8 +63,6 @@ def survey(module, imports, scripted=frozenset()):
     _spread(todo, reach, clues, helpers, metrics)
     for found in compiled(given(module, imports) | scripted, reach):
         clues[found].scripted = True
-    detached(reach, clues)
-    widened(reach, clues)
     return clues, helpers
 
 

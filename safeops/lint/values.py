@@ -14,6 +14,7 @@ from safeops.lint.tables import (
     CONSTRUCTORS,
     DETACHES,
     HALF_DTYPES,
+    HALVED,
     INTEGER,
     KEEPS_INTEGER,
     KEEPS_POSITIVE,
@@ -101,8 +102,9 @@ def dtype_of(node, imports):
     return "other" if full is not None and full.startswith("torch.") else None
 
 
-def of_op(op, operands, imports):
-    """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included)."""
+def of_op(op, operands, imports, autocast=True):
+    """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included).
+    autocast: whether it may be on, which casts fp32 to half for matrix products."""
     first = operands[0] if operands else NOTHING
     tensors = [v for v in operands if v.tensor]
     dtype = op.kwargs.get("dtype")
@@ -112,6 +114,7 @@ def of_op(op, operands, imports):
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
+    value.wide &= not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
     value.wide |= any(
         v.wide for name, v in zip(op.kwargs, operands[len(operands) - len(op.kwargs) :]) if name == "dtype"
@@ -188,7 +191,9 @@ def _positive(op, operands):
     if op.name in ("clamp", "clamp_min"):
         bound = op.arg(0, "min")
         at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
-        return bound is not None and at is not None and rest[at].positive
+        if bound is None or at is None:
+            return False
+        return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
     if op.name == "add":

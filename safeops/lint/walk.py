@@ -1,24 +1,22 @@
 """One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
 
-import re
-
 import libcst as cst
 
 from safeops.lint.binding import Binding
+from safeops.lint.callers import Callers
 from safeops.lint.calls import Calls
+from safeops.lint.conditions import Conditions
 from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
 from safeops.lint.layers import fields
+from safeops.lint.reach import Reach
 from safeops.lint.results import Results
-from safeops.lint.scope import Scope, asked_about, enter_autocast, function_scope
+from safeops.lint.scope import Scope, enter_autocast, function_scope
 from safeops.lint.survey import survey
-from safeops.lint.syntax import OPERATORS, Op, children, descendants, dotted
-from safeops.lint.values import FOREIGN, NOTHING, of_op
+from safeops.lint.syntax import OPERATORS, Op, children, dotted
+from safeops.lint.values import NOTHING, of_op
 
-# A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
-ON_DEMAND = re.compile(
-    r"verbose|debug|check|validate|sanity|profil|logging|^_?log_|(^|_)stats|warned|initiali[sz]ed", re.IGNORECASE
-)
+PASSES = 3  # a caller of a caller of a caller
 # Whose backward needs the operands.
 SAVES_INPUT = set(
     """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
@@ -26,19 +24,16 @@ SAVES_INPUT = set(
 )
 
 
-class Walk(Binding, Calls, Context, Expressions, Results):
+class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
     """The rules see this object: values, the scope they are in, and `report`."""
 
     def __init__(self, module, imports, rules, code, possible=False, scripted=frozenset()):
         self.module, self.imports, self.code = module, imports, code
         self.possible, self.scripted = possible, scripted
-        self.scope, self.classes = Scope(), []
-        self.reports = {}  # (code, id of node) -> Report: a later report about the same node replaces the earlier
-        self.notes = {}  # of rules, between two of their calls
         self.results = {}  # (class, function) -> the one expression that it returns
         self.fields = fields(module)
         self.raising = 0  # inside a raise statement: it runs once
-        self.body = None  # of the function that the walk is in
+        self.called = {}  # id of a Call -> (whether autocast is off there, whether in a torch.autograd.Function)
         self._values = {}
         self._by_op, self._by_event = {}, {}
         for rule in rules:
@@ -48,13 +43,33 @@ class Walk(Binding, Calls, Context, Expressions, Results):
                 self._by_event.setdefault(event, []).append(rule)
 
     def run(self):
-        self.clues, self.helpers = survey(self.module, self.imports, self.scripted)
+        """The Reports. What the callers in the file keep away is possible at most."""
+        reach = Reach(self.module)
+        self.clues, self.helpers = survey(self.module, self.imports, reach, self.scripted)
+        told = found = self._pass({})
+        callers, given = Callers(self.module, reach) if found else None, {}
+        for _ in range(PASSES):
+            before, given = given, callers.given(self) if found else {}
+            if given == before:
+                break
+            found = self._pass(given)
+        for key, report in told.items():
+            report.likely &= key in found
+        return [report for report in told.values() if report.likely or self.possible]
+
+    def _pass(self, given):
+        """{(code, id of node): Report} of going over the file once. `given`: what callers give to its functions."""
+        self.given = given
+        self.scope, self.classes = Scope(), []
+        self.reports = {}  # a later report about the same node replaces the earlier
+        self.notes = {}  # of rules, between two of their calls
+        self.body = None  # of the function that the walk is in
         own = self.clues[id(self.module)]  # a script whose training loop is in no function
         self.scope.step, self.scope.wide = own.backward, self.imports.statistics
         self.scope.used = own.tensors | own.arrays
         self._event("module", self.module)
         self._block(self.module.body)
-        return list(self.reports.values())
+        return self.reports
 
     # ---- statements
 
@@ -93,7 +108,8 @@ class Walk(Binding, Calls, Context, Expressions, Results):
             self._child(part)
         class_name, is_module = self.classes[-1] if self.classes else ("", False)
         outer, classes, body = self.scope, self.classes, self.body
-        self.scope = function_scope(node, outer, class_name, is_module, self.imports, self.clues[id(node)])
+        clues, given = self.clues[id(node)], self.given.get(id(node))
+        self.scope = function_scope(node, outer, class_name, is_module, self.imports, clues, given)
         self.classes = []
         self.body = node.body
         self._event("function", node)
@@ -108,7 +124,8 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
         self.classes.append((node.name.value, is_module))
         outer, self.scope = self.scope, Scope(outer=self.scope)
-        self.scope.no_grad += "Function" in bases  # torch.autograd.Function: its forward and backward have no graph
+        self.scope.by_hand = "Function" in bases
+        self.scope.no_grad += self.scope.by_hand
         # what prepares data: they are fp32 before a model has them
         self.scope.wide += any(b.endswith(("Transform", "Dataset")) or "Augment" in b for b in bases)
         self._block(node.body)
@@ -132,7 +149,7 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         name = OPERATORS.get(getattr(cst, type(node.operator).__name__.removesuffix("Assign"), None))
         if name and (old.tensor or value.tensor):
             op = Op(name, node, node.target, [node.value], {}, "operator", inplace=old.tensor)
-            new = of_op(op, [old, value], self.imports)
+            new = of_op(op, [old, value], self.imports, not self.scope.wide)
             self._values[id(node)] = new
             self._operation(op)
             if isinstance(node.target, cst.Name):
@@ -144,55 +161,6 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         value = self.evaluate(node.value)
         self._bind(node.target, value, node.value, node)
         return value
-
-    def _If(self, node):
-        names = {n.value for n in descendants(node.test) if isinstance(n, cst.Name)}
-        rare = any(ON_DEMAND.search(name) and not self.scope.get(name).tensor for name in names)
-        self.scope.rare += rare
-        self._test(node.test)
-        waited = any(self.reported(code, n) for n in descendants(node.test) for code in ("SO301", "SO303"))
-        name, is_tensor = self._asked_for_a_tensor(node.test)
-        self.scope.rare += waited  # what the branch reads has arrived by then
-        self._branch(node.body, None if is_tensor else name)
-        self.scope.rare -= rare + waited
-        if node.orelse is not None:
-            self._branch(node.orelse, name if is_tensor else None)
-        elif rare and isinstance(node.test, cst.UnaryOperation) and _returns(node.body):  # if not with_stats: return
-            self.scope.rare += 1
-
-    def _branch(self, node, name):
-        """A branch in which `name` is no tensor."""
-        before = self.scope.names.get(name)
-        if before is not None:
-            self.scope.names[name] = FOREIGN
-        self._statement(node)
-        if before is not None and self.scope.names[name] is FOREIGN:
-            self.scope.names[name] = before
-
-    def _asked_for_a_tensor(self, test):
-        """(x, whether it is a tensor) of `torch.is_tensor(x)`, `isinstance(x, float)`, `not isinstance(x, Tensor)`."""
-        inverted = isinstance(test, cst.UnaryOperation) and isinstance(test.operator, cst.Not)
-        call = test.expression if inverted else test
-        name = (dotted(call.func) or "").rpartition(".")[2] if isinstance(call, cst.Call) else ""
-        if name == "is_tensor" and len(call.args) == 1:
-            return dotted(call.args[0].value), not inverted
-        if name != "isinstance" or len(call.args) != 2:
-            return None, False
-        return dotted(call.args[0].value), ("Tensor" in self.text(call.args[1].value)) != inverted
-
-    def _Else(self, node):
-        self._block(node.body)
-
-    def _While(self, node):
-        self._test(node.test)
-        self._loop(node)
-
-    def _Assert(self, node):
-        self._test(node.test)
-        self.raising += 1
-        if node.msg is not None:
-            self.evaluate(node.msg)
-        self.raising -= 1
 
     def _loop(self, node):
         self.scope.loops += 1
@@ -221,11 +189,6 @@ class Walk(Binding, Calls, Context, Expressions, Results):
         self._block(node.body)
         scope.no_grad, scope.autocast, scope.wide = before
 
-    def _test(self, test):
-        self.evaluate(test)
-        self._event("test", test)
-        self.scope.checked |= asked_about(test)
-
     # ---- rules
 
     def _operation(self, op):
@@ -241,8 +204,3 @@ class Walk(Binding, Calls, Context, Expressions, Results):
     def _event(self, name, node):
         for rule in self._by_event.get(name, ()):
             rule.visit(name, node, self)
-
-
-def _returns(block):
-    last = block.body[-1]
-    return isinstance(last, cst.SimpleStatementLine) and isinstance(last.body[-1], cst.Return)

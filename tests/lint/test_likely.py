@@ -62,29 +62,6 @@ def test_what_is_possible_says_so():
     assert [f.likely for f in possible] == [False] and [f.likely for f in likely] == [True]
 
 
-HELPER = """\
-def {name}(x, eps=1e-8):
-    return x / (x.sum(1, keepdim=True) + eps)
-
-
-class SomeLoss(nn.Module):
-    def forward(self, x, y):
-        {caller}
-"""
-WIDE = ["x = x.float()\n        return {name}(x).mean()", "return {name}(x.double().view(-1)).mean()",
-        "with torch.autocast('cuda', enabled=False):\n            return {name}(x).mean()"]  # fmt: skip
-
-
-@pytest.mark.parametrize("caller", WIDE)
-def test_a_private_function_is_as_wide_as_what_all_its_callers_give_it(caller):
-    def codes(name, caller):
-        source = HELPER.format(name=name, caller=caller.format(name=name))
-        return [f.code for f in lint_source(HEADER + source, rules=DEFAULT)]
-
-    assert codes("_share", caller) == [] and codes("share", caller) == ["SO206"]
-    assert codes("_share", "y = _share(y)\n        " + caller) == ["SO206"]
-
-
 def test_what_a_helper_changes_its_caller_may_have_made_for_it():
     method = (
         "class Some:\n    def {}(self, x):\n        x.clamp_(min=0)\n        loss = x.mean()\n        return loss\n"

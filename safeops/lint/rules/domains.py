@@ -31,6 +31,7 @@ PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
     re.I,
 )
+NO_PROBABILITY = re.compile(r"_(var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I)
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
 FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
 NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
@@ -93,7 +94,8 @@ def _edge_of(node, op, walk, depth=0):
         return _edge_of(inner.input, op, walk, depth + 1)
     if inner is None or inner.name == "div":
         names = sources(node if inner is None else inner.input, walk)
-        return op.name.startswith("log") and bool(names) and all(PROBABILITY.search(name) for name in names)
+        rounds = (PROBABILITY.search(name) and not NO_PROBABILITY.search(name) for name in names)
+        return op.name.startswith("log") and bool(names) and all(rounds)
     if inner.name in ("sum", "mean"):  # of exponentials where a mask leaves some, of squares of differences
         terms = [walk.op(n) for n in (inner.input, *getattr(walk.op(inner.input), "args", ()))]
         masked = any(walk.value(n).mask for n in getattr(walk.op(inner.input), "args", ()))

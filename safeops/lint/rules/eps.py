@@ -115,7 +115,8 @@ class TinyEps(Rule):
         exact = exact or any(COMPLEX.search(name) for name in walk.names_in(guard.node))
         if eps is not None and of and not (exact or needless(guard, walk) or walk.value(guard.node).wide):
             message = f"{eps:g} is 0 in fp16, and guards nothing there; .float() first"
-            walk.report(self, guard.node, message, likely=walk.scope.is_module)  # a function may well be given fp32
+            likely = walk.scope.is_module and not walk.scope.no_grad  # a function may well be given fp32
+            walk.report(self, guard.node, message, likely=likely)
 
     def _below(self, op, walk):
         """`exp(log_std.clamp(-20, 2))`"""
