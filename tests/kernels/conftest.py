@@ -1,9 +1,19 @@
-"""The elementwise CUDA sources, run by the emulation: compiled once for the files that try them."""
+"""What is compiled once for the files that try it: the elementwise CUDA sources for the emulation, Triton's plans."""
+
+import os
 
 import pytest
 import torch
 
 from tests.kernels.emulated import BINARY, HOST, SOURCES, UNARY, compiled, counter
+
+
+@pytest.fixture
+def triton_cache(monkeypatch, tmp_path_factory):
+    """A cache of this run alone, for all its workers."""
+    folder = tmp_path_factory.getbasetemp()
+    folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
 
 
 @pytest.fixture(scope="session")

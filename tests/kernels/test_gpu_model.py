@@ -65,8 +65,7 @@ def test_what_bounds_a_kernel():
 
 
 @pytest.mark.slow
-def test_no_share_falls(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+def test_no_share_falls(triton_cache):
     known = modelled.recorded()
     fell = {}
     for place, (size, n) in enumerate(modelled.SIZES.items()):
@@ -102,9 +101,8 @@ def test_no_share_of_a_cuda_kernel_falls(launches):
 
 
 @pytest.mark.slow
-def test_a_slower_plan_is_noticed(monkeypatch, tmp_path):
+def test_a_slower_plan_is_noticed(monkeypatch, triton_cache):
     """Partials that are gathered a few at a time, for one."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(tiling, "POLICY", tiling.POLICY._replace(partials=32))
     name = "mse_loss", "forward", "flat", "bf16"
     _, _, found = modelled.predictions(H200, {name: modelled.cases(1 << 26)[name]})[name]

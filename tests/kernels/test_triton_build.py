@@ -258,9 +258,7 @@ def compiled_for(target):
     return [name for name in FIRST if often.fullmatch(name) and "odd mse" not in name] + more
 
 
-@pytest.fixture(autouse=True)
-def own_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+pytestmark = pytest.mark.usefixtures("triton_cache")
 
 
 @pytest.mark.slow
