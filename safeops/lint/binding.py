@@ -134,6 +134,7 @@ class Binding:
             in ("chunk", "split", "unbind", "topk", "sort", "max", "min", "tensor_split", "meshgrid", "kthvalue")
         )
         each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
+        each = self._gradient(expression) if gradients else each
         if op is not None and op.name == "aminmax":
             for target, name in zip(elements, ("amin", "amax")):
                 made = Op(name, expression, op.input, [], {}, op.origin)
@@ -148,6 +149,14 @@ class Binding:
         for i, target in enumerate(elements):
             made = self._of_pair(Value(op=op), i == 1, expression) if pair else each
             self._bind(target.value, made, None, statement)
+
+    def _gradient(self, call):
+        """What `torch.autograd.grad(y, x)` gives: half where x is known to be no more."""
+        inputs = next((a.value for a in call.args if a.keyword and a.keyword.value == "inputs"), None)
+        if inputs is None and len(call.args) > 1 and not call.args[1].keyword:
+            inputs = call.args[1].value
+        listed = [e.value for e in getattr(inputs, "elements", ())] or [inputs]
+        return Value(tensor=True, wide=all(v.wide or not v.tensor for v in map(self.value, listed)), node=call)
 
     def _disown(self, node):
         if isinstance(node, cst.Name):

@@ -19,11 +19,11 @@ class Given:
     """What every caller of a function does."""
 
     wide: bool  # it calls it with autocast off
-    by_hand: bool  # it is a torch.autograd.Function
+    no_grad: bool  # it calls it without a graph
     flags: dict  # {name of a parameter: the flags that its Value has in every call}
 
     def __bool__(self):
-        return self.wide or self.by_hand or any(self.flags.values())
+        return self.wide or self.no_grad or any(self.flags.values())
 
 
 class Callers:
@@ -56,11 +56,11 @@ class Callers:
             class_name, node = self._functions[key]
             plain = all(dotted(d.decorator) in PLAIN for d in node.decorators)
             if plain and _called_as(class_name, node) in self._known and all(id(c) in walk.called for c in calls):
-                wide, by_hand = (all(flags) for flags in zip(*(walk.called[id(call)] for call in calls)))
+                wide, no_grad = (all(flags) for flags in zip(*(walk.called[id(call)] for call in calls)))
                 given = [_arguments(call, node, class_name) for call in calls]
                 always = set() if None in given else set.intersection(*map(set, given))
                 flags = {p: _flags([walk.value(arguments[p]) for arguments in given]) for p in always}
-                found[key] = Given(wide, by_hand, flags)
+                found[key] = Given(wide, no_grad, flags)
         return {key: given for key, given in found.items() if given}
 
 

@@ -18,7 +18,7 @@ NUMBERS = re.compile(
 )  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
-COMPLEX = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft")  # of which there is hardly any half
+SINGLE = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
@@ -29,7 +29,7 @@ class Calls:
     """Mixed into Walk."""
 
     def _Call(self, node):
-        self.called[id(node)] = self.scope.wide > 0, self.scope.by_hand
+        self.called[id(node)] = self.scope.wide > 0, self.scope.no_grad > 0
         op = operation(node, self.imports)
         full = self.imports.resolve(node.func)
         if full is None and isinstance(node.func, cst.Attribute):
@@ -136,7 +136,7 @@ class Calls:
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
             given = [v for a in node.args if (v := self.value(a.value)).tensor]
-            wide = self.scope.wide > 0 or COMPLEX.search(name) or given and all(v.wide for v in given)
+            wide = self.scope.wide > 0 or SINGLE.search(name) or given and all(v.wide for v in given)
             return Value(tensor=bool(known), node=node, wide=bool(wide))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:

@@ -128,7 +128,10 @@ class Expressions:
         if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
             if attribute != "grad":
                 self._disown(node.value)
-            return dataclasses.replace(base, owned=False, detached=base.detached or attribute == "data", node=node)
+            wide = base.wide or attribute in ("real", "imag")  # of complex numbers, of which there is hardly any half
+            return dataclasses.replace(
+                base, owned=False, wide=wide, detached=base.detached or attribute == "data", node=node
+            )
         if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
             return self._of_pair(base, attribute == "indices", node)
         if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
@@ -184,7 +187,7 @@ class Expressions:
             return Value(foreign=True, positive=base.positive)
         made = base.node if isinstance(node.value, cst.Name) else node.value
         if isinstance(made, cst.Call) and self.imports.resolve(made.func) == GRADIENTS:
-            return Value(tensor=True, node=node)
+            return dataclasses.replace(self._gradient(made), node=node)
         if not base.tensor:
             return NOTHING
         index, op = None, base.op if _shapes(node) else None

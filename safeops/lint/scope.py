@@ -31,14 +31,12 @@ class Scope:
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.surely = set()  # and those that it uses as tensors alone
         self.no_grad = self.autocast = self.wide = self.loops = 0
-        self.by_hand = False  # its gradient is written by hand, in a torch.autograd.Function: there is no graph
         self.no_half = False  # it would raise in half
         self.rare = 0  # in a branch that is taken once, or on demand
         self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
         self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
         if outer is not None:
             self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
-            self.by_hand = outer.by_hand
 
     @property
     def outermost(self):
@@ -81,7 +79,7 @@ def function_scope(node, outer, class_name, is_module, imports, clues, given=Non
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
     scope.formula = clues.formula
-    scope.no_grad += given is not None and given.by_hand
+    scope.no_grad += given is not None and given.no_grad
     scope.no_half = clues.decomposes
     scope.wide += given is not None and given.wide
     scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays

@@ -1,4 +1,4 @@
-"""Where a value goes: nowhere that a gradient comes from."""
+"""Where a value goes: nowhere that a gradient comes from, or only to where something is written over it."""
 
 import libcst as cst
 
@@ -6,31 +6,57 @@ from safeops.lint.syntax import children, descendants, dotted
 
 COMPARED = set("eq ne lt gt le ge isclose".split())
 NO_GRADIENT = COMPARED | set("item tolist detach argmax argmin argsort long int bool float numpy print".split())
+FILLS = {"masked_fill", "masked_fill_", "nan_to_num", "nan_to_num_", "where"}
+ASSIGNMENTS = (cst.Assign, cst.AnnAssign, cst.AugAssign)
+ENDS = (cst.Return, cst.Yield, cst.Expr)
 
 
 def no_gradient(body, node, ends=NO_GRADIENT):
     """Whether what `node` makes leaves the function without a gradient: it is compared, fetched or printed (or what
     `ends` says)."""
-    if body is None:
-        return False
-    nodes = list(descendants(body))
-    carries = _carriers(nodes, node, ends)
-    for n in nodes:
-        if isinstance(n, (cst.Return, cst.Yield)) and n.value is not None and carries(n.value):
-            return False
-        if (
-            isinstance(n, cst.Assign)
-            and not isinstance(n.targets[0].target, (cst.Name, cst.Tuple))
-            and carries(n.value)
-        ):
-            return False
-        if isinstance(n, cst.Expr) and carries(n.value):  # losses.append(x)
-            return False
-    return True
+    return body is not None and not _leaves(body, node, ends)
 
 
-def _with_gradient(expression, ends):
-    """Its parts, less those that no gradient goes through."""
+def filled_later(body, node):
+    """Whether something is written over all that is made of `node`: `softmax(x).masked_fill(hidden, 0)`."""
+    return no_gradient(body, node, FILLS)
+
+
+def _leaves(body, node, ends):
+    """Whether a function returns, hands on or keeps what is made of `node`, other than by way of `ends`."""
+    names = set()
+    for statement in [*_in_order(body)] * 2:  # a loop's end goes before its start
+        if not isinstance(statement, (*ASSIGNMENTS, *ENDS)) or statement.value is None:
+            continue
+        mentioned, carried = (
+            _mentions(parts, node, names) for parts in (descendants(statement.value), _followed(statement.value, ends))
+        )
+        targets = _targets(statement)
+        if carried and not (targets and all(isinstance(t, (cst.Name, cst.Tuple)) for t in targets)):
+            return True
+        plain = {n.value for t in targets for n in descendants(t) if isinstance(n, cst.Name)}
+        names = names | plain if carried else names - plain if mentioned else names  # x = x.detach()
+    return False
+
+
+def _mentions(parts, node, names):
+    return any(part is node or isinstance(part, cst.Name) and part.value in names for part in parts)
+
+
+def _targets(statement):
+    if isinstance(statement, cst.Assign):
+        return [t.target for t in statement.targets]
+    return [statement.target] if isinstance(statement, ASSIGNMENTS) else []
+
+
+def _in_order(node):
+    yield node
+    for child in children(node):
+        yield from _in_order(child)
+
+
+def _followed(expression, ends):
+    """Its parts, less those in comparisons and in calls of `ends`."""
     todo = [expression]
     while todo:
         node = todo.pop()
@@ -42,25 +68,3 @@ def _with_gradient(expression, ends):
             continue
         yield node
         todo += [node.value] if isinstance(node, cst.Subscript) else children(node)
-
-
-def _carriers(nodes, node, ends):
-    """Whether an expression has `node` among its parts, or a name that stands for what was made of it."""
-    assignments = [n for n in nodes if isinstance(n, (cst.Assign, cst.AnnAssign, cst.AugAssign)) and n.value]
-    names = set()
-
-    def carries(expression):
-        return any(n is node or isinstance(n, cst.Name) and n.value in names for n in _with_gradient(expression, ends))
-
-    while True:
-        found = {name for a in assignments if carries(a.value) for name in _names(a)}
-        if found <= names:
-            return carries
-        names |= found
-
-
-def _names(assignment):
-    targets = [t.target for t in assignment.targets] if isinstance(assignment, cst.Assign) else [assignment.target]
-    return {
-        n.value for t in targets if not isinstance(t, cst.Subscript) for n in descendants(t) if isinstance(n, cst.Name)
-    }

@@ -21,6 +21,7 @@ from safeops.lint.tables import (
     POSITIVE,
     REDUCTIONS,
     SHAPING,
+    SINGLE,
     SOFT,
     VIEWS,
     WIDE_DTYPES,
@@ -114,6 +115,7 @@ def of_op(op, operands, imports, autocast=True):
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
+    value.wide |= op.name in SINGLE and op.origin == "torch" and "dtype" not in op.kwargs and _dimensions(op.input)
     value.wide &= not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
     value.wide |= any(
@@ -151,6 +153,11 @@ def of_op(op, operands, imports, autocast=True):
         and all(v.detached or v.constant or v.integer or v.mask == "bool" for v in tensors)
     )
     return value
+
+
+def _dimensions(size):
+    """Whether a size is none of a number, which widens nothing: not `()`."""
+    return size is not None and not (isinstance(size, (cst.Tuple, cst.List)) and not size.elements)
 
 
 def _cpu(node):

@@ -33,7 +33,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
         self.results = {}  # (class, function) -> the one expression that it returns
         self.fields = fields(module)
         self.raising = 0  # inside a raise statement: it runs once
-        self.called = {}  # id of a Call -> (whether autocast is off there, whether in a torch.autograd.Function)
+        self.called = {}  # id of a Call -> (whether autocast is off there, whether there is no graph)
         self._values = {}
         self._by_op, self._by_event = {}, {}
         for rule in rules:
@@ -124,8 +124,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
         is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
         self.classes.append((node.name.value, is_module))
         outer, self.scope = self.scope, Scope(outer=self.scope)
-        self.scope.by_hand = "Function" in bases
-        self.scope.no_grad += self.scope.by_hand
+        self.scope.no_grad += "Function" in bases  # torch.autograd.Function: its forward and backward have no graph
         # what prepares data: they are fp32 before a model has them
         self.scope.wide += any(b.endswith(("Transform", "Dataset")) or "Augment" in b for b in bases)
         self._block(node.body)

@@ -9,7 +9,16 @@ from tests.lint.programs import DEFAULT, HEADER, program
 PAIRS = [
     # autocast computes pow in fp32, and a caller keeps what is squared small
     ("SO201", "x, y", "return ((x - y) ** 2).mean()", "return ((x - y.half()) ** 2).mean()"),
-    ("SO201", "x, y", "return x.square().sum()", "grads = torch.autograd.grad(x, y)[0]\nreturn grads.square().sum()"),
+    # a norm of matrices is 0 where all of them are; what is filled afterwards has a gradient of 0
+    ("SO202", "x, y", "return (x / torch.norm(x, dim=(1, 2), keepdim=True) - y).abs().mean()",
+     "return (x / torch.norm(x, dim=1, keepdim=True) - y).abs().mean()"),
+    ("SO202", "x, y", "s = x.T @ x\nreturn (s / s.norm() - y).abs().mean()", "return (x / x.norm() - y).abs().mean()"),
+    ("SO207", "x, y, mask",
+     "a = x.masked_fill(mask, -torch.inf).softmax(1)\na = a.masked_fill(mask, 0)\nreturn (a @ y).mean()",
+     "a = x.masked_fill(mask, -torch.inf).softmax(1)\nreturn (a.masked_fill(mask, 0) @ y).mean() + a.mean()"),
+    ("SO207", "x, mask",
+     "s = torch.logsumexp(x.masked_fill(mask, -torch.inf), 1)\nloss = torch.where(mask.all(1), 0, s)\nreturn loss",
+     "s = torch.logsumexp(x.masked_fill(mask, -torch.inf), 1)\nreturn s.mean()"),
     ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')",
      "return F.mse_loss(x.half(), y, reduction='sum')"),
     # weights and lengths are not all 0

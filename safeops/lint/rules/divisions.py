@@ -5,6 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
+from safeops.lint.rules.bounds import PRODUCTS
 from safeops.lint.rules.squares import normalized, squared, through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import REDUCTIONS, SHAPING
@@ -80,7 +81,9 @@ def _often_zero(node, walk):
     # (a sum of squared errors is 0 only where the fit is perfect)
     spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
     counts = spelled or op.name in ("sum", "nansum", "mean", "nanmean") and walk.value(op.input).mask is not None
-    return counts or op.name in ("count_nonzero", "norm", "std", "var", "bincount", "histc")
+    product = getattr(through(op.input, walk), "name", "") in PRODUCTS
+    of_matrix = op.name == "norm" and (product or len(getattr(op.arg(1, "dim"), "elements", ())) > 1)
+    return counts or op.name in ("count_nonzero", "norm", "std", "var", "bincount", "histc") and not of_matrix
 
 
 def _extreme(node, walk):

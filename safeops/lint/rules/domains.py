@@ -34,7 +34,9 @@ PROBABILITY = re.compile(
 NO_PROBABILITY = re.compile(r"_(var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I)
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
 FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
-NO_GRAPH = re.compile(r"(^|[._])(targets?|labels?|gt|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)")
+NO_GRAPH = re.compile(
+    r"(^|[._])(targets?|labels?|gt|y?_?true|truth|advantages?|returns?|rewards?|old|ref|teacher)(_|$)"
+)
 
 
 def argument(op):
@@ -77,7 +79,7 @@ def leaves_domain(op, walk):
         return True
     if inner == "sub" and number(x.op.input) == 1 and _below_one(x.op.args[0], walk):
         return False
-    return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk))
+    return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk) or _raised_at_mask(x.op, walk))
 
 
 def _meets_edge(op, walk):
@@ -129,6 +131,17 @@ def _bounded_expm1(node, walk):
     """`log(-expm1(x.clamp(max=-eps)))`"""
     op = walk.op(node)
     return op is not None and op.name == "expm1" and getattr(walk.op(op.input), "name", "") == "clamp"
+
+
+def _raised_at_mask(op, walk):
+    """`x + (x == 0).float() * 1e-16`: by a number that is not 0 in half, or in fp32."""
+    added = [walk.op(n) for n in (op.input, *op.args)] if op is not None and op.name == "add" else []
+    for by in (made for made in added if made is not None and made.name == "mul"):
+        sides = (by.input, by.args[0])
+        wide = any(walk.value(n).mask and walk.value(n).wide for n in sides)
+        if any(walk.value(n).mask for n in sides) and any((walk.number(n) or 0) > 6e-8 * (not wide) for n in sides):
+            return True
+    return False
 
 
 def _exponent(node, walk):

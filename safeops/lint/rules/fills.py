@@ -8,6 +8,7 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
+from safeops.lint.uses import filled_later
 
 HALF_MAX = 65504
 LIKE = {"ones_like", "zeros_like", "one_hot"}
@@ -153,7 +154,9 @@ class LargeFill(Rule):
             text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
         use = "safeops.masked_softmax" if op.name == "logsumexp" else f"safeops.masked_{op.name}"
-        walk.report(self, op.node, f"a row that is masked out whole is NaN; use {use}", fix)
+        result = "-inf" if op.name == "logsumexp" else "NaN"
+        likely = not filled_later(walk.body, op.node)  # whose gradient is 0 there, too
+        walk.report(self, op.node, f"a row that is masked out whole is {result}; use {use}", fix, likely=likely)
 
     def _filled(self, node, walk, depth=0):
         """The fill in `(scores + bias) / t` with either of them filled."""

@@ -139,8 +139,7 @@ class SquareSum(Rule):
                 continue
             if PARAMETER.search(dotted(base) or ""):
                 continue
-            gradients = any("grad" in name for name in walk.names_in(base)) and walk.op(base) is None
-            likely = walk.casts_to_half or gradients  # what else is squared a caller keeps small
+            likely = walk.casts_to_half  # else autocast alone makes half, and computes pow in fp32
             if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
                 fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
                 walk.report(self, op.node, message, fix, likely=likely)

@@ -138,12 +138,12 @@ def discretized_gaussian_nll(x, means, log_scales):
 
 
 def r1_penalty(real_grads):
-    grad_penalty = real_grads.pow(2).reshape(real_grads.shape[0], -1).sum(1).mean()  # SO201
+    grad_penalty = real_grads.pow(2).reshape(real_grads.shape[0], -1).sum(1).mean()  # SO201?
     return 5.0 * grad_penalty
 
 
 def path_length_penalty(grads, mean_path_length):
-    path_lengths = torch.sqrt(grads.pow(2).sum(2).mean(1))  # SO201, SO204?
+    path_lengths = torch.sqrt(grads.pow(2).sum(2).mean(1))  # SO201?, SO204?
     return (path_lengths - mean_path_length).pow(2).mean()
 
 

@@ -1,0 +1,69 @@
+"""What is fp32 for certain, and what only looks so: an eps of 1e-8 is told of the second alone."""
+
+import pytest
+
+from safeops.lint.check import lint_source
+from tests.lint.programs import EVERY, HEADER, program
+
+# body, with {} where it takes what is fp32 or what is not; the first; the second
+PAIRS = [
+    # torch's default dtype, which half times it becomes; not a number, whose dtype counts for nothing
+    ("s = x * {}\nreturn torch.log(s + 1e-8).mean()", "torch.ones(4)", "torch.ones(())"),
+    ("s = x * {}\nreturn torch.log(s + 1e-8).mean()", "torch.rand(4, device=x.device)", "torch.rand(4, dtype=x.dtype)"),
+    ("s = torch.zeros(4){}\nfor i in range(4):\n    s = s + x[i]\nreturn torch.log(s + 1e-8).mean()", "", ".to(x)"),
+    # the parts of complex numbers, of which there is hardly any half
+    ("return torch.log(x.{} + 1e-8).mean()", "real.abs()", "abs()"),
+    ("return torch.log({}(x) + 1e-8).mean()", "to_one_hot", "model"),
+    # autocast makes half of what goes into a product of matrices, fp32 or not
+    ("s = {}\nreturn torch.log(s + 1e-8).mean()", "x.float() * y.float()", "x.float() @ y.float()"),
+    ("s = {}\nreturn torch.log(s + 1e-8).mean()", "(x @ y).float()", "F.conv2d(x.float(), y.float())"),
+    ("with torch.autocast('cuda', enabled={}):\n    s = x.float() @ y.float()\nreturn torch.log(s + 1e-8).mean()",
+     "False", "True"),
+    # a gradient is as wide as what it is of
+    ("a = torch.rand({})\nz = a * x + (1 - a) * y\ng = torch.autograd.grad(model(z), z)[0]\n"
+     "return torch.sqrt(g.square().sum(1) + 1e-12).mean()", "4, 1", "4, 1, dtype=x.dtype"),
+    ("a = torch.rand({})\nz = a * x + (1 - a) * y\n(g,) = torch.autograd.grad(outputs=model(z), inputs=z)\n"
+     "return torch.sqrt(g.square().sum(1) + 1e-12).mean()", "4, 1", "4, 1, dtype=x.dtype"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body, wide, half", PAIRS, ids=lambda x: x[:50])
+def test_an_eps_in_fp32_holds(body, wide, half):
+    def codes(part):
+        return {f.code for f in lint_source(program("x, y, model", body.format(part)), rules=EVERY)}
+
+    assert "SO206" not in codes(wide) and "SO206" in codes(half)
+
+
+# body, with {} where it takes what keeps the root's or the logarithm's argument from 0, or what does not
+GUARDS = [
+    ("return torch.log((x - y).clamp(min={})).mean()", "self.floor", "0"),
+    ("return torch.log((x - y).clamp(min={})).mean()", "floor", "0.0"),
+    ("d = (x - y).clamp(min=0)\nz = d.eq(0).{}\nd = d + z * 1e-16\nreturn ((1 - z) * torch.sqrt(d)).mean()",
+     "float()", "to(d.dtype)"),
+    ("d = (x - y).clamp(min=0)\nz = (d == 0).to(d.dtype)\nd = d + z * {}\nreturn ((1 - z) * torch.sqrt(d)).mean()",
+     "1e-4", "1e-8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("body, guard, none", GUARDS, ids=lambda x: x[:50])
+def test_a_guard_by_name_or_at_the_zeros(body, guard, none):
+    def codes(part):
+        source = HEADER + "class SomeLoss(nn.Module):\n    def forward(self, x, y, floor):\n"
+        lines = body.format(part).replace("\n", "\n        ")
+        return {f.code for f in lint_source(f"{source}        {lines}\n")}
+
+    assert "SO204" not in codes(guard) and "SO204" in codes(none)
+
+
+def test_a_variance_is_no_probability():
+    def codes(name):
+        return [f.code for f in lint_source(program(name, f"return torch.log({name}).mean()"))]
+
+    assert codes("pred") == ["SO204"] and codes("pred_var") == []
+
+
+def test_what_is_changed_to_what_has_no_gradient_has_none():
+    body = "d = torch.sqrt((x - y).abs())\n{}d = d > 0.5\nreturn d.sum() + x.mean()"
+    codes = [[f.code for f in lint_source(program("x, y", body.format(line)))] for line in ("", "z = d\nx = x + z\n")]
+    assert codes == [[], ["SO204"]]
