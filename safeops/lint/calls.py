@@ -19,7 +19,7 @@ NUMBERS = re.compile(
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 SINGLE = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
-JOINS = {"cat", "concat", "concatenate", "hstack", "vstack"}
+JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
 OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
@@ -38,6 +38,8 @@ class Calls:
             self.evaluate(node.func)
         for a in node.args:
             self.evaluate(a.value)
+        if full is None and isinstance(node.func, cst.Attribute) and node.func.attr.value == "append" and node.args:
+            self.scope.appended.setdefault(dotted(node.func.value), []).append(self.value(node.args[0].value))
         op = self._of_layer(node) or op
         if op is not None:
             self._recognize(op)
@@ -149,8 +151,10 @@ class Calls:
             return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
         operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
         value = of_op(op, operands, self.imports, not self.scope.wide)
-        joined = [self.value(e.value) for e in getattr(op.input, "elements", ())]  # cat((a, b))
-        value.wide |= any(v.wide for v in joined) and op.name in JOINS
+        if op.name in JOINS:
+            joined = [self.value(e.value) for e in getattr(op.input, "elements", ())]  # cat((a, b))
+            appended = self.scope.appended.get(dotted(op.input) or "", ())
+            value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
         if op.name in REDUCTIONS:
             value.owned = True
         return value

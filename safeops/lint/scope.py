@@ -27,6 +27,7 @@ class Scope:
         self.parameters = set()  # arguments that are still the caller's tensors
         self.saved = {}  # name -> the operation that saved it for backward
         self.filled = set()  # names of which a mask's places were overwritten by a number
+        self.appended = {}  # name of a list -> the Values that were appended to it
         self.returned = []  # the expressions that it returns
         self.used = set()  # names that its body uses as tensors, or as arrays
         self.surely = set()  # and those that it uses as tensors alone

@@ -19,6 +19,10 @@ PAIRS = [
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "(x @ y).float()", "F.conv2d(x.float(), y.float())"),
     ("with torch.autocast('cuda', enabled={}):\n    s = x.float() @ y.float()\nreturn torch.log(s + 1e-8).mean()",
      "False", "True"),
+    # what is joined
+    ("s = []\nfor a in x:\n    s.append(a{})\nreturn torch.log(torch.stack(s) + 1e-8).mean()", ".float()", ""),
+    ("return torch.log(torch.stack([x{}, y]) + 1e-8).mean()", ".float()", ""),
+    ("s = []\ns.append(x)\ns.append(y{0})\nreturn torch.log(torch.cat(s){0} + 1e-8).mean()", ".float()", ""),
     # a gradient is as wide as what it is of
     ("a = torch.rand({})\nz = a * x + (1 - a) * y\ng = torch.autograd.grad(model(z), z)[0]\n"
      "return torch.sqrt(g.square().sum(1) + 1e-12).mean()", "4, 1", "4, 1, dtype=x.dtype"),

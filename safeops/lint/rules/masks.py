@@ -175,14 +175,8 @@ class BooleanWriteScalar(Rule):
         value = walk.value(statement.value) if statement.value is not None else None
         if not masks or value is None or (value.tensor and not _scalar(statement.value, walk)) or walk.scope.no_grad:
             return
-        if (
-            not base.tensor
-            or base.constant
-            or base.integer
-            or base.mask == "bool"
-            or base.detached
-            or _copied(base, walk)
-        ):
+        no_graph = base.constant or base.integer or base.mask == "bool" or base.detached
+        if not base.tensor or no_graph or _copied(base, walk):
             return
         forward = walk.scope.is_module and walk.scope.name == "forward"
         made = base.op.name if base.op is not None else ""
