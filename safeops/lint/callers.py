@@ -69,7 +69,7 @@ def _called_as(class_name, function):
 
 
 def _flags(values):
-    return {f for f in FLAGS if all(getattr(v, f) and (v.tensor or f == "positive") for v in values)}
+    return {flag for flag in FLAGS if all(getattr(v, flag) for v in values)}
 
 
 def _arguments(call, function, class_name):

@@ -14,6 +14,8 @@ from safeops.lint.tables import REDUCTIONS
 from safeops.lint.values import NOTHING
 
 TO_HALF = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
+# What who calls a private function may well see to.
+SEEN_TO = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
     cst.Add: operator.add,
@@ -81,6 +83,7 @@ class Context:
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
         What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
+        likely = likely and not (self.private and rule.code in SEEN_TO)
         if not (likely or self.possible):
             return
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
@@ -117,6 +120,11 @@ class Context:
         """Whether this is what a training step calls, and no helper, which is given what its caller made for it."""
         named = self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
         return named or not (self.scope.class_name or self.scope.helper)
+
+    @property
+    def private(self):
+        """Whether the file alone calls it."""
+        return self.scope.name.startswith("_") and not self.scope.name.startswith("__")
 
     @property
     def stepping(self):

@@ -65,7 +65,11 @@ KEEPS_POSITIVE = SHAPING | set(
     """sum mean prod amax amin max min sqrt abs square cumsum float double half cat stack norm log1p rsqrt reciprocal
     logsumexp type type_as nansum pow masked_select""".split()
 )
-NO_HALF = set("svdvals eigvals eigvalsh cholesky inv inverse pinv det logdet solve cond matrix_exp".split())
+NO_HALF = set(
+    """svd svdvals eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank matrix_power lu_factor solve solve_triangular
+    cholesky cholesky_solve cholesky_inverse inv inverse pinv pinverse det logdet cond quantile nanquantile histc
+    igamma igammac gammainc gammaincc ndtri log_ndtr zeta""".split()
+)
 # (complex numbers have hardly any half either)
 WIDENING = NO_HALF | set(
     """float double stft istft fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn complex polar

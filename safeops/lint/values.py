@@ -114,8 +114,10 @@ def of_op(op, operands, imports, autocast=True):
     dtype = dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
-    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in tensors))
-    value.wide |= op.name in SINGLE and op.origin == "torch" and "dtype" not in op.kwargs and _dimensions(op.input)
+    value.wide = (
+        dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide and not v.foreign for v in operands))
+    )
+    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _dimensions(op.input)
     value.wide &= not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
     value.wide |= any(

@@ -25,6 +25,7 @@ UNKNOWN = [
     "y = {name}(y)\n        return {name}(x.float()).mean() + y",
     "return {name}(x.float()).mean() + sum(map({name}, y))",  # called by another
     "return {name}(*[x.float()]).mean()",
+    "return {name}(x.float()).mean() + super().{name}(y)",
 ]
 
 
@@ -46,12 +47,61 @@ def test_a_caller_of_which_nothing_is_known_leaves_it_open(caller):
     assert told(HELPER.format(name="share", caller=caller.format(name="share"))) == ["SO206"]
 
 
+SHARES = """
+{decorator}
+def share(a, b, c=1):
+    return torch.log(b + 1e-8) if c else share(a, b, c)
+
+
+def some_loss(x, y):
+    return share({call}).mean()
+"""
+
+
+@pytest.mark.parametrize(
+    "decorator, call, found",
+    [
+        ("", "y, x.float()", []),  # though it calls itself
+        ("@weighted", "y, x.float()", ["SO206"]),
+        ("", "*y, x.float()", ["SO206"]),  # which may be c
+    ],
+)
+def test_what_may_change_or_move_the_arguments(decorator, call, found):
+    assert told(SHARES.format(decorator=decorator, call=call)) == found
+
+
+def test_a_static_method_has_no_self():
+    source = """
+class ShareLoss(nn.Module):
+    @staticmethod
+    def share(x, y):
+        return torch.log(x + 1e-8) * y
+
+    def forward(self, x, y):
+        return self.share(x{}, y).mean()
+"""
+    assert told(source.format(".float()")) == [] and told(source.format("")) == ["SO206"]
+
+
+def test_a_count_by_every_caller():
+    source = """
+def share(total: torch.Tensor):
+    return 1 / (total + 1e-6)
+
+
+def some_loss(x, y):
+    return (share(y{}) * x).mean()
+"""
+    assert told(source.format(".argmax(1)")) == [] and told(source.format("")) == ["SO206"]
+
+
 def test_a_demonstration_is_no_caller():
     half = HELPER.format(name="share", caller="return share(x).mean()")
     for demo in ("def test_share():\n    share(torch.rand(3).float())", "if __name__ == '__main__':\n    share(0)"):
         assert told(half + "\n\n" + demo + "\n") == ["SO206"]
     wide = HELPER.format(name="share", caller="return share(x.float()).mean()")
     assert told(wide + "\n\nif __name__ == '__main__':\n    print(share(torch.rand(3).half()))\n") == []
+    assert told(wide + "\n\ndef test_share(x):\n    assert share(x).sum() > 0\n") == []
     assert told(wide + "\n\nCALLED = {'share': share}\n") == ["SO206"]
 
 
@@ -107,6 +157,7 @@ class SpectralLoss(nn.Module):
         ("RatioLoss()", "self.ratio(magnitude(x), magnitude(y))", []),
         ("None", "RatioLoss()(magnitude(x), magnitude(y))", []),
         ("RatioLoss()", "self.ratio(magnitude(x), y)", ["SO202"]),
+        ("RatioLoss()\n        self.other = RatioLoss()", "self.ratio(magnitude(x), magnitude(y))", ["SO202"]),
         ("nn.ModuleList([RatioLoss()])", "self.ratio[0](magnitude(x), magnitude(y))", ["SO202"]),
     ],
 )

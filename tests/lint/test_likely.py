@@ -91,6 +91,7 @@ def test_a_guard_in_a_module_and_one_in_a_function():
     method = code.replace("x:", "self, x:").replace("\n    ", "\n        ")
     assert lint_source(HEADER + code) == [] and len(lint_source(HEADER + code, rules=DEFAULT)) == 1
     assert [f.code for f in lint_source(HEADER + f"class Mix(nn.Module):\n    {method}")] == ["SO206"]
+    assert lint_source(HEADER + f"class Mix(nn.Module):\n    @torch.no_grad()\n    {method}") == []
 
 
 def test_a_difference_of_squares_in_fp32_is_possible_alone():
@@ -103,3 +104,14 @@ def test_an_exponent_that_a_probability_keeps_below_0():
     body = "d = {} - y\nreturn torch.exp((d - 1) / 0.05).mean()"
     assert "SO213" in told("x, y", body.format("x"))
     assert "SO213" not in told("x, y", body.format("torch.sigmoid(x)"), rules=DEFAULT)
+
+
+def test_a_private_function_is_given_what_its_callers_made_for_it():
+    helper = (
+        "def {0}(x):\n    return torch.log(x + 1e-8){1}\n\n\ndef some_loss(x, y):\n    return ({0}(x) - y).mean()\n"
+    )
+    assert [f.code for f in lint_source(HEADER + helper.format("log_of", ""))] == ["SO206"]
+    assert lint_source(HEADER + helper.format("_log_of", "")) == []
+    assert [f.likely for f in lint_source(HEADER + helper.format("_log_of", ""), rules=DEFAULT)] == [False]
+    formula = HEADER + helper.replace("x + 1e-8", "1 + torch.exp(x)")  # which is the same whoever calls it
+    assert [f.code for f in lint_source(formula.format("_log_of", ""))] == ["SO211"]

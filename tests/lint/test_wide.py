@@ -22,12 +22,14 @@ PAIRS = [
     # what is joined
     ("s = []\nfor a in x:\n    s.append(a{})\nreturn torch.log(torch.stack(s) + 1e-8).mean()", ".float()", ""),
     ("return torch.log(torch.stack([x{}, y]) + 1e-8).mean()", ".float()", ""),
-    ("s = []\ns.append(x)\ns.append(y{0})\nreturn torch.log(torch.cat(s){0} + 1e-8).mean()", ".float()", ""),
+    ("s = []\ns.append(x{})\ns.append(y.float())\nreturn torch.log(torch.cat(s) + 1e-8).mean()", ".float()", ""),
     # a gradient is as wide as what it is of
     ("a = torch.rand({})\nz = a * x + (1 - a) * y\ng = torch.autograd.grad(model(z), z)[0]\n"
      "return torch.sqrt(g.square().sum(1) + 1e-12).mean()", "4, 1", "4, 1, dtype=x.dtype"),
     ("a = torch.rand({})\nz = a * x + (1 - a) * y\n(g,) = torch.autograd.grad(outputs=model(z), inputs=z)\n"
      "return torch.sqrt(g.square().sum(1) + 1e-12).mean()", "4, 1", "4, 1, dtype=x.dtype"),
+    ("(g,) = torch.autograd.grad(outputs=model(x), inputs=[{}])\nreturn torch.sqrt(g.square().sum(1) + 1e-12).mean()",
+     "mixed['data']", "x"),
 ]  # fmt: skip
 
 
@@ -41,8 +43,9 @@ def test_an_eps_in_fp32_holds(body, wide, half):
 
 # body, with {} where it takes what keeps the root's or the logarithm's argument from 0, or what does not
 GUARDS = [
-    ("return torch.log((x - y).clamp(min={})).mean()", "self.floor", "0"),
-    ("return torch.log((x - y).clamp(min={})).mean()", "floor", "0.0"),
+    ("return torch.log((x - y).clamp(min={})).mean()", "self.lowest", "0"),
+    ("return torch.log((x - y).clamp(min={})).mean()", "lowest", "0.0"),
+    ("return torch.log((x - y).clamp(min={})).mean()", "lowest", "y"),
     ("d = (x - y).clamp(min=0)\nz = d.eq(0).{}\nd = d + z * 1e-16\nreturn ((1 - z) * torch.sqrt(d)).mean()",
      "float()", "to(d.dtype)"),
     ("d = (x - y).clamp(min=0)\nz = (d == 0).to(d.dtype)\nd = d + z * {}\nreturn ((1 - z) * torch.sqrt(d)).mean()",
@@ -53,7 +56,7 @@ GUARDS = [
 @pytest.mark.parametrize("body, guard, none", GUARDS, ids=lambda x: x[:50])
 def test_a_guard_by_name_or_at_the_zeros(body, guard, none):
     def codes(part):
-        source = HEADER + "class SomeLoss(nn.Module):\n    def forward(self, x, y, floor):\n"
+        source = HEADER + "class SomeLoss(nn.Module):\n    def forward(self, x, y, lowest):\n"
         lines = body.format(part).replace("\n", "\n        ")
         return {f.code for f in lint_source(f"{source}        {lines}\n")}
 
@@ -71,3 +74,9 @@ def test_what_is_changed_to_what_has_no_gradient_has_none():
     body = "d = torch.sqrt((x - y).abs())\n{}d = d > 0.5\nreturn d.sum() + x.mean()"
     codes = [[f.code for f in lint_source(program("x, y", body.format(line)))] for line in ("", "z = d\nx = x + z\n")]
     assert codes == [[], ["SO204"]]
+
+
+def test_what_goes_round_a_loop_has_a_gradient():
+    body = "last = x\nfor _ in range(3):\n    y = y + {}\n    last = torch.sqrt((x - y).abs())\nreturn y.sum()"
+    codes = [[f.code for f in lint_source(program("x, y", body.format(n)))] for n in ("last", "last.detach()")]
+    assert codes == [["SO204"], []]

@@ -213,7 +213,7 @@ def _below_one(node, walk):
     if bound is not None and "finfo" in walk.text(bound):
         return True  # a bound of the dtype's own
     value = walk.number(bound)
-    return None if value is None else value < 1 - HALF_STEP
+    return None if value is None else value < (1 if walk.value(node).wide else 1 - HALF_STEP)
 
 
 RULES = (UnguardedDomain,)

@@ -55,8 +55,10 @@ def of_weights(node, walk):
 
 
 def _from_one(node, walk):
-    """A sum of exponentials of what is less than its maximum: 1 at least."""
+    """A sum of exponentials of what is less than its maximum, a cosh: 1 at least."""
     op = walk.op(node)
+    if op is not None and op.name == "cosh":
+        return True
     exp = through(op.input, walk) if op is not None and op.name == "sum" else None
     shifted = exp is not None and exp.name == "exp" and getattr(walk.op(exp.input), "name", "") == "sub"
     return shifted and exponent_range(exp, walk) == "safe"

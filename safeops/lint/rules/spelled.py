@@ -117,13 +117,19 @@ def exponent_range(exp, walk):
         return "safe"
     op, sign = walk.op(exp.input), 1
     while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
+        inner = op.input
         if op.name == "neg":
             sign = -sign
         elif op.name in ("div", "mul"):
-            sign *= -1 if any(isinstance(n, cst.UnaryOperation) and not walk.value(n).tensor for n in op.args) else 1
-        op = walk.op(op.input)
+            numbers = [n for n in (op.input, *op.args) if not walk.value(n).tensor]
+            sign *= -1 if any(isinstance(n, cst.UnaryOperation) for n in numbers) else 1
+            inner = op.args[0] if op.name == "mul" and numbers == [op.input] else op.input  # -0.5 * x
+        op = walk.op(inner)
     if op is None:
         return None
+    if op.name == "sub" and not walk.value(op.input).tensor and sign > 0:  # 2 - abs(x)
+        inner = walk.op(op.args[0])
+        return "safe" if inner is not None and inner.name in NOT_NEGATIVE else None
     if op.name == "sub" and walk.value(op.args[0]).tensor and sign > 0:
         top = through(op.args[0], walk)
         named = any("max" in name for name in walk.names_in(op.args[0]))

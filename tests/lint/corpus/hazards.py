@@ -23,7 +23,7 @@ def contrastive(a, b, same, margin=1.0):
 
 
 def _euclidean(a, b):
-    return torch.sqrt((a - b).pow(2).sum(dim=1))  # SO205
+    return torch.sqrt((a - b).pow(2).sum(dim=1))  # SO205?
 
 
 class CosineDistance(nn.Module):
