@@ -82,7 +82,7 @@ class Calls:
         elif isinstance(op.input, cst.BinaryOperation) and certain:
             self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
         elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
-            self._values[id(op.input)] = known = Value(tensor=True, mask=value.mask, node=op.input)
+            self._values[id(op.input)] = known = dataclasses.replace(value, tensor=True, node=op.input)
             inner = operation(op.input, self.imports)
             if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
                 rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]

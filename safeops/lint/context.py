@@ -16,6 +16,7 @@ from safeops.lint.values import NOTHING
 TO_HALF = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
 # What who calls a private function may well see to.
 SEEN_TO = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
+CDIST = re.compile(r"\bcdist\([^()]*\bp=1\b")
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
     cst.Add: operator.add,
@@ -109,6 +110,12 @@ class Context:
     def casts_to_half(self):
         """Whether the file casts to half itself: where autocast alone does, pow, sums and losses run in fp32."""
         return TO_HALF.search(self.code) is not None
+
+    @property
+    def half_by_autocast(self):
+        """Whether a model cast to half could not run here, as torch has no cdist(p=1) of half: what autocast computes
+        in fp32 (sums, norms) is fp32."""
+        return CDIST.search(self.code) is not None
 
     @property
     def training(self):

@@ -66,9 +66,9 @@ KEEPS_POSITIVE = SHAPING | set(
     logsumexp type type_as nansum pow masked_select""".split()
 )
 NO_HALF = set(
-    """svd svdvals eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank matrix_power lu_factor solve solve_triangular
-    cholesky cholesky_solve cholesky_inverse inv inverse pinv pinverse det logdet cond quantile nanquantile histc
-    igamma igammac gammainc gammaincc ndtri log_ndtr zeta""".split()
+    """svd svdvals svd_lowrank pca_lowrank eig eigh eigvals eigvalsh qr slogdet lstsq matrix_rank matrix_power lu_factor
+    solve solve_triangular cholesky cholesky_solve cholesky_inverse inv inverse pinv pinverse det logdet cond quantile
+    nanquantile histc igamma igammac gammainc gammaincc ndtri log_ndtr zeta""".split()
 )
 # (complex numbers have hardly any half either)
 WIDENING = NO_HALF | set(

@@ -115,3 +115,18 @@ def test_a_private_function_is_given_what_its_callers_made_for_it():
     assert [f.likely for f in lint_source(HEADER + helper.format("_log_of", ""), rules=DEFAULT)] == [False]
     formula = HEADER + helper.replace("x + 1e-8", "1 + torch.exp(x)")  # which is the same whoever calls it
     assert [f.code for f in lint_source(formula.format("_log_of", ""))] == ["SO211"]
+
+
+@pytest.mark.parametrize("p, codes", [(1, []), (2, ["SO206", "SO206", "SO210"])])
+def test_where_a_model_cast_to_half_cannot_run_sums_and_norms_are_fp32(p, codes):
+    source = f"""\
+def dice_loss(x, y):
+    return 1 - (2 * (x * y).sum(1) / (x.sum(1) + y.sum(1) + 1)).mean()
+
+
+class MatchLoss(nn.Module):
+    def forward(self, x, y, logits, labels):
+        x, y = F.normalize(x), F.normalize(y)
+        return torch.cdist(x, y, p={p}).mean() + dice_loss(logits, labels)
+"""
+    assert sorted(f.code for f in lint_source(HEADER + source)) == codes

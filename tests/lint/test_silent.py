@@ -302,6 +302,7 @@ def test_what_is_random_at_first_is_no_zero_vector():
     source = "class ProxyLoss(nn.Module):\n    def __init__(self):\n        self.proxies = {}\n"
     source = HEADER + source + "    def forward(self, x):\n        return F.normalize(self.proxies).mean()\n"
     assert lint_source(source.format("nn.Parameter(torch.randn(3, 4))"), rules=EVERY) == []
+    assert lint_source(program("x", "return (x @ F.normalize(torch.randn(3, 4).to(x)).T).mean()"), rules=EVERY) == []
     assert [f.code for f in lint_source(source.format("x"), rules=EVERY)] == ["SO206"]
 
 
@@ -312,3 +313,29 @@ def test_complex_numbers_are_no_half():
         lint_source(source.format("stft"), rules=EVERY) == lint_source(source.format("as_complex"), rules=EVERY) == []
     )
     assert [f.code for f in lint_source(source.format("net"), rules=EVERY)] == ["SO206"]
+
+
+# what is bounded, or has no half; the like that is not; its code
+BOUNDED = [
+    ("s = torch.exp(-0.5 * ((x - y) / 0.1).pow(2))\nreturn (s / s.sum(1)).mean()",
+     "s = torch.exp(0.5 * ((x - y) / 0.1).pow(2))\nreturn (s / s.sum(1)).mean()", "SO211"),
+    ("s = torch.exp((x - y).abs() * -3)\nreturn (s / s.sum(1)).mean()",
+     "s = torch.exp((x - y).abs() * 3)\nreturn (s / s.sum(1)).mean()", "SO211"),
+    ("return torch.exp(10 * (2 - (x - y).abs())).mean()", "return torch.exp(10 * (2 - (x - y))).mean()", "SO213"),
+    ("return torch.exp(10 * (2 - (x - y).abs())).mean()", "return torch.exp(10 * ((x - y).abs() - 2)).mean()", "SO213"),
+    ("return (y / (torch.cosh(x) + 1e-8)).mean()", "return (y / (torch.sinh(x) + 1e-8)).mean()", "SO206"),
+    ("q = torch.quantile(x, 0.5)\nreturn ((x - q) / (y.abs() + 1e-8)).mean()",
+     "q = torch.median(x)\nreturn ((x - q) / (y.abs() + 1e-8)).mean()", "SO206"),
+    ("s = torch.special.gammainc(x, y)\nreturn torch.log(s + 1e-8).mean()",
+     "s = torch.lgamma(x + y)\nreturn torch.log(s + 1e-8).mean()", "SO206"),
+    ("x = x.double()\nd = torch.distributions.Poisson(rate=x)\n"
+     "return torch.log1p(-d.log_prob(x * 2).exp().clamp(max=1 - 1e-6)).mean()",
+     "d = torch.distributions.Poisson(rate=x)\n"
+     "return torch.log1p(-d.log_prob(x * 2).exp().clamp(max=1 - 1e-6)).mean()", "SO204"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("silent, told, code", BOUNDED, ids=lambda x: x[:50])
+def test_what_is_bounded_or_has_no_half(silent, told, code):
+    codes = [{f.code for f in lint_source(program("x, y", body), rules=EVERY)} for body in (silent, told)]
+    assert code not in codes[0] and code in codes[1]

@@ -163,8 +163,9 @@ class TinyEps(Rule):
     def _default(self, op, walk):
         """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold."""
         made = walk.value(op.input).node
-        if isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter":
-            return  # no row of random weights is 0
+        weights = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
+        if weights or walk.value(op.input).constant:  # no row of random numbers is 0
+            return
         fix = None
         if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
             order, dim = op.arg(0, "p"), op.kwargs.get("dim")
@@ -174,7 +175,7 @@ class TinyEps(Rule):
         eps = DEFAULT_EPS[op.name]
         zero = "log of 0 -inf" if op.name == "poisson_nll_loss" else "a zero vector NaN"
         message = f"the default eps, {eps:g}, is 0 in fp16, and {zero}; use safeops.{op.name}"
-        walk.report(self, op.node, message, fix)
+        walk.report(self, op.node, message, fix, likely=not walk.half_by_autocast)
 
     def _outer(self, op, walk):
         """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""

@@ -135,7 +135,8 @@ class Overlap(Rule):
             return
         for found in sums_of_products(op.input, walk):
             message = "a sum of products in half is inf beyond 65504, and the ratio wrong; use safeops.dice_loss"
-            walk.report(self, found.node, message + ", safeops.tversky_loss or .float() first")
+            message += ", safeops.tversky_loss or .float() first"
+            walk.report(self, found.node, message, likely=not walk.half_by_autocast)
 
     def _sums(self, node, walk, depth=0):
         """How many sums there are in a divisor; one of a sum of two counts as two."""
