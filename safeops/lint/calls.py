@@ -139,6 +139,8 @@ class Calls:
             known = tensors and (layer or model or helper)
             given = [v for a in node.args if (v := self.value(a.value)).tensor]
             wide = self.scope.wide > 0 or SINGLE.search(name) or given and all(v.wide for v in given)
+            if isinstance(node.func, cst.Attribute):  # of a distribution of what is wide
+                wide = wide or self.value(node.func.value).wide
             return Value(tensor=bool(known), node=node, wide=bool(wide))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
