@@ -157,6 +157,7 @@ class Calls:
             joined = [self.value(e.value) for e in getattr(op.input, "elements", ())]  # cat((a, b))
             appended = self.scope.appended.get(dotted(op.input) or "", ())
             value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
+            value.host = bool(appended) and all(v.host for v in appended) or value.host and bool(joined)
         if op.name in REDUCTIONS:
             value.owned = True
         return value

@@ -72,7 +72,13 @@ class Conditions:
     def _test(self, test):
         self.evaluate(test)
         self._event("test", test)
-        self.scope.checked |= asked_about(test)
+        asked = asked_about(test)
+        for name in list(asked):  # of `some & valid` is nothing where valid has nothing
+            op = self.scope.get(name).op
+            while op is not None and op.name in ("float", "to", "bitwise_and"):
+                asked |= {n.value for n in (op.input, *op.args) if isinstance(n, cst.Name)}
+                op = self.op(op.input)
+        self.scope.checked |= asked
 
 
 def asked_about(test):

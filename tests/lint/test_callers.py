@@ -49,8 +49,8 @@ def test_a_caller_of_which_nothing_is_known_leaves_it_open(caller):
 
 SHARES = """
 {decorator}
-def share(a, b, c=1):
-    return torch.log(b + 1e-8) if c else share(a, b, c)
+def share(a, p, c=1):
+    return torch.log(p + 1e-8) if c else share(a, p, c)
 
 
 def some_loss(x, y):
@@ -85,8 +85,8 @@ class ShareLoss(nn.Module):
 
 def test_a_count_by_every_caller():
     source = """
-def share(total: torch.Tensor):
-    return 1 / (total + 1e-6)
+def share(x: torch.Tensor):
+    return 1 / (x + 1e-6)
 
 
 def some_loss(x, y):
@@ -201,8 +201,8 @@ def root_loss(x, y):
 def test_autocast_makes_half_of_what_goes_into_a_product_of_matrices():
     source = """
 def some_loss(x, w, y):
-    s = {0}
-    return torch.log(s + 1e-8).mean()
+    p = {0}
+    return torch.log(p.sum(1) + 1e-8).mean()
 """
     assert told(source.format("x.float() @ w.float()")) == ["SO206"]
     assert told(source.format("F.conv2d(x.float(), w.float())")) == ["SO206"]

@@ -140,7 +140,7 @@ def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
 
 DEMO = {
     "boolean_write": {"SO103", "SO206"},
-    "multiply_by_mask": {"SO105", "SO206", "SO202"},
+    "multiply_by_mask": {"SO105", "SO202"},
     "boolean_index": {"SO101", "SO206"},
     "where_after_division": {"SO101", "SO208"},
     "half_mask": {"SO105", "SO202"},

@@ -329,7 +329,7 @@ BOUNDED = [
     ("s = torch.special.gammainc(x, y)\nreturn torch.log(s + 1e-8).mean()",
      "s = torch.lgamma(x + y)\nreturn torch.log(s + 1e-8).mean()", "SO206"),
     ("x = x.double()\nd = torch.distributions.Poisson(rate=x)\n"
-     "return torch.log1p(-d.log_prob(torch.zeros_like(y)).exp().clamp(max=1 - 1e-6)).mean()",
+     "return torch.log1p(-torch.exp(d.log_prob(torch.zeros_like(y))).clamp(max=1 - 1e-6)).mean()",
      "d = torch.distributions.Poisson(rate=x)\n"
      "return torch.log1p(-d.log_prob(x * 2).exp().clamp(max=1 - 1e-6)).mean()", "SO204"),
 ]  # fmt: skip

@@ -31,7 +31,6 @@ NAMED = {
     "multilevel_flow": {6},
     "neg_pearson": {8, 9, 10, 11, 12},
     "packed_lm_loss": {11, 19, 20},
-    "pitch_loss": {4, 5, 14},
     "r1_penalty": {13},
     "si_snr": {6, 9, 17, 18, 20, 21},
     "squashed_actor": {16},
@@ -44,6 +43,7 @@ UNNAMED = {
     "masked_policy": {13, 17},  # p * log p behind a where
     "odds_ratio_pref": {16},  # log1p(-exp(x)) for x that rounds to 0
     "oks_pose": {14},  # an area by prod; the line that divides by it is named, for another reason
+    "pitch_loss": {4, 5, 14},  # log of a frequency: named where SO206 is asked for
     "reprojection": {13, 18, 20},  # a depth of 0 behind a where
     "two_tower_logq": {15, 16},  # a count of 0: named where SO204 is asked for
     "soft_dice": {14, 22, 23},  # sums over pixels in a helper

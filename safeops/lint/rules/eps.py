@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, tiny
+from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, small, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
@@ -93,9 +93,8 @@ class TinyEps(Rule):
             eps = tiny(op.input, walk)
         tolerance = op.name in ("add", "sub") and eps is not None and no_gradient(walk.body, op.node, COMPARED)
         if eps is not None and self._of_tensors(op, walk) and not (tolerance or needless(op, walk)):
-            walk.report(
-                self, op.node, f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
-            )
+            message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
+            walk.report(self, op.node, message, likely=small(op, walk))
 
     def _anywhere(self, op, walk):
         """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
@@ -143,7 +142,8 @@ class TinyEps(Rule):
         what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
         use = "safe_log" if op.name == "log" else "safe_div"
         message = f"{eps:g} is too small: {what}; use safeops.{use} with eps=, or .float() first"
-        likely = op.name != "div" or walk.number(op.input) is not None  # of v / (|v| + eps) nothing is large
+        large = op.name == "div" and walk.number(op.input) is None  # of v / (|v| + eps) nothing is large
+        likely = small(guard, walk) and not large
         walk.report(self, op.node, message, likely=likely)
         return likely or walk.possible
 
@@ -216,7 +216,7 @@ class TinyEps(Rule):
         if text is not None:
             name = text[: text.index("(")]
             message = f"{walk.text(eps)} is 0 in fp16; use {name} with eps=, which is resolved in fp32"
-            walk.report(self, op.node, message, [(op.node, text)], covers=covers)
+            walk.report(self, op.node, message, [(op.node, text)], covers=covers, likely=small(guard, walk))
 
     def _quotient(self, numerator, x, eps, walk):
         """a / (x + eps). In (a + e) / (x + eps) what comes out where a and x are 0 is meant: e / eps."""

@@ -45,7 +45,7 @@ class Exponential(Rule):
         elif exponent_range(op, walk) is None and self._large(op.input, walk):
             message = "exp overflows fp16 at 11.1, and this argument may be larger; .float() first"
             known = any(walk.reported("SO211", n) for n in descendants(op.input))  # the logarithm in it was told of
-            walk.report(self, op.node, message, likely=not known and not _policy_ratio(op.input, walk))
+            walk.report(self, op.node, message, likely=not (known or _kept_small(op.input, walk)))
 
     def _large(self, node, walk):
         while isinstance(node, cst.UnaryOperation):
@@ -67,10 +67,11 @@ class Exponential(Rule):
         return bool(names) and all(any("log" in name for name in side) for side in names)
 
 
-def _policy_ratio(node, walk):
-    """Whether it is by how much a policy has moved since it was sampled: little, while it is clipped."""
+def _kept_small(node, walk):
+    """Whether it is by how much a policy has moved since it was sampled, which is little while it is clipped; or a
+    log-variance, which the loss itself pulls to 0."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
-    return any(re.search(r"(^|_)old(_|$)|ratio", name) for name in names)
+    return any(re.search(r"(^|_)old(_|$)|ratio|log_?var", name) for name in names)
 
 
 RULES = (Exponential,)

@@ -49,6 +49,8 @@ def is_sum(node, walk, depth=0):
     if op.name in ("sum", "count_nonzero"):
         return "dtype" not in op.kwargs
     parts = tensors(op, walk)
+    if op.name == "sub" and not walk.value(op.input).tensor:  # 1 - |x|^2 of what lies in the unit ball
+        return False
     return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
 
 

@@ -1,5 +1,7 @@
 """SO21x, formulas that are right on paper: sums of products, exponentials, variances that no float holds."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.rule import Rule
@@ -60,7 +62,8 @@ class Spelled(Rule):
         if inner is None:
             return None
         here = any(n is inner.node for n in descendants(op.input))  # by way of a name, another branch may have made it
-        if here and inner.name in ("cosh", "exp") and op.name != "log1p" and exponent_range(inner, walk) is None:
+        bounded = exponent_range(inner, walk) or inner.name == "cosh" and SCORES.search(walk.text(inner.input))
+        if here and inner.name in ("cosh", "exp") and op.name != "log1p" and not bounded:
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
         if op.name == "log1p" and inner.name == "exp":
             return None if exponent_range(inner, walk) else "F.softplus"
@@ -107,7 +110,8 @@ class Spelled(Rule):
         return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
 
 
-NOT_NEGATIVE = {"abs", "square", "pow", "norm", "relu", "softplus", "cdist", "pdist"}
+SCORES = re.compile(r"dice|tversky|jaccard|iou|ssim", re.IGNORECASE)  # between 0 and 1
+NOT_NEGATIVE = set("abs square pow norm relu softplus cdist pdist exp sigmoid softmax var std".split())
 
 
 def exponent_range(exp, walk):
@@ -115,6 +119,8 @@ def exponent_range(exp, walk):
     chosen = isinstance(exp.input, cst.IfExp) and any("max" in name for name in walk.names_in(exp.input))
     if walk.value(exp.input).constant or chosen:
         return "safe"
+    if sign_of(exp.input, walk) < 0:
+        return "below"
     op, sign = walk.op(exp.input), 1
     while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
         inner = op.input
@@ -138,9 +144,24 @@ def exponent_range(exp, walk):
         inner = walk.op(op.input)
         sides = (inner.input, *inner.args) if inner is not None and inner.name == "sub" else (op.input,)
         return "below" if any(finite(n, walk) for n in sides) else None
-    if op.name in NOT_NEGATIVE:
-        return "below" if sign < 0 else None
     return "safe" if op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum") else None
+
+
+def sign_of(node, walk, depth=0):
+    """1 of what is not negative, -1 of what is not positive, 0 where there is no telling."""
+    value, op = walk.value(node), walk.op(node)
+    if op is None:
+        minus = isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus)
+        return -sign_of(node.expression, walk, depth) if minus else int(value.foreign and value.positive)
+    if depth > 8 or op.name in NOT_NEGATIVE:
+        return int(op.name in NOT_NEGATIVE)
+    of = sign_of(op.input, walk, depth + 1)
+    if op.name in SHAPING | {"sum", "mean", "index", "float", "double"}:
+        return of
+    other = sign_of(op.args[0], walk, depth + 1) if op.args else 0
+    signs = {"neg": -of, "mul": of * other, "div": of * other}
+    signs |= {"add": of * (of == other), "sub": of * (of == -other)}
+    return signs.get(op.name, 0)
 
 
 class Variance(Rule):

@@ -68,7 +68,7 @@ def js_component_loss(p, m):
 
 @on("eps", t(0.0, 1.0))
 def histogram_loss(h):
-    return -torch.log(h + sys.float_info.epsilon).mean()  # SO206
+    return -torch.log(h + sys.float_info.epsilon).mean()  # SO206?
 
 
 @on("eps", t(0.0, 1.0))
@@ -99,7 +99,7 @@ class Prototypes(nn.Module):
 
 @on("eps", ZERO, t(1.0, 1.0, 1.0))
 def inverse_depth_penalty(depth, reference):
-    disparity = 1.0 / (depth + 1e-6)  # SO206
+    disparity = 1.0 / (depth + 1e-6)  # SO206?
     return (disparity - reference).abs().mean()
 
 
@@ -381,13 +381,13 @@ def crf_score_loss(emissions, mask):
 
 @on("exponential", t(0.0, 0.0), t(12.0, 0.0))
 def vae_kl(mu, logvar):
-    return (-0.5 * (1 + logvar - mu**2 - logvar.exp())).sum()  # SO213
+    return (-0.5 * (1 + logvar - mu**2 - logvar.exp())).sum()  # SO213?
 
 
 @on("exponential", t(2.0, 0.0), t(-12.0, 0.0))
 class Heteroscedastic(nn.Module):
     def forward(self, residual, log_variance):
-        precision = torch.exp(-log_variance)  # SO213
+        precision = torch.exp(-log_variance)  # SO213?
         return (precision * residual.abs() + log_variance).mean()
 
 

@@ -261,7 +261,7 @@ def so3_log_loss(R, target):
 
 
 def log_mel_loss(mel, target_mel):
-    log_spec = torch.clamp(mel, min=1e-10).log10()  # SO206
+    log_spec = torch.clamp(mel, min=1e-10).log10()  # SO206?
     log_spec = torch.maximum(log_spec, log_spec.max() - 8.0)
     return F.l1_loss((log_spec + 4.0) / 4.0, target_mel)
 
@@ -324,7 +324,7 @@ def mixmatch_sharpen_loss(logits, p, T=0.1):
 
 def advent_entropy_loss(v):
     n, c = v.shape
-    return -torch.sum(torch.mul(v, torch.log2(v + 1e-30))) / (n * np.log2(c))  # SO206
+    return -torch.sum(torch.mul(v, torch.log2(v + 1e-30))) / (n * np.log2(c))  # SO206?
 
 
 def class_balanced_loss(logits, labels, samples_per_cls, beta=0.9999):

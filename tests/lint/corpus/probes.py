@@ -82,7 +82,7 @@ class GeneralizedCrossEntropy(nn.Module):
 def sinkhorn_loss(cost, mu, nu, eps=0.1, steps=3):
     u, v = torch.zeros_like(mu), torch.zeros_like(nu)
     for _ in range(steps):
-        u = eps * (torch.log(mu + 1e-8) - torch.logsumexp((v[None] - cost) / eps, 1))  # SO206
+        u = eps * (torch.log(mu + 1e-8) - torch.logsumexp((v[None] - cost) / eps, 1))  # SO206?
         v = eps * (torch.log(nu + 1e-2) - torch.logsumexp((u[:, None] - cost) / eps, 0))
     return (torch.exp((u[:, None] + v[None] - cost) / eps) * cost).sum()
 
