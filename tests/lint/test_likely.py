@@ -47,6 +47,18 @@ PAIRS = [
     # anchors make most boxes fp32
     ("SO210", "x, y", "return ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1])).mean()",
      "return (x * y).sum() / (x.sum() + y.sum())"),
+    # what of an argument may be 0 its name says, or what was written into it; sums and products are 0 in half
+    ("SO206", "depth, attn", "return torch.log(depth + 1e-8).mean()", "return torch.log(attn + 1e-8).mean()"),
+    ("SO206", "depth, attn", "return (attn / (torch.sqrt(depth) + 1e-8)).mean()",
+     "return (depth / (attn.mean(0) + 1e-8)).mean()"),
+    ("SO206", "depth, y", "return torch.log((y @ depth).clamp(min=1e-8)).mean()",
+     "probs = y @ depth\nreturn torch.log(probs.clamp(min=1e-8)).mean()"),
+    ("SO206", "depth, y", "return torch.log((depth @ y) + 1e-8).mean()", "return torch.log((depth * y) + 1e-8).mean()"),
+    ("SO206", "depth, y", "depth = depth.clone()\nreturn (1 / (depth + 1e-8)).mean()",
+     "depth = depth.clone()\ndepth[y > 2] = 0\nreturn (1 / (depth + 1e-8)).mean()"),
+    ("SO206", "depth, p", "return torch.log(depth + 1e-6).mean()", "return torch.log(p + 1e-6).mean()"),
+    # the loss itself pulls a log-variance to 0
+    ("SO213", "logvar, logits", "return torch.exp(logvar).mean()", "return torch.exp(logits).mean()"),
     # a policy has moved little since it was sampled, while it is clipped
     ("SO213", "logp, old_logp", "return torch.exp(logp - old_logp).mean()",
      "return torch.exp(old_logp.detach() / 0.05 - logp / 0.05).mean() + torch.exp(logp / 0.05).mean()"),

@@ -321,6 +321,23 @@ BOUNDED = [
      "s = torch.exp(0.5 * ((x - y) / 0.1).pow(2))\nreturn (s / s.sum(1)).mean()", "SO211"),
     ("s = torch.exp((x - y).abs() * -3)\nreturn (s / s.sum(1)).mean()",
      "s = torch.exp((x - y).abs() * 3)\nreturn (s / s.sum(1)).mean()", "SO211"),
+    ("c = (x - y).square().sum(1)\nv = -1 / (2 * y.var() ** 2)\ne = torch.exp(v * c - 0.1)\n"
+     "return -torch.log(e / e.sum()).mean()",
+     "c = (x - y).square().sum(1)\nv = 1 / (2 * y.var() ** 2)\ne = torch.exp(v * c - 0.1)\n"
+     "return -torch.log(e / e.sum()).mean()", "SO211"),
+    ("s = torch.exp(-(x.abs() + y.square()))\nreturn (s / s.sum(1)).mean()",
+     "s = torch.exp(-(x.abs() + y))\nreturn (s / s.sum(1)).mean()", "SO211"),
+    ("dice = (x * y).mean()\nreturn torch.log(torch.cosh(1 - dice))",
+     "distance = (x * y).mean()\nreturn torch.log(torch.cosh(1 - distance))", "SO211"),
+    ("a, b = x.square().sum(1), y.square().sum(1)\nreturn (1 / ((1 - a) * (1 - b))).mean()",
+     "a, b = x.square().sum(1), y.square().sum(1)\nreturn (1 / ((x.sum(1) - a) * (y.sum(1) - b))).mean()", "SO210"),
+    # where something of it is True, something is
+    ("valid = x > 0\nsome = (valid & (y > 0)).float()\nif some.sum() > 0:\n    y = some.sum() / valid.sum()\n"
+     "return y.mean()",
+     "valid = x > 0\nsome = (x < 1) & (y > 0)\nif some.sum() > 0:\n    y = some.sum() / valid.sum()\nreturn y.mean()",
+     "SO202"),
+    ("s = []\nfor i in range(3):\n    s.append(torch.ones(4) * i)\nreturn x[torch.cat(s) == 1].mean()",
+     "s = []\nfor i in range(3):\n    s.append(torch.ones(4).to(x) * i)\nreturn x[torch.cat(s) == 1].mean()", "SO101"),
     ("return torch.exp(10 * (2 - (x - y).abs())).mean()", "return torch.exp(10 * (2 - (x - y))).mean()", "SO213"),
     ("return torch.exp(10 * (2 - (x - y).abs())).mean()", "return torch.exp(10 * ((x - y).abs() - 2)).mean()", "SO213"),
     ("return (y / (torch.cosh(x) + 1e-8)).mean()", "return (y / (torch.sinh(x) + 1e-8)).mean()", "SO206"),
