@@ -40,6 +40,8 @@ class Binding:
                 self._disown(expression)
             if dotted(target):
                 value = dataclasses.replace(value, owned=False)
+                if not (value.tensor or value.foreign or value.op) and named_eps(target.attr.value):
+                    value.positive = True  # self.eps = kwargs.get("eps", 1e-5)
                 self.scope.bind(dotted(target), value)
                 if self.scope.outer is not None and dotted(target).startswith("self."):
                     self.scope.outer.bind(dotted(target), value)  # the other methods see it too

@@ -139,8 +139,9 @@ class Calls:
             known = tensors and (layer or model or helper)
             given = [v for a in node.args if (v := self.value(a.value)).tensor]
             wide = self.scope.wide > 0 or SINGLE.search(name) or given and all(v.wide for v in given)
-            if isinstance(node.func, cst.Attribute):  # of a distribution of what is wide
-                wide = wide or self.value(node.func.value).wide
+            if isinstance(node.func, cst.Attribute):  # of a distribution of what is wide, of what nothing is known of
+                cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports)
+                wide = wide or self.value(node.func.value).wide or cast and cast.wide
             return Value(tensor=bool(known), node=node, wide=bool(wide))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:

@@ -101,6 +101,8 @@ def function_scope(node, outer, class_name, is_module, imports, clues, given=Non
         value = _parameter(p, known, by_name and not letter, imports)
         if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):
             value.mask = "likely"
+        if p.name.value in clues.complex:  # of which there is hardly any half
+            value = dataclasses.replace(value, wide=True)
         for flag in given.flags.get(p.name.value, ()) if given else ():
             value = dataclasses.replace(value, **{flag: True})
         scope.bind(p.name.value, value)

@@ -31,6 +31,7 @@ class Clues:
     metric: bool = False
     formula: bool = False  # a loss by its form alone
     scripted: bool = False
+    complex: set = dataclasses.field(default_factory=set)  # names whose imaginary part it takes
     decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
 
@@ -98,7 +99,7 @@ def _metrics(module):
 
 def _clues(body, imports):
     tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
-    counted, factors = set(), set()
+    counted, factors, parts = set(), set(), set()
     decomposes = widened = False
     assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
     todo = [body]
@@ -139,6 +140,8 @@ def _clues(body, imports):
         elif isinstance(node, cst.Attribute) and isinstance(node.value, cst.Name):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
+            elif node.attr.value == "imag":
+                parts.add(node.value.value)
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
             tensors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
@@ -159,6 +162,7 @@ def _clues(body, imports):
     reduces = any(total(value, totals, used) for value in results)
     clues = Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
     clues.decomposes = decomposes and not widened
+    clues.complex = parts
     return clues
 
 

@@ -327,6 +327,7 @@ BOUNDED = [
      "return -torch.log(e / e.sum()).mean()", "SO211"),
     ("s = torch.exp(-(x.abs() + y.square()))\nreturn (s / s.sum(1)).mean()",
      "s = torch.exp(-(x.abs() + y))\nreturn (s / s.sum(1)).mean()", "SO211"),
+    ("return torch.log(1 - torch.exp(-x)).mean()", "return torch.log(y - torch.exp(-x)).mean()", "SO211"),
     ("dice = (x * y).mean()\nreturn torch.log(torch.cosh(1 - dice))",
      "distance = (x * y).mean()\nreturn torch.log(torch.cosh(1 - distance))", "SO211"),
     ("a, b = x.square().sum(1), y.square().sum(1)\nreturn (1 / ((1 - a) * (1 - b))).mean()",
@@ -356,3 +357,15 @@ BOUNDED = [
 def test_what_is_bounded_or_has_no_half(silent, told, code):
     codes = [{f.code for f in lint_source(program("x, y", body), rules=EVERY)} for body in (silent, told)]
     assert code not in codes[0] and code in codes[1]
+
+
+def test_an_eps_out_of_a_dictionary_is_one():
+    source = """class SomeLoss(nn.Module):
+    def __init__(self, **options):
+        self.{0} = options.get("{0}", 1e-5)
+
+    def forward(self, x, y):
+        return (x / (y.var() + self.{0})).mean()
+"""
+    assert lint_source(HEADER + source.format("epsilon")) == []
+    assert [f.code for f in lint_source(HEADER + source.format("offset"))] == ["SO202"]

@@ -14,6 +14,10 @@ PAIRS = [
     # the parts of complex numbers, of which there is hardly any half
     ("return torch.log(x.{} + 1e-8).mean()", "real.abs()", "abs()"),
     ("return torch.log({}(x) + 1e-8).mean()", "to_one_hot", "model"),
+    ("p = x.abs()\nreturn torch.log(p + 1e-8).mean() + {}.mean()", "x.imag", "x"),
+    # a cast of what nothing is known of
+    ("y = flat(y){}\nreturn torch.log(x * y + 1e-8).mean()", ".float()", ""),
+    ("y = flat(y).to({})\nreturn torch.log(x * y + 1e-8).mean()", "torch.float32", "x.dtype"),
     # autocast makes half of what goes into a product of matrices, fp32 or not
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "x.float() * y.float()", "x.float() @ y.float()"),
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "(x @ y).float()", "F.conv2d(x.float(), y.float())"),

@@ -67,6 +67,8 @@ class Spelled(Rule):
             return "safeops.log_cosh_loss" if inner.name == "cosh" else "the argument of exp"
         if op.name == "log1p" and inner.name == "exp":
             return None if exponent_range(inner, walk) else "F.softplus"
+        if inner.name == "sub" and not walk.value(inner.input).tensor:  # log(1 - exp(-x)) is of x > 0 alone
+            return None
         if inner.name in ("add", "sub"):
             return "F.softplus or torch.logsumexp" if self._grows(inner, walk) else None
         if inner.name in ("sum", "mean", "cumsum"):
