@@ -111,7 +111,7 @@ class _Division(Rule):
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
-        likely = self.of_reductions and _often_zero(node, walk)
+        likely = self.of_reductions and _often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there
         walk.report(self, op.node, message, self._fix(op, walk), likely=likely)
 
     def _fix(self, op, walk):
