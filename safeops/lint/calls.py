@@ -18,7 +18,7 @@ NUMBERS = re.compile(
 )  # arguments that are numbers more often than tensors
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
-SINGLE = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
+FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
@@ -138,7 +138,7 @@ class Calls:
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
             given = [v for a in node.args if (v := self.value(a.value)).tensor]
-            wide = self.scope.wide > 0 or SINGLE.search(name) or given and all(v.wide for v in given)
+            wide = self.scope.wide > 0 or FP32_NAMES.search(name) or given and all(v.wide for v in given)
             if isinstance(node.func, cst.Attribute):  # of a distribution of what is wide, of what nothing is known of
                 cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports)
                 wide = wide or self.value(node.func.value).wide or cast and cast.wide

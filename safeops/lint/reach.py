@@ -63,10 +63,6 @@ class Reach:
             for c in {owner, *below}:
                 yield from self.named.get((c, name), ())
 
-    def ends_of_bases(self, class_name):
-        """`Function` of `torch.autograd.Function`"""
-        return [(base or "").rpartition(".")[2] for base in self._bases[class_name]]
-
     def _ancestors(self, class_name):
         """A class and its bases in this file."""
         found = [class_name]

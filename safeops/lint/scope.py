@@ -133,14 +133,10 @@ def _casts_to(call, imports):
     return next((dtype_of(a.value, imports) for a in given if a.keyword and a.keyword.value == "cast_inputs"), None)
 
 
-def switched_off(call):
-    """`autocast(enabled=False)`"""
-    return any(a.keyword and a.keyword.value == "enabled" and dotted(a.value) == "False" for a in call.args)
-
-
 def enter_autocast(scope, call, step):
     """autocast(enabled=False) is where arithmetic is wide on purpose."""
-    if call and switched_off(call):
+    given = call.args if call else ()
+    if any(a.keyword and a.keyword.value == "enabled" and dotted(a.value) == "False" for a in given):
         scope.wide += step
     else:
         scope.autocast += step

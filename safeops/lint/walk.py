@@ -54,7 +54,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
                 break
             found = self._pass(given)
         for key, report in told.items():
-            report.likely &= key in found
+            report.likely &= key in found and found[key].likely
         return [report for report in told.values() if report.likely or self.possible]
 
     def _pass(self, given):
