@@ -10,7 +10,7 @@ from safeops.lint.reach import CALLED
 from safeops.lint.syntax import descendants, dotted
 
 FLAGS = ("wide", "positive", "integer", "detached", "host")  # of a Value: what holds where it does in every call
-DEMO = re.compile(r"_*(test|demo|example|main)(_|$)")
+DEMO = re.compile(r"_*(test|demo|example)(_|$)")
 PLAIN = ("staticmethod", "classmethod")  # decorators that leave the arguments alone
 
 

@@ -19,6 +19,7 @@ NUMBERS = re.compile(
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
+LEARNED = re.compile(r"\b(Linear|Bilinear|Conv\w+|MultiheadAttention|LSTM|GRU|Transformer\w*)\(")
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
@@ -142,6 +143,9 @@ class Calls:
             if isinstance(node.func, cst.Attribute):  # of a distribution of what is wide, of what nothing is known of
                 cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports)
                 wide = wide or self.value(node.func.value).wide or cast and cast.wide
+            made = self.scope.get(dotted(node.func) or "").node
+            layer = isinstance(made, cst.Call) and (self.imports.resolve(made.func) or "").startswith("torch.nn.")
+            wide = wide and not (layer and not self.scope.wide and LEARNED.search(self.text(made)))  # half by autocast
             return Value(tensor=bool(known), node=node, wide=bool(wide))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:

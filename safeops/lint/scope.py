@@ -140,6 +140,7 @@ def enter_autocast(scope, call, step):
         scope.wide += step
     else:
         scope.autocast += step
+        scope.wide = 0
 
 
 def _parameter(p, tensors, by_name, imports):

@@ -7,7 +7,7 @@ from safeops.lint.syntax import children, descendants, dotted
 COMPARED = set("eq ne lt gt le ge isclose".split())
 NO_GRADIENT = COMPARED | set("item tolist detach argmax argmin argsort long int bool float numpy print".split())
 FILLS = {"masked_fill", "masked_fill_", "nan_to_num", "nan_to_num_", "where"}
-ASSIGNMENTS = (cst.Assign, cst.AnnAssign, cst.AugAssign)
+ASSIGNMENTS = (cst.Assign, cst.AnnAssign, cst.AugAssign, cst.NamedExpr)
 ENDS = (cst.Return, cst.Yield, cst.Expr)
 
 
@@ -24,8 +24,11 @@ def filled_later(body, node):
 
 def _leaves(body, node, ends):
     """Whether a function returns, hands on or keeps what is made of `node`, other than by way of `ends`."""
-    names = set()
-    for statement in [*_in_order(body)] * 2:  # a loop's end goes before its start
+    names, nodes = set(), [*_in_order(body)]
+    maybe = {id(part) for n in nodes if isinstance(n, cst.If) for part in descendants(n)}
+    for statement in nodes * 2:  # a loop's end goes before its start
+        if isinstance(statement, cst.For) and _mentions(_followed(statement.iter, ends), node, names):
+            return True
         if not isinstance(statement, (*ASSIGNMENTS, *ENDS)) or statement.value is None:
             continue
         mentioned, carried = (
@@ -35,7 +38,10 @@ def _leaves(body, node, ends):
         if carried and not (targets and all(isinstance(t, (cst.Name, cst.Tuple)) for t in targets)):
             return True
         plain = {n.value for t in targets for n in descendants(t) if isinstance(n, cst.Name)}
-        names = names | plain if carried else names - plain if mentioned else names  # x = x.detach()
+        if carried:
+            names |= plain
+        elif mentioned and id(statement) not in maybe:  # x = x.detach()
+            names -= plain
     return False
 
 

@@ -114,9 +114,8 @@ def of_op(op, operands, imports, autocast=True):
     dtype = dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
-    value.wide = (
-        dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide and not v.foreign for v in operands))
-    )
+    few = [v for v in operands if not (v.foreign or _number(v))] or [v for v in operands if not v.foreign]
+    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in few))
     value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _dimensions(op.input)
     value.wide &= not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
@@ -155,6 +154,12 @@ def of_op(op, operands, imports, autocast=True):
         and all(v.detached or v.constant or v.integer or v.mask == "bool" for v in tensors)
     )
     return value
+
+
+def _number(value):
+    """`x.mean()`, whose dtype counts for nothing beside what has dimensions."""
+    op = value.op
+    return op is not None and op.name in REDUCTIONS and not (op.args or op.kwargs)
 
 
 def _dimensions(size):

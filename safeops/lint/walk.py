@@ -179,6 +179,8 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
             off = last == "set_grad_enabled" and "False" in [dotted(a.value) for a in call.args]
             if off or last in ("no_grad", "inference_mode"):
                 scope.no_grad += 1
+            elif last == "enable_grad":
+                scope.no_grad = 0
             elif last in ("autocast", "maybe_autocast"):
                 enter_autocast(scope, call, 1)
             elif last == "fp32_region":

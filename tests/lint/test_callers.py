@@ -102,6 +102,7 @@ def test_a_demonstration_is_no_caller():
     wide = HELPER.format(name="share", caller="return share(x.float()).mean()")
     assert told(wide + "\n\nif __name__ == '__main__':\n    print(share(torch.rand(3).half()))\n") == []
     assert told(wide + "\n\ndef test_share(x):\n    assert share(x).sum() > 0\n") == []
+    assert told(wide + "\n\ndef main(x):\n    return share(x).mean()\n") == ["SO206"]  # where a training may begin
     assert told(wide + "\n\nCALLED = {'share': share}\n") == ["SO206"]
 
 

@@ -21,6 +21,13 @@ PAIRS = [
     # autocast makes half of what goes into a product of matrices, fp32 or not
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "x.float() * y.float()", "x.float() @ y.float()"),
     ("s = {}\nreturn torch.log(s + 1e-8).mean()", "(x @ y).float()", "F.conv2d(x.float(), y.float())"),
+    ("s = F.scaled_dot_product_attention(x.float(), y.float(), y.float()){}\nreturn torch.log(s * x + 1e-8).mean()",
+     ".float()", ""),
+    ("fc = nn.Linear(3, 3)\np = torch.sigmoid(fc(x.float()){})\nreturn torch.log(p + 1e-8).mean()", ".float()", ""),
+    ("with torch.autocast('cuda', enabled=False):\n    with torch.autocast('cuda', enabled={}):\n"
+     "        return torch.log(x * y + 1e-8).mean()", "False", "True"),
+    # a number's dtype counts for nothing beside what has dimensions
+    ("return torch.log(x * y.float().mean({}) + 1e-8).mean()", "0", ""),
     ("with torch.autocast('cuda', enabled={}):\n    s = x.float() @ y.float()\nreturn torch.log(s + 1e-8).mean()",
      "False", "True"),
     # what is joined
@@ -78,6 +85,24 @@ def test_what_is_changed_to_what_has_no_gradient_has_none():
     body = "d = torch.sqrt((x - y).abs())\n{}d = d > 0.5\nreturn d.sum() + x.mean()"
     codes = [[f.code for f in lint_source(program("x, y", body.format(line)))] for line in ("", "z = d\nx = x + z\n")]
     assert codes == [[], ["SO204"]]
+
+
+LEAVES = [
+    "if len(d) > 3:\n    d = d.detach()\nreturn d.mean()",
+    "loss = x.mean() * 0\nfor e in d:\n    loss = loss + e\nreturn loss",
+    "if (e := d * 2) is not None:\n    return e.mean()\nreturn x.mean()",
+]
+
+
+@pytest.mark.parametrize("rest", LEAVES)
+def test_where_a_root_may_leave_with_its_gradient(rest):
+    assert "SO204" in {f.code for f in lint_source(program("x, y", f"d = torch.sqrt((x - y).abs())\n{rest}"))}
+
+
+def test_a_graph_that_is_switched_on_again():
+    body = "with torch.no_grad():\n    with torch.{}():\n        return torch.sqrt((x - y).abs()).mean()"
+    codes = [[f.code for f in lint_source(program("x, y", body.format(n)))] for n in ("enable_grad", "no_grad")]
+    assert codes == [["SO204"], []]
 
 
 def test_what_goes_round_a_loop_has_a_gradient():

@@ -112,6 +112,7 @@ class Spelled(Rule):
         return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
 
 
+BOUNDED_ABOVE = {"clamp_max", "logsigmoid", "log_softmax", "minimum"}
 SCORES = re.compile(r"dice|tversky|jaccard|iou|ssim", re.IGNORECASE)  # between 0 and 1
 NOT_NEGATIVE = set("abs square pow norm relu softplus cdist pdist exp sigmoid softmax var std".split())
 
@@ -146,17 +147,24 @@ def exponent_range(exp, walk):
         inner = walk.op(op.input)
         sides = (inner.input, *inner.args) if inner is not None and inner.name == "sub" else (op.input,)
         return "below" if any(finite(n, walk) for n in sides) else None
-    return "safe" if op.name in ("clamp", "clamp_max", "logsigmoid", "log_softmax", "minimum") else None
+    if op.name == "clamp" and sign > 0 and op.arg(1, "max") is None:
+        return None
+    return "safe" if op.name == "clamp" or sign > 0 and op.name in BOUNDED_ABOVE else None
 
 
 def sign_of(node, walk, depth=0):
     """1 of what is not negative, -1 of what is not positive, 0 where there is no telling."""
     value, op = walk.value(node), walk.op(node)
     if op is None:
+        number = walk.number(node)
+        if number is not None:
+            return (number > 0) - (number < 0)
         minus = isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus)
         return -sign_of(node.expression, walk, depth) if minus else int(value.foreign and value.positive)
-    if depth > 8 or op.name in NOT_NEGATIVE:
-        return int(op.name in NOT_NEGATIVE)
+    if depth > 8 or op.name == "pow" and (walk.number(op.arg(0, "exponent")) or 2) % 2 == 1:
+        return 0
+    if op.name in NOT_NEGATIVE:
+        return 1
     of = sign_of(op.input, walk, depth + 1)
     if op.name in SHAPING | {"sum", "mean", "index", "float", "double"}:
         return of
