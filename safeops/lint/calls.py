@@ -7,6 +7,7 @@ import libcst as cst
 import torch
 
 from safeops.lint.layers import layer_operation
+from safeops.lint.reach import LEARNED
 from safeops.lint.survey import DIMS
 from safeops.lint.syntax import Op, dotted, operation
 from safeops.lint.tables import NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
@@ -19,7 +20,6 @@ NUMBERS = re.compile(
 # Methods that say it wherever they are called.
 CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
 FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
-LEARNED = re.compile(r"\b(Linear|Bilinear|Conv\w+|MultiheadAttention|LSTM|GRU|Transformer\w*)\(")
 JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
 CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
 MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
@@ -138,15 +138,7 @@ class Calls:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
             known = tensors and (layer or model or helper)
-            given = [v for a in node.args if (v := self.value(a.value)).tensor]
-            wide = self.scope.wide > 0 or FP32_NAMES.search(name) or given and all(v.wide for v in given)
-            if isinstance(node.func, cst.Attribute):  # of a distribution of what is wide, of what nothing is known of
-                cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports)
-                wide = wide or self.value(node.func.value).wide or cast and cast.wide
-            made = self.scope.get(dotted(node.func) or "").node
-            layer = isinstance(made, cst.Call) and (self.imports.resolve(made.func) or "").startswith("torch.nn.")
-            wide = wide and not (layer and not self.scope.wide and LEARNED.search(self.text(made)))  # half by autocast
-            return Value(tensor=bool(known), node=node, wide=bool(wide))
+            return Value(tensor=bool(known), node=node, wide=self._returns_fp32(node, op, name))
         tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
         if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
             return Value(foreign=True, positive=True)
@@ -162,10 +154,24 @@ class Calls:
             joined = [self.value(e.value) for e in getattr(op.input, "elements", ())]  # cat((a, b))
             appended = self.scope.appended.get(dotted(op.input) or "", ())
             value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
-            value.host = bool(appended) and all(v.host for v in appended) or value.host and bool(joined)
+            value.host |= bool(appended) and all(v.host for v in appended)
         if op.name in REDUCTIONS:
             value.owned = True
         return value
+
+    def _returns_fp32(self, node, op, name):
+        """Whether a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is
+        fp32, or because it is given nothing else; not a layer with weights, which autocast computes in half."""
+        if self.scope.wide:
+            return True
+        made = self.scope.get(dotted(node.func) or "").node
+        torchs = isinstance(made, cst.Call) and (self.imports.resolve(made.func) or "").startswith("torch.nn.")
+        if torchs and any(word in self.text(made) for word in LEARNED):
+            return False
+        cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
+        owner = isinstance(node.func, cst.Attribute) and self.value(node.func.value).wide  # a distribution
+        given = [v for a in node.args if (v := self.value(a.value)).tensor]
+        return bool(FP32_NAMES.search(name) or cast or owner or given and all(v.wide for v in given))
 
     def _samples(self, node):
         """`Chi2(n).sample()`, also of a name: without a graph, as torch.rand is."""

@@ -73,7 +73,7 @@ class Conditions:
         self.evaluate(test)
         self._event("test", test)
         asked = asked_about(test)
-        for name in list(asked):  # of `some & valid` is nothing where valid has nothing
+        for name in list(asked):  # where `some & valid` has an element, valid has one
             op = self.scope.get(name).op
             while op is not None and op.name in ("float", "to", "bitwise_and"):
                 asked |= {n.value for n in (op.input, *op.args) if isinstance(n, cst.Name)}

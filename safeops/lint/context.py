@@ -14,8 +14,8 @@ from safeops.lint.tables import REDUCTIONS
 from safeops.lint.values import NOTHING
 
 TO_HALF = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
-# What who calls a private function may well see to.
-SEEN_TO = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
+# Rules about values that the callers of a private function may well have prepared.
+PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
 CDIST = re.compile(r"\bcdist\([^()]*\bp=1\b")
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
@@ -84,7 +84,7 @@ class Context:
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
         What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
-        likely = likely and not (self.private and rule.code in SEEN_TO)
+        likely = likely and not (self.private and rule.code in PREPARED)
         if not (likely or self.possible):
             return
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):

@@ -99,7 +99,7 @@ def _metrics(module):
 
 def _clues(body, imports):
     tensors, arrays, returned, backward, computes = set(), set(), set(), False, False
-    counted, factors, parts = set(), set(), set()
+    counted, factors, imaginary = set(), set(), set()
     decomposes = widened = False
     assigned, results, numpy = [], [], False  # (name, expression); what it returns; it calls numpy
     todo = [body]
@@ -141,7 +141,7 @@ def _clues(body, imports):
             if node.attr.value in TENSOR_ATTRIBUTES:
                 tensors.add(node.value.value)
             elif node.attr.value == "imag":
-                parts.add(node.value.value)
+                imaginary.add(node.value.value)
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.MatrixMultiply):
             tensors |= {side.value for side in (node.left, node.right) if isinstance(side, cst.Name)}
         elif isinstance(node, cst.BinaryOperation) and isinstance(node.operator, cst.Multiply):
@@ -162,7 +162,7 @@ def _clues(body, imports):
     reduces = any(total(value, totals, used) for value in results)
     clues = Clues(tensors, arrays, counted & factors, backward, computes, bool(results), loss, reduces, numpy)
     clues.decomposes = decomposes and not widened
-    clues.complex = parts
+    clues.complex = imaginary
     return clues
 
 

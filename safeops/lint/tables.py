@@ -78,7 +78,7 @@ WIDENING = NO_HALF | set(
 # What autocast computes in half, whatever it is given.
 HALVED = set(
     """matmul mm mv bmm addmm addmv addbmm baddbmm addr chain_matmul multi_dot einsum linear bilinear tensordot
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d prelu
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu
     scaled_dot_product_attention""".split()
 )
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}

@@ -114,9 +114,10 @@ def of_op(op, operands, imports, autocast=True):
     dtype = dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
-    few = [v for v in operands if not (v.foreign or _number(v))] or [v for v in operands if not v.foreign]
-    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in few))
-    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _dimensions(op.input)
+    known = [v for v in operands if not v.foreign]
+    promoting = [v for v in known if not _zero_dim(v)] or known
+    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in promoting))
+    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _has_dimensions(op.input)
     value.wide &= not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
     value.wide |= any(
@@ -156,14 +157,14 @@ def of_op(op, operands, imports, autocast=True):
     return value
 
 
-def _number(value):
-    """`x.mean()`, whose dtype counts for nothing beside what has dimensions."""
+def _zero_dim(value):
+    """`x.mean()`: beside a tensor with dimensions its dtype does not count."""
     op = value.op
     return op is not None and op.name in REDUCTIONS and not (op.args or op.kwargs)
 
 
-def _dimensions(size):
-    """Whether a size is none of a number, which widens nothing: not `()`."""
+def _has_dimensions(size):
+    """Whether a tensor of this size has dimensions: all but `()` and `[]`."""
     return size is not None and not (isinstance(size, (cst.Tuple, cst.List)) and not size.elements)
 
 

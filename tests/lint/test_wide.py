@@ -1,8 +1,12 @@
 """What is fp32 for certain, and what only looks so: an eps of 1e-8 is told of the second alone."""
 
 import pytest
+import torch
+from torch.testing._internal.autocast_test_lists import AutocastTestLists
+from torch.testing._internal.common_methods_invocations import op_db
 
 from safeops.lint.check import lint_source
+from safeops.lint.tables import HALVED, NO_HALF
 from tests.lint.programs import EVERY, HEADER, program
 
 # body, with {} where it takes what is fp32 or what is not; the first; the second
@@ -109,3 +113,14 @@ def test_what_goes_round_a_loop_has_a_gradient():
     body = "last = x\nfor _ in range(3):\n    y = y + {}\n    last = torch.sqrt((x - y).abs())\nreturn y.sum()"
     codes = [[f.code for f in lint_source(program("x, y", body.format(n)))] for n in ("last", "last.detach()")]
     assert codes == [["SO204"], []]
+
+
+def test_the_names_are_those_of_torchs_own_tables():
+    has_half = {}
+    for op in op_db:
+        for name in {op.name.rpartition(".")[2], *(alias.name.rpartition(".")[2] for alias in op.aliases)}:
+            has_half[name] = has_half.get(name, False) or torch.float16 in op.dtypesIfCUDA
+    assert [name for name in sorted(NO_HALF) if has_half.get(name, True)] == []
+    by_autocast = {case[0] for case in AutocastTestLists(torch.device("cpu")).torch_fp16}
+    called = {name for name in by_autocast if hasattr(torch.Tensor, name) or hasattr(torch.nn.functional, name)}
+    assert called <= HALVED and len(called) > 15

@@ -2,6 +2,7 @@
 
 import re
 
+from safeops.lint.rules.bounds import PRODUCTS
 from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, PROBABILITY, sources
 from safeops.lint.rules.spelled import exponent_range
 from safeops.lint.rules.squares import through
@@ -10,7 +11,7 @@ from safeops.lint.tables import SHAPING
 
 # What is a probability, too, whatever made it: what softmax made of logits is often called so.
 SHARES = re.compile(r"(^|[._])(probs?|logits?|attn|attentions?|densit\w*|hazard\w*|hist(ogram)?)(_|$)")
-LARGE = {"matmul", "mm", "bmm", "addmm", "einsum", "i0e"}
+SELDOM_ZERO = PRODUCTS | {"addmm", "i0e"}
 FACTORS = re.compile(r"(^|_)(weight|scale|factor|coeff?|coefficient)s?$", re.IGNORECASE)
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
 
@@ -39,13 +40,13 @@ def needless(op, walk):
 
 def small(op, walk):
     """Whether the code shows why what is guarded is small: a probability by its name, a difference, a sum, a product.
-    Of what else an argument holds, of means and products of matrices only the caller knows."""
+    Of what else an argument holds, or a product of matrices, only the caller knows."""
     for node in (n for n in (op.input, *op.args) if walk.value(n).tensor):
         made = through(node, walk, SHAPING | {"abs", "neg", "sqrt", "mean"})
         names = sources(node, walk)
         named = bool(names) and all(PROBABILITY.search(name) or SHARES.search(name) for name in names)
         named = named or SHARES.search(dotted(node) or "") or dotted(node) in walk.scope.filled  # with 0
-        if named or made is not None and made.name not in LARGE:
+        if named or made is not None and made.name not in SELDOM_ZERO:
             return True
     return False
 
