@@ -47,15 +47,20 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
         reach = Reach(self.module)
         self.clues, self.helpers = survey(self.module, self.imports, reach, self.scripted)
         told = found = self._pass({})
-        callers, given = Callers(self.module, reach) if found else None, {}
+        if not self._told(told):
+            return []
+        callers, given = Callers(self.module, reach), {}
         for _ in range(PASSES):
-            before, given = given, callers.given(self) if found else {}
+            before, given = given, callers.given(self)
             if given == before:
                 break
             found = self._pass(given)
         for key, report in told.items():
             report.likely &= key in found and found[key].likely
-        return [report for report in told.values() if report.likely or self.possible]
+        return self._told(told)
+
+    def _told(self, reports):
+        return [report for report in reports.values() if report.likely or self.possible]
 
     def _pass(self, given):
         """{(code, id of node): Report} of going over the file once. `given`: what callers give to its functions."""
