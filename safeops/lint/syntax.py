@@ -116,6 +116,9 @@ LOSS_FILE = re.compile(r"loss[^/\\]*$", re.IGNORECASE)
 METRICS = re.compile(r"(^|[/\\_])metrics?(\.py$|[/\\])", re.IGNORECASE)
 
 
+TEST_FILE = re.compile(r"(^|[/\\])(test_\w+|\w+_test|conftest)\.py$")
+
+
 class Imports:
     """The file's import statements: what a name stands for, wherever in the file it was imported."""
 
@@ -138,6 +141,7 @@ class Imports:
         named = METRICS.search(path) is not None
         self.statistics = named and not LOSS_FILE.search(path) and not HALF.search(module.code)  # of fp32
         self.measures = named or any("metric" in full.lower() for full in self.names.values())
+        self.tests = TEST_FILE.search(path) is not None
 
     def _bind(self, name, full, imported):
         self.names[name] = full

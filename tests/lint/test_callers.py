@@ -7,7 +7,7 @@ from tests.lint.programs import DEFAULT, HEADER
 
 HELPER = """
 def {name}(x, eps=1e-8):
-    return x / (x.sum(1, keepdim=True) + eps)
+    return torch.log(x.sum(1, keepdim=True) + eps)
 
 
 class SomeLoss(nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 from safeops.lint.check import fix_source, lint_source
 from safeops.lint.rules import RULES
-from tests.lint.programs import EVERY
+from tests.lint.programs import DEFAULT, EVERY
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"
 # code -> (arguments, expression before, after): what the rewrite makes of it, inside a function named loss
@@ -160,7 +160,7 @@ def test_what_a_rewrite_could_change_is_left_alone(body):
 def test_a_smoothed_ratio_of_nothing_stays_one():
     source = in_loss("x, y", "return 1 - (2 * (x * y).sum() + 1e-8) / (x.sum() + y.sum() + 1e-8)")
     zero = torch.zeros(3)
-    for code in (source, fix_source(source)[0]):
+    for code in (source, fix_source(source, rules=DEFAULT)[0]):
         scope = {}
         exec(compile(code, "<dice>", "exec"), scope)
         assert scope["loss"](zero, zero) == 0, code

@@ -22,8 +22,14 @@ PAIRS = [
     ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')",
      "return F.mse_loss(x.half(), y, reduction='sum')"),
     # weights and lengths are not all 0
-    ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = w > 0\nreturn (x * w).sum() / w.sum()"),
-    ("SO202", "x, weight", "return (x * weight).sum() / weight.sum()", "return x.sum() / (weight > 0).sum()"),
+    ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = (w > 0).to(x.dtype)\nreturn (x * w).sum() / w.sum()"),
+    ("SO202", "x, mask", "return x.sum() / mask.sum()", "return x.sum() / mask.type_as(x).sum()"),
+    ("SO202", "x, mask", "return x.sum() / mask.float().sum()", "return x.sum() / mask.to(x.dtype).sum()"),
+    ("SO202", "x, y", "return (x / (1 - x.norm(dim=1))).mean()", "return (x / (x.norm(dim=1) * y.norm())).mean()"),
+    ("SO202", "x, y", "return y[x / x.std() > 3].mean()", "return (x / x.std()).mean()"),
+    # which of two is larger, and the largest of all
+    ("SO202", "x, y", "return (x / (torch.max(x, y) - torch.min(x, y))).mean()",
+     "return (x / (x.max(1)[0] - x.min(1)[0])).mean()"),
     ("SO202", "x, y", "return (x / x.max()).mean()", "return (x / (x.amax(1) - x.amin(1))[:, None]).mean()"),
     ("SO202", "x, y", "return ((x - y).abs() / y.abs().mean()).mean()", "return (x / x.norm(dim=1)).mean()"),
     ("SO202", "x, y", "n = (x - y).square().sum()\nreturn x.sum() / n", "n = y.square().sum()\nreturn x.sum() / n"),
@@ -34,6 +40,8 @@ PAIRS = [
     ("SO204", "rate, p", "return torch.log(rate / 2).mean()", "return torch.log(p / rate).mean()"),
     ("SO204", "re, im", "return torch.sqrt(re**2 + im**2).mean()", "return torch.sqrt((re - im).abs() / 8).mean()"),
     ("SO204", "x, y", "return torch.sqrt(F.mse_loss(x, y))", "return torch.sqrt(x.var(1)).mean()"),
+    # half a chord is 1 between opposite points alone
+    ("SO204", "x, y", "return torch.asin((x - y).norm(dim=1) / 2).mean()", "return torch.acos((x * y).sum(1)).mean()"),
     # v / (|v| + 1e-6) is 1 at most
     ("SO206", "v", "return (v / (v.norm() + 1e-6)).mean()", "return (1 / (v.norm() + 1e-6)).mean()"),
     # what is not valid is a number most of the time
@@ -49,8 +57,26 @@ PAIRS = [
      "return (x * y).sum() / (x.sum() + y.sum())"),
     # what of an argument may be 0 its name says, or what was written into it; sums and products are 0 in half
     ("SO206", "depth, attn", "return torch.log(depth + 1e-8).mean()", "return torch.log(attn + 1e-8).mean()"),
-    ("SO206", "depth, attn", "return (attn / (torch.sqrt(depth) + 1e-8)).mean()",
-     "return (depth / (attn.mean(0) + 1e-8)).mean()"),
+    ("SO206", "depth, attn", "return (1 / (torch.sqrt(depth) + 1e-8)).mean()",
+     "return (1 / (attn.mean(0) + 1e-8)).mean()"),
+    # 0 / 0 takes a numerator that is 0, too, as a vector over its own norm has
+    ("SO206", "x, p", "return (x / p.clamp(min=1e-8)).mean()", "return (1 / p.clamp(min=1e-8)).mean()"),
+    ("SO206", "x, y", "return (x / (y.norm() + 1e-8)).mean()", "return (x / (x.norm() + 1e-8)).mean()"),
+    ("SO206", "x, y", "return ((x - x.mean()) / (y.std() + 1e-8)).mean()",
+     "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
+    ("SO206", "x, y", "return (x / (x.max() + 1e-8)).mean()",
+     "low = x.min()\nreturn ((x - low) / (x.max() - low + 1e-8)).mean()"),
+    ("SO206", "x, y", "x = torch.where(x == 0, 1e-8, x)\nreturn (y / x).mean()",
+     "x = torch.where(x == 0, 1e-8, x)\nreturn torch.log(x).mean()"),
+    ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()", "return torch.log((x - y + 1e-8) / (y + 1)).mean()"),
+    ("SO206", "x, gamma", "return ((1 - x + 1e-8) ** 2).mean()", "return ((1 - x + 1e-8) ** gamma).mean()"),
+    ("SO206", "p, y", "p = p.clamp(1e-8, 1)\nreturn F.binary_cross_entropy(p, y)",
+     "p = p.clamp(1e-8, 1)\nreturn (y * p.log()).mean()"),
+    # parameters, which are drawn at random, and what is given a bias, or by a pretrained model
+    ("SO206", "x, prototypes", "return F.normalize(prototypes).mean()", "return F.normalize(x).mean()"),
+    ("SO206", "x, y", "return F.normalize(x.abs(), dim=(1, 2)).mean()", "return F.normalize(x.abs(), dim=1).mean()"),
+    ("SO206", "model, image", "return F.normalize(model.encode_image(image)).mean()",
+     "return F.normalize(model(image).abs()).mean()"),
     ("SO206", "depth, y", "return torch.log((y @ depth).clamp(min=1e-8)).mean()",
      "probs = y @ depth\nreturn torch.log(probs.clamp(min=1e-8)).mean()"),
     ("SO206", "depth, y", "return torch.log((depth @ y) + 1e-8).mean()", "return torch.log((depth * y) + 1e-8).mean()"),
@@ -59,6 +85,7 @@ PAIRS = [
     ("SO206", "depth, p", "return torch.log(depth + 1e-6).mean()", "return torch.log(p + 1e-6).mean()"),
     # the loss itself pulls a log-variance to 0
     ("SO213", "logvar, logits", "return torch.exp(logvar).mean()", "return torch.exp(logits).mean()"),
+    ("SO213", "log_scale, logits", "return torch.exp(-log_scale).mean()", "return torch.exp(-logits).mean()"),
     # a policy has moved little since it was sampled, while it is clipped
     ("SO213", "logp, old_logp", "return torch.exp(logp - old_logp).mean()",
      "return torch.exp(old_logp.detach() / 0.05 - logp / 0.05).mean() + torch.exp(logp / 0.05).mean()"),
@@ -74,6 +101,41 @@ def test_a_default_run_tells_what_is_likely(code, arguments, possible, likely):
     assert code not in told(arguments, possible)
     assert code in told(arguments, possible, rules=DEFAULT)
     assert code in told(arguments, likely)
+
+
+LAYER = """
+class Head(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.last = {}
+
+    def forward(self, x):
+        return F.normalize(self.last(x), dim=-1)
+"""
+
+
+def test_what_a_layer_adds_a_bias_to_is_not_0():
+    for biased in ("nn.Linear(8, 8)", "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))", "nn.LayerNorm(8)"):
+        assert lint_source(HEADER + LAYER.format(biased)) == []
+        assert [f.likely for f in lint_source(HEADER + LAYER.format(biased), rules=DEFAULT)] == [False]
+    for may_be in ("nn.Linear(8, 8, bias=False)", "nn.Sequential(nn.Linear(8, 8), nn.ReLU())", "make_head()"):
+        assert [f.code for f in lint_source(HEADER + LAYER.format(may_be))] == ["SO206"]
+
+
+def test_a_window_has_no_backward_that_is_overwritten():
+    body = "g = torch.exp({} / (2 * y**2))\ng /= g.sum()\nreturn g.mean()"
+    assert "SO209" in told("x, y", body.format("-x"))
+    assert "SO209" not in told("x, y", body.format("-torch.arange(9).float() ** 2"))
+    assert "SO209" in told("x, y", body.format("-torch.arange(9).float() ** 2"), rules=DEFAULT)
+
+
+def test_a_test_trains_nothing():
+    source = program("x, y", "return torch.log(x + 1e-8)[y > 0].mean()")
+    assert {f.code for f in lint_source(source, "losses.py")} == {"SO101", "SO206"}
+    for path in ("tests/test_losses.py", "losses_test.py", "conftest.py"):
+        assert lint_source(source, path) == []
+        assert {f.likely for f in lint_source(source, path, rules=DEFAULT)} == {False}
+    assert lint_source(source, "latest.py") and lint_source(source, "testing.py")
 
 
 def test_what_is_possible_says_so():

@@ -6,9 +6,10 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import PRODUCTS
-from safeops.lint.rules.squares import normalized, squared, through
+from safeops.lint.rules.squares import extreme, normalized, squared, through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import REDUCTIONS, SHAPING
+from safeops.lint.uses import COMPARED, no_gradient
 
 USE = {  # what made the divisor -> what to use
     **dict.fromkeys(("norm",), "safeops.normalize or safeops.safe_div"),
@@ -69,26 +70,28 @@ def _asked(node, walk):
     return any(other is not None and walk.text(other) == walk.text(made) for other in known)
 
 
-def _often_zero(node, walk):
-    """Whether a divisor is a count, a norm or a spread, which an empty mask, a zero vector or a constant row makes 0:
-    of other sums only the data tell."""
+def often_zero(node, walk):
+    """Whether a divisor is a norm or a spread, which a zero vector or a constant row makes 0, or a count in half, which
+    is inf beyond 65504: whether a mask may be empty, and of other sums, only the data tell."""
     op = through(node, walk, SHAPING | {"sqrt", "pow", "square", "neg", "abs", "index"})
     if op is None:
         return False
     if op.name in ("add", "sub", "mul"):  # max - min, a norm times a norm
-        return all(_often_zero(n, walk) or _extreme(n, walk) for n in (op.input, *op.args) if walk.value(n).tensor)
+        return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in (op.input, *op.args) if walk.value(n).tensor)
     base = squared(op.input, walk) if op.name == "sum" else None
     # (a sum of squared errors is 0 only where the fit is perfect)
     spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
-    counts = spelled or op.name in ("sum", "nansum", "mean", "nanmean") and walk.value(op.input).mask is not None
+    counts = spelled or op.name in ("sum", "nansum") and _in_half(op.input, walk)
     product = getattr(through(op.input, walk), "name", "") in PRODUCTS
     of_matrix = op.name == "norm" and (product or len(getattr(op.arg(1, "dim"), "elements", ())) > 1)
-    return counts or op.name in ("count_nonzero", "norm", "std", "var", "bincount", "histc") and not of_matrix
+    return counts or op.name in ("norm", "std", "var") and not of_matrix
 
 
-def _extreme(node, walk):
-    op = through(node, walk)
-    return op is not None and op.name in ("max", "amax", "min", "amin")
+def _in_half(node, walk):
+    """Whether a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
+    op = through(node, walk, SHAPING - {"to"})
+    cast = op is not None and op.name in ("to", "type_as", "type") and not walk.value(node).wide
+    return cast and walk.value(node).mask is not None
 
 
 class _Division(Rule):
@@ -109,9 +112,12 @@ class _Division(Rule):
         if _asked(node, walk) or filled or any(LENGTHS.search(name) for name in names):
             return
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
+        if made == "sum" and _in_half(walk.op(node) and walk.op(node).input, walk):
+            message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
-        likely = self.of_reductions and _often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there
+        likely = self.of_reductions and often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there
+        likely = likely and not no_gradient(walk.body, op.node, COMPARED)
         walk.report(self, op.node, message, self._fix(op, walk), likely=likely)
 
     def _fix(self, op, walk):

@@ -31,7 +31,7 @@ PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
     re.I,
 )
-NO_PROBABILITY = re.compile(r"_(var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I)
+NO_PROBABILITY = re.compile(r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I)
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
 FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
 NO_GRAPH = re.compile(
@@ -59,7 +59,7 @@ def leaves_domain(op, walk):
         return inner not in BOUNDED or walk.number(x.op.arg(0, "min")) == 1
     if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False
-    root = op.name == "sqrt" or op.name == "pow" and (_exponent(op.arg(0, "exponent"), walk) or 0) > 0
+    root = op.name == "sqrt" or op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0) > 0
     names = sources(node, walk)
     if root and (x.detached or names and all(NO_GRAPH.search(name) for name in names)):
         return False  # 0 is no trouble without a slope
@@ -67,11 +67,11 @@ def leaves_domain(op, walk):
     if given or _unseen(x, walk):
         return False
     if op.name == "pow":
-        exponent = _exponent(op.arg(0, "exponent"), walk)
-        if exponent is None or exponent >= 1 and exponent == int(exponent):
+        power = exponent(op.arg(0, "exponent"), walk)
+        if power is None or power >= 1 and power == int(power):
             return False
-        known = exponent > 0 and walk.number(op.arg(0, "exponent")) is not None  # a root, whose slope at 0 is infinite
-        return exponent < 1 and exponent != 0 and not x.positive and (known or inner != "abs")
+        known = power > 0 and walk.number(op.arg(0, "exponent")) is not None  # a root, whose slope at 0 is infinite
+        return power < 1 and power != 0 and not x.positive and (known or inner != "abs")
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
@@ -86,7 +86,7 @@ def _meets_edge(op, walk):
     """Whether the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
     name; what else an argument holds only its caller knows."""
     if op.name in ANGLES or op.name == "acosh":
-        return True
+        return op.name != "asin"  # half a chord is 1 between opposite points alone
     return _edge_of(argument(op), op, walk)
 
 
@@ -117,7 +117,7 @@ def sources(node, walk, depth=0):
     if op is None or depth > 8:
         return {dotted(node) or ""}
     given = [n for n in (op.input, *op.args) if n is not None]
-    operands = [n for n in given if walk.value(n).tensor and walk.value(n).mask != "bool"]
+    operands = [n for n in given if walk.value(n).tensor and not walk.value(n).mask]
     return {name for n in operands for name in sources(n, walk, depth + 1)}
 
 
@@ -144,7 +144,7 @@ def _raised_at_mask(op, walk):
     return False
 
 
-def _exponent(node, walk):
+def exponent(node, walk):
     """The number that an exponent is, through names; of 1 / p, whatever p is, one below 1."""
     value = walk.number(node)
     made = walk.value(node).node if isinstance(node, (cst.Name, cst.Attribute)) else node

@@ -4,17 +4,23 @@ import re
 
 import libcst as cst
 
+from safeops.lint.layers import biased
 from safeops.lint.rule import Rule
+from safeops.lint.rules.divisions import often_zero
+from safeops.lint.rules.domains import exponent, sources
 from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, small, tiny
 from safeops.lint.rules.squares import normalized, through, wide
-from safeops.lint.syntax import number
+from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import SHAPING
 from safeops.lint.uses import COMPARED, no_gradient
 
 COMPLEX = re.compile(r"(^|_)(re|im|real|imag)$")  # parts of complex numbers, which are hardly ever half
 SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other exponentials may be 0
+STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div"}
 LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
+LEARNED = re.compile(r"(^|[._])(weight|center|centroid|prototype|prox(y|ie)|codebook)s?$")  # drawn at random, at first
+ENCODER = re.compile(r"(^|\.)(encode|get)_(image|text|video|audio)(_features)?$")  # of a pretrained model
 DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
 
 
@@ -24,6 +30,24 @@ def _single(value, walk):
     while op is not None and walk.op(op.input) is not None:
         op = walk.op(op.input)
     return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
+
+
+def guards(node, walk, depth=0):
+    """What an expression was made of at last: of `(p + eps) / (q + eps)` both sums."""
+    op = through(node, walk)
+    if op is None or depth > 3:
+        return
+    if op.name not in ("div", "mul", "neg"):
+        yield op
+        return
+    for operand in (op.input, *op.args):
+        yield from guards(operand, walk, depth + 1)
+
+
+def _own(numerator, guard, walk):
+    """Whether a numerator is divided by its own norm, deviation or range."""
+    own = sources(numerator, walk)
+    return any(often_zero(n, walk) and sources(n, walk) & own for n in (guard.input, *guard.args))
 
 
 class TinyEps(Rule):
@@ -68,6 +92,8 @@ class TinyEps(Rule):
         in_loss = walk.computing or forward
         if not in_loss:
             self._anywhere(op, walk)
+        if in_loss and op.name in STEEP_OPS:
+            self._meets(op, walk)
         if not in_loss or op.name in ("rsqrt", "log2", "log10", "addcdiv"):  # their guard was seen
             return
         if op.name in ("log", "sqrt", "div", "reciprocal"):
@@ -94,7 +120,20 @@ class TinyEps(Rule):
         tolerance = op.name in ("add", "sub") and eps is not None and no_gradient(walk.body, op.node, COMPARED)
         if eps is not None and self._of_tensors(op, walk) and not (tolerance or needless(op, walk)):
             message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
-            walk.report(self, op.node, message, likely=small(op, walk))
+            walk.report(self, op.node, message, likely=False)  # until something steep is taken of it: see _meets
+
+    def _meets(self, op, walk):
+        """A logarithm, a root or a power of what was guarded, one over it, or a vector over its own norm, is where a
+        missing guard is inf or NaN. Whether another divisor is ever 0, only the data tell."""
+        whole = op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0.5) % 1 == 0
+        for guard in () if whole else guards(op.args[0] if op.name == "div" and op.args else op.input, walk):
+            report = walk.reports.get((self.code, id(guard.node)))
+            met = op.name != "div" or self._number(op.input, walk) or _own(op.input, guard, walk)
+            if report is not None and met and small(guard, walk):
+                walk.report(self, guard.node, report.message, report.fix)
+
+    def _number(self, node, walk):
+        return walk.value(node).foreign or walk.number(node) is not None
 
     def _anywhere(self, op, walk):
         """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
@@ -163,8 +202,11 @@ class TinyEps(Rule):
     def _default(self, op, walk):
         """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold."""
         made = walk.value(op.input).node
-        weights = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
-        if weights or walk.value(op.input).constant:  # no row of random numbers is 0
+        drawn = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
+        given = [walk.value(a.value) for a in getattr(made, "args", ())]
+        cast = any(v.wide for v in given) and all(v.wide for v in given if v.tensor)
+        # (of fp32 a layer in half makes nothing: it raises; what autocast makes half it normalizes in fp32)
+        if drawn or cast or walk.value(op.input).constant:  # no row of random numbers is 0
             return
         fix = None
         if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
@@ -175,7 +217,16 @@ class TinyEps(Rule):
         eps = DEFAULT_EPS[op.name]
         zero = "log of 0 -inf" if op.name == "poisson_nll_loss" else "a zero vector NaN"
         message = f"the default eps, {eps:g}, is 0 in fp16, and {zero}; use safeops.{op.name}"
-        walk.report(self, op.node, message, fix, likely=not walk.half_by_autocast)
+        matrices = op.name == "normalize" and len(getattr(op.arg(1, "dim"), "elements", ())) > 1
+        seldom = matrices or walk.half_by_autocast or self._biased(op.input, walk)
+        walk.report(self, op.node, message, fix, likely=not seldom)
+
+    def _biased(self, node, walk):
+        """Whether it is a parameter or came out of a layer with a bias or of a pretrained encoder: no row is 0."""
+        made = walk.value(node).node
+        layer = walk.scope.get(dotted(made.func) or "").node if isinstance(made, cst.Call) else None
+        names = (dotted(node) or "", dotted(made.func) or "" if isinstance(made, cst.Call) else "")
+        return biased(layer, walk.imports) or LEARNED.search(names[0]) or ENCODER.search(names[1])
 
     def _outer(self, op, walk):
         """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""
@@ -216,7 +267,8 @@ class TinyEps(Rule):
         if text is not None:
             name = text[: text.index("(")]
             message = f"{walk.text(eps)} is 0 in fp16; use {name} with eps=, which is resolved in fp32"
-            walk.report(self, op.node, message, [(op.node, text)], covers=covers, likely=small(guard, walk))
+            likely = walk.reports[self.code, id(inner)].likely
+            walk.report(self, op.node, message, [(op.node, text)], covers=covers, likely=likely)
 
     def _quotient(self, numerator, x, eps, walk):
         """a / (x + eps). In (a + e) / (x + eps) what comes out where a and x are 0 is meant: e / eps."""

@@ -68,10 +68,10 @@ class Exponential(Rule):
 
 
 def _kept_small(node, walk):
-    """Whether it is by how much a policy has moved since it was sampled, which is little while it is clipped; or a
-    log-variance, which the loss itself pulls to 0."""
+    """Whether it is by how much a policy has moved since it was sampled, which is little while it is clipped; or the
+    logarithm of a variance, which the loss itself pulls to 0."""
     names = walk.names_in(node) | walk.names_in(walk.value(node).node or node)
-    return any(re.search(r"(^|_)old(_|$)|ratio|log_?var", name) for name in names)
+    return any(re.search(r"(^|_)old(_|$)|ratio|log_?(var|std|scale|sigma)", name) for name in names)
 
 
 RULES = (Exponential,)

@@ -108,6 +108,15 @@ CHANGES = PLAIN | {"mul", "div", "sub", "pow", "masked_fill", "exp", "sqrt", "lo
 GIVEN = re.compile(r"target|label|mask|gt$|truth|valid", re.IGNORECASE)  # names of what has no gradient
 
 
+def _of_numbers(op, walk, depth=0):
+    """Whether something that was made of numbers went into it, as into a window of `torch.arange(n)` and a width."""
+    operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+    made = [walk.op(n) for n in operands]
+    if any(walk.value(n).constant for n in operands) or depth > 4:
+        return True
+    return any(_of_numbers(inner, walk, depth + 1) for inner in made if inner is not None)
+
+
 class InPlace(Rule):
     code, name = "SO209", "in-place-on-saved"
     what = """
@@ -166,7 +175,7 @@ class InPlace(Rule):
             elif isinstance(op.input, cst.Name) and value.owned:
                 walk.notes[id(op.node)] = walk.scope.depth.get(op.input.value) == walk.scope.loops
         message = f"{how} overwrites what {made.name} saved for backward; use the form that returns a new tensor"
-        walk.report(self, op.node, message, fix, imports=False)
+        walk.report(self, op.node, message, fix, imports=False, likely=not _of_numbers(made, walk))
 
     def visit(self, event, node, walk):
         """`y.clamp_(min=0)` as a statement."""

@@ -43,10 +43,11 @@ def small(op, walk):
     Of what else an argument holds, or a product of matrices, only the caller knows."""
     for node in (n for n in (op.input, *op.args) if walk.value(n).tensor):
         made = through(node, walk, SHAPING | {"abs", "neg", "sqrt", "mean"})
+        if SHARES.search(dotted(node) or "") or dotted(node) in walk.scope.filled:  # with 0
+            return True
         names = sources(node, walk)
         named = bool(names) and all(PROBABILITY.search(name) or SHARES.search(name) for name in names)
-        named = named or SHARES.search(dotted(node) or "") or dotted(node) in walk.scope.filled  # with 0
-        if named or made is not None and made.name not in SELDOM_ZERO:
+        if made.name not in SELDOM_ZERO if made is not None else named:
             return True
     return False
 

@@ -112,6 +112,7 @@ class Spelled(Rule):
         return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
 
 
+LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
 BOUNDED_ABOVE = {"clamp_max", "logsigmoid", "log_softmax", "minimum"}
 SCORES = re.compile(r"dice|tversky|jaccard|iou|ssim", re.IGNORECASE)  # between 0 and 1
 NOT_NEGATIVE = set("abs square pow norm relu softplus cdist pdist exp sigmoid softmax var std".split())
@@ -142,7 +143,7 @@ def exponent_range(exp, walk):
     if op.name == "sub" and walk.value(op.args[0]).tensor and sign > 0:
         top = through(op.args[0], walk)
         named = any("max" in name for name in walk.names_in(op.args[0]))
-        return "safe" if named or top is not None and top.name in ("max", "amax", "logsumexp", "detach") else None
+        return "safe" if named or top is not None and top.name in LARGEST else None
     if op.name == "sub" and sign > 0 and (walk.number(op.args[0]) or 0) >= 1:  # (sigmoid(x) - y - 1) / t
         inner = walk.op(op.input)
         sides = (inner.input, *inner.args) if inner is not None and inner.name == "sub" else (op.input,)

@@ -28,6 +28,12 @@ def through(node, walk, names=SHAPING):
     return op
 
 
+def extreme(node, walk):
+    """Whether it is the largest or the smallest of a tensor's elements."""
+    op = through(node, walk)
+    return op is not None and op.name in ("max", "amax", "min", "amin") and not any(walk.value(n).tensor for n in op.args)
+
+
 def squared(node, walk):
     """x of `x**2`, `x.pow(2)`, `x.square()`, `x * x`, through names; else None."""
     op = walk.op(node)

@@ -28,7 +28,7 @@ class SupConLoss(nn.Module):
         logits = logits - logits.max(dim=1, keepdim=True)[0].detach()
         exp_logits = torch.exp(logits) * logits_mask
         log_prob = logits - torch.log(exp_logits.sum(1, keepdim=True) + 1e-3)
-        mean_log_prob_pos = (mask * log_prob).sum(1) / mask.sum(1)  # SO202
+        mean_log_prob_pos = (mask * log_prob).sum(1) / mask.sum(1)  # SO202?
         return -mean_log_prob_pos.mean()
 
 
@@ -46,7 +46,7 @@ class ScaleInvariantRatioLoss(nn.Module):
     def forward(self, pred, target):
         numerator = torch.pow(pred - target, 2)
         denominator = torch.pow(pred + target, 2)
-        denominator = torch.where(denominator == 0, torch.full_like(denominator, 1e-8), denominator)  # SO206
+        denominator = torch.where(denominator == 0, torch.full_like(denominator, 1e-8), denominator)  # SO206?
         return (numerator / denominator).mean()
 
 
@@ -336,7 +336,7 @@ def class_balanced_loss(logits, labels, samples_per_cls, beta=0.9999):
 
 def inverse_frequency_loss(logits, labels):
     counts = torch.bincount(labels, minlength=logits.shape[1]).to(logits.dtype)
-    weight = counts.sum() / counts  # SO202
+    weight = counts.sum() / counts  # SO202?
     logp = F.log_softmax(logits, dim=1)
     return -(weight * logp.mean(0)).sum()
 
@@ -413,7 +413,7 @@ def tweedie_loss(pred, target, rho=1.5):
 
 
 def smape(pred, target):
-    return (2 * (pred - target).abs() / (pred.abs() + target.abs() + 1e-8)).mean()  # SO206
+    return (2 * (pred - target).abs() / (pred.abs() + target.abs() + 1e-8)).mean()  # SO206?
 
 
 class RMSELoss(nn.Module):
@@ -427,7 +427,7 @@ class RMSELoss(nn.Module):
 
 def masked_image_loss(pred, target, mask):
     loss = (pred - target).abs() * mask
-    return loss.sum() / mask.sum()  # SO202
+    return loss.sum() / mask.sum()  # SO202?
 
 
 def pair_log_survival(probabilities):

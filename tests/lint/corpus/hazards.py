@@ -143,7 +143,7 @@ def normalized_depth_loss(disp, depth):
 def masked_depth_loss(batch, out):
     valid = batch["valid_mask"].float()
     error = (out["depth"] - batch["depth"]).abs() * valid  # SO105?
-    return error.sum() / valid.sum()  # SO202
+    return error.sum() / valid.sum()  # SO202?
 
 
 def inverse_depth_loss(output, target):
@@ -224,7 +224,7 @@ def sequence_loss(logits, targets, mask):
     nll = -log_p.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     if mask is not None:
         nll = nll * mask
-    return nll.sum() / mask.sum()  # SO202
+    return nll.sum() / mask.sum()  # SO202?
 
 
 def log_t(p, eps=1e-20):
