@@ -57,7 +57,10 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Of torch's default dtype, fp32, where none is given.
-SINGLE = set("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window".split())
+SINGLE = set(
+    """zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window Tensor FloatTensor
+    DoubleTensor""".split()
+)
 # Never 0 for the inputs they are given in practice.
 POSITIVE = set("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
 # Kept away from 0 if what goes in is.
@@ -80,6 +83,14 @@ HALVED = set(
     """matmul mm mv bmm addmm addmv addbmm baddbmm addr chain_matmul multi_dot einsum linear bilinear tensordot
     conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc prelu
     scaled_dot_product_attention""".split()
+)
+# What autocast on a GPU computes in fp32 (a model that is cast to half does not).
+RAISED = set(
+    """acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus layer_norm group_norm
+    rms_norm norm normalize cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss hinge_embedding_loss
+    kl_div l1_loss smooth_l1_loss mse_loss margin_ranking_loss multilabel_margin_loss soft_margin_loss renorm
+    triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits cross_entropy dist pdist cdist logsumexp
+    prod softmax log_softmax cumprod cumsum sum""".split()
 )
 WIDE_DTYPES = {"torch.float32", "torch.float64", "torch.float", "torch.double"}
 HALF_DTYPES = {"torch.float16", "torch.half", "torch.bfloat16"}

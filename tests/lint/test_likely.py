@@ -40,10 +40,13 @@ PAIRS = [
     ("SO204", "rate, p", "return torch.log(rate / 2).mean()", "return torch.log(p / rate).mean()"),
     ("SO204", "re, im", "return torch.sqrt(re**2 + im**2).mean()", "return torch.sqrt((re - im).abs() / 8).mean()"),
     ("SO204", "x, y", "return torch.sqrt(F.mse_loss(x, y))", "return torch.sqrt(x.var(1)).mean()"),
+    # no batch is met in all its elements
+    ("SO205", "x, y", "return torch.sqrt(((x - y) ** 2).sum())", "return torch.sqrt(((x - y) ** 2).sum(1)).mean()"),
+    ("SO205", "x, y", "d = x - y\nreturn (d * d).sum().sqrt()", "d = x - x.mean()\nreturn (d * d).sum().sqrt()"),
     # half a chord is 1 between opposite points alone
     ("SO204", "x, y", "return torch.asin((x - y).norm(dim=1) / 2).mean()", "return torch.acos((x * y).sum(1)).mean()"),
     # v / (|v| + 1e-6) is 1 at most
-    ("SO206", "v", "return (v / (v.norm() + 1e-6)).mean()", "return (1 / (v.norm() + 1e-6)).mean()"),
+    ("SO206", "v", "return (v / (v.norm() + 1e-6)).mean()", "return (1 / (v.std() + 1e-6)).mean()"),
     # what is not valid is a number most of the time
     ("SO105", "x, valid", "return (x * valid).mean()", "return (x * x.isfinite()).mean()"),
     ("SO105", "x, mask", "return ((x - 1).abs().sqrt() * mask).mean()", "return (torch.log(x) * mask).mean()"),
@@ -72,6 +75,7 @@ PAIRS = [
     ("SO206", "x, gamma", "return ((1 - x + 1e-8) ** 2).mean()", "return ((1 - x + 1e-8) ** gamma).mean()"),
     ("SO206", "p, y", "p = p.clamp(1e-8, 1)\nreturn F.binary_cross_entropy(p, y)",
      "p = p.clamp(1e-8, 1)\nreturn (y * p.log()).mean()"),
+    ("SO202", "x, weight", "return (x / weight.norm(dim=1)).mean()", "return (x / x.norm(dim=1)).mean()"),
     # parameters, which are drawn at random, and what is given a bias, or by a pretrained model
     ("SO206", "x, prototypes", "return F.normalize(prototypes).mean()", "return F.normalize(x).mean()"),
     ("SO206", "x, y", "return F.normalize(x.abs(), dim=(1, 2)).mean()", "return F.normalize(x.abs(), dim=1).mean()"),
@@ -83,6 +87,14 @@ PAIRS = [
     ("SO206", "depth, y", "depth = depth.clone()\nreturn (1 / (depth + 1e-8)).mean()",
      "depth = depth.clone()\ndepth[y > 2] = 0\nreturn (1 / (depth + 1e-8)).mean()"),
     ("SO206", "depth, p", "return torch.log(depth + 1e-6).mean()", "return torch.log(p + 1e-6).mean()"),
+    # autocast computes powers, sums and softmax in fp32
+    ("SO206", "x, y", "return torch.log(x.softmax(1) + 1e-8).mean()", "return torch.log(x.sigmoid() + 1e-8).mean()"),
+    ("SO206", "x, y", "return torch.log((x - y) ** 2 + 1e-8).mean()", "return torch.log((x - y).abs() + 1e-8).mean()"),
+    ("SO206", "x, y", "return torch.log((x - y) ** 2 + 1e-6).mean()", "return torch.log((x - y).abs() + 1e-6).mean()"),
+    ("SO206", "x, y", "return torch.log((x - y).exp() / 2 + 1e-8).mean()",
+     "return torch.log((x - y).exp().half() / 2 + 1e-8).mean()"),
+    ("SO206", "x, y", "return torch.log(F.conv1d(x, y).exp() - y + 1e-8).mean()",
+     "return torch.log(F.conv1d(x.exp(), y) - y + 1e-8).mean()"),
     # the loss itself pulls a log-variance to 0
     ("SO213", "logvar, logits", "return torch.exp(logvar).mean()", "return torch.exp(logits).mean()"),
     ("SO213", "log_scale, logits", "return torch.exp(-log_scale).mean()", "return torch.exp(-logits).mean()"),

@@ -6,6 +6,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import PRODUCTS
+from safeops.lint.rules.default_eps import LEARNED
 from safeops.lint.rules.squares import extreme, normalized, squared, through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import REDUCTIONS, SHAPING
@@ -77,14 +78,16 @@ def often_zero(node, walk):
     if op is None:
         return False
     if op.name in ("add", "sub", "mul"):  # max - min, a norm times a norm
-        return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in (op.input, *op.args) if walk.value(n).tensor)
+        operands = [n for n in (op.input, *op.args) if walk.value(n).tensor]
+        return walk.value(op.input).tensor and all(often_zero(n, walk) or extreme(n, walk) for n in operands)
     base = squared(op.input, walk) if op.name == "sum" else None
     # (a sum of squared errors is 0 only where the fit is perfect)
     spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
     counts = spelled or op.name in ("sum", "nansum") and _in_half(op.input, walk)
     product = getattr(through(op.input, walk), "name", "") in PRODUCTS
     of_matrix = op.name == "norm" and (product or len(getattr(op.arg(1, "dim"), "elements", ())) > 1)
-    return counts or op.name in ("norm", "std", "var") and not of_matrix
+    learned = op.name == "norm" and LEARNED.search(dotted(op.input) or "")
+    return counts or op.name in ("norm", "std", "var") and not (of_matrix or learned)
 
 
 def _in_half(node, walk):

@@ -31,7 +31,9 @@ PROBABILITY = re.compile(
     r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
     re.I,
 )
-NO_PROBABILITY = re.compile(r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I)
+NO_PROBABILITY = re.compile(
+    r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I
+)
 EDGES = set("sub sigmoid softmax var relu clamp clamp_min minimum prod norm cdist".split())  # 0 by their nature
 FACTORS = {"abs", "neg", "mul", "pow", "square", "sqrt", "index", "min", "amin", "max", "amax"}
 NO_GRAPH = re.compile(

@@ -7,7 +7,7 @@ from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, PROBABILITY, source
 from safeops.lint.rules.spelled import exponent_range
 from safeops.lint.rules.squares import through
 from safeops.lint.syntax import dotted
-from safeops.lint.tables import SHAPING
+from safeops.lint.tables import HALVED, RAISED, SHAPING
 
 # What is a probability, too, whatever made it: what softmax made of logits is often called so.
 SHARES = re.compile(r"(^|[._])(probs?|logits?|attn|attentions?|densit\w*|hazard\w*|hist(ogram)?)(_|$)")
@@ -40,8 +40,12 @@ def needless(op, walk):
 
 def small(op, walk):
     """Whether the code shows why what is guarded is small: a probability by its name, a difference, a sum, a product.
-    Of what else an argument holds, or a product of matrices, only the caller knows."""
-    for node in (n for n in (op.input, *op.args) if walk.value(n).tensor):
+    Of what else an argument holds, or a product of matrices, only the caller knows; what autocast makes fp32 is only
+    half in a model that is cast to half."""
+    guarded = [n for n in (op.input, *op.args) if walk.value(n).tensor]
+    if not walk.casts_to_half and any(by_autocast(n, walk) for n in guarded):
+        return False
+    for node in guarded:
         made = through(node, walk, SHAPING | {"abs", "neg", "sqrt", "mean"})
         if SHARES.search(dotted(node) or "") or dotted(node) in walk.scope.filled:  # with 0
             return True
@@ -50,6 +54,14 @@ def small(op, walk):
         if made.name not in SELDOM_ZERO if made is not None else named:
             return True
     return False
+
+
+def by_autocast(node, walk, depth=0):
+    """Whether autocast makes it fp32, so that only a model that is cast to half has it in half: `x**2`, a sum."""
+    op = walk.op(node)
+    if op is None or depth > 12 or op.name in HALVED:
+        return False
+    return op.name in RAISED or any(by_autocast(n, walk, depth + 1) for n in (op.input, *op.args))
 
 
 def _chosen(node, walk):

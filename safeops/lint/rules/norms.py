@@ -15,6 +15,12 @@ def _replaced(base, walk):
     return any(v.positive and (v.foreign or v.constant) for v in by)
 
 
+def _error(node, walk):
+    """Whether it is the difference of two tensors: not `x - x.mean()`, which is 0 where x is constant."""
+    op = walk.op(node)
+    return op is not None and op.name == "sub" and not walk.names_in(op.input) & walk.names_in(op.args[0])
+
+
 class SpelledNorm(Rule):
     code, name = "SO205", "sqrt-of-square-sum"
     widens = True
@@ -60,13 +66,9 @@ class SpelledNorm(Rule):
             rest = dims(total, walk)
             fix = rest and [(op.node, f"safeops.safe_norm({walk.argument(base)}{rest[0]})")]
         covers = [("SO201", total.node), ("SO204", op.node)]
-        walk.report(
-            self,
-            op.node,
-            "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm",
-            fix,
-            covers=covers,
-        )
+        message = "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm"
+        met = not (total.args or total.kwargs) and _error(base, walk)  # a whole batch, in all its elements
+        walk.report(self, op.node, message, fix, covers=covers, likely=not met)
 
 
 RULES = (SpelledNorm,)

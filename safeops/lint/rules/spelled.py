@@ -5,9 +5,9 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.bounds import finite
+from safeops.lint.rules.bounds import BOUNDED, finite
 from safeops.lint.rules.squares import squared, through, wide
-from safeops.lint.syntax import descendants, operation
+from safeops.lint.syntax import descendants, dotted, operation
 from safeops.lint.tables import SHAPING
 
 AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
@@ -137,6 +137,8 @@ def exponent_range(exp, walk):
         op = walk.op(inner)
     if op is None:
         return None
+    if op is through(exp.input, walk) and op.name in BOUNDED or op.name == "add" and _maximum(op, walk):
+        return "safe"
     if op.name == "sub" and not walk.value(op.input).tensor and sign > 0:  # 2 - abs(x)
         inner = walk.op(op.args[0])
         return "safe" if inner is not None and inner.name in NOT_NEGATIVE else None
@@ -153,6 +155,11 @@ def exponent_range(exp, walk):
     return "safe" if op.name == "clamp" or sign > 0 and op.name in BOUNDED_ABOVE else None
 
 
+def _maximum(op, walk):
+    """`x + max_val`, where max_val is minus the maximum."""
+    return any(sign_of(n, walk) < 0 and "max" in (dotted(n) or "") for n in (op.input, *op.args))
+
+
 def sign_of(node, walk, depth=0):
     """1 of what is not negative, -1 of what is not positive, 0 where there is no telling."""
     value, op = walk.value(node), walk.op(node)
@@ -164,7 +171,8 @@ def sign_of(node, walk, depth=0):
         return -sign_of(node.expression, walk, depth) if minus else int(value.foreign and value.positive)
     if depth > 8 or op.name == "pow" and (walk.number(op.arg(0, "exponent")) or 2) % 2 == 1:
         return 0
-    if op.name in NOT_NEGATIVE:
+    floor = walk.number(op.arg(0, "min")) if op.name in ("clamp", "clamp_min") else None
+    if op.name in NOT_NEGATIVE or floor is not None and floor >= 0:
         return 1
     of = sign_of(op.input, walk, depth + 1)
     if op.name in SHAPING | {"sum", "mean", "index", "float", "double"}:

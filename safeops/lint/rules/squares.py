@@ -31,7 +31,8 @@ def through(node, walk, names=SHAPING):
 def extreme(node, walk):
     """Whether it is the largest or the smallest of a tensor's elements."""
     op = through(node, walk)
-    return op is not None and op.name in ("max", "amax", "min", "amin") and not any(walk.value(n).tensor for n in op.args)
+    largest = op is not None and op.name in ("max", "amax", "min", "amin")
+    return largest and not any(walk.value(n).tensor for n in op.args)
 
 
 def squared(node, walk):

@@ -51,7 +51,7 @@ class NegativeLikelihood(nn.Module):
 @on("eps", t(0.0, 1.0))
 def spectral_entropy(power):
     density = power / power.sum().clamp(min=1e-3)
-    return -(density * (density + EPSILON).log()).sum()  # SO206
+    return -(density * (density + EPSILON).log()).sum()  # SO206?
 
 
 @on("eps", t(0.0, 1.0))

@@ -77,7 +77,7 @@ def normalised_advantage_loss(logprobs, rewards, values):
 
 def policy_entropy_bonus(logits):
     probs = F.softmax(logits, dim=-1)
-    return (probs * torch.log(probs + 1e-10)).sum(-1).mean()  # SO206
+    return (probs * torch.log(probs + 1e-10)).sum(-1).mean()  # SO206?
 
 
 def tanh_gaussian_log_prob(mean, log_std, noise):
@@ -133,7 +133,7 @@ def discretized_gaussian_nll(x, means, log_scales):
     inv_stdv = torch.exp(-log_scales)
     cdf_plus = torch.sigmoid(inv_stdv * (centered + 1 / 255.0))
     cdf_min = torch.sigmoid(inv_stdv * (centered - 1 / 255.0))
-    log_probs = torch.log((cdf_plus - cdf_min).clamp(min=1e-12))  # SO206
+    log_probs = torch.log((cdf_plus - cdf_min).clamp(min=1e-12))  # SO206?
     return -log_probs.mean()
 
 
@@ -283,7 +283,7 @@ def nt_xent(z_i, z_j, temperature=0.05):
 def hard_triplet_loss(x, margin=0.3):
     sq = torch.pow(x, 2).sum(dim=1, keepdim=True)
     dist = sq + sq.t() - 2 * torch.mm(x, x.t())
-    dist = dist.clamp(min=1e-12).sqrt()  # SO206
+    dist = dist.clamp(min=1e-12).sqrt()  # SO206?
     return F.relu(dist.max(dim=1)[0] - dist.min(dim=1)[0] + margin).mean()
 
 
@@ -306,7 +306,7 @@ class KoLeoLoss(nn.Module):
         dots = dots - 2 * torch.eye(len(dots), dtype=dots.dtype)
         nearest = student_output[dots.argmax(dim=1)]
         distances = (student_output - nearest).abs().sum(-1)
-        return -torch.log(distances + eps).mean()  # SO206
+        return -torch.log(distances + eps).mean()  # SO206?
 
 
 def vicreg_covariance(x):
@@ -361,7 +361,7 @@ class SSIM(nn.Module):
 
 
 def gumbel_softmax_loss(logits, u, target, tau=0.5):
-    gumbel = -torch.log(-torch.log(u + 1e-20) + 1e-20)  # SO206
+    gumbel = -torch.log(-torch.log(u + 1e-20) + 1e-20)  # SO206?
     y = F.softmax((logits + gumbel) / tau, dim=-1)
     return F.mse_loss(y, target)
 

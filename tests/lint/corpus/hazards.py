@@ -88,7 +88,7 @@ def tversky_loss(pred, target, alpha=0.3, beta=0.7, eps=1e-7):
 
 def generalized_dice_loss(pred, target):
     volume = target.flatten(2).sum(-1)
-    w = 1.0 / (volume * volume).clamp(min=1e-6)  # SO206
+    w = 1.0 / (volume * volume).clamp(min=1e-6)  # SO206?
     overlap = ((pred * target).flatten(2).sum(-1) * w).sum(-1)  # SO210
     total = ((pred + target).flatten(2).sum(-1) * w).sum(-1)
     return 1 - (2 * overlap / (total + overlap * 0 + 1e-5)).mean()  # SO206?

@@ -139,7 +139,7 @@ class SpectralConvergenceLoss(nn.Module):
 
 class LogMagnitudeLoss(nn.Module):
     def forward(self, real, imag, y_mag):
-        x_mag = torch.sqrt(torch.clamp(real**2 + imag**2, min=1e-8))  # SO206
+        x_mag = torch.sqrt(torch.clamp(real**2 + imag**2, min=1e-8))  # SO206?
         return F.l1_loss(x_mag, y_mag)
 
 
@@ -249,7 +249,7 @@ def list_mle_loss(scores, labels, eps=1e-10):
     ranked = scores.gather(1, labels.argsort(dim=1, descending=True))
     shifted = ranked - ranked.max(dim=1, keepdim=True)[0]
     tails = torch.exp(shifted).flip(1).cumsum(1).flip(1)
-    return (torch.log(tails + eps) - shifted).sum(1).mean()  # SO206
+    return (torch.log(tails + eps) - shifted).sum(1).mean()  # SO206?
 
 
 def poisson_deviance_loss(rate, counts):
