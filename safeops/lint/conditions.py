@@ -1,11 +1,12 @@
 """What a condition says of the names in it, and of when its branches run."""
 
+import dataclasses
 import re
 
 import libcst as cst
 
 from safeops.lint.syntax import children, descendants, dotted
-from safeops.lint.values import FOREIGN
+from safeops.lint.values import FOREIGN, dtype_of
 
 # A condition of this kind is about what runs once, or on demand: `if self.verbose`, `if not self._checked`.
 ON_DEMAND = re.compile(
@@ -64,10 +65,21 @@ class Conditions:
 
     def _Assert(self, node):
         self._test(node.test)
+        for comparison in (n for n in descendants(node.test) if isinstance(n, cst.Comparison)):
+            self._must_be_fp32(comparison)
         self.raising += 1
         if node.msg is not None:
             self.evaluate(node.msg)
         self.raising -= 1
+
+    def _must_be_fp32(self, comparison):
+        """`assert x.dtype == torch.float32`"""
+        asked, (target, *others) = comparison.left, comparison.comparisons
+        equal = isinstance(target.operator, cst.Equal) and not others
+        if equal and isinstance(asked, cst.Attribute) and asked.attr.value == "dtype" and dotted(asked.value):
+            name = dotted(asked.value)
+            wide = dtype_of(target.comparator, self.imports) == "wide"
+            self.scope.bind(name, dataclasses.replace(self.scope.get(name), wide=self.scope.get(name).wide or wide))
 
     def _test(self, test):
         self.evaluate(test)

@@ -22,7 +22,6 @@ OPERATION = dict(
     CrossEntropyLoss="cross_entropy",
     NLLLoss="nll_loss",
 )
-BIASED = {"Linear", "LayerNorm", "GroupNorm", "BatchNorm1d", "BatchNorm2d"}
 FIRST = dict(Softmax="dim", LogSoftmax="dim", CosineSimilarity="dim", CrossEntropyLoss="weight", NLLLoss="weight")
 FINFO = {f"{module}.finfo" for module in ("torch", "numpy")}
 DTYPES = {"float": torch.float64, None: torch.float32}  # numpy's Python float, torch's default
@@ -35,7 +34,10 @@ FILLED = dict(
 
 def layer_operation(made, call, imports):
     """The Op of `layer(x)`, where `made` is the call that made the layer; None where it is no such layer."""
-    made, name = _last(made, imports)
+    name = _class(made, imports)
+    if name == "Sequential" and made.args:
+        made = made.args[-1].value
+        name = _class(made, imports)
     if name not in OPERATION or any(a.star for a in (*call.args, *made.args)) or not call.args:
         return None
     given = {a.keyword.value if a.keyword else FIRST.get(name): a.value for a in made.args}
@@ -43,22 +45,6 @@ def layer_operation(made, call, imports):
     kwargs = {a.keyword.value: a.value for a in call.args if a.keyword}
     given.pop(None, None)
     return args and Op(OPERATION[name], call, args[0], args[1:], {**given, **kwargs}, "functional") or None
-
-
-def biased(made, imports):
-    """Whether a layer adds a bias at last, by the call that made it."""
-    made, name = _last(made, imports)
-    off = made is not None and any("bias" in (a.keyword.value if a.keyword else "") for a in made.args)
-    return name in BIASED and not off
-
-
-def _last(made, imports):
-    """The call that made a layer, of an nn.Sequential the last one in it, and the name of its class."""
-    name = _class(made, imports)
-    if name == "Sequential" and made.args:
-        made = made.args[-1].value
-        name = _class(made, imports)
-    return made, name
 
 
 def _class(made, imports):

@@ -57,10 +57,7 @@ CONSTRUCTORS = set(
     one_hot empty_strided Tensor asarray""".split()
 )
 # Of torch's default dtype, fp32, where none is given.
-SINGLE = set(
-    """zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window Tensor FloatTensor
-    DoubleTensor""".split()
-)
+SINGLE = set("zeros ones empty rand randn linspace logspace eye hann_window hamming_window kaiser_window".split())
 # Never 0 for the inputs they are given in practice.
 POSITIVE = set("cholesky exp i0e softplus cosh sigmoid where masked_fill nan_to_num erfc logaddexp finfo".split())
 # Kept away from 0 if what goes in is.

@@ -18,7 +18,12 @@ PAIRS = [
      "a = x.masked_fill(mask, -torch.inf).softmax(1)\nreturn (a.masked_fill(mask, 0) @ y).mean() + a.mean()"),
     ("SO207", "x, mask",
      "s = torch.logsumexp(x.masked_fill(mask, -torch.inf), 1)\nloss = torch.where(mask.all(1), 0, s)\nreturn loss",
-     "s = torch.logsumexp(x.masked_fill(mask, -torch.inf), 1)\nreturn s.mean()"),
+     "s = torch.softmax(x.masked_fill(mask, -torch.inf), 1)\nreturn s.mean()"),
+    ("SO207", "x, y", "return (x - (1 - y) * 1e30).logsumexp(1).mean()",
+     "return (x - (1 - (y > 0).to(x.dtype)) * 1e30).softmax(1).mean()"),
+    # log(1 - exp(x)), which is NaN at x = 0 alone; what has no gradient
+    ("SO208", "x, y", "return torch.where(y < 0.5, torch.log1p(-x.exp()), torch.log(-torch.expm1(x))).mean()",
+     "return torch.where(y < 0.5, torch.log(x), torch.log(y)).mean()"),
     ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')",
      "return F.mse_loss(x.half(), y, reduction='sum')"),
     # weights and lengths are not all 0
@@ -64,7 +69,9 @@ PAIRS = [
      "return (1 / (attn.mean(0) + 1e-8)).mean()"),
     # 0 / 0 takes a numerator that is 0, too, as a vector over its own norm has
     ("SO206", "x, p", "return (x / p.clamp(min=1e-8)).mean()", "return (1 / p.clamp(min=1e-8)).mean()"),
-    ("SO206", "x, y", "return (x / (y.norm() + 1e-8)).mean()", "return (x / (x.norm() + 1e-8)).mean()"),
+    ("SO206", "x, y", "return (x / (x.norm() + 1e-8)).mean()", "return (x / (x.std(1) + 1e-8)).mean()"),
+    ("SO206", "advantages, x", "return (advantages / (advantages.std() + 1e-8)).mean()",
+     "return (x / (x.std() + 1e-8)).mean()"),
     ("SO206", "x, y", "return ((x - x.mean()) / (y.std() + 1e-8)).mean()",
      "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
     ("SO206", "x, y", "return (x / (x.max() + 1e-8)).mean()",
@@ -76,11 +83,10 @@ PAIRS = [
     ("SO206", "p, y", "p = p.clamp(1e-8, 1)\nreturn F.binary_cross_entropy(p, y)",
      "p = p.clamp(1e-8, 1)\nreturn (y * p.log()).mean()"),
     ("SO202", "x, weight", "return (x / weight.norm(dim=1)).mean()", "return (x / x.norm(dim=1)).mean()"),
-    # parameters, which are drawn at random, and what is given a bias, or by a pretrained model
-    ("SO206", "x, prototypes", "return F.normalize(prototypes).mean()", "return F.normalize(x).mean()"),
-    ("SO206", "x, y", "return F.normalize(x.abs(), dim=(1, 2)).mean()", "return F.normalize(x.abs(), dim=1).mean()"),
-    ("SO206", "model, image", "return F.normalize(model.encode_image(image)).mean()",
-     "return F.normalize(model(image).abs()).mean()"),
+    # autocast normalizes in fp32
+    ("SO206", "x, y", "return F.normalize(x).mean()", "return F.normalize(x.half()).mean()"),
+    ("SO206", "x, y", "return F.cosine_similarity(x, y, 1, 1e-9).mean()",
+     "return F.cosine_similarity(x.half(), y, 1, 1e-9).mean()"),
     ("SO206", "depth, y", "return torch.log((y @ depth).clamp(min=1e-8)).mean()",
      "probs = y @ depth\nreturn torch.log(probs.clamp(min=1e-8)).mean()"),
     ("SO206", "depth, y", "return torch.log((depth @ y) + 1e-8).mean()", "return torch.log((depth * y) + 1e-8).mean()"),
@@ -113,25 +119,6 @@ def test_a_default_run_tells_what_is_likely(code, arguments, possible, likely):
     assert code not in told(arguments, possible)
     assert code in told(arguments, possible, rules=DEFAULT)
     assert code in told(arguments, likely)
-
-
-LAYER = """
-class Head(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.last = {}
-
-    def forward(self, x):
-        return F.normalize(self.last(x), dim=-1)
-"""
-
-
-def test_what_a_layer_adds_a_bias_to_is_not_0():
-    for biased in ("nn.Linear(8, 8)", "nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))", "nn.LayerNorm(8)"):
-        assert lint_source(HEADER + LAYER.format(biased)) == []
-        assert [f.likely for f in lint_source(HEADER + LAYER.format(biased), rules=DEFAULT)] == [False]
-    for may_be in ("nn.Linear(8, 8, bias=False)", "nn.Sequential(nn.Linear(8, 8), nn.ReLU())", "make_head()"):
-        assert [f.code for f in lint_source(HEADER + LAYER.format(may_be))] == ["SO206"]
 
 
 def test_a_window_has_no_backward_that_is_overwritten():
@@ -203,7 +190,7 @@ def test_a_private_function_is_given_what_its_callers_made_for_it():
     assert [f.code for f in lint_source(formula.format("_log_of", ""))] == ["SO211"]
 
 
-@pytest.mark.parametrize("p, codes", [(1, []), (2, ["SO206", "SO206", "SO210"])])
+@pytest.mark.parametrize("p, codes", [(1, []), (2, ["SO210"])])
 def test_where_a_model_cast_to_half_cannot_run_sums_and_norms_are_fp32(p, codes):
     source = f"""\
 def dice_loss(x, y):
@@ -212,7 +199,6 @@ def dice_loss(x, y):
 
 class MatchLoss(nn.Module):
     def forward(self, x, y, logits, labels):
-        x, y = F.normalize(x), F.normalize(y)
         return torch.cdist(x, y, p={p}).mean() + dice_loss(logits, labels)
 """
     assert sorted(f.code for f in lint_source(HEADER + source)) == codes

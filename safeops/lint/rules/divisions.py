@@ -6,8 +6,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import PRODUCTS
-from safeops.lint.rules.default_eps import LEARNED
-from safeops.lint.rules.squares import extreme, normalized, squared, through
+from safeops.lint.rules.squares import PARAMETER, extreme, normalized, squared, through
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import REDUCTIONS, SHAPING
 from safeops.lint.uses import COMPARED, no_gradient
@@ -86,7 +85,7 @@ def often_zero(node, walk):
     counts = spelled or op.name in ("sum", "nansum") and _in_half(op.input, walk)
     product = getattr(through(op.input, walk), "name", "") in PRODUCTS
     of_matrix = op.name == "norm" and (product or len(getattr(op.arg(1, "dim"), "elements", ())) > 1)
-    learned = op.name == "norm" and LEARNED.search(dotted(op.input) or "")
+    learned = op.name == "norm" and PARAMETER.search(dotted(op.input) or "")
     return counts or op.name in ("norm", "std", "var") and not (of_matrix or learned)
 
 

@@ -5,10 +5,8 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.default_eps import DEFAULT_EPS, default_message, given_eps, safe_by_default, seldom_zero
-from safeops.lint.rules.divisions import often_zero
-from safeops.lint.rules.domains import exponent, sources
-from safeops.lint.rules.guards import HALF_TINY, beside_one, needless, small, tiny
+from safeops.lint.rules.domains import exponent
+from safeops.lint.rules.guards import HALF_TINY, beside_one, guards, needless, of_itself, small, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
@@ -19,6 +17,7 @@ SPREAD = re.compile(r"std|sigma|scale", re.IGNORECASE)  # what divides; other ex
 STEEP_OPS = {"log", "log2", "log10", "sqrt", "rsqrt", "pow", "reciprocal", "div"}
 LOG_TINY = -17.4  # exp of less is 0 in fp16
 STEEP = 1 / 65504  # the slope of log at a smaller number, and one over it, are inf in fp16
+DEFAULT_EPS = {"normalize": 1e-12, "cosine_similarity": 1e-8, "cosine_embedding_loss": 1e-12, "poisson_nll_loss": 1e-8}
 
 
 def _single(value, walk):
@@ -27,24 +26,6 @@ def _single(value, walk):
     while op is not None and walk.op(op.input) is not None:
         op = walk.op(op.input)
     return op is None or not (op.name.endswith("_like") or op.name.startswith("new_") or "dtype" in op.kwargs)
-
-
-def guards(node, walk, depth=0):
-    """What an expression was made of at last: of `(p + eps) / (q + eps)` both sums."""
-    op = through(node, walk)
-    if op is None or depth > 3:
-        return
-    if op.name not in ("div", "mul", "neg"):
-        yield op
-        return
-    for operand in (op.input, *op.args):
-        yield from guards(operand, walk, depth + 1)
-
-
-def _own(numerator, guard, walk):
-    """Whether a numerator is divided by its own norm, deviation or range."""
-    own = sources(numerator, walk)
-    return any(often_zero(n, walk) and sources(n, walk) & own for n in (guard.input, *guard.args))
 
 
 class TinyEps(Rule):
@@ -98,10 +79,11 @@ class TinyEps(Rule):
                 self._outer(op, walk)
             return
         if op.name in DEFAULT_EPS and (walk.training or forward):
-            literal = given_eps(op)
-            if literal is None and not safe_by_default(op, walk):
-                message, fix = default_message(op, walk)
-                walk.report(self, op.node, message, fix, likely=not seldom_zero(op, walk))
+            if op.name == "poisson_nll_loss" and "False" not in walk.text(op.arg(1, "log_input") or op.node.func):
+                return
+            literal = op.kwargs.get("eps") if op.name.endswith("_loss") else op.arg(2, "eps")
+            if literal is None and op.origin != "method":
+                self._default(op, walk)
         elif op.name in ("where", "masked_fill"):  # b = torch.where(b == 0, 1e-8, b)
             literal = next((n for n in (*op.args, *op.kwargs.values()) if tiny(n, walk)), None)
         else:
@@ -116,17 +98,17 @@ class TinyEps(Rule):
         tolerance = op.name in ("add", "sub") and eps is not None and no_gradient(walk.body, op.node, COMPARED)
         if eps is not None and self._of_tensors(op, walk) and not (tolerance or needless(op, walk)):
             message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
-            own = op.name in DEFAULT_EPS and not seldom_zero(op, walk)
+            own = op.name in DEFAULT_EPS and walk.casts_to_half
             walk.report(self, op.node, message, likely=own)  # others once something steep is taken of them: see _meets
 
     def _meets(self, op, walk):
-        """A logarithm, a root or a power of what was guarded, one over it, or a vector over its own norm, is where a
-        missing guard is inf or NaN. Whether another divisor is ever 0, only the data tell."""
+        """A logarithm, a root or a power of what was guarded, one over it, or a tensor over its own spread, is where
+        a missing guard is inf or NaN. Whether another divisor is ever 0, only the data tell."""
         whole = op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0.5) % 1 == 0
         for guard in () if whole else guards(op.args[0] if op.name == "div" and op.args else op.input, walk):
             report = walk.reports.get((self.code, id(guard.node)))
             one = walk.value(op.input).foreign or walk.number(op.input) is not None
-            met = (op.name != "div" or one) and small(guard, walk) or op.name == "div" and _own(op.input, guard, walk)
+            met = of_itself(op, guard, walk) or (op.name != "div" or one) and small(guard, walk)
             if report is not None and met:
                 walk.report(self, guard.node, report.message, report.fix)
 
@@ -193,6 +175,26 @@ class TinyEps(Rule):
 
     def _of_tensors(self, op, walk):
         return op.name == "pow" and op.origin == "torch" or any(walk.value(n).tensor for n in (op.input, *op.args))
+
+    def _default(self, op, walk):
+        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold. Autocast computes both in
+        fp32, also where it makes half of fp32 before."""
+        made = walk.value(op.input).node
+        drawn = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
+        given = [walk.value(a.value) for a in getattr(made, "args", ())]
+        cast = any(v.wide for v in given) and all(v.wide for v in given if v.tensor)
+        if drawn or cast or walk.value(op.input).constant:  # no row of random numbers is 0
+            return
+        fix = None
+        if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:
+            order, dim = op.arg(0, "p"), op.kwargs.get("dim")
+            if (order is None or number(order) == 2) and walk.value(op.input).tensor:
+                by = "1" if dim is None else walk.text(dim)
+                fix = [(op.node, f"safeops.normalize({walk.argument(op.input)}, dim={by})")]
+        eps = DEFAULT_EPS[op.name]
+        zero = "log of 0 -inf" if op.name == "poisson_nll_loss" else "a zero vector NaN"
+        message = f"the default eps, {eps:g}, is 0 in fp16, and {zero}; use safeops.{op.name}"
+        walk.report(self, op.node, message, fix, likely=walk.casts_to_half)
 
     def _outer(self, op, walk):
         """log(p + eps), sqrt(p + eps), a / (b + eps): what was found inside can be rewritten here."""

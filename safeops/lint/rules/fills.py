@@ -115,9 +115,10 @@ class LargeFill(Rule):
                 continue
             made = walk.op(other)
             alike = made is not None and (made.name in LIKE or made.name in ("eye", "ones") and "dtype" in made.kwargs)
-            if walk.value(other).mask or alike or self._complement(other, walk):
+            mask = walk.value(other).mask or alike
+            if mask or self._complement(other, walk):
                 message = f"times 1 this is {'-' * (value < 0)}inf in fp16, and a row of nothing else NaN"
-                walk.report(self, op.node, f"{message}; use safeops.masked_softmax")
+                walk.report(self, op.node, f"{message}; use safeops.masked_softmax", likely=bool(mask))
 
     def _boolean(self, node, walk):
         """A number times booleans is fp32."""
@@ -155,7 +156,8 @@ class LargeFill(Rule):
             fix = [(op.node, text)]
         use = "safeops.masked_softmax" if op.name == "logsumexp" else f"safeops.masked_{op.name}"
         result = "-inf" if op.name == "logsumexp" else "NaN"
-        likely = not filled_later(walk.body, op.node)  # whose gradient is 0 there, too
+        # -inf is a sum of nothing; what is filled later has a gradient of 0 there, too
+        likely = op.name != "logsumexp" and not filled_later(walk.body, op.node)
         walk.report(self, op.node, f"a row that is masked out whole is {result}; use {use}", fix, likely=likely)
 
     def _filled(self, node, walk, depth=0):

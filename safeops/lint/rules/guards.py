@@ -3,7 +3,8 @@
 import re
 
 from safeops.lint.rules.bounds import PRODUCTS
-from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, PROBABILITY, sources
+from safeops.lint.rules.divisions import often_zero
+from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, NO_GRAPH, PROBABILITY, sources
 from safeops.lint.rules.spelled import exponent_range
 from safeops.lint.rules.squares import through
 from safeops.lint.syntax import dotted
@@ -38,12 +39,34 @@ def needless(op, walk):
     )
 
 
+def guards(node, walk, depth=0):
+    """What an expression was made of at last: of `(p + eps) / (q + eps)` both sums."""
+    op = through(node, walk)
+    if op is None or depth > 3:
+        return
+    if op.name not in ("div", "mul", "neg"):
+        yield op
+        return
+    for operand in (op.input, *op.args):
+        yield from guards(operand, walk, depth + 1)
+
+
+def of_itself(op, guard, walk):
+    """Whether a tensor is divided by its own deviation or range. (Autocast computes norms in fp32, and rewards have no
+    half.)"""
+    if op.name != "div":
+        return False
+    own = {name for name in sources(op.input, walk) if not NO_GRAPH.search(name)}
+    spreads = [n for n in (guard.input, *guard.args) if often_zero(n, walk) and not raised(n, walk)]
+    return any(sources(n, walk) & own for n in spreads)
+
+
 def small(op, walk):
     """Whether the code shows why what is guarded is small: a probability by its name, a difference, a sum, a product.
     Of what else an argument holds, or a product of matrices, only the caller knows; what autocast makes fp32 is only
     half in a model that is cast to half."""
     guarded = [n for n in (op.input, *op.args) if walk.value(n).tensor]
-    if not walk.casts_to_half and any(by_autocast(n, walk) for n in guarded):
+    if any(raised(n, walk) for n in guarded):
         return False
     for node in guarded:
         made = through(node, walk, SHAPING | {"abs", "neg", "sqrt", "mean"})
@@ -56,12 +79,13 @@ def small(op, walk):
     return False
 
 
-def by_autocast(node, walk, depth=0):
-    """Whether autocast makes it fp32, so that only a model that is cast to half has it in half: `x**2`, a sum."""
+def raised(node, walk, depth=0):
+    """Whether autocast makes it fp32, so that only a model that is cast to half, as nothing in this file is, has it in
+    half: `x**2`, a sum."""
     op = walk.op(node)
-    if op is None or depth > 12 or op.name in HALVED:
+    if op is None or depth > 12 or op.name in HALVED or walk.casts_to_half:
         return False
-    return op.name in RAISED or any(by_autocast(n, walk, depth + 1) for n in (op.input, *op.args))
+    return op.name in RAISED or any(raised(n, walk, depth + 1) for n in (op.input, *op.args))
 
 
 def _chosen(node, walk):

@@ -93,7 +93,7 @@ class Prototypes(nn.Module):
         self.similarity = nn.CosineSimilarity(dim=-1)
 
     def forward(self, emb, proto):
-        loss = 1 - self.similarity(emb, proto)  # SO206
+        loss = 1 - self.similarity(emb, proto)  # SO206?
         return loss.mean()
 
 
@@ -105,12 +105,12 @@ def inverse_depth_penalty(depth, reference):
 
 @on("eps", torch.zeros(2, 3), torch.zeros(2, 3), t(1.0, 1.0))
 def siamese_loss(left, right, same):
-    return F.cosine_embedding_loss(left, right, same)  # SO206
+    return F.cosine_embedding_loss(left, right, same)  # SO206?
 
 
 @on("eps", t(0.0, 2.0), t(1.0, 2.0))
 def count_regression_loss(rate, count):
-    return F.poisson_nll_loss(rate, count, log_input=False)  # SO206
+    return F.poisson_nll_loss(rate, count, log_input=False)  # SO206?
 
 
 @on("eps", torch.ones(4))

@@ -247,7 +247,7 @@ def limb_angle_loss(pred, gt):
 
 def rotation_6d_loss(d6, target):
     a1, a2 = d6[..., :3], d6[..., 3:]
-    b1 = F.normalize(a1, dim=-1)  # SO206
+    b1 = F.normalize(a1, dim=-1)  # SO206?
     b2 = a2 - (b1 * a2).sum(-1, keepdim=True) * b1
     return (torch.stack((b1, b2), dim=-2) - target).abs().mean()
 

@@ -15,8 +15,8 @@ from torch import Tensor as T
 
 
 def contrastive(a, b, same, margin=1.0):
-    a = F.normalize(a, p=2, dim=1)  # SO206
-    b = F.normalize(b, p=2, dim=1)  # SO206
+    a = F.normalize(a, p=2, dim=1)  # SO206?
+    b = F.normalize(b, p=2, dim=1)  # SO206?
     d = _euclidean(a, b)
     loss = same * d.pow(2) + (1 - same) * F.relu(margin - d).pow(2)
     return loss.mean()
@@ -37,7 +37,7 @@ class NTXentLoss(nn.Module):
         self.temperature = temperature
 
     def forward(self, z1, z2):
-        sim = F.cosine_similarity(z1.unsqueeze(1), z2.unsqueeze(0), dim=-1) / self.temperature  # SO206
+        sim = F.cosine_similarity(z1.unsqueeze(1), z2.unsqueeze(0), dim=-1) / self.temperature  # SO206?
         e = torch.exp(sim)  # SO213
         positives = e.diagonal()
         return -torch.log(positives / e.sum(dim=1)).mean()  # SO211
@@ -177,7 +177,7 @@ def ssim_loss(x, y, window):
 
 def normalize_tensor(features, eps=1e-10):
     norm = torch.sqrt(torch.sum(features**2, dim=1, keepdim=True))  # SO205
-    return features / (norm + eps)  # SO206
+    return features / (norm + eps)  # SO206?
 
 
 class PerceptualLoss(nn.Module):

@@ -128,7 +128,7 @@ def si_snr_loss(estimate, source, eps=1e-8):
     scale = (estimate * source).float().sum(-1, keepdim=True) / (source.float().pow(2).sum(-1, keepdim=True) + 1e-3)
     projection = (scale * source).to(estimate.dtype)
     noise = estimate - projection
-    ratio = projection.norm(dim=-1) / (noise.norm(dim=-1) + eps)  # SO206
+    ratio = projection.norm(dim=-1) / (noise.norm(dim=-1) + eps)  # SO206?
     return -20 * torch.log10(ratio + 1e-3).mean()
 
 
