@@ -99,7 +99,7 @@ class TinyEps(Rule):
         if eps is not None and self._of_tensors(op, walk) and not (tolerance or needless(op, walk)):
             message = f"{eps:g} is 0 in fp16; use a safeops function with eps=, which is resolved in fp32"
             own = op.name in DEFAULT_EPS and walk.casts_to_half
-            walk.report(self, op.node, message, likely=own)  # others once something steep is taken of them: see _meets
+            walk.report(self, op.node, message, likely=own)  # see _meets for the others
 
     def _meets(self, op, walk):
         """A logarithm, a root or a power of what was guarded, one over it, or a tensor over its own spread, is where
@@ -114,10 +114,7 @@ class TinyEps(Rule):
 
     def _anywhere(self, op, walk):
         """What divides, or goes into a root or a logarithm, needs its guard whatever the code is about."""
-        if (
-            op.name not in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "div", "addcdiv")
-            or walk.imports.measures
-        ):
+        if op.name not in STEEP_OPS - {"pow"} | {"addcdiv"} or walk.imports.measures:
             return
         guarded = op.args[-1] if op.name in ("div", "addcdiv") and op.args else op.input
         guard = through(guarded, walk, SHAPING | {"sqrt"})
