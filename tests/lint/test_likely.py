@@ -21,6 +21,8 @@ PAIRS = [
      "s = torch.softmax(x.masked_fill(mask, -torch.inf), 1)\nreturn s.mean()"),
     ("SO207", "x, y", "return (x - (1 - y) * 1e30).logsumexp(1).mean()",
      "return (x - (1 - (y > 0).to(x.dtype)) * 1e30).softmax(1).mean()"),
+    ("SO207", "x, mask", "return (x + (1.0 - mask) * -1e9).softmax(1).mean()",
+     "return (x + (1.0 - mask.to(x.dtype)) * -1e9).softmax(1).mean()"),
     # log(1 - exp(x)), which is NaN at x = 0 alone; what has no gradient
     ("SO208", "x, y", "return torch.where(y < 0.5, torch.log1p(-x.exp()), torch.log(-torch.expm1(x))).mean()",
      "return torch.where(y < 0.5, torch.log(x), torch.log(y)).mean()"),
@@ -29,7 +31,9 @@ PAIRS = [
     # weights and lengths are not all 0
     ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = (w > 0).to(x.dtype)\nreturn (x * w).sum() / w.sum()"),
     ("SO202", "x, mask", "return x.sum() / mask.sum()", "return x.sum() / mask.type_as(x).sum()"),
-    ("SO202", "x, mask", "return x.sum() / mask.float().sum()", "return x.sum() / mask.to(x.dtype).sum()"),
+    ("SO202", "x, mask", "return x.sum() / mask.to(torch.float32).sum()", "return x.sum() / mask.to(x.dtype).sum()"),
+    ("SO202", "x, y", "return (x / x.norm(p='fro')).mean()", "return (x / x.norm()).mean()"),
+    ("SO202", "x, y", "return (x.mean() / (y**2).sum([1, 2])).mean()", "return (x.mean() / (y**2).sum(1)).mean()"),
     ("SO202", "x, y", "return (x / (1 - x.norm(dim=1))).mean()", "return (x / (x.norm(dim=1) * y.norm())).mean()"),
     ("SO202", "x, y", "return y[x / x.std() > 3].mean()", "return (x / x.std()).mean()"),
     # which of two is larger, and the largest of all
@@ -41,6 +45,7 @@ PAIRS = [
     ("SO202", "x, target", "return F.cross_entropy(x, target, ignore_index=-1)", "return x.sum() / target.std()"),
     # only the caller knows what an argument holds, unless its name says a probability
     ("SO204", "depth", "return torch.log(depth).mean()", "return torch.log(1 - depth).mean()"),
+    ("SO204", "input_labels, p", "return torch.log(input_labels).mean()", "return torch.log(p).mean()"),
     ("SO204", "pi, prob", "return torch.log(pi).mean()", "return torch.log(prob[pi > 0]).mean()"),
     ("SO204", "rate, p", "return torch.log(rate / 2).mean()", "return torch.log(p / rate).mean()"),
     ("SO204", "re, im", "return torch.sqrt(re**2 + im**2).mean()", "return torch.sqrt((re - im).abs() / 8).mean()"),
@@ -60,9 +65,14 @@ PAIRS = [
     ("SO301", "x, y", "w = solve(y.detach().cpu().numpy())\nreturn (x * w).mean()",
      "return (x * y.tolist()).mean()"),
     ("SO301", "x, indices: torch.Tensor", "return x * len(indices.cpu())", "return x * len(x.cpu())"),
-    # anchors make most boxes fp32
+    # squared norms are small, and anchors make most boxes fp32
+    ("SO210", "x, y", "return torch.sqrt((x**2).sum(1) * (y * y).sum(1)).mean()",
+     "return torch.sqrt((x * y).sum(1) * (x + y).sum(1)).mean()"),
     ("SO210", "x, y", "return ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1])).mean()",
      "return (x * y).sum() / (x.sum() + y.sum())"),
+    # data are fp32
+    ("SO206", "x, target", "return torch.log(target[:, 2:] / target[:, :2] + 1e-16).mean()",
+     "return torch.log(x[:, 2:] / target[:, :2] + 1e-16).mean()"),
     # what of an argument may be 0 its name says, or what was written into it; sums and products are 0 in half
     ("SO206", "depth, attn", "return torch.log(depth + 1e-8).mean()", "return torch.log(attn + 1e-8).mean()"),
     ("SO206", "depth, attn", "return (1 / (torch.sqrt(depth) + 1e-8)).mean()",
@@ -78,7 +88,7 @@ PAIRS = [
      "low = x.min()\nreturn ((x - low) / (x.max() - low + 1e-8)).mean()"),
     ("SO206", "x, y", "x = torch.where(x == 0, 1e-8, x)\nreturn (y / x).mean()",
      "x = torch.where(x == 0, 1e-8, x)\nreturn torch.log(x).mean()"),
-    ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()", "return torch.log((x - y + 1e-8) / (y + 1)).mean()"),
+    ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()", "return torch.log(2 * (x - y + 1e-8) / (y + 1)).mean()"),
     ("SO206", "x, gamma", "return ((1 - x + 1e-8) ** 2).mean()", "return ((1 - x + 1e-8) ** gamma).mean()"),
     ("SO206", "p, y", "p = p.clamp(1e-8, 1)\nreturn F.binary_cross_entropy(p, y)",
      "p = p.clamp(1e-8, 1)\nreturn (y * p.log()).mean()"),
@@ -101,6 +111,7 @@ PAIRS = [
      "return torch.log((x - y).exp().half() / 2 + 1e-8).mean()"),
     ("SO206", "x, y", "return torch.log(F.conv1d(x, y).exp() - y + 1e-8).mean()",
      "return torch.log(F.conv1d(x.exp(), y) - y + 1e-8).mean()"),
+    ("SO206", "p, q", "return torch.log(p @ q + 1e-8).mean()", "return torch.log(p * q + 1e-8).mean()"),
     # the loss itself pulls a log-variance to 0
     ("SO213", "logvar, logits", "return torch.exp(logvar).mean()", "return torch.exp(logits).mean()"),
     ("SO213", "log_scale, logits", "return torch.exp(-log_scale).mean()", "return torch.exp(-logits).mean()"),

@@ -317,6 +317,8 @@ def test_complex_numbers_are_no_half():
 
 # what is bounded, or has no half; the like that is not; its code
 BOUNDED = [
+    ("c = (x * y).sum(1).detach().clamp(-1, 1)\nreturn (x / torch.acos(c).clamp(min=1)).mean()",
+     "c = (x * y).sum(1).clamp(-1, 1)\nreturn (x / torch.acos(c).clamp(min=1)).mean()", "SO204"),
     ("m = -x.clamp(min=0)\nmax_val = m\nreturn (max_val.exp() + (x + max_val).exp()).log().mean()",
      "m = -x.clamp(min=-9)\nmax_val = m\nreturn (max_val.exp() + (x + max_val).exp()).log().mean()", "SO211"),
     ("s = F.cosine_similarity(x, y)\nreturn torch.log(s.exp() + y.sigmoid().exp()).mean()",
@@ -325,8 +327,10 @@ BOUNDED = [
      "m = torch.add(x.amax(1), y.amax(1))\nreturn torch.log((x - m[:, None]).exp().sum(1)).mean()", "SO211"),
     ("iou = torch.max(x, x.new().resize_(x.shape).fill_(1e-4))\nreturn -torch.log(iou).mean()",
      "iou = torch.max(x, x.new().resize_(x.shape).fill_(0))\nreturn -torch.log(iou).mean()", "SO204"),
-    ("s = model(x.float())\nreturn F.normalize(s, dim=-1).mean()",
-     "s = model(x)\nreturn F.normalize(s, dim=-1).mean()", "SO206"),
+    ("iou = torch.max(x, x.exp().fill_(1e-4))\nreturn -torch.log(iou).mean()",
+     "iou = torch.max(x, x.exp().fill_(0))\nreturn -torch.log(iou).mean()", "SO204"),
+    ("target, valid = y, (x > 0).float()\nreturn (x * torch.sqrt(target * valid)).mean()",
+     "pred, valid = y, (x > 0).float()\nreturn (x * torch.sqrt(pred * valid)).mean()", "SO204"),
     ("gt, y_true = x, y\nreturn torch.where(gt > 0, y_true / gt, 0).mean()",
      "gt, y_hat = x, y\nreturn torch.where(gt > 0, y_hat / gt, 0).mean()", "SO208"),
     ("s = torch.exp(-0.5 * ((x - y) / 0.1).pow(2))\nreturn (s / s.sum(1)).mean()",

@@ -82,14 +82,16 @@ def often_zero(node, walk):
     base = squared(op.input, walk) if op.name == "sum" else None
     # (a sum of squared errors is 0 only where the fit is perfect)
     spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
-    counts = spelled or op.name in ("sum", "nansum") and _in_half(op.input, walk)
-    product = getattr(through(op.input, walk), "name", "") in PRODUCTS
-    of_matrix = op.name == "norm" and (product or len(getattr(op.arg(1, "dim"), "elements", ())) > 1)
+    counts = spelled or op.name in ("sum", "nansum") and in_half(op.input, walk)
+    product = op.name == "norm" and getattr(through(op.input, walk), "name", "") in PRODUCTS
+    frobenius = op.name == "norm" and "fro" in walk.text(op.arg(0, "p", "ord") or op.node)
+    dims = op.arg(op.name == "norm", "dim", "axis")
+    of_matrix = product or frobenius or len(getattr(dims, "elements", ())) > 1
     learned = op.name == "norm" and PARAMETER.search(dotted(op.input) or "")
-    return counts or op.name in ("norm", "std", "var") and not (of_matrix or learned)
+    return (counts or op.name in ("norm", "std", "var")) and not (of_matrix or learned)
 
 
-def _in_half(node, walk):
+def in_half(node, walk):
     """Whether a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
     op = through(node, walk, SHAPING - {"to"})
     cast = op is not None and op.name in ("to", "type_as", "type") and not walk.value(node).wide
@@ -114,7 +116,7 @@ class _Division(Rule):
         if _asked(node, walk) or filled or any(LENGTHS.search(name) for name in names):
             return
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
-        if made == "sum" and _in_half(walk.op(node) and walk.op(node).input, walk):
+        if made == "sum" and in_half(walk.op(node) and walk.op(node).input, walk):
             message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"

@@ -60,7 +60,7 @@ def leaves_domain(op, walk):
     if op.name == "acosh":  # kept above 1, where its slope is infinite
         return inner not in BOUNDED or walk.number(x.op.arg(0, "min")) == 1
     if op.name in ANGLES:
-        return inner not in BOUNDED or _below_one(node, walk) is False
+        return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
     root = op.name == "sqrt" or op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0) > 0
     names = sources(node, walk)
     if root and (x.detached or names and all(NO_GRAPH.search(name) for name in names)):
@@ -205,6 +205,8 @@ class UnguardedDomain(Rule):
         if met and any(_below_one(n, walk) is False for n in complement):
             edge = 0 if op.name.startswith("log") else 1
             problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - 1e-6 is 1 in half"
+            if edge and walk.number(inner.arg(1, "max")) == 1:
+                problem = f"the clamp stops at 1, where the slope of {op.name} is infinite"
         walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(op, walk))
 
 

@@ -174,13 +174,11 @@ class TinyEps(Rule):
         return op.name == "pow" and op.origin == "torch" or any(walk.value(n).tensor for n in (op.input, *op.args))
 
     def _default(self, op, walk):
-        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold. Autocast computes both in
-        fp32, also where it makes half of fp32 before."""
+        """F.normalize(x) and F.cosine_similarity(x, y), whose own eps half does not hold; autocast computes both in
+        fp32."""
         made = walk.value(op.input).node
-        drawn = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
-        given = [walk.value(a.value) for a in getattr(made, "args", ())]
-        cast = any(v.wide for v in given) and all(v.wide for v in given if v.tensor)
-        if drawn or cast or walk.value(op.input).constant:  # no row of random numbers is 0
+        weights = isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.Parameter"
+        if weights or walk.value(op.input).constant:  # no row of random numbers is 0
             return
         fix = None
         if op.name == "normalize" and len(op.args) < 2 and set(op.kwargs) <= {"dim", "p"}:

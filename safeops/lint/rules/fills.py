@@ -5,6 +5,7 @@ import math
 import libcst as cst
 
 from safeops.lint.rule import Rule
+from safeops.lint.rules.divisions import in_half
 from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
@@ -115,10 +116,11 @@ class LargeFill(Rule):
                 continue
             made = walk.op(other)
             alike = made is not None and (made.name in LIKE or made.name in ("eye", "ones") and "dtype" in made.kwargs)
-            mask = walk.value(other).mask or alike
-            if mask or self._complement(other, walk):
+            mask = made.args[0] if self._complement(other, walk) else other
+            if walk.value(other).mask or alike or mask is not other:
                 message = f"times 1 this is {'-' * (value < 0)}inf in fp16, and a row of nothing else NaN"
-                walk.report(self, op.node, f"{message}; use safeops.masked_softmax", likely=bool(mask))
+                message += "; use safeops.masked_softmax"
+                walk.report(self, op.node, message, likely=bool(alike or in_half(mask, walk)))
 
     def _boolean(self, node, walk):
         """A number times booleans is fp32."""

@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.spelled import exponent_range, tensors
-from safeops.lint.rules.squares import through, wide
+from safeops.lint.rules.squares import squared, through, wide
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import SHAPING
 
@@ -52,6 +52,11 @@ def is_sum(node, walk, depth=0):
     if op.name == "sub" and not walk.value(op.input).tensor:  # 1 - |x|^2 of what lies in the unit ball
         return False
     return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
+
+
+def of_squares(node, walk):
+    total = through(node, walk)
+    return total is not None and squared(total.input, walk) is not None
 
 
 CORNERS = re.compile(r"(x|y)_?(1|2|min|max)$")
@@ -130,7 +135,8 @@ class Overlap(Rule):
             if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
                 covers = [(self.code, n) for n in (op.input, op.args[0])]
                 message = "a product of two sums overflows half at 256 each; use .float() first"
-                walk.report(self, op.node, message, covers=covers)
+                norms = any(of_squares(n, walk) for n in (op.input, op.args[0]))  # hardly 256, and fp32 by autocast
+                walk.report(self, op.node, message, covers=covers, likely=walk.casts_to_half or not norms)
             return
         over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
         if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:

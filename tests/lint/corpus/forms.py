@@ -341,7 +341,7 @@ def hardest_negative_loss(dist, same):
 
 @on("fill", normal(2, 3), t([1.0, 0.0, 1.0], [1.0, 1.0, 1.0]))
 def decoder_scores(energy: torch.Tensor, attn_mask: torch.Tensor):
-    energy = energy - (1 - attn_mask) * 1e10  # SO207
+    energy = energy - (1 - attn_mask) * 1e10  # SO207?
     return energy.softmax(-1).sum()
 
 
@@ -372,7 +372,7 @@ class MaskedSoftmax(nn.Module):
 
 @on("fill", normal(2, 3), t([1.0, 0.0, 1.0], [1.0, 1.0, 0.0]))
 def crf_score_loss(emissions, mask):
-    emissions = emissions + (1.0 - mask) * torch.finfo(torch.float32).min  # SO207
+    emissions = emissions + (1.0 - mask) * torch.finfo(torch.float32).min  # SO207?
     return torch.logsumexp(emissions, 1).mean()
 
 

@@ -226,7 +226,7 @@ def scale_and_shift_loss(prediction, target, mask):
 class BertSelfAttention(nn.Module):
     def forward(self, query, key, value, attention_mask):
         scores = torch.matmul(query, key.transpose(-1, -2)) / math.sqrt(query.size(-1))
-        scores = scores + (1.0 - attention_mask) * -1e9  # SO207
+        scores = scores + (1.0 - attention_mask) * -1e9  # SO207?
         return torch.matmul(nn.Softmax(dim=-1)(scores), value).mean()
 
 

@@ -134,7 +134,7 @@ def si_snr_loss(estimate, source, eps=1e-8):
 
 class SpectralConvergenceLoss(nn.Module):
     def forward(self, x_mag, y_mag):
-        return torch.norm(y_mag - x_mag, p="fro") / torch.norm(y_mag, p="fro")  # SO202
+        return torch.norm(y_mag - x_mag, p="fro") / torch.norm(y_mag, p="fro")  # SO202?
 
 
 class LogMagnitudeLoss(nn.Module):
