@@ -293,6 +293,12 @@ def test_a_clamp_below_one_is_not_called_none():
     assert finding.message.startswith("the clamp keeps the argument of log from 0 in fp32 alone")
 
 
+@pytest.mark.parametrize("bound, problem", [("1", "the clamp stops at 1"), ("1 - 1e-6", "the clamp keeps the arg")])
+def test_a_clamp_at_one(bound, problem):
+    (finding,) = lint_source(program("x, y", f"return torch.acos((x * y).sum(1).clamp(-1, {bound})).mean()"))
+    assert finding.message.startswith(problem)
+
+
 def test_a_root_is_not_told_of_one():
     (finding,) = lint_source(program("x", "return x.clamp(0, 1).sqrt().mean()"))
     assert finding.message.startswith("nothing keeps the argument of sqrt inside its domain")

@@ -21,6 +21,10 @@ PAIRS = [
      "s = torch.softmax(x.masked_fill(mask, -torch.inf), 1)\nreturn s.mean()"),
     ("SO207", "x, y", "return (x - (1 - y) * 1e30).logsumexp(1).mean()",
      "return (x - (1 - (y > 0).to(x.dtype)) * 1e30).softmax(1).mean()"),
+    ("SO207", "x, mask", "return x.masked_fill(mask, -torch.inf).logsumexp(1).mean()",
+     "return x.masked_fill(mask, -torch.inf).softmax(1).mean()"),
+    ("SO207", "x, y", "return (x - (1 - y) * 1e9).softmax(1).mean()",
+     "return (x - torch.eye(4, dtype=x.dtype) * 1e9).softmax(1).mean()"),
     ("SO207", "x, mask", "return (x + (1.0 - mask) * -1e9).softmax(1).mean()",
      "return (x + (1.0 - mask.to(x.dtype)) * -1e9).softmax(1).mean()"),
     # log(1 - exp(x)), which is NaN at x = 0 alone; what has no gradient
@@ -68,6 +72,8 @@ PAIRS = [
     # squared norms are small, and anchors make most boxes fp32
     ("SO210", "x, y", "return torch.sqrt((x**2).sum(1) * (y * y).sum(1)).mean()",
      "return torch.sqrt((x * y).sum(1) * (x + y).sum(1)).mean()"),
+    ("SO210", "x, y", "return ((x**2).sum(1) * (y * y).sum(1)).mean()",
+     "return ((x**2).sum(1) * (y.half() * y).sum(1)).mean()"),
     ("SO210", "x, y", "return ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1])).mean()",
      "return (x * y).sum() / (x.sum() + y.sum())"),
     # data are fp32
@@ -88,7 +94,8 @@ PAIRS = [
      "low = x.min()\nreturn ((x - low) / (x.max() - low + 1e-8)).mean()"),
     ("SO206", "x, y", "x = torch.where(x == 0, 1e-8, x)\nreturn (y / x).mean()",
      "x = torch.where(x == 0, 1e-8, x)\nreturn torch.log(x).mean()"),
-    ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()", "return torch.log(2 * (x - y + 1e-8) / (y + 1)).mean()"),
+    ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()",
+     "return torch.log(2 * (x - y + 1e-8) / (y + 1)).mean()"),
     ("SO206", "x, gamma", "return ((1 - x + 1e-8) ** 2).mean()", "return ((1 - x + 1e-8) ** gamma).mean()"),
     ("SO206", "p, y", "p = p.clamp(1e-8, 1)\nreturn F.binary_cross_entropy(p, y)",
      "p = p.clamp(1e-8, 1)\nreturn (y * p.log()).mean()"),

@@ -119,7 +119,7 @@ def sources(node, walk, depth=0):
     if op is None or depth > 8:
         return {dotted(node) or ""}
     given = [n for n in (op.input, *op.args) if n is not None]
-    operands = [n for n in given if walk.value(n).tensor and not walk.value(n).mask]
+    operands = [n for n in given if walk.value(n).tensor and walk.value(n).mask != "bool"]
     return {name for n in operands for name in sources(n, walk, depth + 1)}
 
 
