@@ -152,7 +152,7 @@ class Context:
         return any(self.scope.knows(name) for name in names)
 
     def names_in(self, node):
-        return {n.value for n in descendants(node) if isinstance(n, cst.Name)}
+        return {n.value for n in descendants(node) if isinstance(n, cst.Name)} if node is not None else set()
 
 
 def _count_comments(text):

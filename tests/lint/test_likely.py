@@ -36,7 +36,7 @@ PAIRS = [
     ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = (w > 0).to(x.dtype)\nreturn (x * w).sum() / w.sum()"),
     ("SO202", "x, mask", "return x.sum() / mask.sum()", "return x.sum() / mask.type_as(x).sum()"),
     ("SO202", "x, mask", "return x.sum() / mask.to(torch.float32).sum()", "return x.sum() / mask.to(x.dtype).sum()"),
-    ("SO202", "x, y", "return (x / x.norm(p='fro')).mean()", "return (x / x.norm()).mean()"),
+    ("SO202", "x, fro", "return (x / x.norm(p='fro')).mean()", "return (x / fro.norm()).mean()"),
     ("SO202", "x, y", "return (x.mean() / (y**2).sum([1, 2])).mean()", "return (x.mean() / (y**2).sum(1)).mean()"),
     ("SO202", "x, y", "return (x / (1 - x.norm(dim=1))).mean()", "return (x / (x.norm(dim=1) * y.norm())).mean()"),
     ("SO202", "x, y", "return y[x / x.std() > 3].mean()", "return (x / x.std()).mean()"),
@@ -141,7 +141,8 @@ def test_a_default_run_tells_what_is_likely(code, arguments, possible, likely):
 
 def test_a_window_has_no_backward_that_is_overwritten():
     body = "g = torch.exp({} / (2 * y**2))\ng /= g.sum()\nreturn g.mean()"
-    assert "SO209" in told("x, y", body.format("-x"))
+    for deep in ("-x", "-(((((x + 1) * 2 + 1) * 2 + 1) * 2 + 1) * 2 + 1)"):
+        assert "SO209" in told("x, y", body.format(deep))
     assert "SO209" not in told("x, y", body.format("-torch.arange(9).float() ** 2"))
     assert "SO209" in told("x, y", body.format("-torch.arange(9).float() ** 2"), rules=DEFAULT)
 

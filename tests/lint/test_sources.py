@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from safeops.lint.check import CannotLint, fix_source, lint_source
 from safeops.lint.rules import RULES
 from safeops.lint.run import Options, lint_paths
+from tests.lint.programs import program
 
 SITE = pathlib.Path(sysconfig.get_path("purelib"))
 LIBRARIES = ["torchmetrics", "piq", "torch/nn", "torch/distributions", "torch/optim"]
@@ -187,3 +188,12 @@ def test_made_up_programs(statements, newline, indent):
     new, _ = fix_source(source, rules=EVERY)
     assert newline == "\n" or "\n" not in new.replace("\r\n", "")
     check_rewrite(source, new, rules=EVERY)
+
+
+def test_operands_given_by_name_are_no_crash():
+    body = """\
+both = torch.cat(tensors=[x, y], dim=0)
+square = torch.mean(input=torch.abs(input=both), dim=0) ** 2
+loss = torch.abs(input=0.5 - torch.sum(input=square, dim=0)).clip(min=0.0, max=1.0)
+return torch.log(input=torch.softmax(input=both, dim=1)).mean() / torch.norm(input=x) + loss"""
+    lint_source(program("x, y", body), rules=EVERY)

@@ -84,7 +84,8 @@ def often_zero(node, walk):
     spelled = base is not None and getattr(through(base, walk), "name", "") != "sub"
     counts = spelled or op.name in ("sum", "nansum") and in_half(op.input, walk)
     product = op.name == "norm" and getattr(through(op.input, walk), "name", "") in PRODUCTS
-    frobenius = op.name == "norm" and "fro" in walk.text(op.arg(0, "p", "ord") or op.node)
+    order = op.arg(0, "p", "ord") if op.name == "norm" else None
+    frobenius = order is not None and "fro" in walk.text(order)
     dims = op.arg(op.name == "norm", "dim", "axis")
     of_matrix = product or frobenius or len(getattr(dims, "elements", ())) > 1
     learned = op.name == "norm" and PARAMETER.search(dotted(op.input) or "")
@@ -116,13 +117,15 @@ class _Division(Rule):
         if _asked(node, walk) or filled or any(LENGTHS.search(name) for name in names):
             return
         message = self.message.format(use=USE.get(made, "safeops.safe_div"))
+        fix = self._fix(op, walk)
         if made == "sum" and in_half(walk.op(node) and walk.op(node).input, walk):
             message = "this count is inf in half beyond 65504, and 0 for an empty mask; use safeops.masked_mean"
+            fix = None  # another division leaves the count what it is
         if made == "target":
             message = "this divisor may be 0, a target or a square that is 0 in half below 2e-4; use safeops.safe_div"
         likely = self.of_reductions and often_zero(node, walk) and not walk.imports.measures  # NaN is "no value" there
         likely = likely and not no_gradient(walk.body, op.node, COMPARED)
-        walk.report(self, op.node, message, self._fix(op, walk), likely=likely)
+        walk.report(self, op.node, message, fix, likely=likely)
 
     def _fix(self, op, walk):
         if op.name != "div" or op.inplace or op.kwargs or isinstance(op.node, cst.AugAssign):

@@ -202,18 +202,25 @@ class UnguardedDomain(Rule):
             {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner is not None else []
         )
         met = op.name in ANGLES or inner is not None and inner.name in ("sub", "neg")
-        if met and any(_below_one(n, walk) is False for n in complement):
+        bounds = [_upper(n, walk) for n in complement if _below_one(n, walk) is False] if met else []
+        if bounds:
             edge = 0 if op.name.startswith("log") else 1
-            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - 1e-6 is 1 in half"
-            if edge and walk.number(inner.arg(1, "max")) == 1:
+            bound = walk.text(bounds[0])
+            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: {bound} is 1 in half"
+            if edge and walk.number(bounds[0]) == 1:
                 problem = f"the clamp stops at 1, where the slope of {op.name} is infinite"
         walk.report(self, op.node, f"{problem}; {hint}", fix, likely=_meets_edge(op, walk))
 
 
+def _upper(node, walk):
+    """The upper bound of a clamp; None where there is none."""
+    op = walk.op(node)
+    return op.arg(op.name == "clamp", "max") if op is not None and op.name in ("clamp", "clamp_max") else None
+
+
 def _below_one(node, walk):
     """Whether a clamp keeps it below 1: False where it does so in fp32 alone, None where there is no telling."""
-    op = walk.op(node)
-    bound = op.arg(op.name == "clamp", "max") if op is not None and op.name in ("clamp", "clamp_max") else None
+    bound = _upper(node, walk)
     if bound is not None and "finfo" in walk.text(bound):
         return True  # a bound of the dtype's own
     value = walk.number(bound)

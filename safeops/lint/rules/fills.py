@@ -156,11 +156,11 @@ class LargeFill(Rule):
             text = text if isinstance(mask, (cst.Name, cst.Call, cst.Attribute, cst.Subscript)) else f"({text})"
             text = f"safeops.masked_{op.name}({walk.argument(fill.input)}, ~{text}, dim={walk.text(dim)})"
             fix = [(op.node, text)]
-        use = "safeops.masked_softmax" if op.name == "logsumexp" else f"safeops.masked_{op.name}"
         result = "-inf" if op.name == "logsumexp" else "NaN"
         # -inf is a sum of nothing; what is filled later has a gradient of 0 there, too
         likely = op.name != "logsumexp" and not filled_later(walk.body, op.node)
-        walk.report(self, op.node, f"a row that is masked out whole is {result}; use {use}", fix, likely=likely)
+        message = f"a row that is masked out whole is {result}; use safeops.masked_{op.name}"
+        walk.report(self, op.node, message, fix, likely=likely)
 
     def _filled(self, node, walk, depth=0):
         """The fill in `(scores + bias) / t` with either of them filled."""

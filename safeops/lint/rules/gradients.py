@@ -120,9 +120,9 @@ GIVEN = re.compile(r"target|label|mask|gt$|truth|valid", re.IGNORECASE)  # names
 def _of_numbers(op, walk, depth=0):
     """Whether something that was made of numbers went into it, as into a window of `torch.arange(n)` and a width."""
     operands = [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
-    made = [walk.op(n) for n in operands]
-    if any(walk.value(n).constant for n in operands) or depth > 4:
+    if any(walk.value(n).constant for n in operands):
         return True
+    made = [walk.op(n) for n in operands if depth < 5]
     return any(_of_numbers(inner, walk, depth + 1) for inner in made if inner is not None)
 
 

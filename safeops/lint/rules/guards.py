@@ -12,7 +12,7 @@ from safeops.lint.tables import HALVED, RAISED, SHAPING
 
 # What is a probability, too, whatever made it: what softmax made of logits is often called so.
 SHARES = re.compile(r"(^|[._])(probs?|logits?|attn|attentions?|densit\w*|hazard\w*|hist(ogram)?)(_|$)")
-GIVEN = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
+DATA = re.compile(r"(^|[._])(targets?|labels?|anchors?|gt|y?_?true|truth|boxes)(_|$|\d)")  # fp32, as data are
 SELDOM_ZERO = PRODUCTS | {"addmm", "i0e"}
 FACTORS = re.compile(r"(^|_)(weight|scale|factor|coeff?|coefficient)s?$", re.IGNORECASE)
 HALF_TINY = 6e-8  # fp16's smallest subnormal is 2^-24 = 5.96e-8; half of it rounds to 0
@@ -74,7 +74,7 @@ def small(op, walk):
         if SHARES.search(dotted(node) or "") or dotted(node) in walk.scope.filled:  # with 0
             return True
         names = sources(node, walk)
-        if names and all(GIVEN.search(name) for name in names):
+        if names and all(DATA.search(name) for name in names):
             continue
         named = bool(names) and all(PROBABILITY.search(name) or SHARES.search(name) for name in names)
         if made.name not in SELDOM_ZERO if made is not None else named:
