@@ -167,6 +167,13 @@ def test_a_smoothed_ratio_of_nothing_stays_one():
     assert torch.isfinite(scope["loss"](zero.half(), zero.half()))
 
 
+@pytest.mark.parametrize("body", ["10 * torch.log10(1 / (x - y).abs().mean())", "torch.log2(x.mean() / y.mean())"])
+def test_a_quotient_in_a_logarithm_keeps_its_inf(body):
+    assert any(f.code in ("SO202", "SO203") for f in lint_source(in_loss("x, y", f"return {body}"), rules=EVERY))
+    assert "safe_div" not in fix_source(in_loss("x, y", f"return {body}"), rules=EVERY)[0]
+    assert "safe_reciprocal" not in fix_source(in_loss("x, y", f"return {body}"), rules=EVERY)[0]
+
+
 IMPORTS = [
     ("import torch\n", "import torch\nimport safeops\n"),
     ('"""Docs."""\n\nimport torch\n', '"""Docs."""\n\nimport torch\nimport safeops\n'),

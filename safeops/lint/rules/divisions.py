@@ -100,9 +100,14 @@ def in_half(node, walk):
 
 
 class _Division(Rule):
-    ops = ("div", "reciprocal", "addcdiv")
+    ops = ("div", "reciprocal", "addcdiv", "log", "log2", "log10")
 
     def operation(self, op, walk):
+        if op.name.startswith("log"):  # log(1 / 0) is inf, as of a PSNR; of 0, which safe_div makes of it, -inf
+            quotient = walk.reports.get((self.code, id(getattr(walk.op(op.input), "node", None))))
+            if quotient is not None:
+                quotient.fix = None
+            return
         node = divisor(op)
         if node is None or not walk.computing:
             return
