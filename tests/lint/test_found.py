@@ -293,6 +293,13 @@ def test_a_clamp_below_one_is_not_called_none():
     assert finding.message.startswith("the clamp keeps the argument of log from 0 in fp32 alone")
 
 
+def test_a_variance_in_a_window_is_that_of_ssim():
+    for average, use in (("F.conv2d({}, y)", "ssim"), ("F.avg_pool2d({}, 3)", "ssim"), ("({}).mean()", "masked_var")):
+        body = f"return ({average.format('x**2')} - {average.format('x')} ** 2).mean()"
+        (finding,) = [f for f in lint_source(program("x, y", body)) if f.code == "SO212"]
+        assert use in finding.message
+
+
 CLAMPS = [("1", "stops at 1"), ("1 - 1e-6", "1 - 1e-6 is 1"), ("0.9999", "0.9999 is 1")]
 
 

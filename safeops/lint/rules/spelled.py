@@ -208,7 +208,9 @@ class Variance(Rule):
         if self._average_of_square(op.input, walk):
             made = walk.op(op.input)
             covers = [("SO201", op.input if made is None else made.node)]
-            message = "a variance as E[x^2] - E[x]^2 cancels; use safeops.masked_var"
+            window = made is None or made.name.startswith(("conv", "avg_pool"))
+            use = "safeops.ssim, or .float() first" if window else "safeops.masked_var"
+            message = f"a variance as E[x^2] - E[x]^2 cancels; use {use}"
             walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
 
     def _is_square(self, node, walk):
