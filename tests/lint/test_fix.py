@@ -167,6 +167,11 @@ def test_a_smoothed_ratio_of_nothing_stays_one():
     assert torch.isfinite(scope["loss"](zero.half(), zero.half()))
 
 
+def test_another_division_leaves_a_count_in_half_as_it_is():
+    source = in_loss("x, mask", "return x.sum() / mask.to(x.dtype).sum()")
+    assert fix_source(source) == (source, 0) and "SO202" in {f.code for f in lint_source(source)}
+
+
 @pytest.mark.parametrize("body", ["10 * torch.log10(1 / (x - y).abs().mean())", "torch.log2(x.mean() / y.mean())"])
 def test_a_quotient_in_a_logarithm_keeps_its_inf(body):
     assert any(f.code in ("SO202", "SO203") for f in lint_source(in_loss("x, y", f"return {body}"), rules=EVERY))
