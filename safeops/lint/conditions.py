@@ -74,12 +74,11 @@ class Conditions:
 
     def _must_be_fp32(self, comparison):
         """`assert x.dtype == torch.float32`"""
-        asked, (target, *others) = comparison.left, comparison.comparisons
-        equal = isinstance(target.operator, cst.Equal) and not others
-        if equal and isinstance(asked, cst.Attribute) and asked.attr.value == "dtype" and dotted(asked.value):
-            name = dotted(asked.value)
-            wide = dtype_of(target.comparator, self.imports) == "wide"
-            self.scope.bind(name, dataclasses.replace(self.scope.get(name), wide=self.scope.get(name).wide or wide))
+        (target, *others), name = comparison.comparisons, dotted(comparison.left) or ""
+        name, _, attribute = name.rpartition(".")
+        equal = isinstance(target.operator, cst.Equal) and not others and attribute == "dtype"
+        if equal and dtype_of(target.comparator, self.imports) == "wide":
+            self.scope.names[name] = dataclasses.replace(self.scope.get(name), wide=True)
 
     def _test(self, test):
         self.evaluate(test)

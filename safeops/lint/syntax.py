@@ -114,8 +114,6 @@ ARRAYS = {"numpy", "pandas", "polars", "jax", "tensorflow", "scipy", "sklearn", 
 HALF = re.compile(r"\.dtype\b|\.half\(|float16|autocast")  # code that knows of other dtypes than fp32
 LOSS_FILE = re.compile(r"loss[^/\\]*$", re.IGNORECASE)
 METRICS = re.compile(r"(^|[/\\_])metrics?(\.py$|[/\\])", re.IGNORECASE)
-
-
 TEST_FILE = re.compile(r"(^|[/\\])(test_\w+|\w+_test|conftest)\.py$")
 
 

@@ -211,8 +211,10 @@ def _positive(op, operands):
         return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
-    if op.name in ("add", "fill"):
-        return any(v.positive for v in (operands if op.name == "add" else rest))
+    if op.name == "add":
+        return any(v.positive for v in operands)
+    if op.name == "fill":
+        return bool(rest) and rest[0].positive
     if op.name in ("mul", "matmul"):
         return bool(operands) and all(v.positive for v in operands)
     if op.name == "div":

@@ -94,6 +94,11 @@ def test_what_is_changed_to_what_has_no_gradient_has_none():
     assert codes == [[], ["SO204"]]
 
 
+def test_what_an_assertion_says_of_a_dtype_is_no_new_value():
+    body = "assert x.dtype == torch.float32\nx.clamp_(min=0)\nreturn x.mean()"
+    assert [f.code for f in lint_source(program("x, y", body))] == ["SO209"]
+
+
 LEAVES = [
     "if len(d) > 3:\n    d = d.detach()\nreturn d.mean()",
     "loss = x.mean() * 0\nfor e in d:\n    loss = loss + e\nreturn loss",

@@ -157,8 +157,8 @@ class DivisionByReduction(_Division):
     gradient.
     """
     why = """
-    A batch without a valid element, a zero vector or a constant row comes sooner or later; so do a target of 0 in a
-    relative error, weights that are all 0, and labels that are all `ignore_index` (told where the rule is asked for).
+    A zero vector or a constant row comes sooner or later; so do, told where the rule is asked for, a batch without a
+    valid element, a target of 0 in a relative error, weights that are all 0, and labels that are all `ignore_index`.
     In half, a count beyond 65504 is inf too.
     """
     fix = """

@@ -62,9 +62,9 @@ def leaves_domain(op, walk):
     if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
     root = op.name == "sqrt" or op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0) > 0
-    names = sources(node, walk)
-    if root and (x.detached or names and all(NO_GRAPH.search(name) for name in names)):
+    if root and without_graph(node, walk):
         return False  # 0 is no trouble without a slope
+    names = sources(node, walk)
     given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
     if given or _unseen(x, walk):
         return False
@@ -121,6 +121,12 @@ def sources(node, walk, depth=0):
     given = [n for n in (op.input, *op.args) if n is not None]
     operands = [n for n in given if walk.value(n).tensor and walk.value(n).mask != "bool"]
     return {name for n in operands for name in sources(n, walk, depth + 1)}
+
+
+def without_graph(node, walk):
+    """Whether no gradient goes through a tensor: it is detached, or made of targets and the like by their names."""
+    names = sources(node, walk)
+    return walk.value(node).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
 
 
 def _unseen(value, walk):

@@ -6,7 +6,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import exponent
-from safeops.lint.rules.guards import HALF_TINY, beside_one, guards, needless, of_itself, small, tiny
+from safeops.lint.rules.guards import HALF_TINY, beside_one, guards, matters, needless, small, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
@@ -102,14 +102,11 @@ class TinyEps(Rule):
             walk.report(self, op.node, message, likely=own)  # see _meets for the others
 
     def _meets(self, op, walk):
-        """A logarithm, a root or a power of what was guarded, one over it, or a tensor over its own spread, is where
-        a missing guard is inf or NaN. Whether another divisor is ever 0, only the data tell."""
+        """What was guarded is likely to need it where its logarithm, root, power or reciprocal is taken."""
         whole = op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0.5) % 1 == 0
         for guard in () if whole else guards(op.args[0] if op.name == "div" and op.args else op.input, walk):
             report = walk.reports.get((self.code, id(guard.node)))
-            one = walk.value(op.input).foreign or walk.number(op.input) is not None
-            met = of_itself(op, guard, walk) or (op.name != "div" or one) and small(guard, walk)
-            if report is not None and met:
+            if report is not None and matters(op, guard, walk):
                 walk.report(self, guard.node, report.message, report.fix)
 
     def _anywhere(self, op, walk):
@@ -127,8 +124,8 @@ class TinyEps(Rule):
         exact = exact or any(COMPLEX.search(name) for name in walk.names_in(guard.node))
         if eps is not None and of and not (exact or needless(guard, walk) or walk.value(guard.node).wide):
             message = f"{eps:g} is 0 in fp16, and guards nothing there; .float() first"
-            likely = walk.scope.is_module and not walk.scope.no_grad  # a function may well be given fp32
-            walk.report(self, guard.node, message, likely=likely)
+            module = walk.scope.is_module and not walk.scope.no_grad  # a function may well be given fp32
+            walk.report(self, guard.node, message, likely=module and matters(op, guard, walk))
 
     def _below(self, op, walk):
         """`exp(log_std.clamp(-20, 2))`"""

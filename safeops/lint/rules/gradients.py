@@ -5,13 +5,13 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.domains import NO_GRAPH, leaves_domain, sources
+from safeops.lint.rules.domains import leaves_domain, without_graph
 from safeops.lint.syntax import number
 from safeops.lint.tables import SAVES_RESULT
 
 
 def _complement_of_exp(op, walk):
-    """`where(x < t, log1p(-exp(x)), log(-expm1(x)))`, log(1 - exp(x)) at its best: it is NaN at x = 0 alone."""
+    """A branch of `where(x < t, log1p(-exp(x)), log(-expm1(x)))`, the accurate log(1 - exp(x)): NaN at x = 0 alone."""
     inner = walk.op(op.input) if op.name in ("log", "log1p") else None
     exp = walk.op(inner.input) if inner is not None and inner.name == "neg" else None
     return exp is not None and exp.name in ("exp", "expm1")
@@ -58,9 +58,7 @@ class WhereAfter(Rule):
             unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
-            names = sources(branch, walk)
-            given = walk.value(branch).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
-            if walk.scope.metric or given:  # the value is right, and there is no gradient
+            if walk.scope.metric or without_graph(branch, walk):  # the value is right, and there is no gradient
                 for code in ("SO202", "SO203"):
                     walk.reports.pop((code, id(unsafe.node)), None)
                 continue

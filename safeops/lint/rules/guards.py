@@ -52,11 +52,18 @@ def guards(node, walk, depth=0):
         yield from guards(operand, walk, depth + 1)
 
 
+def matters(op, guard, walk):
+    """Whether a logarithm, a root or a power of what was guarded, one over it, or a tensor over its own spread may be
+    inf or NaN without the guard. Whether another divisor is ever 0, only the data tell."""
+    if op.name in ("div", "addcdiv"):
+        one = walk.value(op.input).foreign or walk.number(op.input) is not None
+        return of_itself(op, guard, walk) or one and small(guard, walk)
+    return small(guard, walk)
+
+
 def of_itself(op, guard, walk):
     """Whether a tensor is divided by its own deviation or range. (Autocast computes norms in fp32, and rewards have no
     half.)"""
-    if op.name != "div":
-        return False
     own = {name for name in sources(op.input, walk) if not NO_GRAPH.search(name)}
     spreads = [n for n in (guard.input, *guard.args) if often_zero(n, walk) and not raised(n, walk)]
     return any(sources(n, walk) & own for n in spreads)

@@ -1,7 +1,7 @@
 """SO205: a norm spelled out."""
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.domains import NO_GRAPH, sources
+from safeops.lint.rules.domains import without_graph
 from safeops.lint.rules.squares import dims, squared, through
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
@@ -56,9 +56,7 @@ class SpelledNorm(Rule):
         base = squared(total.input, walk)
         if base is None or walk.checked(op.input) or _replaced(base, walk):
             return
-        names = sources(base, walk)
-        detached = walk.value(base).detached or bool(names) and all(NO_GRAPH.search(name) for name in names)
-        if detached or no_gradient(walk.body, op.node):
+        if without_graph(base, walk) or no_gradient(walk.body, op.node):
             return
         fix = None
         square = walk.op(total.input)
