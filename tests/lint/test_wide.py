@@ -13,6 +13,7 @@ from tests.lint.programs import EVERY, HEADER, program
 PAIRS = [
     # what is refused otherwise
     ("assert x.dtype == {} and len(x)\nreturn torch.log(x + 1e-8).mean()", "torch.float32", "torch.float16"),
+    ("assert x.{} == torch.float32\nreturn torch.log(x + 1e-8).mean()", "dtype", "kind"),
     ("assert x.dtype {} torch.float\nreturn torch.log(x + 1e-8).mean()", "==", "!="),
     # torch's default dtype, which half times it becomes; not a number, whose dtype counts for nothing
     ("s = x * {}\nreturn torch.log(s + 1e-8).mean()", "torch.ones(4)", "torch.ones(())"),
