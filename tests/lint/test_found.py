@@ -300,6 +300,23 @@ def test_a_variance_in_a_window_is_that_of_ssim():
         assert use in finding.message
 
 
+COVARIANCES = [
+    ("(x * y).mean() - x.mean() * y.mean()", True),
+    ("(y * x).mean(0) / 2 - (x.mean(0) * y.mean(0))", True),
+    ("(x * y).mean() - x.mean() * z.mean()", False),
+    ("(x * y).mean() - x.mean() * y", False),
+    ("(x * 2).mean() - x.mean() * 2", False),
+    ("blend(x * y) - x.mean() * y.mean()", False),
+]
+
+
+@pytest.mark.parametrize("text, told", COVARIANCES)
+def test_a_covariance_cancels_as_a_variance_does(text, told):
+    for source in (program("x, y, z", f"return ({text}).sum()"), program("x, y, z", f"m = {text}\nreturn m.sum()")):
+        found = [f.message for f in lint_source(source) if f.code == "SO212"]
+        assert len(found) == told and all("covariance" in message for message in found)
+
+
 CLAMPS = [("1", "stops at 1"), ("1 - 1e-6", "1 - 1e-6 is 1"), ("0.9999", "0.9999 is 1")]
 
 

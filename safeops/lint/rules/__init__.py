@@ -17,11 +17,14 @@ from safeops.lint.rules import (
     squares,
     steps,
     synchronisation,
+    variances,
 )
 
 # In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
-VALUES = (masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, spelled, exponentials)
-FILES = (*VALUES, synchronisation, amp, old_amp, steps)
+FILES = (
+    *(masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, spelled, variances),
+    *(exponentials, synchronisation, amp, old_amp, steps),
+)
 RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
 RULES = dict(sorted(RULES.items()))
 FAMILIES = {

@@ -1,4 +1,4 @@
-"""SO21x, formulas that are right on paper: sums of products, exponentials, variances that no float holds."""
+"""SO211: formulas of exponentials that are right on paper, where no float holds the parts."""
 
 import re
 
@@ -6,11 +6,9 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import BOUNDED, finite
-from safeops.lint.rules.squares import squared, through, wide
-from safeops.lint.syntax import descendants, dotted, operation
+from safeops.lint.rules.squares import through, wide
+from safeops.lint.syntax import descendants, dotted
 from safeops.lint.tables import SHAPING
-
-AVERAGES = {"sum", "mean", "avg_pool1d", "avg_pool2d", "avg_pool3d", "conv1d", "conv2d", "conv3d", "nansum", "nanmean"}
 
 
 def tensors(op, walk):
@@ -183,58 +181,4 @@ def sign_of(node, walk, depth=0):
     return signs.get(op.name, 0)
 
 
-class Variance(Rule):
-    code, name = "SO212", "difference-of-squares-variance"
-    what = "`mean(x**2) - mean(x)**2` cancels: of data far from 0 the variance is noise, negative, or 0."
-    why = """
-    Two nearly equal numbers are subtracted: in fp32 nothing is left where the mean is 4000 times the spread, in fp16
-    where it is 30 times. The square root of a negative one is NaN.
-    """
-    fix = "`safeops.masked_var(x, correction=0)`, `x.var()`; for SSIM `safeops.ssim`, which does not cancel."
-    outcome = "the variance of numbers around 4096 with spread 0.5 is not 0.25"
-    bad = """
-    def spread_loss(x):
-        return (x**2).mean() - x.mean() ** 2
-    """
-    good = """
-    def spread_loss(x):
-        return safeops.masked_var(x, correction=0)
-    """
-    ops = ("sub",)
-
-    def operation(self, op, walk):
-        if len(op.args) != 1 or not self._is_square(op.args[0], walk):
-            return
-        if self._average_of_square(op.input, walk):
-            made = walk.op(op.input)
-            covers = [("SO201", op.input if made is None else made.node)]
-            window = made is None or made.name.startswith(("conv", "avg_pool"))
-            use = "safeops.ssim, or .float() first" if window else "safeops.masked_var"
-            message = f"a variance as E[x^2] - E[x]^2 cancels; use {use}"
-            walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
-
-    def _is_square(self, node, walk):
-        if squared(node, walk) is not None:
-            return True
-        op = walk.op(node)  # mean ** 2 / n
-        return op is not None and op.name == "div" and squared(op.input, walk) is not None
-
-    def _average_of_square(self, node, walk, depth=0):
-        """`(x**2).mean()`, `blur(x * x)`, `F.conv2d(x.pow(2), window)`, also through names."""
-        if depth > 4:
-            return False
-        node = walk.value(node).node if isinstance(node, cst.Name) else node
-        if isinstance(node, cst.BinaryOperation) and isinstance(node.operator, (cst.Divide, cst.Multiply)):
-            return self._average_of_square(node.left, walk, depth + 1)
-        if not isinstance(node, cst.Call) or not node.args and not isinstance(node.func, cst.Attribute):
-            return False
-        op = operation(node, walk.imports)
-        if op is not None and op.name in SHAPING:
-            return self._average_of_square(op.input, walk, depth + 1)
-        if op is not None and op.name in AVERAGES:
-            return squared(op.input, walk) is not None
-        known = op is not None and op.origin != "method"  # another function of torch's
-        return not known and bool(node.args) and squared(node.args[0].value, walk) is not None
-
-
-RULES = (Spelled, Variance)
+RULES = (Spelled,)

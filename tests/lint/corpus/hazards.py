@@ -165,7 +165,7 @@ def _ssim(x, y, window, c1=1e-4, c2=9e-4):
     mu_x, mu_y = F.conv2d(x, window), F.conv2d(y, window)
     sigma_x = F.conv2d(x * x, window) - mu_x.pow(2)  # SO212
     sigma_y = F.conv2d(y * y, window) - mu_y.pow(2)  # SO212
-    sigma_xy = F.conv2d(x * y, window) - mu_x * mu_y
+    sigma_xy = F.conv2d(x * y, window) - mu_x * mu_y  # SO212
     return ((2 * mu_x * mu_y + c1) * (2 * sigma_xy + c2)) / (
         (mu_x.pow(2) + mu_y.pow(2) + c1) * (sigma_x + sigma_y + c2)
     )
