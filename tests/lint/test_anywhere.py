@@ -171,6 +171,12 @@ def test_what_is_reduced_over_a_dim_is_a_tensor(use, found):
     assert codes(f"def rms_norm(x):\n    return x * (({use}).mean(dim=-1, keepdim=True) + 1e-5).rsqrt()\n") == found
 
 
+@pytest.mark.parametrize("name", ["rms_energy", "exp_rmspe", "MeanRMSPE"])
+def test_the_root_of_a_mean_of_squares_is_no_norm(name):
+    root = "def {}(x):\n    return torch.sqrt((x ** 2).mean(dim=-1))\n"
+    assert codes(root.format(name)) == [] and codes(root.format("rms")) == ["SO201"]
+
+
 def test_the_areas_of_an_intersection():
     source = """
     import torch

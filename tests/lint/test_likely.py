@@ -53,6 +53,11 @@ PAIRS = [
     ("SO204", "rate, p", "return torch.log(rate / 2).mean()", "return torch.log(p / rate).mean()"),
     ("SO204", "re, im", "return torch.sqrt(re**2 + im**2).mean()", "return torch.sqrt((re - im).abs() / 8).mean()"),
     ("SO204", "x, y", "return torch.sqrt(F.mse_loss(x, y))", "return torch.sqrt(x.var(1)).mean()"),
+    ("SO204", "x, conf", "return (x - torch.log(conf)).mean()", "return (x - torch.log(1 - conf)).mean()"),
+    # a noise schedule ends at 1 and has no gradient
+    ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (level * (1 - x).sqrt()).mean()"),
+    ("SO204", "x, level", "return (x * torch.rsqrt(1 - level)).mean()", "return (x - (1 - level).log()).mean()"),
+    ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
     # no batch is met in all its elements
     ("SO205", "x, y", "return torch.sqrt(((x - y) ** 2).sum())", "return torch.sqrt(((x - y) ** 2).sum(1)).mean()"),
     ("SO205", "x, y", "d = x - y\nreturn (d * d).sum().sqrt()", "d = x - x.mean()\nreturn (d * d).sum().sqrt()"),

@@ -28,7 +28,7 @@ BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "ha
 # What is more than 0 as it is made, or has no graph: a guard in sight would be one more.
 BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
 PROBABILITY = re.compile(
-    r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|conf\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
+    r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
     re.I,
 )
 NO_PROBABILITY = re.compile(
@@ -106,6 +106,9 @@ def _edge_of(node, op, walk, depth=0):
         return masked or any(term is not None and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
         return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
+    if inner.name == "sub" and number(inner.input) == 1 and walk.op(inner.args[0]) is None and op.name != "pow":
+        name = dotted(inner.args[0]) or ""  # `1 - alpha` of a noise schedule that is given, unlike `1 - p`
+        return op.name.startswith("log") or PROBABILITY.search(name) is not None
     return inner.name in EDGES
 
 

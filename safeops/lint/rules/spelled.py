@@ -111,7 +111,8 @@ class Spelled(Rule):
 
 
 LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
-BOUNDED_ABOVE = {"clamp_max", "logsigmoid", "log_softmax", "minimum"}
+NOT_POSITIVE = {"logsigmoid", "log_softmax"}
+BOUNDED_ABOVE = NOT_POSITIVE | {"clamp_max", "minimum"}
 SCORES = re.compile(r"dice|tversky|jaccard|iou|ssim", re.IGNORECASE)  # between 0 and 1
 NOT_NEGATIVE = set("abs square pow norm relu softplus cdist pdist exp sigmoid softmax var std".split())
 
@@ -153,6 +154,17 @@ def exponent_range(exp, walk):
     return "safe" if op.name == "clamp" or sign > 0 and op.name in BOUNDED_ABOVE else None
 
 
+def _minus_abs(op, walk):
+    """`torch.where(x >= 0, -x, x)`"""
+    condition = walk.value(op.input).node
+    above = isinstance(condition, cst.Comparison) and isinstance(
+        condition.comparisons[0].operator, (cst.GreaterThan, cst.GreaterThanEqual)
+    )
+    minus = op.args[0] if above and len(op.args) == 2 else None
+    negative = isinstance(minus, cst.UnaryOperation) and isinstance(minus.operator, cst.Minus)
+    return negative and walk.text(minus.expression) == walk.text(op.args[1]) == walk.text(condition.left)
+
+
 def _maximum(op, walk):
     """`x + max_val`, where max_val is minus the maximum."""
     return any(sign_of(n, walk) < 0 and "max" in (dotted(n) or "") for n in (op.input, *op.args))
@@ -172,8 +184,10 @@ def sign_of(node, walk, depth=0):
     floor = walk.number(op.arg(0, "min")) if op.name in ("clamp", "clamp_min") else None
     if op.name in NOT_NEGATIVE or floor is not None and floor >= 0:
         return 1
+    if op.name in NOT_POSITIVE or op.name == "where" and _minus_abs(op, walk):
+        return -1
     of = sign_of(op.input, walk, depth + 1)
-    if op.name in SHAPING | {"sum", "mean", "index", "float", "double"}:
+    if op.name in SHAPING | {"sum", "mean", "cumsum", "index", "float", "double"}:
         return of
     other = sign_of(op.args[0], walk, depth + 1) if op.args else 0
     signs = {"neg": -of, "mul": of * other, "div": of * other}

@@ -14,7 +14,7 @@ COUNTED = re.compile(
 )  # a number of elements
 LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
 PAIRS = re.compile(r"\b(\w+) ?\* ?\(?\1\b")  # n * (n - 1)
-NORM = re.compile(r"RMS(?!E)|(^|_)rms(?!e)|Norm(\d|_|$)|_norm$|^norm$")
+NORM = re.compile(r"RMS(?!E|P)|(^|_)rms(_?norm|$)|Norm(\d|_|$)|_norm$|^norm$")
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
