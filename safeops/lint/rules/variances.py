@@ -22,7 +22,7 @@ def averaged(node, walk):
     """As `factors`, of the averages `mean(x) * mean(y)`."""
     op = walk.op(node)
     pair = [through(n, walk) for n in tensors(op, walk)] if op is not None and op.name == "mul" else []
-    found = len(pair) == 2 and all(p is not None and p.name in AVERAGES for p in pair)
+    found = all(p is not None and p.name in AVERAGES for p in pair)
     return sorted(walk.text(p.input) for p in pair) if found else None
 
 
