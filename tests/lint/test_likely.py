@@ -58,6 +58,18 @@ PAIRS = [
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (level * (1 - x).sqrt()).mean()"),
     ("SO204", "x, level", "return (x * torch.rsqrt(1 - level)).mean()", "return (x - (1 - level).log()).mean()"),
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
+    ("SO204", "x, y", "return torch.log(1 - torch.exp(-2 * y)).mean()", "return torch.log(1 - torch.tanh(y)).mean()"),
+    # a batch has fewer rows than an image has pixels
+    ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()", "return (x.T @ x / x.shape[0]).mean()"),
+    # most similarities and distances are small
+    ("SO211", "near, far, score", "return torch.log1p(torch.exp(near - far)).mean()",
+     "return torch.log1p(torch.exp(near - score)).mean()"),
+    ("SO211", "sim, y", "e = torch.exp(sim @ y)\nreturn (e / e.sum(1)).log().mean()",
+     "logits = sim @ y\ne = torch.exp(logits)\nreturn (e / e.sum(1)).log().mean()"),
+    ("SO211", "sim, y", "return torch.log(torch.exp(sim).sum(1)).mean()",
+     "return torch.log(torch.exp(sim / 0.05).sum(1)).mean()"),
+    ("SO211", "near, far", "e = torch.exp(near - far)\nreturn (e / e.sum(1)).mean()",
+     "return torch.log(torch.cosh(near - far)).mean()"),
     # no batch is met in all its elements
     ("SO205", "x, y", "return torch.sqrt(((x - y) ** 2).sum())", "return torch.sqrt(((x - y) ** 2).sum(1)).mean()"),
     ("SO205", "x, y", "d = x - y\nreturn (d * d).sum().sqrt()", "d = x - x.mean()\nreturn (d * d).sum().sqrt()"),

@@ -389,6 +389,28 @@ def test_what_is_bounded_or_has_no_half(silent, told, code):
     assert code not in codes[0] and code in codes[1]
 
 
+WITHOUT_GPU = ["if torch.cuda.is_available():\n    return x.mean()\nelse:\n    return {}",
+               "if not torch.cuda.is_available():\n    return {}", "if not CUDA_AVAILABLE:\n    return {}",
+               "if cuda.is_available():\n    x = x * 2\nelif y is None:\n    return {}"]  # fmt: skip
+WITH_GPU = ["if torch.cuda.is_available():\n    return {}",
+            "if not torch.cuda.is_available():\n    x = x * 2\nreturn {}",
+            "if not torch.cuda.is_available() and x.is_cuda:\n    return {}",
+            "if not torch.cuda.is_available():\n    x = x * 2\nelse:\n    return {}"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "branches, found", [*((b, set()) for b in WITHOUT_GPU), *((b, {"SO204", "SO301"}) for b in WITH_GPU)]
+)
+def test_what_runs_without_a_gpu(branches, found):
+    source = program("x, y", branches.format("torch.log(1 - x).mean() / y.sum().item()"))
+    assert {f.code for f in lint_source(source)} == found
+
+
+def test_an_old_spelling_is_old_without_a_gpu():
+    body = "if not torch.cuda.is_available():\n    with torch.cuda.amp.autocast(False):\n        return x.mean()"
+    assert [f.code for f in lint_source(program("x, y", body))] == ["SO403"]
+
+
 def test_an_eps_out_of_a_dictionary_is_one():
     source = """class SomeLoss(nn.Module):
     def __init__(self, **options):

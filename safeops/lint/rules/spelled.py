@@ -6,6 +6,7 @@ import libcst as cst
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import BOUNDED, finite
+from safeops.lint.rules.domains import sources
 from safeops.lint.rules.squares import through, wide
 from safeops.lint.syntax import descendants, dotted
 from safeops.lint.tables import SHAPING
@@ -42,7 +43,7 @@ class Spelled(Rule):
             if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
                 covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
-                walk.report(self, op.node, message, covers=covers)
+                walk.report(self, op.node, message, covers=covers, likely=_may_be_large(op.input, walk))
             return
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
@@ -53,7 +54,7 @@ class Spelled(Rule):
                 use, problem = use[1:], "exp is 0 in fp16 below -17, and the logarithm of nothing but these -inf"
             covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
             covers += [("SO213", n) for n in descendants(op.node)]
-            walk.report(self, op.node, f"{problem}; use {use}", covers=covers)
+            walk.report(self, op.node, f"{problem}; use {use}", covers=covers, likely=_may_be_large(op.input, walk))
 
     def _use(self, op, walk):
         inner = through(op.input, walk)
@@ -110,6 +111,15 @@ class Spelled(Rule):
         return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
 
 
+def _may_be_large(node, walk):
+    """Whether what the exponential is of may be large: by its name, or by what divides it. Most similarities and
+    distances are small."""
+    told = [walk.reports.get(("SO213", id(n))) for n in descendants(node)]
+    named = any(LARGE.search(name) for name in walk.names_in(node) | sources(node, walk))
+    return named or "cosh" in walk.text(node) or any(report is not None and report.likely for report in told)
+
+
+LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
 LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
 NOT_POSITIVE = {"logsigmoid", "log_softmax"}
 BOUNDED_ABOVE = NOT_POSITIVE | {"clamp_max", "minimum"}
@@ -125,7 +135,7 @@ def exponent_range(exp, walk):
     if sign_of(exp.input, walk) < 0:
         return "below"
     op, sign = walk.op(exp.input), 1
-    while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg")):
+    while op is not None and (op.name in SHAPING or op.name in ("div", "mul", "neg", "index")):
         inner = op.input
         if op.name == "neg":
             sign = -sign

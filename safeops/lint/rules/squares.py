@@ -179,7 +179,8 @@ class SquareSum(Rule):
             sides = [self._untransposed(n, walk) for n in (made.input, *made.args) if walk.value(n).tensor]
             if len(sides) == 2 and sides[0] == sides[1] and not finite(made.node, walk):
                 message = "products in half are inf beyond 65504, before the division; .float() first"
-                walk.report(self, made.node, message)
+                covariance = "- 1" in walk.text(count)  # of a batch, which has far fewer rows than there are pixels
+                walk.report(self, made.node, message, likely=not covariance)
         elif (
             made.name == "sum"
             and not (made.args or made.kwargs)

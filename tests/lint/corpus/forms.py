@@ -405,7 +405,7 @@ def softmax_by_hand_loss(scores):
 
 @on("exponential", t(13.0, 2.0))
 def logistic_loss(margin):
-    return torch.log(torch.add(torch.exp(margin), 1)).mean()  # SO211
+    return torch.log(torch.add(torch.exp(margin), 1)).mean()  # SO211?
 
 
 @on("exponential", t(100.0, 2.0), t(1.0, 1.0))
@@ -448,7 +448,7 @@ def gram_style(feature_map, gram_target):
 @on("square", 300 * normal(4, 3))
 def decorrelation_loss(z):
     z = z - z.mean(0)
-    cov = torch.einsum("bi,bj->ij", z, z) / (z.shape[0] - 1)  # SO201
+    cov = torch.einsum("bi,bj->ij", z, z) / (z.shape[0] - 1)  # SO201?
     return cov.abs().mean()
 
 

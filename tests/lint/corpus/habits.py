@@ -403,7 +403,7 @@ def mse2psnr(pred, target):
 
 class RankNetLoss(nn.Module):
     def forward(self, s_i, s_j, sigma=1.0):
-        return torch.log(1 + torch.exp(-sigma * (s_i - s_j))).mean()  # SO211
+        return torch.log(1 + torch.exp(-sigma * (s_i - s_j))).mean()  # SO211?
 
 
 def tweedie_loss(pred, target, rho=1.5):

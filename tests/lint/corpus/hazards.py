@@ -50,11 +50,11 @@ class LiftedStructureLoss(nn.Module):
 
 def multi_similarity_loss(sim, positive, alpha=2.0, base=0.5):
     s = torch.where(positive, sim, base)
-    return torch.log(1 + torch.exp(-alpha * (s - base))).mean() / alpha  # SO211
+    return torch.log(1 + torch.exp(-alpha * (s - base))).mean() / alpha  # SO211?
 
 
 def soft_margin_triplet_loss(d_ap, d_an):
-    return torch.log1p(torch.exp(d_ap - d_an)).mean()  # SO211
+    return torch.log1p(torch.exp(d_ap - d_an)).mean()  # SO211?
 
 
 def angular_loss(embedding, center):
