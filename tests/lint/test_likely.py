@@ -64,8 +64,8 @@ PAIRS = [
     # most similarities and distances are small
     ("SO211", "near, far, score", "return torch.log1p(torch.exp(near - far)).mean()",
      "return torch.log1p(torch.exp(near - score)).mean()"),
-    ("SO211", "sim, y", "e = torch.exp(sim @ y)\nreturn (e / e.sum(1)).log().mean()",
-     "logits = sim @ y\ne = torch.exp(logits)\nreturn (e / e.sum(1)).log().mean()"),
+    ("SO211", "sim, target", "e = torch.exp(sim @ target)\nreturn (e / e.sum(1)).log().mean()",
+     "logits = sim @ target\ne = torch.exp(logits)\nreturn (e / e.sum(1)).log().mean()"),
     ("SO211", "sim, y", "return torch.log(torch.exp(sim).sum(1)).mean()",
      "return torch.log(torch.exp(sim / 0.05).sum(1)).mean()"),
     ("SO211", "near, far", "e = torch.exp(near - far)\nreturn (e / e.sum(1)).mean()",

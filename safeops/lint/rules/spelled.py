@@ -101,22 +101,30 @@ class Spelled(Rule):
         if op is None or depth > 5:
             return False
         if op.name in ("sum", "cumsum"):
-            return self._grows(op, walk) or self._has_exp(op.input, walk)
+            return self._grows(op, walk) or any(exponentials(op.input, walk))
         return any(self._has_sum(n, walk, depth + 1) for n in tensors(op, walk))
 
-    def _has_exp(self, node, walk, depth=0):
-        op = through(node, walk)
-        if op is None or depth > 5:
-            return False
-        return op.name == "exp" or any(self._has_exp(n, walk, depth + 1) for n in tensors(op, walk))
+
+def exponentials(node, walk, depth=0):
+    """Those in an expression, through names."""
+    op = through(node, walk)
+    if op is None or depth > 5:
+        return
+    if op.name in ("exp", "cosh"):
+        yield op
+    for n in tensors(op, walk):
+        yield from exponentials(n, walk, depth + 1)
 
 
 def _may_be_large(node, walk):
     """Whether what the exponential is of may be large: by its name, or by what divides it. Most similarities and
     distances are small."""
-    told = [walk.reports.get(("SO213", id(n))) for n in descendants(node)]
-    named = any(LARGE.search(name) for name in walk.names_in(node) | sources(node, walk))
-    return named or "cosh" in walk.text(node) or any(report is not None and report.likely for report in told)
+    for op in exponentials(node, walk):
+        scaled = walk.reports.get(("SO213", id(op.node)))
+        names = walk.names_in(op.input) | sources(op.input, walk)
+        if op.name == "cosh" or scaled and scaled.likely or any(LARGE.search(name) for name in names):
+            return True
+    return False
 
 
 LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)

@@ -53,7 +53,7 @@ class AMSoftmaxLoss(nn.Module):
         target = self.s * (cosine.gather(1, labels[:, None]).squeeze(1) - self.m)
         others = torch.exp(self.s * cosine).sum(1) - torch.exp(self.s * cosine.gather(1, labels[:, None]).squeeze(1))
         denominator = torch.exp(target) + others
-        return -(target - torch.log(denominator)).mean()  # SO211?
+        return -(target - torch.log(denominator)).mean()  # SO211
 
 
 class AsymmetricLoss(nn.Module):
@@ -120,7 +120,7 @@ class InfoNCE(nn.Module):
         q, k = F.normalize(query, dim=-1, eps=1e-3), F.normalize(keys, dim=-1, eps=1e-3)
         similarity = torch.exp(q @ k.T / self.temperature)
         positive = similarity.diagonal()
-        loss = -torch.log(positive / similarity.sum(dim=1))  # SO211?
+        loss = -torch.log(positive / similarity.sum(dim=1))  # SO211
         return loss.mean()
 
 
