@@ -56,6 +56,8 @@ PAIRS = [
     ("SO204", "x, conf", "return (x - torch.log(conf)).mean()", "return (x - torch.log(1 - conf)).mean()"),
     # a noise schedule ends at 1 and has no gradient
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (level * (1 - x).sqrt()).mean()"),
+    ("SO204", "x, level", "level = level.view(-1, 1)\nreturn (x * (1 - level).sqrt()).mean()",
+     "level = level * x\nreturn (x * (1 - level).sqrt()).mean()"),
     ("SO204", "x, level", "return (x * torch.rsqrt(1 - level)).mean()", "return (x - (1 - level).log()).mean()"),
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
     ("SO204", "x, y", "return torch.log(1 - torch.exp(-2 * y)).mean()", "return torch.log(1 - torch.tanh(y)).mean()"),

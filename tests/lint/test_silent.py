@@ -341,6 +341,8 @@ BOUNDED = [
      "return -torch.log(e / e.sum()).mean()", "SO211"),
     ("s = torch.exp(-(x.abs() + y.square()))\nreturn (s / s.sum(1)).mean()",
      "s = torch.exp(-(x.abs() + y))\nreturn (s / s.sum(1)).mean()", "SO211"),
+    ("s = x - x.amax(1)\nif y is not None:\n    s = s[y > 0, :]\nreturn torch.exp(s / 0.05).mean()",
+     "s = x - y\nif y is not None:\n    s = s[y > 0, :]\nreturn torch.exp(s / 0.05).mean()", "SO213"),
     ("s = torch.where(x >= y, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
      "s = torch.where(x < y, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
     ("above = x > 0\ns = torch.where(above, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",

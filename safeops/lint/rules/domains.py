@@ -107,7 +107,7 @@ def _edge_of(node, op, walk, depth=0):
     if inner.name == "add" and depth < 4:
         return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
     if inner.name == "sub" and number(inner.input) == 1:
-        less = walk.op(inner.args[0])
+        less = through(inner.args[0], walk)
         if less is None:  # `1 - alpha` of a noise schedule that is given, unlike `1 - p`
             return op.name.startswith("log") or PROBABILITY.search(dotted(inner.args[0]) or "") is not None
         return less.name != "exp"  # which is 1 at 0 alone
