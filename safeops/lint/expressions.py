@@ -190,8 +190,9 @@ class Expressions:
             return dataclasses.replace(self._gradient(made), node=node)
         if not base.tensor:
             return NOTHING
-        indices = [e.slice.value for e in node.slice if isinstance(e.slice, cst.Index)]
-        index, op = indices[0] if len(indices) == 1 else None, base.op if _shapes(node) else None
+        index, op = None, base.op if _shapes(node) else None
+        if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+            index = node.slice[0].slice.value
         advanced = index is not None and self.value(index).tensor
         if advanced:
             op = Op("index", node, node.value, [index], {}, "operator")
