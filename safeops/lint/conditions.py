@@ -15,7 +15,7 @@ ON_DEMAND = re.compile(
 # Attributes and calls that say nothing of a tensor's values.
 SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
 ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
-CUDA = re.compile(r"(not )?(\w+\.)*(cuda\.is_available\(\)|\w*cuda_(is_)?available)", re.IGNORECASE)
+CUDA = re.compile(r"(not )?((torch\.)?cuda\.is_available\(\)|(\w+\.)*cuda_(is_)?available)", re.IGNORECASE)
 ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
 
 

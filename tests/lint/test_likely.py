@@ -58,11 +58,15 @@ PAIRS = [
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (level * (1 - x).sqrt()).mean()"),
     ("SO204", "x, level", "level = level.view(-1, 1)\nreturn (x * (1 - level).sqrt()).mean()",
      "level = level * x\nreturn (x * (1 - level).sqrt()).mean()"),
+    ("SO204", "x, level, t", "t = t.long()\nreturn (x * (1 - level[t]).sqrt()).mean()",
+     "return (level * (1 - x[:, 0].view(-1)).sqrt()).mean()"),
     ("SO204", "x, level", "return (x * torch.rsqrt(1 - level)).mean()", "return (x - (1 - level).log()).mean()"),
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
     ("SO204", "x, y", "return torch.log(1 - torch.exp(-2 * y)).mean()", "return torch.log(1 - torch.tanh(y)).mean()"),
     # a batch has fewer rows than an image has pixels
     ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()", "return (x.T @ x / x.shape[0]).mean()"),
+    ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()",
+     "return (x.T @ x / (x.shape[0] * x.shape[1] - 1)).mean()"),
     # most similarities and distances are small
     ("SO211", "near, far, score", "return torch.log1p(torch.exp(near - far)).mean()",
      "return torch.log1p(torch.exp(near - score)).mean()"),
@@ -70,6 +74,12 @@ PAIRS = [
      "logits = sim @ target\ne = torch.exp(logits)\nreturn (e / e.sum(1)).log().mean()"),
     ("SO211", "sim, y", "return torch.log(torch.exp(sim).sum(1)).mean()",
      "return torch.log(torch.exp(sim / 0.05).sum(1)).mean()"),
+    ("SO211", "sim", "return -torch.log(torch.exp(sim) / torch.exp(sim).sum(1)).mean()",
+     "return -torch.log(torch.exp(sim / 0.07) / torch.exp(sim / 0.07).sum(1)).mean()"),
+    ("SO211", "near, sim", "return (torch.exp(near) / torch.exp(sim).sum(1)).mean()",
+     "return (torch.exp(near) / torch.exp(sim / 0.07).sum(1)).mean()"),
+    ("SO211", "near, sim", "return torch.log(torch.exp(near) / (torch.exp(near) + torch.exp(sim)).sum(1)).mean()",
+     "r = torch.exp(near) / (torch.exp(near) + torch.exp(sim / 0.07)).sum(1)\nreturn torch.log(r).mean()"),
     ("SO211", "near, far", "e = torch.exp(near - far)\nreturn (e / e.sum(1)).mean()",
      "return torch.log(torch.cosh(near - far)).mean()"),
     # no batch is met in all its elements

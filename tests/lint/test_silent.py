@@ -343,8 +343,12 @@ BOUNDED = [
      "s = torch.exp(-(x.abs() + y))\nreturn (s / s.sum(1)).mean()", "SO211"),
     ("s = x - x.amax(1)\nif y is not None:\n    s = s[y > 0]\nreturn torch.exp(s / 0.05).mean()",
      "s = x - y\nif y is not None:\n    s = s[y > 0]\nreturn torch.exp(s / 0.05).mean()", "SO213"),
-    ("s = torch.where(x >= y, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
-     "s = torch.where(x < y, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
+    ("s = torch.where(x >= 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
+     "s = torch.where(x < 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
+    ("z = torch.zeros_like(x)\ns = torch.where(x >= z, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
+     "s = torch.where(x >= y, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
+    ("s = torch.where(x > 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
+     "s = torch.where(x > 20, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
     ("above = x > 0\ns = torch.where(above, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
      "above = y > 0\ns = torch.where(above, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
     ("s = torch.where(x > 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
@@ -397,6 +401,7 @@ WITHOUT_GPU = ["if torch.cuda.is_available():\n    return x.mean()\nelse:\n    r
 WITH_GPU = ["if torch.cuda.is_available():\n    return {}",
             "if not torch.cuda.is_available():\n    x = x * 2\nreturn {}",
             "if not torch.cuda.is_available() and x.is_cuda:\n    return {}",
+            "if not self.kernel_cuda_available:\n    return {}", "if not ext.cuda.is_available():\n    return {}",
             "if not torch.cuda.is_available():\n    x = x * 2\nelse:\n    return {}"]  # fmt: skip
 
 

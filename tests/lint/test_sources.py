@@ -197,3 +197,20 @@ square = torch.mean(input=torch.abs(input=both), dim=0) ** 2
 loss = torch.abs(input=0.5 - torch.sum(input=square, dim=0)).clip(min=0.0, max=1.0)
 return torch.log(input=torch.softmax(input=both, dim=1)).mean() / torch.norm(input=x) + loss"""
     lint_source(program("x, y", body), rules=EVERY)
+
+
+FORMULAS = ["torch.log({})", "torch.sqrt({})", "torch.exp({} / 0.05)", "torch.log1p(torch.exp({}))", "({}).pow(0.5)"]
+FORMULAS += ["torch.log(torch.exp({0}) / torch.exp({0}).sum(1))", "(x * y).mean() - ({0}).mean() * ({0}).mean()"]
+OPERANDS = ["torch.div(x, other=y)", "torch.sub(x, other=y)", "torch.mul(2, other=x)", "torch.sub(1, other=x)"]
+OPERANDS += [
+    "x.sub(other=y)",
+    "torch.where(x > 0, input=-x, other=x)",
+    "torch.where(condition=x > 0, input=-x, other=x)",
+]
+OPERANDS += ["torch.add(input=x, other=y)", "torch.sum(dim=1, a=x)", "torch.nansum()", "x[(y > 0), :]"]
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+@pytest.mark.parametrize("operand", OPERANDS)
+def test_a_second_operand_by_name_is_no_crash(formula, operand):
+    lint_source(program("x, y", f"return {formula.format(operand)}.mean()"), rules=EVERY)

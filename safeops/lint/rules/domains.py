@@ -79,7 +79,7 @@ def leaves_domain(op, walk):
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
     if op.name.startswith("log") and inner in ("sigmoid", "softmax"):
         return True
-    if inner == "sub" and number(x.op.input) == 1 and _below_one(x.op.args[0], walk):
+    if inner == "sub" and number(x.op.input) == 1 and x.op.args and _below_one(x.op.args[0], walk):
         return False
     return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk) or _raised_at_mask(x.op, walk))
 
@@ -94,7 +94,7 @@ def _meets_edge(op, walk):
 
 def _edge_of(node, op, walk, depth=0):
     inner = through(node, walk, SHAPING | FACTORS)
-    if inner is not None and inner.name == "div" and not walk.value(inner.args[0]).tensor:
+    if inner is not None and inner.name == "div" and inner.args and not walk.value(inner.args[0]).tensor:
         return _edge_of(inner.input, op, walk, depth + 1)
     if inner is None or inner.name == "div":
         names = sources(node if inner is None else inner.input, walk)
@@ -106,10 +106,10 @@ def _edge_of(node, op, walk, depth=0):
         return masked or any(term is not None and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
         return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
-    if inner.name == "sub" and number(inner.input) == 1:
-        less = through(inner.args[0], walk)
+    if inner.name == "sub" and number(inner.input) == 1 and inner.args:
+        less = through(inner.args[0], walk, SHAPING | {"index"})
         if less is None:  # `1 - alpha` of a noise schedule that is given, unlike `1 - p`
-            return op.name.startswith("log") or PROBABILITY.search(dotted(inner.args[0]) or "") is not None
+            return op.name.startswith("log") or any(map(PROBABILITY.search, sources(inner.args[0], walk)))
         return less.name != "exp"  # which is 1 at 0 alone
     return inner.name in EDGES
 

@@ -43,7 +43,7 @@ class Spelled(Rule):
             if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
                 covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
-                walk.report(self, op.node, message, covers=covers, likely=_may_be_large(op.input, walk))
+                walk.report(self, op.node, message, covers=covers, likely=_may_be_large(op, walk))
             return
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
@@ -54,7 +54,9 @@ class Spelled(Rule):
                 use, problem = use[1:], "exp is 0 in fp16 below -17, and the logarithm of nothing but these -inf"
             covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
             covers += [("SO213", n) for n in descendants(op.node)]
-            walk.report(self, op.node, f"{problem}; use {use}", covers=covers, likely=_may_be_large(op.input, walk))
+            covered = (walk.reports.get((code, id(node))) for code, node in covers)
+            likely = _may_be_large(op, walk) or any(report and report.likely for report in covered)
+            walk.report(self, op.node, f"{problem}; use {use}", covers=covers, likely=likely)
 
     def _use(self, op, walk):
         inner = through(op.input, walk)
@@ -116,10 +118,10 @@ def exponentials(node, walk, depth=0):
         yield from exponentials(n, walk, depth + 1)
 
 
-def _may_be_large(node, walk):
-    """Whether what the exponential is of may be large: by its name, or by what divides it. Most similarities and
-    distances are small."""
-    for op in exponentials(node, walk):
+def _may_be_large(formula, walk):
+    """Whether what the exponentials in it are of may be large: by its name, or by what divides it. Most similarities
+    and distances are small."""
+    for op in (found for n in tensors(formula, walk) for found in exponentials(n, walk)):
         scaled = walk.reports.get(("SO213", id(op.node)))
         names = walk.names_in(op.input) | sources(op.input, walk)
         if op.name == "cosh" or scaled and scaled.likely or any(LARGE.search(name) for name in names):
@@ -150,12 +152,14 @@ def exponent_range(exp, walk):
         elif op.name in ("div", "mul"):
             numbers = [n for n in (op.input, *op.args) if not walk.value(n).tensor]
             sign *= -1 if any(isinstance(n, cst.UnaryOperation) for n in numbers) else 1
-            inner = op.args[0] if op.name == "mul" and numbers == [op.input] else op.input  # -0.5 * x
+            inner = op.args[0] if op.name == "mul" and op.args and numbers == [op.input] else op.input  # -0.5 * x
         op = walk.op(inner)
     if op is None:
         return None
     if op is through(exp.input, walk) and op.name in BOUNDED or op.name == "add" and _maximum(op, walk):
         return "safe"
+    if op.name == "sub" and not op.args:  # other=
+        return None
     if op.name == "sub" and not walk.value(op.input).tensor and sign > 0:  # 2 - abs(x)
         inner = walk.op(op.args[0])
         return "safe" if inner is not None and inner.name in NOT_NEGATIVE else None
@@ -175,12 +179,17 @@ def exponent_range(exp, walk):
 def _minus_abs(op, walk):
     """`torch.where(x >= 0, -x, x)`"""
     condition = walk.value(op.input).node
-    above = isinstance(condition, cst.Comparison) and isinstance(
-        condition.comparisons[0].operator, (cst.GreaterThan, cst.GreaterThanEqual)
-    )
-    minus = op.args[0] if above and len(op.args) == 2 else None
+    if not isinstance(condition, cst.Comparison) or len(op.args) != 2:
+        return False
+    (asked, *_), (minus, x) = condition.comparisons, op.args
+    above = isinstance(asked.operator, (cst.GreaterThan, cst.GreaterThanEqual)) and _zero(asked.comparator, walk)
     negative = isinstance(minus, cst.UnaryOperation) and isinstance(minus.operator, cst.Minus)
-    return negative and walk.text(minus.expression) == walk.text(op.args[1]) == walk.text(condition.left)
+    return above and negative and walk.text(minus.expression) == walk.text(x) == walk.text(condition.left)
+
+
+def _zero(node, walk):
+    made = walk.op(node)
+    return walk.number(node) == 0 or made is not None and made.name in ("zeros", "zeros_like")
 
 
 def _maximum(op, walk):

@@ -13,6 +13,7 @@ COUNTED = re.compile(
     r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"
 )  # a number of elements
 LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
+ROWS = re.compile(r"\(?[\w.()\[\]]+ ?- ?1\)?$")  # n - 1
 PAIRS = re.compile(r"\b(\w+) ?\* ?\(?\1\b")  # n * (n - 1)
 NORM = re.compile(r"RMS(?!E|P)|(^|_)rms(_?norm|$)|Norm(\d|_|$)|_norm$|^norm$")
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
@@ -179,7 +180,7 @@ class SquareSum(Rule):
             sides = [self._untransposed(n, walk) for n in (made.input, *made.args) if walk.value(n).tensor]
             if len(sides) == 2 and sides[0] == sides[1] and not finite(made.node, walk):
                 message = "products in half are inf beyond 65504, before the division; .float() first"
-                covariance = "- 1" in walk.text(count)  # of a batch, which has far fewer rows than there are pixels
+                covariance = ROWS.match(walk.text(count))  # of a batch, which has far fewer rows than there are pixels
                 walk.report(self, made.node, message, likely=not covariance)
         elif (
             made.name == "sum"

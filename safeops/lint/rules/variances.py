@@ -18,12 +18,20 @@ def factors(node, walk):
     return sorted(walk.text(n) for n in pair) if len(pair) == 2 else None
 
 
+def kind(average, walk):
+    """Which average it is, whatever it is of: of covariances the dims and windows agree."""
+    given = {**dict(enumerate(average.args)), **average.kwargs}
+    return average.name, {name: walk.text(node) for name, node in given.items()}
+
+
 def averaged(node, walk):
-    """As `factors`, of the averages `mean(x) * mean(y)`."""
+    """(`factors` of what is averaged, the kind) of `mean(x) * mean(y)`; None of anything else."""
     op = walk.op(node)
     pair = [through(n, walk) for n in tensors(op, walk)] if op is not None and op.name == "mul" else []
-    found = all(p is not None and p.name in AVERAGES for p in pair)
-    return sorted(walk.text(p.input) for p in pair) if found else None
+    if len(pair) < 2 or any(p is None or p.name not in AVERAGES or p.input is None for p in pair):
+        return None
+    kinds = [kind(p, walk) for p in pair]
+    return (sorted(walk.text(p.input) for p in pair), kinds[0]) if kinds[0] == kinds[1] else None
 
 
 class Variance(Rule):
@@ -59,6 +67,8 @@ class Variance(Rule):
         if not (square or means) or not self._average(op.input, means, walk):
             return
         made = walk.op(op.input)
+        if means and made is not None and made.name in ("sum", "nansum"):  # an intersection, less that of chance
+            return
         covers = [("SO201", op.input if made is None else made.node)]
         window = made is None or made.name.startswith(("conv", "avg_pool"))
         kind = "variance as E[x^2] - E[x]^2" if square else "covariance as E[xy] - E[x] E[y]"
@@ -85,7 +95,7 @@ class Variance(Rule):
         if op is not None and op.name in SHAPING:
             return self._average(op.input, means, walk, depth + 1)
         if op is not None and op.name in AVERAGES:
-            return factors(op.input, walk) == means if means else squared(op.input, walk) is not None
+            return (factors(op.input, walk), kind(op, walk)) == means if means else squared(op.input, walk) is not None
         known = op is not None and op.origin != "method"  # another function of torch's
         return not (known or means) and bool(node.args) and squared(node.args[0].value, walk) is not None
 
