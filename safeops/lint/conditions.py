@@ -15,8 +15,9 @@ ON_DEMAND = re.compile(
 # Attributes and calls that say nothing of a tensor's values.
 SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
 ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
-CUDA = re.compile(r"(not )?((torch\.)?cuda\.is_available\(\)|(\w+\.)*cuda_(is_)?available)", re.IGNORECASE)
 ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
+# Whether there is a GPU: `torch.cuda.is_available()`, `not CUDA_AVAILABLE`.
+CUDA = re.compile(r"(not )?((torch\.)?cuda\.is_available\(\)|(\w+\.)*cuda_(is_)?available)", re.IGNORECASE)
 
 
 class Conditions:
@@ -39,7 +40,7 @@ class Conditions:
             self.scope.rare += 1
 
     def _branch(self, node, name, *, without_gpu):
-        """A branch in which `name` is no tensor."""
+        """A branch in which `name` is no tensor, and which may be the one that runs without a GPU."""
         before = self.scope.names.get(name)
         if before is not None:
             self.scope.names[name] = FOREIGN

@@ -32,7 +32,7 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
         self.possible, self.scripted = possible, scripted
         self.results = {}  # (class, function) -> the one expression that it returns
         self.fields = fields(module)
-        self.without_gpu = 0  # inside what runs where there is none, in fp32 and without a wait
+        self.without_gpu = 0  # inside a branch that runs where there is none: nothing is half, and nothing waits
         self.raising = 0  # inside a raise statement: it runs once
         self.called = {}  # id of a Call -> (whether autocast is off there, whether there is no graph)
         self._values = {}

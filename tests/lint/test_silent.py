@@ -401,7 +401,7 @@ WITHOUT_GPU = ["if torch.cuda.is_available():\n    return x.mean()\nelse:\n    r
 WITH_GPU = ["if torch.cuda.is_available():\n    return {}",
             "if not torch.cuda.is_available():\n    x = x * 2\nreturn {}",
             "if not torch.cuda.is_available() and x.is_cuda:\n    return {}",
-            "if not self.kernel_cuda_available:\n    return {}", "if not ext.cuda.is_available():\n    return {}",
+            "if not kernel_cuda_available:\n    return {}", "if not ext.cuda.is_available():\n    return {}",
             "if not torch.cuda.is_available():\n    x = x * 2\nelse:\n    return {}"]  # fmt: skip
 
 

@@ -7,13 +7,9 @@ import libcst as cst
 from safeops.lint.rule import Rule
 from safeops.lint.rules.bounds import BOUNDED, finite
 from safeops.lint.rules.domains import sources
-from safeops.lint.rules.squares import through, wide
+from safeops.lint.rules.squares import tensors, through, wide
 from safeops.lint.syntax import descendants, dotted
 from safeops.lint.tables import SHAPING
-
-
-def tensors(op, walk):
-    return [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
 
 
 class Spelled(Rule):
@@ -42,8 +38,7 @@ class Spelled(Rule):
         if op.name == "div":
             if len(op.args) == 1 and not wide(op, walk) and self._normalized(op, walk):
                 message = "exp overflows fp16 at 11.1, and inf / inf is NaN; use torch.softmax"
-                covers = [("SO202", op.node), *(("SO213", n) for n in descendants(op.node))]
-                walk.report(self, op.node, message, covers=covers, likely=_may_be_large(op, walk))
+                self._report(op, message, [("SO202", op.node)], walk)
             return
         if not (walk.training or walk.scope.is_module and walk.scope.name == "forward"):
             return
@@ -53,10 +48,14 @@ class Spelled(Rule):
             if use.startswith("-"):
                 use, problem = use[1:], "exp is 0 in fp16 below -17, and the logarithm of nothing but these -inf"
             covers = [("SO204", op.node), ("SO211", getattr(walk.op(op.input), "node", None))]
-            covers += [("SO213", n) for n in descendants(op.node)]
-            covered = (walk.reports.get((code, id(node))) for code, node in covers)
-            likely = _may_be_large(op, walk) or any(report and report.likely for report in covered)
-            walk.report(self, op.node, f"{problem}; use {use}", covers=covers, likely=likely)
+            self._report(op, f"{problem}; use {use}", covers, walk)
+
+    def _report(self, op, message, covers, walk):
+        """What it covers is not hidden from a default run that would tell it."""
+        covers += [("SO213", n) for n in descendants(op.node)]
+        covered = (walk.reports.get((code, id(node))) for code, node in covers)
+        likely = _may_be_large(op, walk) or any(report and report.likely for report in covered)
+        walk.report(self, op.node, message, covers=covers, likely=likely)
 
     def _use(self, op, walk):
         inner = through(op.input, walk)
@@ -129,6 +128,7 @@ def _may_be_large(formula, walk):
     return False
 
 
+# What has no bound, by its name.
 LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
 LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
 NOT_POSITIVE = {"logsigmoid", "log_softmax"}
@@ -158,7 +158,7 @@ def exponent_range(exp, walk):
         return None
     if op is through(exp.input, walk) and op.name in BOUNDED or op.name == "add" and _maximum(op, walk):
         return "safe"
-    if op.name == "sub" and not op.args:  # other=
+    if op.name == "sub" and not op.args:  # torch.sub(x, other=y)
         return None
     if op.name == "sub" and not walk.value(op.input).tensor and sign > 0:  # 2 - abs(x)
         inner = walk.op(op.args[0])
@@ -188,6 +188,7 @@ def _minus_abs(op, walk):
 
 
 def _zero(node, walk):
+    """Whether it is 0, or a tensor of zeros."""
     made = walk.op(node)
     return walk.number(node) == 0 or made is not None and made.name in ("zeros", "zeros_like")
 

@@ -13,10 +13,15 @@ COUNTED = re.compile(
     r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"
 )  # a number of elements
 LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
-ROWS = re.compile(r"\(?[\w.()\[\]]+ ?- ?1\)?$")  # n - 1
+ROWS = re.compile(r"\(?[\w.()\[\]]+ ?- ?1\)?$")  # n - 1, the rows of a batch less one
 PAIRS = re.compile(r"\b(\w+) ?\* ?\(?\1\b")  # n * (n - 1)
 NORM = re.compile(r"RMS(?!E|P)|(^|_)rms(_?norm|$)|Norm(\d|_|$)|_norm$|^norm$")
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
+
+
+def tensors(op, walk):
+    """The operands of an operation that are tensors."""
+    return [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
 
 
 def through(node, walk, names=SHAPING):

@@ -3,8 +3,7 @@
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.spelled import tensors
-from safeops.lint.rules.squares import squared, through, wide
+from safeops.lint.rules.squares import squared, tensors, through, wide
 from safeops.lint.syntax import operation
 from safeops.lint.tables import SHAPING
 
@@ -28,7 +27,7 @@ def averaged(node, walk):
     """(`factors` of what is averaged, the kind) of `mean(x) * mean(y)`; None of anything else."""
     op = walk.op(node)
     pair = [through(n, walk) for n in tensors(op, walk)] if op is not None and op.name == "mul" else []
-    if len(pair) < 2 or any(p is None or p.name not in AVERAGES or p.input is None for p in pair):
+    if len(pair) < 2 or any(p is None or p.name not in AVERAGES for p in pair):
         return None
     kinds = [kind(p, walk) for p in pair]
     return (sorted(walk.text(p.input) for p in pair), kinds[0]) if kinds[0] == kinds[1] else None
@@ -71,9 +70,9 @@ class Variance(Rule):
             return
         covers = [("SO201", op.input if made is None else made.node)]
         window = made is None or made.name.startswith(("conv", "avg_pool"))
-        kind = "variance as E[x^2] - E[x]^2" if square else "covariance as E[xy] - E[x] E[y]"
+        formula = "variance as E[x^2] - E[x]^2" if square else "covariance as E[xy] - E[x] E[y]"
         use = "safeops.masked_var" if square else "the mean of (x - mean(x)) * (y - mean(y))"
-        message = f"a {kind} cancels; use {'safeops.ssim, or .float() first' if window else use}"
+        message = f"a {formula} cancels; use {'safeops.ssim, or .float() first' if window else use}"
         walk.report(self, op.node, message, covers=covers, likely=not wide(op, walk))
 
     def _is_square(self, node, walk):
