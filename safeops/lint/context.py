@@ -13,6 +13,8 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.tables import REDUCTIONS
 from safeops.lint.values import NOTHING
 
+ASSIGNS = re.compile(r"Match|Assign")  # predictions to targets, without a gradient
+OF_GRADIENTS = {"SO204", "SO205", "SO208", "SO209"}
 TO_HALF = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
 # Rules about values that the callers of a private function may well have prepared.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
@@ -86,7 +88,9 @@ class Context:
         What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
         if self.without_gpu:
             return
-        likely = likely and not (self.private and rule.code in PREPARED or self.imports.tests)
+        prepared = self.private and rule.code in PREPARED
+        ranks = ASSIGNS.search(self.scope.class_name or "") and rule.code in OF_GRADIENTS
+        likely = likely and not (prepared or ranks or self.imports.tests)
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
             fix = None
         if imports and self.scope.scripted:

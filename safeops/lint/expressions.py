@@ -154,10 +154,13 @@ class Expressions:
         """Whether a batch's entry of this name is a tensor."""
         return (self.scope.loss or self.scope.step) and len(key) > 1 and named_tensor(key)
 
-    @staticmethod
-    def _of_pair(base, second, node):
+    def _of_pair(self, base, second, node):
         """The values or the indices of `x.max(dim)`."""
-        return Value(tensor=True, owned=True, integer=second, op=None if second else base.op, node=node)
+        if second:
+            return Value(tensor=True, owned=True, integer=True, node=node)
+        of = self.value(base.op.input)
+        kept = {"wide": of.wide, "host": of.host, "detached": of.detached}
+        return Value(tensor=True, owned=True, op=base.op, node=node, **kept)
 
     def _Subscript(self, node):
         self._subscript_parts(node)

@@ -130,7 +130,8 @@ def _clues(body, imports):
                 op.origin == "torch" or not (op.args or op.kwargs)
             )  # flow.inverse(z) is no such
             decomposes |= plain and op.name in NO_HALF
-            widened |= op is not None and (op.name in ("float", "double") or "dtype" in op.kwargs or op.name == "to")
+            widened |= op is not None and (op.name in ("float", "double") or "dtype" in op.kwargs)
+            widened |= op is not None and op.name == "to" and not any("device" in (dotted(n) or "") for n in op.args)
             if op and op.origin != "method" and isinstance(op.input, cst.Name):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
                     if not _factory(op):

@@ -3,6 +3,7 @@
 import pytest
 
 from safeops.lint.check import lint_source
+from safeops.lint.rules import RULES
 from tests.lint.programs import DEFAULT, HEADER, program
 
 # code, arguments, what may well be kept away, the same where the code shows that it is not
@@ -67,6 +68,21 @@ PAIRS = [
     ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()", "return (x.T @ x / x.shape[0]).mean()"),
     ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()",
      "return (x.T @ x / (x.shape[0] * x.shape[1] - 1)).mean()"),
+    # a cosine that is widened and clamped is hardly ever 1; what is fetched has no gradient
+    ("SO204", "x, y", "c = (x.float() * y).sum(1).clamp(-1, 1)\nreturn torch.sqrt(1 - c.pow(2)).mean()",
+     "c = (x * y).sum(1).clamp(-1, 1)\nreturn torch.sqrt(1 - c.pow(2)).mean()"),
+    ("SO204", "x, y", "c = x.float().max(1)[0]\nc = c.clamp(-1, 1)\nreturn torch.sqrt(1 - c * c).mean()",
+     "c = x.float().max(1)[0]\nreturn torch.sqrt(1 - c * c).mean()"),
+    ("SO204", "x, y", "print(torch.acos((x * y).sum(1)).cpu().numpy())\nreturn x.mean()",
+     "return torch.acos((x * y).sum(1)).mean()"),
+    # what is constant was asked for
+    ("SO205", "x, y", "if (x == x[0]).all():\n    return y\nd = x - x.mean()\nreturn (d * d).sum().sqrt()",
+     "if (y == y[0]).all():\n    return y\nd = x - x.mean()\nreturn (d * d).sum().sqrt()"),
+    # to clamp a target twice is to clamp it once
+    ("SO209", "x, target", "target.clamp_(0, 8)\nreturn (x - target).mean()",
+     "target.mul_(8)\nreturn (x - target).mean()"),
+    ("SO209", "x, y", "n = x.norm()\nx /= n\nfor _ in range(9):\n    (net(x) - y).mean().backward()",
+     "x = net(y)\nn = x.norm()\nx /= n\n(x - y).mean().backward()"),
     # most similarities and distances are small
     ("SO211", "near, far, score", "return torch.log1p(torch.exp(near - far)).mean()",
      "return torch.log1p(torch.exp(near - score)).mean()"),
@@ -124,6 +140,8 @@ PAIRS = [
     ("SO206", "x, y", "return (x / (x.norm() + 1e-8)).mean()", "return (x / (x.std(1) + 1e-8)).mean()"),
     ("SO206", "advantages, x", "return (advantages / (advantages.std() + 1e-8)).mean()",
      "return (x / (x.std() + 1e-8)).mean()"),
+    ("SO206", "ret, x", "return ((ret - ret.mean()) / (ret.std() + 1e-8)).mean()",
+     "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
     ("SO206", "x, y", "return ((x - x.mean()) / (y.std() + 1e-8)).mean()",
      "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
     ("SO206", "x, y", "return (x / (x.max() + 1e-8)).mean()",
@@ -205,6 +223,19 @@ def test_what_a_helper_changes_its_caller_may_have_made_for_it():
     assert [f.code for f in lint_source(HEADER + method.format("forward"))] == ["SO209"]
     assert lint_source(HEADER + method.format("cleaned")) == []
     assert [f.code for f in lint_source(HEADER + method.format("cleaned"), rules=DEFAULT)] == ["SO209"]
+
+
+@pytest.mark.parametrize("name, codes", [("BoxMatcher", []), ("TaskAssigner", []), ("BoxLoss", ["SO204", "SO205"])])
+def test_an_assignment_has_no_gradient(name, codes):
+    body = "return (torch.log(1 - x.sigmoid()) - (x - y).pow(2).sum(1).sqrt()).mean()"
+    source = f"{HEADER}class {name}:\n    def box_loss(self, x, y):\n        {body}\n"
+    assert [f.code for f in lint_source(source)] == codes
+    assert {f.code for f in lint_source(source, rules=DEFAULT)} >= {"SO204", "SO205"}
+
+
+def test_an_exponent_over_a_temperature_is_large_whichever_rule_is_asked():
+    source = program("sim", "return torch.log(torch.exp(sim / 0.07).sum(1)).mean()")
+    assert [f.likely for f in lint_source(source, rules=[RULES["SO211"]])] == [True]
 
 
 def test_exponentials_less_their_maximum_have_small_sums():

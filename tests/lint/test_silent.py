@@ -156,6 +156,7 @@ SILENT = [
     ("x, y", "return torch.nan_to_num(x / y.exp()).mean() + (x / y.clamp(min=1e-3)).masked_fill(y == 0, 0).mean()"),
     ("x, log_var", "return (torch.exp(log_var.clamp(max=5)) + torch.exp(x - x_max)).mean() + 10**2"),
     ("x, y", "n, d = x.shape\nx = F.normalize(x, eps=1e-3)\nreturn (x.T @ x / n).mean() + (x @ y.T / n).mean()"),
+    ("x, y", "b = y.to(x.device)\nc = torch.linalg.solve(x, b)\nreturn c.mean() + (b**2).mean() - b.mean() ** 2"),
     # decompositions have no half; a ratio of counts is fp32; p log p has a slope of log p; a root without a graph
     ("x", "s = torch.linalg.svdvals(x)\np = s / (s.sum() + 1e-12)\nreturn -(p * torch.log(p + 1e-12)).sum()"),
     ("x, y", "n = (x > 0).sum()\np = n / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),

@@ -13,7 +13,6 @@ from safeops.lint.rules import (
     old_amp,
     overlap,
     products,
-    spelled,
     squares,
     steps,
     synchronisation,
@@ -21,8 +20,8 @@ from safeops.lint.rules import (
 )
 
 # In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
-FILES = (masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, spelled, variances,
-         exponentials, synchronisation, amp, old_amp, steps)  # fmt: skip
+FILES = (masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, exponentials, variances,
+         synchronisation, amp, old_amp, steps)  # fmt: skip
 RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
 RULES = dict(sorted(RULES.items()))
 FAMILIES = {

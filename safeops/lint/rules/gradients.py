@@ -169,10 +169,12 @@ class InPlace(Rule):
             saver = walk.scope.saved.get(name)
             if saver is not None and not GIVEN.search(name):
                 message = f"{how} overwrites what {saver} saved for backward; use the form that returns a new tensor"
-                walk.report(self, op.node, message, imports=False)
+                data = walk.scope.step and name in walk.scope.parameters  # what it trains is made here
+                walk.report(self, op.node, message, imports=False, likely=not data)
             elif name in walk.scope.parameters and op.name in CHANGES and walk.scope.loss and walk.scope.outermost:
                 message = f"{how} changes the caller's tensor; use the form that returns a new one"
-                walk.report(self, op.node, message, imports=False, likely=walk.entered)
+                likely = walk.entered and not (op.name.startswith("clamp") and GIVEN.search(name))
+                walk.report(self, op.node, message, imports=False, likely=likely)
             return
         fix = None
         numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))

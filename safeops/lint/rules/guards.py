@@ -5,7 +5,7 @@ import re
 from safeops.lint.rules.bounds import PRODUCTS
 from safeops.lint.rules.divisions import often_zero
 from safeops.lint.rules.domains import BY_CALLER, HALF_STEP, NO_GRAPH, PROBABILITY, sources
-from safeops.lint.rules.spelled import exponent_range
+from safeops.lint.rules.exponents import exponent_range
 from safeops.lint.rules.squares import through
 from safeops.lint.syntax import dotted
 from safeops.lint.tables import HALVED, RAISED, SHAPING

@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.spelled import exponent_range
+from safeops.lint.rules.exponents import exponent_range
 from safeops.lint.rules.squares import squared, tensors, through, wide
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import SHAPING
