@@ -9,7 +9,14 @@ import libcst as cst
 from safeops.lint.reach import CALLED
 from safeops.lint.syntax import descendants, dotted
 
-FLAGS = ("wide", "positive", "integer", "detached", "host")  # of a Value: what holds where it does in every call
+FLAGS = (
+    "wide",
+    "double",
+    "positive",
+    "integer",
+    "detached",
+    "host",
+)  # of a Value: what holds where it does in every call
 DEMO = re.compile(r"_*(test|demo|example)(_|$)")
 PLAIN = ("staticmethod", "classmethod")  # decorators that leave the arguments alone
 

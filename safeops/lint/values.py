@@ -28,6 +28,7 @@ from safeops.lint.tables import (
     WIDENING,
 )
 
+DOUBLE = {"torch.float64", "torch.double"}
 TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
     logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
@@ -48,6 +49,7 @@ class Value:
     foreign: bool = False  # surely none of torch's: numpy, a str, a shape
     mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
     wide: bool = False  # fp32 or fp64 whatever the model's dtype
+    double: bool = False  # fp64, which autocast leaves alone
     half: bool = False  # cast to half by name
     positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
     constant: bool = False  # made here from numbers alone
@@ -111,14 +113,16 @@ def of_op(op, operands, imports, autocast=True):
     dtype = op.kwargs.get("dtype")
     if dtype is None and op.name in ("to", "type", "astype") and op.args:
         dtype = op.args[0]
-    dtype = dtype_of(dtype, imports)
+    named, dtype = dtype, dtype_of(dtype, imports)
     value = Value(tensor=True, op=op, node=op.node, owned=True)
     counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
     known = [v for v in operands if not v.foreign]
     promoting = [v for v in known if not _zero_dim(v)] or known
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in promoting))
     value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _has_dimensions(op.input)
-    value.wide &= not (autocast and op.name in HALVED)
+    keeps = dtype is None and op.name not in ("float", "half", "bfloat16")
+    value.double = op.name == "double" or imports.resolve(named) in DOUBLE or keeps and any(v.double for v in promoting)
+    value.wide &= value.double or not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
     value.wide |= any(
         v.wide for name, v in zip(op.kwargs, operands[len(operands) - len(op.kwargs) :]) if name == "dtype"

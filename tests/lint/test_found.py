@@ -182,6 +182,7 @@ FOUND = [
     ("SO207", "x, same", "return (x + 1e5 * same).amin(1).mean()"),
     ("SO207", "x, mask", "return x - (1 - mask) * 1e10"),
     ("SO207", "x, mask", "x = x.clone()\nx[mask] = 1e6\nreturn x.mean()"),
+    ("SO206", "x, y", "x = x.double().float() @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
     ("SO208", "x, y", "return torch.nan_to_num(x / y).mean()"),
     ("SO208", "x, y", "return (x / y).masked_fill(y == 0, 0).mean()"),
     ("SO208", "x", "return torch.log(x).where(x > 0, x).mean()"),

@@ -104,6 +104,9 @@ PAIRS = [
      "d = outputs * 2\nreturn torch.log1p(torch.exp(d)).mean()"),
     ("SO211", "near, sim", "return torch.log(torch.exp(sim).sum(1) + torch.exp(near)).mean()",
      "return torch.log(torch.exp(sim).sum(1) - torch.exp(near)).mean()"),
+    # fp32 holds exp up to 88
+    ("SO211", "x, y", "m = (y > 0).float()\nreturn torch.log(1 + torch.exp(x * m)).mean()",
+     "m = (y > 0).type_as(x)\nreturn torch.log(1 + torch.exp(x * m)).mean()"),
     ("SO211", "near, far", "e = torch.exp(near - far)\nreturn (e / e.sum(1)).mean()",
      "return torch.log(torch.cosh(near - far)).mean()"),
     # no batch is met in all its elements
@@ -197,6 +200,8 @@ def test_a_window_has_no_backward_that_is_overwritten():
     for deep in ("-x", "-(((((x + 1) * 2 + 1) * 2 + 1) * 2 + 1) * 2 + 1)"):
         assert "SO209" in told("x, y", body.format(deep))
     assert "SO209" not in told("x, y", body.format("-torch.arange(9).float() ** 2"))
+    grid = "g = torch.arange(9.0)\na, b = torch.meshgrid(g, {})\n" + body.format("-torch.stack([a, b]) ** 2")
+    assert "SO209" not in told("x, y", grid.format("g")) and "SO209" in told("x, y", grid.format("x"))
     assert "SO209" in told("x, y", body.format("-torch.arange(9).float() ** 2"), rules=DEFAULT)
 
 

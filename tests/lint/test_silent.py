@@ -157,6 +157,12 @@ SILENT = [
     ("x, log_var", "return (torch.exp(log_var.clamp(max=5)) + torch.exp(x - x_max)).mean() + 10**2"),
     ("x, y", "n, d = x.shape\nx = F.normalize(x, eps=1e-3)\nreturn (x.T @ x / n).mean() + (x @ y.T / n).mean()"),
     ("x, y", "b = y.to(x.device)\nc = torch.linalg.solve(x, b)\nreturn c.mean() + (b**2).mean() - b.mean() ** 2"),
+    # relu's backward writes 0 over what is not finite; a ratio that is detached; fp64, which autocast leaves alone
+    ("x, y", "return torch.sqrt(torch.relu(2 - x - y)).mean()"),
+    ("x, y", "w = torch.where(y > 0, x / y, 1)\nw = (w + 1).detach()\nreturn (x * w).mean()"),
+    ("x, y", "x = x.double() @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
+    ("x, y", "x = x.to(torch.float64) @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
+    ("xs, y", "r = torch.stack([x.detach() for x in xs])\nreturn (y * torch.log(r - y.amax().detach() + 1e-6)).mean()"),
     # decompositions have no half; a ratio of counts is fp32; p log p has a slope of log p; a root without a graph
     ("x", "s = torch.linalg.svdvals(x)\np = s / (s.sum() + 1e-12)\nreturn -(p * torch.log(p + 1e-12)).sum()"),
     ("x, y", "n = (x > 0).sum()\np = n / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),

@@ -62,8 +62,8 @@ def leaves_domain(op, walk):
     if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
     root = op.name == "sqrt" or op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0) > 0
-    if root and without_graph(node, walk):
-        return False  # 0 is no trouble without a slope
+    if root and (inner == "relu" or without_graph(node, walk)):
+        return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
     names = sources(node, walk)
     given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
     if given or _unseen(x, walk):

@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.domains import exponent
+from safeops.lint.rules.domains import exponent, without_graph
 from safeops.lint.rules.guards import HALF_TINY, beside_one, guards, matters, needless, small, tiny
 from safeops.lint.rules.squares import normalized, through, wide
 from safeops.lint.syntax import number
@@ -148,6 +148,8 @@ class TinyEps(Rule):
         eps = next((n for n in known if n is not None and HALF_TINY <= n < STEEP), None)
         added = walk.value(guard.input)
         if eps is None or added.mask or added.integer or walk.value(inner).wide or needless(guard, walk):
+            return False
+        if op.name == "log" and without_graph(guard.input, walk):
             return False
         what = "the slope of log there is inf in fp16" if op.name == "log" else "one over it is inf in fp16"
         use = "safe_log" if op.name == "log" else "safe_div"

@@ -8,6 +8,7 @@ from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import leaves_domain, without_graph
 from safeops.lint.syntax import number
 from safeops.lint.tables import SAVES_RESULT
+from safeops.lint.uses import no_gradient
 
 
 def _complement_of_exp(op, walk):
@@ -58,7 +59,9 @@ class WhereAfter(Rule):
             unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
-            if walk.scope.metric or without_graph(branch, walk):  # the value is right, and there is no gradient
+            if (
+                walk.scope.metric or without_graph(branch, walk) or no_gradient(walk.body, op.node)
+            ):  # the value is right
                 for code in ("SO202", "SO203"):
                     walk.reports.pop((code, id(unsafe.node)), None)
                 continue
