@@ -15,7 +15,8 @@ from safeops.lint.values import NOTHING
 
 ASSIGNS = re.compile(r"Match|Assign")  # predictions to targets, without a gradient
 OF_GRADIENTS = {"SO204", "SO205", "SO208", "SO209"}
-TO_HALF = re.compile(r"\.half\(|\.bfloat16\(|torch\.(half|float16|bfloat16)\b")
+TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
+AUTOCAST = re.compile(r"autocast\([^()]*\)")
 # Rules about values that the callers of a private function may well have prepared.
 PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
 CDIST = re.compile(r"\bcdist\([^()]*\bp=1\b")
@@ -110,10 +111,10 @@ class Context:
     def reported(self, code, node):
         return (code, id(node)) in self.reports
 
-    @property
+    @functools.cached_property
     def casts_to_half(self):
-        """Whether the file casts to half itself: where autocast alone does, pow, sums and losses run in fp32."""
-        return TO_HALF.search(self.code) is not None
+        """Whether the file casts to fp16 itself: where autocast alone does, pow, sums and losses run in fp32."""
+        return TO_HALF.search(AUTOCAST.sub("", self.code)) is not None
 
     @property
     def half_by_autocast(self):

@@ -211,7 +211,7 @@ def _positive(op, operands):
         bound = op.arg(0, "min")
         at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
         if bound is None or at is None:
-            return False
+            return first.positive  # clamp(max=1)
         return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)

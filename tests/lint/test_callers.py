@@ -42,6 +42,14 @@ def test_a_function_is_as_wide_as_what_all_its_callers_give_it(caller, name):
     assert [(f.code, f.likely) for f in asked] == [("SO206", False)]
 
 
+@pytest.mark.parametrize("cast, likely", [("double", False), ("float", True)])
+def test_autocast_computes_no_products_of_fp64_in_half(cast, likely):
+    product = HELPER.replace("x.amax(1, keepdim=True)", "(x @ x - 1)").format(
+        name="share", caller=f"return share(x.{cast}()).mean()"
+    )
+    assert [(f.code, f.likely) for f in lint_source(HEADER + product, rules=DEFAULT)] == [("SO206", likely)]
+
+
 @pytest.mark.parametrize("caller", UNKNOWN)
 def test_a_caller_of_which_nothing_is_known_leaves_it_open(caller):
     assert told(HELPER.format(name="share", caller=caller.format(name="share"))) == ["SO206"]

@@ -75,6 +75,15 @@ PAIRS = [
      "c = x.float().max(1)[0]\nreturn torch.sqrt(1 - c * c).mean()"),
     ("SO204", "x, y", "print(torch.acos((x * y).sum(1)).cpu().numpy())\nreturn x.mean()",
      "return torch.acos((x * y).sum(1)).mean()"),
+    # inf is what the PSNR of equal images is; a sigmoid of a cosine is far from 0
+    ("SO207", "x, mask", "x = x.clone()\nx[mask] = -1e9\nreturn x.softmax(1).mean()",
+     "return x.masked_fill(mask, -1e9).softmax(1).mean()"),
+    ("SO204", "x, y", "def psnr(x):\n    return torch.log10(1 - x.sigmoid())\nreturn psnr(x).mean()",
+     "def rate(x):\n    return torch.log10(1 - x.sigmoid())\nreturn rate(x).mean()"),
+    # bf16 holds 1e-12, and autocast normalizes in fp32
+    ("SO206", "x, y", "return F.normalize(x.bfloat16()).mean()", "return F.normalize(x.half()).mean()"),
+    ("SO206", "x, y", "with torch.autocast('cuda', dtype=torch.float16):\n    return F.normalize(x).mean()",
+     "return F.normalize(x.to(torch.float16)).mean()"),
     # what is constant was asked for
     ("SO205", "x, y", "if (x == x[0]).all():\n    return y\nd = x - x.mean()\nreturn (d * d).sum().sqrt()",
      "if (y == y[0]).all():\n    return y\nd = x - x.mean()\nreturn (d * d).sum().sqrt()"),

@@ -76,7 +76,11 @@ def kept_small(node, walk):
 
 def exponent_range(exp, walk):
     """Why an exponential cannot overflow: its argument is "below" 0, or "safe", less a maximum; None where it may."""
-    chosen = isinstance(exp.input, cst.IfExp) and any("max" in name for name in walk.names_in(exp.input))
+    top = exp.input
+    if isinstance(top, cst.BinaryOperation) and isinstance(top.operator, cst.Subtract):
+        top = top.right
+    chosen = top is not exp.input or isinstance(top, cst.IfExp)
+    chosen = chosen and any("max" in name for name in walk.names_in(top))
     if walk.value(exp.input).constant or chosen:
         return "safe"
     if sign_of(exp.input, walk) < 0:
@@ -98,8 +102,7 @@ def exponent_range(exp, walk):
     if op.name == "sub" and not op.args:  # torch.sub(x, other=y)
         return None
     if op.name == "sub" and not walk.value(op.input).tensor and sign > 0:  # 2 - abs(x)
-        inner = walk.op(op.args[0])
-        return "safe" if inner is not None and inner.name in NOT_NEGATIVE else None
+        return "safe" if sign_of(op.args[0], walk) > 0 else None
     if op.name == "sub" and walk.value(op.args[0]).tensor and sign > 0:
         top = through(op.args[0], walk)
         named = any("max" in name for name in walk.names_in(op.args[0]))

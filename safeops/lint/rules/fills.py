@@ -28,8 +28,8 @@ class LargeFill(Rule):
     """
     why = """
     softmax of nothing but -inf is 0 / 0. A sequence of padding alone, or a query that may see no key, is enough. A
-    factor of 1e5 is inf in half, as is 1e10 that is cast to it. `p * log(p)` of such a row is 0 * -inf in the gradient,
-    whatever replaces it later.
+    factor of 1e5 is inf in half, as is 1e10 that is cast to it or written through an index. `p * log(p)` of such a row
+    is 0 * -inf in the gradient, whatever replaces it later.
     """
     fix = """
     `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`
@@ -57,7 +57,8 @@ class LargeFill(Rule):
         base = walk.value(target.value)
         wide_ = walk.scope.wide or base.wide or base.host or base.constant or base.guessed
         if base.tensor and value is not None and HALF_MAX < abs(value) < float("inf") and not wide_:
-            walk.report(self, target, f"{value:g} does not fit fp16 (it raises there); safeops.masked_fill saturates")
+            message = f"{value:g} is {'-' * (value < 0)}inf in fp16; safeops.masked_fill saturates"
+            walk.report(self, target, message, likely=False)
 
     def operation(self, op, walk):
         if op.name == "masked_fill":

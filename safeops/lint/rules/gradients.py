@@ -179,6 +179,8 @@ class InPlace(Rule):
                 likely = walk.entered and not (op.name.startswith("clamp") and GIVEN.search(name))
                 walk.report(self, op.node, message, imports=False, likely=likely)
             return
+        if isinstance(op.node, cst.Call) and no_gradient(walk.body, op.node):
+            return
         fix = None
         numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))
         if isinstance(op.node, cst.Call) and op.origin == "method" and op.name in PLAIN and numbers:

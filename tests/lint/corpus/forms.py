@@ -348,7 +348,7 @@ def decoder_scores(energy: torch.Tensor, attn_mask: torch.Tensor):
 @on("fill", normal(2, 3), t([True, False, True], [True, True, True]))
 def pointer_loss(logits, invalid):
     logits = logits.clone()
-    logits[invalid] = -1e9  # SO207
+    logits[invalid] = -1e9  # SO207?
     return -F.log_softmax(logits, dim=-1)[:, 1].mean()
 
 
