@@ -35,7 +35,7 @@ def test_the_tables_of_precision_are_counted_right():
             assert "(" not in cell or f"({right / of:.2f})" in cell, name
         assert found[-1] == tuple(map(sum, zip(*found[:-1]))) and int(wrong) <= found[-1][1] - found[-1][0], name
         counts.append(found)
-    assert len(counts) == 18
+    assert len(counts) == 21
     all_, middle, late = (
         [tuple(map(sum, zip(*cells))) for cells in zip(*draws)] for draws in (counts, counts[3:8], counts[8:])
     )
