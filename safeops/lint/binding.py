@@ -137,9 +137,8 @@ class Binding:
         )
         each = Value(tensor=True) if tensors else FOREIGN if value.foreign else NOTHING
         each = self._gradient(expression) if gradients else each
-        if tensors and not gradients:
-            of = [v for v in map(self.value, (op.input, *op.args)) if v.tensor]
-            each.constant = bool(of) and all(v.constant for v in of)
+        if tensors and not gradients and op.name == "meshgrid":
+            each.detached = all(v.constant for v in map(self.value, (op.input, *op.args)))
         if op is not None and op.name == "aminmax":
             for target, name in zip(elements, ("amin", "amax")):
                 made = Op(name, expression, op.input, [], {}, op.origin)

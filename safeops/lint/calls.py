@@ -151,9 +151,8 @@ class Calls:
         operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
         value = of_op(op, operands, self.imports, not self.scope.wide)
         if op.name in JOINS:
-            each = self._elements(op.input) if op.input is not None else None  # stack([f(x) for x in xs])
-            parts = [e.value for e in getattr(op.input, "elements", ())]  # cat((a, b))
-            joined = [self.value(n) for n in ([each] if each is not None else parts)]
+            parts = [e.value for e in getattr(op.input, "elements", ())]  # cat((a, b)), stack([f(x) for x in xs])
+            joined = [self.value(n) for n in (parts or [getattr(op.input, "elt", None)]) if n is not None]
             appended = self.scope.appended.get(dotted(op.input) or "", ())
             value.constant |= bool(joined) and all(v.constant for v in joined)
             value.detached |= bool(joined) and all(v.detached for v in joined)

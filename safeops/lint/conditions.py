@@ -88,7 +88,7 @@ class Conditions:
     def _test(self, test):
         self.evaluate(test)
         self._event("test", test)
-        asked = asked_about(test)
+        asked = asked_about(test) - {"self", *self.imports.names}
         for name in list(asked):  # where `some & valid` has an element, valid has one
             op = self.scope.get(name).op
             while op is not None and op.name in ("float", "to", "bitwise_and"):

@@ -13,7 +13,7 @@ from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.tables import REDUCTIONS
 from safeops.lint.values import NOTHING
 
-ASSIGNS = re.compile(r"Match|Assign")  # predictions to targets, without a gradient
+ASSIGNS = re.compile(r"(Matcher|Assigner)\d*$")  # predictions to targets, without a gradient
 OF_GRADIENTS = {"SO204", "SO205", "SO208", "SO209"}
 TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
 AUTOCAST = re.compile(r"autocast\([^()]*\)")

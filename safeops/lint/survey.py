@@ -7,7 +7,7 @@ import libcst as cst
 
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
 from safeops.lint.scripted import compiled, given
-from safeops.lint.syntax import NESTED, children, descendants, dotted, names_of, operation
+from safeops.lint.syntax import NESTED, children, descendants, dotted, moves, names_of, operation
 from safeops.lint.tables import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
 DIMS = {"dim", "keepdim"}  # numpy's are axis and keepdims
@@ -131,7 +131,7 @@ def _clues(body, imports):
             )  # flow.inverse(z) is no such
             decomposes |= plain and op.name in NO_HALF
             widened |= op is not None and (op.name in ("float", "double") or "dtype" in op.kwargs)
-            widened |= op is not None and op.name == "to" and not any("device" in (dotted(n) or "") for n in op.args)
+            widened |= op is not None and op.name == "to" and not moves(op)
             if op and op.origin != "method" and isinstance(op.input, cst.Name):
                 if op.name not in NO_TENSOR | {"tensor", "as_tensor", "from_numpy", "stack", "cat", "full"}:
                     if not _factory(op):

@@ -117,6 +117,12 @@ METRICS = re.compile(r"(^|[/\\_])metrics?(\.py$|[/\\])", re.IGNORECASE)
 TEST_FILE = re.compile(r"(^|[/\\])(test_\w+|\w+_test|conftest)\.py$")
 
 
+def moves(op):
+    """Whether `x.to(...)` names a device and no dtype."""
+    given = [*op.args, *(n for name, n in op.kwargs.items() if name not in ("device", "non_blocking", "copy"))]
+    return op.name == "to" and all("device" in (dotted(n) or "") or isinstance(n, cst.SimpleString) for n in given)
+
+
 class Imports:
     """The file's import statements: what a name stands for, wherever in the file it was imported."""
 

@@ -70,7 +70,8 @@ def _followed(expression, ends):
         name = (
             called.attr.value if isinstance(called, cst.Attribute) else dotted(called) if called is not None else None
         )
-        if isinstance(node, cst.Comparison) or name in ends:
+        widened = name == "float" and isinstance(called, cst.Attribute)  # x.float(), unlike float(x)
+        if isinstance(node, cst.Comparison) or name in ends and not widened:
             continue
         yield node
         todo += [node.value] if isinstance(node, cst.Subscript) else children(node)

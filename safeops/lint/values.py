@@ -8,7 +8,7 @@ import re
 
 import libcst as cst
 
-from safeops.lint.syntax import dotted
+from safeops.lint.syntax import dotted, moves
 from safeops.lint.tables import (
     COMPARISONS,
     CONSTRUCTORS,
@@ -28,6 +28,7 @@ from safeops.lint.tables import (
     WIDENING,
 )
 
+CASTS = {"float", "half", "bfloat16", "to", "type", "type_as", "astype"}
 DOUBLE = {"torch.float64", "torch.double"}
 TENSORISH = set(
     """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
@@ -120,7 +121,7 @@ def of_op(op, operands, imports, autocast=True):
     promoting = [v for v in known if not _zero_dim(v)] or known
     value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in promoting))
     value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _has_dimensions(op.input)
-    keeps = dtype is None and op.name not in ("float", "half", "bfloat16")
+    keeps = dtype is None and (op.name not in CASTS or moves(op))
     value.double = op.name == "double" or imports.resolve(named) in DOUBLE or keeps and any(v.double for v in promoting)
     value.wide &= value.double or not (autocast and op.name in HALVED)
     value.wide |= op.name == "div" and counts
@@ -211,7 +212,7 @@ def _positive(op, operands):
         bound = op.arg(0, "min")
         at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
         if bound is None or at is None:
-            return first.positive  # clamp(max=1)
+            return False
         return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
     if op.name in ("maximum", "max") and rest:
         return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)

@@ -182,6 +182,45 @@ FOUND = [
     ("SO207", "x, same", "return (x + 1e5 * same).amin(1).mean()"),
     ("SO207", "x, mask", "return x - (1 - mask) * 1e10"),
     ("SO207", "x, mask", "x = x.clone()\nx[mask] = 1e6\nreturn x.mean()"),
+    # .float() passes a gradient on, unlike float(); what is detached may be used beside it
+    ("SO208", "x, y", "return torch.where(y != 0, x / y, 0).float().mean()"),
+    ("SO209", "x, y", "return (x.exp().clamp_(min=1e-6).float() * y).mean()"),
+    ("SO209", "x, y", "w = x.exp()\nv = w.clamp_(max=5).detach()\nreturn (w * y).mean() + v.mean()"),
+    ("SO204", "x, y", "return torch.sqrt((x - y).abs()).float().mean()"),
+    ("SO202", "x, y", "r = x / y.norm()\nw = torch.where(y != 0, r, 0).detach()\nreturn (r * x).mean() + w.mean()"),
+    ("SO205", "x, y", "ret = x - y\nreturn torch.sqrt(torch.sum(ret**2, dim=-1)).mean()"),
+    ("SO211", "x, y", "max_len = x.size(-1)\nreturn torch.log(torch.exp(x - max_len).sum(-1)).mean()"),
+    (
+        "SO204",
+        "x, y",
+        "c = F.cosine_similarity(x.float(), y.float()).clamp(-1, 1)\nreturn torch.sqrt(1 - c * c).mean()",
+    ),
+    ("SO204", "x, q", "return torch.log((x + 1e-3).clamp(max=q.sigmoid())).mean()"),
+    # a cast back to half, and a device beside a dtype
+    ("SO207", "x, y, mask", "s = y.double().to(x)\nreturn (x @ (x * s)).masked_fill(mask, -1e9).softmax(1).mean()"),
+    (
+        "SO207",
+        "x, y, mask",
+        "s = y.double().type_as(x)\nreturn (x @ (x * s)).masked_fill(mask, -1e9).softmax(1).mean()",
+    ),
+    (
+        "SO213",
+        "x, y",
+        "d = torch.linalg.inv(y.to(x.device, torch.float32))\nreturn d.mean() + torch.exp(x / 0.05).mean()",
+    ),
+    (
+        "SO202",
+        "x, y",
+        "g = torch.linspace(-1, 1, 5)\na, b = torch.meshgrid(g, g)\ng = torch.stack([a, b], -1)\n"
+        "return (x * (g / g.norm(dim=-1, keepdim=True))).mean()",
+    ),
+    # a list that is filled later; a condition on another name of torch's
+    ("SO204", "xs, y", "p = [torch.zeros(3) for x in xs]\np[0] = y.var(0)\nreturn torch.sqrt(torch.stack(p)).mean()"),
+    (
+        "SO205",
+        "x, y, z",
+        "if torch.isnan(z).any():\n    print(z)\nreturn torch.sqrt(torch.sum((x - y) ** 2, dim=-1)).mean()",
+    ),
     ("SO206", "x, y", "x = x.double().float() @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
     ("SO208", "x, y", "return torch.nan_to_num(x / y).mean()"),
     ("SO208", "x, y", "return (x / y).masked_fill(y == 0, 0).mean()"),

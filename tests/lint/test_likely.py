@@ -68,30 +68,22 @@ PAIRS = [
     ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()", "return (x.T @ x / x.shape[0]).mean()"),
     ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()",
      "return (x.T @ x / (x.shape[0] * x.shape[1] - 1)).mean()"),
-    # a cosine that is widened and clamped is hardly ever 1; what is fetched has no gradient
-    ("SO204", "x, y", "c = (x.float() * y).sum(1).clamp(-1, 1)\nreturn torch.sqrt(1 - c.pow(2)).mean()",
-     "c = (x * y).sum(1).clamp(-1, 1)\nreturn torch.sqrt(1 - c.pow(2)).mean()"),
-    ("SO204", "x, y", "c = x.float().max(1)[0]\nc = c.clamp(-1, 1)\nreturn torch.sqrt(1 - c * c).mean()",
-     "c = x.float().max(1)[0]\nreturn torch.sqrt(1 - c * c).mean()"),
-    ("SO204", "x, y", "print(torch.acos((x * y).sum(1)).cpu().numpy())\nreturn x.mean()",
-     "return torch.acos((x * y).sum(1)).mean()"),
-    # inf is what the PSNR of equal images is; a sigmoid of a cosine is far from 0
+    # what is fetched has no gradient; inf is what the PSNR of equal images is, and is stored through an index
+    ("SO204", "x, y", "print(torch.acos((x * y).sum(1).clamp(-1, 1)).cpu().numpy())\nreturn x.mean()",
+     "print(torch.acos((x * y).sum(1)).cpu().numpy())\nreturn x.mean()"),
+    ("SO204", "x, y", "c = x.max(1)[0].clamp(-1, 1)\nw = torch.acos(c).detach()\nreturn (w * x).mean()",
+     "c = x.max(1)[0].clamp(-1, 1)\nw = torch.acos(c).float()\nreturn (w * x).mean()"),
     ("SO207", "x, mask", "x = x.clone()\nx[mask] = -1e9\nreturn x.softmax(1).mean()",
      "return x.masked_fill(mask, -1e9).softmax(1).mean()"),
     ("SO204", "x, y", "def psnr(x):\n    return torch.log10(1 - x.sigmoid())\nreturn psnr(x).mean()",
-     "def rate(x):\n    return torch.log10(1 - x.sigmoid())\nreturn rate(x).mean()"),
+     "def psnr(x):\n    return torch.sqrt(1 - x.sigmoid())\nreturn psnr(x).mean()"),
     # bf16 holds 1e-12, and autocast normalizes in fp32
     ("SO206", "x, y", "return F.normalize(x.bfloat16()).mean()", "return F.normalize(x.half()).mean()"),
     ("SO206", "x, y", "with torch.autocast('cuda', dtype=torch.float16):\n    return F.normalize(x).mean()",
      "return F.normalize(x.to(torch.float16)).mean()"),
-    # what is constant was asked for
-    ("SO205", "x, y", "if (x == x[0]).all():\n    return y\nd = x - x.mean()\nreturn (d * d).sum().sqrt()",
-     "if (y == y[0]).all():\n    return y\nd = x - x.mean()\nreturn (d * d).sum().sqrt()"),
     # to clamp a target twice is to clamp it once
     ("SO209", "x, target", "target.clamp_(0, 8)\nreturn (x - target).mean()",
      "target.mul_(8)\nreturn (x - target).mean()"),
-    ("SO209", "x, y", "n = x.norm()\nx /= n\nfor _ in range(9):\n    (net(x) - y).mean().backward()",
-     "x = net(y)\nn = x.norm()\nx /= n\n(x - y).mean().backward()"),
     # most similarities and distances are small
     ("SO211", "near, far, score", "return torch.log1p(torch.exp(near - far)).mean()",
      "return torch.log1p(torch.exp(near - score)).mean()"),
@@ -152,8 +144,6 @@ PAIRS = [
     ("SO206", "x, y", "return (x / (x.norm() + 1e-8)).mean()", "return (x / (x.std(1) + 1e-8)).mean()"),
     ("SO206", "advantages, x", "return (advantages / (advantages.std() + 1e-8)).mean()",
      "return (x / (x.std() + 1e-8)).mean()"),
-    ("SO206", "ret, x", "return ((ret - ret.mean()) / (ret.std() + 1e-8)).mean()",
-     "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
     ("SO206", "x, y", "return ((x - x.mean()) / (y.std() + 1e-8)).mean()",
      "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
     ("SO206", "x, y", "return (x / (x.max() + 1e-8)).mean()",
@@ -209,7 +199,8 @@ def test_a_window_has_no_backward_that_is_overwritten():
     for deep in ("-x", "-(((((x + 1) * 2 + 1) * 2 + 1) * 2 + 1) * 2 + 1)"):
         assert "SO209" in told("x, y", body.format(deep))
     assert "SO209" not in told("x, y", body.format("-torch.arange(9).float() ** 2"))
-    grid = "g = torch.arange(9.0)\na, b = torch.meshgrid(g, {})\n" + body.format("-torch.stack([a, b]) ** 2")
+    grid = "g = torch.arange(9.0)\na, b = torch.meshgrid(g, {})\n"
+    grid += "k = torch.exp(-torch.stack([a, b]) ** 2)\nk /= 2\nreturn k"
     assert "SO209" not in told("x, y", grid.format("g")) and "SO209" in told("x, y", grid.format("x"))
     assert "SO209" in told("x, y", body.format("-torch.arange(9).float() ** 2"), rules=DEFAULT)
 
@@ -239,7 +230,7 @@ def test_what_a_helper_changes_its_caller_may_have_made_for_it():
     assert [f.code for f in lint_source(HEADER + method.format("cleaned"), rules=DEFAULT)] == ["SO209"]
 
 
-@pytest.mark.parametrize("name, codes", [("BoxMatcher", []), ("TaskAssigner", []), ("BoxLoss", ["SO204", "SO205"])])
+@pytest.mark.parametrize("name, codes", [("BoxMatcher", []), ("TaskAssigner", []), ("MatchLoss", ["SO204", "SO205"])])
 def test_an_assignment_has_no_gradient(name, codes):
     body = "return (torch.log(1 - x.sigmoid()) - (x - y).pow(2).sum(1).sqrt()).mean()"
     source = f"{HEADER}class {name}:\n    def box_loss(self, x, y):\n        {body}\n"

@@ -158,8 +158,6 @@ SILENT = [
     ("x, y", "n, d = x.shape\nx = F.normalize(x, eps=1e-3)\nreturn (x.T @ x / n).mean() + (x @ y.T / n).mean()"),
     ("x, y", "b = y.to(x.device)\nc = torch.linalg.solve(x, b)\nreturn c.mean() + (b**2).mean() - b.mean() ** 2"),
     ("x, y", "return -torch.log(torch.sigmoid(F.cosine_similarity(x, y, eps=1e-3))).mean()"),
-    ("x, y", "return torch.log((x.softmax(1) + 1e-2).clamp(max=1)).mean()"),
-    ("x, e", "p = e[0]\nmax_val = (-p).clamp(min=0)\nreturn ((-max_val).exp() + (-p - max_val).exp()).log().mean()"),
     ("x, y", "p = x.exp().masked_fill_(y > 0, 0)\np = p.detach()\nreturn (p * x).mean()"),
     # relu's backward writes 0 over what is not finite; a ratio that is detached; fp64, which autocast leaves alone
     ("x, y", "return torch.sqrt(torch.relu(2 - x - y)).mean()"),

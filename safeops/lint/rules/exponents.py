@@ -37,10 +37,10 @@ def may_be_large(formula, walk):
     """Whether what the exponentials in it are of may be large: by its name, or by what divides it. Most similarities
     and distances are small."""
     for op in (found for n in tensors(formula, walk) for found in exponentials(n, walk)):
-        names = walk.names_in(op.input) | sources(op.input, walk)
-        over = scaled(op.input, walk) and not kept_small(op.input, walk)
         if walk.value(op.node).wide:
             continue
+        names = walk.names_in(op.input) | sources(op.input, walk)
+        over = scaled(op.input, walk) and not kept_small(op.input, walk)
         if op.name == "cosh" or over or any(LARGE.search(name) for name in names):
             return True
     return False
@@ -76,11 +76,7 @@ def kept_small(node, walk):
 
 def exponent_range(exp, walk):
     """Why an exponential cannot overflow: its argument is "below" 0, or "safe", less a maximum; None where it may."""
-    top = exp.input
-    if isinstance(top, cst.BinaryOperation) and isinstance(top.operator, cst.Subtract):
-        top = top.right
-    chosen = top is not exp.input or isinstance(top, cst.IfExp)
-    chosen = chosen and any("max" in name for name in walk.names_in(top))
+    chosen = isinstance(exp.input, cst.IfExp) and any("max" in name for name in walk.names_in(exp.input))
     if walk.value(exp.input).constant or chosen:
         return "safe"
     if sign_of(exp.input, walk) < 0:

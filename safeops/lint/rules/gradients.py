@@ -59,10 +59,9 @@ class WhereAfter(Rule):
             unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
-            if (
-                walk.scope.metric or without_graph(branch, walk) or no_gradient(walk.body, op.node)
-            ):  # the value is right
-                for code in ("SO202", "SO203"):
+            known = walk.scope.metric or without_graph(branch, walk)
+            if known or no_gradient(walk.body, op.node):  # the value is right, and there is no gradient
+                for code in ("SO202", "SO203") if known or no_gradient(walk.body, unsafe.node) else ():
                     walk.reports.pop((code, id(unsafe.node)), None)
                 continue
             fix = self._fix(op, branch, unsafe, walk)
@@ -172,14 +171,13 @@ class InPlace(Rule):
             saver = walk.scope.saved.get(name)
             if saver is not None and not GIVEN.search(name):
                 message = f"{how} overwrites what {saver} saved for backward; use the form that returns a new tensor"
-                data = walk.scope.step and name in walk.scope.parameters  # what it trains is made here
-                walk.report(self, op.node, message, imports=False, likely=not data)
+                walk.report(self, op.node, message, imports=False)
             elif name in walk.scope.parameters and op.name in CHANGES and walk.scope.loss and walk.scope.outermost:
                 message = f"{how} changes the caller's tensor; use the form that returns a new one"
                 likely = walk.entered and not (op.name.startswith("clamp") and GIVEN.search(name))
                 walk.report(self, op.node, message, imports=False, likely=likely)
             return
-        if isinstance(op.node, cst.Call) and no_gradient(walk.body, op.node):
+        if made.node is op.input and no_gradient(walk.body, op.node):  # no name holds what is written over
             return
         fix = None
         numbers = all(number(n) is not None for n in (*op.args, *op.kwargs.values()))

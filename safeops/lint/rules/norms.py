@@ -1,7 +1,7 @@
 """SO205: a norm spelled out."""
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.domains import sources, without_graph
+from safeops.lint.rules.domains import without_graph
 from safeops.lint.rules.squares import dims, squared, through
 from safeops.lint.syntax import number
 from safeops.lint.tables import SHAPING
@@ -66,8 +66,7 @@ class SpelledNorm(Rule):
         covers = [("SO201", total.node), ("SO204", op.node)]
         message = "the gradient of this norm is NaN at a zero vector; use safeops.safe_norm"
         met = not (total.args or total.kwargs) and _error(base, walk)  # a whole batch, in all its elements
-        asked = any(walk.scope.knows(name) for name in sources(base, walk))  # whether it is constant, or long enough
-        walk.report(self, op.node, message, fix, covers=covers, likely=not (met or asked))
+        walk.report(self, op.node, message, fix, covers=covers, likely=not met)
 
 
 RULES = (SpelledNorm,)
