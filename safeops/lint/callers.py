@@ -9,14 +9,8 @@ import libcst as cst
 from safeops.lint.reach import CALLED
 from safeops.lint.syntax import descendants, dotted
 
-FLAGS = (
-    "wide",
-    "double",
-    "positive",
-    "integer",
-    "detached",
-    "host",
-)  # of a Value: what holds where it does in every call
+# Of a Value: what holds where it does in every call.
+FLAGS = ("wide", "double", "positive", "integer", "detached", "host")
 DEMO = re.compile(r"_*(test|demo|example)(_|$)")
 PLAIN = ("staticmethod", "classmethod")  # decorators that leave the arguments alone
 

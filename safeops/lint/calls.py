@@ -154,7 +154,6 @@ class Calls:
             parts = [e.value for e in getattr(op.input, "elements", ())]  # cat((a, b)), stack([f(x) for x in xs])
             joined = [self.value(n) for n in (parts or [getattr(op.input, "elt", None)]) if n is not None]
             appended = self.scope.appended.get(dotted(op.input) or "", ())
-            value.constant |= bool(joined) and all(v.constant for v in joined)
             value.detached |= bool(joined) and all(v.detached for v in joined)
             value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
             value.host |= bool(appended) and all(v.host for v in appended)

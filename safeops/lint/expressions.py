@@ -159,8 +159,7 @@ class Expressions:
         if second:
             return Value(tensor=True, owned=True, integer=True, node=node)
         of = self.value(base.op.input)
-        kept = {"wide": of.wide, "host": of.host, "detached": of.detached}
-        return Value(tensor=True, owned=True, op=base.op, node=node, **kept)
+        return Value(tensor=True, owned=True, op=base.op, node=node, wide=of.wide, detached=of.detached)
 
     def _Subscript(self, node):
         self._subscript_parts(node)

@@ -196,6 +196,7 @@ FOUND = [
         "c = F.cosine_similarity(x.float(), y.float()).clamp(-1, 1)\nreturn torch.sqrt(1 - c * c).mean()",
     ),
     ("SO204", "x, q", "return torch.log((x + 1e-3).clamp(max=q.sigmoid())).mean()"),
+    ("SO206", "x, p", "p = p.detach()\nreturn (x * (1 / (p + 1e-6))).mean()"),
     # a cast back to half, and a device beside a dtype
     ("SO207", "x, y, mask", "s = y.double().to(x)\nreturn (x @ (x * s)).masked_fill(mask, -1e9).softmax(1).mean()"),
     (

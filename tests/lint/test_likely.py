@@ -105,6 +105,8 @@ PAIRS = [
      "d = outputs * 2\nreturn torch.log1p(torch.exp(d)).mean()"),
     ("SO211", "near, sim", "return torch.log(torch.exp(sim).sum(1) + torch.exp(near)).mean()",
      "return torch.log(torch.exp(sim).sum(1) - torch.exp(near)).mean()"),
+    ("SO211", "logp, old_logp", "return torch.log(1 + torch.exp(logp - old_logp)).mean()",
+     "return torch.log(1 + torch.exp(logp - old_logp / 0.05)).mean() + torch.log(1 + torch.exp(logp / 0.05)).mean()"),
     # fp32 holds exp up to 88
     ("SO211", "x, y", "m = (y > 0).float()\nreturn torch.log(1 + torch.exp(x * m)).mean()",
      "m = (y > 0).type_as(x)\nreturn torch.log(1 + torch.exp(x * m)).mean()"),
@@ -194,6 +196,16 @@ def test_a_default_run_tells_what_is_likely(code, arguments, possible, likely):
     assert code in told(arguments, likely)
 
 
+def test_a_condition_on_an_option_asks_about_no_tensor():
+    method = """class SomeLoss(nn.Module):
+    def forward(self, x):
+        if self.{}:
+            x = x * 2
+        return torch.sqrt(torch.sum((x - self.center) ** 2, dim=-1)).mean()
+"""
+    assert [f.code for f in lint_source(HEADER + method.format("reduce"))] == ["SO205"]
+
+
 def test_a_window_has_no_backward_that_is_overwritten():
     body = "g = torch.exp({} / (2 * y**2))\ng /= g.sum()\nreturn g.mean()"
     for deep in ("-x", "-(((((x + 1) * 2 + 1) * 2 + 1) * 2 + 1) * 2 + 1)"):
@@ -236,6 +248,8 @@ def test_an_assignment_has_no_gradient(name, codes):
     source = f"{HEADER}class {name}:\n    def box_loss(self, x, y):\n        {body}\n"
     assert [f.code for f in lint_source(source)] == codes
     assert {f.code for f in lint_source(source, rules=DEFAULT)} >= {"SO204", "SO205"}
+    cost = source.replace("1 - x.sigmoid()", "1 - x.sigmoid() + 1e-8")  # which is -inf: no assignment is found
+    assert "SO206" in [f.code for f in lint_source(cost)]
 
 
 def test_an_exponent_over_a_temperature_is_large_whichever_rule_is_asked():

@@ -165,6 +165,14 @@ SILENT = [
     ("x, y", "x = x.double() @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
     ("x, y", "x = x.to(torch.float64) @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
     ("xs, y", "r = torch.stack([x.detach() for x in xs])\nreturn (y * torch.log(r - y.amax().detach() + 1e-6)).mean()"),
+    ("x, y", "b = y.to('cuda')\nc = torch.linalg.solve(x, b)\nreturn c.mean() + (b**2).mean() - b.mean() ** 2"),
+    (
+        "x, y",
+        "b = y.to(device=x.device, non_blocking=True)\nc = torch.linalg.solve(x, b)\nreturn c.mean() + (b**2).mean() - b.mean() ** 2",
+    ),
+    ("x, y", "x = x.double().to(x.device) @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
+    ("x, y", "v = x.float().max(1)[0]\nreturn torch.log((v - v.mean()).abs() + 1e-9).mean()"),
+    ("x, y", "v = x.detach().max(1)[0]\nreturn (y * (1 - v).sqrt()).mean()"),
     # decompositions have no half; a ratio of counts is fp32; p log p has a slope of log p; a root without a graph
     ("x", "s = torch.linalg.svdvals(x)\np = s / (s.sum() + 1e-12)\nreturn -(p * torch.log(p + 1e-12)).sum()"),
     ("x, y", "n = (x > 0).sum()\np = n / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),
