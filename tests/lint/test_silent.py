@@ -169,7 +169,7 @@ SILENT = [
     (
         "x, y",
         "b = y.to(device=x.device, non_blocking=True)\nc = torch.linalg.solve(x, b)\n"
-     "return c.mean() + (b**2).mean() - b.mean() ** 2",
+        "return c.mean() + (b**2).mean() - b.mean() ** 2",
     ),
     ("x, y", "x = x.double().to(x.device) @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
     ("x, y", "v = x.float().max(1)[0]\nreturn torch.log((v - v.mean()).abs() + 1e-9).mean()"),
