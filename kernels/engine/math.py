@@ -78,13 +78,12 @@ def rough_log(x):
     2^-22; one instruction for the 25 of tl.log, and of tl.log2. In fp64 it is tl.log."""
     if x.dtype == tl.float64:
         return tl.log(x)
-    if INTERPRETED:
-        value = tl.log2(x)
+    elif INTERPRETED:
+        return tl.log2(x) * LOG_2
     elif hasattr(libdevice, "fast_log2f"):
-        value = libdevice.fast_log2f(x)
+        return libdevice.fast_log2f(x) * LOG_2
     else:
-        value = tl.log2(x)
-    return value * LOG_2
+        return tl.log2(x) * LOG_2
 
 
 @triton.jit
@@ -100,7 +99,8 @@ def rough_quotient(a, b):
     """a / b of a normal b up to 2^126: two instructions for eight."""
     if b.dtype == tl.float64 or INTERPRETED:
         return a / b
-    return libdevice.fast_dividef(a, b)
+    else:  # Triton 3.6 compiles what stands behind a return, and this has no fp64
+        return libdevice.fast_dividef(a, b)
 
 
 @triton.jit

@@ -74,7 +74,8 @@ def test_two_streams_at_once_do_not_mix(name):
 
 
 def capture(case):
-    """(graph, static value and gradients) of forward and backward, warmed up as torch's documentation asks."""
+    """(graph, static value and gradients, the gradient that it reads, which must live as long) of forward and backward,
+    warmed up as torch's documentation asks."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -85,7 +86,7 @@ def capture(case):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         static = case.forward_backward(upstream)
-    return graph, static
+    return graph, static, upstream
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -97,12 +98,12 @@ def test_graph_replays_equal_eager(name, dtype):
     for seed in range(4):
         for case in cases:
             for i, leaf in enumerate(case.leaves):
-                leaf.copy_(numbers(leaf.numel(), dtype, 100 + 10 * seed + i))
+                leaf.copy_(numbers(leaf.numel(), dtype, 100 + 10 * seed + i).view_as(leaf))
         expected = [case.forward_backward() for case in cases]
-        for graph, _ in graphs + graphs[::-1]:
+        for graph, *_ in graphs + graphs[::-1]:
             graph.replay()
         torch.cuda.synchronize()
-        for (_, static), wanted in zip(graphs, expected):
+        for (_, static, _), wanted in zip(graphs, expected):
             same(static, wanted)
 
 
