@@ -6,7 +6,7 @@ from safeops.lint.rules.squares import tensors, through, wide
 from safeops.lint.syntax import descendants
 
 
-class Spelled(Rule):
+class LogExp(Rule):
     code, name = "SO211", "exponential-in-logarithm"
     what = """
     `log(1 + exp(x))`, `log(exp(x).sum())`, `log(cosh(x))`, `exp(x) / exp(x).sum()` and its logarithm: exp overflows
@@ -133,4 +133,4 @@ class Exponential(Rule):
             walk.report(self, op.node, message, likely=not (known or kept_small(op.input, walk)))
 
 
-RULES = (Spelled, Exponential)
+RULES = (LogExp, Exponential)

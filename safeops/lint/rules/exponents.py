@@ -10,7 +10,7 @@ from safeops.lint.rules.squares import tensors, through
 from safeops.lint.syntax import dotted
 from safeops.lint.tables import SHAPING
 
-# What has no bound, by its name.
+# What may be beyond 11 by its name; UNBOUNDED: what is, often enough to be told of outside of a logarithm.
 LARGE = re.compile(r"score|logit|pred|output|input|energ|hazard|risk|log_h|(^|[._])[hxyz]\d?$", re.IGNORECASE)
 LARGEST = {"max", "amax", "maximum", "logsumexp", "detach"}
 NOT_POSITIVE = {"logsigmoid", "log_softmax"}

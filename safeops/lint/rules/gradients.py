@@ -59,9 +59,9 @@ class WhereAfter(Rule):
             unsafe = self._unsafe(branch, condition if op.name != "nan_to_num" else None, walk)
             if unsafe is None:
                 continue
-            known = walk.scope.metric or without_graph(branch, walk)
-            if known or no_gradient(walk.body, op.node):  # the value is right, and there is no gradient
-                for code in ("SO202", "SO203") if known or no_gradient(walk.body, unsafe.node) else ():
+            no_graph = walk.scope.metric or without_graph(branch, walk)
+            if no_graph or no_gradient(walk.body, op.node):  # the value is right, and there is no gradient
+                for code in ("SO202", "SO203") if no_graph or no_gradient(walk.body, unsafe.node) else ():
                     walk.reports.pop((code, id(unsafe.node)), None)
                 continue
             fix = self._fix(op, branch, unsafe, walk)
