@@ -91,7 +91,8 @@ def rough_exp(x):
     """exp(x) by the GPU's own base 2 power, and 0 where that is no normal number: two instructions for five."""
     if x.dtype == tl.float64 or INTERPRETED:
         return tl.exp(x)
-    return libdevice.exp2(x * (1 / LOG_2))
+    else:
+        return libdevice.exp2(x * (1 / LOG_2))
 
 
 @triton.jit
@@ -99,7 +100,7 @@ def rough_quotient(a, b):
     """a / b of a normal b up to 2^126: two instructions for eight."""
     if b.dtype == tl.float64 or INTERPRETED:
         return a / b
-    else:  # Triton 3.6 compiles what stands behind a return, and this has no fp64
+    else:  # no plain return: Triton 3.6 compiles what stands behind one, and this has no fp64
         return libdevice.fast_dividef(a, b)
 
 
