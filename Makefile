@@ -49,17 +49,12 @@ $(VENV)/built: $(VENV)/installed $(SOURCE)
 
 setup: $(VENV)/built
 
-# Where torch sees a GPU: the kernels that were not yet verified on it (2: there is none).
-VERIFY := ! nvidia-smi -L > /dev/null 2>&1 || $(BIN)/safeops verify --missing || [ $$? = 2 ]
-
 demo: setup
-	@$(VERIFY) || true
 	@$(BIN)/safeops demo $(ARGS)
 
 # Two workers for two cores; tests that share a costly fixture (the wheel) stay on one: xdist_group.
 PYTEST := $(BIN)/python -m pytest -q -n $(or $(JOBS),2) --dist loadgroup
 test: setup
-	@$(VERIFY)
 	@$(PYTEST) -m "not slow" $(ARGS)
 
 architectures: setup

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import sysconfig
 from importlib.metadata import version
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
 
 from setuptools import Extension, find_packages, setup
@@ -115,26 +115,6 @@ def cuda_archs(cuda: Path, development: bool) -> list[str]:
     return archs
 
 
-def fingerprints():
-    """safeops._sources, which imports no torch."""
-    spec = spec_from_file_location("sources", "safeops/_sources.py")
-    spec.loader.exec_module(tool := module_from_spec(spec))
-    return tool
-
-
-def identity(archs: list[str]) -> Path:
-    """A header of what the binary says of itself: the fingerprint of each op's sources, the architectures it has code
-    for."""
-    tool = fingerprints()
-    marks = [f"{op}={tool.fingerprint(op, Path(), tool.CPP)}" for op in sorted(tool.kernel_files(Path(), tool.CPP))]
-    text = f'#define SAFEOPS_SOURCES "{" ".join(marks)}"\n#define SAFEOPS_ARCHS "{" ".join(archs)}"\n'
-    path = BUILD / f"identity_{'_'.join(archs)}.h"
-    if not path.exists() or path.read_text() != text:
-        BUILD.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return path
-
-
 def gencode(archs: list[str], tuned: bool) -> list[str]:
     """-gencode flags: machine code for each architecture, and PTX for those to come. One run of the front end serves
     all; code that is tuned for each architecture needs a run for each."""
@@ -171,9 +151,7 @@ class BuildExt(build_ext):
         call = [*self.cxx, *self.flags]
         header = self.add("compile", "torch.h.gch", ["csrc/torch.h"], [*call, "-x", "c++-header"])
         call += ["-include", header.removesuffix(".gch")]
-        own = {"csrc/launch/python.cpp": [f'-DSAFEOPS_LAUNCH="{fingerprints().launch_fingerprint(Path())}"']}
-        calls = {source: [*call, *own.get(source, ())] for source in sources}
-        return self.link("_C", [self.add("compile", f"{x}.o", [x], calls[x], header) for x in sources])
+        return self.link("_C", [self.add("compile", f"{x}.o", [x], call, header) for x in sources])
 
     def cuda_library(self, sources: list[str]) -> str | None:
         cuda = find_cuda()
@@ -189,7 +167,7 @@ class BuildExt(build_ext):
         for source in sources:
             tuned = "#include <cub/" in Path(source).read_text()
             call = [*nvcc, *gencode(archs, tuned)] if source.endswith(".cu") else cxx
-            call = [*cxx, "-include", identity(archs)] if source == "csrc/cuda/module.cpp" else call
+            call = [*cxx, f'-DSAFEOPS_ARCHS="{" ".join(archs)}"'] if source == "csrc/cuda/module.cpp" else call
             objects.append(self.add("compile_cuda", f"{source}.o", [source], call))
         runtime = [f"-L{cuda / 'lib64'}", f"-L{cuda / 'lib'}", "-lcudart_static", "-lrt", "-ldl", "-lpthread"]
         return self.link("_cuda", objects, runtime)
@@ -245,7 +223,7 @@ kernels = ["safeops.kernels", *(f"safeops.kernels.{name}" for name in find_packa
 setup(
     packages=[*find_packages(include=["safeops", "safeops.*"]), *kernels],
     package_dir={"safeops": "safeops", "safeops.kernels": "kernels"},
-    package_data={"safeops": ["verified.json", "py.typed"], "safeops.debug": ["page*.html", "page*.js"]},
+    package_data={"safeops": ["py.typed"], "safeops.debug": ["page*.html", "page*.js"]},
     include_package_data=False,
     ext_modules=ext_modules,
     cmdclass={"build_ext": BuildExt, "build_py": BuildPy},

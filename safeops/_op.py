@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from safeops import _check, _route, _torch, _verified
+from safeops import _availability, _check, _route, _torch
 from safeops._library import declare_public, defaults, document, has_kernel, raise_held
 from safeops._symbolic import as_operand, symbolic
 
@@ -129,8 +129,8 @@ class Op(Public):
             self.function = _function(self)
             self.eager[1] = _torch.direct_apply(_function(direct)), False
             self.traced[1] = self._trace_apply, True
-        self.cpu = all(has_kernel(name, "CPU") for name in self.raw)
-        self.cuda = _verified.Trust(self)
+        self.cpu = _availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
+        self.cuda = _availability.Devices(self)
         self.call = _call(self)
         registry[name] = self
 

@@ -3,7 +3,7 @@
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from safeops import _check, _verified
+from safeops import _availability, _check
 from safeops._torch import forward_ad, is_exporting, transforms_active
 
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
@@ -13,8 +13,8 @@ PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 def route(op, operands):
     """How to run `op`'s kernel on these operands (one of `op.eager` or `op.traced`), or None: the composite.
 
-    The kernel runs for plain tensors on a device that has it, and of GPUs where it has passed. functorch transforms and
-    forward-mode AD run the composite: a custom op would give them wrong or zero tangents.
+    The kernel runs for plain tensors on a device that has it. functorch transforms and forward-mode AD run the
+    composite: a custom op would give them wrong or zero tangents.
     """
     if transforms_active() or forward_ad._current_level >= 0:
         return None
@@ -38,7 +38,10 @@ def route(op, operands):
             return None
     elif cuda is None:
         return None
-    elif not (_verified.trusted(op.name, cuda.device.index) if is_dynamo_compiling() else op.cuda[cuda.get_device()]):
+    elif is_dynamo_compiling():
+        if not _availability.available(op.name, cuda.device.index):
+            return None
+    elif not op.cuda[cuda.get_device()]:
         return None
     if wanted:
         wanted = torch.is_grad_enabled()

@@ -12,7 +12,7 @@ import sys
 import torch
 
 import safeops
-from safeops import _library, _verified
+from safeops import _availability, _failures, _library
 from safeops._op import registry
 from safeops.debug import script
 from safeops.lint import command as lint
@@ -112,8 +112,8 @@ def examine():
             "_cuda": "loaded" if _library.cuda_extension else "not built",
         },
         "devices": ["cpu", *_cuda_devices()],
-        "records": str(_verified.user_file()),
-        "unverified_allowed": os.environ.get("SAFEOPS_UNVERIFIED") == "1",
+        "kernels": _availability.mode(),
+        "failures": str(_failures.path()),
         "ops": [_op(op) for _, op in sorted(registry.items())],
     }
 
@@ -131,7 +131,7 @@ def _cpu_kernels():
 def _cuda_devices():
     names = []
     for i in range(_cuda_count()):
-        name, (major, minor) = _verified.gpu(i)
+        name, (major, minor) = _availability.gpu(i)
         names.append(f"cuda:{i} {name} (sm_{major}{minor})")
     return names
 
@@ -144,7 +144,7 @@ def _op(op):
     return {
         "name": op.name,
         "cpu": _route(op.cpu),
-        "cuda_kernel": op.owner if _verified.due(op) else None,
+        "cuda_kernel": op.owner if _availability.has_kernels(op) else None,
         "parts": [part.name for part in op.parts if part.raw],
         "devices": {f"cuda:{i}": _on_cuda(op, i) for i in range(_cuda_count())},
     }
@@ -153,9 +153,9 @@ def _op(op):
 def _on_cuda(op, index):
     """The route on a device, and why. What calls other ops has none of its own."""
     if not op.owner:
-        return {"route": "its parts'", "reason": "", "verify": False}
-    found = _verified.verdict(op, index)
-    return {"route": _route(found.kernel), "reason": found.reason, "verify": found.open}
+        return {"route": "its parts'", "reason": ""}
+    found = _availability.availability(op, index)
+    return {"route": _route(found.kernel), "reason": found.reason}
 
 
 def _route(kernel):
@@ -174,7 +174,8 @@ def _text(report):
         ("C++ extension", report["extensions"]["_C"] + _hint(report["extensions"]["_C"])),
         ("CUDA extension", report["extensions"]["_cuda"]),
         ("devices", ", ".join(report["devices"])),
-        ("records", report["records"] + ("" if os.path.exists(report["records"]) else " (none yet)")),
+        ("kernels", f"{_availability.VARIABLE}={report['kernels']}"),
+        ("failures", report["failures"] + ("" if os.path.exists(report["failures"]) else " (none)")),
     ]
     devices = report["ops"][0]["devices"]
     rows = [("op", "on CPU", "CUDA kernel", *(f"on {device}" for device in devices))]
@@ -182,14 +183,7 @@ def _text(report):
         own = op["cuda_kernel"] or ("its parts'" if op["parts"] else "none")
         rows.append((op["name"], op["cpu"], own, *map(_told, op["devices"].values())))
     text = "\n".join(f"{name:<16}{value}" for name, value in lines)
-    text += "\n\n" + _columns(rows)
-    if any(found["verify"] for op in report["ops"] for found in op["devices"].values()):
-        text += (
-            "\n\nA CUDA kernel runs where it has passed its checks; until then CUDA tensors take the composite."
-            "\n`safeops verify` runs them on this machine's GPUs (SAFEOPS_VERIFY=auto: at the first call);"
-            "\nSAFEOPS_UNVERIFIED=1 uses the kernels all the same."
-        )
-    return text
+    return f"{text}\n\n{_columns(rows)}"
 
 
 def _told(found):

@@ -105,8 +105,6 @@ PyObject* py_forget(PyObject*, PyObject*) {
   Py_RETURN_NONE;
 }
 
-PyObject* py_launch_source(PyObject*, PyObject*) { return PyUnicode_FromString(SAFEOPS_LAUNCH); }
-
 }  // namespace
 
 bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  // (reads a word: needs no GIL)
@@ -124,6 +122,5 @@ PyMethodDef safeops_launch_methods[] = {
     {"trace", py_trace, METH_VARARGS, "How its launch follows from sizes: (sizes, steps, places of results)."},
     {"fail", py_fail, METH_VARARGS, "The launcher of the call that waits has failed, with this message."},
     {"forget", py_forget, METH_NOARGS, "Forget all prepared calls."},
-    {"launch_source", py_launch_source, METH_NOARGS, "The fingerprint of csrc/launch."},
     {nullptr, nullptr, 0, nullptr},
 };

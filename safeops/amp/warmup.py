@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import torch
 
 import safeops
-from safeops import _check, _verified
+from safeops import _availability, _check
 from safeops._op import registry
 
 
@@ -71,7 +71,7 @@ def idle(op, device):
         return None
     own = next((part for part in (*op.parts, op) if not part.runs_on(device)), op)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return f"plain torch: {_verified.verdict(own, index).reason}"
+    return f"plain torch: {_availability.availability(own, index).reason}"
 
 
 def current(device):

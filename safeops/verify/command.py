@@ -1,19 +1,16 @@
-"""`safeops verify`: its arguments, what it prints, and what it records."""
+"""`safeops verify`: its arguments, what it prints, and that what fails is off from then on."""
 
-import argparse
 import contextlib
 import dataclasses
 import datetime
 import json
 import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import torch
 
-from safeops import _verified
+from safeops import _availability, _failures
 from safeops._op import registry
 from safeops.verify import pool
 
@@ -24,23 +21,19 @@ SECONDS = 180  # that a worker may be silent: a check compiles up to a hundred k
 def add_parser(commands):
     parser = commands.add_parser(
         "verify",
-        help="run the CUDA kernels against their fp64 definitions on this machine's GPUs, and trust those that pass",
+        help="a self-test: run the CUDA kernels against their fp64 definitions on this machine's GPUs",
         description="Runs every CUDA and Triton kernel, forward and backward, against its definition in fp64, in "
-        "processes of their own, and records which have passed: those are used from then on.",
-        epilog="Exit codes: 0 all passed; 1 one failed, or could not be judged; 2 bad arguments, or no GPU.",
+        "processes of their own. A kernel that fails is off on this machine until it passes.",
+        epilog="Exit codes: 0 all passed; 1 one failed, or was not judged; 2 bad arguments, or no GPU.",
     )
     parser.add_argument("--full", action="store_true", help="more layouts, sizes and dtypes; memory left unwritten")
     parser.add_argument("--ops", nargs="+", default=[], metavar="OP", help="these (default: all)")
-    parser.add_argument("--missing", action="store_true", help="only those without a record")
     parser.add_argument(
-        "--device", help="cuda:1, ...; cpu tries the CPU kernels and records nothing (default: all GPUs)"
+        "--device", help="cuda:1, ...; cpu tries the CPU kernels and turns none off (default: one GPU of each model)"
     )
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 8)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit of a check (default: {SECONDS})")
     parser.add_argument("--log", type=Path, metavar="FILE", help="the results as lines of JSON, too, as they come")
-    parser.add_argument(
-        "--record", type=Path, metavar="FILE", help="where to (default: verified.json in the cache folder)"
-    )
 
 
 def run(arguments):
@@ -58,11 +51,14 @@ def run(arguments):
         return _refuse(f"{devices[0]}: there are kernels for CPUs and CUDA devices")
     if devices[0].type == "cuda" and (devices[0].index or 0) >= torch.cuda.device_count():
         return _refuse(f"there is no {devices[0]}")
+    if devices[0].type == "cuda" and _availability.mode() == "off":
+        return _refuse(f"{_availability.VARIABLE}=off: there are no kernels to run")
     try:
-        with _verified.locked():
-            return max(verify(device, arguments) for device in devices)
+        with _failures.locked():  # before anything runs: whether there is a place for what fails
+            pass
     except OSError as error:
-        return _refuse(f"{error} (records go to {_verified.cache_folder()}: SAFEOPS_CACHE may name another folder)")
+        return _refuse(f"{error} (failures go to {_failures.cache_folder()}: SAFEOPS_CACHE may name another folder)")
+    return max(verify(device, arguments) for device in devices)
 
 
 def _refuse(why):
@@ -73,12 +69,12 @@ def _refuse(why):
 def each_gpu():
     """One device of each model."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    models = {_verified.gpu(i): i for i in reversed(range(count))}
+    models = {_availability.gpu(i): i for i in reversed(range(count))}
     return [torch.device("cuda", i) for i in sorted(models.values())]
 
 
-def due(device, names=(), missing=False):
-    """({op: why it is not run}, the ops to run) on a device: those with kernels of their own."""
+def due(device, names=()):
+    """({op: why it is not run}, the ops to run) on a device: those with kernels of their own, wrong ones too."""
     left, found = {}, []
     for name, op in sorted(registry.items()):
         if not op.raw or (names and name not in names):
@@ -86,22 +82,17 @@ def due(device, names=(), missing=False):
         if device.type == "cpu":
             found.append(name) if op.cpu else left.update({name: "no kernel for the CPU"})
             continue
-        verdict = _verified.verdict(op, device.index or 0, ask=False)
-        if not verdict.kernel:
-            left[name] = verdict.reason
-        elif not missing or _verified.verdict(op, device.index or 0).open:
-            found.append(name)
-    return ({} if missing else left), found
+        there = _availability.availability(op, device.index or 0, judged=False)
+        found.append(name) if there.kernel else left.update({name: there.reason})
+    return left, found
 
 
 def verify(device, arguments):
     """One device: the exit code."""
-    left, ops = due(device, arguments.ops, arguments.missing)
-    where = _verified.gpu(device.index or 0)[0] if device.type == "cuda" else "the CPU"
+    left, ops = due(device, arguments.ops)
+    where = _availability.gpu(device.index or 0)[0] if device.type == "cuda" else "the CPU"
     print(f"safeops verify: {len(ops)} ops on {where}", flush=True)
-    if not ops and not left:
-        return EXIT_PASSED
-    facts, results = of_machine(), []
+    today, results = datetime.date.today().isoformat(), []
     name = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
     jobs = arguments.jobs or min(8, os.cpu_count() or 1)
     with progress(len(ops)) as tell:
@@ -112,22 +103,10 @@ def verify(device, arguments):
                 with open(arguments.log, "a") as log:
                     log.write(f"{json.dumps({'stage': 'verify', **dataclasses.asdict(result)})}\n")
             if device.type == "cuda" and result.verdict != pool.UNKNOWN:
-                _verified.save([record(result, device.index or 0, facts)], arguments.record)
+                op = result.op, _availability.triton_of(registry[result.op])
+                _failures.save({op: result.why if result.verdict == pool.FAILED else None}, where, today)
     print(table(results, left))
     return EXIT_FAILED if any(result.verdict != pool.PASSED for result in results) else EXIT_PASSED
-
-
-def of_machine():
-    """What a record says beside what it is asked by."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    told = subprocess.run(query, capture_output=True, text=True).stdout.split() if shutil.which(query[0]) else []
-    driver = told[0] if told else None
-    return {"driver": driver, "torch": torch.__version__, "date": datetime.date.today().isoformat()}
-
-
-def record(result, index, facts):
-    passed = result.verdict == pool.PASSED
-    return _verified.identity(registry[result.op], index) | facts | {"passed": passed, "why": result.why}
 
 
 # ---- what is printed
@@ -174,16 +153,3 @@ def table(results, left):
         verdict: sum(r.verdict == verdict for r in results) for verdict in (pool.PASSED, pool.FAILED, pool.UNKNOWN)
     }
     return "\n".join(["", *lines, "", ", ".join(f"{n} {verdict}" for verdict, n in counts.items() if n or not results)])
-
-
-# ---- at the first call
-
-
-def automatically(index):
-    """What SAFEOPS_VERIFY=auto does: the ops of device `index` without a record, in one go. Of several processes one
-    does it, and the others find the records."""
-    arguments = argparse.Namespace(full=False, ops=[], missing=True, jobs=0, seconds=SECONDS, log=None, record=None)
-    with _verified.locked():
-        _verified.forget()
-        with contextlib.redirect_stdout(sys.stderr):
-            verify(torch.device("cuda", index), arguments)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import safeops
 
-PASSED, FAILED, UNKNOWN = "passed", "failed", "unknown"
+PASSED, FAILED, UNKNOWN = "passed", "failed", "not judged"
 START = "its start"  # of a worker: what goes wrong there is no op's fault
 # Sent from outside (Ctrl-C, a scheduler, a machine without memory): no kernel dies of these.
 OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
@@ -164,7 +164,7 @@ class Pool:
 def environment(jobs):
     """Of a worker: its kernels are the route, and it has a share of the cores."""
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
-    return os.environ | {"SAFEOPS_UNVERIFIED": "1", "OMP_NUM_THREADS": threads}
+    return os.environ | {"SAFEOPS_KERNELS": "require", "OMP_NUM_THREADS": threads}
 
 
 def command(device, full=False):

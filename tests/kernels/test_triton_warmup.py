@@ -16,7 +16,7 @@ import torch
 import safeops
 from benchmarks import standin
 from safeops._op import registry
-from tests.test_verified import machine  # noqa: F401
+from tests.test_availability import machine  # noqa: F401
 
 X = torch.zeros(4, 64)
 
@@ -46,13 +46,15 @@ def test_a_cpu_has_nothing_to_compile():
     assert safeops.warmup("mse_loss", like=X.to("meta")) == {"mse_loss": "meta has no Triton kernels"}
 
 
-@pytest.mark.usefixtures("machine")
-def test_where_an_op_is_plain_torch_it_says_why():
+def test_where_an_op_is_plain_torch_it_says_why(machine):  # noqa: F811
     idle = sys.modules["safeops.amp.warmup"].idle
-    with pytest.warns(RuntimeWarning, match="safeops verify"):
+    assert idle(registry["mse_loss"], torch.device("cuda:0")) is None
+    machine.gpus = [("Tesla T4", (7, 5))]
+    registry["mse_loss"].cuda.clear()
+    with pytest.warns(RuntimeWarning, match="plain torch on Tesla T4"):
         for name in ("mse_loss", "psnr"):  # psnr by its parts
             found = idle(registry[name], torch.device("cuda:0"))
-            assert found == "plain torch: never verified on this GPU model"
+            assert found == "plain torch: compute capability 7.5, below 8.0"
 
 
 def test_while_a_graph_is_captured_it_refuses(monkeypatch):

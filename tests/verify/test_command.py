@@ -1,4 +1,4 @@
-"""`safeops verify`: which ops, which devices, what it records and prints, and with what it exits."""
+"""`safeops verify`: which ops, which devices, what it turns off and prints, and with what it exits."""
 
 import json
 import subprocess
@@ -8,16 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from safeops import _op, _verified, cli
+from safeops import _availability, _failures, _op, cli
+from safeops._availability import KnownFault
 from safeops.verify import command, pool
-from tests.test_verified import H200, T4, machine, passed  # noqa: F401
+from tests.test_availability import H200, T4, fail, machine, told  # noqa: F401
 
 WORKER = Path(__file__).with_name("scripted_worker.py")
 
 
 @pytest.fixture
 def gpu(machine, monkeypatch, tmp_path):  # noqa: F811
-    """The machine of tests/test_verified.py, whose workers find what `found` says."""
+    """The machine of tests/test_availability.py, whose workers find what `found` says."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(machine.gpus))
     machine.found, machine.ran = {}, []
@@ -36,39 +37,54 @@ def verify(*arguments):
     return cli.main(["verify", *arguments])
 
 
-def test_what_passes_is_recorded_and_used(gpu, capsys):
-    assert not _verified.verdict(_op.registry["mse_loss"], 0).kernel
+MSE, DIV = _op.registry["mse_loss"], _op.registry["safe_div"]
+
+
+def test_what_passes_needs_no_record(gpu, capsys):
     assert verify() == 0
     ops, worker = gpu.ran[0]
-    assert ops == sorted(name for name, op in _op.registry.items() if _verified.due(op))
+    assert ops == sorted(name for name, op in _op.registry.items() if op.owner)
     assert worker[-2:] == ["--device", "cuda:0"]
-    for name in ops:
-        assert _verified.verdict(_op.registry[name], 0).kernel
     out = capsys.readouterr().out
     assert f"{len(ops)} ops on NVIDIA H200" in out and out.splitlines()[-1] == f"{len(ops)} passed"
-    (record, *_) = [r for r in json.loads(_verified.user_file().read_text()) if r["op"] == "mse_loss"]
-    assert set(record) == {*_verified.identity(_op.registry["mse_loss"], 0), "driver", "torch", "date", "passed", "why"}
+    assert not _failures.path().exists()
 
 
-def test_a_failure_is_recorded_and_no_memory_is_not(gpu, capsys):
+def test_a_failure_turns_an_op_off_until_it_passes_and_no_verdict_does_not(gpu, capsys):
     gpu.found["mse_loss"] = pool.Result("mse_loss", pool.FAILED, "graph: killed by SIGABRT")
-    gpu.found["safe_div"] = pool.Result("safe_div", pool.UNKNOWN, "value: out of memory: 2 GiB")
+    gpu.found["safe_div"] = pool.Result("safe_div", pool.UNKNOWN, "value: silent for 180 s")
     assert verify("--ops", "mse_loss", "safe_div", "l1_loss") == 1
-    told = {name: _verified.verdict(_op.registry[name], 0) for name in ("mse_loss", "safe_div", "l1_loss")}
-    assert told["l1_loss"].kernel and told["safe_div"].open
-    assert "failed on" in told["mse_loss"].reason and "SIGABRT" in told["mse_loss"].reason
+    _availability.forget()
+    assert told(DIV, 0).kernel and told(_op.registry["l1_loss"], 0).kernel
+    assert not told(MSE, 0).kernel and "graph: killed by SIGABRT" in told(MSE, 0).reason
     out = capsys.readouterr().out
     assert "mse_loss: failed, 0.0 s: graph: killed by SIGABRT" in out
-    assert out.splitlines()[-1] == "1 passed, 1 failed, 1 unknown"
+    assert out.splitlines()[-1] == "1 passed, 1 failed, 1 not judged"
+    gpu.found["mse_loss"] = pool.Result("mse_loss", pool.UNKNOWN, "value: out of memory: 2 GiB")
+    assert verify("--ops", "mse_loss") == 1
+    _availability.forget()
+    assert not told(MSE, 0).kernel, "it has not passed"
+    del gpu.found["mse_loss"]
+    assert verify("--ops", "mse_loss") == 0
+    _availability.forget()
+    assert told(MSE, 0).kernel and not _failures.path().exists()
 
 
-def test_missing_runs_what_has_no_record(gpu, capsys):
-    _verified.save([passed(_op.registry["mse_loss"], 0), passed(_op.registry["safe_div"], 0, passed=False)])
-    assert verify("--missing", "--ops", "mse_loss", "safe_div", "l1_loss") == 0
-    assert gpu.ran[0][0] == ["l1_loss"]
-    assert verify("--missing", "--ops", "mse_loss") == 0 and len(gpu.ran) == 1
-    assert "0 ops on NVIDIA H200" in capsys.readouterr().out
-    assert verify("--ops", "mse_loss") == 0 and gpu.ran[1][0] == ["mse_loss"], "asked for, it runs again"
+def test_a_failure_of_another_op_or_gpu_stays(gpu):
+    fail(DIV)
+    fail(MSE, gpu="NVIDIA A100")
+    assert verify("--ops", "mse_loss") == 0
+    assert sorted((x["op"], x["gpu"]) for x in _failures.read()) == [
+        ("mse_loss", "NVIDIA A100"),
+        ("safe_div", "NVIDIA H200"),
+    ]
+
+
+def test_what_is_known_to_be_wrong_is_not_run(gpu, capsys, monkeypatch):
+    monkeypatch.setattr(_availability, "KNOWN_FAULTS", (KnownFault("mse_loss", None, None, "it is wrong"),))
+    assert verify("--ops", "mse_loss", "safe_div") == 0
+    assert gpu.ran[0][0] == ["safe_div"]
+    assert "mse_loss  not run" in capsys.readouterr().out
 
 
 def test_one_device_of_each_model(gpu):
@@ -82,11 +98,6 @@ def test_what_cannot_run_says_why(gpu, capsys):
     assert verify("--ops", "mse_loss") == 0
     assert gpu.ran == [([], gpu.ran[0][1])] if gpu.ran else True
     assert "mse_loss  not run" in capsys.readouterr().out
-
-
-def test_the_record_goes_where_it_is_asked_to(gpu, tmp_path):
-    assert verify("--ops", "mse_loss", "--record", str(tmp_path / "shipped.json")) == 0
-    assert not _verified.user_file().exists() and _verified.verdict(_op.registry["mse_loss"], 0).kernel
 
 
 def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
@@ -113,13 +124,19 @@ def test_bad_arguments(gpu, capsys, arguments, words):
     assert words in capsys.readouterr().err
 
 
+def test_kernels_that_are_off_are_not_verified(gpu, capsys, monkeypatch):
+    monkeypatch.setenv("SAFEOPS_KERNELS", "off")
+    assert verify() == 2 and gpu.ran == []
+    assert "SAFEOPS_KERNELS=off" in capsys.readouterr().err
+
+
 def test_a_device_without_a_number_is_the_first(gpu):
     """Workers set their device, for which torch wants a number."""
     assert verify("--device", "cuda", "--ops", "mse_loss") == 0
     assert gpu.ran[0][1][-1] == "cuda:0"
 
 
-def test_nowhere_to_record_is_said_before_anything_runs(gpu, capsys, monkeypatch, tmp_path):
+def test_no_place_for_failures_is_said_before_anything_runs(gpu, capsys, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path / "file" / "folder"))
     assert verify() == 2 and gpu.ran == []
@@ -133,21 +150,11 @@ def test_without_a_gpu_it_says_so(gpu, capsys, monkeypatch):
     assert "--device cpu" in capsys.readouterr().err
 
 
-def test_automatically_asks_for_what_is_missing(gpu, capsys, monkeypatch):
-    monkeypatch.setenv("SAFEOPS_VERIFY", "auto")
-    _verified.save([passed(_op.registry["l1_loss"], 0)])
-    assert _op.registry["mse_loss"].runs_on("cuda:0") and _op.registry["safe_div"].runs_on("cuda:0")
-    ((ops, _),) = gpu.ran
-    assert "mse_loss" in ops and "l1_loss" not in ops
-    captured = capsys.readouterr()
-    assert captured.out == "" and "passed" in captured.err
-
-
 def test_a_real_worker_checks_an_op(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
     assert verify("--device", "cpu", "--ops", "safe_gather", "--jobs", "1") == 0
     assert "safe_gather: passed" in capsys.readouterr().out
-    assert not (tmp_path / "verified.json").exists(), "of a CPU there is nothing to record"
+    assert not _failures.path().exists(), "of a CPU there is nothing to turn off"
 
 
 def test_the_worker_is_this_package_with_its_kernels(monkeypatch, tmp_path):
@@ -155,7 +162,7 @@ def test_the_worker_is_this_package_with_its_kernels(monkeypatch, tmp_path):
     (tmp_path / "safeops").mkdir()
     (tmp_path / "safeops/__init__.py").write_text("raise SystemExit('another safeops')")
     environment = pool.environment(2) | {"PYTHONPATH": str(tmp_path)}
-    assert environment["SAFEOPS_UNVERIFIED"] == "1"
+    assert environment["SAFEOPS_KERNELS"] == "require"
     started = subprocess.run(pool.command("cpu", True), input="", env=environment, cwd=tmp_path, text=True)
     assert started.returncode == 0
 

@@ -1,7 +1,7 @@
 """Scans over lists of tensors, one launch for a list: what they have in common.
 
 Raw ops, for safeops.debug and safeops.amp; they know nothing of autograd. Each public function here takes the kernel
-where the device has one that may be trusted, else its definition. Tensors of a list are on one device and may differ in
+where the device has one, else its definition. Tensors of a list are on one device and may differ in
 dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
 """
 

@@ -1,0 +1,170 @@
+"""Where CUDA kernels run: on every GPU of compute capability 8.0 or more for which there is code.
+
+The environment variable SAFEOPS_KERNELS says how: `auto` (the default); `require`, where a CUDA tensor whose op has no
+kernel raises; `off`, where every op runs its definition, on every device. What is known to be wrong is in KNOWN_FAULTS,
+and what `safeops verify` has seen fail on this machine in a file (_failures.py): it is off until it passes.
+"""
+
+import importlib
+import os
+import re
+import warnings
+from typing import NamedTuple
+
+import torch
+
+from safeops import _failures, _library
+
+VARIABLE, MODES = "SAFEOPS_KERNELS", ("auto", "require", "off")
+LEAST_CAPABILITY, LEAST_TRITON = (8, 0), (3, 6)
+
+
+class KnownFault(NamedTuple):
+    """An op whose CUDA kernels are wrong on GPUs of a capability, with versions of Triton that begin so (None: all)."""
+
+    op: str
+    capability: tuple | None
+    triton: str | None
+    why: str
+
+
+KNOWN_FAULTS: tuple[KnownFault, ...] = ()
+
+
+class Availability(NamedTuple):
+    """Whether an op's kernels run on a device, and by which code, or why not."""
+
+    kernel: bool
+    reason: str
+
+
+def mode() -> str:
+    """What SAFEOPS_KERNELS says. ValueError where that is none of the three."""
+    told = os.environ.get(VARIABLE) or MODES[0]
+    if told not in MODES:
+        raise ValueError(f"{VARIABLE} must be {', '.join(MODES[:-1])} or {MODES[-1]}, got {told!r}")
+    return told
+
+
+def availability(op, index, judged=True) -> Availability:
+    """Of an op's kernels on CUDA device `index`. judged=False: also where `safeops verify` has seen them fail."""
+    if not op.owner:
+        return Availability(True, "plain torch")
+    if mode() == "off":
+        return Availability(False, f"{VARIABLE}=off")
+    if torch.version.hip:
+        return Availability(False, "a ROCm build of torch")
+    if (found := gpu(index)) is None:
+        return Availability(False, "no CUDA device here")
+    name, capability = found
+    if capability < LEAST_CAPABILITY:
+        return Availability(False, "compute capability {}.{}, below {}.{}".format(*capability, *LEAST_CAPABILITY))
+    code = _triton_code() if op.owner == "Triton" else _cpp_code(capability)
+    if code.kernel and not has_kernels(op):
+        return Availability(False, "no kernel for CUDA")
+    why = _known_fault(op, capability) or (judged and _failures.why(op.name, name, triton_of(op)))
+    return Availability(False, why) if code.kernel and why else code
+
+
+def gpu(index) -> tuple | None:
+    """(name, capability) of a CUDA device; None where an operand stands for one that is elsewhere."""
+    if not torch.cuda.is_available():
+        return None
+    return torch.cuda.get_device_name(index), tuple(torch.cuda.get_device_capability(index))
+
+
+def has_kernels(op) -> bool:
+    """Whether the op has kernels for CUDA of its own in this build."""
+    return bool(op.owner) and all(_library.has_kernel(name, "CUDA") for name in op.raw)
+
+
+def triton() -> str | None:
+    return importlib.import_module("triton").__version__ if _library.has_triton else None
+
+
+def triton_of(op) -> str | None:
+    """The Triton that compiles the op's kernels; None for those of C++."""
+    return triton() if op.owner == "Triton" else None
+
+
+def _triton_code():
+    version = triton()
+    if version is None:
+        return Availability(False, "Triton is not installed")
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_TRITON:
+        return Availability(False, "Triton {}, older than {}.{}".format(version, *LEAST_TRITON))
+    return Availability(True, f"Triton {version}")
+
+
+def _cpp_code(capability):
+    """Machine code of the GPU's generation that is not newer than it, or PTX, which its driver compiles."""
+    extension = _library.cuda_extension
+    if extension is None:
+        return Availability(False, "this build has no CUDA extension")
+    archs = [(int(arch[:-1]), int(arch[-1])) for arch in extension.archs.split()]
+    fitting = [arch for arch in archs if arch[0] == capability[0] and arch <= capability]
+    if not fitting and capability < archs[-1]:
+        return Availability(False, "no code for sm_{}{} in this build (sm_{})".format(*capability, extension.archs))
+    # A driver runs the machine code of its own major version of CUDA, and compiles PTX that is not newer than it.
+    needed = extension.runtime // 1000 * 1000 if fitting else extension.runtime
+    if extension.driver() < needed:
+        versions = (f"{number // 1000}.{number % 1000 // 10}" for number in (extension.driver(), needed))
+        return Availability(False, "the driver knows CUDA {}, this build needs {}".format(*versions))
+    return Availability(True, "C++ for sm_{}{}".format(*fitting[-1]) if fitting else "C++ by PTX")
+
+
+def _known_fault(op, capability):
+    for fault in KNOWN_FAULTS:
+        here = fault.capability in (None, capability)
+        if fault.op == op.name and here and (fault.triton is None or (triton_of(op) or "").startswith(fault.triton)):
+            return f"known to be wrong here: {fault.why}"
+    return None
+
+
+# ---- what a call asks
+
+_devices, _warned = {}, set()
+
+
+class Devices(dict):
+    """{index of a CUDA device: whether the op's kernels run there}, asked at the op's first call on each."""
+
+    judged = True  # False, for all: in `safeops verify`, where what has failed may pass
+
+    def __init__(self, op):
+        super().__init__()
+        self.op = op
+        _devices[op.name] = self
+
+    def __missing__(self, index):
+        found = availability(self.op, index, self.judged)
+        if not found.kernel:
+            _say_why(self.op, index, found.reason)
+        self[index] = found.kernel
+        return found.kernel
+
+
+def available(name, index):
+    """The same, as a trace asks it."""
+    return _devices[name][index]
+
+
+available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and keeps the answer
+
+
+def forget():
+    """Ask everything again."""
+    _failures.records.cache_clear()
+    for devices in _devices.values():
+        devices.clear()
+
+
+def _say_why(op, index, reason):
+    """Once for each reason and model of GPU; SAFEOPS_KERNELS=require: always, by an exception."""
+    name = found[0] if (found := gpu(index)) else f"cuda:{index}"
+    if mode() == "require":
+        raise RuntimeError(f"{op.name}: no kernel on {name}: {reason} ({VARIABLE}=require)")
+    if mode() == "auto" and (name, reason) not in _warned:
+        _warned.add((name, reason))
+        text = f"safeops: {op.name} runs as plain torch on {name}: {reason} (`safeops doctor` shows the others)"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -1,0 +1,98 @@
+"""What `safeops verify` has seen fail on this machine, a file in the cache folder: off here until it passes.
+
+A record is {"op", "gpu", "triton", "safeops", "date", "why"}: a failure of this version of safeops, on this model of
+GPU, with this Triton (null for a kernel of C++). What passes has none.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import pathlib
+import tempfile
+import warnings
+
+FIELDS = ("op", "gpu", "triton", "safeops", "date", "why")
+
+
+def cache_folder() -> pathlib.Path:
+    """$SAFEOPS_CACHE, else safeops in the user's cache folder (for a user without a home in "~", as Triton's is)."""
+    if folder := os.environ.get("SAFEOPS_CACHE"):
+        return pathlib.Path(folder)
+    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "safeops"
+
+
+def path() -> pathlib.Path:
+    return cache_folder() / "failed.json"
+
+
+def read() -> list[dict]:
+    """All records. A file that cannot be read holds none, and says so: no training stops for it."""
+    try:
+        found = json.loads(path().read_text(encoding="utf-8"))
+        if not isinstance(found, list) or not all(isinstance(x, dict) and {*FIELDS} <= x.keys() for x in found):
+            raise ValueError(f"it is no list of records with {', '.join(FIELDS)}")
+        return found
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        _warn(f"{path()} is not used: {error}")
+        return []
+
+
+@functools.cache
+def records() -> list[dict]:
+    """Those of this version."""
+    found, version = read(), _version()
+    if others := sorted({str(record["safeops"]) for record in found} - {version}):
+        _warn(f"{path()} has failures of safeops {', '.join(others)}, which say nothing of {version}: "
+              "`safeops verify` judges it")  # fmt: skip
+    return [record for record in found if record["safeops"] == version]
+
+
+def why(op, gpu, triton) -> str | None:
+    """Why an op is off on this model of GPU, or None."""
+    for record in records():
+        if (record["op"], record["gpu"], record["triton"]) == (op, gpu, triton):
+            return f"failed `safeops verify` on {record['date']}: {record['why']}"
+    return None
+
+
+def save(judged, gpu, date):
+    """Write what came of ops on a model of GPU: {(op, triton): why it failed, or None}. The others' records stay.
+    Readers see the file before or after, never in between."""
+    with locked():
+        kept = [record for record in read() if (record["op"], record["triton"]) not in judged or record["gpu"] != gpu]
+        for (op, triton), reason in judged.items():
+            if reason is not None:
+                kept.append(dict(zip(FIELDS, (op, gpu, triton, _version(), date, reason))))
+        kept.sort(key=lambda record: json.dumps(record, sort_keys=True))
+        if kept:
+            with tempfile.NamedTemporaryFile("w", dir=cache_folder(), delete=False, encoding="utf-8") as file:
+                file.write(f"{json.dumps(kept, indent=1)}\n")
+            os.chmod(file.name, 0o644)
+            os.replace(file.name, path())
+        else:
+            path().unlink(missing_ok=True)
+    records.cache_clear()
+
+
+@contextlib.contextmanager
+def locked():
+    """One process at a time: of two that write none undoes the other. OSError where the folder cannot be written."""
+    import fcntl  # (which Windows has not, where there are no kernels)
+
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with open(cache_folder() / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _version():
+    import safeops  # (which imports this file)
+
+    return safeops.__version__
+
+
+def _warn(text):
+    warnings.warn(f"safeops: {text}", RuntimeWarning, stacklevel=3)

@@ -1,0 +1,298 @@
+"""Which kernels a GPU runs: the floor, the code that there is, what is known to be wrong, and what a call asks."""
+
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import safeops
+from safeops import _availability, _failures, _library, _op, _route, cli
+from safeops._availability import KnownFault
+
+H200, A100, T4 = ("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5))
+MSE, DIV = _op.registry["mse_loss"], _op.registry["safe_div"]  # of Triton, of C++
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine that has the kernels, and these GPUs: what a test changes."""
+    made = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", driver=13000)
+    made.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: made.driver)
+    monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
+    monkeypatch.delenv("SAFEOPS_KERNELS", raising=False)
+    monkeypatch.setattr(_availability, "gpu", lambda index: made.gpus[index])
+    monkeypatch.setattr(_availability, "triton", lambda: made.triton)
+    monkeypatch.setattr(_availability, "_warned", set())
+    monkeypatch.setattr(_availability, "KNOWN_FAULTS", ())
+    monkeypatch.setattr(_library, "has_kernel", lambda name, key: True)
+    monkeypatch.setattr(_library, "cuda_extension", made.extension)
+    _availability.forget()
+    yield made
+    monkeypatch.undo()
+    _availability.forget()
+
+
+def told(op, index):
+    return _availability.availability(op, index)
+
+
+def fail(*ops, gpu=H200[0], why="value: wrong"):
+    _failures.save({(op.name, _availability.triton_of(op)): why for op in ops}, gpu, "2026-01-02")
+    _availability.forget()
+
+
+# ---- what decides
+
+
+def test_kernels_are_on(machine):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert told(MSE, 0) == (True, "Triton 3.7.1") and told(DIV, 0) == (True, "C++ for sm_90")
+        assert all(op.runs_on(f"cuda:{i}") for op in _op.registry.values() for i in range(2))
+
+
+@pytest.mark.parametrize(
+    "archs, has, lacks",
+    [
+        ("80 90 100 120", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1), (13, 0)], []),
+        ("90", [(9, 0), (10, 0)], [(8, 0), (8, 9)]),  # a development build; the driver compiles for newer ones
+        ("86", [(8, 6), (8, 9), (9, 0)], [(8, 0)]),
+    ],
+)
+def test_code_for_an_architecture(machine, archs, has, lacks):
+    machine.extension.archs, machine.gpus = archs, [("a GPU", capability) for capability in has + lacks]
+    assert [told(DIV, i).kernel for i in range(len(machine.gpus))] == [True] * len(has) + [False] * len(lacks)
+    for i in range(len(has), len(machine.gpus)):
+        assert told(DIV, i).reason == "no code for sm_{}{} in this build (sm_{})".format(*lacks[i - len(has)], archs)
+
+
+@pytest.mark.parametrize(
+    "runtime, driver, gpu, reason",
+    [
+        (13000, 12080, H200, "the driver knows CUDA 12.8, this build needs 13.0"),
+        (13020, 13000, H200, None),  # machine code of the same major version
+        (13020, 13000, ("NVIDIA X", (14, 0)), "the driver knows CUDA 13.0, this build needs 13.2"),  # PTX
+        (13020, 13020, ("NVIDIA X", (14, 0)), None),
+        (13000, 14000, H200, None),
+    ],
+)
+def test_a_driver_that_is_too_old_is_told(machine, runtime, driver, gpu, reason):
+    machine.extension.runtime, machine.driver, machine.gpus = runtime, driver, [gpu]
+    assert told(DIV, 0) == ((False, reason) if reason else (True, "C++ for sm_90" if gpu is H200 else "C++ by PTX"))
+    assert told(MSE, 0).kernel, "Triton's ptxas is not the extension's"
+
+
+@pytest.mark.parametrize("version, kernel", [("3.5.1", False), ("3.6.0", True), ("3.10.0+git1", True), ("4.0.0", True)])
+def test_the_oldest_triton(machine, version, kernel):
+    machine.triton = version
+    assert told(MSE, 0) == (kernel, f"Triton {version}" + ("" if kernel else ", older than 3.6"))
+    assert told(DIV, 0).kernel, "C++ needs no Triton"
+
+
+def test_what_has_no_kernel(machine, monkeypatch):
+    machine.gpus = [T4, ("NVIDIA B200", (10, 0)), None]
+    assert told(MSE, 0) == (False, "compute capability 7.5, below 8.0") == told(DIV, 0)
+    assert told(MSE, 2) == (False, "no CUDA device here")
+    assert told(_op.registry["linear_cross_entropy"], 0) == (True, "plain torch")
+    machine.triton = None
+    assert told(MSE, 1) == (False, "Triton is not installed")
+    monkeypatch.setattr(_library, "cuda_extension", None)
+    assert told(DIV, 1) == (False, "this build has no CUDA extension")
+    machine.triton = "3.7.1"
+    monkeypatch.setattr(_library, "has_kernel", lambda name, key: False)
+    assert told(MSE, 1) == (False, "no kernel for CUDA")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert told(MSE, 1) == (False, "a ROCm build of torch")
+
+
+@pytest.mark.parametrize(
+    "fault, off",
+    [
+        (KnownFault("mse_loss", None, None, "it is wrong"), [True, True]),
+        (KnownFault("mse_loss", (8, 0), None, "it is wrong"), [False, True]),
+        (KnownFault("mse_loss", None, "3.7", "it is wrong"), [True, True]),
+        (KnownFault("mse_loss", (9, 0), "3.6", "it is wrong"), [False, False]),
+        (KnownFault("l1_loss", None, None, "it is wrong"), [False, False]),
+    ],
+)
+def test_what_is_known_to_be_wrong_is_off_there(machine, monkeypatch, fault, off):
+    monkeypatch.setattr(_availability, "KNOWN_FAULTS", (fault,))
+    assert [not told(MSE, i).kernel for i in range(2)] == off
+    for i in range(2):
+        assert told(MSE, i).reason == ("known to be wrong here: it is wrong" if off[i] else "Triton 3.7.1")
+        assert _availability.availability(MSE, i, judged=False).kernel != off[i], "verify does not run it either"
+
+
+def test_the_table_names_ops():
+    for fault in _availability.KNOWN_FAULTS:
+        assert _op.registry[fault.op].owner and fault.why
+
+
+def test_what_has_failed_on_this_machine_is_off_until_it_passes(machine):
+    fail(MSE)
+    assert told(MSE, 0) == (False, "failed `safeops verify` on 2026-01-02: value: wrong")
+    assert told(MSE, 1).kernel and told(DIV, 0).kernel, "another GPU, another op"
+    assert _availability.availability(MSE, 0, judged=False).kernel
+    machine.triton = "3.8.0"
+    assert told(MSE, 0).kernel, "another Triton makes another kernel"
+    machine.triton = "3.7.1"
+    fail(MSE, why=None)
+    assert told(MSE, 0).kernel
+
+
+# ---- SAFEOPS_KERNELS
+
+
+def test_off_is_off_on_every_device(machine, monkeypatch):
+    monkeypatch.setenv("SAFEOPS_KERNELS", "off")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # it was asked for
+        assert told(MSE, 0) == (False, "SAFEOPS_KERNELS=off") and not MSE.runs_on("cuda:0")
+    code = "import safeops; from safeops._op import registry; print([op.name for op in registry.values() if op.cpu])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == "['linear_cross_entropy']", run.stderr
+
+
+def test_require_raises_where_there_is_no_kernel(machine, monkeypatch):
+    monkeypatch.setenv("SAFEOPS_KERNELS", "require")
+    machine.gpus = [H200, T4]
+    assert MSE.runs_on("cuda:0")
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as error:
+            MSE.runs_on("cuda:1")
+        assert str(error.value) == (
+            "mse_loss: no kernel on Tesla T4: compute capability 7.5, below 8.0 (SAFEOPS_KERNELS=require)"
+        )
+    machine.triton = None
+    _availability.forget()
+    with pytest.raises(RuntimeError, match="no kernel on NVIDIA H200: Triton is not installed"):
+        MSE.runs_on("cuda:0")
+
+
+def test_another_value_is_refused_at_the_import(monkeypatch):
+    monkeypatch.setenv("SAFEOPS_KERNELS", "on")
+    run = subprocess.run([sys.executable, "-m", "safeops", "doctor"], capture_output=True, text=True)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "ValueError: SAFEOPS_KERNELS must be auto, require or off, got 'on'"
+
+
+def test_an_empty_value_is_the_default(monkeypatch):
+    monkeypatch.setenv("SAFEOPS_KERNELS", "")
+    assert _availability.mode() == "auto"
+
+
+def test_auto_says_once_why_plain_torch_runs(machine):
+    machine.gpus = [T4, A100, T4]
+    machine.triton = "3.5.0"
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for op in (MSE, _op.registry["l1_loss"], DIV):
+            for index in range(3):
+                assert op.runs_on(f"cuda:{index}") == (op is DIV and index == 1)
+    texts = [str(w.message) for w in found]
+    assert texts == [
+        f"safeops: mse_loss runs as plain torch on {why} (`safeops doctor` shows the others)"
+        for why in (
+            "Tesla T4: compute capability 7.5, below 8.0",
+            "NVIDIA A100: Triton 3.5.0, older than 3.6",
+        )
+    ]
+
+
+# ---- a call
+
+
+class OnGpu:
+    """As much of a CUDA tensor as the route looks at."""
+
+    is_cpu, is_cuda, requires_grad = False, True, False
+
+    def __init__(self, index):
+        self.device, self.get_device = torch.device("cuda", index), lambda: index
+
+
+def test_the_route_asks_the_operands_own_device(machine, monkeypatch):
+    monkeypatch.setattr(_route, "PLAIN", _route.PLAIN | {OnGpu})
+    machine.gpus = [H200, T4]
+
+    def kernel(*devices):
+        operands = [torch.ones(2) if i is None else OnGpu(i) for i in devices]
+        return _route.route(MSE, operands) is not None
+
+    with pytest.warns(RuntimeWarning):
+        assert (kernel(0, 0), kernel(1, 1), kernel(None, None)) == (True, False, True)
+    assert not kernel(None, 0) and not kernel(0, None)
+    monkeypatch.setenv("SAFEOPS_KERNELS", "require")
+    _availability.forget()
+    assert kernel(0, 0)
+    with pytest.raises(RuntimeError, match="^mse_loss: no kernel on Tesla T4: "):
+        kernel(1, 1)
+
+
+def test_a_trace_asks_the_same(machine, monkeypatch):
+    machine.gpus = [H200, T4]
+
+    def f(x):
+        if _availability.available("mse_loss", 0):
+            x = x + 1
+        if _availability.available("mse_loss", 1):
+            x = x + 10
+        return x
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch._dynamo.reset()
+            assert torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1)).item() == 1
+            assert f(torch.zeros(1)).item() == 1
+    assert len([w for w in found if "plain torch on Tesla T4" in str(w.message)]) == 1, "once, whoever asks first"
+    monkeypatch.setenv("SAFEOPS_KERNELS", "require")
+    _availability.forget()
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="mse_loss: no kernel on Tesla T4"):
+        torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1))
+    torch._dynamo.reset()
+
+
+def test_a_cpu_call_asks_nothing(monkeypatch):
+    def never(*_):
+        raise AssertionError("a CPU tensor asked for a GPU")
+
+    monkeypatch.setattr(_availability, "availability", never)
+    assert safeops.mse_loss(torch.ones(3), torch.zeros(3)).item() == 1
+
+
+# ---- the doctor
+
+
+def test_the_doctor_says_why_for_each_device(machine, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_cuda_count", lambda: 2)
+    machine.gpus = [H200, T4]
+    fail(DIV)
+    assert cli.main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    line = next(line for line in out.splitlines() if line.startswith("mse_loss"))
+    assert "kernel (Triton 3.7.1)" in line and "composite (compute capability 7.5, below 8.0)" in line
+    line = next(line for line in out.splitlines() if line.startswith("safe_div"))
+    assert "composite (failed `safeops verify` on 2026-01-02: value: wrong)" in line
+    assert "cuda:0 NVIDIA H200 (sm_90), cuda:1 Tesla T4 (sm_75)" in out and "SAFEOPS_KERNELS=auto" in out
+    ops = {op["name"]: op for op in cli.examine()["ops"]}
+    assert ops["cosine_embedding_loss"]["devices"]["cuda:0"]["route"] == "its parts'"
+    assert "cosine_similarity" in ops["cosine_embedding_loss"]["parts"]
+
+
+# ---- the extension
+
+
+def test_the_extension_tells_what_it_was_built_for():
+    try:
+        extension = importlib.import_module("safeops._cuda")
+    except ImportError:
+        pytest.skip("built without CUDA")
+    assert extension.archs and extension.runtime >= 12000
+    assert extension.driver() == 0 or torch.cuda.is_available() or os.path.exists("/proc/driver/nvidia")
