@@ -4,7 +4,7 @@
     checks.py    what is checked on them: clauses of safeops.testing, and what only a GPU can get wrong
     worker.py    a process that runs them, op by op, and says how far it is
     pool.py      the processes: who dies or hangs costs the op that it was at, and is replaced
-    command.py   the command: progress, table, record
+    command.py   the command: progress, table, and what fails is off from then on
 
 It needs torch alone, and runs from the installed wheel.
 """
