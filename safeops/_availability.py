@@ -5,6 +5,7 @@ kernel raises; `off`, where every op runs its definition, on every device. What 
 and what `safeops verify` has seen fail on this machine in a file (_failures.py): it is off until it passes.
 """
 
+import functools
 import importlib
 import os
 import re
@@ -93,7 +94,18 @@ def _triton_code():
         return Availability(False, "Triton is not installed")
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_TRITON:
         return Availability(False, "Triton {}, older than {}.{}".format(version, *LEAST_TRITON))
+    if why := _triton_fails():
+        return Availability(False, f"Triton cannot start: {why}")
     return Availability(True, f"Triton {version}")
+
+
+@functools.cache
+def _triton_fails():
+    """Why Triton has no driver here, or None. It compiles that once, in C: an image without a compiler has none."""
+    try:
+        importlib.import_module("triton.runtime").driver.active.get_current_target()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _cpp_code(capability):

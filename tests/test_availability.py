@@ -19,12 +19,14 @@ MSE, DIV = _op.registry["mse_loss"], _op.registry["safe_div"]  # of Triton, of C
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine that has the kernels, and these GPUs: what a test changes."""
-    made = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", driver=13000)
+    made = SimpleNamespace(gpus=[H200, A100], triton="3.7.1", fails=None, driver=13000)
     made.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: made.driver)
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
     monkeypatch.delenv("SAFEOPS_KERNELS", raising=False)
     monkeypatch.setattr(_availability, "gpu", lambda index: made.gpus[index])
     monkeypatch.setattr(_availability, "triton", lambda: made.triton)
+    made.start = _availability._triton_fails.__wrapped__
+    monkeypatch.setattr(_availability, "_triton_fails", lambda: made.fails)
     monkeypatch.setattr(_availability, "_warned", set())
     monkeypatch.setattr(_availability, "KNOWN_FAULTS", ())
     monkeypatch.setattr(_library, "has_kernel", lambda name, key: True)
@@ -90,6 +92,19 @@ def test_the_oldest_triton(machine, version, kernel):
     machine.triton = version
     assert told(MSE, 0) == (kernel, f"Triton {version}" + ("" if kernel else ", older than 3.6"))
     assert told(DIV, 0).kernel, "C++ needs no Triton"
+
+
+def test_a_triton_that_cannot_start_is_told(machine):
+    """Here it cannot: there is no GPU. In an image without a C compiler it says that."""
+    triton_runtime = pytest.importorskip("triton.runtime")
+    try:
+        triton_runtime.driver.active.get_current_target()
+    except Exception as error:
+        machine.fails = machine.start()
+        assert machine.fails.startswith(f"{type(error).__name__}: ")
+        assert told(MSE, 0) == (False, f"Triton cannot start: {machine.fails}") and told(DIV, 0).kernel
+    else:
+        assert machine.start() is None
 
 
 def test_what_has_no_kernel(machine, monkeypatch):
