@@ -51,12 +51,12 @@ def test_doctor_shows_every_op(capsys):
     assert composed == ["psnr", "kernel", "its", "parts'"], "made of others, and not without a kernel"
 
 
-def test_doctor_says_whether_there_are_records(capsys, monkeypatch, tmp_path):
+def test_doctor_says_whether_something_has_failed(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
-    for text in (" (none yet)", ""):
+    for text in (" (none)", ""):
         cli.main(["doctor"])
-        assert f"records         {tmp_path}/verified.json{text}\n" in capsys.readouterr().out
-        (tmp_path / "verified.json").write_text("[]")
+        assert f"failures        {tmp_path}/failed.json{text}\n" in capsys.readouterr().out
+        (tmp_path / "failed.json").write_text("[]")
 
 
 def test_doctor_json_agrees_with_the_routes(capsys):
