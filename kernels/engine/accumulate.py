@@ -204,7 +204,7 @@ def add_tiles(
     VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """The state of tiles [first, last), at most FLUSH of them; one fp64 entry per output."""
-    BYTES: tl.constexpr = MODE == COUNT and WEIGHT == 0 and MASK == VECTOR and AXIS != OUTER and VEC == 16
+    BYTES: tl.constexpr = MODE == COUNT and WEIGHT == 0 and MASK == VECTOR and VEC == 16 and LN * VEC <= BN
     state = empty_state([LM, LN], MODE, C, tl.int32 if MODE == MOMENTS and WEIGHT else tl.float32)
     missing = first < last
     for t in range(first, last):
@@ -233,9 +233,9 @@ def add_tiles(
     if MODE == EXTREME:  # what is not kept was -inf
         total = tl.where(top == float("-inf"), count.to(C), total)
     state = (count.to(C), weights, pivot, shift, top, total)
-    if AXIS == ALL:
-        state = tl.tuple([tl.reshape(s, (1, LM * LN)) for s in state])
     state = merge_along(state, 0 if AXIS == OUTER else 1, MODE, WEIGHT, C)
+    if AXIS == ALL:  # (of lanes as one row Triton 3.6 would exchange the wrong ones: their bits may have gaps there)
+        state = merge_along(tl.tuple([tl.expand_dims(s, 1) for s in state]), 0, MODE, WEIGHT, C)
     return widened(state)
 
 

@@ -91,7 +91,7 @@ def by_lane(
     tile, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr
 ):  # fmt: skip
     """(LM, LN, what one thread holds): a tile by its lanes (tiling.lanes_of)."""
-    SIDE: tl.constexpr = VEC if LN < BN else 1  # neighbours of a lane
+    SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN  # neighbours of a lane
     tile = tl.reshape(tl.broadcast_to(tile, (BM, BN)), (BM // LM, LM, BN // (LN * SIDE), LN, SIDE))
     return tl.reshape(tl.permute(tile, (1, 3, 0, 2, 4)), (LM, LN, BM * BN // (LM * LN)))
 
@@ -103,7 +103,7 @@ def both_by_lane(
     """The same of a tile and of what is kept of it, in the threads that hold the tile. (By itself, what is kept of one
     without a mask would be in other threads, and the tile would go there through shared memory.)"""
     both = tl.reshape(tl.join(tl.broadcast_to(tile, (BM, BN)), keep.to(tile.dtype)), (BM, 2 * BN))
-    both = by_lane(both, BM, 2 * BN, LM, LN, 2 * VEC if LN < BN else 2)
+    both = by_lane(both, BM, 2 * BN, LM, LN, 2 * VEC)
     tile, ones = tl.split(tl.reshape(both, (LM, LN, BM * BN // (LM * LN), 2)))
     return tile, ones != 0
 
@@ -145,7 +145,9 @@ def address(operand, space, m, n, KIND: tl.constexpr):
         if KIND == VECTOR:
             where += n[None, :]
         elif KIND == STRIDED:
-            where += offset_of(n, space[3], operand[2])[None, :]
+            # Neighbours in a row are nearest in memory, which single strides do not say: Triton would lay lanes along
+            # columns. (Accesses stay single: of the pointer itself no alignment is known.)
+            where = tl.max_contiguous(where + offset_of(n, space[3], operand[2])[None, :], [1, 2])
     return where
 
 

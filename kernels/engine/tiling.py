@@ -69,8 +69,8 @@ def split_tiles(tiles, blocks, policy):
 
 def lanes_of(axis, BM, BN, vec, threads):
     """(LM, LN): a tile's lanes, down and across, each what one thread holds of an output, and may add up without moving
-    data (tile.by_lane). Threads take `vec` columns each, row after row."""
-    across = min(BN // vec, threads)
+    data (tile.by_lane). Threads take `vec` columns each, row after row; fewer of a tile that has no more for all."""
+    across = min(BN // min(vec, max(BM * BN // threads, 1)), threads)
     return (BM if axis is INNER else min(BM, threads // across)), (BN if axis is OUTER else across)
 
 

@@ -66,7 +66,7 @@ def add_tile(
     # those that hold the prediction. Within the last two dimensions p comes before t.
     terms = tl.join(tl.join(both, t), tl.join(p, keep.to(C)))
     # (BM, BN, 2, 2) of one lane, as tile.by_lane has them
-    SIDE: tl.constexpr = VEC if LN < BN else 1
+    SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN
     terms = tl.reshape(terms, (BM // LM, LM, BN // (LN * SIDE), LN, SIDE, SUMS))
     return add(high, low, tl.sum(tl.sum(tl.sum(terms, 4), 2), 0))
 
