@@ -27,6 +27,20 @@ def polynomial(x, factors: tl.constexpr, DEGREE: tl.constexpr):
 
 
 @triton.jit
+def rounded_product(a, b):
+    """a b, for sums over lanes: rounded before anything is added to it, in every lane alike.
+
+    Lanes that add up a row hold the same sums, and any of them may store them. Two that exchange products, and fuse
+    their own with the addition, would each round the other's alone."""
+    if INTERPRETED:
+        return a * b
+    elif hasattr(libdevice, "mul_rn"):
+        return libdevice.mul_rn(a, b)
+    else:  # AMD has none
+        return a * b
+
+
+@triton.jit
 def exponential(x):
     """exp(x) by way of exp2, of which Triton's, unlike its exp, flushes to 0 what is below the normal numbers: three
     instructions less."""
@@ -51,14 +65,15 @@ def log1p_unit(x):
     """log(1 + x) of 0 <= x <= 1; in fp64 as log(1 + f) or log(2) + log(1 + f), each 2 artanh(f / (2 + f))."""
     if x.dtype != tl.float64:
         return x * polynomial(x, UNIT, 8)
-    large = x > 0.41421356237309503  # sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
-    f = tl.where(large, (x - 1) * 0.5, x)
-    t = f / (2 + f)
-    z, p = t * t, x * 0
-    for k in tl.static_range(11, 0, -1):
-        p = 1 / (2 * k + 1) + p * z
-    log_2 = x * 0 + LOG_2  # in the dtype of x: of two numbers tl.where makes fp32
-    return tl.where(large, log_2, 0.0) + (2 * t + 2 * t * z * p)
+    else:
+        large = x > 0.41421356237309503  # sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
+        f = tl.where(large, (x - 1) * 0.5, x)
+        t = f / (2 + f)
+        z, p = t * t, x * 0
+        for k in tl.static_range(11, 0, -1):
+            p = 1 / (2 * k + 1) + p * z
+        log_2 = x * 0 + LOG_2  # in the dtype of x: of two numbers tl.where makes fp32
+        return tl.where(large, log_2, 0.0) + (2 * t + 2 * t * z * p)
 
 
 @triton.jit
@@ -66,10 +81,11 @@ def log_unit(x):
     """log(x) of 0 <= x <= 1; below -104 of 0, any number of others."""
     if x.dtype == tl.float64:
         return tl.log(x)
-    bits = (tl.abs(x) * 2.0**24).to(tl.int32, bitcast=True)  # of -0 too; and no subnormal number is left one
-    power = (bits - (SQRT_HALF + (24 << 23))) & EXPONENT
-    f = (bits - power - (24 << 23)).to(tl.float32, bitcast=True) - 1
-    return power.to(tl.float32) * BITS_TO_LOG + f * polynomial(f, NEAR, 7)
+    else:
+        bits = (tl.abs(x) * 2.0**24).to(tl.int32, bitcast=True)  # of -0 too; and no subnormal number is left one
+        power = (bits - (SQRT_HALF + (24 << 23))) & EXPONENT
+        f = (bits - power - (24 << 23)).to(tl.float32, bitcast=True) - 1
+        return power.to(tl.float32) * BITS_TO_LOG + f * polynomial(f, NEAR, 7)
 
 
 @triton.jit
@@ -100,7 +116,7 @@ def rough_quotient(a, b):
     """a / b of a normal b up to 2^126: two instructions for eight."""
     if b.dtype == tl.float64 or INTERPRETED:
         return a / b
-    else:  # no plain return: Triton 3.6 compiles what stands behind one, and this has no fp64
+    else:
         return libdevice.fast_dividef(a, b)
 
 
@@ -109,9 +125,10 @@ def log_apart(x):
     """log(x), to 8e-7 of itself where it is not near 1."""
     if x.dtype == tl.float64:
         return tl.log(x)
-    scale = tl.where(x < 2.0**-126, 2.0**24, 1.0)  # a subnormal number is 0 to the GPU's logarithm
-    back = 24 * LOG_2 / (2**24 - 1)  # times 1 - scale: two uses of a condition cost far more
-    return rough_log(x * scale) + (back - back * scale)
+    else:
+        scale = tl.where(x < 2.0**-126, 2.0**24, 1.0)  # a subnormal number is 0 to the GPU's logarithm
+        back = 24 * LOG_2 / (2**24 - 1)  # times 1 - scale: two uses of a condition cost far more
+        return rough_log(x * scale) + (back - back * scale)
 
 
 @triton.jit
@@ -119,8 +136,9 @@ def log_any(x, f=None):
     """log(x), to 8e-7 of itself; near 1 a polynomial of f = x - 1, which is better known than x if it is given."""
     if x.dtype == tl.float64:
         return tl.log(x)
-    f = x - 1 if f is None else f
-    return tl.where(tl.abs(f) < 0.25, f * polynomial(f, CLOSE, 6), log_apart(x))
+    else:
+        f = x - 1 if f is None else f
+        return tl.where(tl.abs(f) < 0.25, f * polynomial(f, CLOSE, 6), log_apart(x))
 
 
 @triton.jit

@@ -24,7 +24,7 @@ import triton
 import triton.language as tl
 
 from .blocks import load
-from .math import exponential
+from .math import exponential, rounded_product
 from .scaling import power_below, reciprocal
 
 COUNT, ABSOLUTE, SQUARES, EXPONENTIALS, EXTREME, MOMENTS = map(tl.constexpr, range(6))  # MODE
@@ -130,13 +130,15 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         pivot = middle
     elif MODE == SQUARES:
         larger = tl.max(top, axis)
-        total = tl.sum(total * square((top * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype)), axis)
+        by = square((top * tl.expand_dims(reciprocal(larger), axis)).to(total.dtype))
+        total = tl.sum(rounded_product(total, by), axis)
         shift = tl.sum(shift, axis)
         pivot = larger
     else:
         larger = largest(top, axis) if MODE == EXTREME else tl.max(top, axis)
         if MODE == EXPONENTIALS:
-            total = total * exponential(below(top, tl.expand_dims(larger, axis))).to(total.dtype)
+            by = exponential(below(top, tl.expand_dims(larger, axis))).to(total.dtype)
+            total = rounded_product(total, by)
         elif MODE == EXTREME:
             total = tl.where(same(top, tl.expand_dims(larger, axis)), total, 0.0)
         total = tl.sum(total, axis)

@@ -29,10 +29,11 @@ def spread(u):
     if u.dtype == tl.float64:
         first, second = log1p(tl.where(near, -u * u, u)), log1p(tl.where(near, 2 * u / (1 - u), -u))
         return tl.where(near, first + u * second, (1 + u) * first + product(v, second))
-    z = u * u
-    far = polynomial(v, FAR, 5) + v * rough_log(tl.maximum(v, 1e-30))
-    far = tl.where(v < -1e-6, float("nan"), far)  # a quotient that should be 1 may be more by its rounding
-    return tl.where(near, z * polynomial(z, NEAR, 4), far)
+    else:
+        z = u * u
+        far = polynomial(v, FAR, 5) + v * rough_log(tl.maximum(v, 1e-30))
+        far = tl.where(v < -1e-6, float("nan"), far)  # a quotient that should be 1 may be more by its rounding
+        return tl.where(near, z * polynomial(z, NEAR, 4), far)
 
 
 @triton.jit

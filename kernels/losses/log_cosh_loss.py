@@ -20,8 +20,9 @@ def value(x, y):
         near = a < LOG_2
         tail = log1p_unit(tl.where(near, less * less / (2 * e), e * e))
         return tl.where(near, 0.0, a - LOG_2) + tail  # NaN is far, and stays
-    square = a * a
-    return tl.where(a < 1, square * polynomial(square, SERIES, 5), a - LOG_2 + log1p_unit(tl.exp(-2 * a)))
+    else:
+        square = a * a
+        return tl.where(a < 1, square * polynomial(square, SERIES, 5), a - LOG_2 + log1p_unit(tl.exp(-2 * a)))
 
 
 @triton.jit

@@ -15,6 +15,7 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.launch import common_shape, like
+from ..engine.math import rounded_product
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tile import fetch, store, within
 from .plan import MAP, SUM, floor, launch, thin
@@ -35,7 +36,7 @@ def cosine_tile(
     b = tl.where(edge, fetch(y, space, m, n, edge, Y, True).to(C), 0.0)
     unit1, a, squares1 = scaled_squares(a, ACROSS)
     unit2, b, squares2 = scaled_squares(b, ACROSS)
-    products = tl.sum(a * b, ACROSS, keep_dims=True)
+    products = tl.sum(rounded_product(a, b), ACROSS, keep_dims=True)
     return (
         unit1.to(tl.float64), squares1.to(tl.float64), unit2.to(tl.float64), squares2.to(tl.float64),
         products.to(tl.float64),
@@ -49,9 +50,9 @@ def merge_along(state, axis: tl.constexpr):
     larger1, larger2 = tl.max(unit1, axis, keep_dims=True), tl.max(unit2, axis, keep_dims=True)
     by1, by2 = unit1 * reciprocal(larger1), unit2 * reciprocal(larger2)
     return (
-        larger1, tl.sum(squares1 * (by1 * by1), axis, keep_dims=True),
-        larger2, tl.sum(squares2 * (by2 * by2), axis, keep_dims=True),
-        tl.sum(products * (by1 * by2), axis, keep_dims=True),
+        larger1, tl.sum(rounded_product(squares1, by1 * by1), axis, keep_dims=True),
+        larger2, tl.sum(rounded_product(squares2, by2 * by2), axis, keep_dims=True),
+        tl.sum(rounded_product(products, by1 * by2), axis, keep_dims=True),
     )  # fmt: skip
 
 

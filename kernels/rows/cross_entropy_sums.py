@@ -19,7 +19,7 @@ import triton.language as tl
 
 from ..engine.blocks import load_partials
 from ..engine.indexing import INNER, PEELED, STRIDED, VECTOR
-from ..engine.math import exponential
+from ..engine.math import exponential, rounded_product
 from ..engine.state import EXPONENTIALS, lowest_top
 from ..engine.tile import by_lane, fetch, within
 from ..engine.tiling import FLUSH
@@ -94,7 +94,7 @@ def merge_along(state, axis: tl.constexpr, SMOOTH: tl.constexpr, SHARES: tl.cons
     top, total, mass, own, count, every, moment = state
     larger = tl.max(top, axis)
     highest = tl.expand_dims(larger, axis)
-    total = tl.sum(total * shrink(top, highest, C), axis)
+    total = tl.sum(rounded_product(total, shrink(top, highest, C)), axis)
     if SHARES:
         own += move(mass, top, highest)
     if SMOOTH:

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from ..engine.indexing import INNER, PEELED
 from ..engine.kernel import Config, Kernel
+from ..engine.math import rounded_product
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
 from ..engine.tile import corner, indices, is_whole, offset_of, store, within
 
@@ -107,7 +108,7 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     """(unit, x / unit, sum of (x / unit)^2) of each row, with a unit for which the sum does not overflow."""
     unit = power_below(tl.max(tl.abs(x), ACROSS, keep_dims=True))
     x = x * reciprocal(unit)
-    return unit, x, tl.sum(x * x, ACROSS, keep_dims=True)
+    return unit, x, tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
 
 
 def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), **config):
