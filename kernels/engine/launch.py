@@ -89,14 +89,18 @@ class Plan:
                 settle(fn)
         return ASTSource(self.kernel.fn, self.signature, self.constants, self.attrs)
 
-    def compile(self, target):
-        options = {"num_warps": self.config.threads // target.warp_size}
+    def options(self, target):
+        """(Products are fused with additions, whatever a release of Triton does by itself.)"""
+        options = {"num_warps": self.config.threads // target.warp_size, "enable_fp_fusion": True}
         registers = self.config.max_registers[self.constants["VEC"] == 1]
         if registers and target.backend == "cuda":
             # A functor whose arithmetic would spill says how many it needs: before sm_100, and from there on.
             needed = getattr(self.constants.get("F"), "max_registers", (0, 0))
             options["maxnreg"] = max(registers, needed[target.arch >= 100])
-        return triton.compile(self.source(), target=target, options=options)
+        return options
+
+    def compile(self, target):
+        return triton.compile(self.source(), target=target, options=self.options(target))
 
     def loaded(self, index):
         """(what is compiled, how it is started), once for all plans that differ in sizes alone: new shapes must not
