@@ -1,0 +1,190 @@
+"""Faults that show in what Triton makes of a kernel, whichever Triton it is; and how that is asked of another one.
+
+- `gaps`: a reduction over lanes whose bits have others between them. Triton 3.6 gives it the wrong shuffles.
+- `crosswise`: a tile whose neighbours in memory are held by lanes that are none. 32 lanes then read 32 lines of it.
+- `fused`: a fused multiply-add that adds what another lane has sent. Two lanes exchange two products to hold their sum;
+  each then rounds the other one's alone, and the sums differ in the last bit. Both of them may be stored.
+
+`python -m tests.kernels.compiled STAGE` reads kernels from stdin, as scripts/gpu_kernels.py writes them, and writes the
+faults of each; it needs no torch. PYTHONPATH says whose Triton that is.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from benchmarks.machine_code import INSTRUCTION, disassembled, text
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCH = 90
+
+
+# ---- layouts of a TTGIR: where in a tile the bits of a register's, a lane's and a warp's number lead
+
+
+def layouts(ttgir):
+    """{alias: layout}"""
+    return dict(re.findall(r"^(#\w+) = (#ttg\.\w+<.*>)$", ttgir, re.M))
+
+
+def bases(layout, shape, known):
+    """{register, lane, warp: [the step in a tile of this shape that each bit of the number makes]}"""
+    layout = known.get(layout, layout)
+    if whole := re.fullmatch(r"#ttg\.slice<\{dim = (\d+), parent = (.*)\}>", layout):
+        dim = int(whole[1])
+        found = bases(whole[2], (*shape[:dim], None, *shape[dim:]), known)
+        return {name: [step[:dim] + step[dim + 1 :] for step in steps] for name, steps in found.items()}
+    if layout.startswith("#ttg.linear<"):
+        return {
+            name: json.loads(re.search(rf"{name} = (\[(?:\[[^]]*\](?:, )?)*\])", layout)[1])
+            for name in ("register", "lane", "warp")
+        }
+    numbers = re.search(
+        r"sizePerThread = (.*?), threadsPerWarp = (.*?), warpsPerCTA = (.*?), order = (\[.*?\])", layout
+    )
+    *sizes, order = map(json.loads, numbers.groups())
+    found, reach = {}, [1] * len(order)
+    for name, size in zip(("register", "lane", "warp"), sizes):
+        found[name] = []
+        for dim in order:
+            for _ in range(size[dim].bit_length() - 1):
+                step = [0] * len(order)
+                step[dim] = reach[dim] if shape[dim] is None or reach[dim] < shape[dim] else 0  # a copy, beyond it
+                reach[dim] *= 2
+                found[name].append(step)
+    return found
+
+
+REDUCE = re.compile(r'"tt\.reduce"\(.*?<\{axis = (\d+) : i32.*?\}\) : \(tensor<((?:\d+x)+)[a-z]\w*, (.*?)>[,)]', re.S)
+ACCESS = re.compile(r"tt\.(?:load|store) [^\n]*: tensor<(\d+)x(\d+)x!tt\.ptr<\w+>, (#\w+)>")
+
+
+def gaps(ttgir):
+    known, found = layouts(ttgir), []
+    reductions = REDUCE.findall(ttgir)
+    if len(reductions) != ttgir.count('"tt.reduce"'):
+        raise ValueError("compiled.REDUCE does not match each reduction")
+    for axis, sizes, layout in reductions:
+        shape = tuple(map(int, sizes.split("x")[:-1]))
+        for name, steps in bases(layout, shape, known).items():
+            bits = [bit for bit, step in enumerate(steps) if step[int(axis)]]
+            if name != "register" and bits and bits != list(range(bits[0], bits[-1] + 1)):
+                found.append(f"gaps: {name} bits {bits} of axis {axis} of {shape}")
+    return found
+
+
+def crosswise(ttgir, tile):
+    known, found = layouts(ttgir), []
+    for *sizes, layout in ACCESS.findall(ttgir):
+        shape = tuple(map(int, sizes))
+        if shape != tile or min(shape) == 1:
+            continue
+        steps = bases(layout, shape, known)
+        nearest = next(step for step in (*steps["register"], *steps["lane"]) if any(step))
+        if nearest != [0, 1]:
+            found.append(f"crosswise: {shape} in steps of {nearest}")
+    return found
+
+
+# ---- machine code
+
+
+def fused(listing):
+    sent, found = set(), []  # registers that hold what came from another lane
+    for _, guard, op, rest in INSTRUCTION.findall(listing):
+        operands = [operand.strip("-|~ ").partition(".")[0] for operand in rest.split(", ")]
+        places = [int(operand[1:]) if re.fullmatch(r"R\d+", operand) else None for operand in operands]
+        result = next((place for place in places[:2] if place is not None), None)
+        if operands[0].startswith(("[", "desc")) or result is None:  # a store, or nothing but a predicate
+            continue
+        if re.match(r"[FD]FMA\b", op) and {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
+            found.append(f"fused: {op} {rest}")
+        moved = re.match(r"MOV\b|IMAD\.MOV", op) and places[-1] in sent
+        if not guard:
+            wide = 4 if ".128" in op else 2 if re.match(r"D|.*\.(64|WIDE)", op) else 1
+            sent -= set(range(result, result + wide))
+        if moved or op.startswith("SHFL.BFLY"):
+            sent.add(result)
+    return found
+
+
+# ---- asking a Triton
+
+
+def gpu_kernels():
+    spec = importlib.util.spec_from_file_location("gpu_kernels", ROOT / "scripts" / "gpu_kernels.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lowered(source, options, stages):
+    """The text of the last of these stages."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    target = GPUTarget("cuda", ARCH, 32)
+    backend = make_backend(target)
+    parsed = backend.parse_options(options | source.parse_options())
+    context, steps = ir.context(), {}
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(parsed), backend.get_module_map()
+    module = source.make_ir(target, parsed, *functions, context)
+    backend.add_stages(steps, parsed, source.language)
+    for stage in stages:
+        module = steps[stage](module, {"hash": "", "target": target, **parsed.__dict__})
+    return str(module)
+
+
+def faults(source, options, stage):
+    """What shows in the results of one of the stages ttir (nothing but that it compiles), ttgir, cubin."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    constants = {source.fn.arg_names[at]: value for (at,), value in source.constants.items()}
+    tile = constants["BM"], constants["BN"]
+    if stage == "cubin":
+        asm = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).asm
+        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+        (listing,) = disassembled([text(asm["cubin"])[0]], ARCH, tool)
+        return gaps(asm["ttgir"]) + crosswise(asm["ttgir"], tile) + fused(listing)
+    found = lowered(source, options, ("ttir", "ttgir") if stage == "ttgir" else ("ttir",))
+    return gaps(found) + crosswise(found, tile) if stage == "ttgir" else []
+
+
+def ask(requests, stage, triton=None):
+    """(version, [the faults of each]) by the Triton in this folder; None: the one that is installed."""
+    path = {} if triton is None else {"PYTHONPATH": str(triton)}
+    command = [sys.executable, "-m", __name__, stage]
+    done = subprocess.run(
+        command, input=json.dumps(requests), capture_output=True, text=True, cwd=ROOT, env=os.environ | path
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main(stage):
+    kernels = gpu_kernels()
+    kernels.without_torch()
+    import triton
+
+    found = []
+    for request in json.load(sys.stdin):
+        try:
+            found.append(faults(*kernels.decoded(request), stage))
+        except triton.CompilationError as error:
+            found.append([f"does not compile: {error}"])
+    print(json.dumps([triton.__version__, found]))
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        main(sys.argv[1])

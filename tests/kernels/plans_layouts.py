@@ -1,0 +1,93 @@
+"""The plans of small operands in every layout and dtype, of all families: what test_triton_compiled.py looks at beside
+the large ones of test_triton_build.py. And one of each functor."""
+
+from itertools import product
+
+import torch
+
+from tests.kernels import plans_classification as classes
+from tests.kernels import plans_regions as regions
+from tests.kernels import plans_rows as rows
+from tests.kernels import plans_statistics as statistics
+from tests.kernels.plans_statistics import BF16, F64, STATISTICS, meta
+from tests.kernels.test_triton_build import LOSSES, formulas, mapped, mse_loss, reduced
+
+SHAPES = (16, 65), (1, 64), (5, 1030), (40, 304)
+MODES = "COUNT", "ABSOLUTE_SUM", "NORM", "LOGSUMEXP", "LARGEST", "VAR"  # a statistic of each
+
+
+def layouts():
+    """{name: plan}"""
+    found = {}
+    for shape, dtype in product(SHAPES, (BF16, F64)):
+        for layout, strides in (("", None), (" transposed", (1, shape[0]))):
+            x, mask = meta(shape, dtype, strides), meta(shape, torch.bool)
+            made = one_of_each(x, mask, MODES)
+            found |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in made}
+    return found
+
+
+def one_of_each(x, mask, names):
+    """(name, plan) of each kernel, along every axis; names: of statistics."""
+    for masked, some in (("", None), (" masked", mask)):
+        for axis, dims in (("", None), (" columns", [0]), (" rows", [1])):
+            for name in names if masked else names[1:]:  # a count needs a mask
+                of = None if name == "COUNT" else x
+                yield f"{name}{axis}{masked}", statistics.forward(name, of, some, dims=dims, shape=x.shape)
+            yield f"mse{axis}{masked}", reduced(mse_loss.value, x, x, some, dims=dims)
+            yield f"weighted mse{axis}{masked}", reduced(mse_loss.value, x, x, some, x, dims=dims)
+            yield f"weighted VAR{axis}{masked}", statistics.forward("VAR", x, some, x, dims=dims)
+            yield f"linear_backward{axis}{masked}", statistics.backward(0, x, some, dims=dims)
+        yield f"mse_backward{masked}", mapped(mse_loss.slope, x, x, some)
+        for axis, dim in ((" columns", 0), (" rows", 1)):
+            for op, number in (("softmax", rows.SOFTMAX), ("normalize", rows.NORMALIZE)):
+                yield f"{op}{axis}{masked}", rows.forward(number, x, some, dim)
+                yield f"{op}_backward{axis}{masked}", rows.backward(number, x, some, dim)
+    for axis, dim in ((" columns", 0), (" rows", 1)):
+        yield f"cosine{axis}", rows.cosines(x, x, dim)
+        yield f"cosine_backward{axis}", rows.cosines_backward(x, x, dim)
+    yield from rows_of(x)
+    yield from regions_of(x)
+
+
+def regions_of(x):
+    """Of (N, pixels), which three classes share."""
+    image, target, mask = regions.operands((x.shape[0], 3, x.shape[1]), x.dtype, masked=True)
+    if not x.is_contiguous():
+        image = meta(image.shape, x.dtype, (x.stride(0), x.numel(), x.stride(1)))
+    for soft, other in (("", target), (" soft", torch.empty_like(image))):
+        yield f"regions{soft}", regions.forward(image, other, mask, bool(soft))
+        yield f"regions_backward{soft}", regions.backward(image, other, mask, bool(soft))
+
+
+def rows_of(x):
+    """What takes rows of classes, and distances of vectors."""
+    for name, options in (("", {}), (" smoothing", {"weight": True, "smooth": True}), (" shares", {"shares": True})):
+        yield f"cross_entropy{name}", classes.forward(x, **options)
+        yield f"cross_entropy_backward{name}", classes.backward(x, **options)
+    yield "nll_loss", classes.picked(x)
+    yield "nll_loss_backward", classes.picked_backward(x)
+    for swap in (False, True):
+        yield f"triplet {swap}", rows.triplets(x, swap)
+        yield f"triplet_backward {swap}", rows.triplets_backward(x, swap)
+    for power in (1, 2):
+        yield f"multi_margin {power}", classes.margins(x, power)
+        yield f"multi_margin_backward {power}", classes.margins(x, power, True)
+
+
+def functors(dtype):
+    """{name: plan} of each functor and op."""
+    x, mask = meta((64, 128), dtype), meta((64, 128), torch.bool)
+    found = dict(rows_of(x))
+    for module in (mse_loss, *LOSSES):
+        for loss, (value, derivative) in formulas(module).items():
+            found[loss] = reduced(value, x, x, mask)
+            found[f"{loss}_backward"] = mapped(derivative, x, x, mask, both=True)
+    for name in STATISTICS:
+        found[name] = statistics.forward(name, None if name == "COUNT" else x, mask, shape=x.shape)
+    for kind, slope in enumerate(statistics.statistic_backward.SLOPES):
+        found[f"{slope.__name__}_backward"] = statistics.backward(kind, x, mask)
+    for name, op in (("softmax", rows.SOFTMAX), ("log_softmax", rows.LOG_SOFTMAX), ("normalize", rows.NORMALIZE)):
+        found[name], found[f"{name}_backward"] = rows.forward(op, x, mask), rows.backward(op, x, mask)
+    found["cosine"], found["cosine_backward"] = rows.cosines(x, x), rows.cosines_backward(x, x)
+    return found | dict(regions_of(x))

@@ -1,0 +1,163 @@
+"""What Triton 3.6.0, which torch 2.11 brings, and the pinned Triton make of the planned kernels has none of the faults
+of compiled.py; and every functor compiles in every dtype. Each check finds the kernel that is planted for it.
+"""
+
+import importlib.metadata
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("compiles: needs Triton without TRITON_INTERPRET", allow_module_level=True)
+
+from tests.kernels import compiled
+from tests.kernels.plans_layouts import functors, layouts
+from tests.kernels.plans_statistics import BF16, F16, F32, F64
+from tests.kernels.test_triton_build import CASES, TARGETS
+
+OLD, PINNED = "3.6.0", importlib.metadata.version("triton")
+FOLDERS = {OLD: Path(sys.prefix) / f"triton-{OLD}", PINNED: None}
+GPU = TARGETS[f"sm_{compiled.ARCH}"]
+BATCHES = 2  # for as many workers
+LONG = 16  # more, where everything is compiled
+
+pytestmark = pytest.mark.usefixtures("triton_cache")
+
+
+def ask(version, requests, stage):
+    folder = FOLDERS[version]
+    if folder and not folder.exists():
+        pytest.skip(f"Triton {version} is not in {folder}: make test-slow brings it there")
+    said, found = compiled.ask(requests, stage, folder)
+    assert said == version and len(found) == len(requests) > 0
+    return found
+
+
+def asked(version, plans, stage):
+    """{name: the faults} of those plans that have any."""
+    encoded = compiled.gpu_kernels().encoded
+    requests = [encoded(plan.source(), plan.options(GPU)) for plan in plans.values()]
+    return {name: faults for name, faults in zip(plans, ask(version, requests, stage)) if faults}
+
+
+@cache
+def planned():
+    """{name: plan}, one for each binary; but those of functors that are declared in a test."""
+    found = {}
+    for name, plan in (CASES | layouts()).items():
+        if getattr(plan.constants.get("F"), "__module__", "safeops").startswith("safeops"):
+            found.setdefault(plan.variant(), (name, plan))
+    return dict(found.values())
+
+
+def sample():
+    """One of each kernel, axis, kind of access and operation."""
+    found = {}
+    for name, plan in planned().items():
+        constants = plan.constants
+        axis, which = constants.get("AXIS"), constants.get("OP", constants.get("MODE"))
+        found.setdefault((plan.kernel.fn, axis, constants["VEC"] == 1, which), (name, plan))
+    return dict(found.values())
+
+
+def part(plans, batch, batches):
+    return dict(list(plans.items())[batch::batches])
+
+
+# ---- what each check finds
+
+
+def planted(name, version, stage, dtype="fp32"):
+    signature = {"x": f"*{dtype}", "out": f"*{dtype}", "stride": "i32", "BM": "constexpr", "BN": "constexpr"}
+    options = {"num_warps": 8, "enable_fp_fusion": True}
+    constants = {"BM": 8, "BN": 64}
+    request = {"kernel": f"tests.kernels.planted:{name}", "signature": signature, "constants": constants, "attrs": []}
+    (found,) = ask(version, [request | {"options": options}], stage)
+    return {fault.partition(":")[0] for fault in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("version", FOLDERS)
+def test_planted_faults_are_found(version):
+    assert planted("apart", version, "ttgir") == {"gaps", "crosswise"}
+    assert planted("near", version, "ttgir") == set()
+    assert planted("products", version, "cubin") == planted("products", version, "cubin", "fp64") == {"fused"}
+    assert planted("rounded", version, "cubin") == planted("rounded", version, "cubin", "fp64") == set()
+
+
+@pytest.mark.slow
+def test_what_does_not_compile_is_found():
+    assert planted("behind", OLD, "ttir") == set()
+    assert planted("behind", OLD, "ttir", "fp64") == {"does not compile"}
+
+
+def test_layouts_are_read():
+    """Lanes of a slice are those of what it is cut from; copies beyond the tile lead nowhere."""
+    known = compiled.layouts(
+        "#a = #ttg.blocked<{sizePerThread = [1, 2], threadsPerWarp = [4, 8], warpsPerCTA = [2, 1], order = [1, 0]}>\n"
+        "#b = #ttg.linear<{register = [], lane = [[0, 1], [8, 0]], warp = [[0, 0]], block = []}>\n"
+    )
+    lanes = [[0, 2], [0, 4], [0, 8], [1, 0], [2, 0]]
+    assert compiled.bases("#a", (8, 16), known) == {"register": [[0, 1]], "lane": lanes, "warp": [[4, 0]]}
+    assert compiled.bases("#a", (4, 8), known)["lane"] == [[0, 2], [0, 4], [0, 0], [1, 0], [2, 0]]
+    cut = compiled.bases("#ttg.slice<{dim = 1, parent = #a}>", (8,), known)
+    assert cut == {"register": [[0]], "lane": [[0], [0], [0], [1], [2]], "warp": [[4]]}
+    assert compiled.bases("#b", (16, 2), known) == {"register": [], "lane": [[0, 1], [8, 0]], "warp": [[0, 0]]}
+
+
+def test_what_is_sent_is_followed():
+    """Through moves, into both halves of an fp64 number, until something else is written there."""
+
+    def found(*rows):
+        return len(compiled.fused("\n".join(f"/*{16 * i:04x}*/ {row} ;" for i, row in enumerate(rows))))
+
+    sent, fma = "SHFL.BFLY PT, R7, R6, 0x10, 0x1f", "FFMA R0, R5, R5, R7"
+    assert (
+        found(sent, fma)
+        == found(sent, "MOV R9, R7", "FFMA R0, R5, R5, -R9")
+        == found(sent, "@P0 FADD R7, R1, R2", fma)
+        == 1
+    )
+    assert found(sent, "DFMA R2, R4, R4, R6") == 1
+    assert found(fma) == found(sent, "FADD R7, R1, R2", fma) == found(sent, "LDS.64 R6, [R9]", fma) == 0
+    assert (
+        found(sent, "FFMA R0, R7, R7, R5")
+        == found(sent, "STG.E desc[UR4][R2.64], R7", "ISETP.GT P0, PT, R7, R1, PT")
+        == 0
+    )
+
+
+# ---- what is planned
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", range(BATCHES))
+@pytest.mark.parametrize("version", FOLDERS)
+def test_a_sample_has_no_faults(version, batch):
+    assert not asked(version, part(sample(), batch, BATCHES), "cubin")
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batch", range(LONG))
+@pytest.mark.parametrize("version", FOLDERS)
+def test_no_kernel_has_faults(version, batch):
+    assert not asked(version, part(planned(), batch, LONG), "cubin")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtype", [BF16, F64, *(pytest.param(dtype, marks=pytest.mark.exhaustive) for dtype in (F16, F32))], ids=str
+)
+def test_every_functor_compiles(dtype):
+    assert not asked(OLD, functors(dtype), "ttir")
+
+
+def test_the_options_say_what_is_fused():
+    assert {plan.options(target)["enable_fp_fusion"] for plan in CASES.values() for target in TARGETS.values()} == {
+        True
+    }
