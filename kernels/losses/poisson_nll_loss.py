@@ -16,7 +16,8 @@ def stirling(y):
     some = y > 1
     n = tl.maximum(y, 1.0)  # (a NaN, which this hides, shows in the rest of the loss; a tl.where spills registers)
     e = rough_log(n)  # beside n its error is that of fp32
-    return tl.where(some, (n + 0.5) * (e - 1) + (LOG_2_PI + 1) / 2, 0.0), tl.where(some, e + 0.5 / n, 0.0)
+    # n e - n, not n (e - 1): NaN where n is infinite, as the definition's
+    return tl.where(some, n * e - n + (LOG_2_PI + e) * 0.5, 0.0), tl.where(some, e + 0.5 / n, 0.0)
 
 
 @triton.jit

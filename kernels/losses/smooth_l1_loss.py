@@ -1,4 +1,5 @@
-"""smooth_l1_loss: with d = x - y and q = min(|d|, beta), f = q^2 / (2 beta) + |d| - q. beta = 0 is l1."""
+"""smooth_l1_loss: with d = x - y and q = min(|d|, beta), f = q^2 / (2 beta) + |d| - q. beta = 0 is l1, and
+so is a subnormal one."""
 
 import triton
 import triton.language as tl
@@ -7,7 +8,13 @@ from .pointwise_loss import pointwise_loss
 
 
 @triton.jit
+def normal(beta):
+    return tl.where(beta < (2.0**-1022 if beta.dtype == tl.float64 else 2.0**-126), 0.0, beta)
+
+
+@triton.jit
 def value(x, y, beta):
+    beta = normal(beta)
     a = tl.abs(x - y)
     q = tl.where(a > beta, beta, a)
     # q / beta is at most 1, where q^2 could underflow; beta = 0 leaves q = 0
@@ -16,7 +23,7 @@ def value(x, y, beta):
 
 @triton.jit
 def slope(x, y, beta):
-    d = x - y
+    d, beta = x - y, normal(beta)
     # clamp(d / beta, -1, 1), and sign(d) for beta = 0: then only 0 and NaN reach the division
     return tl.where(d > beta, 1.0, tl.where(d < -beta, -1.0, d / tl.where(beta > 0, beta, 1.0)))
 
