@@ -21,6 +21,7 @@ from .indexing import (
 )
 from .kernel import COMPUTE, Kernel
 from .launch import Plan, cached_plan, check_operands, traits
+from .scaling import apart
 from .tile import fetch, indices, kept, store, within
 
 # SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes.
@@ -28,11 +29,13 @@ NONE, DIFFERENCE, ALL_SLOPES, FLAT = tl.constexpr(0), tl.constexpr(1), tl.conste
 
 
 @triton.jit
-def scaled(slope, c, SCALES: tl.constexpr, FLAT: tl.constexpr):
-    """c slope. c may be infinite or NaN where a flat loss has a slope of 0."""
+def scaled(slope, c, power, SCALES: tl.constexpr, APART: tl.constexpr, FLAT: tl.constexpr):
+    """c slope, where c is APART c power. c may be infinite or NaN where a flat loss has a slope of 0."""
     value = slope
     if SCALES:
         value = c * value
+    if APART:
+        value = value * power
     if FLAT:
         value = tl.where(slope == 0, 0.0, value)
     return value
@@ -61,21 +64,31 @@ def elementwise_tile(
             value, other = F(a, b, *parameters)
         else:
             value *= F(a, b, *parameters)
+    # Of a tiny upstream gradient over a huge divisor, fp32 may have nothing left for a large slope, or weight, to meet.
+    APART: tl.constexpr = GRAD and DENOMINATOR and (X or WEIGHT) and C == tl.float32
     c = value
+    power = value
     if GRAD:
-        c = fetch(grad, space, m, n, keep, GRAD, EDGE).to(C)
+        c = fetch(grad, space, m, n, keep, GRAD, EDGE)
         if DENOMINATOR:
-            c = c / fetch(denominator, space, m, n, keep, DENOMINATOR, EDGE).to(C)
-        if WEIGHT:
+            by = fetch(denominator, space, m, n, keep, DENOMINATOR, EDGE)
+            if APART:
+                c, power = apart(c.to(tl.float64) / by.to(tl.float64))
+            else:
+                c = c.to(C) / by.to(C)
+        c = c.to(C)
+        if APART and WEIGHT:
+            power = power * w.to(C)
+        elif WEIGHT:
             c = c * w.to(C)
     elif WEIGHT:
         c = w.to(C)
     SCALES: tl.constexpr = GRAD or WEIGHT
-    value = scaled(value, c, SCALES, SLOPES == FLAT)
+    value = scaled(value, c, power, SCALES, APART, SLOPES == FLAT)
     if SLOPES == DIFFERENCE:
         other = -value
     else:
-        other = scaled(other, c, SCALES, SLOPES == FLAT)
+        other = scaled(other, c, power, SCALES, APART, SLOPES == FLAT)
     # selected, not multiplied: where nothing is kept the gradient may be NaN
     inside = within(space, m, n)
     if OUT:
@@ -83,7 +96,7 @@ def elementwise_tile(
     if DY:
         store(dy, space, m, n, tl.where(keep, other, 0.0), inside, DY, EDGE)
     if DZ:
-        third = scaled(third, c, SCALES, SLOPES == FLAT)
+        third = scaled(third, c, power, SCALES, APART, SLOPES == FLAT)
         store(dz, space, m, n, tl.where(keep, third, 0.0), inside, DZ, EDGE)
 
 

@@ -13,12 +13,13 @@ from ..engine import tiling
 from ..engine.indexing import INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
+from ..engine.scaling import apart, reciprocal
 from ..engine.tile import corner, indices, store, within
 from .regions import SUMS, check, class_numbers, plan, region_tile
 
 
 @triton.jit
-def apart(number, C: tl.constexpr):
+def high_and_low(number, C: tl.constexpr):
     """An fp64 number as the sum of two of dtype C."""
     high = number.to(C)
     low = tl.where(tl.abs(high) < float("inf"), number - high.to(tl.float64), 0.0)
@@ -26,22 +27,39 @@ def apart(number, C: tl.constexpr):
 
 
 @triton.jit
-def slope(both, other, own, x, SQUARED: tl.constexpr):
-    """both other + own (squared: own x), where `both` and `own` are numbers of the region, apart.
+def scaled(both, own, SQUARED: tl.constexpr, C: tl.constexpr):
+    """(both, own), each as high_and_low has it, in units of a power of two, and that power.
+
+    The two may lie outside the range of fp32, and what they multiply then at its other end. The power has half their
+    exponent: neither a product nor the result, multiplied by it, overflows or loses bits on the way. `own` may be far
+    larger than `both` where it multiplies nothing."""
+    power = tl.full([1, 1], 1.0, C)
+    if C != tl.float64:
+        limit = tl.abs(own) if SQUARED else tl.abs(own) * 2.0**-120
+        power = apart(tl.where(tl.abs(both) < limit, limit, tl.abs(both)))[1]
+        inverse = reciprocal(power).to(tl.float64)
+        both, own = both * inverse, own * inverse
+    return high_and_low(both, C), high_and_low(own, C), power
+
+
+@triton.jit
+def slope(factors, other, x, SQUARED: tl.constexpr):
+    """both other + own (squared: own x), where `both` and `own` are numbers of the region, `scaled`.
 
     The two terms may cancel: they are added in the digits of fp64, with fused products for what fp32 rounds away. (In
     fp64, in which nothing is left of the numbers, that is as exact.)"""
+    both, own, power = factors
     term, rest = own
     if SQUARED:
         term = own[0] * x
         rest = tl.fma(own[0], x, -term) + own[1] * x
     value = tl.fma(both[0], other, term)
-    return tl.where(tl.abs(value) < float("inf"), value + (both[1] * other + rest), value)
+    return tl.where(tl.abs(value) < float("inf"), value + (both[1] * other + rest), value) * power
 
 
 @triton.jit
 def backward_tile(
-    space, x, y, mask, out, dy, both, own, own_target, m, n, number, there, classes, ignored,
+    space, x, y, mask, out, dy, of_input, of_target, m, n, number, there, classes, ignored,
     X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
     INDEXED: tl.constexpr, SQUARED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr,
     EDGE: tl.constexpr,
@@ -55,12 +73,12 @@ def backward_tile(
     inside = within(space, m, n)
     if OUT:
         if INDEXED and not SQUARED:
-            value = tl.where(t != 0, both, own)
+            value = tl.where(t != 0, of_input[0], of_input[1])
         else:
-            value = slope(both, t, own, p, SQUARED)
+            value = slope(of_input, t, p, SQUARED)
         store(out, space, m, n, tl.where(keep, value, 0.0), inside, OUT, EDGE)
     if DY:
-        store(dy, space, m, n, tl.where(keep, slope(both, p, own_target, t, SQUARED), 0.0), inside, DY, EDGE)
+        store(dy, space, m, n, tl.where(keep, slope(of_target, p, t, SQUARED), 0.0), inside, DY, EDGE)
 
 
 @triton.jit
@@ -83,19 +101,21 @@ def region_sums_backward_kernel(
     outs = (out + image * out_batch[0] if OUT else out, out_outer, out_inner)
     dys = (dy + image * dy_batch[0] if DY else dy, dy_outer, dy_inner)
 
-    # The sums' gradients, of each class of the block. Apart once, for all its tiles: on most GPUs fp64 is slow.
+    # The sums' gradients, of each class of the block. In fp32 once, for all its tiles: on most GPUs fp64 is slow.
     number = class_numbers(block, AXIS, BM, BN, I)
     gradients = grad + image * grad_strides[1] + number * grad_strides[2]
     inside, twice = number < classes, 2.0 if SQUARED else 1.0
     there = inside
     if EXISTS:  # a bool for each class
         there = tl.load(exists + number * exists_stride, mask=inside, other=0)
-    both = apart(tl.load(gradients, mask=inside, other=0.0), C)
-    own = apart(tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice, C)
-    own_target = apart(tl.load(gradients + 2 * grad_strides[0], mask=inside, other=0.0) * twice, C)
+    both = tl.load(gradients, mask=inside, other=0.0)
+    own = tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice
+    own_target = tl.load(gradients + 2 * grad_strides[0], mask=inside, other=0.0) * twice
+    of_target = scaled(both, own_target, SQUARED, C)
     if INDEXED and not SQUARED:  # the slopes are two numbers: of the pixels of the class, and of others
-        one = tl.full([1, 1], 1.0, C)
-        both, own = slope(both, one, own, one, False), slope(both, one - one, own, one, False)
+        of_input = (both + own).to(C), (both * 0 + own).to(C)
+    else:
+        of_input = scaled(both, own, SQUARED, C)
 
     first = tl.program_id(1).to(I) * per_split
     for tile in range(first, tl.minimum(first + per_split, tiles)):
@@ -107,12 +127,12 @@ def region_sums_backward_kernel(
             whole = (m0 + BM <= M) & (n0 + BN <= N)
         if whole:  # needs no bounds
             backward_tile(
-                space, xs, ys, masks, outs, dys, both, own, own_target, m, n, number, there, classes, ignored,
+                space, xs, ys, masks, outs, dys, of_input, of_target, m, n, number, there, classes, ignored,
                 X, Y, MASK, EXISTS, OUT, DY, INDEXED, SQUARED, BM, BN, C, False,
             )  # fmt: skip
         else:
             backward_tile(
-                space, xs, ys, masks, outs, dys, both, own, own_target, m, n, number, there, classes, ignored,
+                space, xs, ys, masks, outs, dys, of_input, of_target, m, n, number, there, classes, ignored,
                 X, Y, MASK, EXISTS, OUT, DY, INDEXED, SQUARED, BM, BN, C, True,
             )  # fmt: skip
 

@@ -13,28 +13,33 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.scaling import power_below, reciprocal
-from ..engine.tile import fetch, store, within
+from ..engine.tile import fetch, store, within, within_lane
 from .plan import SUM, launch
 from .row import at_batch, declare, one_per_row, part_of, tile_at
 
 
 @triton.jit
-def distance_tile(x, y, eps, edge, ACROSS: tl.constexpr):
+def distance_tile(
+    x, y, eps, edge,
+    ACROSS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
+):  # fmt: skip
     """The state of each row of a tile, in fp64."""
     d = x - y  # 0 outside
     most = tl.max(tl.abs(d), ACROSS, keep_dims=True)
     unit = power_below(most + tl.abs(eps))
     parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
-    squares = tl.sum(parts * parts, ACROSS, keep_dims=True)
+    # fp32 adds up what one thread holds, fp64 the threads' sums: of two distances the loss takes the difference.
+    lanes = within_lane(parts * parts, BM, BN, LM, LN, VEC).to(tl.float64)
+    squares = tl.sum(lanes, ACROSS, keep_dims=True)
     differ = (most > 0) | (squares != squares)  # of NaN there is no largest
-    return unit.to(tl.float64), squares.to(tl.float64), differ.to(tl.float64)
+    return unit.to(tl.float64), squares, differ.to(tl.float64)
 
 
 @triton.jit
 def tile_states(
     space, x, y, z, block, t, eps,
     SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
 ):  # fmt: skip
     """Those of the three distances; without SWAP the third is the second."""
     ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
@@ -43,10 +48,11 @@ def tile_states(
     a = fetch(x, space, m, n, edge, X, True).to(C)
     p = fetch(y, space, m, n, edge, Y, True).to(C)
     q = fetch(z, space, m, n, edge, Z, True).to(C)
-    near, far = distance_tile(a, p, eps, edge, ACROSS), distance_tile(a, q, eps, edge, ACROSS)
+    near = distance_tile(a, p, eps, edge, ACROSS, BM, BN, LM, LN, VEC)
+    far = distance_tile(a, q, eps, edge, ACROSS, BM, BN, LM, LN, VEC)
     apart = far
     if SWAP:
-        apart = distance_tile(p, q, eps, edge, ACROSS)
+        apart = distance_tile(p, q, eps, edge, ACROSS, BM, BN, LM, LN, VEC)
     return near, far, apart
 
 
@@ -122,11 +128,15 @@ def triplet_kernel(
     aparts = at_batch(apart, apart_outer, apart_inner, apart_batch, batch, batch_shape)
     small = tl.full([1, 1], eps, C)
     if WHOLE:
-        state, other, third = tile_states(space, xs, ys, zs, block, 0, small, SWAP, X, Y, Z, AXIS, BM, BN, VEC, C, I)
+        state, other, third = tile_states(
+            space, xs, ys, zs, block, 0, small, SWAP, X, Y, Z, AXIS, BM, BN, LM, LN, VEC, C, I
+        )  # fmt: skip
     else:
         state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
         for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
-            a, b, c = tile_states(space, xs, ys, zs, block, t, small, SWAP, X, Y, Z, AXIS, BM, BN, VEC, C, I)
+            a, b, c = tile_states(
+                space, xs, ys, zs, block, t, small, SWAP, X, Y, Z, AXIS, BM, BN, LM, LN, VEC, C, I
+            )  # fmt: skip
             state, other, third = merge(state, a), merge(other, b), merge(third, c)
     finished = True
     if SPLIT:

@@ -206,8 +206,10 @@ class RegionLoss(Op):
         nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
         if reduction == "none" and empty == "raise":
             _check.raise_if_empty(self.name, lambda: ~keep, input, "of the pixels")
-        loss = torch.where(keep, loss, nothing).to(compute_dtype(input.dtype, target.dtype))
-        return _loss.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
+        loss = torch.where(keep, loss, nothing)
+        # Narrowed last: in fp64 regions without a pixel, which change the order of the sum, change no bit of the mean.
+        loss = _loss.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
+        return loss.to(compute_dtype(input.dtype, target.dtype))
 
     def public(self):
         own = "".join(f", float {name}={default}" for name, default in self.parameters.items())
