@@ -21,11 +21,12 @@ from .indexing import (
 )
 from .kernel import COMPUTE, Kernel
 from .launch import Plan, cached_plan, check_operands, traits
-from .scaling import apart
+from .scaling import quotient_apart
 from .tile import fetch, indices, kept, store, within
 
-# SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes.
-NONE, DIFFERENCE, ALL_SLOPES, FLAT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
+# SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes. SMALL: all
+# slopes, none of which is large, as such a functor says (`slopes.small = True`).
+NONE, DIFFERENCE, ALL_SLOPES, FLAT, SMALL = (tl.constexpr(i) for i in range(5))
 
 
 @triton.jit
@@ -49,6 +50,22 @@ def elementwise_tile(
     DZ: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
 ):  # fmt: skip
     keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
+    # Of a tiny upstream gradient over a huge divisor, fp32 may have nothing left for a large slope, or weight, to meet.
+    APART: tl.constexpr = DENOMINATOR and (WEIGHT or (X and SLOPES != SMALL)) and C == tl.float32
+    one = tl.full([1, 1], 1.0, C)
+    c, power = one, one
+    if GRAD:
+        c = fetch(grad, space, m, n, keep, GRAD, EDGE).to(C)
+    if DENOMINATOR:
+        by = fetch(denominator, space, m, n, keep, DENOMINATOR, EDGE)
+        if APART:
+            c, power = quotient_apart(c, by.to(tl.float64))
+        else:
+            c = c / by.to(C)
+    if APART and WEIGHT:
+        power = power * w.to(C)
+    elif WEIGHT:
+        c = c * w.to(C)
     value = tl.full([BM, BN], 1.0, C)
     other = value
     third = value
@@ -60,29 +77,10 @@ def elementwise_tile(
                 value *= F(a, b, d, *parameters)
             else:
                 value, other, third = F(a, b, d, *parameters)
-        elif SLOPES == ALL_SLOPES or SLOPES == FLAT:
+        elif SLOPES >= ALL_SLOPES:
             value, other = F(a, b, *parameters)
         else:
             value *= F(a, b, *parameters)
-    # Of a tiny upstream gradient over a huge divisor, fp32 may have nothing left for a large slope, or weight, to meet.
-    APART: tl.constexpr = GRAD and DENOMINATOR and (X or WEIGHT) and C == tl.float32
-    c = value
-    power = value
-    if GRAD:
-        c = fetch(grad, space, m, n, keep, GRAD, EDGE)
-        if DENOMINATOR:
-            by = fetch(denominator, space, m, n, keep, DENOMINATOR, EDGE)
-            if APART:
-                c, power = apart(c.to(tl.float64) / by.to(tl.float64))
-            else:
-                c = c.to(C) / by.to(C)
-        c = c.to(C)
-        if APART and WEIGHT:
-            power = power * w.to(C)
-        elif WEIGHT:
-            c = c * w.to(C)
-    elif WEIGHT:
-        c = w.to(C)
     SCALES: tl.constexpr = GRAD or WEIGHT
     value = scaled(value, c, power, SCALES, APART, SLOPES == FLAT)
     if SLOPES == DIFFERENCE:
@@ -179,6 +177,8 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
     narrowest = min(t.element_size() for t in (*dense[:3], *tensors[-outputs:]) if t is not None)
     BM, BN = tile_shape(M, N, vec, kernel.config(arch).tile(narrowest, vec, dense), WIDEST)
     wide = needs_int64(outer, inner)
+    if getattr(constants.get("F"), "small", False):
+        constants = constants | {"SLOPES": SMALL.value}
     values = constants | {
         "M": M,
         "N": N,

@@ -89,17 +89,24 @@ def log_unit(x):
 
 
 @triton.jit
+def rough_log2(x):
+    """The base 2 logarithm of a normal x, or of 0, by the GPU's own: right to 2^-22 of itself, and from 1/2 to 2 to
+    2^-22; one instruction for the 25 of tl.log2. In fp64 it is tl.log2."""
+    if x.dtype == tl.float64 or INTERPRETED:
+        return tl.log2(x)
+    elif hasattr(libdevice, "fast_log2f"):
+        return libdevice.fast_log2f(x)
+    else:
+        return tl.log2(x)
+
+
+@triton.jit
 def rough_log(x):
-    """log(x) of a normal x, or of 0, by the GPU's own base 2 logarithm: right to 2^-22 of itself, and from 1/2 to 2 to
-    2^-22; one instruction for the 25 of tl.log, and of tl.log2. In fp64 it is tl.log."""
+    """log(x) by rough_log2. In fp64 it is tl.log."""
     if x.dtype == tl.float64:
         return tl.log(x)
-    elif INTERPRETED:
-        return tl.log2(x) * LOG_2
-    elif hasattr(libdevice, "fast_log2f"):
-        return libdevice.fast_log2f(x) * LOG_2
     else:
-        return tl.log2(x) * LOG_2
+        return rough_log2(x) * LOG_2
 
 
 @triton.jit

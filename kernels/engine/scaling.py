@@ -70,3 +70,11 @@ def apart(c):
     half = exponent >> 1
     inverse = ((1023 - half).to(tl.int64) << 52).to(tl.float64, bitcast=True)
     return (c * inverse).to(tl.float32), single_power(half)
+
+
+@triton.jit
+def quotient_apart(a, b):
+    """a / b of fp32 a and fp64 b, to the digits of fp32, `apart`: without a division in fp64, which is slow."""
+    up, down = power_below(a), reciprocal(power_below(b))
+    q = a * reciprocal(up) / (b * down).to(tl.float32)
+    return apart(q.to(tl.float64) * (up.to(tl.float64) * down))

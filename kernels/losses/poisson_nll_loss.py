@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..engine.math import log_any, rough_log
+from ..engine.math import LOG_2, log_any, rough_log2
 from .logistic import product, product_slope
 from .pointwise_loss import pointwise_loss
 
@@ -15,9 +15,10 @@ def stirling(y):
     """(y log y - y + log(2 pi y) / 2, its derivative)"""
     some = y > 1
     n = tl.maximum(y, 1.0)  # (a NaN, which this hides, shows in the rest of the loss; a tl.where spills registers)
-    e = rough_log(n)  # beside n its error is that of fp32
-    # n e - n, not n (e - 1): NaN where n is infinite, as the definition's
-    return tl.where(some, n * e - n + (LOG_2_PI + e) * 0.5, 0.0), tl.where(some, e + 0.5 / n, 0.0)
+    e = rough_log2(n)  # beside n its error is that of fp32
+    # (n + 1/2) log n - n, not n (log n - 1): NaN where n is infinite, as the definition's
+    value = (n * LOG_2 + LOG_2 / 2) * e + (LOG_2_PI / 2 - n)
+    return tl.where(some, value, 0.0), tl.where(some, e * LOG_2 + 0.5 / n, 0.0)
 
 
 @triton.jit

@@ -87,6 +87,9 @@ def slopes_of_power(x, y, alpha, gamma):
     return slopes_of(x, y, alpha, gamma, power)
 
 
+# Small unless a logit is huge; and arithmetic, not memory, is what they wait for.
+slopes_of_square.small = slopes_of_power.small = True
+
 FORMULAS = {(True,): (value_of_square, slopes_of_square), (False,): (value_of_power, slopes_of_power)}  # by gamma == 2
 
 sigmoid_focal_loss, sigmoid_focal_loss_backward = pointwise_loss(

@@ -52,7 +52,7 @@ def test_of_regions(exponent, squared):
         own, own_target = own * size, own_target * size
         grad[1:3] *= size
     dx, dt = region_sums_backward(grad, x, t, squared=squared, need_target=True)
-    for got, other, own, p in ((dx, t, own, x), (dt, x, own_target, t)):
-        terms = both * other.double(), own * 2 * p.double() if squared else own.expand(p.shape)
+    for got, other, factor, p in ((dx, t, own, x), (dt, x, own_target, t)):
+        terms = both * other.double(), factor * 2 * p.double() if squared else factor.expand(p.shape)
         error = (got - sum(terms)).abs()
         assert (error <= 1e-6 * (terms[0].abs() + terms[1].abs()) + 1e-44).all()
