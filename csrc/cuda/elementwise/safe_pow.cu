@@ -50,7 +50,7 @@ struct SafePow : Plain {
     const C y = power(a, b);
     const bool known = finite(a) && finite(b);
     // No power; one that does not fit; at 0 the slope of a constant, or where the first one that is not 0 is infinite.
-    const bool flat = (known && ((a <= C(0) && b != trunc(b)) || range.overflows(y))) || (a == C(0) && b < C(1));
+    const bool flat = (known && ((a < C(0) && b != trunc(b)) || range.overflows(y))) || (a == C(0) && b < C(1));
     da = db = C(0);
     if (flat) return;
     if (range.need_input && b != C(0)) {
@@ -77,7 +77,7 @@ struct SafePow : Plain {
     const Halves x(a, b);
     const float size = rough_log2(fabs(g)), before = x.one | (b == 1) ? 0 : (b - 1) * x.log2;  // log2 |a^(b-1)|
     const bool over = x.power >= range.log2_limit + (a == 0 ? 0 : x.unknown);  // 0 has no negative power
-    const bool flat = over | (x.broken & (a <= 0) & (a >= kLowest));
+    const bool flat = over | (x.broken & (a < 0) & (a >= kLowest)) | ((a == 0) & (b < 1));
     const float of_a = size + rough_log2(fabs(b)) + before, of_b = size + x.power + own_log2(fabs(x.log2 * kLog2));
     const float slope = with_signs_of(rough_exp2(of_a), g, b, x.base, x.sign);
     const float other = with_signs_of(rough_exp2(of_b), g, x.log2);

@@ -37,7 +37,7 @@ def safe_pow(input, exponent, *, out_dtype=torch.float64):
     fixed = torch.where(none, 1, a).detach().pow(b.detach())
     over = fixed.to(out_dtype).isinf() & a.isfinite() & b.isfinite()
     result = torch.where(none, 0.0, torch.where(over, fixed.sign() * torch.finfo(out_dtype).max, fixed))
-    live = ~none & ~over & ~((a == 0) & ((b < 1) | ~whole))
+    live = ~none & ~over & ~((a == 0) & (b < 1))
     a = torch.where(live, a, 1.0)
     slope = (b * a.abs().pow(b - 1)).detach()
     # a^b as e^(b log|a|), rounding aside, where a slope beyond float64 stands for one of b times a finite power over a

@@ -1,0 +1,57 @@
+"""The elementwise functions for CUDA, emulated, beside their twins on the CPU: every pair of edges, with every upstream
+gradient that a step may meet. What one device hides, the other must not show."""
+
+import math
+
+import pytest
+import torch
+
+import safeops  # noqa: F401
+
+from tests.kernels.emulated import BINARY, FLOATS, UNARY, needs_compiler
+
+pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
+
+UPSTREAM = [1.0, -3.0, 0.0, -0.0, math.nan, math.inf, -math.inf]
+
+
+def edges(dtype):
+    """0, powers and their neighbours, whole, even, odd and broken numbers, the ends of the dtype, inf and NaN."""
+    info = torch.finfo(dtype)
+    sizes = [0.0, info.tiny * info.eps, info.tiny, 1e-3, 0.5, 1 - info.eps, 1.0, 1 + info.eps, 1.5, 2.0, 2.5, 3.0, 60.0]
+    sizes += [255.0, 1e4, info.max / 2, info.max, math.inf]
+    return torch.tensor([*sizes, *(-x for x in sizes), math.nan], dtype=torch.float64).to(dtype)
+
+
+def alike(got, twin, grad, operands, label):
+    """NaN and infinities in the same places, numbers within the rounding of two libraries.
+
+    0 times inf is NaN or, where the 0 is a slope too small for the dtype, inf: both tell GradScaler. Where an operand is
+    infinite and the upstream gradient 0, it is nowhere said whether their product shows."""
+    info, wide = torch.finfo(got.dtype), got.dtype in (torch.float32, torch.float64)
+    least = info.tiny if wide else 4 * info.tiny * info.eps  # (a slope of fp32 below the normal numbers is rounded first)
+    same = (got.double() - twin.double()).abs() <= 4 * info.eps * twin.double().abs() + least
+    same |= (got == twin) | (got.isnan() & twin.isnan())
+    if grad is not None:
+        same |= ~(grad.isfinite() | got.isfinite() | twin.isfinite())
+        same |= (grad == 0) & ~torch.stack(operands).isfinite().all(0)
+    cells = [tuple(x[i].item() for x in (*operands, got, twin)) for i in (~same).nonzero()[:12, 0]]
+    assert same.all(), f"{label}: {(~same).sum()} of {same.numel()} differ, (operands, result, on the CPU): {cells}"
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("name", [*UNARY, *BINARY])
+def test_twins_agree_on_edges(emulated, name, dtype):
+    ops, _ = emulated
+    points = edges(dtype)
+    count = 2 if name in BINARY else 1
+    grid = [x.flatten() for x in torch.meshgrid(*[points] * count, indexing="ij")]
+    got, twin = (getattr(where, f"_{name}")(*grid) for where in (ops, torch.ops.safeops))
+    alike(got, twin, None, grid, "value")
+    for upstream in UPSTREAM:
+        grad = torch.full_like(grid[0], upstream)
+        got, twin = (getattr(where, f"_{name}_backward")(grad, *grid) for where in (ops, torch.ops.safeops))
+        if count == 1:
+            got, twin = [got], [twin]
+        for i, (a, b) in enumerate(zip(got, twin)):
+            alike(a, b, grad, grid, f"gradient {i}, upstream {upstream}")
