@@ -98,14 +98,18 @@ def line(pair):
     return Line(code.co_filename, number, code.co_name, text, begin or 0, end or 0)
 
 
-def traceback_lines(traceback):
-    """The user's lines of an exception, innermost first."""
+def traceback_frames(traceback):
+    """The user's frames of an exception, innermost first, as (code, offset) pairs."""
     pairs = []
     while traceback is not None:
         if not _internal(traceback.tb_frame.f_code.co_filename):
             pairs.append((traceback.tb_frame.f_code, traceback.tb_lasti))
         traceback = traceback.tb_next
-    return [line(pair) for pair in reversed(pairs)]
+    return pairs[::-1]
+
+
+def traceback_lines(traceback):
+    return [line(pair) for pair in traceback_frames(traceback)]
 
 
 def _position(code, offset):

@@ -8,7 +8,7 @@ import torch
 
 from safeops._torch import STEPS_OPTIMIZER, OpOverload, TorchDispatchMode
 from safeops.debug._facts import facts, run, tensors_in
-from safeops.debug._source import called_by, line, user_frames
+from safeops.debug._source import called_by, line, traceback_frames, user_frames
 
 # Reads that the host waits for, and what to write instead.
 _READS = {
@@ -80,9 +80,12 @@ class no_sync(TorchDispatchMode):
             torch.cuda.set_sync_debug_mode("error")
         return super().__enter__()
 
-    def __exit__(self, *error):
-        super().__exit__(*error)
+    def __exit__(self, kind, error, traceback):
+        super().__exit__(kind, error, traceback)
         self.stack.close()
+        # Torch's own mode raises where no op of the dispatcher waits, too: in a `synchronize` imported by its name.
+        if _by_torch(error):
+            raise SynchronizationError("a call that is no op", None, traceback_frames(traceback)) from error
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -93,7 +96,7 @@ class no_sync(TorchDispatchMode):
             with self._scalers_read():
                 return run(func, args, kwargs)
         except RuntimeError as error:
-            if "synchronizing" not in str(error):
+            if not _by_torch(error):
                 raise
             raise SynchronizationError(str(func), None, user_frames(2)[0]) from error
 
@@ -153,6 +156,14 @@ class no_sync(TorchDispatchMode):
         inherited = name not in vars(owner)
         setattr(owner, name, waits)
         self.stack.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, original)))
+
+
+
+
+def _by_torch(error):
+    """Whether torch's own sync debug mode raised it."""
+    own = isinstance(error, SynchronizationError)
+    return isinstance(error, RuntimeError) and not own and "called a synchronizing CUDA operation" in str(error)
 
 
 # The calls whose purpose is to wait; and the reads of CPU tensors that no op takes part in.

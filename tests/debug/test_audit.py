@@ -2,6 +2,7 @@
 
 import contextlib
 import linecache
+import sys
 import warnings
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as F
 
 import safeops
+from safeops import _check
 from safeops._op import registry
 from safeops.debug import audit, no_sync
+from safeops.ops.rows import _classification
 
 H = torch.float16
 
@@ -189,6 +192,21 @@ CASES = {
     saved_result: ("saved-write", "ExpBackward0"),
     saved_operand: ("saved-write", "MulBackward0"),
 }
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
+def test_classes_that_a_kernel_on_a_gpu_would_leave_out(name, monkeypatch):
+    """There the definition runs in its place, which tells; and nobody waits to raise."""
+    module = sys.modules[f"safeops.ops.rows.{name}"]
+    monkeypatch.setattr(module, "is_watched", lambda input: bool(_check.watchers))
+    monkeypatch.setattr(_classification, "has_missing_class", lambda *_: False)
+    x = torch.zeros(3, 4, requires_grad=True)
+    with audit(select=["index-range"]) as found:
+        loss = getattr(safeops, name)(x, torch.tensor([0, -100, 4]), weight=torch.arange(1.0, 5.0))
+    assert [finding.detail for finding in found.findings] == ["1 of 3 are not in [0, 4), the first is 4"]
+    want = getattr(safeops, name)(x[:1], torch.tensor([0]), weight=torch.arange(1.0, 5.0))
+    torch.testing.assert_close(loss, want)
+    assert torch.autograd.grad(loss, x)[0][1:].eq(0).all()
 
 
 @pytest.mark.parametrize("pattern", CASES, ids=lambda case: case.__name__)

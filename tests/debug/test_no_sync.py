@@ -61,6 +61,18 @@ def test_what_does_not_wait_passes(works):
         works()
 
 
+def imported_by_name():
+    raise RuntimeError("called a synchronizing CUDA operation")  # as torch's own mode does
+
+
+def test_what_torch_alone_sees_raises_with_its_line():
+    with pytest.raises(SynchronizationError, match="a call that is no op") as caught, no_sync(cpu=True):
+        imported_by_name()
+    assert caught.value.line.function == "imported_by_name"
+    with pytest.raises(RuntimeError, match="^another$"), no_sync(cpu=True):
+        raise RuntimeError("another")
+
+
 def test_the_backward_pass_too():
     class Waits(torch.autograd.Function):
         @staticmethod

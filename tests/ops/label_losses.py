@@ -84,7 +84,7 @@ def _info_nce_sizes(query, positive_key, temperature=0.1, keep=None):
         norm = x.norm(dim=-1, keepdim=True)
         return 4 * len(x) / temperature * (1 + 2 / temperature) / torch.where(norm == 0, 1, norm)
 
-    return torch.full(query.shape[:-1], size, dtype=torch.float64), (slope(query), slope(positive_key))
+    return query.new_full(query.shape[:-1], size), (slope(query), slope(positive_key))
 
 
 def _eager(query, positive_key, reduction, temperature=0.1):

@@ -227,7 +227,7 @@ def _cosine_sizes(x, y, target, margin=0.0):
         norm = x.norm(dim=-1, keepdim=True)
         return 2 / torch.where(norm == 0, 1, norm)
 
-    return torch.full(x.shape[:-1], 2.0 + abs(margin), dtype=torch.float64), (slope(x), slope(y))
+    return x.new_full(x.shape[:-1], 2.0 + abs(margin)), (slope(x), slope(y))
 
 
 SIGNS = torch.tensor([1, -1, -1, 1, -1])

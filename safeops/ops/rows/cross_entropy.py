@@ -190,7 +190,7 @@ class CrossEntropy(Classification):
 
     def prepare(self, input, target, weight, mask, ignore_index, label_smoothing, z_loss):
         if is_watched(input):
-            return False, ()
+            return False, (input, target, weight, mask, ignore_index, label_smoothing, z_loss)
         if target.dtype not in INDICES[:2]:
             if target.dtype == torch.uint8:
                 target = target.to(torch.int32)

@@ -72,7 +72,8 @@ def info_nce_loss(
         query: floating tensor (N, D), a vector for each row.
         positive_key: floating tensor of `query`'s shape: the key that belongs to the query.
         negative_keys: floating tensor, instead of the other rows' keys: (M, D), the same for all rows, or (N, M, D).
-        temperature: number greater than 0, or 0-dim floating tensor (differentiable, such as CLIP's).
+        temperature: number greater than 0, or 0-dim floating tensor (differentiable, such as CLIP's), of the query's
+            device or the CPU's.
         {arguments}
             A masked-out row's key is no negative of the others, either.
 
@@ -90,7 +91,10 @@ def info_nce_loss(
         raise ValueError(f"{NAME}: query must be (N, D), got {_check.shown(query)}")
     _validate_negatives(query, negative_keys)
     operands = {"query": query, "positive_key": positive_key, "negative_keys": negative_keys}
-    validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, temperature=temperature)
+    # (torch divides by a 0-dim tensor of the host as by a number)
+    scalar = isinstance(temperature, torch.Tensor) and temperature.dim() == 0 and temperature.is_cpu
+    beside = {} if scalar else {"temperature": temperature}
+    validate(NAME, rows, mask, weight, reduction, denominator, empty, **operands, **beside)
     validate_options(NAME, reduction, empty, temperature)
     given = [x for x in operands.values() if x is not None]
     compute = compute_dtype(*(x.dtype for x in given))

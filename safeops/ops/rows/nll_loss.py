@@ -81,7 +81,7 @@ class NLLLoss(Classification):
 
     def prepare(self, input, target, weight, mask, ignore_index):
         if is_watched(input):
-            return False, ()
+            return False, (input, target, weight, mask, ignore_index)
         if target.dtype not in INDICES[:2]:
             if target.dtype != torch.uint8:
                 return False, ()
