@@ -93,8 +93,7 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
         pivot = tl.where(heavier, found, pivot)
         count = tl.maximum(count, heaviest)
         larger = tl.maximum(top, power_below(tl.abs(away)))
-        total = about(total, shift, weights, top, away, reciprocal(larger))
-        shift += weights * away
+        total, shift = about(total, shift, weights, top, away, reciprocal(larger))
         weights += tl.sum(w, along)
         top = larger
     elif EDGE and missing:  # the first group's largest
@@ -105,14 +104,17 @@ def move_pivot(state, v, keep, w, added, missing, along: tl.constexpr, WEIGHT: t
 
 
 @triton.jit
-def add_squares(state, v, w, along: tl.constexpr, WEIGHT: tl.constexpr):
+def add_squares(state, v, w, along: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.constexpr):
     """v: elements, or their deviations, 0 where not kept."""
     count, weights, pivot, shift, top, total = state
     larger = tl.maximum(top, power_below(tl.max(tl.abs(v), along)))
     by = reciprocal(larger)
-    terms = square(v * tl.expand_dims(by, along))  # at most 4 but where |v| is inf or NaN: each shows
+    v = v * tl.expand_dims(by, along)  # less than 2 in magnitude but where it is inf or NaN: each shows
+    terms = square(v)
     if WEIGHT:
         terms = terms * w
+    if MODE == MOMENTS:
+        shift = shift * (top * by) + tl.sum(v * w if WEIGHT else v, along)
     total = total * square(top * by) + tl.sum(terms, along)
     return count, weights, pivot, shift, larger, total
 
@@ -156,14 +158,12 @@ def add_tile(
             v = tl.where(w != 0, v, 0.0)  # as `keep`, which would take registers until here
         elif SOME:
             v = tl.where(keep, v, 0.0)
-        count, weights, pivot, shift, top, total = state
-        shift += tl.sum(v * w if WEIGHT else v, 2)
-        state = add_squares((count, weights, pivot, shift, top, total), v, w, 2, WEIGHT)
+        state = add_squares(state, v, w, 2, MODE, WEIGHT)
     elif MODE == ABSOLUTE or MODE == SQUARES:
         if SOME:
             v = tl.where(keep, v, 0.0)
         if MODE == SQUARES:
-            state = add_squares(state, v, w, 2, WEIGHT)
+            state = add_squares(state, v, w, 2, MODE, WEIGHT)
         count, weights, pivot, shift, top, total = state
         if MODE == ABSOLUTE:
             total += tl.sum(v * w if WEIGHT else v, 2)

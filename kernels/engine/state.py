@@ -12,9 +12,9 @@ A state is the tuple (count, weights, pivot, shift, top, total), of which each M
               EXTREME       top the largest x, NaN above all others, total how many are equal to it
               ABSOLUTE      sum w |x|            = total
     pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
-    shift     MOMENTS: sum w (x - pivot)
+    shift     MOMENTS: sum w (x - pivot) = shift top
 
-Nothing overflows or underflows on the way to a result that does neither. And a variance loses no digits to a large
+Nothing overflows or underflows on the way to a result that does neither, if no difference of two elements does. And a variance loses no digits to a large
 mean: its pivot is one of the elements, and how far that lies from the others is part of their variance, unless its
 weight is small beside theirs, which is why it is the heaviest. States are merged pairwise, by shifting them to a common
 pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
@@ -74,10 +74,12 @@ def square(x):
 
 @triton.jit
 def about(total, shift, w, top, away, by):
-    """The total about another pivot q, in the unit 1 / by; away: p - q.
+    """(total, shift) about another pivot q, in the unit 1 / by; away: p - q.
 
     sum w (x - q)^2 = sum w (x - p)^2 + 2 (p - q) sum w (x - p) + (p - q)^2 sum w"""
-    return total * square((top * by).to(total.dtype)) + (2 * (shift * by) + w * (away * by)) * (away * by)
+    scale, away = (top * by).to(total.dtype), away * by
+    shift, moved = shift * scale, w * away
+    return total * square(scale) + (2 * shift + moved) * away, shift + moved
 
 
 @triton.jit
@@ -124,8 +126,8 @@ def merge_along(state, axis: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl.conste
         w = weights if WEIGHT else count
         larger = tl.max(tl.maximum(top, power_below(tl.abs(away).to(C))), axis)
         by = tl.expand_dims(reciprocal(larger), axis)
-        total = about(total, shift, w, top, away, by)
-        shift = tl.sum(shift + w * away, axis)
+        total, shift = about(total, shift, w, top, away, by)
+        shift = tl.sum(shift, axis)
         total = tl.sum(total, axis)
         pivot = middle
     elif MODE == SQUARES:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from ..engine.scaling import inverse_beyond, reciprocal
+from ..engine.scaling import inverse_beyond
 from ..engine.state import MOMENTS, square
 from .statistic import launcher
 
@@ -12,12 +12,12 @@ from .statistic import launcher
 def deviations(state, by, correction):
     """(mean, sum w (x - mean)^2 in units of top^2, what to divide it by, whether there is a variance)."""
     count, weights, pivot, shift, top, total = state
-    # sum w (x - mean)^2 = sum w (x - p)^2 - (sum w (x - p))^2 / sum w
-    squares = total - square(shift * reciprocal(top)) / by
+    # sum w (x - mean)^2 = sum w (x - p)^2 - (sum w (x - p))^2 / sum w, in the unit top^2
+    squares = total - square(shift) / by
     squares = tl.where(squares < 0, 0.0, squares)
     degrees = by - correction
     exists = (count > 0) & ~((degrees <= 0) & (squares == squares))  # what is not finite shows
-    return pivot + shift / by, squares, degrees, exists
+    return pivot + shift / by * top, squares, degrees, exists
 
 
 @triton.jit

@@ -40,18 +40,24 @@ def test_safe_div_rounds_to_nearest_even(dtype):
         same(safeops.safe_div(x, y).cpu(), rounded)
 
 
+def others(name, x):
+    """What a loss takes beside its first operand, each of them x."""
+    options = {"mask", "weight", "pos_weight", "denominator"}
+    tensors = [key for key, value in RECORDS[name].call.items() if isinstance(value, torch.Tensor)]
+    return (x,) * (len(set(tensors) - options) - 1)
+
+
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_gradients_round_to_nearest_even(name, dtype):
     """A half leaf's gradient is the fp32 leaf's gradient, rounded once by the CPU."""
     x, y = numbers(100_003, dtype, 0), numbers(100_003, dtype, 1)
     upstream = numbers(100_003, torch.float32, 2)
-    call = RECORDS[name].call
-    parameters = {key: value for key, value in call.items() if not isinstance(value, torch.Tensor)}
+    parameters = {key: value for key, value in RECORDS[name].call.items() if not isinstance(value, torch.Tensor)}
     gradients = []
     for leaf in (x.clone(), x.float()):
         leaf.requires_grad_()
-        value = getattr(safeops, name)(leaf, y, reduction="none", **parameters)
+        value = getattr(safeops, name)(leaf, *others(name, y), reduction="none", **parameters)
         gradients.append(torch.autograd.grad(value, leaf, upstream.to(value.dtype))[0])
     same(gradients[0].cpu(), gradients[1].cpu().to(dtype))
 
@@ -218,7 +224,7 @@ def test_mixed_devices_are_named():
         "safe_div": lambda: safeops.safe_div(gpu, cpu),
         "masked_sum": lambda: safeops.masked_sum(gpu, cpu > 0),
         "masked_mean": lambda: safeops.masked_mean(gpu, cpu > 0),
-        **{name: lambda name=name: getattr(safeops, name)(gpu, cpu) for name in LOSSES},
+        **{name: lambda name=name: getattr(safeops, name)(gpu, *others(name, cpu)) for name in LOSSES},
     }
     for name, call in calls.items():
         with pytest.raises(ValueError, match=f"{name}.*(cuda|cpu)"):

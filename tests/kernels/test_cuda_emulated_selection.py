@@ -14,6 +14,7 @@ import torch
 from safeops.ops.selection import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
 from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
+from tests.ops import RECORDS
 
 SOURCES = [p for p in sorted((ROOT / "csrc/cuda").rglob("*.cu")) if '#include "selection.cuh"' in p.read_text()]
 SCHEMAS = (
@@ -207,6 +208,34 @@ def test_rows_move_in_packets_of_16_bytes(emulated, dtype):
         got = ops._masked_compact_backward(x[:80], index, x.shape)
         assert counts()[0] >= int(count) * size if packets else counts()[0] == 0
         assert torch.equal(got[mask], x[: int(count)]) and not got[~mask].any()
+
+
+@pytest.mark.parametrize("n", [8, 40_000])  # one tile, and three
+@pytest.mark.parametrize("name", ["masked_compact", "masked_select", "masked_scatter"])
+def test_launches_are_as_many_as_the_record_says(emulated, name, n):
+    """(kernels, memory operations) per direction, of the calls that tests/gpu/test_kernels_are_the_route.py counts."""
+    ops, _, library = emulated
+    x, mask = numbers(n, dtype=torch.bfloat16), kept(n)
+    source = numbers(n // 2, dtype=torch.bfloat16, seed=2)
+    calls = {
+        "masked_compact": (lambda: ops._masked_compact(x, mask, n // 2),
+                           lambda out: ops._masked_compact_backward(out[0], out[1], [n])),
+        "masked_select": (lambda: ops._masked_select(x, mask), None),
+        "masked_scatter": (lambda: ops._masked_scatter(x, source, mask),
+                           lambda out: ops._masked_scatter_backward(out, mask, [n // 2])),
+    }  # fmt: skip
+
+    def launches(call):
+        library.emulated_kernels(13000), library.emulated_memory_operations()
+        out = call()
+        return out, (library.emulated_kernels(13000), library.emulated_memory_operations())
+
+    forward, backward = calls[name]
+    want, want_backward = RECORDS[name].launches
+    out, counted = launches(forward)
+    assert counted == (want(n) if callable(want) else want)
+    if backward:
+        assert launches(lambda: backward(out))[1] == want_backward
 
 
 OF_TILE, UP_TO_TILE = 1, 2

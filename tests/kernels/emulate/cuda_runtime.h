@@ -287,9 +287,15 @@ extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_
   return count;
 }
 
+inline int emulated_memory = 0;
+extern "C" __attribute__((visibility("default"), used)) inline int emulated_memory_operations() {
+  return std::exchange(emulated_memory, 0);
+}
+
 using cudaStream_t = void*;
 enum cudaError_t { cudaSuccess };
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t) {
+  ++emulated_memory;
 #ifdef SAFEOPS_PLANS
   emulated_launches.push_back({0, int64_t(bytes), 0, 0});
   return cudaSuccess;
@@ -299,6 +305,7 @@ inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_
 }
 enum cudaMemcpyKind { cudaMemcpyDeviceToHost };
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {
+  ++emulated_memory;
 #ifdef SAFEOPS_PLANS
   std::memset(to, 0, bytes);
   from = &emulated_kept;

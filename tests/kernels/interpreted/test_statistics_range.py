@@ -30,6 +30,23 @@ def test_squares_leave_the_range_where_the_result_does_not(name, dtype, size):
         close(dx.double(), gradient * g, gradient.abs().max() * g, F16 if tiny else dtype)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("shape, dim", [((300,), None), ((3, 100), [1]), ((100, 3), [0])])
+@pytest.mark.parametrize("dtype, most", [(F32, 1.5e38), (F64, 1e306)])
+def test_deviations_whose_sum_leaves_the_range(dtype, most, shape, dim, weighted):
+    """Two of them do, and the deviation of all does not."""
+    unit = torch.where(torch.arange(300).reshape(shape) % 7 == 0, -1.0, 1.0).double()
+    weight = torch.where(torch.arange(300).reshape(shape) % 5 == 0, 2.0, 1.0).to(dtype) if weighted else None
+    leaf = unit.requires_grad_()
+    expected = define("std", leaf, None, weight, dim or ())
+    (gradient,) = torch.autograd.grad(expected.sum(), leaf)
+    x = (unit.detach() * most).to(dtype)
+    value, origin, scale = run("std", x, None, weight, dim)
+    close(value.double() / most, expected.detach(), dtype=dtype)
+    dx = backward("std", torch.ones_like(value), x, origin, scale, None, weight, dim)
+    close(dx.double(), gradient, gradient.abs().max(), dtype)
+
+
 def test_weights_beyond_fp32():
     x, weight = fill((64,), F32, 1), torch.full((64,), 1e35)
     close(run("rms", x, None, weight)[0], x.double().square().mean().sqrt())
