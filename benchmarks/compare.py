@@ -99,7 +99,9 @@ def timed(sides, key, rounds, small) -> dict:
         return {"old_us": old, "new_us": new, "more_us": new - old}
     old, new = (samples[name].time() * 1e3 for name in ("old", "new"))
     quiet = min(samples[name].share_clean() for name in sides)
-    return {"old_ms": old, "new_ms": new, "ratio": old / new, "quiet": quiet}
+    found = {"old_ms": old, "new_ms": new, "ratio": old / new, "quiet": quiet}
+    hosts = {f"{name}_host_us": samples[name].host() for name in sides}
+    return found | {key: seconds * 1e6 for key, seconds in hosts.items() if seconds is not None}
 
 
 def verdict(record) -> str:
@@ -115,12 +117,14 @@ def missed(results) -> list[dict]:
 
 def markdown(results: dict, options) -> str:
     lines = [f"# {ROOT} beside {Path(options.compare).resolve()}", ""]
+    hosts = ["old_host_us", "new_host_us"] if options.device == "cuda" else []  # beside the GPU's times
     rows = [
         [r["op"], r["dtype"], r["direction"], f"{r['elements'] / 2**20:g}M", f"{r['old_ms']:.3f}", f"{r['new_ms']:.3f}"]
-        + [f"{r['ratio']:.2f}", f"{r['quiet']:.0%}", verdict(r)]
+        + [f"{r['ratio']:.2f}", *(f"{r[key]:.0f}" for key in hosts), f"{r['quiet']:.0%}", verdict(r)]
         for r in sorted(results["speed"], key=lambda r: r["ratio"])
     ]
-    head = ["op", "dtype", "direction", "elements", "old ms", "new ms", "old/new", "quiet", f">= {SLOWEST}"]
+    head = ["op", "dtype", "direction", "elements", "old ms", "new ms", "old/new"]
+    head += [*(key.replace("_", " ") for key in hosts), "quiet", f">= {SLOWEST}"]
     lines += table("Speed, slowest first", head, rows)
     rows = [
         [r["op"], r["direction"], f"{r['old_us']:.2f}", f"{r['new_us']:.2f}", f"{r['more_us']:+.2f}"] + [verdict(r)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -17,14 +19,21 @@ from .memory import SLACK
 
 RESULTS = Path(__file__).parent / "results"  # of full runs alone
 SCRATCH = Path(__file__).parents[1] / "build" / "benchmarks"
-HOW = (
-    "Contenders take turns, each from empty caches; times are medians of {rounds} undisturbed samples, in which no "
-    "thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; where it is near 0, "
+HOW = {
+    "cpu": "Contenders take turns, each from empty caches; times are medians of {rounds} undisturbed samples, in which "
+    "no thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; where it is near 0, "
     "the fastest sample counts and the goals are not judged (?). Floor: a copy that moves as many bytes, in the same "
     "rounds. Where a function's arithmetic may be the limit, torch's own op in fp32 on as many elements stands beside "
     "it. Freed memory is kept by the allocator, for all contenders alike. Load average, at the start and the end: "
-    "{load}."
-)
+    "{load}.",
+    "cuda": "Contenders take turns, each from empty caches; times are medians of {rounds} samples. GPU ms: between "
+    "events behind a spin kernel, which keeps the queue full, so that no time of the host is in them. Host us: what "
+    "the host takes to enqueue the call, in the same samples, the least of all. Quiet: the share of our samples and "
+    "the copy's in which the queue stayed full; where it is near 0, as of a call that waits for the GPU, the goals are "
+    "not judged (?). Floor: a copy that moves as many bytes, in the same rounds. Where a function's arithmetic may be "
+    "the limit, torch's own op in fp32 on as many elements stands beside it. Load average, at the start and the end: "
+    "{load}.",
+}
 QUIET = 0.1  # share of undisturbed samples below which a comparison says nothing
 
 
@@ -61,6 +70,7 @@ def hardware(device: str) -> dict:
     }
     if device == "cuda":
         facts["cuda"] = torch.version.cuda
+        facts["triton"] = importlib.metadata.version("triton") if importlib.util.find_spec("triton") else None
     return facts
 
 
@@ -75,7 +85,7 @@ def markdown(results: dict) -> str:
     device = results["settings"]["device"]
     lines = ["# " + results["hardware"]["device"], ""]
     lines += [", ".join(f"{k} {v}" for k, v in results["hardware"].items() if k != "device") + ".", ""]
-    lines += [HOW.format(**results["settings"]), ""]
+    lines += [HOW[device].format(**results["settings"]), "", _routes(results.get("routes", {})), ""]
     lines += _speed(results["speed"], device) + _overhead(results["overhead"], device)
     lines += _memory(results["memory"], device)
     lines += _debugging(results.get("debugging", [])) + _calls(results.get("calls", []))
@@ -87,6 +97,12 @@ def markdown(results: dict) -> str:
     return "\n".join(lines)
 
 
+def _routes(routes):
+    """What was measured: of which ops the kernels, and of which the plain torch definition."""
+    plain = sorted(op for op, route in routes.items() if route != "kernel")
+    return f"Kernels: {len(routes) - len(plain)} ops. Plain torch definitions: {', '.join(plain) or 'none'}."
+
+
 def misses(results: dict) -> list[str]:
     device = results["settings"]["device"]
     found = []
@@ -95,7 +111,8 @@ def misses(results: dict) -> list[str]:
         if "grad" in record:
             where += " with grad" if record["grad"] else " without grad"
         if quiet(record) < QUIET:
-            found.append(f"{where}: not judged, the machine was busy")
+            why = "the GPU waited for the host" if device == "cuda" else "the machine was busy"
+            found.append(f"{where}: not judged, {why}")
             continue
         found += [
             f"{where}, {record.get('elements', 8)} elements: {goal}"
@@ -132,8 +149,13 @@ def table(title, head, rows):
 
 
 def _speed(records, device):
+    cuda = device == "cuda"
     head = "op dtype direction elements bytes/elem ms GB/s of-floor of-torch-fp32".split()
-    head += "x-eager x-fastest-eager x-compile quiet goals".split()
+    head += "x-eager x-fastest-eager x-compile".split()
+    if cuda:
+        head[head.index("ms")] = "GPU ms"
+        head += ["host us", "eager's", "compile's"]
+    head += ["quiet", "goals"]
     rows = []
     ops = list(dict.fromkeys(r["op"] for r in records))
     for r in sorted(records, key=lambda r: ops.index(r["op"])):  # measured breadth first, read op by op
@@ -142,6 +164,9 @@ def _speed(records, device):
         row += [f"{r['of_bare']:.2f}" if "of_bare" in r else "-"]
         row += [f"{r['x_eager']:.1f}", f"{r['x_fastest_eager']:.1f}"]
         row += [f"{r['x_compile']:.1f}" if "x_compile" in r else "-"]
+        if cuda:
+            hosts = map(r["host_us"].get, ("ours", f"eager: {r['eager_pattern']}", "compile"))
+            row += ["-" if us is None else f"{us:.0f}" for us in hosts]
         row += [f"{quiet(r):.0%}", _mark(r, device)]
         rows.append(row)
     return table("Speed", head, rows)

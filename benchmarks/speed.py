@@ -61,6 +61,8 @@ def _record(case, dtype, direction, bytes_per_element, contenders, rounds, devic
         "x_eager": seconds[eager[0]] / seconds["ours"],
         "x_fastest_eager": min(seconds[name] for name in eager) / seconds["ours"],
     }
+    if device == "cuda":
+        record["host_us"] = {name: taken.host() * 1e6 for name, taken in samples.items()}
     if "bare" in samples:
         record["of_bare"] = seconds["bare"] / seconds["ours"]
     if "compile" in samples:

@@ -1,6 +1,7 @@
 """Interleaved timing on a machine that may be shared. Contenders take turns; a sample during which a thread of ours
 stood ready and got no core is disturbed, and taken again. (Comparing disturbed samples would flatter the slower of two
-short calls: both then last one time slice of the scheduler.) What is compared are medians of undisturbed samples."""
+short calls: both then last one time slice of the scheduler.) What is compared are medians of undisturbed samples. On
+CUDA a sample is disturbed if the GPU waited for the host (cuda_timing)."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import torch
 
+from .cuda_timing import CudaSampler, Sample
+
 SHORTEST = 2e-3  # seconds a warm CPU sample lasts at least: shorter calls are repeated within it
 DISTURBED = 0.03  # share of a sample's time that our threads may wait for a core
 PATIENCE = 6.0  # seconds for one comparison, if the machine is too busy for undisturbed samples
 # Written before each cold sample, so that everybody starts from memory, as in a training step: a copy whose buffers
-# half fit into the cache would be a floor of twice the memory's speed. On CUDA it also hides the next launch.
+# half fit into the cache would be a floor of twice the memory's speed.
 FLUSH_BYTES = {"cpu": 1 << 28, "cuda": 1 << 30}
 
 
@@ -40,14 +43,17 @@ def copy_of(total_bytes: int, device: str):
 
 
 class Samples:
-    """The samples of one contender: seconds per call, and which of them were undisturbed."""
+    """The samples of one contender: seconds per call, the host's too where they are others, and which to trust."""
 
     def __init__(self):
-        self.seconds, self.clean = [], []
+        self.seconds, self.hosts, self.clean, self.calm = [], [], [], 0
 
-    def add(self, seconds: float, waited: float):
-        self.seconds.append(seconds)
-        self.clean.append(waited < DISTURBED)
+    def add(self, *sample):
+        taken = Sample(*sample)
+        self.seconds.append(taken.seconds)
+        self.hosts.append(taken.host)
+        self.calm += taken.waited < DISTURBED
+        self.clean.append(taken.waited < DISTURBED and taken.full)
 
     def time(self) -> float:
         clean = [seconds for seconds, ok in zip(self.seconds, self.clean, strict=True) if ok]
@@ -55,6 +61,10 @@ class Samples:
 
     def best(self) -> float:
         return min(self.seconds)
+
+    def host(self) -> float | None:
+        """Seconds to enqueue a call, the best of many: the host is either left alone or interrupted."""
+        return None if None in self.hosts else min(self.hosts)
 
     def share_clean(self) -> float:
         return sum(self.clean) / len(self.clean)
@@ -72,16 +82,18 @@ def interleave(contenders: dict, rounds: int, device: str, *, cold: bool = True)
 
 
 def sampler(call, device: str, *, cold: bool = True):
-    """A function that takes one sample of `call`: (seconds per call, share of the time spent waiting for a core)."""
+    """A function that takes one Sample of `call`."""
     call()  # compiles, allocates, warms
     if not cold:
-        repeats = max(1, int(SHORTEST / max(_cpu_sample(call, 1)[0], 1e-7)))
+        repeats = max(1, int(SHORTEST / max(_cpu_sample(call, 1).seconds, 1e-7)))
         return lambda: _cpu_sample(call, repeats)
-    flush, sample = _flush_buffer(device), _cuda_sample if device == "cuda" else _cpu_sample
+    flush = _flush_buffer(device).zero_
+    if device == "cuda":
+        return CudaSampler(call, flush)
 
     def take():
-        flush.zero_()
-        return sample(call, 1)
+        flush()
+        return _cpu_sample(call, 1)
 
     return take
 
@@ -100,7 +112,8 @@ def alternate(samplers: dict, rounds: int) -> dict[str, Samples]:
         for name in order:
             samples[name].add(*samplers[name]())
         passes += 1
-        order = [name for name in order[1:] + order[:1] if sum(samples[name].clean) < rounds]
+        # (a call that finds the GPU's queue dry will do so again)
+        order = [name for name in order[1:] + order[:1] if samples[name].calm < rounds]
     return samples
 
 
@@ -115,20 +128,10 @@ def _waited() -> float:
     return total / 1e9
 
 
-def _cpu_sample(call, repeats: int) -> tuple[float, float]:
-    """(seconds per call, share of the time that was spent waiting for a core)"""
+def _cpu_sample(call, repeats: int) -> Sample:
     waited = _waited()
     start = time.perf_counter()
     for _ in range(repeats):
         call()
     elapsed = time.perf_counter() - start
-    return elapsed / repeats, (_waited() - waited) / elapsed
-
-
-def _cuda_sample(call, repeats: int) -> tuple[float, float]:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3, 0.0
+    return Sample(elapsed / repeats, (_waited() - waited) / elapsed)
