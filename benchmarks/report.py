@@ -21,11 +21,10 @@ RESULTS = Path(__file__).parent / "results"  # of full runs alone
 SCRATCH = Path(__file__).parents[1] / "build" / "benchmarks"
 HOW = {
     "cpu": "Contenders take turns, each from empty caches; times are medians of {rounds} undisturbed samples, in which "
-    "no thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; where it is near 0, "
-    "the fastest sample counts and the goals are not judged (?). Floor: a copy that moves as many bytes, in the same "
-    "rounds. Where a function's arithmetic may be the limit, torch's own op in fp32 on as many elements stands beside "
-    "it. Freed memory is kept by the allocator, for all contenders alike. Load average, at the start and the end: "
-    "{load}.",
+    "no thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; near 0 the fastest "
+    "sample counts and the goals are not judged (?). Floor: a copy that moves as many bytes, in the same rounds. Where "
+    "a function's arithmetic may be the limit, torch's own op in fp32 on as many elements stands beside it. Freed "
+    "memory is kept by the allocator, for all contenders alike. Load average, at the start and the end: {load}.",
     "cuda": "Contenders take turns, each from empty caches; times are medians of {rounds} samples. GPU ms: between "
     "events behind a spin kernel, which keeps the queue full, so that no time of the host is in them. Host us: what "
     "the host takes to enqueue the call, in the same samples, the least of all. Quiet: the share of our samples and "
