@@ -3,7 +3,6 @@
 `python -m tests.kernels.modelled` writes the table of docs/gpu-model.md, which test_gpu_model.py holds the kernels to.
 """
 
-import re
 import tempfile
 from pathlib import Path
 
@@ -11,11 +10,12 @@ import torch
 
 from benchmarks import machine_code
 from benchmarks.gpu_model import GPUS, load_of, predict
-from tests.kernels import modelled_cuda
+from tests.kernels import measured, modelled_cuda
 from tests.kernels import plans_classification as classes
 from tests.kernels import plans_regions as regions
 from tests.kernels import plans_rows as rows
 from tests.kernels import plans_statistics as statistics
+from tests.kernels.measured import DOCUMENT, HEAD
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, STATISTICS, meta
 from tests.kernels.test_triton_build import BIN, LOSSES, TARGETS, formulas, mapped, mse_loss, reduced
 
@@ -93,14 +93,9 @@ def predictions(gpu, plans):
     return found
 
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "gpu-model.md"
-HEAD = "| op | direction | layout | dtype | instr. | regs | KiB | rounds | bound by | H200 | 4M |"
-
-
 def recorded():
     """{name: (share at 64M, share at 4M) on the H200}"""
-    rows = (re.split(r" *\| *", line)[1:-1] for line in DOCUMENT.read_text().split(HEAD)[1].splitlines()[2:])
-    return {tuple(row[:4]): (float(row[9]), float(row[10])) for row in rows if row}
+    return {tuple(row[:4]): (float(row[9]), float(row[10])) for row in measured.table(DOCUMENT.read_text())[1]}
 
 
 def main():
@@ -122,7 +117,7 @@ def main():
         shares = [table[name][2] if name in table else None for table in (large, small, *more)]
         lines.append(" | ".join(("", *name, own, *(f"{p.share:.2f}" if p else "" for p in shares), ""))[1:-1])
     text = DOCUMENT.read_text()
-    DOCUMENT.write_text(text[: text.index(HEAD)] + "\n".join(lines) + "\n")
+    DOCUMENT.write_text(measured.with_measured(text[: text.index(HEAD)] + "\n".join(lines) + "\n"))
 
 
 if __name__ == "__main__":
