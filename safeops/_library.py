@@ -170,15 +170,22 @@ def declare_public(function, *schemas):
 
 
 class _Lazy:
-    """A launcher that imports Triton at its first call: `import safeops` must not pay for it."""
+    """A launcher that imports Triton at its first call: `import safeops` must not pay for it.
+
+    validate: raises where the op does not take the operands. Behind the extension this is asked once for each key: what
+    was refused is never prepared, and the key has all that was asked about (csrc/launch/README.md).
+    """
 
     def __init__(self, module, name, defaults):
         self.module, self.name, self.defaults, self.launch = module, name, defaults, None
+        self.validate = lambda *operands: None
 
     def __call__(self, *args):
         if self.launch is None:
             self.launch = getattr(importlib.import_module(f"safeops.kernels.{self.module}"), self.name)
-        return self.launch(*self.complete(args))
+        args = self.complete(args)
+        self.validate(*args)
+        return self.launch(*args)
 
     def complete(self, args):
         return *args, *self.defaults[len(args) :]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from safeops import _availability, _check, _route, _torch
-from safeops._library import declare_public, defaults, document, has_kernel, raise_held
+from safeops._library import declare_public, defaults, document, has_kernel, launchers, raise_held
 from safeops._symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
@@ -129,6 +129,8 @@ class Op(Public):
             self.function = _function(self)
             self.eager[1] = _torch.direct_apply(_function(direct)), False
             self.traced[1] = self._trace_apply, True
+        if forward in launchers:
+            launchers[forward].validate = self.validate_operands
         self.cpu = _availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
         self.cuda = _availability.Devices(self)
         self.call = _call(self)
@@ -144,6 +146,10 @@ class Op(Public):
     def validate(self, *arguments):
         """Raise where the public function does not take these arguments."""
         raise NotImplementedError
+
+    def validate_operands(self, *operands):
+        """`validate`, of the raw forward op's operands: what a launcher asks, which itself takes nearly anything."""
+        self.validate(*operands)
 
     def gradients(self, grad, needs, operands, results):
         """Those of the differentiable operands, by the backward kernel; of broadcast ones before the sum."""

@@ -4,38 +4,16 @@ import inspect
 
 import pytest
 import torch
-from torch.utils._pytree import tree_map_only
 
 import safeops
-from safeops.testing import Sample, Subject
-from safeops.testing.execution import check_errors
 from tests.contract.common import DEVICE, case, each_route, on
 from tests.contract.losses.test_modules import MODULES
 from tests.ops import RECORDS
 from tests.ops.operands import HUGE
+from tests.ops.refusals import BAD_CALLS, assert_refused
 
-BAD_CALLS = {name: record.bad_calls for name, record in RECORDS.items() if not isinstance(record.bad_calls, str)}
 NAMES = [name for name, record in RECORDS.items() if not isinstance(record.call, str) and name != "apply_where"]
 MASK = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)
-
-
-def refused(op, bad):
-    """Without a gradient to record, and with one; and nothing but the function is blamed."""
-
-    def named(*args, **kwargs):
-        try:
-            op(*args, **kwargs)
-        except Exception as error:
-            assert str(error).startswith(f"{bad.words[0]}: "), error
-            raise
-
-    def recorded(*args, **kwargs):
-        floating = lambda x: x.requires_grad_() if x.is_floating_point() else x  # noqa: E731
-        args, kwargs = tree_map_only(torch.Tensor, lambda x: floating(x.detach().clone()), (args, kwargs))
-        return named(*args, **kwargs)
-
-    for call in (named, recorded):
-        check_errors(Subject(call, None, (), errors=[bad], device=DEVICE), Sample())
 
 
 # apply_where has one route
@@ -47,7 +25,7 @@ ROUTES.remove(("composite", "apply_where"))
 def test_named_error(route, name):
     for i, bad in enumerate(BAD_CALLS[name]):
         with case(i, *bad.words):
-            refused(on(route, name), bad)
+            assert_refused(on(route, name), bad)
 
 
 @each_route

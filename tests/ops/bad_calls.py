@@ -10,6 +10,11 @@ KEEP = torch.ones(2, 5, dtype=torch.bool)
 NAN = float("nan")
 
 
+class BadIndex(Bad):
+    """A class index that does not exist. It is refused on the CPU alone: elsewhere nobody may wait to look at values,
+    and its row, or pixel, does not count. No other bad call of the records is ever accepted."""
+
+
 def must(name, key, args, kwargs, error):
     """The error begins with the function and the argument: nothing else is blamed."""
     return Bad(args, kwargs, error, (name, key, f"{name}: {key} "))

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import safeops
 from safeops.testing import Bad, Sample
 from tests.ops import gpu
-from tests.ops.bad_calls import NAN, X, must
+from tests.ops.bad_calls import NAN, BadIndex, X, must
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import BY_COMPOSITE, DEVICE, NOT_SAFE, ONE_OPERAND, Record
 from tests.ops.truth import reduce
@@ -255,9 +255,9 @@ def _bad_calls(name):
     yield Bad(*call(X[None], T[None]), ValueError, (name, "target", "(1, 2)", "(1, 2, 5)", "(1, 5)"))
     yield Bad(*call(X, T.to("meta")), ValueError, (name, "target", "meta"))
     for wrong in (5, -1, -101):
-        yield Bad(*call(X, torch.tensor([0, wrong])), IndexError, (name, f"target {wrong}", "5 classes", "-100"))
-    yield Bad(*call(X, torch.tensor([0, -100]), ignore_index=3), IndexError, (name, "target -100", "(3)"))
-    yield Bad(*call(X[:, :0], T), IndexError, (name, "target 0", "0 classes", "(2, 0)"))
+        yield BadIndex(*call(X, torch.tensor([0, wrong])), IndexError, (name, f"target {wrong}", "5 classes", "-100"))
+    yield BadIndex(*call(X, torch.tensor([0, -100]), ignore_index=3), IndexError, (name, "target -100", "(3)"))
+    yield BadIndex(*call(X[:, :0], T), IndexError, (name, "target 0", "0 classes", "(2, 0)"))
     yield Bad(*call(X, T, mask=rows.float()), TypeError, (name, "mask", "bool", "torch.float32"))
     yield Bad(*call(X, T, mask=[True]), TypeError, (name, "mask", "tensor", "list"))
     yield Bad(*call(X, T, mask=torch.ones(2, 5, dtype=torch.bool)), ValueError, (name, "mask", "(2, 5)", "(2,)"))

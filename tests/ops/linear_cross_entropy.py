@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from safeops.testing import Bad, Sample
 from safeops.testing.compare import COMPUTE_EPS
 from tests.ops import classification
-from tests.ops.bad_calls import NAN, must
+from tests.ops.bad_calls import NAN, BadIndex, must
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import NOT_SAFE, Record
 
@@ -137,8 +137,8 @@ def _bad_calls():
     yield Bad(*call(_x, _w, _t.to("meta")), ValueError, (NAME, "target", "meta"))
     for wrong in (3, -1, -101):
         bad = torch.tensor([0, wrong])
-        yield Bad(*call(_x, _w, bad), IndexError, (NAME, f"target {wrong}", "3 classes", "(3, 5)", "-100"))
-    yield Bad(*call(_x, _w[:0], _t), IndexError, (NAME, "target 0", "0 classes", "(0, 5)"))
+        yield BadIndex(*call(_x, _w, bad), IndexError, (NAME, f"target {wrong}", "3 classes", "(3, 5)", "-100"))
+    yield BadIndex(*call(_x, _w[:0], _t), IndexError, (NAME, "target 0", "0 classes", "(0, 5)"))
     yield Bad(*call(_x, _w, _t, weight=torch.ones(2)), ValueError, (NAME, "weight", "(3,)", "(2,)"))
     yield Bad(*call(_x, _w, _t, weight=torch.ones(3).long()), TypeError, (NAME, "weight", "floating", "torch.int64"))
     yield Bad(*call(_x, _w, _t, mask=rows.float()), TypeError, (NAME, "mask", "bool", "torch.float32"))

@@ -9,7 +9,7 @@ from safeops._op import registry
 from safeops.testing import Bad, Sample
 from safeops.testing.subject import accepts
 from tests.ops import gpu
-from tests.ops.bad_calls import NAN, must
+from tests.ops.bad_calls import NAN, BadIndex, must
 from tests.ops.operands import HUGE, data, mask, plain, weights
 from tests.ops.record import NOT_SAFE, Record
 from tests.ops.truth import kept, reduce, weighted
@@ -355,8 +355,8 @@ row_loss(
         Bad((_scores, _two.float()), {}, TypeError, ("multi_margin_loss", "target", "class indices", "torch.float32")),
         Bad((_scores, _two[:1]), {}, ValueError, ("multi_margin_loss", "target", "(1,)", "rows (2,)")),
         Bad((_scores, _two.to("meta")), {}, ValueError, ("multi_margin_loss", "target", "meta")),
-        Bad((_scores, _bad_class), {}, IndexError, ("multi_margin_loss", "target 5", "5 classes")),
-        Bad((_scores, -_two), {}, IndexError, ("multi_margin_loss", "target -1", "5 classes")),
+        BadIndex((_scores, _bad_class), {}, IndexError, ("multi_margin_loss", "target 5", "5 classes")),
+        BadIndex((_scores, -_two), {}, IndexError, ("multi_margin_loss", "target -1", "5 classes")),
         Bad((_scores, _two), {"weight": torch.ones(2)}, ValueError, ("multi_margin_loss", "weight", "(2,)", "(5,)")),
         Bad((_scores, _two), {"p": 3}, ValueError, ("multi_margin_loss", "p", "1 or 2", "3")),
         Bad((_scores, _two), {"p": True}, ValueError, ("multi_margin_loss", "p", "1 or 2", "True")),

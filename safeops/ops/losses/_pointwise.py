@@ -262,6 +262,11 @@ class PointwiseLoss(Op):
         others = {name: named.get(name) for name in others}
         _check.same_device(self.name, first, named[first], **others, mask=mask, weight=weight, denominator=denominator)
 
+    def validate_operands(self, *operands):
+        tensors, (mask, weight, denominator, code, *parameters, _, divisor) = _parted(operands, self.count)
+        denominator = divisor if denominator is None else denominator
+        self.validate(*tensors, mask, weight, tuple(REDUCTION)[code], denominator, "zero", *parameters)
+
     def validate_options(self, name, reduction, empty, *parameters):
         """Those that are no tensors: what a module's constructor takes."""
         validate_options(name, reduction, empty, self.reductions)

@@ -110,6 +110,9 @@ class RegionLoss(Op):
     def validate(self, *arguments):
         self.prepare(*arguments)
 
+    def validate_operands(self, *operands):
+        """`prepare` has, before every call."""
+
     def _validate(self, input, target, mask, weight, reduction, denominator, ignore_index):
         name = self.name
         _check.floating(name, "input", input)

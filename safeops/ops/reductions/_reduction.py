@@ -123,6 +123,10 @@ class Reduction(Op):
         for value in parameter:
             _check.number(self.name, self.keyword, value)
 
+    def validate_operands(self, input, mask, weight, dim, keepdim, empty_nan, dtype, parameter=None):
+        parameters = () if self.keyword is None else (parameter,)
+        self.validate(input, mask, dim, keepdim, weight, dtype, "zero", *parameters)
+
     def _attend(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
         """What a caller must hear before any work under empty="raise": bad arguments, and nothing kept."""
         self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)

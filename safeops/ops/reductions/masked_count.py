@@ -58,6 +58,9 @@ class MaskedCount(Op):
         if empty == "nan" and dtype not in FLOATING:
             raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
 
+    def validate_operands(self, input, mask, weight, dim, keepdim):
+        self.validate(input, mask, dim, keepdim, weight, None, "zero")
+
 
 _DTYPES = (torch.int64, torch.int32, *FLOATING)
 _masked_count = MaskedCount("masked_count", _raw, definition=definition)

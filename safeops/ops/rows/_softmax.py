@@ -118,6 +118,9 @@ class MaskedSoftmax(Op):
         _check.same_device(self.name, "input", input, mask=mask)
         _check.one_dim(self.name, dim, input.dim())
 
+    def validate_operands(self, input, mask, dim, log):
+        self.validate(input, mask, dim)
+
     def keep(self, results, tensors):
         value, top, total = results
         if not self.log and value.is_cpu and value.dtype in WIDE:

@@ -4,7 +4,7 @@ import torch
 
 from safeops._op import registry
 from safeops.testing import Bad, Sample
-from tests.ops.bad_calls import NAN, must
+from tests.ops.bad_calls import NAN, BadIndex, must
 from tests.ops.gpu import Case, indices, keep, numbers
 from tests.ops.operands import HUGE, data, mask, plain, plain_mask, weights
 from tests.ops.record import NOT_SAFE, Record
@@ -174,8 +174,8 @@ def _bad_calls(name, parameters):
     for value in (3, -1, 2**40):
         bad = index.clone()
         bad[1, 2] = value
-        yield Bad((x, bad), {}, IndexError, (name, "target", f"index {value}", "3 classes", "(2, 3, 4)"))
-        yield Bad((x, bad), {"ignore_index": 7, "mask": keep}, IndexError, (name, "target", f"index {value}"))
+        yield BadIndex((x, bad), {}, IndexError, (name, "target", f"index {value}", "3 classes", "(2, 3, 4)"))
+        yield BadIndex((x, bad), {"ignore_index": 7, "mask": keep}, IndexError, (name, "target", f"index {value}"))
     yield Bad((x, x), {"mask": torch.ones(2, 3, 4)}, TypeError, (name, "mask", "bool", "torch.float32"))
     yield Bad((x, x), {"mask": [True]}, TypeError, (name, "mask", "tensor", "list"))
     yield Bad((x, x), {"mask": keep[:, :2]}, ValueError, (name, "mask", "(2, 2, 4)", "(2, 3, 4)", "broadcast"))

@@ -1,0 +1,53 @@
+"""The bad calls of the records, as the tests make them: on any device, and by whichever raw ops."""
+
+import contextlib
+import copy
+
+import pytest
+import torch
+from torch.utils._pytree import tree_map_only
+
+from safeops._op import _function, registry
+from safeops.testing import Sample, Subject
+from safeops.testing.execution import check_errors
+from tests.ops import RECORDS
+from tests.ops.bad_calls import BadIndex
+from tests.ops.record import DEVICE
+
+BAD_CALLS = {name: record.bad_calls for name, record in RECORDS.items() if not isinstance(record.bad_calls, str)}
+
+
+def assert_refused(op, bad, looks=DEVICE == "cpu"):
+    """Without a gradient to record, and with one; and nothing but the function is blamed.
+
+    looks: whether class indices are looked at."""
+
+    def named(*args, **kwargs):
+        try:
+            op(*args, **kwargs)
+        except Exception as error:
+            assert str(error).startswith(f"{bad.words[0]}: "), error
+            raise
+
+    def recorded(*args, **kwargs):
+        floating = lambda x: x.requires_grad_() if x.is_floating_point() else x  # noqa: E731
+        args, kwargs = tree_map_only(torch.Tensor, lambda x: floating(x.detach().clone()), (args, kwargs))
+        return named(*args, **kwargs)
+
+    for call in (named, recorded):
+        if isinstance(bad, BadIndex) and not looks:
+            call(*tree_map_only(torch.Tensor, lambda x: x.to(DEVICE), bad.args), **bad.kwargs)
+        else:
+            check_errors(Subject(call, None, (), errors=[bad], device=DEVICE), Sample())
+
+
+@contextlib.contextmanager
+def kernels(forwards):
+    """Calls of ops go to other raw forward ops: {the op's name: the function}."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, forward in forwards.items():
+            op = copy.copy(registry[name])
+            op.forward = forward
+            recorded = _function(op).apply if op.differentiable else forward
+            patch.setattr(registry[name], "eager", [(forward, False), (recorded, False)])
+        yield
