@@ -2,7 +2,10 @@
 
 That it has a benchmark, tests/benchmarks asks."""
 
+import importlib
 import inspect
+import itertools
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +36,11 @@ def test_the_plain_call_has_every_argument(name):
 
 def test_every_record_is_of_a_function():
     assert set(RECORDS) <= {*registry, *safeops.__all__}
+
+
+def test_every_cuda_kernel_meets_its_bad_calls():
+    """Emulated; Triton's launchers meet them in the interpreter."""
+    files = Path(__file__).parent.glob("kernels/test_cuda_emulated*.py")
+    tried = [getattr(importlib.import_module(f"tests.kernels.{file.stem}"), "REFUSED", ()) for file in files]
+    owned = {name for name, op in registry.items() if op.owner == "C++/CUDA"}
+    assert set(itertools.chain(*tried)) == {name for name in owned if not isinstance(RECORDS[name].bad_calls, str)}

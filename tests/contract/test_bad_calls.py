@@ -8,9 +8,9 @@ import torch
 import safeops
 from tests.contract.common import DEVICE, case, each_route, on
 from tests.contract.losses.test_modules import MODULES
+from tests.contract.refusals import BAD_CALLS, assert_refused
 from tests.ops import RECORDS
 from tests.ops.operands import HUGE
-from tests.ops.refusals import BAD_CALLS, assert_refused
 
 NAMES = [name for name, record in RECORDS.items() if not isinstance(record.call, str) and name != "apply_where"]
 MASK = torch.ones(2, 5, dtype=torch.bool, device=DEVICE)

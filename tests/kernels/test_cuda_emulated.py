@@ -9,8 +9,21 @@ import ctypes
 import pytest
 import torch
 
-from tests.kernels.emulated import BITS, FLOATS, check_variant, garbage, identical, layouts, like, needs_compiler
+from tests.contract.refusals import assert_all_refused
+from tests.kernels.emulated import (
+    BINARY,
+    BITS,
+    FLOATS,
+    UNARY,
+    check_variant,
+    garbage,
+    identical,
+    layouts,
+    like,
+    needs_compiler,
+)
 
+REFUSED = ("masked_fill", *UNARY, *BINARY)
 # compiled once, by one worker
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
 
@@ -175,3 +188,7 @@ def test_unusable_operands_are_refused(emulated):
         ops._masked_fill(x.int(), mask, None, 0.0)
     with pytest.raises(RuntimeError, match="does not broadcast"):
         ops._safe_div_backward(torch.ones(2, 4, 3), x, x, 0.0, True, True, x.dtype, x.dtype)
+
+
+def test_bad_calls(emulated):
+    assert_all_refused(emulated[0], REFUSED)

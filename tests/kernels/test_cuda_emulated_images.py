@@ -11,12 +11,14 @@ import torch
 
 from safeops._torch import schema
 from safeops.ops.images import _ssim
+from tests.contract.refusals import assert_all_refused
 from tests.kernels.emulated import FLOATS, ROOT, compiled, needs_compiler
 
 SOURCES = [
     ROOT / f"csrc/cuda/images/{name}.cu" for name in ("ssim", "ssim_backward", "ssim_volumes", "ssim_volumes_backward")
 ]
 NAN = float("nan")
+REFUSED = ("ssim", "ssim_loss", "ms_ssim")
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
@@ -328,3 +330,7 @@ def test_unusable_operands_are_refused(ops):
     ):
         with pytest.raises(RuntimeError, match=text):
             call()
+
+
+def test_bad_calls(ops):
+    assert_all_refused(ops, REFUSED)

@@ -12,6 +12,7 @@ import torch
 
 from safeops.ops.selection import safe_gather, safe_index_select
 from safeops.testing.compare import assert_same_bits
+from tests.contract.refusals import assert_all_refused
 from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 from tests.kernels.test_cuda_emulated_selection import numbers, same
 
@@ -29,6 +30,7 @@ INDICES = [torch.int32, torch.int64]
 # An entry, a thread's tile, the second and third launch, and one on either side of each; more than four launches.
 ENTRIES = [1, 2, 31, 32, 33, 63, 64, 65, 511, 512, 513, 1023, 1024, 1025, 8192, 8193, 40_000]
 
+REFUSED = ("safe_gather", "safe_index_select")
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_indexed")]
 
 
@@ -329,3 +331,7 @@ def test_unusable_operands_are_refused(ops):
 def test_every_kernel_is_tested():
     defined = {name for path in OPS for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())}
     assert defined == {schema.partition("(")[0] for schema in SCHEMAS}
+
+
+def test_bad_calls(ops):
+    assert_all_refused(ops, REFUSED)

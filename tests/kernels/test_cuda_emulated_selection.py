@@ -13,6 +13,7 @@ import torch
 
 from safeops.ops.selection import masked_compact, masked_scatter
 from safeops.testing.compare import assert_same_bits
+from tests.contract.refusals import assert_all_refused
 from tests.kernels.emulated import ROOT, compiled, counter, needs_compiler
 from tests.ops import RECORDS
 
@@ -26,6 +27,7 @@ SCHEMAS = (
 )
 DTYPES = [torch.bool, torch.float16, torch.float32, torch.int64, torch.complex64, torch.complex128]
 
+REFUSED = ("masked_compact", "masked_scatter", "masked_select")
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_selection")]
 
 
@@ -293,3 +295,7 @@ def test_unusable_operands_are_refused(ops):
 def test_every_kernel_is_tested():
     defined = {name for path in SOURCES for name in re.findall(r'm\.impl\("(\w+)"', path.read_text())}
     assert defined == {schema.partition("(")[0] for schema in SCHEMAS}
+
+
+def test_bad_calls(ops):
+    assert_all_refused(ops, REFUSED)

@@ -11,12 +11,14 @@ import torch
 
 from safeops._torch import schema
 from safeops.ops.images import total_variation as op
+from tests.contract.refusals import assert_all_refused
 from tests.kernels.emulated import FLOATS, ROOT, compiled, counter, needs_compiler
 
 FOLDER = ROOT / "csrc/cuda/images"
 SOURCES = [FOLDER / "total_variation.cu", FOLDER / "total_variation_backward.cu"]
 NAN, INF = float("nan"), float("inf")
 NO_SHARE = torch.empty(0, dtype=torch.float64)
+REFUSED = ("total_variation",)
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated_images")]
 
 
@@ -221,3 +223,7 @@ def test_unusable_operands_are_refused(ops):
     ):
         with pytest.raises(RuntimeError, match=text):
             call()
+
+
+def test_bad_calls(ops):
+    assert_all_refused(ops, REFUSED)

@@ -4,22 +4,16 @@ import pytest
 import torch
 
 import safeops
-from safeops import _library
+from safeops._library import launchers
 from safeops._op import registry
 from safeops.ops.rows import _classification
-from tests.contract.common import case
+from tests.contract.common import case, on
+from tests.contract.refusals import BAD_CALLS, assert_refused, kernels
 from tests.ops import RECORDS
-from tests.ops.record import on
-from tests.ops.refusals import BAD_CALLS, assert_refused, kernels
 
-def parts(name):
-    return registry[name].parts if name in registry else ()  # (apply_where is torch alone)
-
-
-LAUNCHERS = {
-    name: _library.launchers[op.forward] for name, op in registry.items() if vars(op).get("forward") in _library.launchers
-}
-NAMES = [name for name in BAD_CALLS if name in LAUNCHERS or any(part.name in LAUNCHERS for part in parts(name))]
+LAUNCHERS = {name: launchers[op.forward] for name, op in registry.items() if vars(op).get("forward") in launchers}
+PARTS = {name: {name, *(part.name for part in op.parts)} for name, op in registry.items()}
+NAMES = [name for name in BAD_CALLS if PARTS.get(name, set()) & LAUNCHERS.keys()]
 
 
 @pytest.fixture(autouse=True)

@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map_only
 
+import safeops
 from safeops._op import _function, registry
+from safeops._torch import schema
 from safeops.testing import Sample, Subject
 from safeops.testing.execution import check_errors
+from tests.contract.common import DEVICE, case
 from tests.ops import RECORDS
 from tests.ops.bad_calls import BadIndex
-from tests.ops.record import DEVICE
 
 BAD_CALLS = {name: record.bad_calls for name, record in RECORDS.items() if not isinstance(record.bad_calls, str)}
 
@@ -51,3 +53,13 @@ def kernels(forwards):
             recorded = _function(op).apply if op.differentiable else forward
             patch.setattr(registry[name], "eager", [(forward, False), (recorded, False)])
         yield
+
+
+def assert_all_refused(ops, names):
+    """The bad calls of some ops by `ops`, raw ones of the same names, which do not look at class indices."""
+    raw = {name: schema(registry[name].forward).name.removeprefix("safeops::") for name in names}
+    with kernels({name: getattr(ops, raw[name]) for name in names}):
+        for name in names:
+            for i, bad in enumerate(BAD_CALLS[name]):
+                with case(name, i, *bad.words):
+                    assert_refused(getattr(safeops, name), bad, looks=False)
