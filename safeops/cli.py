@@ -61,7 +61,7 @@ def _parser():
     commands = parser.add_subparsers(dest="command", metavar="command")
 
     demo = commands.add_parser("demo", help="an AMP training run with the usual losses and with safeops")
-    demo.add_argument("--steps", type=_positive, default=60, help="training steps of a complete run (default: 60)")
+    demo.add_argument("--steps", type=_positive, default=40, help="training steps of a complete run (default: 40)")
     demo.add_argument("--seed", type=int, default=0, help="of the network's weights (default: 0)")
     demo.add_argument("--device", help="cpu, cuda, cuda:1, ... (default: cuda where there is one)")
     demo.add_argument("--out", default="safeops-demo.png", help="the picture (default: safeops-demo.png)")

@@ -4,7 +4,8 @@ Disparity d is in pixels of the 741-pixel-wide images. Depth follows from the ca
 
     depth = focal * baseline / (d + doffs)        doffs: the principal points' offset, right minus left
 
-so the demo trains on D = d + doffs, the disparity that is 0 at infinity, and depth = FOCAL_BASELINE / D.
+so the demo trains on D = d + doffs, the disparity that is 0 at infinity, and depth = FOCAL_BASELINE / D. What was not
+measured is stored as KITTI stores it, as 0.
 """
 
 import dataclasses
@@ -22,11 +23,11 @@ FOCAL_BASELINE = FOCAL * BASELINE  # 192.03 pixel-metres: 60 px of d are 2.1 m a
 class Pair:
     left: torch.Tensor  # (1, 3, 500, 740) fp32 in [0, 1]
     right: torch.Tensor  # (1, 3, 500, 740)
-    truth: torch.Tensor  # (1, 1, 500, 740) fp32, D in pixels; inf where it was not measured (7 % of the pixels)
+    truth: torch.Tensor  # (1, 1, 500, 740) fp32, D in pixels; 0 where it was not measured (7 % of the pixels)
 
     @property
     def known(self):
-        return self.truth.isfinite()
+        return self.truth > 0
 
 
 def load(device="cpu"):
@@ -37,8 +38,9 @@ def load(device="cpu"):
     if not (folder / "motorcycle_disp.npz").exists():
         raise FileNotFoundError(f"this scikit-image came without its Motorcycle stereo pair (looked in {folder})")
     left, right, disparity = skimage.data.stereo_motorcycle()
-    # Its docstring says that NaN marks the unmeasured pixels; the file holds +inf, so `~isnan` would keep them all.
+    # Its docstring says that NaN marks the unmeasured pixels; the file holds +inf, as Middlebury's do.
     truth = torch.from_numpy(disparity[:, :740].copy())[None, None].float() + DOFFS
+    truth[truth.isinf()] = 0
     return Pair(_image(left, device), _image(right, device), truth.to(device))
 
 

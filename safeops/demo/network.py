@@ -54,7 +54,7 @@ class StereoNet(nn.Module):
     @staticmethod
     def _local(x):
         """Unit feature vectors, free of the local mean (the two exposures differ a little)."""
-        x = x - F.avg_pool2d(x, 9, 1, 4, count_include_pad=False)
+        x = x - _box(x, 9)
         return F.normalize(x, dim=1, eps=1e-3)
 
     @staticmethod
@@ -62,4 +62,11 @@ class StereoNet(nn.Module):
         """Cosine of a's cell with b's cell k to the left, for every k; averaged over 5x5 cells."""
         width = a.shape[-1]
         shifts = [F.pad((a[..., k:] * b[..., : width - k]).sum(1, keepdim=True), (k, 0)) for k in range(CANDIDATES)]
-        return F.avg_pool2d(torch.cat(shifts, 1), 5, 1, 2)
+        return _box(torch.cat(shifts, 1), 5)
+
+
+def _box(x, size):
+    """Mean over the `size` x `size` cells around each that lie inside: rows, then columns, since a CPU pools slowly."""
+    for window in ((size, 1), (1, size)):
+        x = F.avg_pool2d(x, window, 1, tuple(n // 2 for n in window), count_include_pad=False)
+    return x

@@ -14,9 +14,9 @@ from safeops.demo.training import PATIENCE
 # name -> (title, what is usual about it)
 TITLES = {
     "boolean_write": ("boolean write", "disparity[unknown] = 0"),
-    "multiply_by_mask": ("times the mask", "(error * mask).sum() / mask.sum()"),
-    "boolean_index": ("index, + 1e-8", "disparity[mask];  f*B / (disparity + 1e-8)"),
-    "where_after_division": ("where()", "where(disparity > 1, f*B / disparity, 0)"),
+    "multiply_by_mask": ("times the mask", "(log(truth) - log(disparity)) * mask"),
+    "half_eps": ("+ 1e-8 in half", "log(truth.type_as(disparity) + 1e-8)"),
+    "where_after_log": ("where()", "where(mask, log(truth / disparity), 0)"),
     "half_mask": ("mask in half", "mask.type_as(disparity);  ... / mask.sum()"),
     "repaired_by_hand": ("repaired by hand", "disparity.float()[mask].clamp(min=1)"),
     "with_safeops": ("safeops", "smooth_l1_loss(disparity, truth, mask=mask)"),

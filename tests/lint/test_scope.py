@@ -141,11 +141,11 @@ def test_what_compares_a_prediction_with_a_target_is_looked_at(head, codes):
 
 
 DEMO = {
-    "boolean_write": {"SO103", "SO206"},
+    "boolean_write": {"SO103"},
     "multiply_by_mask": {"SO105"},
-    "boolean_index": {"SO101", "SO206"},
-    "where_after_division": {"SO101", "SO208"},
-    "half_mask": {"SO105", "SO202"},
+    "half_eps": {"SO206"},
+    "where_after_log": {"SO208"},
+    "half_mask": {"SO202"},
     "repaired_by_hand": {"SO101"},
     "with_safeops": set(),
 }
