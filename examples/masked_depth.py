@@ -2,8 +2,9 @@
 
     python examples/masked_depth.py [STEPS]
 
-The pair is scikit-image's Motorcycle. The unmeasured disparities are inf, and stay in the target: `mask=` is all that
-the losses need. The two losses are added by `combine_losses`, which leaves out one that is not finite.
+The pair is scikit-image's Motorcycle. The unmeasured disparities are 0, their depths inf, and both stay in the
+targets: `mask=` is all that the losses need. The two losses are added by `combine_losses`, which leaves out one that
+is not finite.
 """
 
 import argparse

@@ -85,7 +85,7 @@ class Ulps(network.StereoNet):
     """A neighbour in fp16 at two thirds of the pixels."""
 
     def change(self, bits):
-        return bits + torch.randint(-1, 2, bits.shape, generator=self.generator).to(bits.device, bits.dtype)
+        return bits + torch.randint(-1, 2, bits.shape, generator=self.generator).to(bits)
 
     def forward(self, left, right):
         disparity = super().forward(left, right)
@@ -100,7 +100,7 @@ class MoreZeros(Ulps):
     """An exact 0 at one pixel in 200 as well, measured or not."""
 
     def change(self, bits):
-        return super().change(bits) * (torch.rand(bits.shape, generator=self.generator) > 1 / 200).to(bits.device)
+        return super().change(bits) * (torch.rand(bits.shape, generator=self.generator) > 1 / 200).to(bits)
 
 
 class NoZeros(Ulps):
