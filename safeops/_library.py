@@ -77,7 +77,7 @@ _errors = threading.local()
 
 
 def _held(launcher, results):
-    """A launcher whose exceptions wait for `raise_held`: to the extension, which calls it, passes their text alone."""
+    """A launcher whose exceptions wait for `raise_cause`: to the extension, which calls it, passes their text alone."""
 
     def launch(*arguments):
         try:
@@ -95,11 +95,23 @@ def _held(launcher, results):
     return launch
 
 
-def raise_held(error):
-    """Raise what a launcher has raised, if `error` is what has become of it."""
+_NO_MEMORY = re.compile(r"safeops: no memory for (\d+) bytes on (\S+)")  # csrc/common/allocation.h
+
+
+def raise_cause(error):
+    """Raise what has happened in fact, if `error` is all that came of it through libtorch's C boundary: what a launcher
+    has raised, or the allocator, which is asked once more for as many bytes."""
     text, held = _errors.__dict__.pop("held", (None, None))
     if held is not None and text in str(error):
         raise held
+    if missing := _NO_MEMORY.search(str(error)):
+        count, device = int(missing[1]), torch.device(missing[2])
+        try:
+            torch.empty(count, dtype=torch.uint8, device=device)
+        except RuntimeError as cause:
+            raise cause from None
+        if device.type == "cuda":  # there is room by now
+            raise torch.OutOfMemoryError(missing[0]) from None
 
 
 def defaults(op):

@@ -89,7 +89,7 @@ def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
     """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
         raise_if_nothing_kept(name, keep, keep.shape, f"losses {_check.shown(keep)}", denominator)
-    count = registry["masked_count"].call(keep, keep, None, False, None, None, "zero")
+    count = registry["masked_count"].call(keep, None, None, False, None, None, "zero")
     if reduction == "mean":
         return _mean(total, count, keep, weight, denominator, empty).to(dtype)
     return torch.where(count > 0, total, float("nan") if empty == "nan" else 0).to(dtype)

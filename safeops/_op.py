@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from safeops import _availability, _check, _route, _torch
-from safeops._library import declare_public, defaults, document, has_kernel, launchers, raise_held
+from safeops._library import declare_public, defaults, document, has_kernel, launchers, raise_cause
 from safeops._symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
@@ -212,7 +212,7 @@ def _call(op):
                 return results
         except Exception as error:
             _check.explain(op.validate, *arguments)
-            raise_held(error)
+            raise_cause(error)
             raise
         op.validate(*arguments)
         if _route.over_ranks(operands[: op.tensors]):
@@ -267,7 +267,7 @@ def _function(op):
         try:
             computed = gradients(grad, needs, operands, kept[:saved])
         except Exception as error:
-            raise_held(error)
+            raise_cause(error)
             raise
         for i, d in zip(differentiable, computed):
             if needs[i] and d is not None:

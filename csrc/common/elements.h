@@ -30,7 +30,7 @@ inline Tensor new_like(const Shape& shape, const Tensor& t) { return empty_of_co
 
 // torch.empty_like(t) if t has the full shape, else contiguous.
 inline Tensor laid_like(const Shape& shape, const Tensor& t) {
-  return keeps_strides(shape, View(t)) ? torch_empty_like(t, std::nullopt) : new_like(shape, t);
+  return keeps_strides(shape, View(t)) ? torch_empty_like(t, std::nullopt, dtype_code(t)) : new_like(shape, t);
 }
 
 template <class T>

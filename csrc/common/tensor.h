@@ -8,6 +8,7 @@
 
 #include <optional>
 
+#include "allocation.h"
 #include "dtype.h"
 #include "shape.h"
 
@@ -137,8 +138,9 @@ inline Tensor empty_of_code(const Shape& shape, int32_t dtype, const Tensor& lik
   int32_t index;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &index));
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype, device_type_of(like), index, &handle));
+  const Quiet quiet;
+  if (aoti_torch_empty_strided(shape.ndim, shape.size, strides, dtype, device_type_of(like), index, &handle))
+    throw NoMemory(bytes_of(shape.size, shape.ndim, dtype), device_type_of(like), index);
   return Tensor(handle);
 }
 
@@ -163,17 +165,21 @@ inline bool keeps_strides(const Shape& shape, const View& view) {
   return !same;
 }
 
-inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype) {
+// code: libtorch's own number of that dtype.
+inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype, int32_t code) {
   using torch::stable::detail::from;
   StableIValue stack[6] = {from(t),           from(dtype),        from(std::nullopt),
                            from(std::nullopt), from(std::nullopt), from(std::nullopt)};
-  TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION));
+  const Quiet quiet;
+  if (torch_call_dispatcher("aten::empty_like", "", stack, TORCH_ABI_VERSION))
+    throw NoMemory(bytes_of(t.sizes().data(), t.dim(), code), device_type_of(t), t.get_device_index());
   return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 // torch.empty_like(t, dtype=dtype), which preserves t's strides, if t has the full shape; else contiguous.
 inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const View& view) {
-  return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype)) : empty(shape, dtype, t);
+  const int32_t code = dtype_codes().code[static_cast<int>(dtype)];
+  return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype), code) : empty_of_code(shape, code, t);
 }
 
 // What an unneeded gradient is.

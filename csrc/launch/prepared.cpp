@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "common/allocation.h"
+
 namespace safeops::launch {
 namespace {
 
@@ -184,6 +186,7 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
   std::vector<uint64_t> results;
   for (const Output& out : prepared.outputs) {
     AtenTensorHandle handle;
+    const Quiet quiet;
     if (aoti_torch_empty_strided(static_cast<int64_t>(out.sizes.size()), out.sizes.data(), out.strides.data(),
                                  out.dtype, out.device_type, out.device, &handle) != AOTI_TORCH_SUCCESS)
       return false;

@@ -68,6 +68,8 @@ class Sized:
         for d in reversed(range(len(shape))):
             if d >= lead:
                 size, step = self.shape[d - lead], self.steps[d - lead]
+                if size != shape[d] and size != 1:  # (what is compared, a trace notes)
+                    raise ValueError(f"shape {self.shape} does not expand to {shape}")
             else:
                 size, step = 1, shape[d + 1] * steps[0] if steps else 1
             steps.insert(0, 0 if size == 1 and shape[d] != 1 else step)

@@ -63,3 +63,30 @@ def assert_all_refused(ops, names):
             for i, bad in enumerate(BAD_CALLS[name]):
                 with case(name, i, *bad.words):
                     assert_refused(getattr(safeops, name), bad, looks=False)
+
+
+STRANGE = {
+    "of integers": torch.Tensor.long,
+    "of bools": torch.Tensor.bool,
+    "of complex numbers": lambda x: x + 0j,
+    "of one more dimension": lambda x: x[None],
+    "of its first alone": lambda x: x[:1],
+    "twice as long": lambda x: torch.cat([x, x], -1),
+    "of nothing": lambda x: x[:0],
+}
+
+
+def strange_calls(call):
+    """(what is strange, a good call with one operand like that): one op takes it, and another does not."""
+    for key, x in call.items():
+        if isinstance(x, torch.Tensor) and x.dim():
+            for what, change in STRANGE.items():
+                yield f"{key} {what}", {**call, key: change(x)}
+
+
+def refusal(function, call):
+    """The error as text; None where the call is taken."""
+    try:
+        function(**call)
+    except (TypeError, ValueError, IndexError) as error:
+        return f"{type(error).__name__}: {error}"

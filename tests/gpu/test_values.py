@@ -154,6 +154,7 @@ def test_masked_count(shape):
         same(safeops.masked_count(x, mask, dim), mask.sum(dim))
         same(safeops.masked_count(x, mask, dim, weight=weight), (mask & (weight != 0)).sum(dim))
         same(safeops.masked_count(x, None, dim), torch.ones_like(mask).sum(dim))
+        same(safeops.masked_count(mask, None, dim), mask.sum(dim))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

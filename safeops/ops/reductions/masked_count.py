@@ -39,18 +39,19 @@ class MaskedCount(Op):
     def prepare(self, input, mask, dim, keepdim, weight, dtype, empty):
         if dtype is not None or empty != "zero" or not isinstance(keepdim, bool):
             self.validate(input, mask, dim, keepdim, weight, dtype, empty)
-        floating = input.dtype in FLOATING
-        if mask is None and not floating:
+        boolean = input.dtype == torch.bool
+        takes = boolean or input.dtype in FLOATING
+        if mask is None and not takes:
             self.validate(input, mask, dim, keepdim, weight, dtype, empty)
-        return floating, (input, mask, weight, as_dims("masked_count", dim), keepdim)
+        if boolean and mask is None:
+            mask = input
+        elif boolean and mask is not input:
+            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (`&` broadcasts both ways)
+            mask = input & mask
+        return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
 
     def validate(self, input, mask, dim, keepdim, weight, dtype, empty):
         _check.tensor("masked_count", "input", input)
-        if input.dtype == torch.bool and mask is None and weight is None:
-            raise ValueError(
-                f"masked_count: of a bool input {_check.shown(input)} alone all would count, True or not: give it as "
-                "the mask too, masked_count(mask, mask)"
-            )
         validate("masked_count", input, mask, weight, dim, keepdim)
         if dtype is not None and dtype not in _DTYPES:
             raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
@@ -75,12 +76,12 @@ _masked_count = MaskedCount("masked_count", _raw, definition=definition)
 def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtype=None, empty="zero"):
     """How many elements of `input` are kept: `mask` True and `weight` not 0. Exact, and never waits for the GPU.
 
-    The replacement of `mask.expand_as(x).sum()`, of `mask.float().sum()` (fp32 counts to 2^24 and no further) and of
-    `x[mask].numel()`.
+    `masked_count(mask)` is the replacement of `mask.sum()` and of `mask.float().sum()` (fp32 counts to 2^24 and no
+    further), `masked_count(x, mask)` that of `mask.expand_as(x).sum()` and of `x[mask].numel()`.
 
     Args:
-        input: tensor of any shape and dtype (but floats of 8 bits). Only its shape is read: a NaN counts as well, and
-            so does a False. To count a mask, give it twice: masked_count(mask, mask).
+        input: tensor of any shape and dtype (but floats of 8 bits). Of a bool tensor the True elements count, with a
+            mask those that it keeps. Of any other only the shape is read: a 0 or a NaN counts as well.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.
         dim: int or tuple of ints; None (or an empty tuple) reduces all dims.
         keepdim: keep the reduced dims with size 1.
@@ -95,13 +96,15 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     Raises:
         TypeError: `input` is no tensor, `weight` is not floating, `mask` is not bool, dtype is not one of the above.
         ValueError: `mask` or `weight` does not broadcast to `input`, devices differ, dim repeats, unknown `empty`,
-            "nan" in an integer dtype, or a bool `input` with neither `mask` nor `weight`.
+            "nan" in an integer dtype.
         IndexError: dim out of range.
 
     Example:
         >>> x = torch.zeros(2, 3)
         >>> safeops.masked_count(x, torch.tensor([True, False, True]), dim=1)
         tensor([2, 2])
+        >>> safeops.masked_count(torch.tensor([True, False, True]))
+        tensor(2)
     """
     count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":

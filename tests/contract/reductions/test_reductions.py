@@ -260,3 +260,20 @@ def test_counts(route):
     assert f(x, keep, 1, empty="raise").tolist() == [2, 2]
     with pytest.raises(ValueError, match="masked_count.*nothing is kept for 1 of 3 results"):
         f(x, keep, 0, empty="raise")
+
+
+@each_route
+def test_the_true_elements_of_a_mask_are_counted(route):
+    f = on(route, "masked_count")
+    m, keep = tensor([[True, False, True], [True, True, False]], torch.bool), tensor([True, False, True], torch.bool)
+    assert f(m) == 4 and f(m, m) == 4 and f(m).dtype == torch.int64
+    assert f(m, dim=0).tolist() == [2, 1, 1] and f(m, dim=-1, keepdim=True).tolist() == [[2], [2]]
+    assert f(m.t(), dim=1).tolist() == [2, 1, 1] and f(m[:, :1].expand(2, 5), dim=1).tolist() == [5, 5]
+    assert f(m[0, 0]) == 1 and f(m[:0]) == 0 and f(m[:, :0], dim=1).tolist() == [0, 0]
+    assert f(m, keep) == 3 and f(m, keep, 1).tolist() == [2, 1] and f(m, keep[0]) == 4
+    assert f(m, weight=tensor([0.0, 1.0, NAN])) == 2 and f(m, keep, weight=tensor([0.0, 1.0, NAN])) == 1
+    assert f(m, dim=1, dtype=torch.float16).tolist() == [2, 2]
+    assert f(m & ~m, empty="nan", dtype=torch.float32).isnan()
+    with pytest.raises(ValueError, match="masked_count.*nothing is kept"):
+        f(m & ~m, empty="raise")
+    assert torch.ops.safeops.masked_count(m) == 4 and torch.ops.safeops.masked_count(m, keep, 1).tolist() == [2, 1]

@@ -21,6 +21,7 @@ def masked_mean(input, mask=None, dim=None, *, keepdim=False, weight=None, empty
 
 def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None):
     keep = kept(input.shape, mask, weight)
+    keep = keep & input if input.dtype == torch.bool else keep
     return keep.sum(tuple(range(input.dim())) if dim is None or dim == () else dim, keepdim=keepdim)
 
 
@@ -53,7 +54,9 @@ def _bad_counts(name="masked_count"):
         # it counts integers, too, and reads no more of its input than the shape
         if bad.kwargs.get("dtype") is None and "floating" not in bad.words[:3] or "weight" in bad.words:
             yield bad
-    yield Bad((KEEP,), {}, ValueError, (name, "bool input", str(tuple(KEEP.shape)), "masked_count(mask, mask)"))
+    yield Bad((KEEP[:1], KEEP), {}, ValueError, (name, "mask", "(2, 5)", "(1, 5)", "broadcast"))
+    yield Bad((KEEP, X), {}, TypeError, (name, "mask", "bool", "torch.float32"))
+    yield Bad((KEEP, None, 2), {}, IndexError, (name, "dim", "2"))
     yield Bad((X, KEEP), {"dtype": torch.int8}, TypeError, (name, "dtype", "torch.int8"))
     yield Bad((X, KEEP), {"empty": "nan"}, ValueError, (name, "nan", "torch.int64"))
     yield Bad((X, KEEP), {"empty": "nan", "dtype": torch.int32}, ValueError, (name, "nan", "torch.int32"))

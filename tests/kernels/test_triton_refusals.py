@@ -1,0 +1,89 @@
+"""Bad calls after good ones, of which the extension has prepared launches, and traces for other sizes (csrc/launch).
+
+The driver is the stand-in of benchmarks/standin.py: in a process of its own.
+"""
+
+import subprocess
+import sys
+import tempfile
+import warnings
+from pathlib import Path
+
+import pytest
+
+from benchmarks import standin
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable())),
+]
+
+
+def test_nothing_that_was_prepared_takes_a_bad_call():
+    done = subprocess.run([sys.executable, "-m", __name__], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+def larger(call, times):
+    """A call of larger sizes, which broadcast as they did."""
+    import torch
+
+    def grown(x):
+        return x.repeat([times if n > 1 else 1 for n in x.shape]) if isinstance(x, torch.Tensor) and x.dim() else x
+
+    return {key: grown(x) for key, x in call.items()}
+
+
+def main(folder):
+    from safeops.kernels.engine.launch import Plan
+
+    import safeops
+    from safeops._library import launchers
+    from safeops._op import registry
+    from safeops.ops.rows import _classification
+    from tests.contract.common import on
+    from tests.contract.refusals import BAD_CALLS, assert_refused, refusal, strange_calls
+    from tests.ops import RECORDS
+
+    kept, binaries, compile_plan = standin.install(folder), [], Plan.compile
+    Plan.compile = lambda plan, target: (
+        binaries[0] if binaries else binaries.append(compile_plan(plan, target)) or binaries[0]
+    )
+    _classification.has_missing_class = lambda *operands: False
+    came = []  # to Python
+    for launcher in launchers.values():
+        launcher.validate = noted(launcher.validate, came)
+    prepared = total = refused = 0
+    for name, op in registry.items():
+        if op.owner != "Triton":
+            continue
+        function, call = getattr(safeops, name), {**RECORDS[name].call, **RECORDS[name].kernel_call}
+        for times in (1, 2, 3, 4, 3):
+            came.clear()
+            function(**larger(call, times))
+        prepared += not came
+        total += 1
+        for times in (1, 3, 5):
+            for what, strange in strange_calls(larger(call, times)):
+                expected, got = (refusal(on(route, name), strange) for route in ("composite", "kernel"))
+                assert got == expected, (name, what, got, expected)
+                refused += got is not None
+        for bad in BAD_CALLS[name]:
+            if "raise" not in bad.words:  # (what is kept, the driver would have to count)
+                assert_refused(function, bad, looks=False)
+    assert prepared > 0.8 * total and refused > 500, (prepared, total, refused)
+    del kept
+
+
+def noted(validate, came):
+    def wrapped(*operands):
+        came.append(operands)
+        validate(*operands)
+
+    return wrapped
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    with tempfile.TemporaryDirectory() as created:
+        main(Path(created))
