@@ -58,7 +58,7 @@ SAME_EVERYWHERE = (
     "composite opcheck opcheck_traced compile inductor export errors direct threads gradcheck gradgradcheck forward_ad "
     "torch_func vmap batched_gradients masked_garbage_transforms"
 ).split()
-ELSEWHERE = ("test_bad_calls.py", "test_tracing.py", "test_instruction_sets.py", "test_properties.py")
+ELSEWHERE = ("test_tracing.py", "test_instruction_sets.py", "test_properties.py")
 
 
 class Check:

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate
 
 from safeops import _op
+from safeops._library import raise_cause
 from safeops._route import PLAIN
 from safeops._torch import schema
 from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
@@ -93,6 +94,7 @@ def _named(op, function, raw=None, *first):
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
+            raise_cause(error)
             if str(error).startswith(op.name):
                 raise
             raise RuntimeError(f"{here(op.name)}: {error}") from error

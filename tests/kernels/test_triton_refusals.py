@@ -45,10 +45,14 @@ def main(folder):
     from tests.contract.refusals import BAD_CALLS, assert_refused, refusal, strange_calls
     from tests.ops import RECORDS
 
-    kept, binaries, compile_plan = standin.install(folder), [], Plan.compile
-    Plan.compile = lambda plan, target: (
-        binaries[0] if binaries else binaries.append(compile_plan(plan, target)) or binaries[0]
-    )
+    kept, compile_plan, binary = standin.install(folder), Plan.compile, []
+
+    def compile_once(plan, target):
+        if not binary:
+            binary.append(compile_plan(plan, target))
+        return binary[0]
+
+    Plan.compile = compile_once
     _classification.has_missing_class = lambda *operands: False
     came = []  # to Python
     for launcher in launchers.values():
