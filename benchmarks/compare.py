@@ -6,11 +6,11 @@ functions alone. For each op the workers take turns, sample by sample, so that a
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 from .report import QUIET, table, write_text
+from .served import Served
 from .timing import alternate
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,35 +26,22 @@ sys.path.insert(0, os.getcwd())
 import safeops
 safeops.__path__.append(os.getcwd())
 sys.path.insert(0, sys.argv[1])
-from benchmarks.worker import serve
-serve()
+from benchmarks.served import serve
+from benchmarks.worker import Worker
+serve(Worker(), sys.stdin)
 """
 
 
-class Side:
+class Side(Served):
     """A checkout, and the process that measures it."""
 
     def __init__(self, name, checkout, options):
-        self.name, checkout = name, Path(checkout).resolve()
-        command = [sys.executable, "-c", START, str(ROOT)]
+        checkout = Path(checkout).resolve()
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(command, cwd=checkout, env=environment, **pipes)
+        super().__init__(name, [sys.executable, "-c", START, str(ROOT)], cwd=checkout, env=environment)
         found = self.ask("start", options.device, options.threads, options.fresh_memory)
         if Path(found["checkout"]) != checkout or not found["built"]:
             raise SystemExit(f"{checkout}: no safeops that is built there (imported: {found}); run `make setup` in it")
-
-    def ask(self, *request):
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        answer = json.loads(self.process.stdout.readline() or '{"error": "the process ended"}')
-        if "error" in answer:
-            raise RuntimeError(f"{self.name} {' '.join(map(str, request))}: {answer['error']}")
-        return answer["ok"]
-
-    def close(self):
-        self.process.stdin.close()
-        self.process.wait()
 
 
 def compare(names, options) -> dict:

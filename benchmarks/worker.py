@@ -1,10 +1,7 @@
 """One of the two processes of `--compare`: it has imported the safeops of its own checkout, and takes the samples that
-it is asked for. A request and its answer are a line of JSON each."""
+it is asked for."""
 
 import gc
-import json
-import os
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -49,16 +46,3 @@ class Worker:
 
     def sample(self, key):
         return self.samplers[key]()
-
-
-def serve():
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a library prints must not be taken for an answer
-    worker = Worker()
-    for line in sys.stdin:
-        what, *arguments = json.loads(line)
-        try:
-            answer = {"ok": getattr(worker, what)(*arguments)}
-        except Exception as error:  # an op, or an argument, that this checkout does not have
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), file=answers)

@@ -1,0 +1,177 @@
+"""The runner: `python -m benchmarks.rivals --help`."""
+
+import argparse
+import os
+import queue
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Seconds that a worker may take to start, one contender to be compiled, and one contest to be timed.
+START, PREPARE, TIME = 180, 120, 90
+
+
+def parse(argv):
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--only", default="", help="comma-separated parts of contests' names; all by default")
+    parser.add_argument("--json", type=Path, help="the file to write, a .md beside it; `-`: none")
+    parser.add_argument("--rounds", type=int, default=15, help="samples of each contender (default: %(default)s)")
+    parser.add_argument("--full", action="store_true", help="full sizes on a CPU too, where small ones are the default")
+    parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
+    parser.add_argument("--workers", type=int, help="processes (default: CUDA: cores - 2, at most 14; CPU: none)")
+    options = parser.parse_args(argv)
+    if options.workers is None:
+        options.workers = 0 if options.device == "cpu" else max(1, min(14, (os.cpu_count() or 2) - 2))
+    return options
+
+
+class Local:
+    """Answers in this process, as a Served would."""
+
+    def __init__(self):
+        from .worker import Worker
+
+        self.worker, self.ended = Worker(), False
+
+    def ask(self, what, *arguments, limit=None):
+        try:
+            return getattr(self.worker, what)(*arguments)
+        except Exception as error:
+            raise RuntimeError(f"{what} {' '.join(map(str, arguments))}: {type(error).__name__}: {error}") from error
+
+    def close(self):
+        pass
+
+
+class Place:
+    """A worker, and the next one if it crashes or hangs."""
+
+    def __init__(self, options, lock):
+        self.options, self.lock, self.worker = options, lock, None
+
+    def ask(self, *request, limit=None):
+        if self.worker is None or self.worker.ended:
+            self.worker = self.started()
+        return self.worker.ask(*request, limit=limit)
+
+    def started(self):
+        from ..served import Served
+
+        command = [sys.executable, "-m", f"{__package__}.worker"]
+        worker = Served("rivals", command) if self.options.workers else Local()
+        small = self.options.device == "cpu" and not self.options.full
+        worker.ask("start", self.options.device, small, not self.options.no_compile, self.lock, limit=START)
+        return worker
+
+    def close(self):
+        if self.worker and not self.worker.ended:
+            self.worker.close()
+
+
+def prepare(place, name) -> dict:
+    """What is known of a contest before it is timed."""
+    from .agreement import BUDGET, agrees
+    from .contest import build, dtype_of
+
+    entry = {"contest": name, "ready": [], "errors": {}, "values": {}, "other": {}, "absent": {}, "left_out": {}}
+    for who in build(name, "cpu", small=True).contenders():
+        try:
+            found = place.ask("prepare", name, who, limit=PREPARE)
+        except RuntimeError as error:
+            entry["left_out"][who] = str(error).splitlines()[0][:300]
+            continue
+        if "absent" in found:
+            entry["absent"][who] = found["absent"]
+            continue
+        if found["other"]:
+            entry["other"][who] = found["other"]
+        entry["errors"] |= {who: found["errors"]} if "errors" in found else {}
+        if agrees(found.get("errors", {}), dtype_of(name)):
+            entry["ready"].append(who)
+            entry["values"][who] = found["value"]
+        else:
+            entry["left_out"][who] = f"errors {found['errors']} beyond {BUDGET[dtype_of(name)]}"
+    return entry
+
+
+def collect(options, names) -> dict:
+    """Prepare all contests side by side, and then time them one by one, each by the worker that has compiled it."""
+    import torch
+
+    from .. import report
+    from ..__main__ import routes
+    from .contest import OURS
+
+    results = {"hardware": report.hardware(options.device), "routes": routes(options.device), "records": []}
+    results["settings"] = {
+        "device": options.device,
+        "rounds": options.rounds,
+        "load": [round(os.getloadavg()[0], 1)] * 2,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        lock = str(Path(folder) / "lock") if options.workers and options.device == "cuda" else None
+        places, free = [Place(options, lock) for _ in range(max(1, options.workers))], queue.SimpleQueue()
+        for place in places:
+            free.put(place)
+
+        def prepared(name):
+            place = free.get()
+            try:
+                return place, prepare(place, name)
+            finally:
+                free.put(place)
+
+        with ThreadPoolExecutor(len(places)) as pool:
+            ready = list(pool.map(prepared, names))
+        for place, entry in ready:
+            if OURS not in entry["ready"]:
+                continue
+            try:
+                results["records"] += place.ask("time", entry["contest"], entry["ready"], options.rounds, limit=TIME)
+            except RuntimeError as error:
+                entry["left_out"]["all"] = str(error).splitlines()[0][:300]
+        for place in places:
+            place.close()
+    results["settings"]["load"][1] = round(os.getloadavg()[0], 1)
+    results["hardware"]["threads"] = torch.get_num_threads()
+    return results | {"contests": [entry for _, entry in ready]}
+
+
+def failures(results) -> list[str]:
+    """Contests without us."""
+    timed = {record["contest"] for record in results["records"]}
+    return [
+        f"{entry['contest']}: {entry['left_out'].get('safeops') or entry['left_out'].get('all')}"
+        for entry in results["contests"]
+        if entry["contest"] not in timed
+    ]
+
+
+def main(argv=None):
+    options = parse(argv)
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    from ..report import SCRATCH, write_text
+    from . import contest, report
+
+    parts = options.only.split(",")
+    names = [name for name in contest.names() if any(part in name for part in parts)]
+    if not names:
+        raise SystemExit(f"no contest has {options.only!r} in its name; there are {contest.names()}")
+    results = collect(options, names)
+    text = report.markdown(results)
+    print(text)
+    path = options.json or SCRATCH / f"rivals-{options.device}.json"
+    if str(path) != "-":
+        import json
+
+        write_text(path, json.dumps(results, indent=1) + "\n")
+        write_text(path.with_suffix(".md"), text)
+    for line in failures(results):
+        print(f"FAILED {line}", file=sys.stderr)
+    return 1 if failures(results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

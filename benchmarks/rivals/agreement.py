@@ -1,0 +1,58 @@
+"""Whether a contender computes what it should: its error against the definition in fp64, on small operands."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from . import contest
+from .contest import Contest, Rival
+
+# Relative to the largest magnitude. Halves may take eight roundings; in fp32 a blur loses digits when it cancels.
+BUDGET = {"bf16": 2**-5, "fp16": 2**-8, "fp32": 2**-13}
+
+
+def errors(name: str, who: str, device: str) -> dict[str, float]:
+    """{"value": relative error, "gradient": the worst of all inputs, if there is one to compare}"""
+    made = contest.build(name, device, small=True)
+    rival = made.contenders()[who]
+    truth, upstream, slopes = exact(made)
+    return against(made, rival, truth, upstream, slopes)
+
+
+def exact(made: Contest) -> tuple:
+    """(value, upstream gradient or None, gradients) of the definition in fp64."""
+    inputs = [x.detach().double().requires_grad_() for x in made.inputs]
+    rest = [x.double() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in made.rest]
+    value = made.definition(*inputs, *rest)
+    if not made.backward:
+        return value, None, []
+    generator = torch.Generator(value.device).manual_seed(5)
+    upstream = torch.randn(value.shape, generator=generator, dtype=value.dtype, device=value.device)
+    return value.detach(), upstream, torch.autograd.grad(value, inputs, upstream, allow_unused=True)
+
+
+def against(made: Contest, rival: Rival, truth, upstream, slopes) -> dict[str, float]:
+    function, inputs = rival.load(), [x.detach().clone().requires_grad_() for x in made.inputs]
+    out = function(*inputs, *made.rest)
+    found = {"value": error(made.outcome(out, *inputs, *made.rest), truth)}
+    if rival.backward and made.backward:
+        theirs = torch.autograd.grad(out, inputs, upstream.to(out.dtype), allow_unused=True)
+        pairs = [(a, b) for a, b in zip(theirs, slopes) if a is not None and b is not None]
+        if pairs:  # (of JS, Liger's is that of the logarithms)
+            found["gradient"] = max(error(a, b) for a, b in pairs)
+    return found
+
+
+def error(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Of the largest magnitude; infinite where it is no number."""
+    if a.shape != b.shape:
+        return math.inf
+    scale = b.abs().max().item() or 1.0
+    found = (a.detach().double() - b).abs().max().item() / scale
+    return found if math.isfinite(found) else math.inf
+
+
+def agrees(found: dict[str, float], dtype: str) -> bool:
+    return all(e <= BUDGET[dtype] for e in found.values())

@@ -1,0 +1,127 @@
+"""What a contest is: operands, a definition, our function and its rivals. The families register theirs by name."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from ..case import DTYPES, KEEP, data, keep_mask
+
+FAMILIES = ("masked", "elementwise", "rows", "classification", "losses", "images", "selection", "lists")
+OURS, FLOOR = "safeops", "floor: "  # a name with that prefix is a yardstick, and no rival
+LEAST = {True: 4096, False: 32}  # elements of each dim of small operands: of one dim, of several
+
+
+class Absent(Exception):
+    """A rival that cannot run here, and why."""
+
+
+class Rival(NamedTuple):
+    load: Callable[[], Callable]  # imports what it needs -> the function of all operands
+    backward: bool = True  # whether it has one
+    overwrites: bool = False  # whether it writes its operands
+    cuda: bool = False  # whether it runs on CUDA alone
+    other: str = ""  # why it computes something else: it is timed, and not judged
+    compiled: bool = False  # by torch.compile
+
+
+@dataclass
+class Contest:
+    inputs: tuple  # tensors whose gradients are asked for
+    rest: tuple  # the other operands
+    ours: Callable  # (*inputs, *rest) -> Tensor, as all functions here
+    rivals: dict[str, Rival | Callable]
+    definition: Callable  # in fp64 it is what all are judged by
+    bytes: tuple[float, float | None] | None = None  # that must move, forward and in total; None: products cost more
+    flops: tuple[float, float] | None = None
+    overwrites: bool = False  # whether ours writes its operands
+    backward: bool = True
+    outcome: Callable = field(default=lambda out, *operands: out)  # what is compared, where it is not what is returned
+
+    def contenders(self) -> dict[str, Rival]:
+        ours = pattern(self.ours, backward=self.backward, overwrites=self.overwrites)
+        plain = {name: it if isinstance(it, Rival) else pattern(it) for name, it in self.rivals.items()}
+        return {OURS: ours} | plain
+
+    def sizes(self) -> str:
+        """The shapes of the operands, as text."""
+        shapes = [tuple(x.shape) for x in (*self.inputs, *self.rest) if isinstance(x, torch.Tensor)]
+        return ", ".join("x".join(map(str, shape)) for shape in dict.fromkeys(shapes))
+
+
+def _same(function):
+    return function
+
+
+def pattern(function, **flags) -> Rival:
+    """What users write."""
+    return Rival(partial(_same, function), **flags)
+
+
+def compiled(function) -> Rival:
+    return pattern(function, compiled=True)
+
+
+def library(module: str, name: str, call: Callable, *, options: dict | None = None, **flags) -> Rival:
+    """call(f, *operands), where f is `name` of `module`, an optional library's; options: f(**options), a module."""
+
+    def load():
+        try:
+            found = getattr(importlib.import_module(module), name)
+        except ImportError as error:
+            raise Absent(f"{module.split('.')[0]} cannot be imported: {error}") from error
+        return partial(call, found if options is None else found(**options))
+
+    return Rival(load, **flags)
+
+
+class Operands:
+    """What a contest is made of: numbers, masks and indices of one dtype and device."""
+
+    def __init__(self, dtype: str, device: str, small: bool):
+        self.dtype, self.device, self.small = DTYPES[dtype], device, small
+        self.itemsize = self.dtype.itemsize
+
+    def size(self, *full: int):
+        """The size, or as much of it as small operands have."""
+        found = tuple(min(n, LEAST[len(full) == 1]) for n in full) if self.small else full
+        return found if len(found) > 1 else found[0]
+
+    def normal(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        return data(math.prod(shape), self.dtype, self.device, seed, grad=False, shape=shape)
+
+    def mask(self, *shape: int, share: float = KEEP) -> torch.Tensor:
+        return keep_mask(math.prod(shape), self.device, share).view(shape)
+
+    def index(self, size: int, *shape: int) -> torch.Tensor:
+        return torch.randint(size, shape, device=self.device, generator=torch.Generator(self.device).manual_seed(3))
+
+
+_contests: dict[str, tuple[Callable, str, tuple]] = {}
+
+
+def contests(builder: Callable, table: dict[str, tuple[Any, ...]]):
+    """Register {name: (dtype, *arguments)}: contests that `builder(operands, *arguments)` makes."""
+    for name, (dtype, *arguments) in table.items():
+        _contests[name] = builder, dtype, tuple(arguments)
+
+
+def names() -> list[str]:
+    for family in FAMILIES:
+        importlib.import_module(f"{__package__}.{family}")
+    return list(_contests)
+
+
+def dtype_of(name: str) -> str:
+    return _contests[name][1]
+
+
+def build(name: str, device: str, small: bool) -> Contest:
+    builder, dtype, arguments = _contests[name]
+    return builder(Operands(dtype, device, small), *arguments)

@@ -1,0 +1,141 @@
+"""Prepares contenders and times contests. Several workers prepare side by side, since that is mostly compiling; one at
+a time is asked to time."""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import os
+import sys
+
+import torch
+
+from .. import memory, timing
+from ..served import serve
+from . import agreement, contest
+from .contest import OURS, Absent
+
+LONG = 1e12  # operations of a product from which fewer rounds do
+# What chooses between configurations by timing them: one process at a time, or they would disturb each other.
+CHOOSERS = (
+    ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
+    ("triton.runtime.autotuner", "Autotuner", "_bench"),
+)
+
+
+class Worker:
+    """Contenders of contests on one device."""
+
+    def start(self, device: str, small: bool, compiling: bool, lock: str | None = None):
+        """small: small operands are timed too. compiling: whether torch.compile takes part. lock: a file."""
+        contest.names()
+        self.device, self.small, self.compiling = device, small, compiling
+        self.functions = {}
+        if compiling:
+            torch._dynamo.config.recompile_limit = 256  # of one function of a family, in many contests
+        for chooser in CHOOSERS if lock else ():
+            one_at_a_time(*chooser, lock)
+
+    def prepare(self, name, who):
+        """Judge a contender and compile it. -> {"absent": why}, or its errors and one number of its result."""
+        rival = contest.build(name, "cpu", small=True).contenders()[who]
+        if rival.cuda and self.device != "cuda":
+            return {"absent": "runs on CUDA alone"}
+        if rival.compiled and not self.compiling:
+            return {"absent": "torch.compile is left out"}
+        try:
+            found = {} if rival.other else {"errors": agreement.errors(name, who, self.device)}
+            made = contest.build(name, self.device, self.small)
+            forward, total = self.calls(name, who, made)
+            out = forward()
+            if total:
+                total()
+        except Absent as error:
+            return {"absent": str(error)}
+        self.settle()
+        return found | {"other": rival.other, "value": out.double().abs().mean().item()}
+
+    def time(self, name, whos, rounds):
+        """A record for each direction, of the contenders that are named."""
+        made = contest.build(name, self.device, self.small)
+        calls = {
+            who: self.calls(name, who, contest.build(name, self.device, self.small) if it.overwrites else made)
+            for who, it in made.contenders().items()
+            if who in whos
+        }
+        if made.flops and made.flops[0] > LONG:
+            rounds = min(rounds, 3)
+        records = []
+        for place, direction in enumerate(("forward", "total")):
+            some = {who: pair[place] for who, pair in calls.items() if pair[place]}
+            if OURS in some:
+                records.append(self.record(made, direction, place, some, rounds) | {"contest": name})
+        del made, calls, some
+        timing._flush_buffer.cache_clear()
+        self.settle()
+        return records
+
+    def record(self, made, direction, place, calls, rounds):
+        floor = {"copy": timing.copy_of(round(made.bytes[place]), self.device)} if made.bytes else {}
+        samples = timing.interleave(floor | calls, rounds, self.device, cold=not self.small)
+        found = {"direction": direction, "sizes": made.sizes()}
+        found |= {"bytes": made.bytes and made.bytes[place], "flops": made.flops and made.flops[place]}
+        found["milliseconds"] = {who: taken.time() * 1e3 for who, taken in samples.items()}
+        found["undisturbed"] = {who: taken.share_clean() for who, taken in samples.items()}
+        if self.device == "cuda":
+            found["host_us"] = {who: taken.host() * 1e6 for who, taken in samples.items()}
+            found["peak"] = {who: memory.peak_extra(call, self.device)[0] for who, call in calls.items()}
+        return found
+
+    def calls(self, name, who, made):
+        """(forward without gradients, forward and backward or None)"""
+        rival = made.contenders()[who]
+        if (name, who) not in self.functions:
+            function = rival.load()
+            self.functions[name, who] = torch.compile(function, dynamic=False) if rival.compiled else function
+        function = self.functions[name, who]
+        detached = [x.detach() for x in made.inputs]
+        inputs = [x.detach().requires_grad_() for x in made.inputs]
+
+        def forward():
+            with torch.no_grad():
+                return function(*detached, *made.rest)
+
+        upstream = []
+
+        def total():
+            out = function(*inputs, *made.rest)
+            if not upstream:
+                upstream.append(torch.randn_like(out))
+            return torch.autograd.grad(out, inputs, upstream[0], allow_unused=True)
+
+        return forward, total if rival.backward and made.backward else None
+
+    def settle(self):
+        gc.collect()
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+def one_at_a_time(module, owner, method, lock):
+    """Have a method wait for a lock that all workers share. (Of a version without it, processes disturb each other.)"""
+    try:
+        owner = getattr(importlib.import_module(module), owner)
+        original = getattr(owner, method)
+    except (ImportError, AttributeError) as error:
+        print(f"rivals: {method} of {module} is not there to be locked: {error}", file=sys.stderr)
+        return
+
+    def locked(*args, **options):
+        with open(lock, "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            return original(*args, **options)
+
+    setattr(owner, method, locked)
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are as many workers as cores
+    serve(Worker(), sys.stdin)
