@@ -19,19 +19,19 @@ from .memory import SLACK
 
 RESULTS = Path(__file__).parent / "results"  # of full runs alone
 SCRATCH = Path(__file__).parents[1] / "build" / "benchmarks"
+FLOOR = (
+    " Floor: a copy that moves as many bytes, in the same rounds. Where a function's arithmetic may be the limit, "
+    "torch's own op in fp32 on as many elements stands beside it. Load average, at the start and the end: {load}."
+)
 HOW = {
     "cpu": "Contenders take turns, each from empty caches; times are medians of {rounds} undisturbed samples, in which "
     "no thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; near 0 the fastest "
-    "sample counts and the goals are not judged (?). Floor: a copy that moves as many bytes, in the same rounds. Where "
-    "a function's arithmetic may be the limit, torch's own op in fp32 on as many elements stands beside it. Freed "
-    "memory is kept by the allocator, for all contenders alike. Load average, at the start and the end: {load}.",
+    "sample counts and the goals are not judged (?). Freed memory is kept by the allocator, for all alike." + FLOOR,
     "cuda": "Contenders take turns, each from empty caches; times are medians of {rounds} samples. GPU ms: between "
-    "events behind a spin kernel, which keeps the queue full, so that no time of the host is in them. Host us: what "
-    "the host takes to enqueue the call, in the same samples, the least of all. Quiet: the share of our samples and "
-    "the copy's in which the queue stayed full; where it is near 0, as of a call that waits for the GPU, the goals are "
-    "not judged (?). Floor: a copy that moves as many bytes, in the same rounds. Where a function's arithmetic may be "
-    "the limit, torch's own op in fp32 on as many elements stands beside it. Load average, at the start and the end: "
-    "{load}.",
+    "events behind a spin kernel, which keeps the queue full, so that no time of the host is in them. Host us: what the "
+    "host takes to enqueue the call, in the same samples, the least of all. Quiet: the share of our samples and the "
+    "copy's in which the queue stayed full; near 0, as of a call that waits for the GPU, the goals are not judged (?)."
+    + FLOOR,
 }
 QUIET = 0.1  # share of undisturbed samples below which a comparison says nothing
 
@@ -201,16 +201,8 @@ def _debugging(records):
 
 
 def _calls(records):
-    head = [
-        "op",
-        "us",
-        "x-aten",
-        *(f"{part} us" for part in PARTS),
-        "new number us",
-        "first size us",
-        "traced us",
-        "new size us",
-    ]
+    head = ["op", "us", "x-aten", *(f"{part} us" for part in PARTS)]
+    head += ["new number us", "first size us", "traced us", "new size us"]
     rows = []
     for r in records:
         parts = r["parts"]

@@ -24,6 +24,7 @@ def parse(argv):
     options = parser.parse_args(argv)
     if options.workers is None:
         options.workers = 0 if options.device == "cpu" else max(1, min(14, (os.cpu_count() or 2) - 2))
+    options.small = options.device == "cpu" and not options.full
     return options
 
 
@@ -61,8 +62,9 @@ class Place:
 
         command = [sys.executable, "-m", f"{__package__}.worker"]
         worker = Served("rivals", command) if self.options.workers else Local()
-        small = self.options.device == "cpu" and not self.options.full
-        worker.ask("start", self.options.device, small, not self.options.no_compile, self.lock, limit=START)
+        worker.ask(
+            "start", self.options.device, self.options.small, not self.options.no_compile, self.lock, limit=START
+        )
         return worker
 
     def close(self):
@@ -105,11 +107,8 @@ def collect(options, names) -> dict:
     from .contest import OURS
 
     results = {"hardware": report.hardware(options.device), "routes": routes(options.device), "records": []}
-    results["settings"] = {
-        "device": options.device,
-        "rounds": options.rounds,
-        "load": [round(os.getloadavg()[0], 1)] * 2,
-    }
+    results["settings"] = {"device": options.device, "rounds": options.rounds, "small": options.small}
+    results["settings"]["load"] = [round(os.getloadavg()[0], 1)] * 2
     with tempfile.TemporaryDirectory() as folder:
         lock = str(Path(folder) / "lock") if options.workers and options.device == "cuda" else None
         places, free = [Place(options, lock) for _ in range(max(1, options.workers))], queue.SimpleQueue()
@@ -125,6 +124,9 @@ def collect(options, names) -> dict:
 
         with ThreadPoolExecutor(len(places)) as pool:
             ready = list(pool.map(prepared, names))
+        for i, (place, entry) in enumerate(ready):
+            if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # side by side they did not fit
+                ready[i] = place, prepare(place, entry["contest"])
         for place, entry in ready:
             if OURS not in entry["ready"]:
                 continue

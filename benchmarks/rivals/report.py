@@ -7,6 +7,7 @@ from ..report import _routes as routes
 from .contest import FLOOR, OURS
 
 LEVEL = 0.03  # by which a time may differ and count as level
+FAR = 0.1  # by which a result at full size has to differ to be named
 OTHERS = ("copy", OURS)
 
 
@@ -29,6 +30,8 @@ def markdown(results: dict) -> str:
     lines = [f"# safeops and its rivals, {results['hardware']['device']}", ""]
     lines += [", ".join(f"{k} {v}" for k, v in results["hardware"].items() if k != "device") + ".", ""]
     lines += [HOW[settings["device"]].format(**settings), "", routes(results["routes"]), ""]
+    if settings["small"]:
+        lines += ["Small operands, in warm caches: this tries the machinery, and says nothing of speed.", ""]
     lines += _table(results["records"], entries, settings["device"] == "cuda")
     lines += [_sum_up(results["records"], entries), ""]
     absent, out, differ = {}, [], []
@@ -37,6 +40,14 @@ def markdown(results: dict) -> str:
             absent.setdefault(why, []).append(f"{name} {who}")
         out += [f"- {name}, {who}: {why}" for who, why in entry["left_out"].items()]
         differ += [f"- {name}, {who}: {why}" for who, why in entry["other"].items() if not who.startswith(FLOOR)]
+        values = {
+            who: it for who, it in entry["values"].items() if not who.startswith(FLOOR) and OURS in entry["values"]
+        }
+        differ += [
+            f"- {name}, {who}: {value:.4g} where ours is {values[OURS]:.4g}, in the mean of the magnitudes"
+            for who, value in values.items()
+            if not abs(value - values[OURS]) <= FAR * abs(values[OURS])
+        ]
     lines += ["Absent:", "", *(f"- {why}: {', '.join(names)}" for why, names in absent.items()), ""] * bool(absent)
     lines += ["Left out:", "", *out, ""] * bool(out)
     lines += ["Timed, but of another result:", "", *differ, ""] * bool(differ)

@@ -45,16 +45,19 @@ class Worker:
         if rival.compiled and not self.compiling:
             return {"absent": "torch.compile is left out"}
         try:
-            found = {} if rival.other else {"errors": agreement.errors(name, who, self.device)}
-            made = contest.build(name, self.device, self.small)
-            forward, total = self.calls(name, who, made)
-            out = forward()
-            if total:
-                total()
+            return self.prepared(name, who, rival.other)
         except Absent as error:
             return {"absent": str(error)}
-        self.settle()
-        return found | {"other": rival.other, "value": out.double().abs().mean().item()}
+        finally:
+            self.settle()
+
+    def prepared(self, name, who, other):
+        found = {"other": other} | ({} if other else {"errors": agreement.errors(name, who, self.device)})
+        forward, total = self.calls(name, who, contest.build(name, self.device, self.small))
+        found["value"] = forward().abs().mean(dtype=torch.float64).item()
+        if total:
+            total()
+        return found
 
     def time(self, name, whos, rounds):
         """A record for each direction, of the contenders that are named."""
