@@ -28,7 +28,7 @@ HOW = {
     "no thread of ours waited for a core. Quiet: the share of our samples and the copy's that were; near 0 the fastest "
     "sample counts and the goals are not judged (?). Freed memory is kept by the allocator, for all alike." + FLOOR,
     "cuda": "Contenders take turns, each from empty caches; times are medians of {rounds} samples. GPU ms: between "
-    "events behind a spin kernel, which keeps the queue full, so that no time of the host is in them. Host us: what the "
+    "events behind a spin kernel, which keeps the queue full, so that no host time is in them. Host us: what the "
     "host takes to enqueue the call, in the same samples, the least of all. Quiet: the share of our samples and the "
     "copy's in which the queue stayed full; near 0, as of a call that waits for the GPU, the goals are not judged (?)."
     + FLOOR,
