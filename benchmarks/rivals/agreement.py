@@ -1,4 +1,5 @@
-"""Whether a contender computes what it should: its error against the definition in fp64, on small operands."""
+"""Whether a contender computes what it should: its error against the definition in fp64, on small operands. Where
+torch.compile takes part it is the function that it is given which is judged: compiling it twice would take minutes."""
 
 from __future__ import annotations
 
