@@ -38,6 +38,13 @@ $(VENV)/rivals: $(VENV)/installed requirements-rivals.txt
 	@$(PIP) install --no-compile -r requirements-rivals.txt
 	@touch $@
 
+# What the oldest Triton makes of the kernels is looked at, too, in processes that find this folder first.
+$(VENV)/oldest-triton: $(VENV)/installed requirements-triton.txt
+	@echo "== environment: the oldest Triton that is supported (pinned in requirements-triton.txt)"
+	@rm -rf $@
+	@$(PIP) install --no-compile --no-deps --target $@ -r requirements-triton.txt
+	@touch $@
+
 # Development install: the package is used from where it lies, the extensions are built into safeops/. The .pth file
 # is for scripts that lie beside this folder: where it is called safeops, they would take it for the package.
 $(VENV)/built: $(VENV)/installed $(SOURCE)
@@ -63,11 +70,11 @@ architectures: setup
 	    || { cat $(VENV)/build.log; exit 1; }
 
 # What `make test` leaves out. What is looked at are the CUDA kernels for all architectures, as the wheel has them.
-test-slow: architectures $(VENV)/rivals
+test-slow: architectures $(VENV)/rivals $(VENV)/oldest-triton
 	@$(PYTEST) -m "slow and not exhaustive" $(ARGS)
 
 # What the others ask of one op of a family, of all.
-test-exhaustive: setup
+test-exhaustive: setup $(VENV)/oldest-triton
 	@$(PYTEST) -m exhaustive $(ARGS)
 
 test-all: test test-slow test-exhaustive

@@ -195,7 +195,11 @@ def kept(
 
 @triton.jit
 def store(operand, space, m, n, value, inside, KIND: tl.constexpr, EDGE: tl.constexpr):
-    """A gradient too large for the dtype becomes inf, never the largest number: a gradient scaler looks for it."""
+    """A gradient too large for the dtype becomes inf, never the largest number: a gradient scaler looks for it.
+
+    Several threads may hold an element, such as the number of a row, and on its way to another layout Triton has each
+    of them store it. Their bits are the same: they hold what all of them computed from the same sum, and lanes that
+    exchange the parts of a sum add two rounded numbers, in either order (math.rounded_product)."""
     where = address(operand, space, m, n, KIND)
     value = value.to(operand[0].dtype.element_ty)
     if EDGE and KIND > PEELED:

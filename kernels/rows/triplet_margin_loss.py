@@ -12,6 +12,7 @@ from ..engine.blocks import is_last, load_partials
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
+from ..engine.math import rounded_product
 from ..engine.scaling import power_below, reciprocal
 from ..engine.tile import fetch, store, within, within_lane
 from .plan import SUM, launch
@@ -76,7 +77,7 @@ def merge_partials(partial, size, splits, output, rows, BS: tl.constexpr, BO: tl
         unit = tl.where(inside, unit, power_below(unit * 0))
         larger = tl.max(unit, ACROSS, keep_dims=True)
         by = unit * reciprocal(larger)
-        squares = tl.sum(squares * (by * by), ACROSS, keep_dims=True)
+        squares = tl.sum(rounded_product(squares, by * by), ACROSS, keep_dims=True)
         state = merge(state, (larger, squares, tl.max(differ, ACROSS, keep_dims=True)))
     return state
 

@@ -15,7 +15,6 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.machine_code import INSTRUCTION, disassembled, text
@@ -143,20 +142,17 @@ def lowered(source, options, stages):
     return str(module)
 
 
-def faults(source, options, stage):
-    """What shows in the results of one of the stages ttir (nothing but that it compiles), ttgir, cubin."""
+def compiled(source, options):
+    """(TTGIR, machine code)"""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    constants = {source.fn.arg_names[at]: value for (at,), value in source.constants.items()}
-    tile = constants["BM"], constants["BN"]
-    if stage == "cubin":
-        asm = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).asm
-        tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-        (listing,) = disassembled([text(asm["cubin"])[0]], ARCH, tool)
-        return gaps(asm["ttgir"]) + crosswise(asm["ttgir"], tile) + fused(listing)
-    found = lowered(source, options, ("ttir", "ttgir") if stage == "ttgir" else ("ttir",))
-    return gaps(found) + crosswise(found, tile) if stage == "ttgir" else []
+    asm = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).asm
+    return asm["ttgir"], text(asm["cubin"])[0]
+
+
+def tile(request):
+    return request["constants"]["BM"], request["constants"]["BN"]
 
 
 def ask(requests, stage, triton=None):
@@ -172,19 +168,30 @@ def ask(requests, stage, triton=None):
 
 
 def main(stage):
+    """stage: ttir (nothing but that it compiles), ttgir, or cubin."""
     kernels = gpu_kernels()
     kernels.without_torch()
     import triton
 
-    found = []
-    for request in json.load(sys.stdin):
+    requests = json.load(sys.stdin)
+    found, codes = [[] for _ in requests], {}
+    for i, request in enumerate(requests):
         try:
-            found.append(faults(*kernels.decoded(request), stage))
+            source, options = kernels.decoded(request)
+            if stage == "cubin":
+                ttgir, codes[i] = compiled(source, options)
+            else:
+                ttgir = lowered(source, options, ("ttir", "ttgir")[: 1 + (stage == "ttgir")])
         except triton.CompilationError as error:
-            found.append([f"does not compile: {error}"])
+            found[i].append(f"does not compile: {error}")
+            continue
+        if stage != "ttir":
+            found[i] += gaps(ttgir) + crosswise(ttgir, tile(request))
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    for i, listing in zip(codes, disassembled([*codes.values()], ARCH, tool) if codes else ()):
+        found[i] += fused(listing)
     print(json.dumps([triton.__version__, found]))
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):
-        main(sys.argv[1])
+    main(sys.argv[1])

@@ -207,9 +207,14 @@ def vectors(plan, names):
 SPILLS = 8 if triton.__version__.startswith("3.6.") else 0
 
 
+SIZES = {"*i1": 1, "*fp16": 2, "*bf16": 2, "*i32": 4, "*fp32": 4, "*fp64": 8, "*i64": 8}
+
+
 def check(name, plan, found):
     assert found["stack"] <= SPILLS, f"{name}: {found['stack']} bytes of stack or spills"
-    if not name.startswith("aligned"):
+    if not name.startswith("aligned"):  # that neighbours are contiguous says tile.address of strides that are not
+        sizes = {SIZES[kind] for kind in plan.signature.values() if kind in SIZES}
+        assert {*found["load"], *found["store"]} <= sizes, f"{name}: {found}"
         return
     reads = vectors(plan, ("x", "y", "z", "grad", "weight", "shares"))
     writes = vectors(plan, ("out", "dy", "dz", "dx", "dq"))
@@ -229,11 +234,10 @@ def check(name, plan, found):
 
 def in_flight(plan, registers):
     """KiB that the blocks resident on one H200 multiprocessor ask for at once, before the first of it is used."""
-    size = {"*i1": 1, "*fp16": 2, "*bf16": 2, "*fp32": 4, "*fp64": 8}
     read = [n for n in ("x", "shares", "y", "z", "mask", "weight") if plan.constants.get(n.upper()) == VECTOR.value]
     tile = plan.constants["BM"] * plan.constants["BN"]
     blocks = min(2048 // plan.config.threads, 65536 // (-(-registers // 8) * 8 * plan.config.threads))
-    return blocks * tile * sum(size[plan.signature[n]] for n in read) / 1024
+    return blocks * tile * sum(SIZES[plan.signature[n]] for n in read) / 1024
 
 
 def line(target, name, plan, found):

@@ -4,6 +4,7 @@ of compiled.py; and every functor compiles in every dtype. Each check finds the 
 
 import importlib.metadata
 import os
+import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -14,13 +15,16 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles: needs Triton without TRITON_INTERPRET", allow_module_level=True)
 
+from safeops.kernels.engine.indexing import ALL
+
 from tests.kernels import compiled
 from tests.kernels.plans_layouts import functors, layouts
 from tests.kernels.plans_statistics import BF16, F16, F32, F64
 from tests.kernels.test_triton_build import CASES, TARGETS
 
-OLD, PINNED = "3.6.0", importlib.metadata.version("triton")
-FOLDERS = {OLD: Path(sys.prefix) / f"triton-{OLD}", PINNED: None}
+PINNED = importlib.metadata.version("triton")
+OLD = re.search(r"triton==(.*)", (compiled.ROOT / "requirements-triton.txt").read_text())[1]
+FOLDERS = {OLD: Path(sys.prefix) / "oldest-triton", PINNED: None}
 GPU = TARGETS[f"sm_{compiled.ARCH}"]
 BATCHES = 2  # for as many workers
 LONG = 16  # more, where everything is compiled
@@ -31,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("triton_cache")
 def ask(version, requests, stage):
     folder = FOLDERS[version]
     if folder and not folder.exists():
-        pytest.skip(f"Triton {version} is not in {folder}: make test-slow brings it there")
+        pytest.skip(f"there is no {folder} with Triton {version}: make test-slow installs it")
     said, found = compiled.ask(requests, stage, folder)
     assert said == version and len(found) == len(requests) > 0
     return found
@@ -55,12 +59,14 @@ def planned():
 
 
 def sample():
-    """One of each kernel, axis, kind of access and operation."""
+    """One of each kernel, axis, kind of access and operation; and of tiles that have no full access for each thread."""
     found = {}
     for name, plan in planned().items():
         constants = plan.constants
-        axis, which = constants.get("AXIS"), constants.get("OP", constants.get("MODE"))
-        found.setdefault((plan.kernel.fn, axis, constants["VEC"] == 1, which), (name, plan))
+        axis, single = constants.get("AXIS"), constants["VEC"] == 1
+        which = constants.get("MODE") if axis == ALL.value else constants.get("OP")
+        small = "LM" in constants and constants["BM"] * constants["BN"] < plan.config.threads * constants["VEC"]
+        found.setdefault((plan.kernel.fn, axis, single, small and not single, which), (name, plan))
     return dict(found.values())
 
 
