@@ -1,11 +1,15 @@
-"""A GPU that is pretended: `pytest -p tests.pretended` with SAFEOPS_TEST_DEVICE=cuda, on a machine without one.
+"""A GPU that is pretended, on a machine without one.
 
-A tensor that is asked for on "cuda" lies on the CPU and is remembered by its storage; so is what is computed from it. It
-says that its device is "cuda:0", so the composites run as they do there, and a tensor of the CPU beside it raises, as
-there: a test, a module or a definition that mixes devices is seen where no GPU is.
+A tensor that is asked for on "cuda" lies on the CPU and is remembered by its storage; so is what is computed from it.
+It says that its device is "cuda:0", so the composites run as they do there, and a tensor of the CPU beside it raises,
+as there: a test, a module or a definition that mixes devices is seen where no GPU is. Kernels are not pretended.
+
+The fixture `gpu` is for one test. `SAFEOPS_TEST_DEVICE=cuda pytest -p tests.pretended tests/contract/rows` runs those
+of a folder, and fails where they mix devices.
 """
 
 import functools
+import os
 
 import pytest
 import torch
@@ -16,9 +20,10 @@ from torch.utils._pytree import tree_leaves
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 FACTORIES = """tensor as_tensor empty zeros ones full arange linspace eye rand randn randint randperm scalar_tensor
     empty_strided zeros_like ones_like empty_like full_like rand_like randn_like""".split()
-# A copy, and indices of another device, are torch's own; of the others a number of the CPU may stand beside a GPU's.
-COPIES = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
+# Of copies and indices torch takes two devices. Beside a GPU's tensor a 0-dim one of the CPU is a number, but not here:
+TWO_DEVICES = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 NO_NUMBERS = {"clamp", "clamp_min", "clamp_max", "cat", "stack", "index_select", "gather"}
+UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # which CUDA does not index
 
 device_of = torch._C.TensorBase.device.__get__
 storages = {}  # address -> weak reference, of what is on the GPU
@@ -38,11 +43,11 @@ def on_gpu(x):
 
 def mark(x, gpu=True):
     if real(x):
-        key = x.untyped_storage()._cdata
+        storage = x.untyped_storage()
         if gpu:
-            storages.setdefault(key, StorageWeakRef(x.untyped_storage()))
+            storages.setdefault(storage._cdata, StorageWeakRef(storage))
         else:
-            storages.pop(key, None)
+            storages.pop(storage._cdata, None)
     return x
 
 
@@ -53,13 +58,13 @@ def is_gpu(device):
 class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and real(x)]
-        name = func.overloadpacket.__name__
-        here = [on_gpu(x) for x in tensors]
-        if any(here) and not all(here) and name not in COPIES:
-            for x, gpu in zip(tensors, here):
-                if not gpu and (x.dim() or name in NO_NUMBERS):
-                    shapes = [f"{tuple(x.shape)} on {'cuda:0' if gpu else 'cpu'}" for x, gpu in zip(tensors, here)]
-                    raise MixedDevices(f"{func} of {', '.join(shapes)}")
+        name, here = func.overloadpacket.__name__, [on_gpu(x) for x in tensors]
+        if any(here) and name == "index" and tensors[0].dtype in UNSIGNED:
+            raise NotImplementedError(f"MixedDevices: CUDA has no index of {tensors[0].dtype}")
+        if any(here) and not all(here) and name not in TWO_DEVICES:
+            if any(not gpu and (x.dim() or name in NO_NUMBERS) for x, gpu in zip(tensors, here)):
+                shapes = [f"{tuple(x.shape)} on {'cuda:0' if gpu else 'cpu'}" for x, gpu in zip(tensors, here)]
+                raise MixedDevices(f"{func} of {', '.join(shapes)}")
         result = func(*args, **(kwargs or {}))
         if any(here) and name != "copy_":
             for x in tree_leaves(result):
@@ -70,27 +75,27 @@ class Watch(TorchDispatchMode):
 
 def factory(make):
     @functools.wraps(make)
-    def made(*args, device=None, **kwargs):
+    def made(*args, device=None, **options):
         if not is_gpu(device):
-            result = make(*args, device=device, **kwargs)
-            return mark(result, False) if device is not None else result
-        if (generator := kwargs.get("generator")) is not None and generator.device.type == "cpu":
+            result = make(*args, device=device, **options)
+            return result if device is None else mark(result, False)
+        if (generator := options.get("generator")) is not None and generator.device == CPU:
             raise MixedDevices("a CPU's generator for a tensor on cuda:0")
-        return mark(make(*args, device="cpu", **kwargs))
+        return mark(make(*args, device="cpu", **options))
 
     return made
 
 
 def moved(to):
-    def move(x, *args, **kwargs):
-        place = kwargs.pop("device", None)
+    def move(x, *args, **options):
+        place = options.pop("device", None)
         if args and isinstance(args[0], (str, torch.device, int)):
             place, args = args[0], args[1:]
         elif args and isinstance(args[0], torch.Tensor):
             place, args = args[0].device, (args[0].dtype, *args[1:])
         if not real(x) or place is None or torch.device(place).type not in ("cpu", "cuda"):
-            return to(x, *(() if place is None else (place,)), *args, **kwargs)
-        y = to(x, *args, **kwargs) if args or kwargs else x
+            return to(x, *(() if place is None else (place,)), *args, **options)
+        y = to(x, *args, **options) if args or options else x
         if is_gpu(place) != on_gpu(y):
             y = mark(y.clone() if y.untyped_storage()._cdata == x.untyped_storage()._cdata else y, is_gpu(place))
         return y
@@ -98,37 +103,66 @@ def moved(to):
     return move
 
 
-def pretend():
-    from safeops import _verified
+def pretend(patch):
+    """patch: a pytest.MonkeyPatch."""
+    from safeops._op import registry
 
     for name in FACTORIES:
-        setattr(torch, name, factory(getattr(torch, name)))
-    T = torch.Tensor
-    T.to = moved(T.to)
-    T.cpu, T.cuda = lambda x, **_: x.to("cpu"), lambda x, *_, **__: x.to("cuda")
-    T.device = property(lambda x: CUDA if on_gpu(x) else device_of(x))
-    T.is_cuda = property(on_gpu)
-    T.is_cpu = property(lambda x: device_of(x) == CPU and not on_gpu(x))
-    T.get_device = lambda x: 0 if on_gpu(x) else -1
-    torch.compile = torch.export.export = lambda *_, **__: pytest.skip("a trace knows no pretended device")
-    torch.cuda.current_device = lambda: 0
-    torch.cuda.get_sync_debug_mode, torch.cuda.set_sync_debug_mode = lambda: 0, lambda mode: None
-    _verified.Trust.__getitem__ = lambda self, index: False
+        patch.setattr(torch, name, factory(getattr(torch, name)))
+    new_tensor, to = torch.Tensor.new_tensor, moved(torch.Tensor.to)
+    instead = {
+        "to": to,
+        "cpu": lambda x, **_: to(x, "cpu"),
+        "cuda": lambda x, *_, **__: to(x, "cuda"),
+        "new_tensor": lambda x, *args, **options: mark(new_tensor(x, *args, **options), on_gpu(x)),
+        "device": property(lambda x: CUDA if on_gpu(x) else device_of(x)),
+        "is_cuda": property(on_gpu),
+        "is_cpu": property(lambda x: device_of(x) == CPU and not on_gpu(x)),
+        "get_device": lambda x: 0 if on_gpu(x) else -1,
+    }
+    for name, value in instead.items():
+        patch.setattr(torch.Tensor, name, value)
+    for name in ("current_device", "get_sync_debug_mode", "set_sync_debug_mode"):
+        patch.setattr(torch.cuda, name, lambda *_: 0)
+    for op in registry.values():
+        patch.setattr(op, "cuda", [False], raising=False)
 
 
-pretend()
+@pytest.fixture
+def gpu(monkeypatch):
+    with monkeypatch.context() as patch:
+        pretend(patch)
+        with Watch():
+            yield "cuda"
+    storages.clear()
+
+
+# ---- as a plugin
+
+WHOLE_RUN = os.environ.get("SAFEOPS_TEST_DEVICE") == "cuda" and not torch.cuda.is_available()
+
+
+def pytest_configure(config):
+    if WHOLE_RUN:  # (before tests are collected: modules make tensors)
+        patch = pytest.MonkeyPatch()
+        pretend(patch)
+        for owner, name in ((torch, "compile"), (torch.export, "export")):
+            patch.setattr(owner, name, lambda *_, **__: pytest.skip("a trace knows no pretended device"))
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item):
-    """A failure that is not about devices is another run's matter: kernels, autocast and streams are not pretended."""
+    """A failure that is not about devices is another run's matter."""
+    if not WHOLE_RUN:
+        yield
+        return
     with Watch():
         outcome = yield
+    for key in [key for key, weak in storages.items() if weak.expired()]:
+        del storages[key]
     if outcome.excinfo and not issubclass(outcome.excinfo[0], pytest.skip.Exception):
         text, error = "", outcome.excinfo[1]
         while error is not None:
             text, error = text + f"{type(error).__name__}: {error}", error.__cause__ or error.__context__
         if not any(words in text for words in ("MixedDevices", "attribute 'device'", " on cpu", "is on cuda")):
             outcome.force_exception(pytest.xfail.Exception(text.partition("\n")[0]))
-    for key in [key for key, weak in storages.items() if weak.expired()]:
-        del storages[key]

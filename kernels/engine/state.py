@@ -14,10 +14,10 @@ A state is the tuple (count, weights, pivot, shift, top, total), of which each M
     pivot     MOMENTS: an element, from which deviations are taken; with weights, a lane's heaviest
     shift     MOMENTS: sum w (x - pivot) = shift top
 
-Nothing overflows or underflows on the way to a result that does neither, if no difference of two elements does. And a variance loses no digits to a large
-mean: its pivot is one of the elements, and how far that lies from the others is part of their variance, unless its
-weight is small beside theirs, which is why it is the heaviest. States are merged pairwise, by shifting them to a common
-pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
+Nothing overflows or underflows on the way to a result that does neither, as long as no difference of two elements does.
+And a variance loses no digits to a large mean: its pivot is one of the elements, and how far that lies from the others
+is part of their variance, unless its weight is small beside theirs, which is why it is the heaviest. States are merged
+pairwise, by shifting them to a common pivot (Chan, Golub and LeVeque 1979) and scaling them to a common top.
 """
 
 import triton

@@ -158,8 +158,6 @@ class no_sync(TorchDispatchMode):
         self.stack.callback(*((delattr, owner, name) if inherited else (setattr, owner, name, original)))
 
 
-
-
 def _by_torch(error):
     """Whether torch's own sync debug mode raised it."""
     own = isinstance(error, SynchronizationError)

@@ -270,8 +270,9 @@ def check_cuda_graph(subject: Subject, sample: Sample) -> None:
     upstream = run(subject.op, cast).upstream
 
     def step():
-        values = [v for v in outputs(subject.op(*live.args, **live.kwargs)) if v.requires_grad]
-        return values, torch.autograd.grad(values, list(leaves.values()), upstream)
+        values = outputs(subject.op(*live.args, **live.kwargs))
+        tracked = [v for v in values if v.requires_grad]
+        return values, torch.autograd.grad(tracked, list(leaves.values()), upstream) if leaves else ()
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -287,7 +288,7 @@ def check_cuda_graph(subject: Subject, sample: Sample) -> None:
             t.mul_(0.5)
     graph.replay()
     want = run(subject.op, cast.replace({k: cast.get(k) * 0.5 for k in leaves}), upstream)
-    for got, wanted in zip((*values, *grads), (*want.values, *want.grads.values())):
+    for got, wanted in zip((*values, *grads), (*want.values, *want.grads.values()), strict=True):
         if not torch.equal(got.detach(), wanted):
             raise AssertionError("a replayed graph differs from eager")
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import safeops  # noqa: F401
-
 from tests.kernels.emulated import BINARY, FLOATS, UNARY, needs_compiler
 
 pytestmark = [pytest.mark.slow, needs_compiler, pytest.mark.xdist_group("cuda_emulated")]
@@ -26,12 +25,12 @@ def edges(dtype):
 def alike(got, twin, grad, operands, label):
     """NaN and infinities in the same places, numbers within the rounding of two libraries.
 
-    0 times inf is NaN or, where the 0 is a slope too small for the dtype, inf: both tell GradScaler. Where an operand is
-    infinite and the upstream gradient 0, it is nowhere said whether their product shows."""
+    0 times inf is NaN or, where the 0 is a slope too small for the dtype, inf: both tell GradScaler. Where an operand
+    is infinite and the upstream gradient 0, it is nowhere said whether their product shows."""
     info, wide = torch.finfo(got.dtype), got.dtype in (torch.float32, torch.float64)
-    least = info.tiny if wide else 4 * info.tiny * info.eps  # (a slope of fp32 below the normal numbers is rounded first)
-    same = (got.double() - twin.double()).abs() <= 4 * info.eps * twin.double().abs() + least
-    same |= (got == twin) | (got.isnan() & twin.isnan())
+    least = info.tiny if wide else 4 * info.tiny * info.eps  # (fp32 rounds a slope below the normal numbers first)
+    near = (got.double() - twin.double()).abs() <= 4 * info.eps * twin.double().abs() + least
+    same = (near & twin.isfinite()) | (got == twin) | (got.isnan() & twin.isnan())
     if grad is not None:
         same |= ~(grad.isfinite() | got.isfinite() | twin.isfinite())
         same |= (grad == 0) & ~torch.stack(operands).isfinite().all(0)

@@ -8,7 +8,7 @@ namespace {
 struct Halves {
   float log2, power;    // log2 |a|, log2 |a^b|
   bool one, broken;     // |a| is 1, and so is its power; b is finite and not whole
-  float base, sign;     // a number with the sign of a, and of a^b; 0 if b is broken
+  float sign;           // a number with the sign of a^b
   float unknown;        // 0, or NaN if a or b is no finite number
 
   __device__ Halves(float a, float b) : log2(log2_of(fabs(a))), unknown(0 * a + 0 * b) {
@@ -17,8 +17,7 @@ struct Halves {
     // At 1.5 2^23 a step is 1, and the lowest bit says what is odd. Halves of 2^22 and more are even.
     const float size = fminf(fabs(b), 0x1p22f), raised = size + 0x1.8p23f;
     broken = raised - 0x1.8p23f != size;
-    base = broken ? 0 : a;
-    sign = __uint_as_float(__float_as_uint(raised) << 31 & __float_as_uint(base));
+    sign = __uint_as_float(broken ? 0 : __float_as_uint(raised) << 31 & __float_as_uint(a));
   }
 };
 
@@ -54,8 +53,10 @@ struct SafePow : Plain {
     da = db = C(0);
     if (flat) return;
     if (range.need_input && b != C(0)) {
-      // a^(b-1) is a^b / a, where that is not below the normal numbers
-      const C part = known && fabs(y) >= kSmallest ? y / a : pow(a, b - C(1));
+      // a^(b-1) is a^b / a, where that is not below the normal numbers. It has a's sign unless b is odd, which b - 1
+      // no longer tells of a large or infinite b; and |a|^b is what -inf has of a b that is not whole.
+      const bool odd = b == trunc(b) && b / 2 != trunc(b / 2);
+      const C part = known && fabs(y) >= kSmallest ? y / a : pow(fabs(a), b - C(1)) * (a < C(0) && !odd ? -1 : 1);
       const C slope = b * part;
       da = g * slope;
       if (known && lost(slope, C(1))) {  // b a^(b-1) over- or underflows where its product with g may not
@@ -79,7 +80,7 @@ struct SafePow : Plain {
     const bool over = x.power >= range.log2_limit + (a == 0 ? 0 : x.unknown);  // 0 has no negative power
     const bool flat = over | (x.broken & (a < 0) & (a >= kLowest)) | ((a == 0) & (b < 1));
     const float of_a = size + rough_log2(fabs(b)) + before, of_b = size + x.power + own_log2(fabs(x.log2 * kLog2));
-    const float slope = with_signs_of(rough_exp2(of_a), g, b, x.base, x.sign);
+    const float slope = with_signs_of(rough_exp2(of_a), g, b, a, x.sign);
     const float other = with_signs_of(rough_exp2(of_b), g, x.log2);
     da = flat | (b == 0) ? 0 : slope;
     db = flat | (a <= 0) ? 0 : other;

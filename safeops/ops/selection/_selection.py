@@ -3,7 +3,7 @@
 import torch
 
 from safeops import _check
-from safeops._dtypes import FLOATING, fill_of, filled, where
+from safeops._dtypes import FLOATING, fill_of, filled, signed, where
 from safeops._symbolic import symbolic
 
 # What the kernels move, by bit pattern. Other dtypes take the composite.
@@ -22,9 +22,9 @@ def full(x, shape, fill_value):
 
 
 def summed_wide(x):
-    """x in the dtype its gradient is summed in: duplicates add up."""
+    """x in the dtype its gradient is summed in: duplicates add up. (Of unsigned integers CUDA indexes only bytes.)"""
     if x.dtype not in FLOATING:
-        return x
+        return signed(x)
     # aten adds one after the other on the CPU
     return x.to(torch.float64 if x.device.type == "cpu" or x.dtype == torch.float64 else torch.float32)
 

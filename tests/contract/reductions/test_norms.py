@@ -76,7 +76,7 @@ def test_norms_at_the_ends_of_fp64(route, upstream, size):
     if route == "composite" and not 1e-309 <= upstream * size <= 1e308:
         return  # there the chain rule multiplies by the norm on the way
     x = tensor([3 * size, 4 * size], torch.float64).requires_grad_()
-    unit = x.detach() / size
+    unit = x.detach() / tensor(size, torch.float64)  # (by a number CUDA multiplies by its reciprocal, which is inf)
     norm = unit.norm()
     wanted = {
         "safe_norm": unit / norm,

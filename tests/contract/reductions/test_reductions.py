@@ -103,7 +103,7 @@ def test_pytorch_4320_std_of_one_element(name):
 
 def test_root_of_the_variance_of_equal_elements():
     x = leaf([0.1, 0.1, 0.1])
-    assert grad_of(x.var().sqrt(), x).isnan().all()
+    assert not grad_of(x.var().sqrt(), x).isfinite().any()
     assert equal(safeops.masked_std(x), 0) and equal(grad_of(safeops.masked_std(x), x), [0, 0, 0])
     weight = torch.tensor([0.3, 0.7, 1.1], device=DEVICE)
     assert equal(grad_of(safeops.masked_std(x, weight=weight, correction=0), x), [0, 0, 0])

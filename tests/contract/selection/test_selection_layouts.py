@@ -54,8 +54,9 @@ def test_many_short_lines(dtype, columns):
                 g = torch.randn(i.shape, device=DEVICE)
                 (dx,) = torch.autograd.grad(safeops.safe_gather(leaf, 1, i), leaf, g)
                 zeros = torch.zeros(x.shape, dtype=torch.float64, device=DEVICE)
-                summed = zeros.scatter_add(1, torch.where(ok, i, 0).long(), torch.where(ok, g, 0).double())
-                assert dx.equal(summed.float())
+                place, added = torch.where(ok, i, 0).long(), torch.where(ok, g, 0).double()
+                summed, sizes = (zeros.scatter_add(1, place, x) for x in (added, added.abs()))
+                assert ((dx - summed).abs() <= 2 * 2**-24 * sizes).all()  # (few summands, added in fp32 on a GPU)
 
 
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
