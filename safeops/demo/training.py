@@ -14,7 +14,7 @@ from safeops.demo.network import StereoNet
 
 LEARNING_RATE = 0.02
 # The default, 65536, overflows the fp16 weight gradients of this network with any loss: the scaler would skip eleven
-# steps to come down to this, where they stay a fifth of the limit. What is skipped now, the loss itself causes.
+# steps to come down to this, where they stay below a tenth of 65504. What is skipped now, the loss itself causes.
 INIT_SCALE = 32.0
 # A run that has not moved a weight for so many steps never will: the data is the same, the scale a sixteenth.
 PATIENCE = 4
