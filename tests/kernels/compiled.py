@@ -92,6 +92,8 @@ def crosswise(ttgir, tile):
 
 # ---- machine code
 
+PAIRS = re.compile(r"D|(F2F|I2F)\.F64|.*\.(64|WIDE)|CS2R(?!\.32)")  # what fills two registers
+
 
 def fused(listing):
     sent, found = set(), []  # registers that hold what came from another lane
@@ -105,7 +107,7 @@ def fused(listing):
             found.append(f"fused: {op} {rest}")
         moved = re.match(r"MOV\b|IMAD\.MOV", op) and places[-1] in sent
         if not guard:
-            wide = 4 if ".128" in op else 2 if re.match(r"D|.*\.(64|WIDE)", op) else 1
+            wide = 4 if ".128" in op else 2 if PAIRS.match(op) else 1
             sent -= set(range(result, result + wide))
         if moved or op.startswith("SHFL.BFLY"):
             sent.add(result)

@@ -129,7 +129,14 @@ def test_what_is_sent_is_followed():
         == 1
     )
     assert found(sent, "DFMA R2, R4, R4, R6") == 1
-    assert found(fma) == found(sent, "FADD R7, R1, R2", fma) == found(sent, "LDS.64 R6, [R9]", fma) == 0
+    wider = "F2F.F64.F32 R6, R6", "DFMA R2, R4, -R4, R6"
+    assert (
+        found(fma)
+        == found(sent, *wider)
+        == found(sent, "FADD R7, R1, R2", fma)
+        == found(sent, "LDS.64 R6, [R9]", fma)
+        == 0
+    )
     assert (
         found(sent, "FFMA R0, R7, R7, R5")
         == found(sent, "STG.E desc[UR4][R2.64], R7", "ISETP.GT P0, PT, R7, R1, PT")
