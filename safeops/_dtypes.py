@@ -1,6 +1,7 @@
 """Dtype rules of the contract: what an op computes in, and what it returns."""
 
 import torch
+from torch.compiler import is_compiling
 
 HALF = (torch.float16, torch.bfloat16)
 WIDE = (torch.float32, torch.float64)
@@ -16,9 +17,18 @@ def compute_dtype(*dtypes):
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def wide(x):
+    """x in fp64, where a definition runs to be differentiated again: what the derivatives of 1e-40 are made of does not
+    fit fp32, and times an upstream gradient of 0 it must be 0.
+
+    As it is where there is no fp64, and under torch.compile on a GPU: there definitions are all that runs, nothing is
+    differentiated again, and fp64 may cost 64 times as much."""
+    kind = x.device.type
+    return x if kind == "mps" or (kind != "cpu" and is_compiling()) else x.double()
+
+
 def wide_on_cpu(x):
-    """x in fp64 on the CPU, where a definition runs to be differentiated again: what the derivatives of 1e-40 are made
-    of does not fit fp32, and times an upstream gradient of 0 it must be 0."""
+    """x in fp64 on the CPU, whose sums in fp32 are the less exact ones."""
     return x.double() if x.device.type == "cpu" else x
 
 

@@ -17,7 +17,7 @@ from safeops._dtypes import (
     overflows,
     saturate_tensor,
     to_one,
-    wide_on_cpu,
+    wide,
 )
 from safeops._library import declare_raw, like
 from safeops._op import Op
@@ -37,12 +37,12 @@ def define(function, absent, stand_in, input, eps=None, fill_value=0.0, dtype=No
     x = input.to(compute)
     fixed = x.detach()
     none = absent(fixed, eps)
-    y = function(wide_on_cpu(torch.where(none, BENIGN, fixed)))
+    y = function(wide(torch.where(none, BENIGN, fixed)))
     over = overflows(y, dtype) & fixed.isfinite() & ~none
     instead = torch.where(over, largest_like(y, dtype), saturate_tensor(stand_in(fixed, eps, fill_value), dtype))
     true = ~(none | over)
     # Select before the function: a slope that does not exist or does not fit must not meet the gradient 0.
-    y = function(wide_on_cpu(torch.where(true, x, BENIGN)))
+    y = function(wide(torch.where(true, x, BENIGN)))
     return torch.where(true, y.to(dtype), instead.to(dtype))
 
 

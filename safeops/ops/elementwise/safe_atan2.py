@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import to_one, wide_on_cpu
+from safeops._dtypes import to_one, wide
 from safeops.ops.elementwise._binary import Binary
 
 # ---- definition
@@ -15,7 +15,7 @@ def _define(y, x, eps, fill_value, dtype):
     flat = origin | far
     instead = torch.where(origin, 0, torch.atan2(y.detach(), x.detach()))
     y, x = torch.where(flat, 0, y), torch.where(flat, 1, x)
-    y, x = wide_on_cpu(y), wide_on_cpu(x)
+    y, x = wide(y), wide(x)
     # A power of two that brings the longer leg near 1: the derivative divides by x^2 + y^2.
     longer = torch.maximum(y.detach().abs(), x.detach().abs())
     scale = torch.where(longer.isnan(), 1, to_one(longer))

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import largest_like, overflows, wide_on_cpu
+from safeops._dtypes import largest_like, overflows, wide
 from safeops.ops.elementwise._binary import Binary
 from safeops.ops.elementwise.safe_log import log
 
@@ -10,7 +10,7 @@ from safeops.ops.elementwise.safe_log import log
 
 
 def _define(a, b, eps, fill_value, dtype):
-    a, b = wide_on_cpu(a), wide_on_cpu(b)
+    a, b = wide(a), wide(b)
     base, exponent = a.detach(), b.detach()
     finite = base.isfinite() & exponent.isfinite()
     whole = exponent == exponent.trunc()

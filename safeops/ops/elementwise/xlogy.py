@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import wide_on_cpu
+from safeops._dtypes import wide
 from safeops.ops.elementwise._binary import Binary
 from safeops.ops.elementwise.safe_log import log
 
@@ -11,7 +11,7 @@ from safeops.ops.elementwise.safe_log import log
 
 def _define(x, y, eps, fill_value, dtype):
     none = (x == 0) & ~((y > 0) & y.isfinite())  # no finite logarithm to multiply: masked out
-    product = wide_on_cpu(torch.where(none, 0, x)) * log(wide_on_cpu(torch.where(none, 1, y)))
+    product = wide(torch.where(none, 0, x)) * log(wide(torch.where(none, 1, y)))
     return torch.where(none, 0, product + 0.0).to(dtype)  # + 0: not -0
 
 

@@ -2,14 +2,14 @@
 
 import torch
 
-from safeops._dtypes import wide_on_cpu
+from safeops._dtypes import wide
 from safeops._loss import REDUCTION
 from safeops.ops.losses._pointwise import PointwiseLoss, by_batch
 
 
 def value(x, y):
     x, y = (torch.where(p == 0, p.detach(), p) for p in (x, y))
-    x, y = wide_on_cpu(x), wide_on_cpu(y)  # the two terms nearly cancel where x is nearly y
+    x, y = wide(x), wide(y)  # the two terms nearly cancel where x is nearly y
     none = x + y == 0
     total = torch.where(none, 1, x + y)
     return (_term(x, y, total) + _term(y, x, total)) / 2

@@ -9,6 +9,7 @@ import safeops
 from safeops.testing.compare import TOLERANCES
 from tests.contract.common import DEVICE, each_route, on
 from tests.contract.elementwise.stand_ins import above, assert_equal, below, call, compute, each_dtype, tensor
+from tests.pretended import gpu  # noqa: F401
 
 INF, NAN = math.inf, math.nan
 
@@ -249,17 +250,30 @@ def test_second_derivatives_and_tangents_of_two_operands(route, name, a, b):
 SMALL = {torch.float32: [1e-30, 1e-38, 1e-40], torch.float64: [1e-160, 1e-300]}
 
 
+OF_SMALL = ["safe_log", "safe_sqrt", "safe_rsqrt", "safe_reciprocal", "safe_pow", "safe_atan2"]
+FACTORS = [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)]  # the upstream gradient, and that of the gradient
+
+
 @each_route
-@pytest.mark.parametrize("name", ["safe_log", "safe_sqrt", "safe_rsqrt", "safe_reciprocal", "safe_pow", "safe_atan2"])
-@pytest.mark.parametrize("upstream, cotangent", [(1.0, 0.0), (0.0, 1.0), (0.0, 0.0)])
+@pytest.mark.parametrize("name", OF_SMALL)
+@pytest.mark.parametrize("upstream, cotangent", FACTORS)
 def test_second_derivatives_of_small_numbers_times_zero_are_zero(route, name, upstream, cotangent):
+    second_derivatives_are_zero(on(route, name), name, upstream, cotangent, DEVICE)
+
+
+@pytest.mark.parametrize("name", OF_SMALL)
+def test_on_a_gpu_the_definition_is_as_wide(name, gpu):  # noqa: F811
+    for upstream, cotangent in FACTORS:
+        second_derivatives_are_zero(on("composite", name), name, upstream, cotangent, gpu)
+
+
+def second_derivatives_are_zero(op, name, upstream, cotangent, device):
     """They do not fit: 1 / x^2 of 1e-30 is 1e60."""
-    op = on(route, name)
     for dtype, sizes in SMALL.items():
         if dtype == torch.float64 and upstream == 0:
             continue  # there is nothing wider to take the product in
         sizes = [x for x in sizes if name in ("safe_pow", "safe_atan2") or x >= torch.finfo(dtype).tiny]
-        x = torch.tensor(sizes, dtype=dtype, device=DEVICE, requires_grad=True)
+        x = torch.tensor(sizes, dtype=dtype, device=device, requires_grad=True)
         rest = [torch.full_like(x, v).requires_grad_() for v in (0.5, 0.0, 1.5, 2.0)] if name == "safe_pow" else [None]
         rest = [x.detach().flip(0).requires_grad_()] if name == "safe_atan2" else rest
         for other in rest:
