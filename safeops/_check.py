@@ -1,7 +1,7 @@
 """Argument checks of the public functions: errors that name the function, the argument, the shapes, dtypes or devices.
 
-They run before any work on the composite route; on the kernel route once a kernel's memory-safety check has refused, and
-in a Triton launcher, which itself takes nearly anything, before a call of a new kind.
+They run before any work on the composite route; on the kernel route once a kernel's memory-safety check has refused,
+and in a Triton launcher, which itself takes nearly anything, before a call of a new kind.
 """
 
 import operator

@@ -216,6 +216,7 @@ def wire():
         (2, 0, lambda: safeops.masked_sum_of_squares(x, dim=0)),
         (3, 0, lambda: safeops.masked_logsumexp(x, keep, dim=0)),
         (1, None, lambda: safeops.masked_count(x, keep, dim=0)),
+        (1, None, lambda: safeops.masked_count(keep, dim=0)),
         (3, 1, lambda: safeops.masked_softmax(x, keep, dim=0)),
         (3, 1, lambda: safeops.masked_log_softmax(x, keep, dim=0)),
         (2, 1, lambda: safeops.normalize(x, dim=0)),
