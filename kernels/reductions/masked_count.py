@@ -1,4 +1,4 @@
-"""masked_count: how many elements are kept. Reads the mask and the weight, never the input."""
+"""masked_count: how many elements are kept. Reads the mask and the weight; the input only where it is the mask."""
 
 from math import prod
 
@@ -10,6 +10,8 @@ from .statistic import statistic
 
 
 def masked_count(input, mask=None, weight=None, dim=None, keepdim=False):
+    if mask is None and input.dtype == torch.bool:
+        mask = input
     if mask is None and weight is None:
         reduced = reduced_dims(input.shape, dim)
         count = prod(size for size, gone in zip(input.shape, reduced) if gone)

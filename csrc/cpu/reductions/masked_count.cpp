@@ -1,4 +1,5 @@
-// How many elements are kept: mask True and weight not 0. I/O: read mask, weight; the input is a shape and no more.
+// How many elements are kept: mask True and weight not 0. I/O: read mask, weight; the input is a shape and no more, or,
+// of bools and without a mask, the mask.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
@@ -65,8 +66,9 @@ void count(const Shape& shape, const ReducedDims& dims, const OptionalTensor& ma
   ReductionDriver<C, Count<C>, CountOutput>{r, Count<C>{weight.has_value()}, CountOutput(r, to)}.run();
 }
 
-Tensor masked_count(const Tensor& input, const OptionalTensor& mask, const OptionalTensor& weight, const Dims& dim,
+Tensor masked_count(const Tensor& input, const OptionalTensor& given, const OptionalTensor& weight, const Dims& dim,
                     bool keepdim) {
+  const OptionalTensor mask = given || dtype_of(input) != DType::kBool ? given : OptionalTensor(input);
   const Shape shape = View(input).shape();
   const ReducedDims dims = reduced_dims(shape, dim);
   const Tensor to = empty(dims.output(shape, keepdim), DType::kLong, input);

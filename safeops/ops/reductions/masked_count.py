@@ -14,6 +14,8 @@ from safeops.ops.reductions._reduction import as_dims, output_shape, validate
 
 def definition(input, mask=None, weight=None, dim=None, keepdim=False):
     dims = _check.dims("masked_count", dim, input.dim())
+    if mask is None and input.dtype == torch.bool:
+        mask = input
     return count_kept(kept(mask, weight), input, dims, keepdim)
 
 
@@ -43,9 +45,9 @@ class MaskedCount(Op):
         takes = boolean or input.dtype in FLOATING
         if mask is None and not takes:
             self.validate(input, mask, dim, keepdim, weight, dtype, empty)
-        if boolean and mask is None:
-            mask = input
-        elif boolean and mask is not input:
+        if boolean and mask is input:
+            mask = None
+        elif boolean and mask is not None:
             self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (`&` broadcasts both ways)
             mask = input & mask
         return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
