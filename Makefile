@@ -103,11 +103,11 @@ mutants: setup
 	@$(BIN)/python scripts/mutants.py $(ARGS)
 
 # On a machine with a GPU. That script needs no make: python3 scripts/gpu_check.py --wheel safeops-*.whl
-KERNELS := dist/gpu-kernels.tar.gz
+KERNELS := dist/gpu-kernels.tar.xz
 gpu-check: wheel
 	@$(BIN)/python scripts/gpu_check.py --wheel dist/*.whl $(if $(wildcard $(KERNELS)),--kernels $(KERNELS)) $(ARGS)
 
-# What that launches of Triton, compiled on any machine (half an hour on two cores) into dist/gpu-kernels.tar.gz, by the
+# What that launches of Triton, compiled on any machine (ten minutes on two cores) into dist/gpu-kernels.tar.xz, by the
 # interpreter and the Triton of the one with the GPU: ARGS="--python python3.12"
 gpu-kernels: setup
 	@$(BIN)/python scripts/gpu_kernels.py $(ARGS)

@@ -1,25 +1,25 @@
-"""Everything that only a GPU can show, in one run with a time limit: correctness and speed.
+"""Everything that only a GPU can show, in a run with a time limit: correctness, or (--benchmarks) speed.
 
-    python scripts/gpu_check.py --wheel dist/safeops-*.whl [--kernels dist/gpu-kernels.tar.gz] [--minutes 10]
-                                [--out DIR] [--record]
+    python scripts/gpu_check.py --wheel dist/safeops-*.whl [--kernels dist/gpu-kernels.tar.xz] [--minutes 10]
+                                [--out DIR] [--benchmarks]
 
-Needs a GPU, torch >= 2.11 and pytest; with pytest-xdist eight processes share the GPU, and one that crashes or hangs
+Needs a GPU, torch >= 2.11 and pytest; with pytest-xdist up to 16 processes share the GPU, and one that crashes or hangs
 is replaced. No network, no make, no compiler. The wheel is installed into a temporary folder, and the tests run against
-that copy with SAFEOPS_UNVERIFIED=1, so that the kernels are the route. --kernels are Triton's, compiled beforehand
+that copy with SAFEOPS_KERNELS=require, so that the kernels are the route. --kernels are Triton's, compiled beforehand
 (gpu_kernels.py): they go into its cache, and what is not among them is compiled here. Stages, in order, each with a
 share of the time and killed beyond it:
 
     install      the wheel, and what the machine is
     verify       `safeops verify`: every op, as on a user's GPU
-    benchmarks   python -m benchmarks --quick
     gpu          tests/gpu: streams, graphs, synchronisation, launches, 2^31 elements, rounding, repeatability, memory
     contract     tests/contract, but what does not depend on the device
-    sanitizer    compute-sanitizer memcheck and racecheck of every op, where the tool is present
+    sanitizer    compute-sanitizer memcheck and racecheck of every op, each in a process of its own, where the tool is
+                 present
+    benchmarks   python -m benchmarks --quick, after `install` alone
 
 What is found is written as lines of JSON as it comes, to gpu-check-<date>.jsonl in the folder --out (or $OUT, or
-benchmarks/results). Exit status 1 if anything failed or was killed before it was done. --record then writes
-safeops/verified.json: an op that passed everything has a record of it, one that failed too, and one that was not judged
-keeps what it had. `--record-from FILE` does that later, from the lines. On --device cpu the GPU tests skip.
+benchmarks/results), and at the end a verdict on each op: passed, failed, or not judged, where something did not end.
+Exit status 1 if anything failed or was not judged. On --device cpu the GPU tests skip.
 """
 
 import argparse
@@ -38,21 +38,21 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import gpu_kernels  # noqa: E402
 import gpu_verdicts  # noqa: E402
-from gpu_processes import reports, run_all, run_limited  # noqa: E402
+from gpu_processes import run_all, run_limited, sanitized  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDS = ROOT / "safeops" / "verified.json"
 # name: (share of --minutes, most it may use when earlier stages left some)
-STAGES = {
-    "install": (0.07, 0.15),
+CORRECTNESS = {
+    "install": (0.06, 0.15),
     "verify": (0.12, 0.25),
-    "benchmarks": (0.20, 0.30),
-    "gpu": (0.29, 0.45),
-    "contract": (0.22, 0.45),
-    "sanitizer": (0.10, 1.00),
+    "gpu": (0.20, 0.40),
+    "contract": (0.42, 0.70),
+    "sanitizer": (0.20, 1.00),
 }
-PROCESSES = 8
-TEST_SECONDS = 90  # after which a test hangs
+SPEED = {"install": (0.06, 0.15), "benchmarks": (0.94, 1.00)}
+PROCESSES = min(16, os.cpu_count() or 1)
+TEST_SECONDS = 60  # without a kernel compiled, after which a test hangs
+SANITIZER_SECONDS = 90  # of one op
 # Clauses of the contract that no device changes: traces, transforms, refusals, and derivatives of derivatives.
 SAME_EVERYWHERE = (
     "composite opcheck opcheck_traced compile inductor export errors direct threads gradcheck gradgradcheck forward_ad "
@@ -66,7 +66,8 @@ class Check:
 
     def __init__(self, args, log):
         self.args, self.log, self.started = args, log, time.monotonic()
-        self.failed = []
+        self.failed, self.open = [], []
+        self.stages = SPEED if args.benchmarks else CORRECTNESS
         self.work = Path(tempfile.mkdtemp(prefix="safeops-gpu-check-"))
         self.site = self.work / "site"
         # The tests run from a copy: beside the repository's own safeops/, they would import that instead of the wheel.
@@ -76,7 +77,7 @@ class Check:
                 shutil.copytree(ROOT / name, self.work / name, ignore=ignore)
         self.environment = os.environ | {
             "PYTHONPATH": os.pathsep.join([str(self.site), str(self.work / "scripts"), str(self.work)]),
-            "SAFEOPS_UNVERIFIED": "1",
+            "SAFEOPS_KERNELS": "require",
             "SAFEOPS_CACHE": str(self.work / "cache"),
             "SAFEOPS_TEST_DEVICE": args.device,
             "SAFEOPS_GPU_CHECK_LOG": str(log.resolve()),
@@ -90,31 +91,34 @@ class Check:
             log.write(f"{json.dumps({'stage': stage, **line})}\n")
 
     def seconds_for(self, stage):
-        share, most = STAGES[stage]
+        share, most = self.stages[stage]
         total = self.args.minutes * 60
-        names = list(STAGES)
-        reserved = sum(STAGES[later][0] for later in names[names.index(stage) + 1 :]) * total
+        names = list(self.stages)
+        reserved = sum(self.stages[later][0] for later in names[names.index(stage) + 1 :]) * total
         left = total - (time.monotonic() - self.started)
         least = 30 if stage == "install" else 1  # torch may come from a cold disk; without it there is nothing
         return max(min(most * total, left - reserved), min(share * total, left), least)
 
-    def stage(self, name, command):
-        """Run a stage's command: its exit status (None where it was killed), and its output."""
+    def stage(self, name, command, failed=bool):
+        """Run a stage's command: its exit status (None where it was killed), and its output. failed(status): whether
+        something has; else a status but 0 leaves the stage open."""
         begin, limit = time.monotonic(), self.seconds_for(name)
         print(f"== {name} (at most {limit:.0f} s)", flush=True)
         self.environment["SAFEOPS_GPU_CHECK_STAGE"] = name
         status, output = run_limited(command, limit, cwd=self.work, env=self.environment)
-        self.ended(name, status, begin, output)
+        self.ended(name, status, begin, output, failed(status))
         return status, output
 
-    def ended(self, name, status, begin, output):
+    def ended(self, name, status, begin, output, failed):
         seconds = round(time.monotonic() - begin, 1)
         if status:
             how = f"killed by signal {-status}" if status < 0 else f"exit status {status}"
         else:
             how = "ok" if status == 0 else "killed at its time limit"
-        if status != 0:
+        if failed:
             self.failed.append(name)
+        elif status != 0:
+            self.open.append(name)
         self.write(name, status=status, ended=how, seconds=seconds, output=output[-6000:])
         print(f"   {how}, {seconds} s", flush=True)
 
@@ -146,8 +150,14 @@ class Check:
         log = self.environment["SAFEOPS_GPU_CHECK_LOG"]
         command = [sys.executable, "-m", "safeops", "verify", "--device", self.args.device]
         command += ["--log", log, "--seconds", "40"]  # for a check: one that hangs must not take the stage
-        _, output = self.stage("verify", command)
-        print("\n".join("   " + line for line in output.splitlines() if ": failed" in line or ": unknown" in line))
+        command += ["--jobs", str(PROCESSES)]
+
+        def failed(status):
+            lines = gpu_verdicts.read(self.log)
+            return any(line["stage"] == "verify" and line.get("verdict") == "failed" for line in lines)
+
+        _, output = self.stage("verify", command, failed)
+        print("\n".join("   " + line for line in output.splitlines() if ": failed" in line or ": not judged" in line))
 
     def pytest(self, name, folder, *options):
         if not (self.work / folder).exists():
@@ -157,14 +167,23 @@ class Check:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "gpu_plugin", "-p", "no:cacheprovider", "-c", str(ini)]
         command += ["--rootdir", str(self.work), "--import-mode=importlib", "--tb=short", folder, *options]
         if importlib.util.find_spec("xdist"):
-            command += ["-n", str(min(PROCESSES, os.cpu_count() or 1)), "--max-worker-restart", "1000"]
-        self.stage(name, command)
+            # Neighbours, which are an op's, to one process; who has none left takes over half of another's.
+            command += ["-n", str(PROCESSES), "--dist", "worksteal", "--max-worker-restart", "1000"]
+
+        def outcomes():
+            return gpu_verdicts.outcomes(gpu_verdicts.read(self.log), name)
+
+        # (a worker that is ended for its time makes pytest's status 1, and no test has failed)
+        self.stage(name, command, failed=lambda status: set(outcomes().values()).intersection(gpu_verdicts.BAD))
         counts, names = {}, {None: "not begun", "started": "not ended"}
-        for test, outcome in gpu_verdicts.outcomes(gpu_verdicts.read(self.log), name).items():
+        for test, outcome in outcomes().items():
+            outcome = names.get(outcome, outcome)
             counts[outcome] = counts.get(outcome, 0) + 1
             if outcome in gpu_verdicts.BAD:
                 print(f"   {outcome.upper()} {test}", flush=True)
-        told = (f"{n} {names.get(outcome, outcome)}" for outcome, n in counts.items())
+            elif outcome == "not ended":
+                print(f"   not ended: {test}", flush=True)
+        told = (f"{n} {outcome}" for outcome, n in counts.items())
         print("   " + (", ".join(told) or "no test was collected"), flush=True)
 
     def gpu(self):
@@ -181,27 +200,32 @@ class Check:
             return self.skip("sanitizer", "no GPU asked for")
         if not Path(tool).exists():
             return self.skip("sanitizer", "compute-sanitizer is not on this machine")
-        ops = sorted(gpu_verdicts.machine(gpu_verdicts.read(self.log))["identities"])
+        ops = gpu_verdicts.machine(gpu_verdicts.read(self.log))["ops"]
         begin, limit = time.monotonic(), self.seconds_for("sanitizer")
         print(f"== sanitizer (at most {limit:.0f} s)", flush=True)
         # The caching allocator would hide an access past a tensor's end inside its own larger block; calls of the
         # driver that torch expects to fail are no errors of a kernel.
-        self.environment["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
-        half, target, jobs = PROCESSES // 2, str(self.work / "tests/gpu/sanitizer_target.py"), []
-        for kind in (["memcheck", "--report-api-errors", "no"], ["racecheck"]):
-            jobs += [[tool, "--tool", *kind, sys.executable, "-u", target, *ops[i::half]] for i in range(half)]
-        results = run_all(jobs, limit, cwd=self.work, env=self.environment)
-        output = "\n".join(text for _, text in results)
-        if "Device not supported" in output:
-            return self.skip("sanitizer", "compute-sanitizer does not support this device or its virtualisation")
-        found = reports(output)
-        for op, errors in found.items():
-            self.write("sanitizer", op=op, errors=errors)
-            if errors:
-                print(f"   {op}: {errors[0]}", flush=True)
-        statuses = [status for status, _ in results]
-        status = 1 if any(found.values()) else next((s for s in statuses if s != 0), 0)
-        return self.ended("sanitizer", status, begin, output)
+        environment = self.environment | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        target = str(self.work / "tests/gpu/sanitizer_target.py")
+        kinds = {"racecheck": [], "memcheck": ["--report-api-errors", "no"]}
+        commands = {
+            (kind, op): [tool, "--tool", kind, *options, sys.executable, "-u", target, op]
+            for kind, options in kinds.items()
+            for op in ops
+        }
+        verdicts = []
+        for (kind, op), _, output in run_all(
+            commands, PROCESSES, begin + limit, SANITIZER_SECONDS, cwd=self.work, env=environment
+        ):
+            if "Device not supported" in output:
+                return self.skip("sanitizer", "compute-sanitizer does not support this device or its virtualisation")
+            verdict, errors = sanitized(output)
+            verdicts.append(verdict)
+            self.write("sanitizer", op=op, tool=kind, verdict=verdict, errors=errors[:20], output=output[-1000:])
+            if verdict != "passed":
+                print(f"   {op}: {kind}: {verdict}{''.join(': ' + error for error in errors[:1])}", flush=True)
+        status = 0 if set(verdicts) == {"passed"} else 1
+        return self.ended("sanitizer", status, begin, "", "failed" in verdicts)
 
     def benchmarks(self):
         if not (self.work / "benchmarks" / "__main__.py").exists():
@@ -216,7 +240,7 @@ class Check:
 
     def run(self):
         if self.install():
-            for name in list(STAGES)[1:]:
+            for name in list(self.stages)[1:]:
                 getattr(self, name)()
             self.write("compiled", kernels=gpu_kernels.compiled() - self.compiled)
             print(f"== {gpu_kernels.compiled() - self.compiled} kernels were compiled here", flush=True)
@@ -230,7 +254,7 @@ def describe(machine):
 def parser():
     made = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog="Exit codes: 0 all passed; 1 something failed or was killed; 2 bad arguments, or no GPU.",
+        epilog="Exit codes: 0 all passed; 1 something failed, or was not judged; 2 bad arguments, or no GPU.",
     )
     add = made.add_argument
     add("--wheel", type=Path, metavar="FILE", help="the built wheel that is checked (`make wheel` makes it in dist)")
@@ -238,19 +262,14 @@ def parser():
     add("--minutes", type=float, default=10.0, metavar="N", help="the time for all of it (default: 10)")
     out = os.environ.get("OUT") or ROOT / "benchmarks" / "results"
     add("--out", type=Path, default=out, metavar="DIR", help=f"where the results go as they come (default: {out})")
-    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the machinery, and records nothing")
-    add("--record", action="store_true", help="write safeops/verified.json in the end")
-    add("--record-from", type=Path, metavar="FILE", help="only write that, from the .jsonl of an earlier run")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help="cpu tries the machinery")
+    add("--benchmarks", action="store_true", help="speed, in the place of correctness")
     return made
 
 
 def main(argv=None):
     options = parser()
     args = options.parse_args(argv)
-    if args.record_from:
-        if why := gpu_verdicts.record(args.record_from, RECORDS):
-            options.error(f"--record-from: {why}")
-        return 0
     if args.wheel is None or not args.wheel.exists():
         options.error("--wheel: a built wheel is needed (make wheel)")
     if args.kernels and not args.kernels.exists():
@@ -268,14 +287,17 @@ def main(argv=None):
         check.run()
     finally:
         shutil.rmtree(check.work, ignore_errors=True)
-    found = gpu_verdicts.verdicts(gpu_verdicts.read(log))
-    check.write("end", verdicts=found, failed=check.failed)
+    found = {} if args.benchmarks else gpu_verdicts.verdicts(gpu_verdicts.read(log))
+    check.write("end", verdicts=found, failed=check.failed, open=check.open)
     for op, verdict in found.items():
         print(f"   {op}: {verdict}")
-    if args.record and (why := gpu_verdicts.record(log, RECORDS)):
-        print(f"== nothing recorded: {why}")
-    print("== FAILED: " + ", ".join(check.failed) if check.failed else "== all passed")
-    return 1 if check.failed else 0
+    for what, stages in {"FAILED": check.failed, "not judged": check.open}.items():
+        if stages:
+            print(f"== {what}: {', '.join(stages)}")
+    if not check.failed and not check.open:
+        print("== all passed")
+        return 0
+    return 1
 
 
 def _no_gpu():

@@ -19,6 +19,7 @@ import contextlib
 import importlib
 import io
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -41,61 +42,121 @@ ELEMENTS = 1 << 20  # of a benchmark's call, on whose plan a larger one makes no
 
 @contextlib.contextmanager
 def planned(arch):
-    """A dict whose keys are what calls on the CPU would compile for a GPU of this architecture, as JSON."""
+    """A dict whose keys are what calls on the CPU would compile for a GPU of this architecture, as JSON.
+
+    What an op gives is then taken for the truth: a plan depends on no value, and the definitions in fp64 take most of
+    the time of a check."""
+    import torch
     from safeops.kernels.engine import launch
     from triton.backends.compiler import GPUTarget
 
-    from safeops import _library, _torch
+    from safeops import _library
+    from safeops.testing import Subject, run
 
-    found = {}
+    found, planning = {}, [True]
 
     def plan(made, *_):
-        made.compile(GPUTarget("cuda", arch, 32))
+        if "noted" not in vars(made):  # plans are kept, and met again at each call
+            made.noted = True
+            made.compile(GPUTarget("cuda", arch, 32))
 
     def note(source, target, options):
         found[json.dumps(encoded(source, options))] = None
 
-    class Planned(_torch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if launcher := _library.launchers.get(function):
-                launcher(*args)
-            return function(*args, **(kwargs or {}))
+    def truth(subject, sample, upstream=None, autocast=False):
+        planning[0] = False
+        try:
+            outcome = run(subject.op, sample, upstream, unused_ok=True)
+        finally:
+            planning[0] = True
+        outcome.several_terms = subject.several_terms
+        return outcome
 
-    with mock.patch.object(launch.triton, "compile", note), mock.patch.object(launch.Plan, "__call__", plan), \
-         mock.patch.object(launch, "arch_of", lambda device: arch), Planned():  # fmt: skip
+    def with_plan(launcher, kernel):
+        def call(keys, *args):
+            if planning[0]:
+                launcher(*args)
+            return kernel.call_boxed(keys, *args)
+
+        return call
+
+    library = torch.library.Library("safeops", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the C++ kernels are overridden
+        for op, launcher in _library.launchers.items():
+            call = with_plan(launcher, torch.library.get_kernel(op, "CPU"))
+            library.impl(op, call, "CPU", with_keyset=True)
+    changes = (launch.triton, "compile", note), (launch.Plan, "__call__", plan), (Subject, "truth", truth)
+    with contextlib.ExitStack() as changed:
+        for change in (*changes, (launch, "arch_of", lambda device: arch)):
+            changed.enter_context(mock.patch.object(*change))
         yield found
+    del library
     launch._plans.clear()  # which would be of no architecture but this
 
 
 def requests(ops, arch):
-    """What the check of these ops (none: all) and the benchmarks would compile."""
-    import torch
-
+    """({who calls: what is compiled for it, as JSON}) of these ops (none: all): by `safeops verify`, and the benchmarks
+    that the GPU check runs."""
+    from safeops import _library
     from safeops._op import registry
-    from safeops.verify import worker
 
     sys.path.insert(0, str(ROOT))
     from benchmarks import case
 
     if unknown := set(ops).difference(registry, case.names()):
         raise SystemExit(f"gpu_kernels: there is no op {min(unknown)!r}")
+    launched = {op.name().removeprefix("safeops::") for op in _library.launchers}
+    names = {
+        "verify": [name for name, op in registry.items() if op.cpu and launched.intersection(op.raw)],
+        "benchmarks": case.names(),
+    }
+    work = [(who, name) for who, all_names in names.items() for name in all_names if not ops or name in ops]
+    found = {who: {} for who in names}
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"), initializer=prepare_planner) as pool:
+        for (who, name), texts in zip(work, pool.map(request, *zip(*work), [arch] * len(work))):
+            found[who].update(dict.fromkeys(texts))
+            print(f"{who}: {len(found[who])} kernels up to {name}", flush=True)
+    return found
+
+
+def prepare_planner():
+    import torch
+
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
+
+
+def request(who, name, arch):
+    """What one op's, or one benchmark's, calls compile."""
+    with planned(arch) as found:
+        {"verify": call_checks, "benchmarks": call_benchmark}[who](name)
+    return list(found)
+
+
+def call_checks(name):
+    from safeops._op import registry
+    from safeops.verify import worker
 
     def say(op, why=None, **_):
         if why:
             raise RuntimeError(f"{op}: {why}")
 
-    with planned(arch) as found:
-        for name, op in registry.items():
-            if op.raw and op.cpu and (not ops or name in ops):
-                worker.check_op(op, "cpu", False, say)
-                print(f"{name}: {len(found)} kernels so far", flush=True)
-        for name in case.names():
-            for dtype in case.DTYPES.values() if not ops or name in ops else ():
-                made = case.build(name, ELEMENTS, dtype, "cpu")
-                result = made.ours(*made.inputs)
-                if made.backward_bytes is not None:
-                    result.backward(torch.ones_like(result))
-    return list(map(json.loads, found))
+    worker.check_op(registry[name], "cpu", False, say)
+
+
+def call_benchmark(name):
+    import torch
+
+    from benchmarks import __main__ as benchmarks
+    from benchmarks import case
+
+    case.names()  # which registers them
+    for dtype in benchmarks.parse(["--quick"]).dtypes.split(","):
+        made = case.build(name, ELEMENTS, case.DTYPES[dtype], "cpu")
+        result = made.ours(*made.inputs)
+        if made.backward_bytes is not None:
+            result.backward(torch.ones_like(result))
 
 
 def encoded(source, options):
@@ -164,10 +225,12 @@ def compile_one(arch, request):
 
 
 def without_torch():
-    """Let the kernels' modules, which ask torch for the names of dtypes, be imported where there is none."""
-    package = types.ModuleType("safeops")
-    package.__path__ = [str(ROOT / "safeops")]
-    sys.modules |= {"torch": mock.MagicMock(), "safeops": package, "safeops._library": mock.MagicMock()}
+    """Let the kernels' modules, which ask torch for the names of dtypes, be imported where there is none, and where
+    nothing is installed that would map `safeops.kernels` to its folder."""
+    for name, folder in {"safeops": "safeops", "safeops.kernels": "kernels"}.items():
+        sys.modules[name] = package = types.ModuleType(name)
+        package.__path__ = [str(ROOT / folder)]
+    sys.modules |= {"torch": mock.MagicMock(), "safeops._library": mock.MagicMock()}
 
 
 def prepare_worker():
@@ -200,7 +263,7 @@ def compile_by(python, arch, wanted, cache):
 
 def pack(cache, out):
     """Write the kernels of a cache folder; their files' paths become names."""
-    with tarfile.open(out, "w:gz") as file:
+    with tarfile.open(out, "w:xz") as file:
         for found in sorted(cache.glob("*/*")):
             if found.suffix not in KEPT:
                 continue
@@ -240,7 +303,7 @@ def main(argv=None):
     parser.add_argument("--arch", type=int, default=90, help="the GPU's compute capability (default: 90, for 9.0)")
     parser.add_argument("--ops", nargs="+", default=(), metavar="OP", help="of these alone (default: all)")
     parser.add_argument("--python", default=sys.executable, help="as on that machine: its version, and its Triton")
-    out = ROOT / "dist" / "gpu-kernels.tar.gz"
+    out = ROOT / "dist" / "gpu-kernels.tar.xz"
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help=f"default: {out}")
     parser.add_argument("--compile", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
@@ -248,13 +311,14 @@ def main(argv=None):
         compile_all(args.arch, json.load(sys.stdin))
         return 0
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler announces each of its starts
-    warnings.simplefilter("ignore")  # that operands are broadcast: they are meant to be
-    wanted = requests(args.ops, args.arch)
+    found = requests(args.ops, args.arch)
+    wanted = [json.loads(text) for text in {text: None for texts in found.values() for text in texts}]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as cache:
         compile_by(args.python, args.arch, wanted, Path(cache))
         pack(Path(cache), args.out)
-    print(f"{args.out}: {len(wanted)} kernels, {args.out.stat().st_size / 1e6:.1f} MB")
+    counts = ", ".join(f"{len(texts)} for {who}" for who, texts in found.items())
+    print(f"{args.out}: {len(wanted)} kernels ({counts}), {args.out.stat().st_size / 1e6:.1f} MB")
     return 0
 
 

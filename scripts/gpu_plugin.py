@@ -1,18 +1,21 @@
 """A pytest plugin (-p gpu_plugin) of scripts/gpu_check.py: a line of JSON for each test, written as things happen.
 
     {"stage", "collected": [test, ...]}   before the first
-    {"stage", "test", "outcome": "started" | "passed" | "failed" | "error" | "skipped", ...}
+    {"stage", "test", "outcome": "started" | "passed" | "failed" | "error" | "skipped" | "not ended", ...}
 
-A test after which the device takes no more work, and one that hangs, end their process: under xdist another takes its
-place, and the test is the one that failed.
+A test after which the device takes no more work, and one that compiles nothing and does not end for so many seconds,
+end their process: under xdist another takes its place. The former has failed, the latter is not judged. Tests of one op
+stand together, so that one process loads its kernels.
 """
 
 import faulthandler
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
+from gpu_verdicts import op_of
 
 LOG, STAGE, SECONDS = "SAFEOPS_GPU_CHECK_LOG", "SAFEOPS_GPU_CHECK_STAGE", "SAFEOPS_GPU_CHECK_SECONDS"
 RECOVERS_NOT = 13  # exit status
@@ -23,6 +26,11 @@ def write(**line):
         text = json.dumps({"stage": os.environ[STAGE], **line})
         with open(os.environ[LOG], "a") as log:
             log.write(f"{text}\n")
+
+
+def stacks(worker):
+    """The file for the stacks of a process that is ended: empty unless its time ran out."""
+    return Path(f"{os.environ.get(LOG, os.devnull)}.{worker}.stacks")
 
 
 def is_worker():
@@ -40,11 +48,40 @@ def pytest_collection_finish(session):
         write(collected=[item.nodeid for item in session.items])
 
 
+def pytest_collection_modifyitems(items):
+    registry = sys.modules.get("safeops._op")
+    ops = registry.registry if registry else ()
+    # (those of large tensors side by side too: one process has the memory for itself)
+    items.sort(key=lambda item: "" if "test_large" in item.nodeid else op_of(item.nodeid, ops) or "~")
+
+
+class Limit:
+    """Ends the process where a test does nothing for so long. What Triton has compiled sets it back: a test may compile
+    hundreds of kernels, each of them in seconds."""
+
+    def __init__(self):
+        self.file = open(stacks(os.environ.get("PYTEST_XDIST_WORKER", "main")), "w")
+        try:
+            from triton import knobs
+
+            knobs.compilation.listener = lambda **_: self.begin()
+        except (ImportError, AttributeError):
+            pass  # there is no Triton that tells
+
+    def begin(self):
+        if SECONDS in os.environ:
+            faulthandler.dump_traceback_later(float(os.environ[SECONDS]), exit=True, file=self.file)
+
+
+_limit = []
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
     write(test=item.nodeid, outcome="started")
-    if SECONDS in os.environ:
-        faulthandler.dump_traceback_later(float(os.environ[SECONDS]), exit=True)
+    if not _limit:
+        _limit.append(Limit())
+    _limit[0].begin()
     try:
         return (yield)
     finally:
@@ -68,6 +105,8 @@ def pytest_runtest_logreport(report):
     """Where reports come together: under xdist in the first process, which makes those of crashed workers itself."""
     if is_worker() or not (report.when == "call" or report.outcome != "passed"):
         return
+    if report.when == "???" and (told := _stacks_of(report.node.gateway.id)):  # of a worker that has ended
+        return write(test=report.nodeid, outcome="not ended", message=told[:2000])  # the last call comes first
     line = {"test": report.nodeid, "outcome": report.outcome, "seconds": round(report.duration, 3)}
     if report.when in ("setup", "teardown") and report.outcome == "failed":
         line["outcome"] = "error"
@@ -76,3 +115,8 @@ def pytest_runtest_logreport(report):
     elif report.outcome == "failed":
         line["message"] = str(report.longrepr)[-2000:]
     write(**line)
+
+
+def _stacks_of(worker):
+    path = stacks(worker)
+    return path.read_text() if path.exists() else ""

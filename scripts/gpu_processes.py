@@ -1,4 +1,4 @@
-"""Processes with a time limit, and what compute-sanitizer prints of them."""
+"""Processes with a time limit, and what compute-sanitizer says of them."""
 
 import concurrent.futures
 import os
@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import time
 
 
 def run_limited(command, seconds, **options):
@@ -28,19 +29,25 @@ def run_limited(command, seconds, **options):
         return status, output.read()
 
 
-def run_all(commands, seconds, **options):
-    """run_limited of each, at once."""
-    with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
-        return list(pool.map(lambda command: run_limited(command, seconds, **options), commands))
+def run_all(commands, jobs, until, seconds, **options):
+    """Yield (key, status, output) of run_limited of each command, {key: command}, as they end: so many at a time, each
+    for so many seconds, and none beyond a time (time.monotonic()), after which the rest do not begin."""
+
+    def one(key):
+        left = until - time.monotonic()
+        return key, *(run_limited(commands[key], min(left, seconds), **options) if left > 1 else (None, ""))
+
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        for future in concurrent.futures.as_completed([pool.submit(one, key) for key in commands]):
+            yield future.result()
 
 
-def reports(output):
-    """{op: what the sanitizer has found}, of the target's output, which names each op before it runs."""
-    found, op = {}, "?"
-    for line in output.splitlines():
-        if line.startswith("op: "):
-            op = line.removeprefix("op: ")
-            found.setdefault(op, [])
-        elif re.match(r"=+ +(Invalid|Misaligned|Uninitialized|Error|Barrier|Illegal|\S* ?Race|.*hazard)", line):
-            found.setdefault(op, []).append(line.strip("= "))
-    return found
+def sanitized(output):
+    """(verdict, errors) by the output of one tool on one op: its summary counts what it has found in the process, and
+    the target says when it is done."""
+    found = re.search(r"=+ (?:ERROR|RACECHECK) SUMMARY: (\d+)", output)
+    kinds = r"=+ +(?:Invalid|Misaligned|Uninitialized|Error|Barrier|Illegal|\S* ?Race|.*hazard)"
+    errors = [line.strip("= ") for line in output.splitlines() if re.match(kinds, line) and "SUMMARY" not in line]
+    if found and int(found[1]):
+        return "failed", errors or [found[0].strip("= ")]
+    return ("passed" if found and re.search("^done$", output, re.M) else "not judged"), errors

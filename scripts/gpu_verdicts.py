@@ -1,10 +1,10 @@
-"""What the lines of a GPU check say of each op, and the records that follow. Of the standard library alone."""
+"""What the lines of a GPU check say of each op. It needs the standard library alone."""
 
 import json
 import re
-from collections import Counter
 
 BAD = ("failed", "error")
+OPEN = (None, "started", "not ended")  # tests that tell nothing
 # Tests of torch itself, and of tools that work on any route.
 OF_NO_KERNEL = ("test_what_torch_does.py", "test_debug.py", "test_to_device.py")
 
@@ -32,9 +32,9 @@ def op_of(test, ops):
 
 
 def outcomes(lines, stage):
-    """{test: the worst that came of it} of all that were collected: "started" where it never ended, None where it never
-    began."""
-    order = [None, "started", "skipped", "passed", *BAD]
+    """{test: the worst that came of it} of all that were collected: None where it never began, "started" where nothing
+    more is known of it, "not ended" where its time ran out."""
+    order = [*OPEN, "skipped", "passed", *BAD]
     found = {}
     for line in lines:
         if line.get("stage") == stage:
@@ -46,70 +46,31 @@ def outcomes(lines, stage):
 
 
 def verdicts(lines):
-    """{op: "passed" | "failed" | "incomplete"} of the ops with kernels. Passed: by `safeops verify`, and its own tests
-    were collected and ended, in both stages, and the sanitizer found nothing. A test of no op in particular that fails,
-    fails them all, unless it tests no kernel."""
-    ops = machine(lines)["identities"]
-    verified = {line["op"]: line["verdict"] for line in lines if line.get("stage") == "verify" and "op" in line}
-    unsound = {line["op"] for line in lines if line.get("stage") == "sanitizer" and line.get("errors")}
-    tests = {stage: {op: [] for op in ops} for stage in ("gpu", "contract")}
-    everyone = False
-    for stage, of_op in tests.items():
+    """{op: "passed" | "failed" | "not judged"} of the ops with kernels. Passed: by `safeops verify`, its own tests were
+    collected and ended, in both stages, and both sanitizers that there are ended and found nothing. A test of no op in
+    particular that fails, fails them all, unless it tests no kernel."""
+    ops = machine(lines)["ops"]
+    judged = {op: {"passed": [], "failed": [], "not judged": []} for op in ops}
+    told = [line for line in lines if line.get("op") in judged]
+    for line in told:
+        judged[line["op"]][line["verdict"]].append(line["stage"])
+    for stage in ("gpu", "contract"):
+        tests = {op: [] for op in ops}
         for test, outcome in outcomes(lines, stage).items():
-            if not any(name in test for name in OF_NO_KERNEL):
-                about = op_of(test, ops)
-                everyone |= about is None and outcome in BAD
-                if about is not None:
-                    of_op[about].append(outcome)
-    found = {}
-    for op in ops:
-        own = [of_op[op] for of_op in tests.values()]
-        ended = all("passed" in results and set(results) <= {"passed", "skipped", *BAD} for results in own)
-        if (
-            everyone
-            or op in unsound
-            or verified.get(op) == "failed"
-            or any(o in BAD for results in own for o in results)
-        ):
-            found[op] = "failed"
-        else:
-            found[op] = "passed" if ended and verified.get(op) == "passed" else "incomplete"
-    return found
+            about = None if any(name in test for name in OF_NO_KERNEL) else [op_of(test, ops)]
+            for op in ops if about == [None] and outcome in BAD else about or ():
+                if op is not None:
+                    tests[op].append(outcome)
+        for op, ends in tests.items():
+            ended = "passed" in ends and not set(ends).intersection(OPEN)
+            judged[op]["failed" if set(ends).intersection(BAD) else "passed" if ended else "not judged"].append(stage)
+    for op, stages in judged.items():
+        if not any(line["op"] == op and line["stage"] == "verify" for line in told):
+            stages["not judged"].append("verify")
+    return {op: next(v for v in ("failed", "not judged", "passed") if stages[v]) for op, stages in judged.items()}
 
 
 def machine(lines):
     """What the fresh install said of itself."""
-    empty = {"gpu": None, "identities": {}}
+    empty = {"gpu": None, "ops": []}
     return next((line["machine"] for line in lines if "machine" in line), empty)
-
-
-def updated_records(records, lines):
-    """verified.json after this run: each op that passed, or failed, has its record of it; the rest are as they were."""
-    here, found = machine(lines), {_key(record): record for record in records}
-    facts = {key: here.get(key) for key in ("driver", "torch", "date")}
-    for op, verdict in verdicts(lines).items():
-        if verdict != "incomplete":
-            passed = verdict == "passed"
-            record = here["identities"][op] | facts | {"passed": passed, "why": "" if passed else "the GPU check"}
-            found[_key(record)] = record
-    return sorted(found.values(), key=lambda record: json.dumps(record, sort_keys=True))
-
-
-def record(log, path):
-    """Write verified.json, at path, by the log of a run. Gives why not, or None."""
-    if not log.is_file():
-        return f"there is no {log}"
-    lines = read(log)
-    if not machine(lines)["identities"]:
-        return f"{log} names no machine and no op: it is no log of a run that got past its first stage"
-    if not machine(lines)["gpu"]:
-        return f"{log} is of a run without a GPU"
-    records = updated_records(json.loads(path.read_text()), lines)
-    path.write_text(json.dumps(records, indent=1) + "\n")
-    counts = Counter(verdicts(lines).values())
-    print(f"== {', '.join(f'{n} {verdict}' for verdict, n in sorted(counts.items()))}: recorded in {path}")
-
-
-def _key(record):
-    """As safeops/_verified.py has it."""
-    return tuple(record.get(name) for name in ("op", "gpu", "capability", "triton", "source"))

@@ -99,7 +99,7 @@ def check_no_sync(subject: Subject, sample: Sample) -> None:
                 torch.autograd.grad(values, list(leaves.values()), upstream, allow_unused=True)
     try:
         with torch.no_grad(), no_synchronisation(subject.device):
-            subject.op(*sample.args, **sample.kwargs)
+            subject.op(*cast.args, **cast.kwargs)
     except AssertionError as error:
         raise AssertionError(f"without gradients: {error}") from error
 
@@ -265,7 +265,7 @@ def _assert_refused(subject, bad, stray):
 
 @check("capturable in a CUDA graph: forward and backward, replayed on new data", cuda=True)
 def check_cuda_graph(subject: Subject, sample: Sample) -> None:
-    cast = sample.cast(torch.float32)
+    (cast, *_) = each_dtype(sample, (torch.float32,))
     live, leaves = attach(cast.clone())
     upstream = run(subject.op, cast).upstream
 

@@ -202,7 +202,7 @@ def _in_turn(cases, sample):
 def check_kept_upstream(subject: Subject, sample: Sample) -> None:
     cases = []
     for sized in _small_and_large(sample):
-        upstream = run(subject.op, sized).upstream
+        upstream = run(subject.op, each_dtype(sized)[0]).upstream
         for which in (i for i, u in enumerate(upstream) if u.numel()):
             places = ("first", 0), ("last", -1), ("every", slice(None))
             cases += [(sized, which, *place, value) for place in places for value in NONFINITE[:2]]
@@ -246,7 +246,8 @@ def check_nothing_kept(subject: Subject, sample: Sample) -> None:
         some = mask.clone()
         some[0] = not sample.mask_keeps
         for empty in ("zero", "nan"):
-            cast = sample.replace({sample.mask: some}).cast(torch.float32).with_kwargs(empty=empty)
+            (cast, *_) = each_dtype(sample.replace({sample.mask: some}), (torch.float32,))
+            cast = cast.with_kwargs(empty=empty)
             got = run(subject.op, cast.poisoned(float("nan")))
             assert_right(
                 cast,

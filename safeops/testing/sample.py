@@ -28,6 +28,7 @@ class Sample:
     mask_keeps      True: a True in the mask keeps; False: it drops (a fill mask). Default: by the keyword's name.
     masked          operands that must not matter where the mask drops; default: positional floats and `weight`.
     weight          the operand whose zeros mean "masked out"; default: the keyword `weight`.
+    dtypes          those it is checked in; default: each that can hold its values.
     smooth          False: a kink or a saturation lies so near that finite differences mean nothing here.
     slow            run the slow checks (compilation) on this sample; with none marked, the first one is taken.
     """
@@ -40,6 +41,7 @@ class Sample:
     mask_keeps: bool | None = None
     masked: tuple | None = None
     weight: Any = "weight"
+    dtypes: tuple | None = None
     smooth: bool = True
     slow: bool = False
 

@@ -20,9 +20,9 @@ def _cast(sample: Sample, dtype) -> Sample:
 
 
 def fitting(sample: Sample, dtypes=DTYPES) -> dict:
-    """{dtype: the sample in it}, of the dtypes that can hold its values."""
+    """{dtype: the sample in it}, of the dtypes that can hold its values. Its own take the place of `dtypes`."""
     casts = {}
-    for dtype in dtypes:
+    for dtype in sample.dtypes or dtypes:
         with contextlib.suppress(NotApplicable):
             casts[dtype] = _cast(sample, dtype)
     if not casts:

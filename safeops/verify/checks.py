@@ -7,11 +7,11 @@ import torch
 
 from safeops import _torch
 from safeops._op import registry
-from safeops.testing import CHECKS, Check, Subject, run, run_check
-from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, cancellation, largest_error
+from safeops.testing import CHECKS, DTYPES, Check, Subject, run, run_check
+from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, assert_same_bits, cancellation, largest_error
 from safeops.testing.layouts import LAYOUTS, REPEATS, _after_sum, _relaid, _right
 from safeops.testing.sample import NotApplicable
-from safeops.testing.values import fitting
+from safeops.testing.values import each_dtype, fitting
 from safeops.verify.calls import callable_of
 from safeops.verify.samples import family, has_classes, samples
 
@@ -19,6 +19,7 @@ from safeops.verify.samples import family, has_classes, samples
 SIZES = (1, 1000, 5000, 70_000, 1_050_000)
 LATE = 20_000_000  # clock cycles: about ten milliseconds
 WAITS = ("masked_select",)  # its size depends on the data: the host reads it
+ANYHOW = [name for name in LAYOUTS if name not in REPEATS]
 
 
 # ---- the routes
@@ -57,7 +58,7 @@ class _Calls(_torch.TorchDispatchMode):
 # ---- the subject
 
 
-def subject(op, device):
+def subject(op, device, full=False):
     """The op on a device, judged by its composite in float64: where terms cancel, by their sizes and by how far the
     composite in float32 is from that."""
     call = callable_of(op)
@@ -80,7 +81,7 @@ def subject(op, device):
         return run(composite, sample, grad=False, keys=()).values[0].dtype
 
     fields = {"terms": terms, "several_terms": True, "dtype_rule": dtype, "name": op.name}
-    return Subject(call, reference, samples(op), device=device, **fields)
+    return Subject(call, reference, tuple(samples(op, full)), device=device, **fields)
 
 
 def _saturated(value, largest):
@@ -100,40 +101,126 @@ def _scale(narrow, truth):
 # ---- checks beside those of safeops.testing
 
 
-def _check_layouts(subject, sample):
-    """All operands laid out alike, and each offset alone, in one dtype after the other; what .sum() sends back."""
-    shape, keys = sample.shape(), list(sample.operands())
-    if not shape or shape[0] < 2:
-        raise NotApplicable("no layout to vary")
-    sized = sample.grown(2000)
-    casts = list(fitting(sized).values())
-    cases = [(name, keys) for name in LAYOUTS if name not in REPEATS] + [("offset", [key]) for key in keys]
-    cases += [(name, [key]) for key in keys for name in ("row_expanded", "expanded")] + [("column_expanded", keys)]
-    for i, (name, chosen) in enumerate(cases):
-        laid = _relaid(casts[i % len(casts)], LAYOUTS[name], chosen)
-        if laid is not None:
-            _right(subject, laid, f"with {name} operands {chosen}")
-    if sample.leaves():
-        _after_sum(subject, casts[0])
+def variations(sample):
+    """(what is unusual, the operands) of every layout and size; of those whose turn it is, where the sample says."""
+    if not sample.shape():
+        raise NotApplicable("no layout and no size to vary")
+    if sample.turns is not None:
+        for turn in sample.turns:
+            yield (_aligned if turn % 2 else _anyhow)(sample, turn // 2)
+        return
+    if sample.shape()[0] > 1:
+        casts, keys = list(fitting(sample.grown(2000)).values()), list(sample.operands())
+        cases = [(name, keys) for name in ANYHOW] + [("offset", [key]) for key in keys]
+        cases += [(name, [key]) for key in keys for name in ("row_expanded", "expanded")] + [("column_expanded", keys)]
+        for i, (name, chosen) in enumerate(cases):
+            laid = _relaid(casts[i % len(casts)], LAYOUTS[name], chosen)
+            if laid is not None:
+                yield f"with {name} operands {chosen}", laid
+    dtypes = list(fitting(sample))
+    for i in range(len(SIZES)):
+        odd = _odd(sample, i)
+        yield f"of {tuple(odd.shape())}", odd.cast(dtypes[i % len(dtypes)])
 
 
-def _check_boundaries(subject, sample):
-    """Sizes on both sides of what the plans distinguish, of many rows and of long ones by turns."""
-    shape, dtypes = sample.shape(), list(fitting(sample))
-    if not shape:
-        raise NotApplicable("no size to vary")
-    for i, size in enumerate(SIZES):
-        axis = (-len(shape), -1)[i % 2]
-        times = -(-size // shape.numel())
-        grown = sample._resize(lambda t, a, n=times: torch.cat([t] * n, dim=a), axis)
-        # one less along the axis: of no round size
-        odd = grown._resize(lambda t, a: t.narrow(a, 0, t.shape[a] - 1) if t.shape[a] > 1 else t, axis)
-        _right(subject, odd.cast(dtypes[i % len(dtypes)]), f"of {tuple(odd.shape())}")
+def _odd(sample, turn):
+    """Of sizes on both sides of what the plans distinguish, by turns with many rows and long ones; none is round."""
+    size, axis, length = _size(sample, turn)
+    odd = _cut(_repeated(sample, size, axis), axis, length)
+    indexed = any(not t.is_floating_point() and t.dtype != torch.bool for t in sample.operands().values())
+    return odd if size > 1 or indexed else _cut(odd, -1, 1)
+
+
+def _cut(sample, axis, length):
+    return sample._resize(lambda t, a: t.narrow(a, 0, min(length, t.shape[a])), axis)
+
+
+def _size(sample, turn):
+    """(elements, the axis along which they become so many, how long that may get)"""
+    size, shape = SIZES[turn % len(SIZES)], sample.shape()
+    if size < shape.numel():
+        return size, -len(shape), 1
+    axis = (-len(shape), -1)[turn // len(SIZES) % 2]
+    return size, axis, -(-size // shape.numel()) * shape[axis] - 1
+
+
+def _repeated(sample, size, axis):
+    times = -(-size // sample.shape().numel())
+    return sample._resize(lambda t, a: torch.cat([t] * times, dim=a), axis)
+
+
+def _anyhow(sample, turn):
+    """Rows that begin anywhere; from the fifteenth turn on one operand is repeated in them."""
+    odd = _odd(sample, turn)
+    (cast, *_), keys, name = fitting(odd).values(), list(sample.operands()), ANYHOW[turn % len(ANYHOW)]
+    if turn >= 15:
+        name, keys = "column_expanded", [keys[(turn + 1) % len(keys)]]
+    return f"of {tuple(odd.shape())}, {name} operands {keys}", _relaid(cast, LAYOUTS[name], keys) or cast
+
+
+def _aligned(sample, turn):
+    """Rows of whole vectors, and operands that are repeated along one axis, or both."""
+    rows = _repeated(sample, 16 * sample.shape().numel(), -1)
+    size, axis, _ = _size(rows, turn)
+    (cast, *_), repeats = fitting(_repeated(rows, size, axis)).values(), (None, *REPEATS)
+    names = {key: repeats[(turn + i) % len(repeats)] for i, key in enumerate(rows.operands())}
+    laid = {key: LAYOUTS[name](cast.get(key)) for key, name in names.items() if name}
+    laid = {key: t for key, t in laid.items() if t is not None}
+    return f"of {tuple(cast.shape())}, with repeated {names}", cast.replace(laid)
+
+
+def _check_variations(subject, sample):
+    for what, laid in variations(sample):
+        _right(subject, laid, what)
+    if sample.leaves() and _rare(sample, "after_sum"):
+        _after_sum(subject, each_dtype(sample)[0])
+
+
+def _rare(sample, name):
+    """Whether a check that would have more compiled is run on this call."""
+    return sample.turns is None or name in sample.rare
+
+
+def _check_mixed(subject, sample):
+    """Operands of different dtypes: neighbours differ."""
+    floats = sample.floats()
+    if len(floats) < 2 or not _rare(sample, "mixed"):
+        raise NotApplicable("one floating operand only, or another call's turn")
+    # float64 is among them: the arithmetic is then another one
+    for shift in range(len(DTYPES)) if sample.turns is None else (sample.turns[0] % 2 - len(floats),):
+        mixed = sample.cast({key: DTYPES[(shift + i) % len(DTYPES)] for i, key in enumerate(floats)})
+        _right(subject, mixed, f"with operands of {', '.join(str(t.dtype) for t in mixed.floats().values())}")
+
+
+def _check_nothing_kept(subject, sample):
+    if not _rare(sample, "nothing_kept"):
+        raise NotApplicable("another call's turn")
+    CHECKS["nothing_kept"](subject, sample)
+
+
+def _check_each_gradient(subject, sample):
+    """One gradient alone: the kernels leave the others out."""
+    leaves = list(sample.leaves())
+    if len(leaves) < 2 or not _rare(sample, "alone"):
+        raise NotApplicable("one gradient at most, or another call's turn")
+    for cast in each_dtype(sample, (torch.float32,)):
+        every = run(subject.op, cast)
+        # of a family's kernels, which its ops share, one after the other
+        for key in leaves if sample.turns is None or len(sample.turns) > 1 else [leaves[sample.turns[0] % len(leaves)]]:
+            alone = run(subject.op, cast, every.upstream, keys=[key]).grads
+            assert_same_bits(f"gradient of operand {key!r}", alone[key], every.grads[key], "differs where it is alone")
+
+
+def _check_repeatable(subject, sample):
+    for _, laid in collections.deque(variations(sample), maxlen=1):  # the largest
+        first = run(subject.op, laid)
+        for _ in range(3):
+            assert_outcomes_equal(run(subject.op, laid, first.upstream or None), first, "differs from run to run")
 
 
 def _check_side_stream(subject, sample):
     """Operands that arrive late on a side stream: a kernel on another one would read what was there before."""
-    cast = sample.cast(torch.float32)
+    (cast, *_) = each_dtype(sample, (torch.float32,))
     expected = run(subject.op, cast)
     stale = cast.replace({key: torch.full_like(x, 0.5) for key, x in cast.floats().items()})
     torch.cuda.synchronize()
@@ -154,26 +241,30 @@ def _check_graph(subject, sample):
 
 
 OWN = {
-    "few_layouts": Check("few_layouts", _check_layouts, "strides, offsets and broadcasts"),
-    "boundaries": Check("boundaries", _check_boundaries, "sizes across the plans' boundaries"),
+    "variations": Check("variations", _check_variations, "strides, offsets, broadcasts, the plans' sizes"),
+    "nothing_kept": Check("nothing_kept", _check_nothing_kept, "what stands for nothing kept"),
+    "alone": Check("alone", _check_each_gradient, "one gradient of several"),
+    "mixed": Check("mixed", _check_mixed, "operands of different dtypes"),
+    "repeated": Check("repeated", _check_repeatable, "the same bits from run to run"),
     "side_stream": Check("side_stream", _check_side_stream, "the current stream", cuda=True),
     "graph": Check("graph", _check_graph, "capture and replay", cuda=True),
 }
 KERNEL_RUNS = "kernel_runs"  # first: the others would pass on the composite too
 QUICK = (
-    "value gradient few_layouts masked_garbage masked_upstream kept_nonfinite kept_upstream nothing_kept mixed_dtypes "
-    "repeatable no_sync boundaries side_stream graph"
+    "value gradient variations masked_garbage masked_upstream kept_nonfinite kept_upstream nothing_kept alone mixed "
+    "repeated no_sync side_stream graph"
 ).split()
 MORE = (
-    "weight_zero layouts upstream_layouts sizes partial_gradients inputs_unchanged uninitialized accumulation".split()
-)
+    "weight_zero layouts upstream_layouts sizes mixed_dtypes repeatable partial_gradients inputs_unchanged "
+    "uninitialized accumulation"
+).split()
 
 
 # What their operands have no room for: a class, an image or a window cannot be taken away, no element stands alone; and
 # what is moved is not added up.
 NOT_OF = {
     "images": {"sizes", "uninitialized", "accumulation"},
-    "selection": {"mixed_dtypes", "accumulation"},
+    "selection": {"mixed", "mixed_dtypes", "accumulation"},
     "lists": {"accumulation"},
 }
 
@@ -182,11 +273,11 @@ def names(op, full=False):
     """The checks that an op is due."""
     left = set(NOT_OF.get(family(op), ()))
     if op.name in WAITS:
-        left |= {"no_sync", "graph", "few_layouts"}
+        left |= {"no_sync", "graph"}
     if not op.differentiable:
         left |= {"nothing_kept", "accumulation"}  # counts and lists: whole numbers, and no policy
     if op.name in ("clip_grad_norm_", "health"):
-        left |= {"mixed_dtypes"}  # each of their results has its own
+        left |= {"mixed", "mixed_dtypes"}  # each of their results has its own
     if has_classes(op):
         left |= {"sizes", "uninitialized"}
     return [name for name in (KERNEL_RUNS, *QUICK, *(MORE if full else ())) if name not in left]
@@ -209,7 +300,7 @@ def _kernel_runs(op, subject):
     if not subject.samples:
         raise AssertionError(f"there are no samples of {op.name}")
     for sample in subject.samples:
-        sample = sample.to(subject.device).cast(torch.float32)
+        (sample, *_) = each_dtype(sample.to(subject.device), (torch.float32,))
         with _Calls() as forward:
             run(subject.op, sample, grad=False, keys=())
         with _Calls() as both:

@@ -62,7 +62,9 @@ class Worker:
             while b"\n" not in self.buffer:
                 if not select.select([self.process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
                     self.kill()
-                    raise Gone(f"no answer for {seconds:g} s", FAILED)
+                    raise Gone(
+                        f"no answer for {seconds:g} s", UNKNOWN
+                    )  # a slow compiler or a busy machine is no wrong result
                 if not (read := os.read(self.process.stdout.fileno(), 65536)):
                     raise self._ending()
                 self.buffer += read

@@ -3,15 +3,29 @@
 import dataclasses
 import functools
 import inspect
+import itertools
+from dataclasses import dataclass
 
 import torch
 
 import safeops
-from safeops.testing import Sample
+from safeops._op import registry
+from safeops.testing import DTYPES, Sample
 
 # Where an operand is no number of any size and sign.
 PROBABILITIES = {"binary_cross_entropy", "js_div", "kl_div", "dice_loss", "tversky_loss"}
+LONG = (2, 40_000)  # rows that no tile holds
+ALIGNED = (1, 3, 5, 7)  # turns: each operand of rows of whole vectors repeated in each way
 SIGNS = {"hinge_embedding_loss": 1, "margin_ranking_loss": 2, "soft_margin_loss": 1}  # which is 1 or -1
+
+
+@dataclass(frozen=True)
+class Call(Sample):
+    """turns: which of the variations the checks take, None: every one. rare: the checks that take this call, of those
+    that are run on one call of an op."""
+
+    turns: tuple | None = None
+    rare: tuple = ()
 
 
 def numbers(*shape, seed=0, low=-3.0, high=3.0):
@@ -41,7 +55,7 @@ def losses(op):
     names = inspect.signature(function(op)).parameters
     low, high = (0.05, 0.95) if op.name in PROBABILITIES else (-3.0, 3.0)
     required = [name for name, x in names.items() if x.default is x.empty]
-    toggled = {name: not x.default for name, x in names.items() if isinstance(x.default, bool)}
+    toggled = [name for name, x in names.items() if isinstance(x.default, bool)]
 
     def operands(*shape, last):
         """The first of the full shape; the last one may be broadcast."""
@@ -52,42 +66,52 @@ def losses(op):
             made.append(x)
         return tuple(made)
 
-    weight, count = numbers(33, seed=9, low=0.25, high=2.0), torch.tensor(7.5, dtype=torch.float64)
-    whole = operands(16, 33, last=(16, 33))
-    options = {"mask": flags(16, 33)}
-    yield Sample(whole, options, name="mean")
+    weight, whole = numbers(33, seed=9, low=0.25, high=2.0), operands(16, 33, last=(16, 33))
     positive = tuple(x.abs() for x in whole) if toggled else whole  # some of the other formulas have logarithms
-    yield Sample(positive, {**options, **toggled, "weight": weight, "reduction": "none"}, name="none, weighted")
-    if "pos_weight" in names:
-        options["pos_weight"] = weight
-    four = operands(3, 4, 5, 6, last=(4, 1, 6))
-    yield Sample(four, {"mask": flags(3, 1, 5, 6), "reduction": "sum"}, name="broadcast sum")
-    yield Sample(whole, {"weight": weight, "denominator": count}, name="denominator")
+    options = {"mask": flags(16, 33)} | ({"pos_weight": weight} if "pos_weight" in names else {})
+    for choice in itertools.product((False, True), repeat=len(toggled)):
+        chosen, turns = options | dict(zip(toggled, choice)), () if any(choice) else None
+        yield Call(positive, chosen, turns=turns, name=f"mean {choice or ''}")
+        chosen = chosen | {"weight": weight, "reduction": "none"}
+        yield Call(positive, chosen, turns=turns, name=f"none, weighted {choice or ''}")
+    if place(op) % 2:
+        four = operands(6, 4, 5, 6, last=(4, 1, 6))
+        yield Sample(four, {"mask": flags(6, 1, 5, 6), "reduction": "sum"}, name="broadcast sum")
+    else:
+        count = torch.tensor(7.5, dtype=torch.float64) if place(op) % 8 else 7.5
+        shape = ((33,), (16, 1), (1, 1))[place(op) // 2 % 3]
+        weight = numbers(*shape, seed=9, low=0.25, high=2.0)
+        yield Sample(whole, {"weight": weight, "denominator": count}, name="denominator")
 
 
 def regions(op):
-    x, y = (numbers(3, 4, 5, 7, seed=i, low=0.05, high=0.95) for i in range(2))
-    pixels, weight = flags(3, 1, 5, 7), numbers(4, 1, 1, low=0.25, high=2.0)
-    yield Sample((x, y), {"mask": pixels}, name="mean")
-    options = {"mask": flags(3, 4, 5, 7), "squared_pred": True, "reduction": "none"}
-    yield Sample((x, y), options, name="none, squared")
-    index = places(3, 1, 5, 7, below=4).clamp(0, 3)
-    options = {"weight": weight, "batch": True}
-    yield Sample((x, index), options, name="class indices, weighted")
+    x, y = (numbers(4, 4, 16, 16, seed=i, low=0.05, high=0.95) for i in range(2))
+    odd = tuple(t[..., :7, :5] for t in (x, y))
+    weight, index = numbers(4, 1, 1, low=0.25, high=2.0), places(4, 1, 16, 16, below=4).clamp(0, 3)
+    yield Call((x, y), {"mask": flags(4, 4, 16, 16)}, turns=(3, 7), name="mean")
+    options = {"squared_pred": True, "reduction": "none"}
+    yield Call(odd, {"mask": flags(4, 4, 7, 5), **options}, turns=(8,), name="none, squared")
+    yield Call(odd, {"mask": flags(7, 5), **options}, turns=(36,), name="none, one mask")
+    yield Call((x, index), {"weight": weight, "batch": True}, turns=(1, 5), name="class indices, weighted")
+    yield Call((x, y), {"mask": flags(4, 1, 16, 16)}, turns=(5,), name="masked pixels")
+    yield Call((x, y), {"mask": flags(4, 4, 1, 1)}, turns=(), name="masked regions")
 
 
 def reductions(op):
     names = inspect.signature(function(op)).parameters
     x, weight = numbers(16, 33), numbers(33, low=0.25, high=2.0)
     weighted = {"weight": weight} if "weight" in names else {}
-    four = numbers(3, 4, 5, 6, seed=1)
+    four = numbers(6, 4, 5, 6, seed=1)
     yield Sample((x,), {"mask": flags(16, 33), **weighted}, name="all")
-    yield Sample((x,), {"mask": flags(33), "dim": 1}, name="rows")
-    yield Sample((four,), {"mask": flags(3, 1, 5, 6), "dim": (0, 2), "keepdim": True}, name="columns of four")
-    yield Sample((x,), {"dim": 0}, name="columns, no mask")
+    of_rows = {name: t[:16, None] for name, t in weighted.items()}
+    yield Sample((x,), {"mask": flags(33), "dim": 1, **of_rows}, name="rows")
+    if place(op) % 2:
+        yield Sample((four,), {"mask": flags(6, 1, 5, 6), "dim": (0, 2), "keepdim": True}, name="columns of four")
+    else:
+        yield Sample((x,), {"dim": 0, **of_rows}, name="columns, no mask")
     for key, values in {"ord": (1, float("inf")), "correction": (0,)}.items():
         for value in values if key in names else ():
-            yield Sample((x,), {"mask": flags(16, 33), "dim": 1, key: value}, name=f"{key} {value}")
+            yield Call((x,), {"mask": flags(16, 33), "dim": 1, key: value}, turns=(), name=f"{key} {value}")
 
 
 def rows(op):
@@ -97,34 +121,42 @@ def rows(op):
         return
     if "anchor" in names:
         triple = tuple(numbers(16, 33, seed=i) for i in range(3))
-        yield Sample(triple, {"mask": flags(16, 1), "margin": 4.0}, name="mean")
-        yield Sample(triple, {"mask": flags(16, 1), "swap": True, "reduction": "none"}, name="none, swap")
+        yield Sample(triple, {"mask": flags(16, 1), "margin": 4.0}, dtypes=DTYPES, name="mean")
+        yield Sample(triple, {"reduction": "none"}, name="none")
+        across = tuple(numbers(33, 16, seed=i).mT for i in range(3))
+        options = {"mask": flags(16, 1), "swap": True, "reduction": "none"}
+        yield Call(across, options, turns=ALIGNED, name="none, swap, across memory")
         return
     masked, operands = "mask" in names, 2 if names[1].startswith("x") else 1
-    for shape, dim in (((16, 33), -1), ((16, 33), 0), ((3, 4, 5, 6), 1)):
+    for shape, dim in (((16, 33), -1), ((16, 33), 0), ((6, 4, 5, 6), 1), (LONG, 1)):
         x = tuple(numbers(*shape, seed=i) for i in range(operands))
         options = {"mask": flags(*shape), "dim": dim} if masked else {"dim": dim}
-        yield Sample(x, options, name=f"dim {dim} of {len(shape)}")
+        yield Call(x, options, turns=() if shape == LONG else None, name=f"dim {dim} of {shape}")
     if masked:
         yield Sample((numbers(16, 33),), {"mask": flags(33)}, name="mask broadcast")
 
 
 def _classes(op, names):
     weight = numbers(33, low=0.25, high=2.0)
-    own = {key: value for key, value in {"label_smoothing": 0.125, "z_loss": 0.0625}.items() if key in names}
+    own = {key: value for key, value in {"label_smoothing": 0.125, "z_loss": 0.0625, "p": 2}.items() if key in names}
     index = places(16, 1, below=33).clamp(0, 32)
     if "ignore_index" in names:
         index[3] = -100
     x, keep = numbers(16, 33), flags(16, 1)
     of = functools.partial(Sample, weight=None)  # a weight is a class's
-    yield of((x, index), {"mask": keep}, name="mean")
-    yield of((x, index), {"mask": keep, "weight": weight, "reduction": "none", **own}, name="none, weighted")
+    yield Call((x, index), {"mask": keep}, weight=None, turns=(4, 5), name="mean")
+    weighted = {"weight": weight, "reduction": "none", **own}
+    one_row = 0, 1
+    yield Call((x, index), {"mask": keep, **weighted}, weight=None, dtypes=DTYPES, turns=one_row, name="none, weighted")
+    yield of((numbers(33, 16).mT, index), weighted, name="none, across memory")
     if "ignore_index" in names:  # classes in the second dim
-        images = numbers(3, 5, 4, 6), places(3, 1, 4, 6, below=5).clamp(0, 4)
-        yield of(images, {"mask": flags(3, 1, 4, 6), "reduction": "sum"}, name="images")
-    if own:
+        images = numbers(5, 5, 4, 6), places(5, 1, 4, 6, below=5).clamp(0, 4)
+        yield of(images, {"mask": flags(5, 1, 4, 6), "reduction": "sum"}, name="images")
+    long = numbers(*LONG), places(2, 1, below=LONG[1] - 1).clamp(min=0)
+    yield Call(long, {"reduction": "none"}, weight=None, turns=(), name="long rows")
+    if "label_smoothing" in names:
         shares = numbers(16, 33, seed=5).softmax(1)
-        yield of((x, shares), {"mask": keep, "reduction": "none", **own}, name="probabilities")
+        yield Call((x, shares), weighted, weight=None, dtypes=DTYPES, turns=ALIGNED, name="probabilities")
 
 
 def elementwise(op):
@@ -132,11 +164,11 @@ def elementwise(op):
     if "fill_mask" in names:
         for keep, value in ((flags(16, 33), 1.5), (flags(33), torch.tensor(-2.0, dtype=torch.float64))):
             yield Sample((numbers(16, 33),), {"fill_mask": keep, "value": value}, name=f"fill {tuple(keep.shape)}")
-        yield Sample((numbers(3, 4, 5, 6),), {"fill_mask": flags(3, 1, 5, 6), "value": 0.0}, name="four dims")
+        yield Sample((numbers(6, 4, 5, 6),), {"fill_mask": flags(6, 1, 5, 6), "value": 0.0}, name="four dims")
         return
     count = sum(x.default is x.empty for x in names.values())
     low = -1.0 if op.name in ("safe_acos", "safe_asin") else -3.0
-    for shapes in (((16, 33), (16, 33)), ((3, 4, 5, 6), (4, 1, 6)), ((16, 33), ())):
+    for shapes in (((16, 33), (16, 33)), ((6, 4, 5, 6), (4, 1, 6)), ((16, 33), ())):
         x = tuple(numbers(*shape, seed=i, low=low, high=-low) for i, shape in enumerate(shapes[:count]))
         x = (x[0], x[1].abs() + 0.25) if op.name == "xlogy" else x
         yield Sample(x, name=" and ".join(str(tuple(t.shape)) for t in x))
@@ -162,7 +194,7 @@ def images(op):
 def selection(op):
     names = inspect.signature(function(op)).parameters
     x, keep = numbers(16, 33), flags(16, 33)
-    four, mask = numbers(3, 4, 5, 6), flags(3, 1, 5, 6)
+    four, mask = numbers(6, 4, 5, 6), flags(6, 1, 5, 6)
     if "index" in names:
         for dim, size in enumerate(x.shape):
             index = places(16, 33, below=size) if op.name == "safe_gather" else places(33, below=size)
@@ -172,7 +204,7 @@ def selection(op):
             yield Sample((a, m), {"capacity": slots}, mask=1, masked=(0,), name=f"{slots} slots")
     elif "source" in names:
         yield Sample((x, keep, numbers(16, 33, seed=1)), mask=1, mask_keeps=False, masked=(0,), name="plain")
-        yield Sample((four, mask, numbers(3, 4, 5, 6, seed=1)), mask=1, mask_keeps=False, masked=(0,), name="four dims")
+        yield Sample((four, mask, numbers(6, 4, 5, 6, seed=1)), mask=1, mask_keeps=False, masked=(0,), name="four dims")
     else:
         yield Sample((x, keep), mask=1, name="plain")
         yield Sample((four, mask), mask=1, name="four dims")
@@ -193,12 +225,38 @@ def family(op):
     return type(op).__module__.split(".")[-2]
 
 
-def samples(op):
-    """All calls of an op; none where its family is not known."""
+def samples(op, full=False):
+    """All calls of an op; none where its family is not known.
+
+    Each dtype, layout and size of a Triton kernel is compiled when it is first met: unless full, a call is checked in
+    one dtype, in one variation, or two where an op has its kernels for itself, and they differ from call to call and
+    from op to op of a family."""
     name = family(op)
     make = FAMILIES.get(name)
-    made = (regions if name == "losses" and has_classes(op) else make)(op) if make else ()
-    return tuple(dataclasses.replace(sample, differentiable=differentiable(op, sample)) for sample in made)
+    made = list((regions if name == "losses" and has_classes(op) else make)(op)) if make else []
+    places = [differentiable(op, sample) for sample in made]
+    few = name == "rows"  # ops with kernels of their own
+    richest = max(range(len(made)), key=lambda i: len(places[i]), default=0)
+    for i, sample in enumerate(made):
+        fields = {field.name: getattr(sample, field.name) for field in dataclasses.fields(sample)}
+        fields["differentiable"] = places[i]
+        if op.owner == "Triton" and not full:
+            # (so that neither a dtype nor a variation meets the same calls in all ops)
+            step = place(op) + place(op) // 2
+            turn = i + 3 * (step // 2)
+            fields["dtypes"] = sample.dtypes or (DTYPES[(i + step) % len(DTYPES)],)
+            if fields.get("turns") is None:
+                fields["turns"] = (2 * turn, 2 * turn + 1) if few else (turn,)
+            rare = {"nothing_kept": 0, "mixed": richest, "alone": richest, "after_sum": 1 if few else None}
+            fields["rare"] = tuple(check for check, at in rare.items() if at == i)
+        else:
+            fields["turns"] = None
+        yield Call(**fields)
+
+
+def place(op):
+    """How many ops of its family come before it."""
+    return sum(family(other) == family(op) and other.name < op.name for other in registry.values() if other.raw)
 
 
 def differentiable(op, sample):

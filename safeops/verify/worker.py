@@ -45,7 +45,7 @@ def main(argv=None):
 def check_op(op, device, full, say):
     name = "samples"
     try:
-        subject = checks.subject(op, device)
+        subject = checks.subject(op, device, full)
         for name in checks.names(op, full):
             say(op=op.name, check=name, state="begun")
             begin = time.monotonic()

@@ -1,6 +1,6 @@
-"""Run under compute-sanitizer: the ops that are named, on small calls, those of `safeops verify`.
+"""Run under compute-sanitizer: one op, on the calls and the variations of `safeops verify`, whose kernels are compiled.
 
-Each name is printed before its op runs: what the sanitizer says next is the op's.
+A process has one op: the sanitizer's summary is then the op's.
 """
 
 import sys
@@ -8,19 +8,22 @@ import sys
 import torch
 
 from safeops._op import registry
-from safeops.testing import run
-from safeops.testing.layouts import LAYOUTS
-from safeops.testing.values import fitting
-from safeops.verify.checks import subject
+from safeops.testing import NotApplicable, run
+from safeops.testing.values import each_dtype
+from safeops.verify.checks import subject, variations
 
-for name in sys.argv[1:]:
-    print(f"op: {name}", flush=True)
-    made = subject(registry[name], "cuda")
-    for sample in made.samples:
-        sample = sample.to("cuda")
-        sized = sample.grown(5000)
-        for i, cast in enumerate(fitting(sized).values()):
-            run(made.op, cast.map(LAYOUTS["offset"]) if i % 2 else cast)
-        run(made.op, sample.cast(torch.float32).map(lambda t: t.mT.contiguous().mT if t.dim() > 1 else t))
-    torch.cuda.synchronize()
-print("done")
+MOST = 100_000  # elements: what is larger takes a sanitizer minutes
+
+made = subject(registry[sys.argv[1]], "cuda")
+for sample in made.samples:
+    sample = sample.to("cuda")
+    for cast in each_dtype(sample):
+        run(made.op, cast)
+    try:
+        for _, laid in variations(sample):
+            if laid.shape().numel() <= MOST:
+                run(made.op, laid)
+    except NotApplicable:
+        pass
+torch.cuda.synchronize()
+print("done", flush=True)

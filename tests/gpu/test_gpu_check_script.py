@@ -1,4 +1,4 @@
-"""scripts/gpu_check.py's own logic, on any machine: time limits, what crashes and hangs cost, verdicts, records."""
+"""scripts/gpu_check.py's own logic, on any machine: time limits, what crashes and hangs cost, verdicts."""
 
 import importlib.util
 import json
@@ -57,6 +57,7 @@ def test_a_stage_within_its_limit_keeps_status_and_output():
 
 def check(minutes, elapsed=0.0):
     made = object.__new__(gpu_check.Check)
+    made.stages = gpu_check.CORRECTNESS
     made.args = SimpleNamespace(minutes=minutes)
     made.started = time.monotonic() - elapsed
     return made
@@ -64,17 +65,18 @@ def check(minutes, elapsed=0.0):
 
 def test_stages_together_stay_within_the_minutes():
     """However long each stage takes, the last one ends in time; and none starves."""
-    assert abs(sum(share for share, _ in gpu_check.STAGES.values()) - 1) < 1e-9
+    for stages in (gpu_check.CORRECTNESS, gpu_check.SPEED):
+        assert abs(sum(share for share, _ in stages.values()) - 1) < 1e-9
     elapsed = 0.0
-    for stage in gpu_check.STAGES:
+    for stage, (share, _) in gpu_check.CORRECTNESS.items():
         limit = check(8, elapsed).seconds_for(stage)
-        assert limit >= 0.9 * gpu_check.STAGES[stage][0] * 480
+        assert limit >= 0.9 * share * 480
         elapsed += limit
     assert elapsed <= 481
 
 
 def test_time_left_over_goes_to_later_stages():
-    assert check(8, 10).seconds_for("gpu") > gpu_check.STAGES["gpu"][0] * 480
+    assert check(8, 10).seconds_for("gpu") > gpu_check.CORRECTNESS["gpu"][0] * 480
     assert check(8, 10).seconds_for("sanitizer") == pytest.approx(470, abs=1)
     assert check(8, 1000).seconds_for("sanitizer") == 1
 
@@ -94,12 +96,17 @@ def test_setup(bad): pass
 def test_skipped(): pass
 def test_crash(): os.kill(os.getpid(), signal.SIGSEGV)
 def test_hang(): time.sleep(600)
+def test_compile():
+    from triton import knobs
+    for _ in range(4):
+        time.sleep(3)
+        knobs.compilation.listener(src=None)
 def test_illegal():
     sys.modules["gpu_plugin"].synchronise = dead
 def dead(): raise RuntimeError("CUDA error: an illegal memory access")
 def test_after(): pass
 """
-NAMES = "quick[masked_fill] broken setup skipped crash hang illegal after".split()
+NAMES = "quick[masked_fill] broken setup skipped crash hang compile illegal after".split()
 
 
 def run_tests(folder, options, seconds=60):
@@ -113,7 +120,7 @@ def run_tests(folder, options, seconds=60):
         "PYTHONPATH": str(ROOT / "scripts"),
         "SAFEOPS_GPU_CHECK_LOG": str(log),
         "SAFEOPS_GPU_CHECK_STAGE": "gpu",
-        "SAFEOPS_GPU_CHECK_SECONDS": "5",
+        "SAFEOPS_GPU_CHECK_SECONDS": "8",
     }
     status, output = gpu_processes.run_limited(command, seconds, cwd=folder, env=environment)
     return status, gpu_verdicts.read(log)
@@ -124,15 +131,17 @@ def ends(lines):
 
 
 def test_each_end_is_its_own_tests(tmp_path):
-    pytest.importorskip("xdist")
-    status, lines = run_tests(tmp_path, ["-n", "2", "--max-worker-restart", "100"])
+    pytest.importorskip("xdist"), pytest.importorskip("triton")
+    options = ["-n", "2", "--dist", "worksteal", "--max-worker-restart", "100"]
+    status, lines = run_tests(tmp_path, options, seconds=120)
     assert status == 1
-    wanted = ["passed", "failed", "error", "skipped", "failed", "failed", "failed", "passed"]
+    wanted = ["passed", "failed", "error", "skipped", "failed", "not ended", "passed", "failed", "passed"]
     assert ends(lines) == dict(zip(NAMES, wanted))
     (collected,) = [line["collected"] for line in lines if "collected" in line]
     assert len(collected) == len(NAMES)
     told = {line["test"].partition("::test_")[2]: line.get("message", "") for line in lines if "test" in line}
-    assert "assert 1 == 2" in told["broken"] and "crashed" in told["crash"] and "crashed" in told["hang"]
+    assert "assert 1 == 2" in told["broken"] and "crashed" in told["crash"]
+    assert "Timeout" in told["hang"] and "in test_hang" in told["hang"]
     assert any("illegal memory access" in line.get("message", "") for line in lines)
 
 
@@ -149,28 +158,77 @@ def test_a_line_cut_off_by_a_kill_is_left_out(tmp_path):
     assert gpu_verdicts.read(tmp_path / "none") == []
 
 
-def test_the_sanitizers_reports_are_the_ops():
-    output = """========= COMPUTE-SANITIZER
-op: l1_loss
-op: masked_fill
-========= Invalid __global__ read of size 4 bytes
-=========     at kernel+0x10
-op: masked_mean
-========= ERROR SUMMARY: 1 error
-========= COMPUTE-SANITIZER
-op: smooth_l1_loss
-========= Error: Race reported between Write access and Read access
+CLEAN = """========= COMPUTE-SANITIZER
+done
+========= ERROR SUMMARY: 0 errors
 """
-    found = gpu_processes.reports(output)
-    assert {op: len(errors) for op, errors in found.items()} == {
-        "l1_loss": 0,
-        "masked_fill": 1,
-        "masked_mean": 0,
-        "smooth_l1_loss": 1,
-    }
+RACES = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at rows_kernel+0x1fe0 in tile.py:204
+=========     and Write access at rows_kernel+0x1fe0 [96 hazards]
+done
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+INVALID = """========= Invalid __global__ read of size 4 bytes
+=========     at kernel+0x10
+========= ERROR SUMMARY: 1 error
+"""
 
 
-# ---- verdicts and records
+@pytest.mark.parametrize(
+    "output, verdict, words",
+    [
+        (CLEAN, "passed", None),
+        (CLEAN.replace("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors)"), "passed", None),
+        (RACES, "failed", "Race reported"),
+        (INVALID, "failed", "Invalid __global__ read"),
+        ("done\n========= RACECHECK SUMMARY: 3 hazards displayed (0 errors, 3 warnings)", "failed", "3"),
+        (CLEAN.replace("done", "RuntimeError: out of memory"), "not judged", None),
+        ("done\n", "not judged", None),
+        ("", "not judged", None),
+    ],
+)
+def test_a_sanitizers_summary(output, verdict, words):
+    found, errors = gpu_processes.sanitized(output)
+    assert found == verdict and (words in errors[0] if words else not errors)
+
+
+def test_many_processes_end_in_time():
+    sleep = "import sys, time; time.sleep(float(sys.argv[1])); print('done')"
+    commands = {key: [sys.executable, "-S", "-c", sleep, str(key)] for key in (0, 0.1, 60, 61)}
+    begin = time.monotonic()
+    ends = {key: (status, text) for key, status, text in gpu_processes.run_all(commands, 1, begin + 8, 4)}
+    assert time.monotonic() - begin < 20
+    assert ends == {0: (0, "done\n"), 0.1: (0, "done\n"), 60: (None, ""), 61: (None, "")}
+
+
+TOOL = """#!{python} -S
+import sys
+kind, op = sys.argv[2], sys.argv[-1]
+if op != "masked_mean":
+    print("done")
+summary = "RACECHECK SUMMARY: " if kind == "racecheck" else "ERROR SUMMARY: "
+print("=========", summary + str(int(op == "l1_loss" and kind == "racecheck")), "found")
+"""
+
+
+def test_each_op_has_a_sanitizer_of_its_own(tmp_path, monkeypatch):
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(TOOL.format(python=sys.executable))
+    tool.chmod(0o755)
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: str(tool))
+    made = check(8)
+    made.args.device, made.work, made.log = "cuda", tmp_path, tmp_path / "log.jsonl"
+    made.environment, made.failed, made.open = dict(os.environ), [], []
+    made.write("install", machine=MACHINE)
+    made.sanitizer()
+    told = [line for line in gpu_verdicts.read(made.log) if line.get("stage") == "sanitizer" and "op" in line]
+    found = {(line["tool"], line["op"]): line["verdict"] for line in told}
+    wanted = {(kind, op): "passed" for kind in ("racecheck", "memcheck") for op in OPS}
+    wanted |= {("racecheck", "l1_loss"): "failed", ("racecheck", "masked_mean"): "not judged"}
+    assert found == wanted | {("memcheck", "masked_mean"): "not judged"} and made.failed == ["sanitizer"]
+
+
+# ---- verdicts
 
 
 @pytest.mark.parametrize(
@@ -189,9 +247,7 @@ def test_a_test_belongs_to_its_op(test, op):
     assert gpu_verdicts.op_of(test, OPS) == op
 
 
-IDENTITIES = {op: {"op": op, "gpu": "NVIDIA H200", "capability": "9.0", "triton": "3.6.0", "source": f"of {op}"}
-              for op in OPS}  # fmt: skip
-MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030-01-02", "identities": IDENTITIES}
+MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030-01-02", "ops": list(OPS)}
 
 
 def lines(*more, verified="passed", without=()):
@@ -225,62 +281,26 @@ def test_verdicts():
     torch_alone = {"stage": "gpu", "test": "tests/gpu/test_what_torch_does.py::test_it", "outcome": "failed"}
     assert set(verdicts(torch_alone).values()) == {"passed"}
     assert verdicts({"stage": "verify", "op": "l1_loss", "verdict": "failed"})["l1_loss"] == "failed"
-    racing = verdicts({"stage": "sanitizer", "op": "l1_loss", "errors": ["Race"]})
+    racing = verdicts({"stage": "sanitizer", "op": "l1_loss", "verdict": "failed"})
     assert racing.pop("l1_loss") == "failed" and set(racing.values()) == {"passed"}
+    killed = verdicts({"stage": "sanitizer", "op": "l1_loss", "verdict": "not judged"})
+    assert killed.pop("l1_loss") == "not judged" and set(killed.values()) == {"passed"}
 
 
 @pytest.mark.parametrize("stage", ["gpu", "contract"])
 def test_what_did_not_end_has_not_passed(stage):
     """Of its own tests: another op's verdict does not wait for them."""
     test = "t.py::test[masked_mean-x]"
-    for more in ((), ({"stage": stage, "test": test, "outcome": "started"},)):
+    for outcome in (None, "started", "not ended"):
+        more = [{"stage": stage, "test": test, "outcome": outcome}] if outcome else []
         found = verdicts(*more, without={(stage, test)})
-        assert found.pop("masked_mean") == "incomplete" and set(found.values()) == {"passed"}
+        assert found.pop("masked_mean") == "not judged" and set(found.values()) == {"passed"}
     further = {"stage": stage, "collected": ["t.py::test[masked_mean-more]"]}
-    assert verdicts(further)["masked_mean"] == "incomplete"
-    assert set(verdicts(verified="unknown").values()) == {"incomplete"}
+    assert verdicts(further)["masked_mean"] == "not judged"
+    assert set(verdicts(verified="not judged").values()) == {"not judged"}
+    without = [line for line in lines() if line["stage"] != "verify"]
+    assert set(gpu_verdicts.verdicts(without).values()) == {"not judged"}
     assert gpu_verdicts.verdicts([]) == {}
-
-
-def test_records_follow_the_verdicts():
-    found = lines(line_of("gpu", "test[l1_loss-y]", "failed"), without={("gpu", "t.py::test[masked_mean-x]")})
-    before = [IDENTITIES["l1_loss"] | {"passed": True}, IDENTITIES["masked_mean"] | {"passed": True, "date": "old"}]
-    after = {record["op"]: record for record in gpu_verdicts.updated_records(before, found)}
-    facts = {"torch": "2.11.0", "driver": "1", "date": "2030-01-02"}
-    for op in ("masked_fill", "smooth_l1_loss"):
-        assert after.pop(op) == IDENTITIES[op] | facts | {"passed": True, "why": ""}
-    assert after == {
-        "l1_loss": IDENTITIES["l1_loss"] | facts | {"passed": False, "why": "the GPU check"},
-        "masked_mean": before[1],
-    }
-
-
-def test_records_can_be_made_later(tmp_path, monkeypatch):
-    log, records = tmp_path / "log.jsonl", tmp_path / "verified.json"
-    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines()))
-    records.write_text("[]")
-    monkeypatch.setattr(gpu_check, "RECORDS", records)
-    assert gpu_check.main(["--record-from", str(log)]) == 0
-    assert sorted(record["op"] for record in json.loads(records.read_text())) == sorted(OPS)
-
-
-@pytest.mark.parametrize(
-    "found, words",
-    [
-        (None, "there is no"),
-        ([], "names no machine"),
-        ([{"stage": "install", "machine": MACHINE | {"gpu": None}}], "without a GPU"),
-    ],
-)
-def test_what_no_records_can_be_made_from_is_said(tmp_path, monkeypatch, capsys, found, words):
-    log, records = tmp_path / "log.jsonl", tmp_path / "verified.json"
-    if found is not None:
-        log.write_text("".join(f"{json.dumps(line)}\n" for line in found))
-    records.write_text("[]")
-    monkeypatch.setattr(gpu_check, "RECORDS", records)
-    with pytest.raises(SystemExit, match="2"):
-        gpu_check.main(["--record-from", str(log)])
-    assert words in capsys.readouterr().err and records.read_text() == "[]"
 
 
 def test_the_help_says_what_each_option_is(capsys):
@@ -288,7 +308,7 @@ def test_the_help_says_what_each_option_is(capsys):
         gpu_check.main(["--help"])
     out = capsys.readouterr().out
     options = out[out.index("\noptions:") :].splitlines()
-    for option in "wheel kernels minutes out device record record-from".split():
+    for option in "wheel kernels minutes out device benchmarks".split():
         (at,) = [i for i, line in enumerate(options) if line.startswith(f"  --{option} ") or line == f"  --{option}"]
         assert len(options[at].split()) > 3 or options[at + 1].startswith("   "), options[at]
 
@@ -296,15 +316,15 @@ def test_the_help_says_what_each_option_is(capsys):
 def test_the_stages_are_there():
     from safeops.testing import CHECKS
 
-    assert all(hasattr(gpu_check.Check, stage) for stage in gpu_check.STAGES)
+    assert all(hasattr(gpu_check.Check, stage) for stage in (*gpu_check.CORRECTNESS, *gpu_check.SPEED))
     assert set(gpu_check.SAME_EVERYWHERE) - {"composite"} <= set(CHECKS)
     assert all((ROOT / "tests/contract" / name).is_file() for name in gpu_check.ELSEWHERE)
 
 
 @pytest.mark.slow
 def test_a_run_on_the_cpu(tmp_path, monkeypatch):
-    """The wheel's own copy: installed, verified, measured; the tests of GPUs skip. In the time that there is."""
-    kernels = tmp_path / "kernels.tar.gz"
+    """The wheel's own copy: installed, verified; the tests of GPUs skip. In the time that there is."""
+    kernels = tmp_path / "kernels.tar.xz"
     gpu_kernels.pack(one_kernel(tmp_path / "theirs"), kernels)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "ours"))
     wheel = tmp_path / "wheel"
@@ -316,8 +336,10 @@ def test_a_run_on_the_cpu(tmp_path, monkeypatch):
     (log,) = tmp_path.glob("*.jsonl")
     found = gpu_verdicts.read(log)
     stages = [line["stage"] for line in found if "ended" in line or "skipped" in line]
-    assert stages == list(gpu_check.STAGES)
+    assert stages == list(gpu_check.CORRECTNESS)
     assert found[-1]["stage"] == "end" and "passed" not in found[-1]["verdicts"].values()
+    (machine,) = [line["machine"] for line in found if "machine" in line]
+    assert set(OPS) < set(machine["ops"]) and str(ROOT) not in machine["safeops_path"]
     counts = [(line["stage"], line["kernels"]) for line in found if "kernels" in line]
     assert counts == [("install", 1), ("compiled", 0)]  # on a CPU no other is
 
@@ -334,8 +356,8 @@ def one_kernel(cache):
 
 
 def test_kernels_that_come_along_know_where_they_are(tmp_path):
-    gpu_kernels.pack(one_kernel(tmp_path / "theirs"), tmp_path / "kernels.tar.gz")
-    assert gpu_kernels.unpack(tmp_path / "kernels.tar.gz", tmp_path / "ours") == 1
+    gpu_kernels.pack(one_kernel(tmp_path / "theirs"), tmp_path / "kernels.tar.xz")
+    assert gpu_kernels.unpack(tmp_path / "kernels.tar.xz", tmp_path / "ours") == 1
     folder = tmp_path / "ours" / "KEY"
     assert sorted(x.name for x in folder.iterdir()) == ["__grp__k.json", "k.cubin", "k.json"]
     paths = json.loads((folder / "__grp__k.json").read_text())["child_paths"]

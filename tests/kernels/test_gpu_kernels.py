@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("triton")
+triton = pytest.importorskip("triton")
 
 import safeops
 from benchmarks import standin
@@ -54,17 +54,43 @@ def test_what_comes_out_of_json_has_the_key_of_what_went_in(monkeypatch):
     assert [gpu_kernels.decoded(request)[0].hash() for request in requests] == [source.hash() for source in sources]
 
 
+@pytest.fixture
+def python(tmp_path, monkeypatch):
+    """An interpreter with Triton and nothing else: no torch, no safeops, and no finder of an editable install."""
+    (tmp_path / "site").mkdir()
+    for found in Path(triton.__file__).parents[1].glob("triton*"):
+        (tmp_path / "site" / found.name).symlink_to(found)
+    made = tmp_path / "python"
+    made.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} -S "$@"\n')
+    made.chmod(0o755)
+    code = "import importlib.util as u; print(u.find_spec('torch'), u.find_spec('safeops'), u.find_spec('triton'))"
+    told = subprocess.run([made, "-c", code], capture_output=True, text=True, cwd=tmp_path).stdout
+    assert told.startswith("None None ModuleSpec"), told
+    return str(made)
+
+
 @needs_extension
-def test_the_key_needs_no_torch_and_no_order():
+def test_who_compiles_needs_no_torch(python, tmp_path):
+    (request,) = [request for request in wanted() if "statistic_kernel" in request["kernel"]]
+    gpu_kernels.compile_by(python, standin.ARCH, [request], tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob("*/*.cubin"))) == 1
+    gpu_kernels.pack(tmp_path / "cache", tmp_path / "kernels.tar.xz")
+    assert (tmp_path / "kernels.tar.xz").read_bytes()[:6] == b"\xfd7zXZ\0"
+    assert gpu_kernels.unpack(tmp_path / "kernels.tar.xz", tmp_path / "ours") == 1
+
+
+@needs_extension
+def test_the_key_needs_no_torch_and_no_order(python, tmp_path):
     """(Triton by itself makes another one after what it has compiled before.)"""
     code = (
-        "import importlib.util as u, json, sys; sys.modules['torch'] = None\n"
+        "import importlib.util as u, json, sys\n"
         f"spec = u.spec_from_file_location('g', {str(SCRIPT)!r}); g = u.module_from_spec(spec)\n"
         "spec.loader.exec_module(g); g.prepare_worker()\n"
         "print(json.dumps([g.decoded(x)[0].hash() for x in json.load(sys.stdin)[::-1]][::-1]))"
     )
     requests = wanted()
-    done = subprocess.run([sys.executable, "-c", code], input=json.dumps(requests), capture_output=True, text=True)
+    options = {"input": json.dumps(requests), "capture_output": True, "text": True, "cwd": tmp_path}
+    done = subprocess.run([python, "-c", code], **options)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout) == [gpu_kernels.decoded(request)[0].hash() for request in requests]
 
@@ -79,15 +105,15 @@ def test_a_check_that_fails_here_is_no_reason_to_go_on(monkeypatch):
     from safeops.verify import checks
 
     monkeypatch.setattr(checks, "names", lambda op, full: [checks.KERNEL_RUNS])
-    monkeypatch.setattr(checks, "samples", lambda op: [])
+    monkeypatch.setattr(checks, "samples", lambda op, full: ())
     with pytest.raises(RuntimeError, match="masked_sum: there are no samples"):
-        gpu_kernels.requests(["masked_sum"], standin.ARCH)
+        gpu_kernels.request("verify", "masked_sum", standin.ARCH)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(bool(standin.unusable()), reason=str(standin.unusable()))
 def test_a_run_finds_them(tmp_path):
-    cache, file = tmp_path / "cache", tmp_path / "kernels.tar.gz"
+    cache, file = tmp_path / "cache", tmp_path / "kernels.tar.xz"
     requests = wanted()
     gpu_kernels.compile_by(sys.executable, standin.ARCH, requests, cache)
     gpu_kernels.pack(cache, file)

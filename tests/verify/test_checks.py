@@ -12,11 +12,11 @@ from tests.verify.stand_in import stand_in
 
 DEFECTS = {
     "wrong": ("value", "wrong"),
-    "wrong_at_the_end": ("boundaries", "1 of"),
+    "wrong_at_the_end": ("variations", "1 of"),
     "hides_nan": ("kept_nonfinite", "NaN in the wrong places"),
-    "flat": ("few_layouts", "wrong"),
+    "flat": ("variations", "wrong"),
     "waits": ("no_sync", "synchronises"),
-    "differs": ("repeatable", "differs from run to run"),
+    "differs": ("repeated", "differs from run to run"),
     "raises": ("kernel_runs", "RuntimeError: CUDA error: no kernel image"),
 }
 
@@ -80,7 +80,7 @@ def test_a_device_that_does_not_recover_ends_the_worker(monkeypatch):
 
 def test_an_op_without_samples_does_not_pass(monkeypatch):
     with stand_in("right") as op:
-        monkeypatch.setattr(checks, "samples", lambda op: ())
+        monkeypatch.setattr(checks, "samples", lambda op, full: ())
         assert "no samples" in lines(op)[-1]["why"]
 
 
@@ -96,7 +96,7 @@ def test_every_sample_runs_the_kernels(name):
 @pytest.mark.parametrize("name", KERNELS)
 def test_the_samples_are_where_the_op_is_defined(name):
     """No NaN, nor where a graph is replayed, on half of each operand: that would equal nothing."""
-    subject = checks.subject(registry[name], "cpu")
+    subject = checks.subject(registry[name], "cpu", full=True)
     for sample in subject.samples:
         cast = sample.cast(torch.float32)
         for operands in (cast, cast.replace({key: x / 2 for key, x in cast.leaves().items()})):
@@ -105,7 +105,7 @@ def test_the_samples_are_where_the_op_is_defined(name):
 
 
 FIRSTS = ["mse_loss", "masked_mean", "safe_div", "masked_compact", "grad_norm"]
-SHORT = [name for name in checks.QUICK if name not in ("boundaries", "kept_nonfinite", "no_sync")]
+SHORT = [name for name in checks.QUICK if name not in ("variations", "kept_nonfinite", "no_sync")]
 
 
 @pytest.mark.parametrize("name", FIRSTS)

@@ -1,0 +1,85 @@
+"""What `safeops verify` compiles: few kernels, and among them each value of each constant that the contract reaches."""
+
+import importlib.util
+import json
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from safeops import _library
+from safeops._op import registry
+from safeops.testing import run_check
+from tests.ops import RECORDS
+from tests.ops.record import NUMERICS
+
+spec = importlib.util.spec_from_file_location("gpu_kernels", Path(__file__).parents[2] / "scripts" / "gpu_kernels.py")
+gpu_kernels = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(gpu_kernels)
+
+ARCH = 90
+MOST = 800
+SIZES = {"BM", "BN", "BS", "LM", "LN"}  # of a tile: numbers of the same code
+OPS = [name for name, op in registry.items() if op.raw and op.owner == "Triton"]
+needs_extension = pytest.mark.skipif(_library.cpu_extension is None, reason="the extension is not built")
+
+
+def variants(texts):
+    """{kernel: {(argument, its type, or its value as a constant)}} of what is compiled."""
+    found = defaultdict(set)
+    for request in map(json.loads, texts):
+        kernel = found[request["kernel"]]
+        kernel |= {(name, kind) for name, kind in request["signature"].items() if str(kind).startswith("*")}
+        for name, value in request["constants"].items():
+            if name == "VEC":
+                value = value == 1
+            if name not in SIZES and not name.endswith(("_outer", "_inner", "_batch")):
+                kernel.add((name, json.dumps(value)))
+    return found
+
+
+def by_verify(names):
+    return {text for name in names for text in gpu_kernels.request("verify", name, ARCH)}
+
+
+def by_contract(names):
+    with gpu_kernels.planned(ARCH) as found:
+        for name in names:
+            subject = next(iter(RECORDS[name].subjects()))
+            for check in NUMERICS:
+                if check not in subject.skip and check != "gradient_overflow":  # which looks for an overflow
+                    run_check(subject, check)
+    return set(found)
+
+
+@needs_extension
+def test_a_calls_variations_are_one_layout_and_one_size():
+    """Each dtype and each variation compiles a forward and a backward; all other checks compile next to nothing."""
+    assert 10 <= len(by_verify(["mse_loss"])) <= 20
+
+
+@pytest.mark.slow
+@needs_extension
+def test_verify_compiles_few_kernels():
+    assert 400 < len(by_verify(OPS)) <= MOST
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+@needs_extension
+def test_verify_reaches_what_the_contract_reaches():
+    reached, wanted = variants(by_verify(OPS)), variants(by_contract(OPS))
+    missed = {kernel: sorted(wanted[kernel] - reached[kernel]) for kernel in wanted}
+    assert len(wanted) > 10 and not any(missed.values()), missed
+
+
+@pytest.mark.slow
+@needs_extension
+@pytest.mark.parametrize("name", OPS)
+def test_every_op_is_verified_in_both_precisions_of_the_arithmetic(name):
+    found = variants(by_verify([name]))
+    if name != "masked_count":  # which counts
+        kinds = {value for arguments in found.values() for argument, value in arguments if argument == "C"}
+        assert kinds == {'{"dtype": "fp32"}', '{"dtype": "fp64"}'}
