@@ -97,7 +97,7 @@ PAIRS = re.compile(r"D|(F2F|I2F)\.F64|.*\.(64|WIDE)|CS2R(?!\.32)")  # what fills
 
 def fused(listing):
     sent, found = set(), []  # registers that hold what came from another lane
-    for _, guard, op, rest in INSTRUCTION.findall(listing):
+    for _, _, op, rest in INSTRUCTION.findall(listing):
         operands = [operand.strip("-|~ ").partition(".")[0] for operand in rest.split(", ")]
         places = [int(operand[1:]) if re.fullmatch(r"R\d+", operand) else None for operand in operands]
         result = next((place for place in places[:2] if place is not None), None)
@@ -106,9 +106,8 @@ def fused(listing):
         if re.match(r"[FD]FMA\b", op) and {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
             found.append(f"fused: {op} {rest}")
         moved = re.match(r"MOV\b|IMAD\.MOV", op) and places[-1] in sent
-        if not guard:
-            wide = 4 if ".128" in op else 2 if PAIRS.match(op) else 1
-            sent -= set(range(result, result + wide))
+        wide = 4 if ".128" in op else 2 if PAIRS.match(op) else 1
+        sent -= set(range(result, result + wide))
         if moved or op.startswith("SHFL.BFLY"):
             sent.add(result)
     return found
