@@ -85,7 +85,11 @@ def check(ops, x, y, mask, chosen, needs=(True, True), upstream=None, tolerance=
     upstream = upstream.to(got.dtype)
     gradients = backward(ops, upstream, x, y, mask, chosen, *needs)
     check_gradients(gradients, torch.autograd.grad(truth, leaves, upstream.double()), needs, x, y, mask, tolerance)
-    if by_window:
+    if by_window:  # of SSIM, too
+        mapped = ops._ssim(x, y, mask, NONE, True, False, *window)[0]
+        near(mapped, _ssim.define(*leaves, mask, NONE, True, False, *window)[0], tolerance)
+        opposite = ops._ssim_backward(-upstream, NO_SHARE, x, y, mask, NONE, *window, *needs, True)
+        torch.testing.assert_close(opposite, gradients, rtol=0, atol=0, equal_nan=True)
         return got, gradients
     for reduction, similarity in ((MEAN, True), (SUM, False)):
         whole, share = ops._ssim(x, y, mask, reduction, similarity, True, *window)

@@ -14,10 +14,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "interpreted"
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-    pytest.mark.slow,
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
 def unusable():
@@ -32,11 +29,21 @@ def unusable():
             return f"the interpreter of triton {triton.__version__} needs an older numpy than {numpy.__version__}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", [path.name for path in sorted(FOLDER.glob("test_*.py"))])
 def test_in_the_interpreter(file):
+    run(file)
+
+
+def test_a_sample_in_the_interpreter():
+    run("test_contract_of_losses.py", "-k", "poisson_nll_loss or beta")
+
+
+def run(file, *options):
     if reason := unusable():
         pytest.skip(reason)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")} | {"TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", FOLDER / file]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", *options]
+    command.append(FOLDER / file)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,5 +1,8 @@
 #include "cpu/engine/weighted_sum.h"
 
+#include <cmath>
+#include <limits>
+
 namespace safeops::cpu {
 
 namespace {
@@ -63,6 +66,14 @@ GradientScale<C>::GradientScale(const Tensor& grad, const std::optional<Tensor>&
   loop.input(d);
   loop.output(view);
   loop.run(pick<&quotient_loop<C>>(), nullptr);
+}
+
+bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator) {
+  if (!denominator) return false;
+  const View g(grad), d(*denominator);
+  if (!g.single() || !d.single()) return false;
+  const double c = std::fabs(read_scalar(View(g.data, g.dtype)) / read_scalar(View(d.data, d.dtype)));
+  return c != 0 && (c < std::numeric_limits<float>::min() || c > std::numeric_limits<float>::max());
 }
 
 template struct GradientScale<float>;

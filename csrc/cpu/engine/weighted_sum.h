@@ -128,4 +128,7 @@ struct GradientScale {
   GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator);
 };
 
+// Whether that is one number, and none that fp32 has to all its digits: a large slope, or weight, may bring it back.
+bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator);
+
 }  // namespace safeops::cpu

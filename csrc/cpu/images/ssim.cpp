@@ -9,14 +9,15 @@ namespace safeops::cpu {
 
 namespace {
 
-// loss and contrast' of n windows, 0 where they do not count
+// base + sign (1 - SSIM), and contrast', of n windows, 0 where they do not count
 template <class C, bool kShare, bool kCounted>
-void similarity_loop(const SimilarityRow<C>& row, int64_t n, C* loss, C* contrast) {
+void similarity_loop(const SimilarityRow<C>& row, int64_t n, C base, C sign, C* loss, C* contrast) {
   const SimilarityRow<C> r = row;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const Similarity<C> at = r.template at<kShare>(i, r.template inverse<kShare, kCounted>(i));
-    loss[i] = kCounted ? select_or_zero(r.counted[i] != 0, at.loss()) : at.loss();
+    const C value = base + sign * at.loss();
+    loss[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
     contrast[i] = kCounted ? select_or_zero(r.counted[i] != 0, at.contrast) : at.contrast;
   }
 }
@@ -32,7 +33,8 @@ void sum_loop(const C* values, int64_t n, double* sum) {
 template <class C>
 struct Forward {
   const Images<C>& images;
-  const Sink<C>* map;  // or the sums of tiles, (tiles, 3)
+  const Sink<C>* map;  // of SSIM, or of 1 - SSIM; or the sums of tiles, (tiles, 3)
+  bool similarity;
   double* sums;
   Moments<C> moments;
   std::unique_ptr<C[]> contrast, loss;
@@ -42,19 +44,20 @@ struct Forward {
   decltype(pick<&sum_loop<C>>()) add = pick<&sum_loop<C>>();
   SumGroups<uint8_t, int64_t> count{};
 
-  Forward(const Images<C>& images_, const Sink<C>* map_, double* sums_, int64_t tall, int64_t wide)
-      : images(images_), map(map_), sums(sums_), moments(images_, tall, wide), contrast(new C[moments.step]()),
-        loss(new C[moments.step]()) {}
+  Forward(const Images<C>& images_, const Sink<C>* map_, bool similarity_, double* sums_, int64_t tall, int64_t wide)
+      : images(images_), map(map_), similarity(similarity_), sums(sums_), moments(images_, tall, wide),
+        contrast(new C[moments.step]()), loss(new C[moments.step]()) {}
 
   void run(const Tile& tile, int64_t unit) {
     moments.begin(tile);
     const auto loop = images.masked ? kept : images.shared ? padded : all;
+    const C base = map && similarity ? 1 : 0, sign = map && similarity ? -1 : 1;
     double total[3] = {};
     for (int64_t i = 0; i < tile.slices * tile.rows; ++i) {
       moments.advance();
       const int64_t slice = tile.plane * images.window_slices + i / tile.rows, row = tile.row + i % tile.rows;
       const int64_t at = (slice * images.window_rows + row) * images.window_columns + tile.column;
-      loop(SimilarityRow<C>(moments), tile.columns, loss.get(), contrast.get());
+      loop(SimilarityRow<C>(moments), tile.columns, base, sign, loss.get(), contrast.get());
       if (map) {
         write(at, tile.columns);
         continue;
@@ -83,7 +86,7 @@ std::tuple<Tensor, Tensor> forward(const Images<C>& images, const Reducer& by, b
   const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);
   const auto run = [&](const Sink<C>* map, double* sums) {
     const auto start = [&](int64_t tall, int64_t wide) {
-      return std::make_unique<Forward<C>>(images, map, sums, tall, wide);
+      return std::make_unique<Forward<C>>(images, map, similarity, sums, tall, wide);
     };
     images.for_tiles(images.window_slices, images.window_rows, images.window_columns, start);
   };

@@ -11,7 +11,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// The slopes of n windows, an array each by E s, E d, E s^2, E d^2; of_loss: the map's gradient, or one number for all.
+// The slopes of n windows, an array each by E s, E d, E s^2, E d^2; of_loss: of 1 - SSIM in the map, or in the result.
 template <class C, bool kMap, bool kShare, bool kCounted>
 void slopes_loop(const SimilarityRow<C>& row, const C* map, C of_loss, C of_contrast, int64_t n, int64_t step, C* out) {
   const SimilarityRow<C> r = row;
@@ -19,7 +19,8 @@ void slopes_loop(const SimilarityRow<C>& row, const C* map, C of_loss, C of_cont
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const C inverse = r.template inverse<kShare, kCounted>(i);
-    const MomentSlopes<C> slope = r.template at<kShare>(i, inverse).slopes(kMap ? map[i] : of_loss, of_contrast);
+    const C by_loss = kMap ? of_loss * map[i] : of_loss;
+    const MomentSlopes<C> slope = r.template at<kShare>(i, inverse).slopes(by_loss, of_contrast);
     const auto store = [&](C* to, C value) {  // the mean is the sum times the inverse
       if constexpr (kShare) value *= inverse;
       to[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
@@ -50,12 +51,14 @@ void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const ui
 template <class C>
 struct Upstream {
   bool by_window;
+  C of_map;  // -1 where the map is of SSIM, and not of 1 - SSIM
   View view, share;  // share: a window's in that, or empty
   Source<C> map;
   int64_t classes;
 
-  Upstream(const Tensor& grad, const Tensor& share_, const Images<C>& images, int64_t reduction)
-      : by_window(reduction == Reducer::kNone), view(grad), share(share_), classes(images.shape.size[1]) {
+  Upstream(const Tensor& grad, const Tensor& share_, const Images<C>& images, int64_t reduction, bool similarity)
+      : by_window(reduction == Reducer::kNone), of_map(similarity ? -1 : 1), view(grad), share(share_),
+        classes(images.shape.size[1]) {
     const bool planes = reduction == Reducer::kPlanes;
     const int64_t sums[] = {3, images.shape.size[0], classes};
     const Shape shape = by_window ? images.map : planes ? Shape(3, sums) : Shape();
@@ -174,7 +177,7 @@ struct Backward {
       const int64_t m = std::min(kChunk, n - at);
       std::copy_n(upstream.map.fetch(base + at, m, base + at + images.window_columns, buffer), m, map.get() + at);
     }
-    loop(SimilarityRow<C>(moments), map.get(), 0, 0, n, step, out);
+    loop(SimilarityRow<C>(moments), map.get(), upstream.of_map, 0, n, step, out);
   }
 
   // The gradients of a row of pixels, of the blurred slopes in `sums`.
@@ -199,9 +202,9 @@ struct Backward {
 };
 
 template <class C>
-void backward(const Images<C>& images, const Tensor& grad, const Tensor& share, int64_t reduction, const Tensor* dx,
-              const Tensor* dy) {
-  const Upstream<C> upstream(grad, share, images, reduction);
+void backward(const Images<C>& images, const Tensor& grad, const Tensor& share, int64_t reduction, bool similarity,
+              const Tensor* dx, const Tensor* dy) {
+  const Upstream<C> upstream(grad, share, images, reduction, similarity);
   Sink<C> first, second;
   if (dx) first.bind(View(*dx), images.shape, images.order);
   if (dy) second.bind(View(*dy), images.shape, images.order);
@@ -213,13 +216,13 @@ void backward(const Images<C>& images, const Tensor& grad, const Tensor& share, 
 std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
                                          const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
                                          double data_range, int64_t win_size, double win_sigma, double k1, double k2,
-                                         bool same, bool need_input, bool need_target) {
+                                         bool same, bool need_input, bool need_target, bool similarity) {
   const View x(input), y(target);
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
   const Tensor dx = need_input ? output_like(x.shape(), x.dtype, input, x) : empty_vector(x.dtype, input);
   const Tensor dy = need_target ? output_like(y.shape(), y.dtype, target, y) : empty_vector(y.dtype, target);
   const auto run = [&](const auto& images) {
-    backward(images, grad, share, reduction, need_input ? &dx : nullptr, need_target ? &dy : nullptr);
+    backward(images, grad, share, reduction, similarity, need_input ? &dx : nullptr, need_target ? &dy : nullptr);
   };
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble)
     run(Images<double>(x, y, mask, options));

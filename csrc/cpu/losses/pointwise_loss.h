@@ -215,7 +215,8 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     const Tensor* outputs[kOperands];
     std::apply([&](const auto&... each) { int i = 0; ((outputs[i] = needs[i] ? &each : nullptr, ++i), ...); },
                gradients);
-    bool in_fp64 = in_double(weight) || dtype_of(grad) == DType::kDouble || operands.type() == DType::kDouble;
+    bool in_fp64 = in_double(weight) || dtype_of(grad) == DType::kDouble || operands.type() == DType::kDouble ||
+                   leaves_fp32(grad, denominator);
     for (int i = 0; i < kOperands; ++i) in_fp64 |= needs[i] && types[i] == DType::kDouble;
     if (std::any_of(needs, needs + kOperands, [](bool need) { return need; })) {
       const auto run = in_fp64 ? compute_backward<double> : compute_backward<float>;

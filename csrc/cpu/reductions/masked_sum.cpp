@@ -102,7 +102,8 @@ Tensor masked_sum_backward(const Tensor& grad, const std::vector<int64_t>& size,
   const ReducedDims dims(shape, data(dim), count(dim));
   const DType type = floating(dtype);
   const Tensor dx = new_output(shape, type, grad);
-  if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight))
+  if (type == DType::kDouble || dtype_of(grad) == DType::kDouble || in_double(weight) ||
+      (weight && leaves_fp32(grad, denominator)))
     backward<double>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));
   else
     backward<float>(shape, dims, keepdim, grad, denominator, mask, weight, View(dx));

@@ -79,7 +79,7 @@ struct Checked {
 
 struct Gradients {
   Field grad;  // of the map; of the sums (3, N, C), whose first dim is its rows; or of what all windows come to
-  bool by_window;
+  bool by_window, similarity;  // similarity: of a map of SSIM, and not of 1 - SSIM
   const char* share;  // a window's in that, or none
   Field dx, dy;       // none where not wanted
 };

@@ -18,6 +18,13 @@ __device__ inline void by_type(Type type, const F& f) {
   else if constexpr (sizeof(C) == 8) f(F64());
 }
 
+// The gradient by 1 - SSIM of a window, from that of the map.
+template <class C>
+__device__ inline C of_window(const Gradients& to, const char* grad) {
+  const C of_map = load<C>(grad);
+  return to.similarity ? -of_map : of_map;
+}
+
 // The gradients by 1 - SSIM and by contrast' of all windows of a plane, where they have the same: of what all windows
 // come to, times a window's share in that; or those of the plane's sums.
 template <class C>

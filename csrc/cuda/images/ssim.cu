@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     char* first = map.base + tile.n * map.n + tile.c * map.c;
     first += tile.map_row(at) * map.row + tile.map_column(column) * map.column;
     tile.each_window(sum, at, column, [&](int k, bool counted, const Similarity<C>& it, C) {
-      if (map.base) store(first + k * map.row, counted ? it.loss() : C(0));
+      if (map.base) store(first + k * map.row, counted ? result.of_map(it.loss()) : C(0));
       else if (counted) loss += it.loss(), contrast += it.contrast, count += 1;
     });
   }

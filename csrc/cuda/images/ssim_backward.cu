@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     for (int k = 0; k < kRun; ++k) {
       const int y = tile.map_row(window + k), x = tile.map_column(window_column);
       of_loss[k] = of_all;
-      if (to.by_window && tile.in_map(y, x)) of_loss[k] = load<C>(grad + y * to.grad.row + x * to.grad.column);
+      if (to.by_window && tile.in_map(y, x)) of_loss[k] = of_window<C>(to, grad + y * to.grad.row + x * to.grad.column);
     }
     C sum[T::kArrays][kRun] = {};
     tile.down(window, window_column, sum);
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
 std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
                                          const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
                                          double data_range, int64_t win_size, double win_sigma, double k1, double k2,
-                                         bool same, bool need_input, bool need_target) {
+                                         bool same, bool need_input, bool need_target, bool similarity) {
   constexpr const char* kOp = "safeops::_ssim_backward";
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
   const Checked is(input, target, mask, options, kOp);
@@ -114,7 +114,7 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = need_input ? output_like(input, is.shape, is.x) : empty_vector(DType(is.x), input);
   const Tensor dy = need_target ? output_like(target, is.shape, is.y) : empty_vector(DType(is.y), target);
-  Gradients to{{view.data, Type(wide)}, by_window, part.ndim ? nullptr : part.data, {}, {}};
+  Gradients to{{view.data, Type(wide)}, by_window, similarity, part.ndim ? nullptr : part.data, {}, {}};
   if (by_window) to.grad = field(grad, Type(wide), is.map);
   const int64_t bytes = sizeof(double);
   if (planes) to.grad = {view.data, kF64, view.strides[1] * bytes, view.strides[2] * bytes, view.strides[0] * bytes, 0};

@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
   char* const first = map.base + n * map.n + c * map.c + tile.row * map.row + tile.column * map.column;
   C loss = 0, contrast = 0, count = 0;  // of a few windows: fp32 holds its sums
   each_window<C, kSize, kShared>(tile, images, planes, n, c, [&](int z, bool counted, const Similarity<C>& it, C) {
-    if (map.base) store(first + z * map.slice, counted ? it.loss() : C(0));
+    if (map.base) store(first + z * map.slice, counted ? result.of_map(it.loss()) : C(0));
     else if (counted) loss += it.loss(), contrast += it.contrast, count += 1;
   });
   if (map.base == nullptr) reduce_windows<C>(groups, result, Sums{loss, contrast, count});

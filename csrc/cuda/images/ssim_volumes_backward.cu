@@ -65,7 +65,7 @@ __global__ void __launch_bounds__(kTileThreads, kVolumeBlocks<C>)
   const auto differentiate = [&](int z, bool counted, const Similarity<C>& it, C inverse) {
     MomentSlopes<C> by{0, 0, 0, 0};
     C of_loss = 0, of_contrast = 0;
-    if (to.by_window && counted) of_loss = load<C>(grad + z * to.grad.slice);
+    if (to.by_window && counted) of_loss = of_window<C>(to, grad + z * to.grad.slice);
     else if (counted) of_plane(to, grad, of_loss, of_contrast);
     if (counted) by = it.slopes(of_loss, of_contrast);
     const C slope[4] = {by.s * inverse, by.d * inverse, by.ss * inverse, by.dd * inverse};

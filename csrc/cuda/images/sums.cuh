@@ -14,6 +14,11 @@ struct Result {
   int64_t planes;
   bool similarity;  // of SSIM, in the place of 1 - SSIM
   Reducer reducer;
+
+  template <class C>
+  __device__ C of_map(C loss) const {
+    return similarity ? 1 - loss : loss;
+  }
 };
 
 // What _ssim gives: the map, or the sums, and a window's share.

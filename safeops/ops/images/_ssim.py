@@ -80,7 +80,7 @@ def define(
     k1=0.01, k2=0.03, same=False,
 ):  # fmt: skip
     """(value, share): the mean of 1 - SSIM over all windows, with `similarity` of SSIM, and what 1 - SSIM of each has
-    in it. reduction: 1, or 2 for the sum; 0 for the map of 1 - SSIM, which is 0 where a window does not count; PLANES
+    in it. reduction: 1, or 2 for the sum; 0 for the map of the same, 0 where a window does not count; PLANES
     for (3, N, C) in fp64, the sums over a plane's windows of 1 - SSIM, of 1 - contrast, and how many they are. A window
     counts where the pixel at its centre is kept, and is made of its kept pixels."""
     compute, spatial = compute_dtype(input.dtype, target.dtype), input.dim() - 2
@@ -120,9 +120,10 @@ def define(
     mean_d = mean_d * mean_d
     luminance = 2 * mean_d / (mean_s * mean_s + mean_d + 2 * k1 * k1)
     loss = luminance + contrast - luminance * contrast
-    loss, contrast = torch.where(counted, loss, 0), torch.where(counted, contrast, 0)
     if reduction == 0:
-        return gathered(loss, dims), no_share  # (and its gradient)
+        windows = torch.where(counted, 1 - loss if similarity else loss, 0)
+        return gathered(windows, dims), no_share  # (and its gradient)
+    loss, contrast = torch.where(counted, loss, 0), torch.where(counted, contrast, 0)
     if reduction == PLANES:
         return torch.stack([accumulate(t, dims).double() for t in (loss, contrast, counted.to(compute))]), no_share
     count = counted.sum().double()
@@ -150,7 +151,7 @@ def _fake(input, target, mask, reduction, similarity, empty_nan, data_range, win
 
 
 def _fake_backward(grad, share, input, target, *operands):
-    tensors = zip((input, target), operands[-2:])
+    tensors = zip((input, target), operands[-3:-1])
     return tuple(like(x, x.shape, x.dtype) if needed else x.new_empty(0) for x, needed in tensors)
 
 
@@ -164,8 +165,8 @@ _forward = declare_raw(
 )
 _backward = declare_raw(
     "_ssim_backward",
-    f"(Tensor grad, Tensor share, {_IMAGES}, {_WINDOW}, bool need_input=True, bool need_target=True) "
-    "-> (Tensor, Tensor)",
+    f"(Tensor grad, Tensor share, {_IMAGES}, {_WINDOW}, bool need_input=True, bool need_target=True, "
+    "bool similarity=False) -> (Tensor, Tensor)",
     fake=_fake_backward,
 )
 
@@ -219,7 +220,7 @@ class StructuralSimilarity(Op):
         validate_window(name, *options)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, *results, *operands[:4], *operands[6:], *needs[:2])
+        return self.backward(grad, *results, *operands[:4], *operands[6:], *needs[:2], operands[4])
 
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The public function."""
@@ -239,11 +240,7 @@ class StructuralSimilarity(Op):
         if denominator is not None:
             total = self.call(input, target, mask, options, REDUCTION["sum"], similarity, "zero")
             return _loss.over(total, denominator, empty)
-        found = self.call(input, target, mask, options, REDUCTION[reduction], similarity, empty)
-        if not similarity or reduction != "none":
-            return found
-        found = 1 - found
-        return found if mask is None else torch.where(counted(mask, input.shape, *options), found, 0)
+        return self.call(input, target, mask, options, REDUCTION[reduction], similarity, empty)
 
 
 def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):

@@ -280,6 +280,28 @@ def test_memory_is_that_of_the_gradients(dtype):
 
 
 @kernels_only
+@each_similarity
+@each_padding
+def test_memory_of_a_map_is_the_map(name, padding):
+    """The kernel writes the map that is asked for, and reads the gradient of that."""
+    x, y = images(2, 3, 256, 256)
+    mask = kept(2, 1, 256, 256)
+    x.requires_grad_(), y.requires_grad_()
+    for keep in (None, mask):
+        value = getattr(safeops, name)(x, y, mask=keep, padding=padding, reduction="none")
+        upstream = torch.ones((), device=DEVICE).expand_as(value)
+
+        def forward(keep=keep):
+            return getattr(safeops, name)(x, y, mask=keep, padding=padding, reduction="none")
+
+        def backward(value=value, upstream=upstream):
+            return torch.autograd.grad(value, (x, y), upstream, retain_graph=True)
+
+        assert _peak_bytes(DEVICE, forward) <= value.nbytes + 65536
+        assert _peak_bytes(DEVICE, backward) <= 2 * x.nbytes + 65536
+
+
+@kernels_only
 def test_nothing_of_the_size_of_an_image_is_saved():
     x, y = images(2, 3, 64, 64)
     x.requires_grad_()

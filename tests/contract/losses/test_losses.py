@@ -157,6 +157,19 @@ def test_a_subnormal_beta_counts_as_zero():
         assert torch.equal(safeops.smooth_l1_loss(x, t(0.0), beta=1e-44), safeops.l1_loss(x, t(0.0)))
 
 
+@pytest.mark.skipif(not registry["mse_loss"].runs_on(DEVICE), reason="no kernels here")
+@pytest.mark.parametrize("size, upstream, divisor", [(1e38, 1e-30, 1e30), (1e-30, 1e10, 1e-30)])
+def test_what_fp32_does_not_hold_meets_an_operand_at_its_other_end(size, upstream, divisor):
+    """upstream / divisor, which is 0 or infinite in fp32, times a slope as large, or as small, as the operands."""
+    x = t(size, -size / 2, grad=True)
+    loss = safeops.mse_loss(x, torch.zeros_like(x), denominator=divisor)
+    (dx,) = torch.autograd.grad(loss, x, torch.full_like(loss, upstream))
+    assert dx.tolist() == pytest.approx([2 * size * upstream / divisor, -size * upstream / divisor], rel=1e-6)
+    x = t(1.0, 2.0, grad=True)
+    (dx,) = torch.autograd.grad(safeops.masked_mean(x, weight=t(1e30, 3e30)), x, t(1e-12).squeeze())
+    assert dx.tolist() == pytest.approx([0.25e-12, 0.75e-12], rel=1e-6)
+
+
 @pytest.mark.parametrize("weight", [1e-50, 1e-46, 1e300])
 def test_an_fp64_weight_is_read_as_it_is(weight):
     weights = t(weight, weight, dtype=torch.float64)
