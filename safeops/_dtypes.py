@@ -17,14 +17,19 @@ def compute_dtype(*dtypes):
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
-def wide(x):
-    """x in fp64, where a definition runs to be differentiated again: what the derivatives of 1e-40 are made of does not
-    fit fp32, and times an upstream gradient of 0 it must be 0.
+def widens(x):
+    """Whether a definition computes in fp64 beside x: where it runs to be differentiated again. What the derivatives of
+    1e-40 are made of does not fit fp32, and times an upstream gradient of 0 it must be 0.
 
-    As it is where there is no fp64, and under torch.compile on a GPU: there definitions are all that runs, nothing is
+    Not where there is no fp64, nor under torch.compile on a GPU: there definitions are all that runs, nothing is
     differentiated again, and fp64 may cost 64 times as much."""
     kind = x.device.type
-    return x if kind == "mps" or (kind != "cpu" and is_compiling()) else x.double()
+    return kind == "cpu" or not (kind == "mps" or is_compiling())
+
+
+def wide(x):
+    """x in fp64, where that `widens`."""
+    return x.double() if widens(x) else x
 
 
 def wide_on_cpu(x):

@@ -16,7 +16,7 @@ import torch
 
 from safeops import _check
 from safeops._definitions import accumulate, count_kept, kept
-from safeops._dtypes import compute_dtype
+from safeops._dtypes import compute_dtype, widens
 from safeops._library import declare_raw
 from safeops.ops.reductions._reduction import Reduction, output_shape
 
@@ -130,7 +130,7 @@ def pick(k, x, top):
 def define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter):
     """(value, origin, scale): see the top of the file for the last two."""
     compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
-    if input.device.type == "cpu":
+    if widens(input):
         compute = torch.float64  # as `accumulate`; and a gradient times a tiny norm underflows in fp32
     k = Kept(input, mask, weight, dims, compute, dtype)
     nothing = float("nan") if empty_nan else 0.0

@@ -8,6 +8,7 @@ import torch
 import safeops
 from safeops.testing import DTYPES
 from tests.contract.common import DEVICE, each_route, grad_of, on, tensor
+from tests.pretended import gpu  # noqa: F401
 
 INF, NAN = math.inf, math.nan
 
@@ -59,11 +60,19 @@ def test_squares_leave_the_range_and_the_result_does_not(route, dtype, size, sha
 @each_route
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_gradient_whose_factors_leave_the_range_and_whose_value_does_not(route, dtype):
+    factors_leave_the_range(on(route, "masked_norm"), dtype, DEVICE)
+
+
+def test_on_a_gpu_the_definition_has_that_range_too(gpu):  # noqa: F811
+    factors_leave_the_range(on("composite", "masked_norm"), torch.float32, gpu)
+
+
+def factors_leave_the_range(norm, dtype, device):
     """x / norm is of size 1 whatever x is; an upstream gradient of 1e30 times a scale of 1e30 is not."""
     size = 1e-30 if dtype == torch.float32 else 1e-200
-    x = tensor([3 * size, 4 * size] * 20, dtype).requires_grad_()
+    x = torch.tensor([3 * size, 4 * size] * 20, dtype=dtype, device=device, requires_grad=True)
     for upstream in (1.0, 1e30, 1e-30):
-        (dx,) = torch.autograd.grad(on(route, "masked_norm")(x), x, tensor(upstream, dtype))
+        (dx,) = torch.autograd.grad(norm(x), x, torch.tensor(upstream, dtype=dtype, device=device))
         want = torch.tensor([0.6, 0.8] * 20, dtype=torch.float64) / math.sqrt(20) * upstream
         torch.testing.assert_close(dx.cpu().double(), want, rtol=1e-5, atol=0)
 
