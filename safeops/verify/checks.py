@@ -150,12 +150,10 @@ def _repeated(sample, size, axis):
 
 
 def _anyhow(sample, turn):
-    """Rows that begin anywhere; from the fifteenth turn on one operand is repeated in them."""
+    """Rows that begin anywhere."""
     odd = _odd(sample, turn)
-    (cast, *_), keys, name = fitting(odd).values(), list(sample.operands()), ANYHOW[turn % len(ANYHOW)]
-    if turn >= 15:
-        name, keys = "column_expanded", [keys[(turn + 1) % len(keys)]]
-    return f"of {tuple(odd.shape())}, {name} operands {keys}", _relaid(cast, LAYOUTS[name], keys) or cast
+    (cast, *_), name = fitting(odd).values(), ANYHOW[turn % len(ANYHOW)]
+    return f"of {tuple(odd.shape())}, {name}", _relaid(cast, LAYOUTS[name], list(sample.operands())) or cast
 
 
 def _aligned(sample, turn):

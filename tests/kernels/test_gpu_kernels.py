@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 import safeops
 from benchmarks import standin
@@ -58,7 +58,7 @@ def test_what_comes_out_of_json_has_the_key_of_what_went_in(monkeypatch):
 def python(tmp_path, monkeypatch):
     """An interpreter with Triton and nothing else: no torch, no safeops, and no finder of an editable install."""
     (tmp_path / "site").mkdir()
-    for found in Path(triton.__file__).parents[1].glob("triton*"):
+    for found in Path(importlib.util.find_spec("triton").origin).parents[1].glob("triton*"):
         (tmp_path / "site" / found.name).symlink_to(found)
     made = tmp_path / "python"
     made.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "site"} exec {sys.executable} -S "$@"\n')
