@@ -9,17 +9,15 @@ from safeops import _torch
 from safeops._op import registry
 from safeops.testing import CHECKS, DTYPES, Check, Subject, run, run_check
 from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, assert_same_bits, cancellation, largest_error
-from safeops.testing.layouts import LAYOUTS, REPEATS, _after_sum, _relaid, _right
+from safeops.testing.layouts import _after_sum, _right
 from safeops.testing.sample import NotApplicable
-from safeops.testing.values import each_dtype, fitting
+from safeops.testing.values import each_dtype
 from safeops.verify.calls import callable_of
 from safeops.verify.samples import family, has_classes, samples
+from safeops.verify.variations import variations
 
-# Elements, nearly: less than a vector, beyond a block, a wave of blocks, and what one block adds up by itself.
-SIZES = (1, 1000, 5000, 70_000, 1_050_000)
 LATE = 20_000_000  # clock cycles: about ten milliseconds
 WAITS = ("masked_select",)  # its size depends on the data: the host reads it
-ANYHOW = [name for name in LAYOUTS if name not in REPEATS]
 
 
 # ---- the routes
@@ -99,72 +97,6 @@ def _scale(narrow, truth):
 
 
 # ---- checks beside those of safeops.testing
-
-
-def variations(sample):
-    """(what is unusual, the operands) of every layout and size; of those whose turn it is, where the sample says."""
-    if not sample.shape():
-        raise NotApplicable("no layout and no size to vary")
-    if sample.turns is not None:
-        for turn in sample.turns:
-            yield (_aligned if turn % 2 else _anyhow)(sample, turn // 2)
-        return
-    if sample.shape()[0] > 1:
-        casts, keys = list(fitting(sample.grown(2000)).values()), list(sample.operands())
-        cases = [(name, keys) for name in ANYHOW] + [("offset", [key]) for key in keys]
-        cases += [(name, [key]) for key in keys for name in ("row_expanded", "expanded")] + [("column_expanded", keys)]
-        for i, (name, chosen) in enumerate(cases):
-            laid = _relaid(casts[i % len(casts)], LAYOUTS[name], chosen)
-            if laid is not None:
-                yield f"with {name} operands {chosen}", laid
-    dtypes = list(fitting(sample))
-    for i in range(len(SIZES)):
-        odd = _odd(sample, i)
-        yield f"of {tuple(odd.shape())}", odd.cast(dtypes[i % len(dtypes)])
-
-
-def _odd(sample, turn):
-    """Of sizes on both sides of what the plans distinguish, by turns with many rows and long ones; none is round."""
-    size, axis, length = _size(sample, turn)
-    odd = _cut(_repeated(sample, size, axis), axis, length)
-    indexed = any(not t.is_floating_point() and t.dtype != torch.bool for t in sample.operands().values())
-    return odd if size > 1 or indexed else _cut(odd, -1, 1)
-
-
-def _cut(sample, axis, length):
-    return sample._resize(lambda t, a: t.narrow(a, 0, min(length, t.shape[a])), axis)
-
-
-def _size(sample, turn):
-    """(elements, the axis along which they become so many, how long that may get)"""
-    size, shape = SIZES[turn % len(SIZES)], sample.shape()
-    if size < shape.numel():
-        return size, -len(shape), 1
-    axis = (-len(shape), -1)[turn // len(SIZES) % 2]
-    return size, axis, -(-size // shape.numel()) * shape[axis] - 1
-
-
-def _repeated(sample, size, axis):
-    times = -(-size // sample.shape().numel())
-    return sample._resize(lambda t, a: torch.cat([t] * times, dim=a), axis)
-
-
-def _anyhow(sample, turn):
-    """Rows that begin anywhere."""
-    odd = _odd(sample, turn)
-    (cast, *_), name = fitting(odd).values(), ANYHOW[turn % len(ANYHOW)]
-    return f"of {tuple(odd.shape())}, {name}", _relaid(cast, LAYOUTS[name], list(sample.operands())) or cast
-
-
-def _aligned(sample, turn):
-    """Rows of whole vectors, and operands that are repeated along one axis, or both."""
-    rows = _repeated(sample, 16 * sample.shape().numel(), -1)
-    size, axis, _ = _size(rows, turn)
-    (cast, *_), repeats = fitting(_repeated(rows, size, axis)).values(), (None, *REPEATS)
-    names = {key: repeats[(turn + i) % len(repeats)] for i, key in enumerate(rows.operands())}
-    laid = {key: LAYOUTS[name](cast.get(key)) for key, name in names.items() if name}
-    laid = {key: t for key, t in laid.items() if t is not None}
-    return f"of {tuple(cast.shape())}, with repeated {names}", cast.replace(laid)
 
 
 def _check_variations(subject, sample):

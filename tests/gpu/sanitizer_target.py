@@ -10,7 +10,8 @@ import torch
 from safeops._op import registry
 from safeops.testing import NotApplicable, run
 from safeops.testing.values import each_dtype
-from safeops.verify.checks import subject, variations
+from safeops.verify.checks import subject
+from safeops.verify.variations import variations
 
 MOST = 100_000  # elements: what is larger takes a sanitizer minutes
 

@@ -7,7 +7,7 @@ import torch
 
 from safeops._op import registry
 from safeops.testing import run
-from safeops.verify import checks, worker
+from safeops.verify import checks, variations, worker
 from tests.verify.stand_in import stand_in
 
 DEFECTS = {
@@ -24,7 +24,7 @@ DEFECTS = {
 @pytest.fixture
 def small(monkeypatch):
     """Beyond what stands for a wave of blocks, and no more."""
-    monkeypatch.setattr(checks, "SIZES", (1, 1000, 70_000))
+    monkeypatch.setattr(variations, "SIZES", (1, 1000, 70_000))
 
 
 def lines(op, full=False):
