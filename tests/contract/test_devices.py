@@ -7,11 +7,8 @@ import torch
 
 import safeops
 from safeops.testing import run
-from tests.contract.common import DEVICE
 from tests.ops import RECORDS
 from tests.pretended import MixedDevices, gpu, on_gpu  # noqa: F401
-
-pytestmark = pytest.mark.skipif(DEVICE != "cpu", reason="a GPU is there")
 
 
 @pytest.mark.parametrize("name", [name for name, record in RECORDS.items() if not isinstance(record.samples, str)])
