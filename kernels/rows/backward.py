@@ -8,14 +8,14 @@ from ..engine.indexing import INNER
 from ..engine.tile import fetch, kept, store, within
 from ..engine.tiling import FLUSH
 from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX
-from .row import at_batch, at_most, declare, inverse, shift_of, store_tile, tile_at, tile_is_whole, times
+from .row import at_batch, at_most, declare, divided, divisor, shift_of, store_tile, tile_at, tile_is_whole
 
 
 @triton.jit
 def dot_term(x, g, keep, first, second, by, OP: tl.constexpr, C: tl.constexpr):
     """(y, what a row's dot product sums): y = exp(x - top) / total, or x / norm."""
     if OP == NORMALIZE:
-        y = times(x, by, C)
+        y = divided(x, by, C)
         term = tl.where(keep, g * y, 0.0)
     else:
         y = tl.exp(x - first) * (1 / second)
@@ -34,7 +34,7 @@ def gradient_tile(y, g, keep, dot, by, OP: tl.constexpr, C: tl.constexpr):
     else:
         value = g - y * dot
     if OP == NORMALIZE:
-        value = times(value, by, C)
+        value = divided(value, by, C)
     return tl.where(keep, value, 0.0)
 
 
@@ -125,7 +125,7 @@ def rows_backward_kernel(
     nowhere = tl.zeros([1, 1], tl.int1)
     a = fetch(firsts, space, m, n, nowhere, FIRST, True)
     if OP == NORMALIZE:
-        by = inverse(a, eps)
+        by = divisor(a, eps, C)
         b = a
         counts = ~at_most(a, eps)  # otherwise the divisor is eps, a constant
     else:

@@ -19,7 +19,7 @@ from ..engine.math import rounded_product
 from ..engine.scaling import power_below, product_beyond, reciprocal
 from ..engine.tile import fetch, store, within
 from .plan import MAP, SUM, floor, launch, thin
-from .row import at_batch, at_most, declare, inverse, one_per_row, part_of, scaled_squares, tile_at, times
+from .row import at_batch, at_most, declare, divided, divisor, one_per_row, part_of, scaled_squares, tile_at, times
 
 
 @triton.jit
@@ -136,7 +136,8 @@ def cosine_kernel(
             state = merge_partials(partial, splits, output, rows, BS, BO, ACROSS)
         unit1, squares1, unit2, squares2, products = state
         norm1, norm2 = product_beyond(tl.sqrt(squares1), unit1), product_beyond(tl.sqrt(squares2), unit2)
-        value = products * (unit1 * inverse(norm1, eps)) * (unit2 * inverse(norm2, eps))
+        by1, by2 = divisor(norm1, eps, tl.float64), divisor(norm2, eps, tl.float64)
+        value = products * divided(unit1, by1, tl.float64) * divided(unit2, by2, tl.float64)
         value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
         m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
         inside = one_per_row(space, m, n, AXIS)
@@ -176,16 +177,20 @@ def cosine_backward_kernel(
     c = fetch(values, space, m, n, nowhere, VALUE, True).to(C)
     norm1 = fetch(firsts, space, m, n, nowhere, FIRST, True)
     norm2 = fetch(seconds, space, m, n, nowhere, SECOND, True)
-    by1, by2 = inverse(norm1, eps), inverse(norm2, eps)
+    by1, by2 = divisor(norm1, eps, C), divisor(norm2, eps, C)
     c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
     c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = within(space, m, n)
-    u = times(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
-    v = times(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
+    u = divided(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
+    v = divided(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
+    if C == tl.float64:
+        up1, up2 = divided(g, by1, C), divided(g, by2, C)
+    else:
+        up1, up2 = g * by1, g * by2
     if DX:
-        store(dxs, space, m, n, times(v - c1 * u, g * by1, C), edge, DX, True)
+        store(dxs, space, m, n, times(v - c1 * u, up1, C), edge, DX, True)
     if DY:
-        store(dys, space, m, n, times(u - c2 * v, g * by2, C), edge, DY, True)
+        store(dys, space, m, n, times(u - c2 * v, up2, C), edge, DY, True)
 
 
 # (few threads: each of them works out the numbers of its rows, in fp64)

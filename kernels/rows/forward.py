@@ -13,7 +13,7 @@ from ..engine.indexing import INNER
 from ..engine.scaling import product_beyond
 from ..engine.state import EXPONENTIALS, SQUARES, merge_partials, store_state
 from ..engine.tile import fetch, kept, store, within
-from .row import at_batch, declare, inverse, one_per_row, scaled_squares, shift_of, store_tile, tile_at, times
+from .row import at_batch, declare, divided, divisor, one_per_row, scaled_squares, shift_of, store_tile, tile_at
 
 SOFTMAX, LOG_SOFTMAX, NORMALIZE = map(tl.constexpr, range(3))  # OP
 
@@ -41,7 +41,7 @@ def write_rows(
     inside = one_per_row(space, m, n, AXIS) & (split == 0)
     if OP == NORMALIZE:
         norm = product_beyond(tl.sqrt(total), top)
-        by = inverse(norm, eps)
+        by = divisor(norm, eps, C)
         store(first, space, m, n, norm, inside, FIRST, True)
     else:
         # as exp(inf - inf) and exp(-inf - -inf) have it
@@ -56,7 +56,7 @@ def write_rows(
         keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, MASK or not PEEL)[0]
         v = fetch(x, space, m, n, keep, X, True).to(C)
         if OP == NORMALIZE:
-            value = times(v, by, C)
+            value = divided(v, by, C)
         else:
             value = softmax_tile(v, keep, top, total, OP)
         store_tile(out, space, block, t, m, n, value, OUT, AXIS, BM, BN)
@@ -99,7 +99,7 @@ def rows_kernel(
         if OP == NORMALIZE:
             unit, scaled, squares = scaled_squares(tl.where(keep, v, 0.0), ACROSS)
             norm = product_beyond(tl.sqrt(squares.to(tl.float64)), unit.to(tl.float64))
-            value = times(v, inverse(norm, eps), C)
+            value = divided(v, divisor(norm, eps, C), C)
             store(firsts, space, m, n, norm, inside, FIRST, True)
         else:
             top = tl.max(tl.where(keep, v, float("-inf")), ACROSS, keep_dims=True)

@@ -104,6 +104,27 @@ def inverse(norm, eps):
 
 
 @triton.jit
+def divisor(norm, eps, C: tl.constexpr):
+    """What `divided` takes of each row, with max(norm, eps) for its divisor, or 0 for a vector of zeros: in fp64 that
+    divisor, whose inverse may be too large, and for what is narrower the inverse."""
+    if C == tl.float64:
+        by = tl.where(norm == 0, 0.0, tl.where(at_most(norm, eps), eps, norm))
+    else:
+        by = inverse(norm, eps)
+    return by
+
+
+@triton.jit
+def divided(x, by, C: tl.constexpr):
+    if C == tl.float64:
+        quotient = x / tl.where(by == 0, 1.0, tl.abs(by))
+        value = tl.where(by == 0, 0.0, tl.where(by < 0, quotient / BEYOND, quotient))
+    else:
+        value = times(x, by, C)
+    return value
+
+
+@triton.jit
 def scaled_squares(x, ACROSS: tl.constexpr):
     """(unit, x / unit, sum of (x / unit)^2) of each row, with a unit for which the sum does not overflow."""
     unit = power_below(tl.max(tl.abs(x), ACROSS, keep_dims=True))

@@ -311,3 +311,24 @@ def test_the_callers_tensors_are_not_written(op):
     kept = [t.clone() for t in saved]
     backward(op, torch.ones_like(value), saved, x, y, mask, dim)
     assert all(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0)) for a, b in zip(before + kept, [*operands, *saved]))
+
+
+@pytest.mark.parametrize("size", [1e200, 1e-200, 1e-310])
+def test_norms_whose_inverse_a_double_may_not_hold(size):
+    """Without eps, which would be the divisor. A gradient is that of vectors of size 1, times upstream over size."""
+    plain = torch.tensor([[3.0, 4.0] * 20, [1.0, 2.0] * 20], dtype=F64, requires_grad=True)
+    x, w = plain.detach() * size, torch.linspace(-1, 1, 80, dtype=F64).view(2, 40)
+    x[1], close_to = 0, {"rtol": 1e-9, "atol": 1e-12}  # (of 1e-310 13 digits are left)
+    unit, norm = normalize.normalize(x, 1, 0.0)
+    truth = plain / plain.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(unit, torch.stack([truth[0].detach(), x[1]]), **close_to)
+    got = normalize.normalize_backward(w * size, x, norm, 1, 0.0)
+    torch.testing.assert_close(got[0], torch.autograd.grad(truth, plain, w)[0][0], **close_to)
+    assert not got[1].any()
+    value, *norms = cosine_similarity.cosine_similarity(x, x.flip(1), 1, 0.0)
+    torch.testing.assert_close(value, torch.tensor([0.96, 0.0], dtype=F64), **close_to)
+    up, other = torch.tensor([0.7, 0.3], dtype=F64), plain.detach().flip(1)
+    got, _ = cosine_similarity.cosine_similarity_backward(up * size, x, x.flip(1), value, *norms, 1, 0.0)
+    truth = torch.nn.functional.cosine_similarity(plain, other, 1)
+    torch.testing.assert_close(got[0], torch.autograd.grad(truth, plain, up)[0][0], **close_to)
+    assert not got[1].any()
