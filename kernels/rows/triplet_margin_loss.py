@@ -29,9 +29,12 @@ def distance_tile(
     most = tl.max(tl.abs(d), ACROSS, keep_dims=True)
     unit = power_below(most + tl.abs(eps))
     parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
-    # fp32 adds up what one thread holds, fp64 the threads' sums: of two distances the loss takes the difference.
-    lanes = within_lane(parts * parts, BM, BN, LM, LN, VEC).to(tl.float64)
-    squares = tl.sum(lanes, ACROSS, keep_dims=True)
+    # fp32 adds up what one thread holds, fp64 the threads' sums: of two distances the loss takes the difference. (Of
+    # rows across memory a tile has few elements, and registers for no more.)
+    squares = parts * parts
+    if ACROSS == 1:
+        squares = within_lane(squares, BM, BN, LM, LN, VEC).to(tl.float64)
+    squares = tl.sum(squares, ACROSS, keep_dims=True).to(tl.float64)
     differ = (most > 0) | (squares != squares)  # of NaN there is no largest
     return unit.to(tl.float64), squares, differ.to(tl.float64)
 
