@@ -37,8 +37,9 @@ def _odd(sample, turn):
     """Of sizes on both sides of what the plans distinguish, by turns with many rows and long ones; none is round."""
     size, axis, length = _size(sample, turn)
     odd = _cut(_repeated(sample, size, axis), axis, length)
+    # A single element, but of images, which have windows, and of classes, whose indices would be out of range.
     indexed = any(not t.is_floating_point() and t.dtype != torch.bool for t in sample.operands().values())
-    return odd if size > 1 or indexed else _cut(odd, -1, 1)
+    return odd if size > 1 or indexed or sample.turns is None else _cut(odd, -1, 1)
 
 
 def _cut(sample, axis, length):
