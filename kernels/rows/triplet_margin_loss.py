@@ -31,9 +31,10 @@ def distance_tile(
     parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
     # fp32 adds up what one thread holds, fp64 the threads' sums: of two distances the loss takes the difference. (Of
     # rows across memory a tile has few elements, and registers for no more.)
-    squares = parts * parts
     if ACROSS == 1:
-        squares = within_lane(squares, BM, BN, LM, LN, VEC).to(tl.float64)
+        squares = within_lane(parts * parts, BM, BN, LM, LN, VEC).to(tl.float64)
+    else:
+        squares = rounded_product(parts, parts)
     squares = tl.sum(squares, ACROSS, keep_dims=True).to(tl.float64)
     differ = (most > 0) | (squares != squares)  # of NaN there is no largest
     return unit.to(tl.float64), squares, differ.to(tl.float64)
