@@ -15,7 +15,7 @@ from safeops._op import registry
 from safeops.verify import pool
 
 EXIT_PASSED, EXIT_FAILED, EXIT_NOTHING = 0, 1, 2
-SECONDS = 180  # that a worker may be silent: a check compiles up to a hundred kernels
+SECONDS = 180  # that a worker may be silent: a check compiles some ten kernels
 
 
 def add_parser(commands):
@@ -31,7 +31,7 @@ def add_parser(commands):
     parser.add_argument(
         "--device", help="cuda:1, ...; cpu tries the CPU kernels and turns none off (default: one GPU of each model)"
     )
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 8)")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 16)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit of a check (default: {SECONDS})")
     parser.add_argument("--log", type=Path, metavar="FILE", help="the results as lines of JSON, too, as they come")
 
@@ -94,7 +94,7 @@ def verify(device, arguments):
     print(f"safeops verify: {len(ops)} ops on {where}", flush=True)
     today, results = datetime.date.today().isoformat(), []
     name = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
-    jobs = arguments.jobs or min(8, os.cpu_count() or 1)
+    jobs = arguments.jobs or min(16, os.cpu_count() or 1)
     with progress(len(ops)) as tell:
         for result in pool.Pool(ops, pool.command(name, arguments.full), jobs, arguments.seconds):
             results.append(result)
