@@ -94,7 +94,7 @@ gpu-model: architectures
 	@$(BIN)/python -m tests.kernels.modelled
 
 wheel: setup
-	@rm -rf dist
+	@rm -f dist/*.whl
 	@$(PIP) wheel --no-build-isolation --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 

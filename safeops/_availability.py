@@ -9,7 +9,6 @@ import functools
 import importlib
 import os
 import re
-import warnings
 from typing import NamedTuple
 
 import torch
@@ -178,5 +177,4 @@ def _say_why(op, index, reason):
         raise RuntimeError(f"{op.name}: no kernel on {name}: {reason} ({VARIABLE}=require)")
     if mode() == "auto" and (name, reason) not in _warned:
         _warned.add((name, reason))
-        text = f"safeops: {op.name} runs as plain torch on {name}: {reason} (`safeops doctor` shows the others)"
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        _failures.warn(f"{op.name} runs as plain torch on {name}: {reason} (`safeops doctor` shows the others)")

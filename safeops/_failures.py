@@ -9,9 +9,11 @@ import functools
 import json
 import os
 import pathlib
+import sys
 import tempfile
 import warnings
 
+PACKAGE = os.path.dirname(__file__) + os.sep
 FIELDS = ("op", "gpu", "triton", "safeops", "date", "why")
 
 
@@ -36,25 +38,22 @@ def read() -> list[dict]:
     except FileNotFoundError:
         return []
     except (OSError, ValueError) as error:
-        _warn(f"{path()} is not used: {error}")
+        warn(f"{path()} is not used: {error}")
         return []
 
 
-@functools.cache
-def records() -> list[dict]:
-    """Those of this version."""
-    found, version = read(), _version()
-    if others := sorted({str(record["safeops"]) for record in found} - {version}):
-        _warn(f"{path()} has failures of safeops {', '.join(others)}, which say nothing of {version}: "
-              "`safeops verify` judges it")  # fmt: skip
-    return [record for record in found if record["safeops"] == version]
+records = functools.cache(read)
 
 
 def why(op, gpu, triton) -> str | None:
-    """Why an op is off on this model of GPU, or None."""
+    """Why an op is off on this model of GPU, or None. What another version of safeops saw is told, and turns nothing
+    off."""
     for record in records():
         if (record["op"], record["gpu"], record["triton"]) == (op, gpu, triton):
-            return f"failed `safeops verify` on {record['date']}: {record['why']}"
+            if record["safeops"] == _version():
+                return f"failed `safeops verify` on {record['date']}: {record['why']}"
+            warn(f"{op} of safeops {record['safeops']} failed on this GPU ({record['why']}), which says nothing of "
+                 f"{_version()}: `safeops verify --ops {op}` judges that")  # fmt: skip
     return None
 
 
@@ -94,5 +93,9 @@ def _version():
     return safeops.__version__
 
 
-def _warn(text):
-    warnings.warn(f"safeops: {text}", RuntimeWarning, stacklevel=3)
+def warn(text):
+    """A RuntimeWarning of the line outside this package that called it."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"safeops: {text}", RuntimeWarning, stacklevel=level)

@@ -113,7 +113,7 @@ def examine():
         },
         "devices": ["cpu", *_cuda_devices()],
         "kernels": _availability.mode(),
-        "failures": str(_failures.path()),
+        "failures": {"path": str(_failures.path()), "recorded": len(_failures.read())},
         "ops": [_op(op) for _, op in sorted(registry.items())],
     }
 
@@ -175,7 +175,7 @@ def _text(report):
         ("CUDA extension", report["extensions"]["_cuda"]),
         ("devices", ", ".join(report["devices"])),
         ("kernels", f"{_availability.VARIABLE}={report['kernels']}"),
-        ("failures", report["failures"] + ("" if os.path.exists(report["failures"]) else " (none)")),
+        ("failures", "{recorded} recorded in {path}".format(**report["failures"])),
     ]
     devices = report["ops"][0]["devices"]
     rows = [("op", "on CPU", "CUDA kernel", *(f"on {device}" for device in devices))]

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import safeops
-from safeops import cli
+from safeops import _failures, cli
 
 OPS = {
     "huber_loss", "l1_loss", "masked_fill", "masked_mean", "masked_sum", "mse_loss", "safe_div", "smooth_l1_loss"
@@ -51,12 +51,15 @@ def test_doctor_shows_every_op(capsys):
     assert composed == ["psnr", "kernel", "its", "parts'"], "made of others, and not without a kernel"
 
 
-def test_doctor_says_whether_something_has_failed(capsys, monkeypatch, tmp_path):
+def test_doctor_says_how_much_has_failed(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
-    for text in (" (none)", ""):
+    for number in (0, 1):
         cli.main(["doctor"])
-        assert f"failures        {tmp_path}/failed.json{text}\n" in capsys.readouterr().out
-        (tmp_path / "failed.json").write_text("[]")
+        assert f"failures        {number} recorded in {tmp_path}/failed.json\n" in capsys.readouterr().out
+        _failures.save({("mse_loss", None): "value: wrong"}, "a GPU", "2026-01-02")
+    (tmp_path / "failed.json").write_text("{}")
+    with pytest.warns(RuntimeWarning, match="failed.json is not used"):
+        cli.main(["doctor"])
 
 
 def test_doctor_json_agrees_with_the_routes(capsys):

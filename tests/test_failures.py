@@ -60,15 +60,17 @@ def test_a_record_of_another_version_is_told_and_not_used():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(safeops, "__version__", "0.0.9")
         fail(MSE)
+        fail(DIV, gpu="NVIDIA A100")
     with pytest.warns(RuntimeWarning) as found:
         assert told(MSE, 0).kernel and told(DIV, 0).kernel
     (warning,) = found
+    assert warning.filename == __file__, "of the caller's line"
     assert str(warning.message) == (
-        f"safeops: {_failures.path()} has failures of safeops 0.0.9, which say nothing of {safeops.__version__}: "
-        "`safeops verify` judges it"
+        f"safeops: mse_loss of safeops 0.0.9 failed on this GPU (value: wrong), which says nothing of "
+        f"{safeops.__version__}: `safeops verify --ops mse_loss` judges that"
     )
     fail(MSE, why=None)
-    assert not _failures.path().exists(), "a verdict of this version takes the place of the other one's"
+    assert [record["op"] for record in _failures.read()] == ["safe_div"], "a verdict takes the place of an older one"
 
 
 def test_records_replace_each_other_and_the_last_takes_the_file_along(tmp_path):

@@ -8,12 +8,14 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from benchmarks import rivals
+
 # Seconds that a worker may take to start, one contender to be compiled, and one contest to be timed.
 START, PREPARE, TIME = 180, 120, 90
 
 
 def parse(argv):
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rivals", description=rivals.__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--only", default="", help="comma-separated parts of contests' names; all by default")
     parser.add_argument("--json", type=Path, help="the file to write, a .md beside it; `-`: none")

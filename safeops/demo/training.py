@@ -74,14 +74,13 @@ def cpu_settings():
     A second thread gains these small fp16 layers little, and on a busy machine they wait for it. oneDNN's fp16
     convolutions, which CPUs with AVX-512 FP16 would take, are five times slower on so few channels.
     """
-    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    torch.backends.mkldnn.enabled = False
     try:
-        yield
+        with torch.backends.mkldnn.flags(enabled=False):
+            yield
     finally:
         torch.set_num_threads(threads)
-        torch.backends.mkldnn.enabled = onednn
 
 
 @cpu_settings()

@@ -24,14 +24,16 @@ def add_parser(commands):
         help="a self-test: run the CUDA kernels against their fp64 definitions on this machine's GPUs",
         description="Runs every CUDA and Triton kernel, forward and backward, against its definition in fp64, in "
         "processes of their own. A kernel that fails is off on this machine until it passes.",
-        epilog="Exit codes: 0 all passed; 1 one failed, or was not judged; 2 bad arguments, or no GPU.",
+        epilog="Exit codes: 0 all passed; 1 one failed, or was not judged; 2 bad arguments, no GPU, or no kernels.",
     )
     parser.add_argument("--full", action="store_true", help="more layouts, sizes and dtypes; memory left unwritten")
     parser.add_argument("--ops", nargs="+", default=[], metavar="OP", help="these (default: all)")
     parser.add_argument(
         "--device", help="cuda:1, ...; cpu tries the CPU kernels and turns none off (default: one GPU of each model)"
     )
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 16)")
+    parser.add_argument(
+        "--jobs", type=int, default=0, metavar="N", help="processes (default: one per core, at most 16)"
+    )
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"limit of a check (default: {SECONDS})")
     parser.add_argument("--log", type=Path, metavar="FILE", help="the results as lines of JSON, too, as they come")
 
@@ -51,14 +53,17 @@ def run(arguments):
         return _refuse(f"{devices[0]}: there are kernels for CPUs and CUDA devices")
     if devices[0].type == "cuda" and (devices[0].index or 0) >= torch.cuda.device_count():
         return _refuse(f"there is no {devices[0]}")
-    if devices[0].type == "cuda" and _availability.mode() == "off":
+    if arguments.jobs < 0:
+        return _refuse(f"--jobs must not be negative, got {arguments.jobs}")
+    if _availability.mode() == "off":
         return _refuse(f"{_availability.VARIABLE}=off: there are no kernels to run")
     try:
         with _failures.locked():  # before anything runs: whether there is a place for what fails
             pass
     except OSError as error:
         return _refuse(f"{error} (failures go to {_failures.cache_folder()}: SAFEOPS_CACHE may name another folder)")
-    return max(verify(device, arguments) for device in devices)
+    codes = [verify(device, arguments) for device in devices]
+    return max((code for code in codes if code != EXIT_NOTHING), default=EXIT_NOTHING)
 
 
 def _refuse(why):
@@ -106,6 +111,8 @@ def verify(device, arguments):
                 op = result.op, _availability.triton_of(registry[result.op])
                 _failures.save({op: result.why if result.verdict == pool.FAILED else None}, where, today)
     print(table(results, left))
+    if not results:
+        return _refuse(f"there are no kernels of {', '.join(arguments.ops) or 'any op'} on {where}")
     return EXIT_FAILED if any(result.verdict != pool.PASSED for result in results) else EXIT_PASSED
 
 

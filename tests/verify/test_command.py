@@ -95,9 +95,10 @@ def test_one_device_of_each_model(gpu):
 
 def test_what_cannot_run_says_why(gpu, capsys):
     gpu.gpus = [T4]
-    assert verify("--ops", "mse_loss") == 0
-    assert gpu.ran == [([], gpu.ran[0][1])] if gpu.ran else True
-    assert "mse_loss  not run" in capsys.readouterr().out
+    assert verify("--ops", "mse_loss") == 2
+    told = capsys.readouterr()
+    assert "mse_loss  not run" in told.out and "there are no kernels of mse_loss on Tesla T4" in told.err
+    assert verify("--device", "cpu", "--ops", "psnr") == 2, "made of other ops"
 
 
 def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
@@ -117,6 +118,7 @@ def test_the_log_has_a_line_for_each_result(gpu, tmp_path):
         (("--device", "nope"), "nope"),
         (("--device", "meta"), "CPUs and CUDA devices"),
         (("--device", "cuda:1"), "there is no cuda:1"),
+        (("--jobs", "-1"), "--jobs must not be negative"),
     ],
 )
 def test_bad_arguments(gpu, capsys, arguments, words):

@@ -64,6 +64,9 @@ void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> of_y, 
 template <class C>
 std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by, const Tensor& like) {
   const auto add = images.masked ? pick<&add_loop<C, true>>() : pick<&add_loop<C, false>>();
+  const bool none = by.kind == Reducer::kNone;
+  const Tensor value = empty(Shape(none, &images.images), dtype_v<C>, like);
+  const Tensor share = none ? empty_vector(DType::kDouble, like) : empty(Shape(), DType::kDouble, like);
   const int64_t units = images.images * images.blocks;
   const std::unique_ptr<double[]> sums(new double[units]());
   const std::unique_ptr<int64_t[]> counts(new int64_t[units]());
@@ -74,9 +77,6 @@ std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by
     }
     counts[unit] += piece.kept;
   });
-  const bool none = by.kind == Reducer::kNone;
-  const Tensor value = empty(Shape(none, &images.images), dtype_v<C>, like);
-  const Tensor share = none ? empty_vector(DType::kDouble, like) : empty(Shape(), DType::kDouble, like);
   C* to = reinterpret_cast<C*>(View(value).data);
   double total = 0, exist = 0;
   for (int64_t n = 0; n < images.images; ++n) {  // in the order of the pixels, whatever the threads did
