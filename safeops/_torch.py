@@ -41,6 +41,9 @@ def value_at_trace(x):
     return x.node.hint if x.node.has_hint() else None
 
 
+# To set torch.backends.mkldnn.enabled, also where torch.testing has forbidden that; its context manager warns of TF32.
+enable_onednn = torch._C._set_mkldnn_enabled
+
 # ---- ops
 
 dispatcher_has = torch._C._dispatch_has_kernel_for_dispatch_key  # (op, key): a kernel was registered for just this key

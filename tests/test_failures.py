@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import safeops
-from safeops import _failures
+from safeops import _availability, _failures
 from tests.test_availability import DIV, H200, MSE, fail, machine, told  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -62,7 +62,7 @@ def test_a_record_of_another_version_is_told_and_not_used():
         fail(MSE)
         fail(DIV, gpu="NVIDIA A100")
     with pytest.warns(RuntimeWarning) as found:
-        assert told(MSE, 0).kernel and told(DIV, 0).kernel
+        assert _availability.availability(MSE, 0).kernel and _availability.availability(DIV, 0).kernel
     (warning,) = found
     assert warning.filename == __file__, "of the caller's line"
     assert str(warning.message) == (
@@ -91,7 +91,7 @@ def test_records_replace_each_other_and_the_last_takes_the_file_along(tmp_path):
 
 SAVES = """
 import sys
-from safeops import _failures
+from safeops import _availability, _failures
 _, who, count = sys.argv
 print("ready", file=sys.stderr, flush=True)
 sys.stdin.read()

@@ -73,6 +73,13 @@ def test_transforms_are_known_to_a_trace():
     assert [y.tolist() for y in traced(torch.ones(2))] == [[-1, -1], [10, 10]]
 
 
+def test_enable_onednn():
+    was = torch.backends.mkldnn.enabled
+    for wanted in (False, True, was):
+        _torch.enable_onednn(wanted)
+        assert torch.backends.mkldnn.enabled == wanted
+
+
 def test_is_exporting():
     class Module(torch.nn.Module):
         def forward(self, x):

@@ -9,6 +9,7 @@ import time
 import torch
 
 import safeops
+from safeops._torch import enable_onednn
 from safeops.demo.data import FOCAL_BASELINE
 from safeops.demo.network import StereoNet
 
@@ -74,13 +75,14 @@ def cpu_settings():
     A second thread gains these small fp16 layers little, and on a busy machine they wait for it. oneDNN's fp16
     convolutions, which CPUs with AVX-512 FP16 would take, are five times slower on so few channels.
     """
-    threads = torch.get_num_threads()
+    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
+    enable_onednn(False)
     try:
-        with torch.backends.mkldnn.flags(enabled=False):
-            yield
+        yield
     finally:
         torch.set_num_threads(threads)
+        enable_onednn(onednn)
 
 
 @cpu_settings()
