@@ -62,8 +62,10 @@ def availability(op, index, judged=True) -> Availability:
     code = _triton_code() if op.owner == "Triton" else _cpp_code(capability)
     if code.kernel and not has_kernels(op):
         return Availability(False, "no kernel for CUDA")
+    if not code.kernel:
+        return code
     why = _known_fault(op, capability) or (judged and _failures.why(op.name, name, triton_of(op)))
-    return Availability(False, why) if code.kernel and why else code
+    return Availability(False, why) if why else code
 
 
 def gpu(index) -> tuple | None:
@@ -88,7 +90,10 @@ def triton_of(op) -> str | None:
 
 
 def _triton_code():
-    version = triton()
+    try:
+        version = triton()
+    except Exception as error:
+        return Availability(False, f"Triton cannot be imported: {type(error).__name__}: {error}".splitlines()[0])
     if version is None:
         return Availability(False, "Triton is not installed")
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_TRITON:
@@ -127,7 +132,11 @@ def _cpp_code(capability):
 def _known_fault(op, capability):
     for fault in KNOWN_FAULTS:
         here = fault.capability in (None, capability)
-        if fault.op == op.name and here and (fault.triton is None or (triton_of(op) or "").startswith(fault.triton)):
+        if (
+            fault.op == op.name
+            and here
+            and (fault.triton is None or f"{triton_of(op)}.".startswith(f"{fault.triton}."))
+        ):
             return f"known to be wrong here: {fault.why}"
     return None
 

@@ -32,14 +32,19 @@ def read() -> list[dict]:
     """All records. A file that cannot be read holds none, and says so: no training stops for it."""
     try:
         found = json.loads(path().read_text(encoding="utf-8"))
-        if not isinstance(found, list) or not all(isinstance(x, dict) and {*FIELDS} <= x.keys() for x in found):
+        if not isinstance(found, list) or not all(map(_is_record, found)):
             raise ValueError(f"it is no list of records with {', '.join(FIELDS)}")
         return found
     except FileNotFoundError:
         return []
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         warn(f"{path()} is not used: {error}")
         return []
+
+
+def _is_record(x):
+    texts = isinstance(x, dict) and all(isinstance(x.get(name), str) for name in FIELDS if name != "triton")
+    return texts and isinstance(x.get("triton", 0), (str, type(None)))
 
 
 records = functools.cache(read)

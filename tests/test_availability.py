@@ -107,6 +107,14 @@ def test_a_triton_that_cannot_start_is_told(machine):
         assert machine.start() is None
 
 
+def test_a_triton_that_cannot_be_imported_is_told(machine, monkeypatch):
+    def broken():
+        raise ImportError("libtriton broken")
+
+    monkeypatch.setattr(_availability, "triton", broken)
+    assert told(MSE, 0) == (False, "Triton cannot be imported: ImportError: libtriton broken") and told(DIV, 0).kernel
+
+
 def test_what_has_no_kernel(machine, monkeypatch):
     machine.gpus = [T4, ("NVIDIA B200", (10, 0)), None]
     assert told(MSE, 0) == (False, "compute capability 7.5, below 8.0") == told(DIV, 0)
@@ -130,6 +138,9 @@ def test_what_has_no_kernel(machine, monkeypatch):
         (KnownFault("mse_loss", (8, 0), None, "it is wrong"), [False, True]),
         (KnownFault("mse_loss", None, "3.7", "it is wrong"), [True, True]),
         (KnownFault("mse_loss", (9, 0), "3.6", "it is wrong"), [False, False]),
+        (KnownFault("mse_loss", None, "3.7.1", "it is wrong"), [True, True]),
+        (KnownFault("mse_loss", None, "3", "it is wrong"), [True, True]),
+        (KnownFault("mse_loss", None, "3.", "it is wrong"), [False, False]),
         (KnownFault("l1_loss", None, None, "it is wrong"), [False, False]),
     ],
 )
@@ -245,6 +256,17 @@ def test_the_route_asks_the_operands_own_device(machine, monkeypatch):
     assert kernel(0, 0)
     with pytest.raises(RuntimeError, match="^mse_loss: no kernel on Tesla T4: "):
         kernel(1, 1)
+
+
+def test_a_trace_takes_the_kernel_where_the_device_has_it(machine, monkeypatch):
+    monkeypatch.setattr(_route, "PLAIN", _route.PLAIN | {OnGpu})
+    monkeypatch.setattr(_route, "is_dynamo_compiling", lambda: True)
+    machine.gpus = [H200, T4]
+    op = _op.registry["cross_entropy"]
+    assert "cuda" in op.compiled
+    with pytest.warns(RuntimeWarning):
+        found = [_route.route(op, [OnGpu(i), *[None] * (op.tensors - 1)]) is not None for i in range(2)]
+    assert found == [True, False]
 
 
 def test_a_trace_asks_the_same(machine, monkeypatch):

@@ -43,7 +43,8 @@ def test_a_folder_in_the_place_of_the_file_is_told():
         assert told(MSE, 0).kernel
 
 
-FOREIGN = ["{}", "3", "null", "[1]", '[{"op": "mse_loss", "gpu": "NVIDIA H200"}]']
+FOREIGN = ["{}", "3", "null", "[1]", '[{"op": "mse_loss", "gpu": "NVIDIA H200"}]', "[" * 100_000]
+FOREIGN += [json.dumps([dict.fromkeys(_failures.FIELDS, "x") | wrong]) for wrong in ({"op": []}, {"triton": {}})]
 
 
 @pytest.mark.parametrize("text", ["", "{", '[{"op"', "\udcff", *FOREIGN])
