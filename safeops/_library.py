@@ -103,7 +103,7 @@ def raise_cause(error):
     has raised, or the allocator, which is asked once more for as many bytes."""
     text, held = _errors.__dict__.pop("held", (None, None))
     if held is not None and text in str(error):
-        raise held
+        raise held from None
     if missing := _NO_MEMORY.search(str(error)):
         count, device = int(missing[1]), torch.device(missing[2])
         try:

@@ -47,9 +47,11 @@ class StereoNet(nn.Module):
         # The expected shift under a softmax over the candidates, plus a correction.
         p = torch.softmax(self.sharpness * matches + self.vote(x), 1)
         shift = torch.arange(CANDIDATES, device=p.device, dtype=p.dtype).view(1, -1, 1, 1) * (4 / SCALE)
-        disparity = SCALE * ((p * shift).sum(1, keepdim=True) + self.head(x))
+        correction = self.head(x)
+        disparity = SCALE * ((p * shift).sum(1, keepdim=True) + correction)
         disparity = F.interpolate(disparity, scale_factor=4, mode="bilinear", align_corners=False)
-        return F.relu(disparity)  # nothing lies behind infinity
+        # Half under autocast, as its convolutions are: on CUDA softmax and interpolation have made fp32 of it.
+        return F.relu(disparity.to(correction.dtype))  # nothing lies behind infinity
 
     @staticmethod
     def _local(x):

@@ -38,7 +38,8 @@ def assert_refused(op, bad, looks=DEVICE == "cpu"):
 
     for call in (named, recorded):
         if isinstance(bad, BadIndex) and not looks:
-            call(*tree_map_only(torch.Tensor, lambda x: x.to(DEVICE), bad.args), **bad.kwargs)
+            args, kwargs = tree_map_only(torch.Tensor, lambda x: x.to(DEVICE), (bad.args, bad.kwargs))
+            call(*args, **kwargs)
         else:
             check_errors(Subject(call, None, (), errors=[bad], device=DEVICE), Sample())
 

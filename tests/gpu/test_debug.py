@@ -53,9 +53,14 @@ def test_an_overflow_that_the_scaler_handles():
 
 
 def test_no_sync():
-    """(The last is torch's own function, taken before no_sync puts its own in that place.)"""
     x = torch.ones(8, device="cuda")
-    for wait in (lambda: x.sum().item(), lambda: x[x > 0], lambda: x.cpu(), lambda: str(x), torch.cuda.synchronize):
+    for wait in (
+        lambda: x.sum().item(),
+        lambda: x[x > 0],
+        lambda: x.cpu(),
+        lambda: str(x),
+        lambda: torch.cuda.synchronize(),
+    ):
         with pytest.raises(SynchronizationError), no_sync():
             wait()
     with no_sync():

@@ -205,8 +205,7 @@ def _map_case(name, masked):
     return make
 
 
-# (launches: ssim is 1 - what the kernel gives, by torch)
-for _name, _loss, _launches in (("ssim", False, ((2, 0), (2, 0))), ("ssim_loss", True, ((1, 0), (1, 0)))):
+for _name, _loss in (("ssim", False), ("ssim_loss", True)):
     _of_loss = {"denominator": torch.tensor(5.0)} if _loss else {}
     _formula = _similarity(_loss)
     record(
@@ -216,7 +215,6 @@ for _name, _loss, _launches in (("ssim", False, ((2, 0), (2, 0))), ("ssim_loss",
         [*bad_windows(_name), *(_bad_denominators(_name) if _loss else ())],
         CALL | _of_loss | WINDOWS,
         gpu=_map_case(_name, masked=_loss),
-        launches=_launches,
         no_route=NO_ROUTE if _loss else None,  # by a denominator it is torch that divides
         data=(0, 1),
         torch_equivalent=_plain(_formula),
