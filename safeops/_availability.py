@@ -47,7 +47,7 @@ def mode() -> str:
 
 
 def availability(op, index, judged=True) -> Availability:
-    """Of an op's kernels on CUDA device `index`. judged=False: also where `safeops verify` has seen them fail."""
+    """Whether an op's kernels run on CUDA device `index`. judged=False leaves out what `safeops verify` has seen fail."""
     if not op.owner:
         return Availability(True, "plain torch")
     if mode() == "off":
@@ -60,10 +60,10 @@ def availability(op, index, judged=True) -> Availability:
     if capability < LEAST_CAPABILITY:
         return Availability(False, "compute capability {}.{}, below {}.{}".format(*capability, *LEAST_CAPABILITY))
     code = _triton_code() if op.owner == "Triton" else _cpp_code(capability)
-    if code.kernel and not has_kernels(op):
-        return Availability(False, "no kernel for CUDA")
     if not code.kernel:
         return code
+    if not has_kernels(op):
+        return Availability(False, "no kernel for CUDA")
     why = _known_fault(op, capability) or (judged and _failures.why(op.name, name, triton_of(op)))
     return Availability(False, why) if why else code
 
@@ -131,12 +131,8 @@ def _cpp_code(capability):
 
 def _known_fault(op, capability):
     for fault in KNOWN_FAULTS:
-        here = fault.capability in (None, capability)
-        if (
-            fault.op == op.name
-            and here
-            and (fault.triton is None or f"{triton_of(op)}.".startswith(f"{fault.triton}."))
-        ):
+        here = fault.op == op.name and fault.capability in (None, capability)
+        if here and (fault.triton is None or f"{triton_of(op)}.".startswith(f"{fault.triton}.")):
             return f"known to be wrong here: {fault.why}"
     return None
 
@@ -165,7 +161,7 @@ class Devices(dict):
 
 
 def available(name, index):
-    """The same, as a trace asks it."""
+    """Whether an op's kernels run on a CUDA device: for a trace, which knows the op by its name."""
     return _devices[name][index]
 
 

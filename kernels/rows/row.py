@@ -116,6 +116,7 @@ def divisor(norm, eps, C: tl.constexpr):
 
 @triton.jit
 def divided(x, by, C: tl.constexpr):
+    """x over its row's divisor, 0 where that is 0; by: what `divisor` has made of it."""
     if C == tl.float64:
         quotient = x / tl.where(by == 0, 1.0, tl.abs(by))
         value = tl.where(by == 0, 0.0, tl.where(by < 0, quotient / BEYOND, quotient))
