@@ -47,7 +47,7 @@ def mode() -> str:
 
 
 def availability(op, index, judged=True) -> Availability:
-    """Whether an op's kernels run on CUDA device `index`. judged=False leaves out what `safeops verify` has seen fail."""
+    """Whether an op's kernels run on CUDA device `index`. judged=False: also where `safeops verify` saw them fail."""
     if not op.owner:
         return Availability(True, "plain torch")
     if mode() == "off":

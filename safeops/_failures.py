@@ -1,4 +1,4 @@
-"""The file in the cache folder of what `safeops verify` has seen fail: such an op is off on this machine until it passes.
+"""The file of what `safeops verify` has seen fail: such an op is off on this machine until it passes.
 
 A record is {"op", "gpu", "triton", "safeops", "date", "why"}: a failure of this version of safeops, on this model of
 GPU, with this Triton (null for a kernel of C++). What passes has none.
