@@ -146,8 +146,11 @@ def address(operand, space, m, n, KIND: tl.constexpr):
             where += n[None, :]
         elif KIND == STRIDED:
             # Neighbours in a row are nearest in memory, which single strides do not say: Triton would lay lanes along
-            # columns. (Accesses stay single: of the pointer itself no alignment is known.)
-            where = tl.max_contiguous(where + offset_of(n, space[3], operand[2])[None, :], [1, 2])
+            # columns. (Accesses stay single: of the pointer itself no alignment is known.) A row of one element, as
+            # an empty tensor has, holds no two that are contiguous: Triton would not compile it.
+            where += offset_of(n, space[3], operand[2])[None, :]
+            if n.shape[0] > 1:
+                where = tl.max_contiguous(where, [1, 2])
     return where
 
 

@@ -24,6 +24,10 @@ def layouts():
             x, mask = meta(shape, dtype, strides), meta(shape, torch.bool)
             made = one_of_each(x, mask, MODES)
             found |= {f"{name}{layout} {shape} {str(dtype)[6:]}": plan for name, plan in made}
+    for dtype in (BF16, F64):  # tiles of one element
+        nothing = meta((0, 0, 0, 0), dtype)
+        found[f"sum of nothing {str(dtype)[6:]}"] = reduced(None, nothing, mean=False)
+        found |= {f"{name} of nothing {str(dtype)[6:]}": statistics.forward(name, nothing) for name in MODES[1:]}
     return found
 
 

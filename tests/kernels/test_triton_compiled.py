@@ -59,14 +59,16 @@ def planned():
 
 
 def sample():
-    """One of each kernel, axis, kind of access and operation; and of tiles that have no full access for each thread."""
+    """One of each kernel, axis, kind of access and operation; and of tiles that have no full access for each thread, or
+    one element."""
     found = {}
     for name, plan in planned().items():
         constants = plan.constants
         axis, single = constants.get("AXIS"), constants["VEC"] == 1
         which = constants.get("MODE") if axis == ALL.value else constants.get("OP")
         small = "LM" in constants and constants["BM"] * constants["BN"] < plan.config.threads * constants["VEC"]
-        found.setdefault((plan.kernel.fn, axis, single, small and not single, which), (name, plan))
+        lone = "BM" in constants and constants["BM"] * constants["BN"] == 1
+        found.setdefault((plan.kernel.fn, axis, single, small and not single, lone, which), (name, plan))
     return dict(found.values())
 
 
