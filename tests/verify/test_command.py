@@ -43,7 +43,8 @@ MSE, DIV = _op.registry["mse_loss"], _op.registry["safe_div"]
 def test_what_passes_needs_no_record(gpu, capsys):
     assert verify() == 0
     ops, worker = gpu.ran[0]
-    assert ops == sorted(name for name, op in _op.registry.items() if op.owner)
+    assert sorted(ops) == sorted(name for name, op in _op.registry.items() if op.owner)
+    assert ops.index("cross_entropy") < 8  # the one that takes longest
     assert worker[-2:] == ["--device", "cuda:0"]
     out = capsys.readouterr().out
     assert f"{len(ops)} ops on NVIDIA H200" in out and out.splitlines()[-1] == f"{len(ops)} passed"
