@@ -6,7 +6,7 @@
   each then rounds the other one's alone, and the sums differ in the last bit. Both of them may be stored.
 
 `python -m tests.kernels.compiled STAGE` reads kernels from stdin, as scripts/gpu_kernels.py writes them, and writes the
-faults of each; it needs no torch. PYTHONPATH says whose Triton that is.
+faults of each, or its instructions; it needs no torch. PYTHONPATH says whose Triton that is.
 """
 
 import importlib.util
@@ -113,6 +113,28 @@ def fused(listing):
     return found
 
 
+# ---- machine code that can be compared
+
+
+def instructions(listing):
+    """One line each. The listing may begin at any address, and the arguments of the kernel lie in any order: they are
+    numbered as they are first read."""
+    rows = INSTRUCTION.findall(listing)
+    start, numbers = int(rows[0][0], 16), {}
+
+    def argument(match):  # on sm_90 they begin at 0x210
+        place = int(match[1], 16)
+        return match[0] if place < 0x210 else f"argument {numbers.setdefault(place, len(numbers))}"
+
+    found = []
+    for _, predicate, op, rest in rows:
+        rest = re.sub(r"c\[0x0\]\[(0x[0-9a-f]+)\]", argument, rest.strip())
+        if re.match(r"BRA|BSSY|CALL|RET|BREAK|WARPSYNC", op):
+            rest = re.sub(r"0x[0-9a-f]+", lambda match: hex(int(match[0], 16) - start), rest)
+        found.append(f"{predicate}{op} {rest}")
+    return found
+
+
 # ---- asking a Triton
 
 
@@ -144,12 +166,12 @@ def lowered(source, options, stages):
 
 
 def compiled(source, options):
-    """(TTGIR, machine code)"""
+    """(TTGIR, (machine code, registers))"""
     import triton
     from triton.backends.compiler import GPUTarget
 
     asm = triton.compile(source, target=GPUTarget("cuda", ARCH, 32), options=options).asm
-    return asm["ttgir"], text(asm["cubin"])[0]
+    return asm["ttgir"], text(asm["cubin"])
 
 
 def tile(request):
@@ -157,7 +179,7 @@ def tile(request):
 
 
 def ask(requests, stage, triton=None):
-    """(version, [the faults of each]) by the Triton in this folder; None: the one that is installed."""
+    """(version, [the faults or instructions of each]) by the Triton in this folder; None: the one that is installed."""
     path = {} if triton is None else {"PYTHONPATH": str(triton)}
     command = [sys.executable, "-m", __name__, stage]
     done = subprocess.run(
@@ -169,7 +191,7 @@ def ask(requests, stage, triton=None):
 
 
 def main(stage):
-    """stage: ttir (nothing but that it compiles), ttgir, or cubin."""
+    """stage: ttir (nothing but that it compiles), ttgir, or cubin; or `instructions`, which are then what is found."""
     kernels = gpu_kernels()
     kernels.without_torch()
     import triton
@@ -179,18 +201,21 @@ def main(stage):
     for i, request in enumerate(requests):
         try:
             source, options = kernels.decoded(request)
-            if stage == "cubin":
+            if stage in ("cubin", "instructions"):
                 ttgir, codes[i] = compiled(source, options)
             else:
                 ttgir = lowered(source, options, ("ttir", "ttgir")[: 1 + (stage == "ttgir")])
         except triton.CompilationError as error:
             found[i].append(f"does not compile: {error}")
             continue
-        if stage != "ttir":
+        if stage in ("ttgir", "cubin"):
             found[i] += gaps(ttgir) + crosswise(ttgir, tile(request))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
-    for i, listing in zip(codes, disassembled([*codes.values()], ARCH, tool) if codes else ()):
-        found[i] += fused(listing)
+    for i, listing in zip(codes, disassembled([code for code, _ in codes.values()], ARCH, tool) if codes else ()):
+        if stage == "cubin":
+            found[i] += fused(listing)
+        else:
+            found[i] = [f"{codes[i][1]} registers", *instructions(listing)]
     print(json.dumps([triton.__version__, found]))
 
 

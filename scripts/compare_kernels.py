@@ -1,0 +1,91 @@
+"""Does a change of the engine change a kernel? The machine code of every planned Triton kernel, before and after.
+
+    python scripts/compare_kernels.py record FILE [--part N]    (in each of two checkouts; ten minutes on two cores)
+    python scripts/compare_kernels.py compare BEFORE AFTER
+
+`record` compiles for sm_90 what tests/kernels plans (--part N: every Nth kernel), by the pinned Triton and by the
+oldest that is supported, and writes FILE (JSON, xz). `compare` takes two kernels of one name for the same if they have
+the same registers and the same instructions in the same order; their arguments may lie elsewhere. It prints those that
+differ, and exits with 1 if there are any, or one that the other file lacks. Needs no GPU.
+"""
+
+import argparse
+import collections
+import json
+import lzma
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+CHUNK = 40  # kernels that one process compiles
+
+
+def record(file, part):
+    sys.path.insert(0, str(ROOT))
+    from tests.kernels import compiled
+    from tests.kernels.test_triton_compiled import FOLDERS, GPU, planned
+
+    plans = dict(list(planned().items())[::part])
+    requests = [compiled.gpu_kernels().encoded(plan.source(), plan.options(GPU)) for plan in plans.values()]
+    chunks = [slice(at, at + CHUNK) for at in range(0, len(requests), CHUNK)]
+    found = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for version, folder in FOLDERS.items():
+            if folder and not folder.exists():
+                raise SystemExit(f"compare_kernels: there is no {folder}: make test-slow installs Triton {version}")
+            answers = pool.map(lambda chunk, by=folder: compiled.ask(requests[chunk], "instructions", by), chunks)
+            found[version] = dict(zip(plans, (code for _, codes in answers for code in codes), strict=True))
+            print(f"Triton {version}: {len(plans)} kernels", flush=True)
+    with lzma.open(file, "wt", preset=1) as out:
+        json.dump(found, out)
+
+
+def work(code):
+    """How often each instruction occurs."""
+    return collections.Counter(row.removeprefix("@").split(" ", 2)[row.startswith("@")] for row in code[1:])
+
+
+def difference(before, after):
+    """What differs between two kernels, in words; None: nothing."""
+    if before == after:
+        return None
+    if work(before) == work(after):
+        return f"{before[0]} -> {after[0]}, the same {len(after) - 1} instructions in another order or other registers"
+    return f"{before[0]} -> {after[0]}, {len(before) - 1} -> {len(after) - 1} instructions"
+
+
+def compare(before, after):
+    """Print what differs: how many kernels do."""
+    wrong = 0
+    for version in sorted({*before, *after}):
+        old, new = before.get(version, {}), after.get(version, {})
+        lines = [f"  {name}: in one file alone" for name in old.keys() ^ new.keys()]
+        for name in old.keys() & new.keys():
+            if (what := difference(old[name], new[name])) is not None:
+                lines.append(f"  {name}: {what}")
+        print(f"Triton {version}: {len(old.keys() | new.keys())} kernels, {len(lines)} differ")
+        print("".join(f"{line}\n" for line in sorted(lines)), end="")
+        wrong += len(lines)
+    return wrong
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("record")
+    one.add_argument("file", type=Path)
+    one.add_argument("--part", type=int, default=1, metavar="N", help="every Nth kernel (default: all)")
+    two = commands.add_parser("compare")
+    two.add_argument("before", type=Path)
+    two.add_argument("after", type=Path)
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "record":
+        return record(parsed.file, parsed.part)
+    read = [json.loads(lzma.open(file).read()) for file in (parsed.before, parsed.after)]
+    return min(1, compare(*read))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
