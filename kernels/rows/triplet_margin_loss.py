@@ -30,8 +30,9 @@ def distance_tile(
     unit = power_below(most + tl.abs(eps))
     parts = tl.where(edge, d + eps, 0.0) * reciprocal(unit)
     # fp32 adds up what one thread holds, fp64 the threads' sums: of two distances the loss takes the difference. (Of
-    # rows across memory a tile has few elements, and registers for no more.)
-    if ACROSS == 1:
+    # rows across memory a tile has few elements, and registers for no more.) Squares that are fp64 already would fuse
+    # with the addition of another thread's.
+    if ACROSS == 1 and parts.dtype == tl.float32:
         squares = within_lane(parts * parts, BM, BN, LM, LN, VEC).to(tl.float64)
     else:
         squares = rounded_product(parts, parts)

@@ -103,8 +103,11 @@ def fused(listing):
         result = next((place for place in places[:2] if place is not None), None)
         if operands[0].startswith(("[", "desc")) or result is None:  # a store, or nothing but a predicate
             continue
-        if re.match(r"[FD]FMA\b", op) and {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
-            found.append(f"fused: {op} {rest}")
+        # The remainder of a quotient or of a root, whose product is subtracted or rounded up or down, is exact.
+        exact = re.search(r"\.R[MP]\b", op) or "-R" in rest.partition(", ")[2].rpartition(", ")[0]
+        if re.match(r"[FD]FMA\b", op) and not exact:
+            if {places[3], *([places[3] + 1] if places[3] and op[0] == "D" else ())} & sent:
+                found.append(f"fused: {op} {rest}")
         moved = re.match(r"MOV\b|IMAD\.MOV", op) and places[-1] in sent
         wide = 4 if ".128" in op else 2 if PAIRS.match(op) else 1
         sent -= set(range(result, result + wide))

@@ -16,6 +16,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("compiles: needs Triton without TRITON_INTERPRET", allow_module_level=True)
 
 from safeops.kernels.engine.indexing import ALL
+from safeops.kernels.rows.triplet_margin_loss import triplet_kernel as TRIPLET
 
 from tests.kernels import compiled
 from tests.kernels.plans_layouts import functors, layouts
@@ -60,7 +61,7 @@ def planned():
 
 def sample():
     """One of each kernel, axis, kind of access and operation; and of tiles that have no full access for each thread, or
-    one element."""
+    one element; of triplets in fp32 and in fp64, which are summed otherwise."""
     found = {}
     for name, plan in planned().items():
         constants = plan.constants
@@ -68,7 +69,8 @@ def sample():
         which = constants.get("MODE") if axis == ALL.value else constants.get("OP")
         small = "LM" in constants and constants["BM"] * constants["BN"] < plan.config.threads * constants["VEC"]
         lone = "BM" in constants and constants["BM"] * constants["BN"] == 1
-        found.setdefault((plan.kernel.fn, axis, single, small and not single, lone, which), (name, plan))
+        kind = small and not single, lone, plan.kernel.fn is TRIPLET and str(constants["C"])
+        found.setdefault((plan.kernel.fn, axis, single, which, *kind), (name, plan))
     return dict(found.values())
 
 
@@ -131,7 +133,9 @@ def test_what_is_sent_is_followed():
         ("FFMA R0, R7, R7, R5",),
         ("FADD R7, R1, R2", fma),
         ("LDS.64 R6, [R9]", fma),
-        ("F2F.F64.F32 R6, R6", "DFMA R2, R4, -R4, R6"),
+        ("F2F.F64.F32 R6, R6", "DFMA R2, R4, R4, R6"),
+        ("DFMA R2, R4, -R4, R6",),  # remainders
+        ("DFMA.RP R2, R4, R4, R6",),
     ):
         assert found(sent, *rows) == 0
 
