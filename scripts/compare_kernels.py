@@ -57,7 +57,7 @@ def difference(before, after):
 
 
 def compare(before, after):
-    """Print what differs: how many kernels do."""
+    """Print what differs, and return how many kernels differ."""
     wrong = 0
     for version in sorted({*before, *after}):
         old, new = before.get(version, {}), after.get(version, {})

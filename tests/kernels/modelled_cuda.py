@@ -116,8 +116,8 @@ def predictions(gpu, found):
             if key not in codes:
                 once, _ = machine_code.main_path(listings[kernel], step.passes, step.mark, step.avoid, step.most)
                 looped = any((often or 0) > 1 for often in step.passes.values())
-                every = step.read + step.written  # which instructions without a loop may move (sm_80 unrolls)
-                unrolled = (once.load + once.store) * blocks * threads >= every
+                # An assembler may unroll a loop (sm_80): then the instructions of one pass move all bytes.
+                unrolled = (once.load + once.store) * blocks * threads >= step.read + step.written
                 assert once.marks > 0 or unrolled or not looped, f"{kernel}: no loop loads {[*step.passes]} bytes"
                 codes[key] = machine_code.Code(once, [], table[kernel]["registers"], shared)
             load = Load(case.elements, 0, blocks, threads, 0, step.read, step.written, 0, step.rounds, waits=step.waits)
