@@ -75,7 +75,7 @@ class Place:
 
 
 def prepare(place, name) -> dict:
-    """What is known of a contest before it is timed."""
+    """All that is known of a contest before it is timed."""
     from .agreement import BUDGET, agrees
     from .contest import build, dtype_of
 

@@ -1,4 +1,4 @@
-"""What the README shows of several ranks, as a user starts it: under torchrun, on 1, 2 and 4 processes."""
+"""The README's example of several ranks, as a user starts it: under torchrun, on 1, 2 and 4 processes."""
 
 import re
 import subprocess
