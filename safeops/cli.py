@@ -94,7 +94,7 @@ def doctor(as_json=False):
 
 
 def examine():
-    """What `safeops doctor` shows, as plain data."""
+    """The report of `safeops doctor`, as plain data."""
     return {
         "versions": {
             "safeops": safeops.__version__,

@@ -99,7 +99,7 @@ def together(norms, ord):
 
 
 def _norm_on(mesh, grads, ord):
-    """Of the gradients of one mesh, or of plain ones (None)."""
+    """The norm of the gradients of one mesh, or of plain ones (None)."""
     if mesh is None:
         return together([norm(group, ord) for group in by_device(grads)], ord)
     group = group_of_mesh(here("grad_norm"), mesh)
@@ -117,7 +117,7 @@ def _norm_on(mesh, grads, ord):
 
 
 def _own_part(grad):
-    """What this rank adds to the norm of a DTensor: its shard, or None where another rank has added it."""
+    """The part that this rank adds to the norm of a DTensor: its shard, or None where another rank has added it."""
     if any(p.is_partial() for p in grad.placements):
         from torch.distributed.tensor import Replicate, Shard  # (a slow import)
 
@@ -133,7 +133,7 @@ def _own_part(grad):
 
 
 def held(grad):
-    """What this rank holds of a gradient: the memory itself."""
+    """This rank's part of a gradient: the memory itself."""
     return grad if _check.mesh(grad) is None else awaited(grad.to_local())
 
 

@@ -29,7 +29,7 @@ def _changed(function, value):
 
 
 def _changes(function, items):
-    """What of a mapping has changed."""
+    """The entries of a mapping that have changed."""
     changed = {key: _changed(function, x) for key, x in items.items()}
     return {key: x for key, x in changed.items() if x is not None}
 

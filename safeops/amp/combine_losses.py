@@ -14,7 +14,7 @@ NONFINITE = ("propagate", "skip", "raise")
 
 
 class CombinedLosses(NamedTuple):
-    """What `combine_losses` returns. It holds no number that the host would have to wait for."""
+    """The result of `combine_losses`. It holds no number that the host would have to wait for."""
 
     total: torch.Tensor  # (): to call backward on
     terms: torch.Tensor  # (number of losses,): weight * loss, as it came, detached

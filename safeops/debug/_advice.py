@@ -1,4 +1,4 @@
-"""What to write instead: the safeops replacement for the op that made a value that is not finite, or for an error."""
+"""Advice: the safeops replacement for the op that made a value that is not finite, or for an error."""
 
 import re
 
@@ -34,7 +34,7 @@ FORWARD = {
     "cdist": "safeops.safe_norm(a[:, None] - b[None], dim=-1): gradient 0 at distance 0",
     "index": "select with mask= (safeops.masked_mean, safeops.mse_loss) instead of copying out",
 }
-# By the name of the autograd node, less "Backward0": what the usual op does in its backward.
+# The usual op's backward, keyed by the name of the autograd node less "Backward0".
 BACKWARD = {
     "Mul": FORWARD["mul"],
     "Where": "apply the function to the kept values alone: safeops.apply_where(condition, args, f1, f2)",
@@ -52,7 +52,7 @@ BACKWARD = {
     **{name.capitalize(): FORWARD[name] for name in "div reciprocal log sqrt rsqrt pow exp acos asin atan2".split()},
     "Xlogy": FORWARD["xlogy"],
 }
-# By the function that the user's line calls: an op inside it (a division, a norm) is not his own.
+# Keyed by the function that the user's line calls: an op inside it (a division, a norm) is not the user's.
 _FP32 = "fp32 whatever its input's dtype, finite where that is not"
 CALLS = {
     "cosine_similarity": "safeops.cosine_similarity(a, b): 0 with gradient 0 where a vector is zero, computed in fp32",
@@ -70,13 +70,13 @@ _PROBABILITIES = (
     "safeops.binary_cross_entropy_with_logits on what went into the sigmoid; or input.clamp(0, 1), where a rounding "
     "alone leaves that range"
 )
-# By the function of safeops that had no value itself: a number that was none of its domain.
+# Keyed by the function of safeops that had no value itself: a number lay outside its domain.
 OURS = {"binary_cross_entropy": _PROBABILITIES}
 OUT_OF_PLACE = (
     "a new tensor: x = x / 3 for x /= 3, x.clamp(...) for x.clamp_(...), x = safeops.masked_fill(x, mask, value) for "
     "x[mask] = value"
 )
-# What the user's line, a newline and a message of torch's say -> what to write.
+# A pattern for the user's line, a newline and torch's message -> the advice.
 ERRORS = (
     (
         r"(fill_?\(|\] *=)[^\n]*\nvalue cannot be converted to type .*(Half|BFloat16).* without overflow",

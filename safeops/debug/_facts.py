@@ -1,4 +1,4 @@
-"""What the recorders need to know of an ATen op, worked out once per overload from its schema."""
+"""The facts of an ATen op that recorders need, worked out once per overload from its schema."""
 
 import functools
 

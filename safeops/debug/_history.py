@@ -19,7 +19,7 @@ VERDICTS = (
 
 @dataclasses.dataclass(frozen=True)
 class ModuleCounts:
-    """What a module's ops wrote over the run. Pairs: (forward, backward).
+    """The values that a module's ops wrote over the run. Pairs: (forward, backward).
 
     verdict: "overflows" (an inf of finite operands that its dtype is too small for, or a number, read or written, that
     fp16 would round to inf), "not finite" (of finite operands, NaN, or inf where there is no value: log(0)),

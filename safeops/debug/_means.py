@@ -52,7 +52,7 @@ class Means:
 
 
 def _count(func, name, args, kwargs, values):
-    """What a mean was divided by, None for what is no mean of a rank's own elements."""
+    """The divisor of a mean; None where the op is no mean of a rank's own elements."""
     x = args[0] if args else None
     if str(func).startswith("safeops."):
         return _of_raw(func, args, kwargs, values)
@@ -72,7 +72,7 @@ def _count(func, name, args, kwargs, values):
 
 
 def _of_raw(func, args, kwargs, values):
-    """Of a raw op: (value, what it was divided by)."""
+    """(value, divisor) of a raw op."""
     arguments = _torch.schema(func).arguments
     given = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
     mean = "_masked_mean" in str(func) or given.get("reduction") == 1

@@ -4,7 +4,7 @@ from safeops import _torch
 
 
 class Storage:
-    """What is known of one piece of memory: the op that wrote it last, and what a recorder keeps of its views."""
+    """One piece of memory: the op that wrote it last, and what a recorder keeps of its views."""
 
     __slots__ = ("weak", "writer", "leaf", "rows", "writes", "reads")
 

@@ -1,4 +1,4 @@
-"""What is kept of an op that ran."""
+"""The record of an op that ran."""
 
 import math
 
@@ -13,7 +13,7 @@ class Slot:
 
 
 class Op:
-    """What it read and wrote (rows of counts), and from where it was called."""
+    """The rows of counts that an op read and wrote, and the place of its call."""
 
     __slots__ = (
         "index", "func", "facts", "node", "sequence", "frames", "in_engine", "module", "arguments", "keywords",

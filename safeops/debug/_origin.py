@@ -117,7 +117,7 @@ class Step:
             late = next((op for op in self.ops if self.selects_late(op, read)), None)
             if late is not None:
                 return late, self.bad_inputs(late)[0], ops[-1][2]
-        # What came in with the data: where a product with a mask was to remove it.
+        # The value came in with the data, and a product with a mask was to remove it.
         for op, row, what in ops:
             if self.is_times_mask(op):
                 return op, row, what
@@ -128,11 +128,11 @@ class Step:
         return ops[0] if ops else None
 
     def is_times_mask(self, op):
-        """Whether it multiplies what is not finite by a mask that is 0 there, and so keeps it."""
+        """True for an op that multiplies a value that is not finite by a mask that is 0 there, and so keeps it."""
         return any(self.bad[row] and self.recorder.picked(place)[0] == 0 for row, place in op.met)
 
     def selects_late(self, op, read):
-        """Whether it hides what an op before it made of the rows `read`, which that op's gradient meets again."""
+        """True for an op that hides values of the rows `read`, which the gradient of the op before it meets again."""
         if not op.facts.selects or op.node and not op.in_engine or self.is_bad(op):
             return False
         rows = [row for row in self.bad_inputs(op) if (maker := self.writer(row)) and maker.differentiable]

@@ -1,4 +1,4 @@
-"""What the ranks of a group found, put together: every rank learns of all, so that one of them can answer for all."""
+"""The findings of all ranks of a group: every rank learns of all, so that one of them can answer for all."""
 
 import torch.distributed as dist
 

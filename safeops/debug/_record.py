@@ -133,10 +133,10 @@ class Recorder(_torch.TorchDispatchMode):
             if written and x.nbytes < x.untyped_storage().nbytes():  # the rest of it is still another op's
                 op.before = storage.writer
             storage.writer = None if known.valueless else op
-        # What nobody has written yet has no values: garbage in it is nobody's fault.
+        # Memory that nobody has written yet has no values: garbage in it is nobody's fault.
         op.outputs = () if known.valueless else self._rows(fresh)
         op.masked = known.mask is not None and (*args, *[None] * known.mask)[known.mask] is not None
-        # Of the engine's own products nobody meant one as a mask.
+        # The autograd engine's own products are not meant as masks.
         op.met = self._met(op, args) if known.product and (op.node is None or op.in_engine) else ()
         op.arguments, op.keywords = (), {}
         if (known.pointwise or known.constant) and len(op.outputs) == 1:

@@ -1,4 +1,4 @@
-"""What `trace` has to say, as data and as text."""
+"""The report of `trace`, as data and as text."""
 
 import dataclasses
 

@@ -57,6 +57,6 @@ def _saved(node):
 
 @functools.cache
 def _attributes(kind):
-    """What a node of this class shows of its saved tensors (a Python function's: saved_tensors)."""
+    """The saved tensors that a node of this class shows (a Python function's: saved_tensors)."""
     names = [name for name in dir(kind) if name.startswith(_torch.SAVED)]
     return names or [name for name in ("saved_tensors",) if hasattr(kind, name)]

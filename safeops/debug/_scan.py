@@ -14,7 +14,7 @@ NAN, POSITIVE_INF, NEGATIVE_INF, ZERO, SUBNORMAL, LOST, LARGEST, FIRST = range(C
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What the values of one tensor were."""
+    """Counts of one tensor's values, by kind."""
 
     shape: tuple
     dtype: torch.dtype
@@ -88,5 +88,5 @@ def _real(shape, dtype):
 
 
 def numel(shape, dtype):
-    """Of the numbers that are counted: a complex one is two."""
+    """How many numbers are counted: a complex one is two."""
     return math.prod(shape) * (1 + dtype.is_complex)

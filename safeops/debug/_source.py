@@ -77,7 +77,7 @@ def user_lines(depth=1, most=4):
 
 
 def called_by(name, depth=1, file="", most=12):
-    """Whether a function of this name, in a file whose name ends so, is among the innermost frames."""
+    """True if a function of this name, in a file whose name ends so, is among the innermost frames."""
     frame = sys._getframe(depth)
     for _ in range(most):
         if frame is None:
@@ -89,7 +89,7 @@ def called_by(name, depth=1, file="", most=12):
 
 
 def line(pair):
-    """What a (code, offset) pair means."""
+    """The place in the source that a (code, offset) pair stands for."""
     code, offset = pair
     number, end_number, begin, end = _position(code, offset)
     text = linecache.getline(code.co_filename, number).rstrip("\n")

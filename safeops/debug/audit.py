@@ -41,7 +41,7 @@ class Finding:
 
     @property
     def waits(self):
-        """Whether it costs time alone: a wait for a device, a copy."""
+        """True for a pattern that costs time alone: a wait for a device, a copy."""
         return self.code in _patterns.WAITS
 
     def __str__(self):
@@ -138,7 +138,7 @@ class audit(TorchFunctionMode):
             self.means.clear()
 
     def _put_together(self):
-        """What all ranks found, on each of them."""
+        """The findings of all ranks, on each of them."""
         group = self._answering()
         if group is None or self.told_by is not None:
             return
@@ -193,7 +193,7 @@ class audit(TorchFunctionMode):
         self.shown(message, category, *((lines[0].file, lines[0].number) if lines else (file, number)), *rest)
 
     def _left_out(self, index, size, which):
-        """By a loss on a device whose kernels nobody waits for."""
+        """Called by a loss on a device whose kernels nobody waits for."""
         with torch.no_grad(), _torch.disable_modes():
             self._note(list(_patterns.missing(index, size, which)))
 

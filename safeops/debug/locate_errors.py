@@ -19,7 +19,7 @@ _DEVICES = re.compile(r"Expected all tensors to be on the same device|is not on 
 
 
 class LocatedError(RuntimeError):
-    """What `locate_errors` makes of an error: `.site` is the op, `.line` the user's line, `.candidates` the ops it may
+    """The error that `locate_errors` raises: `.site` is the op, `.line` the user's line, `.candidates` the ops it may
     have been (more than one only with bisect=True). The error itself is its `__cause__`."""
 
     def __init__(self, message, site=None, candidates=(), line=None):

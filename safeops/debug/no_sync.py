@@ -159,7 +159,7 @@ class no_sync(TorchDispatchMode):
 
 
 def _by_torch(error):
-    """Whether torch's own sync debug mode raised it."""
+    """True if torch's own sync debug mode raised the error."""
     own = isinstance(error, SynchronizationError)
     return isinstance(error, RuntimeError) and not own and "called a synchronizing CUDA operation" in str(error)
 

@@ -1,4 +1,4 @@
-// What the page says, and what it does at a key or a pointer (page_draw.js draws).
+// The texts of the page, and its answers to keys and pointers (page_draw.js draws).
 
 // ---- what a cell says
 

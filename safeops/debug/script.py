@@ -26,7 +26,7 @@ FOUND, CANNOT_RUN, CRASHED = 1, 2, 3
 PROGRESS = 30  # seconds between two lines that tell how far a run with --html is
 _HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
 _TORCH = os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), "")
-# What ran and watched the script: also what torch puts between its functions and a mode that watches them.
+# Frames that ran and watched the script, with those that torch puts between its functions and a watching mode.
 _TOOLS = (
     _HERE,
     "<frozen runpy",

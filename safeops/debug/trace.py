@@ -146,7 +146,7 @@ class trace:
             if kind is None:
                 self._act(found)
             elif found is not None and found.bug and self._announces and issubclass(kind, Exception):
-                # What raised may well follow from it: say both, raise what was raised.
+                # The exception may well follow from the finding: both are reported, and the exception is raised.
                 _warn(f"safeops.debug.trace, before the exception: {found}")
         finally:
             self._recorder.clear()
@@ -196,7 +196,7 @@ class trace:
         return found
 
     def _first(self, found, group):
-        """What went wrong first on any rank. A cause is earlier in the order of ops than what came of it elsewhere."""
+        """The first failure on any rank. A cause is earlier in the order of ops than its consequences elsewhere."""
         try:
             # (the table of what ran before stays here: long, and of code objects)
             of_ranks = _ranks.gather("trace", found and dataclasses.replace(found, frames=[]), group)

@@ -1,4 +1,4 @@
-"""The same loss written seven times: five usual ways, the hand-made repair, and safeops.
+"""One loss written seven times: five usual ways, the hand-made repair, and safeops.
 
 Every function gets what the training loop gives it, inside autocast: `disparity` (1, 1, H, W), the network's output,
 in fp16 and at least 0; and `truth` (1, 1, H, W) in fp32, 0 where it was not measured. Each returns, over the measured

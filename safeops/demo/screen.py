@@ -1,4 +1,4 @@
-"""What the demo prints: a few lines a run while it goes, then one table and what it means."""
+"""The demo's output: a few lines a run while it goes, then one table and what it means."""
 
 import math
 

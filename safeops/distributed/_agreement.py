@@ -1,4 +1,4 @@
-"""Whether the ranks make the same call: compared before its collectives where TORCH_DISTRIBUTED_DEBUG asks for it.
+"""A check that all ranks make the same call: compared before its collectives where TORCH_DISTRIBUTED_DEBUG asks for it.
 
 torch compares, at DETAIL, what each collective sends. That does not say which call it belongs to, nor show ranks whose
 messages are alike by chance: a mean of one rank and a sum of another are 16 bytes each. So the ranks tell each other

@@ -108,18 +108,18 @@ def gradients(op, grad, needs, operands, results):
 
 
 def _sum(x, mask, weight=None):
-    """Of each row, in fp64."""
+    """The sum of each row, in fp64."""
     return registry["masked_sum"].call(x, mask, -1, False, weight, torch.float64, "zero")
 
 
 def _own(of, x):
-    """What this rank has at the class of each row, or 0. x: the classes last."""
+    """This rank's value at the class of each row, or 0. x: the classes last."""
     at, inside = own_of(of.target - of.first, x.shape[-1])
     return torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
 
 def _of_owners(of):
-    """What the raw forward of nll_loss gives for whole rows."""
+    """The results of nll_loss's raw forward, for whole rows."""
     own = torch.where(of.mask, -_own(of, of.x.detach().movedim(of.dim, -1)), 0).double()
     loss, dtype = add_up("nll_loss", own, of.mesh, [of.part]), compute_dtype(of.x.dtype)
     loss = (loss if of.weights is None else torch.where(of.mask, loss * of.weights, 0)).to(dtype)
@@ -127,7 +127,7 @@ def _of_owners(of):
 
 
 def _of_parts(of, label_smoothing, z_loss):
-    """What the raw forward of cross_entropy gives for whole rows."""
+    """The results of cross_entropy's raw forward, for whole rows."""
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     weight = None if of.weight is None else of.weight.detach()
     if x.shape[-1]:
@@ -174,7 +174,7 @@ def _of_parts(of, label_smoothing, z_loss):
 
 
 def _gradients_of_part(op, of, g, numbers, label_smoothing, z_loss, needs):
-    """By the kernel, which has the class weights of its own classes alone: those of the rows are factors of g."""
+    """The kernel makes it with the class weights of its own classes alone: those of the rows are factors of g."""
     x, target, weight, mask, _ = of.operands()
     if of.shares:
         return op.backward(g, x, target, numbers, weight, mask, NO_CLASS, label_smoothing, z_loss, *needs, True)

@@ -14,7 +14,7 @@ def add_up(function, own, mesh, dims):
 
 
 def gather(function, own, mesh, dims):
-    """What the ranks have: (ranks, *own)."""
+    """The tensors of all ranks: (ranks, *own)."""
 
     def call(group):
         ranks = dist.get_world_size(group)

@@ -188,7 +188,7 @@ FORWARD = {
     "normalize": _vectors.normalize,
     "cosine": _vectors.cosine,
 }
-# Of inputs as they are laid out: a linear op would keep nothing of them.
+# These gradients need the inputs' layouts, of which a linear op would keep nothing.
 GRADIENTS = {
     "rows": _classes.gradients,
     "vocabulary": _vocabulary.gradients,

@@ -18,7 +18,7 @@ def here(function):
 
 
 def objects(function, failed, own, group):
-    """What every rank of a group has, in their order. failed: what is said where they do not all answer."""
+    """The objects of all ranks of a group, in their order. failed: the message where they do not all answer."""
     found = [None] * dist.get_world_size(group)
     try:
         dist.all_gather_object(found, own, group=group)

@@ -42,7 +42,7 @@ def layout(tensors):
 
 
 def local(x, shape, placements):
-    """What this rank holds of an operand that broadcasts to a shape of that layout."""
+    """This rank's part of an operand that broadcasts to a shape of that layout."""
     if not isinstance(x, DTensor):
         if isinstance(x, torch.Tensor) and (x.dim() or type(x) not in PLAIN):
             raise Uncovered
@@ -69,7 +69,7 @@ def for_composite(x):
         return x
 
     def empty(dim):
-        """Whether a rank has nothing of a dim, which is cut into parts of one size as far as it goes."""
+        """True if a rank has nothing of a dim, which is cut into parts of one size as far as it goes."""
         ranks = prod(x.device_mesh.size(i) for i, p in enumerate(x.placements) if p.is_shard(dim))
         return -(-x.shape[dim] // ranks) * (ranks - 1) >= x.shape[dim]
 

@@ -117,7 +117,7 @@ def _statistic(op, of, empty_nan, dtype, parameter):
 
 
 def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
-    """What all ranks found of a statistic, by one collective."""
+    """A statistic of all ranks' elements, by one collective."""
     (x, mask, weight), dims = operands, list(dims)
     name, of_part = op.of_part or (op.name, parameter)
     results = kernel(name, x)(x, mask, weight, dims, True, False, torch.float64, of_part)

@@ -18,7 +18,7 @@ from safeops.ops.rows._matmul import without_autocast
 
 
 class Part:
-    """What a rank has of a call: rows, and classes of the linear layer.
+    """A rank's part of a call: rows, and classes of the linear layer.
 
     A dim of the mesh shards the rows, the classes or neither. Where it does both (sequence parallel), the rows are
     gathered; of several that shard the classes, all but the first are gathered along, and strided ones (FSDP's).

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# What a result may be off by, per output dtype: relative (one rounding for the halves, which are computed wide; a short
-# blocked sum for fp32 and fp64), and absolute (half the smallest subnormal: below it there is nothing to round to).
+# The error that a result may have, per output dtype: relative (one rounding for the halves, which are computed wide; a
+# short blocked sum for fp32 and fp64), and absolute (half the smallest subnormal: below it nothing is representable).
 TOLERANCES = {
     torch.float16: (1.02 * 2**-11, 1.02 * 2**-25),
     torch.bfloat16: (1.02 * 2**-8, 1.02 * 2**-134),
     torch.float32: (16 * 2**-24, 2**-148),
     torch.float64: (64 * 2**-53, 2**-1073),
 }
-# What cancellation multiplies: the rounding of the compute type (fp32 for the halves) over a short blocked sum.
+# Cancellation multiplies these: the rounding of the compute type (fp32 for the halves) over a short blocked sum.
 COMPUTE_EPS = {
     torch.float16: 16 * 2**-24,
     torch.bfloat16: 16 * 2**-24,

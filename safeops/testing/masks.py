@@ -1,4 +1,4 @@
-"""What is masked out does not exist; what is kept is never hidden; nothing kept follows `empty=`."""
+"""Elements masked out do not exist; kept ones are never hidden; nothing kept follows `empty=`."""
 
 from __future__ import annotations
 

@@ -120,14 +120,14 @@ class Sample:
         return self.map(lambda t: t.detach().clone())
 
     def _full(self, t: Tensor, axis: int) -> bool:
-        """Whether `t` spans the broadcast shape's `axis` (counted from the right, so negative)."""
+        """True if `t` spans the broadcast shape's `axis` (counted from the right, so negative)."""
         return t.dim() >= -axis and t.shape[axis] == self.shape()[axis]
 
     def _resize(self, change: Callable[[Tensor, int], Tensor], axis: int) -> Sample:
         return self.map(lambda t: change(t, axis) if self._full(t, axis) else t)
 
     def tiled(self, times: int) -> Sample:
-        """The same data repeated along the first axis: enough elements to reach vector loops and several threads."""
+        """This sample's data repeated along the first axis: enough of it to reach vector loops and several threads."""
         shape = self.shape()
         if not shape or shape[0] < 2:
             raise NotApplicable("no leading axis to repeat")

@@ -1,4 +1,4 @@
-"""What is under test (`Subject`), one run of it (`run` -> `Outcome`), and the rules for dtypes that go out."""
+"""The op under test (`Subject`), one run of it (`run` -> `Outcome`), and the rules for dtypes that go out."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Subject:
         return torch.float32 if self.dtype_rule == "safe" and autocast and promoted in HALVES else promoted
 
     def row_bytes(self, sample: Sample) -> int:
-        """What an op along one dim may keep for its rows: four float64 numbers each."""
+        """The bytes that an op along one dim may keep for its rows: four float64 numbers each."""
         shape = sample.shape()
         if self.row_terms is None or not shape.numel():
             return 0
@@ -144,7 +144,7 @@ class Outcome:
 
 
 def accepts(function, name: str) -> bool:
-    """Whether a function takes an argument of this name."""
+    """True if a function takes an argument of this name."""
     try:
         return name in inspect.signature(function).parameters
     except (TypeError, ValueError):  # builtins have no signature

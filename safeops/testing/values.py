@@ -126,7 +126,7 @@ def check_accumulation(subject: Subject, sample: Sample) -> None:
     ):
         raise NotApplicable("nothing is summed")
     large = sample.grown(2**18)
-    # Of one size (and probabilities): partial sums grow with n, so that adding narrow or one by one loses digits.
+    # All values have one size (and are probabilities): partial sums grow with n, so that narrow adding loses digits.
     large = large.replace(
         {k: 0.75 + t / (8 * t.abs().max().clamp(min=1)) for k, t in large.floats().items() if isinstance(k, int)}
     )

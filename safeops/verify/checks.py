@@ -1,4 +1,4 @@
-"""What is checked of a kernel: clauses of the contract, and what only a GPU can get wrong."""
+"""The checks of a kernel: clauses of the contract, and what only a GPU can get wrong."""
 
 import collections
 import contextlib
@@ -107,7 +107,7 @@ def _check_variations(subject, sample):
 
 
 def _rare(sample, name):
-    """Whether a check that would have more compiled is run on this call."""
+    """True if a check that would have more compiled is run on this call."""
     return sample.turns is None or name in sample.rare
 
 
@@ -190,8 +190,8 @@ MORE = (
 ).split()
 
 
-# What their operands have no room for: a class, an image or a window cannot be taken away, no element stands alone; and
-# what is moved is not added up.
+# Their operands have no room for these checks: a class, an image or a window cannot be taken away, no element stands
+# alone; and moved values are not added up.
 NOT_OF = {
     "images": {"sizes", "uninitialized", "accumulation"},
     "selection": {"mixed", "mixed_dtypes", "accumulation"},

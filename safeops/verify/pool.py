@@ -25,7 +25,7 @@ OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
 
 @dataclass
 class Result:
-    """What came of an op. `checks` are those that it has passed, {name: (seconds, samples)}."""
+    """The outcome of an op. `checks` are those that it has passed, {name: (seconds, samples)}."""
 
     op: str
     verdict: str = UNKNOWN
@@ -164,7 +164,7 @@ class Pool:
 
 
 def environment(jobs):
-    """Of a worker: its kernels are the route, and it has a share of the cores."""
+    """A worker's environment: its kernels are the route, and it has a share of the cores."""
     threads = str(max(1, (os.cpu_count() or 1) // jobs))
     return os.environ | {"SAFEOPS_KERNELS": "require", "OMP_NUM_THREADS": threads}
 

@@ -266,6 +266,6 @@ def differentiable(op, sample):
 
 
 def has_classes(op):
-    """Whether a dim of the input are classes, of which the target may be indices."""
+    """True if a dim of the input holds classes, of which the target may be indices."""
     names = inspect.signature(function(op)).parameters if family(op) in ("rows", "losses") else ()
     return "ignore_index" in names or ("target" in names and family(op) == "rows")

@@ -34,7 +34,7 @@ def variations(sample):
 
 
 def _odd(sample, turn):
-    """Of sizes on both sides of what the plans distinguish, by turns with many rows and long ones; none is round."""
+    """Sizes on both sides of what the plans distinguish, by turns with many rows and long ones; none is round."""
     size, axis, length = _size(sample, turn)
     odd = _cut(_repeated(sample, size, axis), axis, length)
     # A single element, but of images, which have windows, and of classes, whose indices would be out of range.

@@ -69,7 +69,7 @@ def synchronise(device):
 
 
 def recovers(device):
-    """Whether the device takes more work: after an illegal access its context never does."""
+    """True if the device takes more work: after an illegal access its context never does."""
     try:
         synchronise(device)
     except Exception:

@@ -42,7 +42,7 @@ def _define(a, b, eps, fill_value, dtype):
     x, y = operands(steep)
     logarithm = y * log(x)
     result = torch.where(steep, sign * value, 1) * (logarithm - logarithm.detach()).exp()
-    # By the exponent alone: d/da is not steep. (Its share of the mixed second derivative is 1 beside b log a > 80.)
+    # Only d/db is steep, not d/da. (Its share of the mixed second derivative is 1 beside b log a > 80.)
     x, y = operands(tall)
     result = torch.where(tall, x.pow(y.detach()) * ((y - y.detach()) * x.detach().log()).exp(), result)
     x, y = operands(still)

@@ -1,4 +1,4 @@
-"""What the functions of whole images share that are made of other ops: a number for each image, and its reduction."""
+"""Functions of whole images that are made of other ops: a number for each image, and its reduction."""
 
 import torch
 
@@ -26,7 +26,7 @@ def finish(name, values, count, dtype, reduction, empty):
     return _loss.reduce(name, values, exists, None, reduction, None, empty).to(dtype)
 
 
-# What the docstrings say of their arguments, in place of {arguments}.
+# The docstrings' text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         empty: value of a mean or sum over no image, and with "none" of an image of which nothing is kept: "zero"
             (attached to the graph, zero gradients), "nan", or "raise" (ValueError; synchronises to know, and cannot be

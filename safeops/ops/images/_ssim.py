@@ -288,7 +288,7 @@ def validate(name, input, target, mask, options, scales=1):
 
 
 def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
-    """What a module's constructor takes."""
+    """Check the options of a module's constructor."""
     _check.number(name, "data_range", data_range, above=0)
     if isinstance(win_size, bool) or not isinstance(win_size, (int, *SYMBOLIC[:1])):
         raise TypeError(f"{name}: win_size must be an int, got {type(win_size).__name__}")
@@ -300,7 +300,7 @@ def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
     _check.choice(name, "padding", padding, ("valid", "same"))
 
 
-# What the docstring of each function says of its arguments, in place of {arguments}.
+# Each docstring's text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         input: floating tensor (N, C, H, W) or (N, C, D, H, W); half is read as it is, and computed in fp32.
         target: floating tensor of `input`'s shape. Differentiable, too.

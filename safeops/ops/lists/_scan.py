@@ -10,7 +10,7 @@ from safeops._route import route
 
 
 class Scan(Op):
-    """Of a list. The route is asked for one tensor of it: they are on one device."""
+    """The route of a list, which is that of any one tensor: they are on one device."""
 
     owner = "C++/CUDA"
     differentiable = ()

@@ -137,7 +137,7 @@ class Flag(NamedTuple):
         return False, True
 
 
-# What the docstring of every loss says of its arguments, in place of {arguments}.
+# Each docstring's text on arguments, in place of {arguments}.
 OPERANDS = """\
         input: floating tensor, the prediction.
         target: floating tensor of `input`'s shape; one that only broadcasts is taken, with a warning (not where the
@@ -232,7 +232,7 @@ class PointwiseLoss(Op):
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
 
     def attend(self, tensors, mask, weight, reduction, denominator, empty):
-        """What a caller must hear before any work: shapes that differ, nothing kept."""
+        """Raise before any work: shapes that differ, nothing kept."""
         self.validate(*tensors, mask, weight, reduction, denominator, empty)
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if x.shape != y.shape and not is_compiling():  # a warning cannot be traced

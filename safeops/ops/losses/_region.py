@@ -157,7 +157,7 @@ class RegionLoss(Op):
 
     def validate_options(self, name, reduction, empty, squared_pred, smooth_nr, smooth_dr, ignore_index, batch,
                          *parameters):  # fmt: skip
-        """What a module's constructor takes."""
+        """Check the options of a module's constructor."""
         _loss.validate_options(name, reduction, empty)
         _check.boolean_flag(name, "squared_pred", squared_pred)
         _check.number(name, "smooth_nr", smooth_nr, minimum=0)
@@ -225,7 +225,7 @@ class RegionLoss(Op):
 
 
 def _read_as(target, input):
-    """What the kernel reads a target as that is not floating: class indices as int64, values as a floating dtype."""
+    """A target that is not floating, as the kernel reads it: class indices as int64, values as a floating dtype."""
     if target.dim() == input.dim() - 1:
         return torch.int64
     return torch.bfloat16 if target.dtype == torch.bool else torch.float32  # 0 and 1 are exact in 2 bytes
@@ -237,7 +237,7 @@ def quotient(value, total):
     return torch.where(zero, 1, value / torch.where(zero, 1, total))
 
 
-# What the docstring of every region loss says of its arguments, in place of {arguments}.
+# Each docstring's text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         input: floating tensor (N, C, d1, ...) of probabilities: after softmax, or sigmoid.
         target: class indices (N, d1, ...), integers from 0 to C - 1, of at least two classes; or values of `input`'s

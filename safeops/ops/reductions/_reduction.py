@@ -128,7 +128,7 @@ class Reduction(Op):
         self.validate(input, mask, dim, keepdim, weight, dtype, "zero", *parameters)
 
     def _attend(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
-        """What a caller must hear before any work under empty="raise": bad arguments, and nothing kept."""
+        """Raise before any work under empty="raise": bad arguments, and nothing kept."""
         self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         # One synchronisation: the documented price of empty="raise".
         dims = _check.dims(self.name, dim, input.dim())
@@ -179,7 +179,7 @@ class MaskedReduction(Reduction):
         return (self.backward(grad, input.shape, input.dtype, denominator, mask, weight, dim, keepdim),)
 
 
-# What the docstring of every reduction says of its arguments, in place of {arguments}.
+# Each docstring's text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         input: floating tensor of any shape and strides.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.

@@ -84,7 +84,7 @@ class Kept:
 
 
 class Parts(Kept):
-    """What several parts found, (parts, *results), as a definition sees elements: each stands for those of its part.
+    """The results of several parts, (parts, *results), as a definition sees elements: each stands for its part.
 
     x: what a part found, None for 1. count: of how many elements. weight: what x weighs, or None. ties: how many of the
     elements are x. spread: their deviation from x.

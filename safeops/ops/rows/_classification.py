@@ -61,13 +61,13 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
 
 
 def is_watched(input):
-    """Whether `safeops.debug.audit` asks for the classes that do not exist: the definition tells it, a kernel on CUDA
-    leaves their rows out and tells nobody."""
+    """True while `safeops.debug.audit` asks for classes that do not exist: the definition reports them, a kernel on CUDA
+    leaves their rows out in silence."""
     return _check.watchers and not input.is_cpu
 
 
 def has_missing_class(target, mask, ignore_index, classes):
-    """Whether a row that counts has an index that is no class; False where the host may not look.
+    """True if a row that counts has an index that is no class; False where the host may not look.
 
     aten's own check of indices is asked: on the CPU it raises, and nothing is read by Python.
     """
@@ -186,7 +186,7 @@ def validate_reduction(name, input, reduction, denominator, empty):
             _check.same_device(name, "input", input, denominator=denominator)
 
 
-# What both docstrings say of their arguments, in place of {arguments}.
+# Both docstrings' text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         weight: (C,) floating tensor, a weight for each class. A row whose class has weight 0 is masked out.
             Differentiable.

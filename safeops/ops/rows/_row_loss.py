@@ -30,7 +30,7 @@ def one_a_row(name, key, x, vectors, rows):
 
 
 def validate_class_weight(name, weight, input):
-    """Of a number for each class along input's last dim."""
+    """Check a weight for each class along input's last dim."""
     if weight is None:
         return
     _check.floating(name, "weight", weight)
@@ -40,7 +40,7 @@ def validate_class_weight(name, weight, input):
 
 
 def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
-    """What all have in common. operands: by name, the first of them first."""
+    """The checks that all row losses share. operands: by name, the first of them first."""
     (first, reference), *_ = operands.items()
     operands.pop(first)
     _check.mask(name, mask, "the rows", reference, rows)
@@ -77,7 +77,7 @@ def finish(name, loss, keep, weight, reduction, denominator, empty):
     return _loss.reduce(name, loss, keep, weights, reduction, denominator, empty).to(dtype)
 
 
-# What the docstring of every such loss says of its arguments, in place of {arguments}.
+# Each docstring's text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         mask: bool tensor, broadcastable to the rows; True = keep. Masked-out rows do not exist: NaN, inf or garbage
             there changes neither the loss nor a gradient, and their own gradient is exactly 0.
@@ -92,7 +92,7 @@ ARGUMENTS = """\
     Returns:
         fp32 for fp16, bf16 and fp32 operands, fp64 if one is fp64: 0-dim, or of the rows' shape for "none".
 """
-# The same where `weight` is one of classes, which a function describes itself.
+# In this variant `weight` is one of classes, which a function describes itself.
 ARGUMENTS_BY_CLASS = ARGUMENTS.replace(
     "        weight: floating tensor, broadcastable to the rows; 0 means the same as masked out. Differentiable.\n", ""
 ).replace("(by the sum of weights, with weights)", "(not by weights: as torch's)")

@@ -142,7 +142,7 @@ class MaskedSoftmax(Op):
         return super().public("(Tensor input, Tensor? mask=None, int dim=-1) -> Tensor", arguments=ARGUMENTS)
 
 
-# What both docstrings say of their arguments, in place of {arguments}.
+# Both docstrings' text on arguments, in place of {arguments}.
 ARGUMENTS = """\
         input: floating tensor of any shape and strides.
         mask: bool tensor, broadcastable to `input`; True = keep. None keeps all.

@@ -70,7 +70,7 @@ def _losses(x, place, dim, weights, per_class, label_smoothing, z_loss):
     log_p, exists = torch.log_softmax(x, dim), x != float("-inf")
     if place.is_floating_point():
         share = place if per_class is None else place * per_class
-        # Of a class without a share nothing counts, not even a logit of -inf.
+        # A class without probability adds nothing, not even with a logit of -inf.
         nothing = ~exists & (share == 0)
         loss = -(share * torch.where(nothing, 0, log_p)).sum(dim)
     else:
@@ -91,7 +91,7 @@ def is_zero(number):
 
 
 def _numbers(input, target, weight, keep, weights, label_smoothing):
-    """What backward needs of the rows, in the dtype of the computation (its places: `_count_numbers`).
+    """The numbers of each row that backward needs, in the dtype of the computation (its places: `_count_numbers`).
 
     The largest logit and what logsumexp is above it, which beside a large one would be lost; the factor k of p_c; the
     share e of the smoothing: d(loss)/dx_c = k p_c - e w_c - (the class's own part).
@@ -225,7 +225,7 @@ class CrossEntropy(Classification):
         validate_numbers(name, label_smoothing, z_loss)
 
     def validate_options(self, name, reduction, empty, ignore_index, label_smoothing, z_loss):
-        """What a module's constructor takes."""
+        """Check the options of a module's constructor."""
         validate_options(name, reduction, empty)
         validate_index(name, ignore_index)
         validate_numbers(name, label_smoothing, z_loss)

@@ -69,7 +69,7 @@ class MultiMarginLoss(Op):
         """The public function has."""
 
     def validate_options(self, name, reduction, empty, p, margin):
-        """What a module's constructor takes."""
+        """Check the options of a module's constructor."""
         _loss.validate_options(name, reduction, empty)
         if not _check.is_number(p) or p not in (1, 2):
             raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")

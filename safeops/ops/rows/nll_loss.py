@@ -96,7 +96,7 @@ class NLLLoss(Classification):
         self.validate_common(input, target, weight, mask, ignore_index)
 
     def validate_options(self, name, reduction, empty, ignore_index):
-        """What a module's constructor takes."""
+        """Check the options of a module's constructor."""
         validate_options(name, reduction, empty)
         validate_index(name, ignore_index)
 

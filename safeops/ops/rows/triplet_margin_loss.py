@@ -91,7 +91,7 @@ class TripletMarginLoss(Op):
         """The public function has."""
 
     def validate_options(self, name, reduction, empty, margin, p, eps, swap):
-        """What a module's constructor takes."""
+        """Check the options of a module's constructor."""
         _loss.validate_options(name, reduction, empty)
         _check.number(name, "margin", margin, above=0)
         _check.number(name, "p", p, above=0)

@@ -1,4 +1,4 @@
-"""What an index names, safe_gather and safe_index_select: what they have in common."""
+"""Selection by index: the parts that safe_gather and safe_index_select share."""
 
 from safeops import _check
 from safeops._op import Op

@@ -1,4 +1,4 @@
-"""What the selection ops share: the dtypes they move, stand-ins in any dtype, indices, and their checks."""
+"""Parts of all selection ops: the dtypes they move, stand-ins in any dtype, indices, and their checks."""
 
 import torch
 
@@ -6,7 +6,7 @@ from safeops import _check
 from safeops._dtypes import FLOATING, fill_of, filled, signed, where
 from safeops._symbolic import symbolic
 
-# What the kernels move, by bit pattern. Other dtypes take the composite.
+# The kernels move these by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
 MOVABLE = frozenset(getattr(torch, name) for name in _NAMES.split())
 MOST_DIMS = 63  # the kernels see elements of 16 bytes as a dim of two halves
