@@ -61,7 +61,7 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
 
 
 def is_watched(input):
-    """True while `safeops.debug.audit` asks for classes that do not exist: the definition reports them, a kernel on CUDA
+    """True while `safeops.debug.audit` asks for classes that do not exist: the definition reports them, a CUDA kernel
     leaves their rows out in silence."""
     return _check.watchers and not input.is_cpu
 
