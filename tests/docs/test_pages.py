@@ -1,5 +1,6 @@
 """The README and the pages of docs/: their Python examples run, and their links lead somewhere."""
 
+import inspect
 import re
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import safeops
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 # How many examples of a page run here, one after the other and after the README's, which is where a reader begins.
-RUN_HERE = {"README.md": 6, "distributed.md": 1}
+RUN_HERE = {"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1}
 # These pages have a test of their own.
 RUN_ELSEWHERE = {"distributed.md", "finding-it.md", "lint.md", "recipes.md", "what-really-happens.md"}
 
@@ -29,7 +30,7 @@ def test_the_examples_run(name):
             assert scope["loss"].dtype == safeops.mse_loss(scope["y"], scope["y"]).dtype
             assert scope["loss"].isfinite()
             assert all(p.isfinite().all() for p in scope["model"].parameters())
-    if name == "README.md":
+    if name == "functions.md":
         assert scope["p"].grad.isfinite().all()  # masked before the division
         assert scope["norm"].isfinite() and scope["norm"] > 0
 
@@ -38,6 +39,18 @@ def test_the_examples_run(name):
 def test_no_example_escapes(page):
     count = page.read_text().count("```python")
     assert page.name in RUN_ELSEWHERE or count == RUN_HERE.get(page.name, 0)
+
+
+def test_every_function_has_its_row():
+    text = (ROOT / "docs" / "functions.md").read_text()
+    names = [name for name in safeops.__all__ if inspect.isfunction(getattr(safeops, name))]
+    assert [name for name in names if not re.search(rf"^\|.*`{name}\b.*\|", text, re.MULTILINE)] == []
+
+
+def test_the_speed_of_the_readme_is_that_of_its_page():
+    rows = [[row for row in page.read_text().splitlines() if re.match(r"\| `.*(\d [|].*){5}", row)] for page in PAGES]
+    readme, speed = rows[0], rows[PAGES.index(ROOT / "docs" / "speed.md")]
+    assert len(readme) == 10 and set(readme) <= set(speed)
 
 
 def anchors(page):
