@@ -35,7 +35,7 @@ def parse(argv):
 
 
 def is_full(options) -> bool:
-    """Whether everything is measured, as carefully as by default: such a run replaces the results that are kept."""
+    """True where everything is measured, as carefully as by default: such a run replaces the results that are kept."""
     default = parse(["--device", options.device])
     return all(getattr(options, key) == value for key, value in vars(default).items() if key not in ("json", "check"))
 

@@ -1,4 +1,4 @@
-"""What a call of a CUDA op costs its caller, and which part of it: `make bench ARGS="--ops calls"`.
+"""The cost of a CUDA op's call to its caller, part by part: `make bench ARGS="--ops calls"`.
 
 Needs no GPU: see standin.py. Of a C++ op it is the public function, the dispatcher and the host code, up to a runtime
 that does nothing. A call of a Triton op like an earlier one is launched without Python (csrc/launch). Its parts:

@@ -1,4 +1,4 @@
-"""What the collectives of safeops should take on clusters that are not here: alpha + beta n, printed by
+"""The predicted time of safeops' collectives on clusters that are not here, alpha + beta n: printed by
 `python -m benchmarks.collectives`; docs/distributed.md has a summary.
 
 The constants are those of NCCL's own cost model (NVIDIA/nccl, src/graph/tuning.cc), in microseconds; the bandwidths
@@ -25,14 +25,14 @@ def _hops(ranks):
 
 
 def all_reduce_small(ranks):
-    """Of a few bytes, by a tree: up and down."""
+    """The all-reduce of a few bytes goes up and down a tree."""
     inside, nodes = min(ranks, GPUS) - 1, -(-ranks // GPUS)
     hop = NVLINK_HOP["tree"] * (LL_BESIDE_NETWORK if nodes > 1 else 1)
     return BASE["tree"] + 2 * (inside * hop + log2(nodes) * NETWORK_HOP["tree"])
 
 
 def all_gather(ranks, bytes_of_each):
-    """By a ring: each rank's part passes all others."""
+    """Each rank's part passes all others on a ring."""
     inside, between = _hops(ranks)
     speed = NETWORK if between else NVLINK
     latency = BASE["ring"] + inside * NVLINK_HOP["ring"] + between * NETWORK_HOP["ring"]
@@ -40,7 +40,7 @@ def all_gather(ranks, bytes_of_each):
 
 
 def all_reduce_large(ranks, size):
-    """By a ring: reduce-scatter, then all-gather."""
+    """A ring does a reduce-scatter, then an all-gather."""
     return 2 * all_gather(ranks, size / ranks) - BASE["ring"]
 
 
@@ -50,8 +50,8 @@ def data_parallel(ranks, elements=2**26, itemsize=2):
 
 
 def vocabulary_parallel(ranks, rows=8192, classes=131072, width=4096):
-    """Of bf16 logits: (16 bytes a row gathered, three passes over the local logits, gathering the logits instead), and
-    of the linear layer before them (the input's gradient summed in fp32, four local products)."""
+    """Times of bf16 logits (16 bytes a row gathered, three passes over the local logits, all logits gathered), and of
+    the linear layer before them (the input's gradient summed in fp32, four local products)."""
     logits = rows * classes / ranks * 2
     classes_alone = all_gather(ranks, 16 * rows), 3 * logits / MEMORY, all_gather(ranks, logits)
     return *classes_alone, all_reduce_large(ranks, rows * width * 4), 4 * logits * width / TENSOR_CORES

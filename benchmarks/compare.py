@@ -98,7 +98,7 @@ def verdict(record) -> str:
 
 
 def missed(results) -> list[dict]:
-    """What is too slow, or was not judged, since the machine was busy."""
+    """Records that are too slow, or were not judged, since the machine was busy."""
     return [record for record in results["speed"] + results["small"] if verdict(record) != "yes"]
 
 

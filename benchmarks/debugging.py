@@ -1,4 +1,4 @@
-"""What watching costs: a training step of the demo network under each tool of safeops.debug and detect_anomaly."""
+"""The cost of watching: a training step of the demo network under each tool of safeops.debug and detect_anomaly."""
 
 import warnings
 

@@ -105,7 +105,7 @@ def cases(mesh):
 
 
 def partials(mesh):
-    """The same of what runs by partial results: the columns of a matrix of which each rank has rows."""
+    """Measures an op that runs by partial results: the columns of a matrix of which each rank has rows."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     x = torch.randn(ELEMENTS // COLUMNS, COLUMNS, generator=torch.Generator().manual_seed(0))
@@ -126,7 +126,7 @@ def partials(mesh):
 
 
 def seconds(call) -> float:
-    """Of the slowest rank."""
+    """The time of the slowest rank."""
     dist.barrier()
     start = time.perf_counter()
     call()

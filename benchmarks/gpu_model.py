@@ -1,4 +1,4 @@
-"""What a kernel should take on a GPU that is not here, from its machine code and its launch plan.
+"""The predicted time of a kernel on a GPU that is not here, from its machine code and its launch plan.
 
     time = launch + serial round trips x latency
          + max(bytes / bandwidth, instructions / issue rate, bytes read x latency / bytes in flight)
@@ -53,7 +53,7 @@ EXTRA = ("used", "origin", "scale", "first", "second", "numbers")  # what the ba
 
 
 class Load(NamedTuple):
-    """What a launch has to do."""
+    """The work of one launch."""
 
     elements: int
     tiles: int

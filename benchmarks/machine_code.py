@@ -1,4 +1,4 @@
-"""What a kernel's machine code has to do: the instructions of its path over a tile inside the tensor, by pipe, and the
+"""The work in a kernel's machine code: the instructions of its path over a tile inside the tensor, by pipe, and the
 bytes that the path moves. Read from the compiled code, with branches and loops as the disassembler shows them."""
 
 import re

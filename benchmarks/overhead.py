@@ -1,4 +1,4 @@
-"""What a public call costs over a bare aten op: 8 elements, so that nothing but the call is measured."""
+"""The cost of a public call over a bare aten op: 8 elements, so that nothing but the call is measured."""
 
 from functools import partial
 

@@ -97,7 +97,7 @@ def markdown(results: dict) -> str:
 
 
 def _routes(routes):
-    """What was measured: of which ops the kernels, and of which the plain torch definition."""
+    """A sentence that says for which ops kernels were measured, and for which the plain torch definition."""
     plain = sorted(op for op, route in routes.items() if route != "kernel")
     return f"Kernels: {len(routes) - len(plain)} ops. Plain torch definitions: {', '.join(plain) or 'none'}."
 

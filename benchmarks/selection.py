@@ -79,7 +79,7 @@ def _index(shape, size, device):
 
 
 def _clamped(function, x, dim, index, size):
-    """What guards an index by hand."""
+    """The pattern that guards an index by hand."""
     valid = (index >= 0) & (index < size)
     taken = function(x, dim, index.clamp(0, size - 1))
     return torch.where(valid.reshape(-1, *(1,) * (x.dim() - 1)) if index.dim() < x.dim() else valid, taken, 0)

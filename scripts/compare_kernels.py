@@ -48,7 +48,7 @@ def work(code):
 
 
 def difference(before, after):
-    """What differs between two kernels, in words; None: nothing."""
+    """The difference between two kernels, in words; None: there is none."""
     if before == after:
         return None
     if work(before) == work(after):

@@ -128,7 +128,7 @@ def prepare_planner():
 
 
 def request(who, name, arch):
-    """What one op's, or one benchmark's, calls compile."""
+    """All that the calls of one op, or one benchmark, compile."""
     with planned(arch) as found:
         {"verify": call_checks, "benchmarks": call_benchmark}[who](name)
     return list(found)

@@ -1,4 +1,4 @@
-"""What the lines of a GPU check say of each op. It needs the standard library alone."""
+"""A verdict on each op, from the lines of a GPU check. It needs the standard library alone."""
 
 import json
 import re
@@ -71,6 +71,6 @@ def verdicts(lines):
 
 
 def machine(lines):
-    """What the fresh install said of itself."""
+    """The description of the machine that the fresh install gave."""
     empty = {"gpu": None, "ops": []}
     return next((line["machine"] for line in lines if "machine" in line), empty)

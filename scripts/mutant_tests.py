@@ -37,7 +37,7 @@ TOOLS = {
 SOME = "masked_fill safe_div safe_log masked_compact masked_mean masked_var masked_norm masked_softmax mse_loss".split()
 ELSEWHERE = "composite opcheck gradgradcheck torch_func vmap compile export".split()  # where no kernel of the CPU runs
 
-# What is tried where the source belongs to no family: some of all.
+# These are tried where the source belongs to no family: a few of each.
 ELSE = ["elementwise/test_elementwise.py", "elementwise/test_stand_ins_division.py",
         "elementwise/test_stand_ins_unary.py", "losses/test_losses.py", "reductions/test_reductions.py"]  # fmt: skip
 
@@ -66,7 +66,7 @@ def contract(family, path):
 
 
 def stages(path):
-    """What to run for a mutant in this file, likely killers first: pytest's arguments."""
+    """Pytest's arguments for a mutant in this file, likely killers first."""
     for pattern, tests in TOOLS.items():
         if re.match(pattern, path):
             return [tests]

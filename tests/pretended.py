@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 FACTORIES = """tensor as_tensor empty zeros ones full arange linspace eye rand randn randint randperm scalar_tensor
     empty_strided zeros_like ones_like empty_like full_like rand_like randn_like""".split()
-# Of copies and indices torch takes two devices. Beside a GPU's tensor a 0-dim one of the CPU is a number, but not here:
+# These copies and indices may take two devices. Torch also takes a 0-dim CPU tensor next to a GPU's, but not here:
 TWO_DEVICES = {"copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_"}
 NO_NUMBERS = {"clamp", "clamp_min", "clamp_max", "cat", "stack", "index_select", "gather"}
 UNSIGNED = {torch.uint16, torch.uint32, torch.uint64}  # which CUDA does not index

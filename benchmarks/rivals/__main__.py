@@ -1,8 +1,8 @@
 """The runner: `python -m benchmarks.rivals --help`."""
 
 import argparse
+import json
 import os
-import queue
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -75,7 +75,7 @@ class Place:
 
 
 def prepare(place, name) -> dict:
-    """What is known of a contest before it is timed."""
+    """All that is known of a contest before it is timed."""
     from .agreement import BUDGET, agrees
     from .contest import build, dtype_of
 
@@ -100,47 +100,46 @@ def prepare(place, name) -> dict:
     return entry
 
 
-def collect(options, names) -> dict:
-    """Prepare all contests side by side, and then time them one by one, each by the worker that has compiled it."""
+def collect(options, names, write) -> dict:
+    """As many contests at a time as there are workers: prepared side by side, then timed one by one, each by the worker
+    that has compiled it. write(results) follows each time, so that a run that is ended keeps what it has."""
     import torch
 
     from .. import report
     from ..__main__ import routes
-    from .contest import OURS
 
-    results = {"hardware": report.hardware(options.device), "routes": routes(options.device), "records": []}
+    results = {"hardware": report.hardware(options.device), "routes": routes(options.device)}
+    results |= {"records": [], "contests": []}
     results["settings"] = {"device": options.device, "rounds": options.rounds, "small": options.small}
     results["settings"]["load"] = [round(os.getloadavg()[0], 1)] * 2
+    results["hardware"]["threads"] = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         lock = str(Path(folder) / "lock") if options.workers and options.device == "cuda" else None
-        places, free = [Place(options, lock) for _ in range(max(1, options.workers))], queue.SimpleQueue()
-        for place in places:
-            free.put(place)
-
-        def prepared(name):
-            place = free.get()
-            try:
-                return place, prepare(place, name)
-            finally:
-                free.put(place)
-
+        places = [Place(options, lock) for _ in range(max(1, options.workers))]
         with ThreadPoolExecutor(len(places)) as pool:
-            ready = list(pool.map(prepared, names))
-        for i, (place, entry) in enumerate(ready):
-            if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # side by side they did not fit
-                ready[i] = place, prepare(place, entry["contest"])
-        for place, entry in ready:
-            if OURS not in entry["ready"]:
-                continue
-            try:
-                results["records"] += place.ask("time", entry["contest"], entry["ready"], options.rounds, limit=TIME)
-            except RuntimeError as error:
-                entry["left_out"]["all"] = str(error).splitlines()[0][:300]
+            for start in range(0, len(names), len(places)):
+                some = names[start : start + len(places)]
+                for place, entry in zip(places, list(pool.map(prepare, places, some))):
+                    results["contests"].append(timed(place, entry, options.rounds, results["records"]))
+                results["settings"]["load"][1] = round(os.getloadavg()[0], 1)
+                write(results)
         for place in places:
             place.close()
-    results["settings"]["load"][1] = round(os.getloadavg()[0], 1)
-    results["hardware"]["threads"] = torch.get_num_threads()
-    return results | {"contests": [entry for _, entry in ready]}
+    return results
+
+
+def timed(place, entry, rounds, records) -> dict:
+    """The contest's entry; its records are added to the others."""
+    from .contest import OURS
+
+    if any("OutOfMemoryError" in why for why in entry["left_out"].values()):  # side by side they did not fit
+        entry = prepare(place, entry["contest"])
+    if OURS in entry["ready"]:
+        try:
+            records += place.ask("time", entry["contest"], entry["ready"], rounds, limit=TIME)
+        except RuntimeError as error:
+            entry["left_out"]["all"] = str(error).splitlines()[0][:300]
+    return entry
 
 
 def failures(results) -> list[str]:
@@ -163,15 +162,15 @@ def main(argv=None):
     names = [name for name in contest.names() if any(part in name for part in parts)]
     if not names:
         raise SystemExit(f"no contest has {options.only!r} in its name; there are {contest.names()}")
-    results = collect(options, names)
-    text = report.markdown(results)
-    print(text)
     path = options.json or SCRATCH / f"rivals-{options.device}.json"
-    if str(path) != "-":
-        import json
 
-        write_text(path, json.dumps(results, indent=1) + "\n")
-        write_text(path.with_suffix(".md"), text)
+    def write(results):
+        if str(path) != "-":
+            write_text(path, json.dumps(results, indent=1) + "\n")
+            write_text(path.with_suffix(".md"), report.markdown(results))
+
+    results = collect(options, names, write)
+    print(report.markdown(results))
     for line in failures(results):
         print(f"FAILED {line}", file=sys.stderr)
     return 1 if failures(results) else 0

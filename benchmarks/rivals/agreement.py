@@ -1,5 +1,5 @@
-"""Whether a contender computes what it should: its error against the definition in fp64, on small operands. Where
-torch.compile takes part it is the function that it is given which is judged: compiling it twice would take minutes."""
+"""A contender's error, which says whether it may compete: measured against the definition in fp64, on small operands.
+With torch.compile, the function that it compiles is judged: compiling it twice would take minutes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def against(made: Contest, rival: Rival, truth, upstream, slopes) -> dict[str, f
 
 
 def error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Of the largest magnitude; infinite where it is no number."""
+    """The error in units of the largest magnitude; infinite where it is no number."""
     if a.shape != b.shape:
         return math.inf
     scale = b.abs().max().item() or 1.0

@@ -1,4 +1,4 @@
-"""What a contest is: operands, a definition, our function and its rivals. The families register theirs by name."""
+"""A contest: operands, a definition, our function and its rivals. The families register theirs by name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _same(function):
 
 
 def pattern(function, **flags) -> Rival:
-    """What users write."""
+    """A rival that users write by hand."""
     return Rival(partial(_same, function), **flags)
 
 
@@ -82,7 +82,7 @@ def library(module: str, name: str, call: Callable, *, options: dict | None = No
 
 
 class Operands:
-    """What a contest is made of: numbers, masks and indices of one dtype and device."""
+    """Makes numbers, masks and indices of one dtype and device."""
 
     def __init__(self, dtype: str, device: str, small: bool):
         self.dtype, self.device, self.small = DTYPES[dtype], device, small

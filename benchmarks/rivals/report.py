@@ -12,7 +12,7 @@ OTHERS = ("copy", OURS)
 
 
 def standing(record: dict, entry: dict) -> dict:
-    """What one comparison comes to: our share of a copy or TFLOP/s, the fastest rival, and its time over ours."""
+    """The outcome of one comparison: our share of a copy or TFLOP/s, the fastest rival, and its time over ours."""
     times = record["milliseconds"]
     ours = times[OURS]
     rivals = {who: ms for who, ms in times.items() if who not in OTHERS and not who.startswith(FLOOR)}

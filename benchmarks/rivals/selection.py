@@ -1,4 +1,4 @@
-"""What a mask keeps, and what an index names."""
+"""Contests of selection: by mask and by index."""
 
 import torch
 import torch.nn.functional as F

@@ -17,7 +17,7 @@ from . import agreement, contest
 from .contest import OURS, Absent
 
 LONG = 1e12  # operations of a product from which fewer rounds do
-# What chooses between configurations by timing them: one process at a time, or they would disturb each other.
+# These choose between configurations by timing them: one process at a time, or they would disturb each other.
 CHOOSERS = (
     ("torch._inductor.runtime.triton_heuristics", "CachingAutotuner", "autotune_to_one_config"),
     ("triton.runtime.autotuner", "Autotuner", "_bench"),

@@ -25,7 +25,7 @@ def test_all_comparisons_of_the_results_are_there():
 
 
 def test_full_sizes_are_those_of_the_results():
-    """Of those that are small enough to be made here, the shapes; and of a few the bytes, by hand."""
+    """Shapes of the contests that are small enough to be made here, and the bytes of a few, counted by hand."""
     assert contest.Operands("bf16", "cpu", small=False).size(8192, 128256) == (8192, 128256)
     images = contest.build("cross_entropy/bf16/images", "cpu", small=False)
     assert images.inputs[0].shape == (8, 21, 512, 512)

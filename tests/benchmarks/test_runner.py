@@ -84,7 +84,7 @@ class Moved(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", case.names())
 def test_bytes_are_those_that_the_kernel_gets(name):
-    """What a row has once (a norm, a sum) is not counted: half a byte for each element of a row of 64."""
+    """Numbers that a row has once (a norm, a sum) are not counted: half a byte for each element of a row of 64."""
     made = case.build(name, 2**16, torch.bfloat16, "cpu")
     assert {x.dtype for x in made.inputs} <= {torch.bfloat16}
     stated = (made.forward_bytes, made.backward_bytes)
@@ -156,7 +156,7 @@ def run_briefly(*arguments):
 
 
 def test_a_partial_run_leaves_the_results_alone(monkeypatch, tmp_path):
-    """Of a quick run, or of one op, only the scratch files are written."""
+    """A quick run, or one of a single op, writes the scratch files only."""
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(report, "SCRATCH", tmp_path / "scratch", raising=False)
     assert run_briefly("--ops", "masked_sum") == 0

@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the device, the two routes, short tensors."""
+"""Helpers of the tests in this folder: the device, the two routes, short tensors."""
 
 import contextlib
 

@@ -40,7 +40,7 @@ SIZES = st.sampled_from([0, 1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65])
 SHAPES = st.lists(SIZES, min_size=0, max_size=4).filter(lambda s: torch.Size(s).numel() <= 20_000).map(tuple)
 
 
-# What hurts, each exact in every dtype or rounded by the cast: the truth is taken after the cast.
+# Values that hurt, each exact in every dtype or rounded by the cast: the truth is taken after the cast.
 POOL = [0.0, -0.0, 1.0, -1.0, 0.1, 3.0, -7.5, 1e-3, 1e-7, -6e-8, 240.0, -300.0, 1e4, -6e4]
 
 

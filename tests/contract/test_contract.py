@@ -7,7 +7,7 @@ from tests.contract.common import REPEATS
 from tests.ops import RECORDS
 from tests.ops.record import firsts
 
-# What the composite is asked at once, of an op and of its variants. The rest is exhaustive.
+# The clauses that the composite of an op and of its variants is asked. The rest is exhaustive.
 OF_COMPOSITES = (
     "value gradient dtypes masked_garbage masked_upstream kept_nonfinite kept_upstream gradgradcheck".split()
 )

@@ -122,7 +122,7 @@ C unit(C x) { return std::fabs(x) > 1 ? 1 / std::fabs(x) : std::fabs(x); }
 template <class C>
 void all(int64_t count, const char* only) {
   const auto wanted = [&](const char* name) { return !only || std::strcmp(name, only) == 0; };
-  // Of a float double knows enough, and is quicker.
+  // For float, double knows enough, and is quicker.
   using T = std::conditional_t<sizeof(C) == 4, double, Wide>;
   const auto unary_of = [&](const char* name, auto ours, auto truth) {
     if (wanted(name)) unary<C>(name, count, ours, truth);

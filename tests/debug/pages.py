@@ -1,4 +1,4 @@
-"""What the tests of trace's page share: its data, and a browser to look at it."""
+"""Helpers of the tests of trace's page: its data, and a browser to look at it."""
 
 import base64
 import json

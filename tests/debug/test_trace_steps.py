@@ -1,4 +1,4 @@
-"""What trace does with a finding at the end of a step, and which steps, gradients and optimizers are to blame."""
+"""Findings of trace at the end of a step, and the steps, gradients and optimizers that are to blame."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""What the tests of trace share."""
+"""Helpers of the tests of trace."""
 
 import torch
 

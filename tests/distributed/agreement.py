@@ -56,7 +56,7 @@ def disagree(name, call, *words, level=dist.DebugLevel.INFO):
 
 
 def shapes():
-    """Of messages of other sizes, and of one: 16 bytes, whatever they are the sum of."""
+    """Disagreements about the sizes of messages, and about one of 16 bytes, whatever it is the sum of."""
 
     def x(differs):
         return part((4, 5 if differs else 6))
@@ -153,7 +153,7 @@ def in_backward():
 
 
 def redistributed():
-    """By collectives of torch's own: of operands laid out in other ways, and of the plain definition."""
+    """Collectives of torch's own run for operands laid out in other ways, and for the plain definition."""
 
     def pair(differs):
         rows = 4 * dist.get_world_size()
@@ -191,7 +191,7 @@ def counts():
 
 
 def on_two_dims():
-    """Of a mesh: all ranks are told, also those whose own collective would be among ranks that agree."""
+    """All ranks of a mesh hear of it, also those whose own collective would be among ranks that agree."""
     for how in ((S0, R), (R, S0), (S0, S1)):
         x = part((4, 5 if odd() else 6), how)
         disagree("masked_mean", lambda _, x=x: safeops.masked_mean(x, dim=0), "input is float32 (")

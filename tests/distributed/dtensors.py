@@ -41,7 +41,7 @@ def elementwise(dtype):
 
 
 def mixed_layouts():
-    """Of one call; broadcast operands, whose gradient is summed over the ranks."""
+    """One call with broadcast operands, whose gradient is summed over the ranks."""
     x = operands("safe_div", (5, 3), torch.float64, ("input", "other"))
     for a, b in (([S0], [R]), ([R], [S0]), ([S0], [S1]), ([P], [S0]), ([S1], [P]), ([P], [P]), ([S0, R], [S1, S0])):
         compare("safe_div", x, {"input": a, "other": b}, torch.float64)
@@ -130,7 +130,7 @@ def reductions(dtype):
 
 
 def garbage():
-    """What is masked out on any rank does not exist, and a kept NaN is seen by all."""
+    """An element masked out on any rank does not exist, and a kept NaN is seen by all."""
     x = operands("mse_loss", (6, 3), torch.float32, ("input", "target", "mask"))
     x["input"].masked_fill_(~x["mask"], torch.nan)
     compare("mse_loss", x, dict.fromkeys(x, [S0]))

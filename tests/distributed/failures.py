@@ -65,7 +65,7 @@ def absent():
 def absent_in_backward():
     safeops.masked_softmax(sharded(group_and_mesh(60)[1]), dim=0)  # the first call imports what takes seconds
     _, mesh = group_and_mesh(3 * SECONDS)
-    # Of another shape: torch remembers a layout with its mesh, and takes one of the same ranks, and its group, for it.
+    # Another shape: torch remembers a layout with its mesh, and takes one of the same ranks, and its group, for it.
     x = sharded(mesh, (5, 7)).requires_grad_()
     y = safeops.masked_softmax(x, dim=0)
     if dist.get_rank() == 0:

@@ -26,7 +26,7 @@ def meshes():
 
 
 def placements(mesh):
-    """Of a (5, 3) tensor: even, uneven, copies."""
+    """Layouts of a (5, 3) tensor: even, uneven, copies."""
     kinds = Shard(0), Shard(1), Replicate()
     return [[kind] for kind in kinds] if mesh.ndim == 1 else [[a, b] for a in kinds for b in kinds]
 
@@ -75,7 +75,7 @@ def extreme():
 
 
 def partial():
-    """Of sums over the ranks, and averages; 0-dim too, and beside a dim that is sharded already."""
+    """Gradients of sums over the ranks, and of averages; 0-dim too, and next to a dim that is sharded already."""
     rank = dist.get_rank()
     for mesh in meshes():
         place = mesh.get_coordinate()

@@ -35,7 +35,7 @@ def normal(*shape, dtype=torch.float64, seed=0):
 
 
 def kept(*shape, share=0.6):
-    """Of the first rows, of a rank, nothing."""
+    """A mask that keeps none of the first rows, which are a rank's."""
     keep = torch.rand(shape, generator=torch.Generator().manual_seed(1)) < share
     keep[: max(1, shape[0] // 4)] = False
     return keep
@@ -103,7 +103,7 @@ def extremes():
 
 
 def special():
-    """What is not finite shows as in one process, on whichever rank it is; and -inf is none of the exponentials."""
+    """A value that is not finite shows as in one process, whatever its rank; -inf adds nothing to the exponentials."""
     for value in (NAN, INF, -INF):
         for at in (slice(0, 1), slice(6, 7), slice(4, 7), slice(0, 7)):
             x = normal(7, 3)

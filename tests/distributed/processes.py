@@ -61,7 +61,7 @@ def fixture(module):
 
 
 def failure(outcomes, name):
-    """What went wrong in a case, on which rank; None if nothing did."""
+    """The failures of a case, rank by rank; None if there was none."""
     found = [of_rank.get(name, "it did not come to this case: an earlier one failed") for of_rank in outcomes]
     return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(found) if text != "right") or None
 

@@ -25,7 +25,7 @@ def mesh(dims=1):
 
 
 def laid_out(x, mesh, placements):
-    """Of what each rank has made: nothing is sent."""
+    """Each rank has made the whole tensor: nothing is sent."""
     return distribute_tensor(x.detach(), mesh, placements, src_data_rank=None)
 
 

@@ -1,4 +1,4 @@
-"""What docs/distributed.md shows of several ranks, as a user starts it: under torchrun, on 1, 2 and 4 processes."""
+"""The example of docs/distributed.md, as a user starts it: under torchrun, on 1, 2 and 4 processes."""
 
 import re
 import subprocess

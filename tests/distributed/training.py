@@ -137,7 +137,7 @@ def fsdp_of_tensor_parallel(net):
 
 
 def per_rank_means_differ():
-    """What all this is for: with its own count on each rank, DDP does not get there."""
+    """The reason for all this: with its own count on each rank, DDP does not get there."""
     rank, world = dist.get_rank(), dist.get_world_size()
     x, y, _, keep = batch(world)
     whole, net = network(torch.float32), DistributedDataParallel(network(torch.float32))

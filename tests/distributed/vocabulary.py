@@ -181,7 +181,7 @@ def check_autocast():
 
 
 def check_refused():
-    """By name, on every rank, before any collective."""
+    """An error names the argument on every rank, before any collective."""
     made, where = operands(torch.float32), placements(VOCABULARY[0])
     own = {key: distributed(x, where[key]) for key, x in made.items()}
     for key, x in made.items():

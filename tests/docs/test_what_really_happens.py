@@ -49,7 +49,7 @@ def blocks(text):
 
 
 def outcome(block):
-    """What the code prints, and how it ends."""
+    """The text that the code prints, and how it ends."""
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):

@@ -1,4 +1,4 @@
-"""What the GPU tests run: the records' ops as calls on CUDA tensors of any size."""
+"""Cases of the GPU tests: the records' ops as calls on CUDA tensors of any size."""
 
 import torch
 

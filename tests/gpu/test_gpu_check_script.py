@@ -251,7 +251,7 @@ MACHINE = {"gpu": "NVIDIA H200", "torch": "2.11.0", "driver": "1", "date": "2030
 
 
 def lines(*more, verified="passed", without=()):
-    """Of a run in which all passed, but for what is added, or left out."""
+    """The lines of a run in which all passed, but for those that are added, or left out."""
     made = [{"stage": "install", "machine": MACHINE}]
     made += [{"stage": "verify", "op": op, "verdict": verified} for op in OPS]
     for stage in ("gpu", "contract"):
@@ -289,7 +289,7 @@ def test_verdicts():
 
 @pytest.mark.parametrize("stage", ["gpu", "contract"])
 def test_what_did_not_end_has_not_passed(stage):
-    """Of its own tests: another op's verdict does not wait for them."""
+    """An op is judged by its own tests: another op's verdict does not wait for them."""
     test = "t.py::test[masked_mean-x]"
     for outcome in (None, "started", "not ended"):
         more = [{"stage": stage, "test": test, "outcome": outcome}] if outcome else []

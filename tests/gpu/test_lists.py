@@ -16,7 +16,7 @@ NAMES = ("health", "grad_norm", "clip_grad_norm_")
 
 
 def tensors(count=60, seed=0):
-    """Of every dtype, from one element to a million."""
+    """Tensors of every dtype, from one element to a million."""
     return [numbers(10 ** (i % 7) + i, FLOATS[i % 4], seed + i) for i in range(count)]
 
 

@@ -15,7 +15,7 @@ def host(pinned):
 
 
 def behind_a_long_kernel(move, x):
-    """What arrives when the host writes the next batch into x as soon as the call has returned."""
+    """The copy that arrives when the host writes the next batch into x as soon as the call has returned."""
     torch.cuda.synchronize()
     torch.cuda._sleep(LONG)
     moved = move(x)

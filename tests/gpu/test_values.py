@@ -41,7 +41,7 @@ def test_safe_div_rounds_to_nearest_even(dtype):
 
 
 def others(name, x):
-    """What a loss takes beside its first operand, each of them x."""
+    """A loss's tensors after its first operand, each of them x."""
     options = {"mask", "weight", "pos_weight", "denominator"}
     tensors = [key for key, value in RECORDS[name].call.items() if isinstance(value, torch.Tensor)]
     return (x,) * (len(set(tensors) - options) - 1)
@@ -187,7 +187,7 @@ def equal_the_cpu(function, leaves, options):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("sides", [(11, 12, 13), (70, 40, 75)], ids=str)
 def test_the_similarity_of_volumes_equals_the_cpu(sides, dtype):
-    """Of a window that the kernel was compiled for and of others, with an offset, masked and not."""
+    """A window that the kernel was compiled for and others, with an offset, masked and not."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand((2, 2, *sides), generator=generator, dtype=torch.float64)
     y = (x + 0.1 * torch.randn(x.shape, generator=generator, dtype=torch.float64)).to(dtype)

@@ -1,4 +1,4 @@
-"""What docs/what-really-happens.md says of torch on CUDA. It tests torch: a failure here says nothing of safeops."""
+"""The claims of docs/what-really-happens.md about torch on CUDA. A failure here says nothing of safeops."""
 
 import subprocess
 import sys

@@ -21,7 +21,7 @@ def must(name, key, args, kwargs, error):
 
 
 def bad_masks(name, place, key="mask"):
-    """What every op with a mask refuses about it. `place(mask)` makes (args, kwargs)."""
+    """The masks that every op with a mask refuses. `place(mask)` makes (args, kwargs)."""
     yield Bad(*place(torch.ones(2, 5)), TypeError, (name, key, "bool", "torch.float32"))
     yield Bad(*place(torch.ones(2, 5, dtype=torch.uint8)), TypeError, (name, key, "bool", "torch.uint8"))
     yield Bad(*place([True]), TypeError, (name, key, "tensor", "list"))
@@ -30,7 +30,7 @@ def bad_masks(name, place, key="mask"):
 
 
 def bad_floors(name, *operands, positive=False):
-    """Of `eps`; positive: 0 is refused, too."""
+    """Refused values of `eps`; positive: 0 is refused, too."""
     yield Bad(operands, {"eps": -1.0}, ValueError, (name, "eps", "-1.0"))
     yield Bad(operands, {"eps": NAN}, ValueError, (name, "eps", "nan"))
     yield Bad(operands, {"eps": "tiny"}, TypeError, (name, "eps", "str"))

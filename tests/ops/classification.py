@@ -205,7 +205,7 @@ def _of_indices():
 
 
 def _of_logits():
-    """What cross entropy has beside nll_loss."""
+    """Samples of what cross entropy has and nll_loss lacks."""
     t, m = indices(4, 1, classes=5), mask(4, 1)
     x = data(4, 5, seed=3)
     smooth = {"mask": m, "label_smoothing": 0.25}

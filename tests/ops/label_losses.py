@@ -35,7 +35,7 @@ def _multilabel(x, y, weight=None):
 
 
 def _multilabel_sizes(x, y, weight=None):
-    """Of one logit's terms, and of their slopes to the logit and to the label."""
+    """Magnitudes of one logit's terms, and of their slopes to the logit and to the label."""
     hit, miss = _softplus(-x), _softplus(x)
     w, classes = 1.0 if weight is None else weight.abs(), max(x.shape[-1], 1)
     each = (y.abs() * hit + (1 - y).abs() * miss) * w
@@ -67,7 +67,7 @@ row_loss(
 
 
 def _info_nce(query, positive_key, temperature=0.1, keep=None):
-    """Of keys in the batch. With others: tests/contract/rows/test_label_losses.py."""
+    """The keys are those of the batch. With others: tests/contract/rows/test_label_losses.py."""
     logits = normalize(query) @ normalize(positive_key).mT / temperature
     own = torch.eye(len(query), dtype=torch.bool, device=query.device)
     logits = torch.where(keep | own, logits, -torch.inf)

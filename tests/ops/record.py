@@ -19,7 +19,7 @@ RECORDS = {}  # by the op's name
 
 
 class Record:
-    """What the tests know of one op. Where there is nothing to know, a sentence says why in its place.
+    """All that the tests know of one op. Where there is nothing to know, a sentence says why in its place.
 
     definition   the op once more, in plain differentiable torch: in float64 it is the truth. No code of safeops.
     samples      the calls on which each clause of the contract is checked.
@@ -57,7 +57,7 @@ class Record:
         RECORDS[name] = self
 
     def subjects(self):
-        """What the clauses of the contract are checked on: the op as it comes, its composite, the variants."""
+        """The subjects of the contract's clauses: the op as it comes, its composite, the variants."""
         if not isinstance(self.samples, str):
             subject = self.subject("", self.samples, **self.fields)
             yield subject
@@ -88,7 +88,7 @@ class Record:
         )
 
     def keeps_kernel(self):
-        """Whether what torch.compile makes of a call is the raw op."""
+        """True where torch.compile makes the raw op of a call."""
         return DEVICE in getattr(registry.get(self.name), "compiled", ())
 
     def tensors(self):
@@ -135,7 +135,7 @@ NUMERICS = (
 
 
 def by_composite(kernel):
-    """The same subject with its kernels switched off: the numbers of the contract hold on every route."""
+    """A subject with its kernels switched off: the numbers of the contract hold on every route."""
     once = {c: "the kernel's subject checks it: transforms and compilation take the composite there" for c in CHECKS}
     skip = {c: reason for c, reason in (once | dict(kernel.skip)).items() if c not in NUMERICS or c in kernel.skip}
     op, name = kernel.routes["composite"], f"{kernel.name} (composite)"

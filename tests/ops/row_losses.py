@@ -253,7 +253,7 @@ def _triplet(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
 
 
 def _triplet_sizes(a, b, c, margin=1.0, p=2.0, eps=1e-6, swap=False):
-    """Of distances, whose slopes are at most 1 each: two meet in every vector (with `swap` in the positive one)."""
+    """Distances have slopes of at most 1 each: two meet in every vector (with `swap` in the positive one)."""
     size = sum(_distance(x, y, p, eps) for x, y in ((a, b), (a, c), (b, c))) + margin
     return size, (2.0, 2.0, 2.0)
 
@@ -323,7 +323,7 @@ def _multi_margin(x, target, p=1, margin=1.0, weight=None):
 
 
 def _multi_margin_sizes(x, target, p=1, margin=1.0, weight=None):
-    """Of differences of scores; each slope is a mean of so many, for the class itself a sum of them."""
+    """Differences of scores: each slope is a mean of so many, for the class itself a sum of them."""
     widest = abs(margin) + 2 * x.abs().amax(-1)
     largest = 1.0 if weight is None else weight.abs().max()
     return widest**p * largest, (p * widest.unsqueeze(-1) ** (p - 1) * largest,)

@@ -207,7 +207,7 @@ def _pick(x, dim, index, fill_value=0, **options):
 
 
 def _bad_picks(name, index, bad_shape):
-    """What both indexed ops refuse."""
+    """Calls that both indexed ops refuse."""
     yield Bad(([1.0], 0, index), {}, TypeError, (name, "input", "tensor", "list"))
     yield Bad((X.to(torch.float8_e4m3fn), 0, index), {}, TypeError, (name, "input", "float8"))
     yield Bad((X, 0, [0]), {}, TypeError, (name, "index", "tensor", "list"))

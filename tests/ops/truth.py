@@ -1,4 +1,4 @@
-"""What the definitions of several families are made of: plain differentiable torch, and no code of safeops."""
+"""Parts of the definitions of several families: plain differentiable torch, and no code of safeops."""
 
 import torch
 

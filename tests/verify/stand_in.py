@@ -18,7 +18,7 @@ def wrong(x):
 
 
 def wrong_at_the_end(x):
-    """Of what a second wave of blocks would do."""
+    """Wrong where a second wave of blocks would run."""
     out = x * 3
     if out.numel() > 60_000:
         out.view(-1)[-1] += 1

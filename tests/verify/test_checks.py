@@ -1,4 +1,4 @@
-"""What `safeops verify` finds in kernels that are wrong, in the process itself; and that the CPU kernels pass."""
+"""`safeops verify` finds wrong kernels, in the process itself; and the CPU kernels pass."""
 
 import os
 
@@ -28,7 +28,7 @@ def small(monkeypatch):
 
 
 def lines(op, full=False):
-    """What a worker says of an op."""
+    """The lines that a worker writes of an op."""
     said = []
     worker.check_op(op, "cpu", full, lambda **line: said.append(line))
     return said

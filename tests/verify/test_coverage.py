@@ -1,4 +1,4 @@
-"""What `safeops verify` compiles: few kernels, and among them each value of each constant that the contract reaches."""
+"""`safeops verify` compiles few kernels, and among them each value of each constant that the contract reaches."""
 
 import importlib.util
 import json

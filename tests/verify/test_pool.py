@@ -78,7 +78,7 @@ list(Pool(["hang"], [{sys.executable!r}, {str(WORKER)!r}, {str(log)!r}], 1, seco
 
 
 def gone(pid):
-    """Whether a process ends within five seconds; one that nobody waits for is a zombie here, at most."""
+    """True if a process ends within five seconds; one that nobody waits for is a zombie here, at most."""
     status = Path(f"/proc/{pid}/status")
     for _ in range(50):
         if not status.exists() or "State:\tZ" in status.read_text():

@@ -21,7 +21,7 @@ MASK = flags(True, False, True)
 def test_pytorch_94700_nan_to_num():
     x = leaf([1.0, 2.0])
     assert torch.autograd.grad((x * math.nan).nan_to_num(0).sum(), x)[0].isnan().all()
-    # By masking before the arithmetic: the factor that is NaN is dropped, not the product.
+    # The mask comes before the arithmetic: the factor that is NaN is dropped, not the product.
     factor = torch.tensor([math.nan, 3.0], device=DEVICE)
     ours = x * safeops.masked_fill(factor, factor.isnan(), 0.0)
     assert equal(torch.autograd.grad(ours.sum(), x)[0], [0, 3])
@@ -189,7 +189,7 @@ def test_inductor_saturates_half(dtype, monkeypatch):
 
 
 def test_numbers_around_the_largest_one_of_half():
-    """What rounds to the largest number is no overflow; in fp64 the way leads through fp32."""
+    """A value that rounds to the largest number is no overflow; fp64 is rounded to fp32 first."""
     for dtype, middle in ((torch.float16, 65520.0), (torch.bfloat16, 2.0**128 - 2.0**119)):
         for wide in (torch.float32, torch.float64):
             x = t(middle, math.nextafter(middle, 0), middle * (1 - 2.0**-24), middle * (1 - 2.0**-20), NAN, dtype=wide)

@@ -1,4 +1,4 @@
-"""What the tests of images share: pairs of them, masks, values and gradients."""
+"""Helpers of the tests of images: pairs of them, masks, values and gradients."""
 
 import torch
 

@@ -13,7 +13,7 @@ COUNTS = [4, torch.tensor(4), torch.tensor(0.5)]
 
 
 def value_and_gradients(name, route, **changes):
-    """Of the loss with CALLS' operands, by its first."""
+    """The loss of CALLS' operands as a function of its first, and that operand."""
     arguments = {
         key: x.clone().to(x.device if x.is_meta else DEVICE) if isinstance(x, torch.Tensor) else x
         for key, x in {**CALLS[name], **changes}.items()

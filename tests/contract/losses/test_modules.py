@@ -15,7 +15,7 @@ from tests.ops import RECORDS
 MODULES = [n for n, m in vars(safeops.nn).items() if getattr(m, "__module__", 0) == "safeops.nn" and n[0] != "_"]
 each_module = pytest.mark.parametrize("name", MODULES)
 
-# What a module could break by itself. (Compiled they are below, made inside of the function, too.)
+# The clauses that a module could break by itself. (Compiled modules are tested below, made inside the function, too.)
 OWN = "value gradient dtypes masked_garbage nothing_kept torch_func vmap no_sync autocast".split()
 
 

@@ -195,7 +195,7 @@ def test_bf16_to_its_last_digit(route, pixels, special):
 @pytest.mark.parametrize("squared", [False, True])
 @pytest.mark.parametrize("special", [None, 1e200, INF, -INF, NAN])
 def test_sums_by_indices_are_those_of_their_definition(dtype, squared, special):
-    """Of lengths around those of a register and of a tile; a special value in its class, or beside it."""
+    """Lengths around those of a register and of a tile; a special value in its class, or in a neighbouring one."""
     for pixels in (1, 15, 16, 17, 40, 8192, 8201):
         x, index = images(1, 3, pixels, dtype=dtype)
         for ignored in (None, 1):

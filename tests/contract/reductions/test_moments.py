@@ -75,7 +75,7 @@ def test_an_element_far_away_of_little_weight(route, place, dtype, far, light, s
 @pytest.mark.parametrize("size", [1e25, 1e-25])
 @pytest.mark.parametrize("shape", [(40,), (5000, 3), (2, 3000)])
 def test_a_mean_whose_square_leaves_the_range(route, size, shape):
-    """What follows deviates from it by as much, however ordinary it is itself."""
+    """Later values deviate from a huge first one by as much, however ordinary they are themselves."""
     x = torch.zeros(shape)
     dim = 0 if len(shape) == 2 and shape[0] > 2 else -1
     x.select(dim, 0).fill_(size), x.select(dim, 1).fill_(-size / 2)
@@ -232,7 +232,7 @@ def test_the_gradient_of_a_large_logsumexp(route, dtype, size):
 @pytest.mark.parametrize("kind", [LINEAR, EQUAL, EXP, SIGN, EXTREME])
 @pytest.mark.parametrize("upstream", [NAN, INF])
 def test_a_scale_of_zero_is_selected(kind, upstream):
-    """By the kernel, and by the definition that runs where there is none."""
+    """Holds for the kernel, and for the definition that runs where there is none."""
     x, origin, scale = tensor([[0.5, -2.0], [0.5, 1.0]]), tensor([0.5, 1.0]).double(), tensor([0.0, 0.5]).double()
     arguments = tensor([upstream, 2.0]), x, origin, scale, None, None, kind, [1]
     ours, plain = torch.ops.safeops._statistic_backward(*arguments), define_backward(*arguments)

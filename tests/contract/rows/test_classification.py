@@ -102,7 +102,7 @@ def test_no_reduction_with_weights(name, route):
 @each_loss
 @pytest.mark.parametrize("shape", [(4, 5), (4, 300), (4, 5, 6)], ids=str)
 def test_rows_that_do_not_exist(name, route, shape):
-    """By mask, by ignore_index, by a class of weight 0: no NaN, wherever it comes from, and the gradient is 0."""
+    """A row left out by mask, by ignore_index or by a class of weight 0 brings no NaN, and its gradient is 0."""
     function, rows = on(route, name), (shape[0], *shape[2:])
     x = torch.randn(shape, device=DEVICE)
     x[1:] = NAN
@@ -319,7 +319,7 @@ def test_no_copy_of_a_transposed_layout():
 
 @each_loss
 def test_the_mean_over_micro_batches(name):
-    """By `denominator`: the parts add up to the mean of all."""
+    """With `denominator`, the parts add up to the mean of all."""
     function, x = getattr(safeops, name), torch.randn(8, 5, dtype=torch.float64, device=DEVICE)
     target = classes(0, 1, -100, -100, -100, 3, 4, 2)
     whole = function(x, target)

@@ -19,7 +19,7 @@ each_reduction = pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 
 @pytest.fixture(params=["one class", "several classes", "one row", "several rows", "all"])
 def chunk(request, monkeypatch):
-    """What a chunk consists of."""
+    """Chunks of one class, of several, of one row, of several rows, of all."""
     monkeypatch.setattr(_linear_chunks, "CHUNK", {"one class": 1, "several classes": 40}.get(request.param, 2**23))
     rows = {"one row": 1, "several rows": 4, "all": 2**23}.get(request.param, 0)
     monkeypatch.setattr(_linear_rows, "rows_at_once", lambda *_: rows)
@@ -28,7 +28,7 @@ def chunk(request, monkeypatch):
 
 @pytest.fixture(params=["kernel", "torch"])
 def slopes(request, monkeypatch):
-    """By which of the two the slopes to the logits are made."""
+    """The slopes to the logits are made by the kernel, or by the definition."""
     monkeypatch.setattr(registry["cross_entropy"], "cpu", request.param == "kernel" and registry["cross_entropy"].cpu)
 
 
@@ -216,7 +216,7 @@ def infinite_logits(at, own):
 
 @pytest.mark.parametrize("options", ["plain", "smoothing", "z-loss"])
 def test_infinite_logits_are_those_of_cross_entropy(chunk, slopes, options):
-    """Of the row's own class alone, all the probability; else no distribution, and never a gradient of 0 beside it."""
+    """An infinite logit of the target class has all the probability; any other leaves none, and no gradient of 0."""
     for at, own in (((2,), 2), ((2,), 5), ((2, 5), 2), ((2, 3), 2)):
         given = infinite_logits(at, own)
         for reduction in ("mean", "none"):

@@ -211,7 +211,7 @@ def test_the_denominators_gradient(rows):
 
 
 def test_a_scaled_gradient_in_half_is_rounded_once(rows):
-    """What overflows fp16 is infinite, for GradScaler to see; what is scaled back from below its numbers is there."""
+    """A gradient that overflows fp16 is infinite, GradScaler sees it; one scaled back from below its range exists."""
     x, w, target, b = operands(9, 7, dtype=torch.float16)
     for scale in (2.0**17, 2.0**-17):
         x, w = x.detach().mul(scale**-0.5).requires_grad_(), w.detach().mul(2**-6).requires_grad_()
@@ -254,7 +254,7 @@ def test_a_mean_in_fp16_whose_sum_does_not_fit(options):
 
 @each_sum
 def test_batched_gradients(reduction):
-    """Of several upstream gradients at once, none kept for another backward."""
+    """Several upstream gradients at once; no result is kept for another backward."""
     x, w, target, _ = operands(3, 4, 2)
     wide = torch.tensor([1.0, -2.0], dtype=torch.float32, device=DEVICE)
     loss = safeops.linear_cross_entropy(x, w, target, reduction=reduction)

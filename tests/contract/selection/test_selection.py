@@ -60,7 +60,7 @@ def test_boolean_assignment_synchronises_and_wants_the_exact_count(source):
 
 
 def test_a_size_that_depends_on_data_has_no_fake_result():
-    """What shape propagation, torch.export and a CUDA graph's planning need."""
+    """Meta tensors: shape propagation, torch.export and a CUDA graph's planning need them."""
     meta = torch.empty(5, 3, device="meta")
     with pytest.raises(NotImplementedError):
         meta[meta > 0]

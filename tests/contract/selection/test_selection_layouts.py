@@ -40,7 +40,7 @@ WIDTHS = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex
 @pytest.mark.parametrize("dtype", WIDTHS, ids=str)
 @pytest.mark.parametrize("columns", [2, 3, 8, 31, 32])
 def test_many_short_lines(dtype, columns):
-    """Of several lines in one loop; what a chunk ends in, and a line out of range, come by themselves."""
+    """Several lines in one loop: chunks end anywhere, and some lines are out of range."""
     x = torch.arange(1500 * columns, device=DEVICE).reshape(1500, columns).to(dtype)
     index = torch.randint(-1, columns + 1, (1500, columns), device=DEVICE)
     inside = (index >= 0) & (index < columns)

@@ -79,7 +79,7 @@ def safe_asin(input, *, out_dtype=torch.float64):
 
 # ---- records
 
-# What no value of a smooth sample is: stand-ins of every op, and numbers that saturate some of them.
+# Smooth samples have none of these: stand-ins of every op, and numbers that saturate some of them.
 HURTS = [0.0, -0.0, -1.0, 1.0, 1e-7, -2e-7, 6e-5, 3e4, -3e4, 12.0, 0.25, -1.5, 0.999, -0.999, 2.0]
 
 

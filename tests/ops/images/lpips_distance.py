@@ -53,7 +53,7 @@ def _lpips_samples():
 
 
 def _lpips_terms(sample, outcome):
-    """Of unit vectors, whose differences are at most 2 and slopes 4 / |f|; a position's share is at most 1."""
+    """Unit vectors differ by at most 2, with slopes of 4 / |f|; a position's share is at most 1."""
     f = sample.args[:4]
     weights = sample.args[4:] or (torch.ones(1, dtype=torch.float64),) * 2
     largest = max(float(w.abs().max()) for w in weights)

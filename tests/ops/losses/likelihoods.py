@@ -170,7 +170,7 @@ def _js(x, y):
 
 
 def _js_sizes(x, y):
-    """Of the composite, which adds two terms. That the kernel keeps more is in tests/contract/losses/test_edges.py."""
+    """The composite adds two terms; that the kernel keeps more is in tests/contract/losses/test_edges.py."""
     m = torch.where(x + y == 0, 1, (x + y) / 2)
     return torch.xlogy(x, x / m).abs() + torch.xlogy(y, y / m).abs(), torch.ones_like(x), torch.ones_like(x)
 

@@ -81,7 +81,7 @@ def _torch_rms(x, m, axes, keepdim):
 
 
 def _extreme_samples(**order):
-    """Of an extreme, or a norm that is one."""
+    """Samples of an extreme, or of a norm that is one."""
     ties, columns = (A * 2 / 3).round(), {"dim": 0, **order, "weight": weights(6)}
     yield Sample((ties, M), {"dim": 1, **order}, mask=1, smooth=False, name=f"ties {order}")
     yield Sample((A, M), columns, mask=1, differentiable=(0,), name=f"columns, weighted {order}", slow=True)

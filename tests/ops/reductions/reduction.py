@@ -1,4 +1,4 @@
-"""What the masked reductions share: `reduction` makes a record of a definition and what users write."""
+"""Parts of the masked reductions' records: `reduction` makes a record of a definition and what users write."""
 
 import torch
 
@@ -124,7 +124,7 @@ def samples(heavy=0):
 
 
 def weight_samples(heavy=0):
-    """Of which the weight's gradient is judged."""
+    """Samples whose weight's gradient is judged."""
     rows = {"dim": 1, "weight": weights(3, 5) + heavy}
     yield Sample((data(3, 5), mask(3, 5)), rows, mask=1, name="weight")
     yield Sample((data(3, 5), mask(3, 1)), {"weight": weights(5) + heavy}, mask=1, name="weight broadcast")
@@ -162,7 +162,7 @@ def bad_reductions(name):
 
 
 def bad_flags(name):
-    """What the dispatcher would take, or blame on something else."""
+    """Calls that the dispatcher would take, or blame on something else."""
     for keepdim in (2, None, 1):
         yield must(name, "keepdim", (X,), {"keepdim": keepdim}, TypeError)
     for dim in (True, (False, 1)):
@@ -170,7 +170,7 @@ def bad_flags(name):
 
 
 def bad_parameters(name, key):
-    """Of a number that belongs to the reduction."""
+    """Refused values of a number that belongs to the reduction."""
     yield Bad((X,), {key: "1"}, TypeError, (name, key, "str"))
     yield Bad((X,), {key: None}, TypeError, (name, key, "NoneType"))
     yield Bad((X,), {key: torch.ones(())}, TypeError, (name, key, "Tensor"))
