@@ -1,5 +1,5 @@
 """The predicted time of safeops' collectives on clusters that are not here, alpha + beta n: printed by
-`python -m benchmarks.collectives` as docs/distributed.md has it.
+`python -m benchmarks.collectives`; docs/distributed.md has a summary.
 
 The constants are those of NCCL's own cost model (NVIDIA/nccl, src/graph/tuning.cc), in microseconds; the bandwidths
 are the links' specified ones, in one direction, times the share of them that NCCL reaches.

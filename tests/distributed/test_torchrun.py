@@ -1,4 +1,4 @@
-"""The README's example of several ranks, as a user starts it: under torchrun, on 1, 2 and 4 processes."""
+"""The example of docs/distributed.md, as a user starts it: under torchrun, on 1, 2 and 4 processes."""
 
 import re
 import subprocess
@@ -55,9 +55,9 @@ def torchrun(monkeypatch):
     return run
 
 
-def test_the_readme_is_exact_on_any_number_of_ranks(torchrun, tmp_path):
+def test_the_page_is_exact_on_any_number_of_ranks(torchrun, tmp_path):
     """Its gradients are those of one process that has the micro-batches of all ranks."""
-    section = (ROOT / "README.md").read_text().split("## Across ranks")[1]
+    section = (ROOT / "docs" / "distributed.md").read_text().split("## One count for all ranks")[1]
     (tmp_path / "train.py").write_text(BEFORE + re.search(r"```python\n(.*?)```", section, re.DOTALL)[1] + AFTER)
     for ranks in (1, 2, 4):
         assert torchrun(ranks, tmp_path / "train.py").count("right") == ranks

@@ -1,8 +1,9 @@
 """docs/what-really-happens.md says what its code prints, and it does.
 
-The convention: a ```python block runs in a namespace of its own, and what follows `#> ` in its lines is all that it
-prints, in order. Where the last of that is `SomeError: message`, the block ends by raising it. `...` stands for any
-text. Each section holds its claim, the block that tries it, `**Verdict: word.**`, and the safeops block.
+The convention: a ```python block runs in a namespace of its own, with torch, F and safeops, and what follows `#> ` in
+its lines is all that it prints, in order. Where the last of that is `SomeError: message`, the block ends by raising it.
+`...` stands for any text. Each section holds its claim, the block that tries it, `**Verdict: word.**`, and the safeops
+block.
 """
 
 import contextlib
@@ -14,6 +15,8 @@ from typing import NamedTuple
 
 import pytest
 import torch
+
+import safeops
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = ROOT / "docs" / "what-really-happens.md"
@@ -50,7 +53,8 @@ def outcome(block):
     printed = io.StringIO()
     try:
         with contextlib.redirect_stdout(printed):
-            exec(compile(block.code, f"{DOCUMENT.name}, {block.section}", "exec"), {})
+            scope = {"torch": torch, "F": torch.nn.functional, "safeops": safeops}
+            exec(compile(block.code, f"{DOCUMENT.name}, {block.section}", "exec"), scope)
     except Exception as error:
         printed.write(f"{type(error).__name__}: {str(error).strip()}\n")
     return printed.getvalue()

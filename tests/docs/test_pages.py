@@ -1,0 +1,75 @@
+"""The README and the pages of docs/: their Python examples run, and their links lead somewhere."""
+
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+import safeops
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+# How many examples of a page run here, one after the other and after the README's, which is where a reader begins.
+RUN_HERE = {"README.md": 1, "functions.md": 3, "distributed.md": 1, "contract.md": 1}
+# These pages have a test of their own.
+RUN_ELSEWHERE = {"distributed.md", "finding-it.md", "lint.md", "recipes.md", "what-really-happens.md"}
+
+
+def examples(name):
+    (page,) = [page for page in PAGES if page.name == name]
+    return re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)[: RUN_HERE[name]]
+
+
+@pytest.mark.parametrize("name", RUN_HERE)
+def test_the_examples_run(name):
+    scope = {}
+    for code in examples("README.md") + (examples(name) if name != "README.md" else []):
+        exec(compile(code, name, "exec"), scope)
+        if "loss" in scope:
+            assert scope["loss"].dtype == safeops.mse_loss(scope["y"], scope["y"]).dtype
+            assert scope["loss"].isfinite()
+            assert all(p.isfinite().all() for p in scope["model"].parameters())
+    if name == "functions.md":
+        assert scope["p"].grad.isfinite().all()  # masked before the division
+        assert scope["norm"].isfinite() and scope["norm"] > 0
+
+
+def test_no_example_escapes():
+    counts = {page.name: page.read_text().count("```python") for page in PAGES if page.name not in RUN_ELSEWHERE}
+    here = {name: count for name, count in RUN_HERE.items() if name not in RUN_ELSEWHERE}
+    assert {name: count for name, count in counts.items() if count} == here
+
+
+def test_the_readme_is_short():
+    assert len(PAGES[0].read_text().splitlines()) <= 150
+
+
+def test_every_function_has_its_row():
+    text = (ROOT / "docs" / "functions.md").read_text()
+    names = [name for name in safeops.__all__ if inspect.isfunction(getattr(safeops, name))]
+    assert [name for name in names if not re.search(rf"^\|.*`{name}\b.*\|", text, re.MULTILINE)] == []
+
+
+def test_the_speed_of_the_readme_is_that_of_its_page():
+    rows = [[row for row in page.read_text().splitlines() if re.match(r"\| `.*(\d [|].*){5}", row)] for page in PAGES]
+    readme, speed = rows[0], rows[PAGES.index(ROOT / "docs" / "speed.md")]
+    assert len(readme) == 10 and set(readme) <= set(speed)
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", without_code(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def without_code(page):
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for path, anchor in re.findall(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]*))?\)", without_code(page)):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
