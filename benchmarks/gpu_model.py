@@ -9,8 +9,6 @@
 from math import ceil, prod
 from typing import NamedTuple
 
-from safeops.kernels.engine.indexing import INNER
-
 
 class Gpu(NamedTuple):
     arch: int
@@ -37,7 +35,6 @@ LAUNCH, GAP = 2.5, 1.0  # us of an empty kernel, and of one right behind another
 LOADED = 2  # latencies that a load takes while the memory is saturated
 ISSUE, ALU, IMAD, LSU, XU = 4, 2, 2, 1, 0.5  # warp instructions a cycle on a multiprocessor
 REGISTERS = 65536
-BYTES = {"i1": 1, "fp16": 2, "bf16": 2, "i32": 4, "fp32": 4, "fp64": 8, "i64": 8}
 
 
 # Arguments that are written; of those that are no operands, all are.
@@ -45,11 +42,11 @@ WRITTEN = {
     "rows_kernel": ("out", "first", "second"),
     "cosine_kernel": ("out", "first", "second"),
     "triplet_kernel": ("loss", "near", "far", "apart"),
-    "cross_entropy_kernel": ("loss", "keep", "weights", "numbers"),
+    "cross_entropy_kernel": ("loss", "keep", "weights", "row_stats"),
     "nll_loss_kernel": ("loss", "keep", "weights"),
 }
 GRADIENTS = ("out", "dx", "dy", "dz", "dq")
-EXTRA = ("used", "origin", "scale", "first", "second", "numbers")  # what the backward takes
+EXTRA = ("used", "origin", "scale", "first", "second", "row_stats")  # what the backward takes
 
 
 class Load(NamedTuple):
@@ -70,20 +67,16 @@ class Load(NamedTuple):
 
 def load_of(plan):
     """That of a Triton kernel's plan."""
-    kernel = plan.kernel
-    values = dict(zip((*kernel.all_tuples, *kernel.indices, *kernel.constants), plan.tail))
-    batch, outer, inner = (values.get(f"{group}_shape") or () for group in ("batch", "outer", "inner"))
+    kernel, values = plan.kernel, plan.values
+    batch, outer, inner = plan.shapes
     BM, BN = values["BM"], values["BN"]
-    if "x_batch" in values and not batch:  # that of a reduction is in its grid alone
-        batch = (plan.grid[0] // (ceil(values["M"] / BM) if values["AXIS"] == INNER.value else ceil(values["N"] / BN)),)
     shape = (*batch, *outer, *inner)
-    sizes = {name: BYTES[kind[1:]] for name, kind in plan.signature.items() if str(kind).startswith("*")}
     tile = read = written = extra = 0
-    for name, size in sizes.items():
+    for name in (kernel.pointers[i] for i in plan.present):
+        size = plan.dtypes[name].itemsize
         if name in kernel.operands:
-            groups = (values.get(f"{name}_{group}") or () for group in ("batch", "outer", "inner"))
-            steps = [step for group, own in zip((batch, outer, inner), groups) for step in own or (0,) * len(group)]
-            count = prod(n for n, step in zip(shape, steps) if step)
+            o, i, b = plan.strides[name]
+            count = prod(n for n, step in zip(shape, (*b, *o, *i)) if step)
         else:
             count = values.get("outputs", 0) if name not in ("partial", "counter") else 0
         if name not in kernel.operands or name in WRITTEN.get(kernel.fn.__name__, GRADIENTS):

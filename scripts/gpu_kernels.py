@@ -161,11 +161,10 @@ def call_benchmark(name):
 
 def encoded(source, options):
     """A triton.compiler.ASTSource and its options, as JSON holds them."""
-    names = source.fn.arg_names
     return {
         "kernel": path(source.fn),
         "signature": source.signature,
-        "constants": {names[at]: constant(value) for (at,), value in source.constants.items()},
+        "constants": [(at, constant(value)) for at, value in source.constants.items()],
         "attrs": list(source.attrs.items()),
         "options": options,
     }
@@ -193,13 +192,13 @@ def path(fn):
 def decoded(request):
     """(triton.compiler.ASTSource, options)"""
     import triton.language as tl
-    from safeops.kernels.engine.kernel import settle
+    from safeops.kernels.engine.kernel import hash_callees_first
     from triton.compiler import ASTSource
 
     def function(path):
         module, name = path.split(":")
         found = getattr(importlib.import_module(module), name)
-        settle(found)
+        hash_callees_first(found)
         return found
 
     def value(x):
@@ -210,10 +209,14 @@ def decoded(request):
     def tuples(x):
         return tuple(map(tuples, x)) if isinstance(x, list) else x
 
-    signature = {name: tuples(kind) for name, kind in request["signature"].items()}
-    constants = {name: value(x) for name, x in request["constants"].items()}
-    attrs = {tuple(where): what for where, what in request["attrs"]}
-    return ASTSource(function(request["kernel"]), signature, constants, attrs), request["options"]
+    kernel = function(request["kernel"])
+    kinds = {name: tuples(kind) for name, kind in request["signature"].items()}
+    for name, annotation in kernel.fn.__annotations__.items():
+        if hasattr(annotation, "_fields") and isinstance(kinds[name], tuple):  # (a tuple in JSON has no names)
+            kinds[name] = annotation(*kinds[name])
+    constants = {tuple(at): value(x) for at, x in request["constants"]}
+    attrs = {tuple(at): what for at, what in request["attrs"]}
+    return ASTSource(kernel, kinds, constants, attrs), request["options"]
 
 
 def compile_one(arch, request):

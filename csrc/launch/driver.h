@@ -34,7 +34,7 @@ struct Driver {
   }
 };
 
-// One launch. A parameter is a word each, addresses first; of a 32-bit one the lower half counts.
+// One launch. A word is one of the kernel's parameters: addresses, then other numbers, of 32 bits the lower half.
 struct Launch {
   static constexpr int most = 256;  // parameters
 
@@ -42,12 +42,13 @@ struct Launch {
   unsigned grid[3], threads, shared;
   int device;
   std::vector<uint64_t> words;
+  std::vector<uint8_t> places;  // among the words, of each parameter in the kernel's order
   int addresses;
   bool split;  // whether it uses the stream's buffers
 
   int start(const Driver& driver, uint64_t* given, void* stream) const {
     void* parameters[most];
-    for (size_t i = 0; i < words.size(); ++i) parameters[i] = given + i;
+    for (size_t i = 0; i < places.size(); ++i) parameters[i] = given + places[i];
     const Config config = {{grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared, stream, nullptr, 0};
     return driver.launch(&config, function, parameters, nullptr);
   }

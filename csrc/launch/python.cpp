@@ -1,6 +1,7 @@
 #define PY_SSIZE_T_CLEAN
 #include "launch/python.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 
@@ -41,17 +42,21 @@ PyObject* py_use_driver(PyObject*, PyObject* arguments) {
 PyObject* py_launch(PyObject*, PyObject* arguments) {
   unsigned long long function;
   Launch made;
-  const char* words;
-  Py_ssize_t bytes;
+  const char *words, *places;
+  Py_ssize_t bytes, count;
   int split;
-  if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#", &function, &made.grid[0], &made.grid[1], &made.grid[2],
-                        &made.threads, &made.shared, &made.device, &made.addresses, &split, &words, &bytes))
+  if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#y#", &function, &made.grid[0], &made.grid[1], &made.grid[2],
+                        &made.threads, &made.shared, &made.device, &made.addresses, &split, &words, &bytes, &places,
+                        &count))
     return nullptr;
-  if (bytes % 8 != 0 || bytes / 8 > Launch::most || made.addresses > bytes / 8)
-    return PyErr_Format(PyExc_ValueError, "%zd bytes of parameters", bytes);
+  made.places.assign(places, places + count);
+  const auto outside = [count](uint8_t place) { return place >= count; };
+  if (bytes != 8 * count || count > Launch::most || made.addresses > count ||
+      std::any_of(made.places.begin(), made.places.end(), outside))
+    return PyErr_Format(PyExc_ValueError, "%zd bytes of %zd parameters", bytes, count);
   made.function = reinterpret_cast<void*>(function);
   made.split = split != 0;
-  made.words.resize(static_cast<size_t>(bytes) / 8);
+  made.words.resize(static_cast<size_t>(count));
   std::memcpy(made.words.data(), words, static_cast<size_t>(bytes));
   int error;
   Py_BEGIN_ALLOW_THREADS  // a full queue makes the driver wait

@@ -27,7 +27,7 @@ from .state import (
     square,
     widened,
 )
-from .tile import both_by_lane, by_lane, corner, fetch, indices, is_whole, kept, offset_of
+from .tile import both_by_lane, by_lane, corner, fetch, indices, is_whole, kept, offset_of, split_by_lane
 from .tiling import FLUSH
 
 
@@ -120,30 +120,27 @@ def add_squares(state, v, w, along: tl.constexpr, MODE: tl.constexpr, WEIGHT: tl
 
 
 @triton.jit
-def add_tile(
-    state, missing, space, x, mask, weight, m, n,
-    MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
-    X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
+def add_tile(state, missing, x, mask, weight, space, m, n, config, MODE: tl.constexpr, ABS: tl.constexpr,
+             NEGATE: tl.constexpr, EDGE: tl.constexpr):  # fmt: skip
     """Adds a tile to the lanes' states (tile.by_lane)."""
-    SOME: tl.constexpr = EDGE or MASK or WEIGHT  # not all are kept
+    C: tl.constexpr = config.C
+    WEIGHT: tl.constexpr = weight is not None
+    SOME: tl.constexpr = EDGE or mask is not None or WEIGHT  # not all are kept
 
-    keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
+    keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
     if WEIGHT:
         if MODE == MOMENTS:
             w = nan_if_negative(w)
-        w = by_lane(tl.where(keep, w.to(C), 0.0), BM, BN, LM, LN, VEC)
+        w = by_lane(tl.where(keep, w.to(C), 0.0), config)  # (LM, LN, elements of a thread), as v and keep from here on
     if MODE != COUNT:
-        v, keep = both_by_lane(fetch(x, space, m, n, keep, X, EDGE).to(C), keep, BM, BN, LM, LN, VEC)
+        v, keep = both_by_lane(fetch(x, space, m, n, keep, EDGE).to(C), keep, config)
         if ABS:
             v = tl.abs(v)
         if NEGATE:
             v = -v
     else:
-        keep = by_lane(keep, BM, BN, LM, LN, VEC)
-    added = float(BM * BN // (LM * LN))
+        keep = by_lane(keep, config)
+    added = float(config.BM * config.BN // (config.LM * config.LN))
     if SOME:
         added = tl.sum(tl.where(keep, 1.0, 0.0), 2)  # (of integers LLVM makes a bit count, of bits one by one)
 
@@ -177,57 +174,53 @@ def add_tile(
 
 
 @triton.jit
-def count_bytes(
-    mask, space, m0, n0, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
-    I: tl.constexpr,
-):  # fmt: skip
-    """How many of each lane's bytes of a mask are not 0, four at a time: one by one they take five times the
+def count_bytes(mask, space, m0, n0, config):
+    """(LM, LN): how many of each lane's bytes of a mask are not 0, four at a time: one by one they take five times the
     instructions."""
-    m = m0 + tl.arange(0, BM).to(I)
-    n = tl.max_contiguous(n0 // 4 + tl.arange(0, BN // 4).to(I), VEC // 4)
-    row = offset_of(m, space[2], mask[1]) // 4
-    words = tl.load(mask[0].to(tl.pointer_type(tl.uint32)) + row[:, None] + n[None, :])
+    m = m0 + tl.arange(0, config.BM).to(config.I)
+    n = tl.max_contiguous(n0 // 4 + tl.arange(0, config.BN // 4).to(config.I), config.VEC // 4)
+    row = offset_of(m, space.outer_shape, mask.outer) // 4
+    words = tl.load(mask.pointer.to(tl.pointer_type(tl.uint32)) + row[:, None] + n[None, :])  # (BM, BN / 4)
     ones = (
         (((words & 0x7F7F7F7F) + 0x7F7F7F7F) | words) >> 7
     ) & 0x01010101  # in each byte 1, if any of its bits is set
-    sums = tl.sum(by_lane(ones, BM, BN // 4, LM, LN, VEC // 4), 2)
+    sums = tl.sum(split_by_lane(ones, config.BM, config.BN // 4, config.VEC // 4, config), 2)
     sums += sums >> 16
     return ((sums + (sums >> 8)) & 0xFF).to(tl.float32)
 
 
 @triton.jit
-def add_tiles(
-    first, last, block, space, x, mask, weight,
-    MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
-    X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
+def add_tiles(first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr,
+              NEGATE: tl.constexpr):  # fmt: skip
     """The state of tiles [first, last), at most FLUSH of them; one fp64 entry per output."""
-    BYTES: tl.constexpr = MODE == COUNT and WEIGHT == 0 and MASK == VECTOR and VEC == 16 and LN * VEC <= BN
-    state = empty_state([LM, LN], MODE, C, tl.int32 if MODE == MOMENTS and WEIGHT else tl.float32)
+    AXIS: tl.constexpr = config.AXIS
+    VEC: tl.constexpr = config.VEC
+    C: tl.constexpr = config.C
+    WEIGHT: tl.constexpr = weight is not None
+    BYTES: tl.constexpr = (
+        MODE == COUNT and not WEIGHT and mask.kind == VECTOR and VEC == 16 and config.LN * VEC <= config.BN
+    )
+    state = empty_state([config.LM, config.LN], MODE, C, tl.int32 if MODE == MOMENTS and WEIGHT else tl.float32)
     missing = first < last
     for t in range(first, last):
-        m0, n0 = corner(space, block, t, AXIS, BM, BN)
-        m, n = indices(m0, n0, BM, BN, VEC, I)
+        m0, n0 = corner(space, block, t, config)
+        m, n = indices(m0, n0, config)
         if VEC == 1:
             whole = False
         else:
-            whole = is_whole(space, m0, n0, BM, BN)
+            whole = is_whole(space, m0, n0, config)
             if MODE == MOMENTS and not WEIGHT:
                 whole &= ~missing
         if whole and BYTES:
-            added = count_bytes(mask, space, m0, n0, BM, BN, LM, LN, VEC, I)
+            added = count_bytes(mask, space, m0, n0, config)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])
         elif whole:  # needs no bounds
             state, missing = add_tile(
-                state, missing, space, x, mask, weight, m, n,
-                MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, False,
+                state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, False
             )  # fmt: skip
         else:
             state, missing = add_tile(
-                state, missing, space, x, mask, weight, m, n,
-                MODE, ABS, NEGATE, X, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, True,
+                state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, True
             )  # fmt: skip
     count, weights, pivot, shift, top, total = state
     if MODE == EXTREME:  # what is not kept was -inf
@@ -240,26 +233,18 @@ def add_tiles(
 
 
 @triton.jit
-def add_range(
-    first, last, block, space, x, mask, weight,
-    MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr,
-    X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr, LONG: tl.constexpr,
-):  # fmt: skip
+def add_range(first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr = False,
+              NEGATE: tl.constexpr = False):  # fmt: skip
     """The state of any number of tiles."""
-    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)
-    if LONG:
-        state = empty_double_state([BO], MODE, C)
+    AXIS: tl.constexpr = config.AXIS
+    BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)
+    if config.LONG:
+        state = empty_double_state([BO], MODE, config.C)
         for start in range(first, last, FLUSH):
-            some = add_tiles(
-                start, tl.minimum(start + FLUSH, last), block, space, x, mask, weight,
-                MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
-            )  # fmt: skip
-            state = merge(state, some, MODE, WEIGHT, C)
+            more = add_tiles(
+                start, tl.minimum(start + FLUSH, last), block, x, mask, weight, space, config, MODE, ABS, NEGATE
+            )
+            state = merge(state, more, MODE, weight is not None, config.C)
     else:
-        state = add_tiles(
-            first, last, block, space, x, mask, weight,
-            MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
-        )  # fmt: skip
+        state = add_tiles(first, last, block, x, mask, weight, space, config, MODE, ABS, NEGATE)
     return state

@@ -4,6 +4,8 @@ With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and 
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -21,8 +23,9 @@ from .indexing import (
 )
 from .kernel import COMPUTE, Kernel
 from .launch import Plan, cached_plan, check_operands, traits
+from .operand import Operand, Space
 from .scaling import quotient_apart
-from .tile import fetch, indices, kept, store, within
+from .tile import fetch, indices, is_whole, kept, store, within
 
 # SLOPES: what f is where the kernel writes gradients. FLAT: all slopes, and where one is 0 nothing passes. SMALL: all
 # slopes, none of which is large, as such a functor says (`slopes.small = True`).
@@ -42,46 +45,56 @@ def scaled(slope, c, power, SCALES: tl.constexpr, APART: tl.constexpr, FLAT: tl.
     return value
 
 
+class ElementwiseConfig(NamedTuple):
+    F: tl.constexpr
+    SLOPES: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
-def elementwise_tile(
-    space, x, y, z, mask, weight, grad, denominator, out, dy, dz, m, n, parameters,
-    F: tl.constexpr, SLOPES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr,
-    WEIGHT: tl.constexpr, GRAD: tl.constexpr, DENOMINATOR: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
-    DZ: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
-    # Of a tiny upstream gradient over a huge divisor, fp32 may have nothing left for a large slope, or weight, to meet.
-    APART: tl.constexpr = DENOMINATOR and (WEIGHT or (X and SLOPES != SMALL)) and C == tl.float32
+def elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config,
+                     EDGE: tl.constexpr):  # fmt: skip
+    C: tl.constexpr = config.C
+    SLOPES: tl.constexpr = config.SLOPES
+    keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
+    # A tiny upstream gradient over a huge divisor may leave nothing in fp32 for a large slope, or weight, to meet.
+    APART: tl.constexpr = (
+        denominator is not None and (weight is not None or (x is not None and SLOPES != SMALL)) and C == tl.float32
+    )
     one = tl.full([1, 1], 1.0, C)
-    c, power = one, one
-    if GRAD:
-        c = fetch(grad, space, m, n, keep, GRAD, EDGE).to(C)
-    if DENOMINATOR:
-        by = fetch(denominator, space, m, n, keep, DENOMINATOR, EDGE)
+    c, power = one, one  # c = grad / denominator * w
+    if grad is not None:
+        c = fetch(grad, space, m, n, keep, EDGE).to(C)
+    if denominator is not None:
+        by = fetch(denominator, space, m, n, keep, EDGE)
         if APART:
             c, power = quotient_apart(c, by.to(tl.float64))
         else:
             c = c / by.to(C)
-    if APART and WEIGHT:
+    if APART and weight is not None:
         power = power * w.to(C)
-    elif WEIGHT:
+    elif weight is not None:
         c = c * w.to(C)
-    value = tl.full([BM, BN], 1.0, C)
-    other = value
-    third = value
-    if X:
-        a, b = fetch(x, space, m, n, keep, X, EDGE).to(C), fetch(y, space, m, n, keep, Y, EDGE).to(C)
-        if Z:
-            d = fetch(z, space, m, n, keep, Z, EDGE).to(C)
+    value = tl.full([config.BM, config.BN], 1.0, C)  # f(x, y, z), or df/dx
+    other = value  # df/dy
+    third = value  # df/dz
+    if x is not None:
+        a, b = fetch(x, space, m, n, keep, EDGE).to(C), fetch(y, space, m, n, keep, EDGE).to(C)
+        if z is not None:
+            d = fetch(z, space, m, n, keep, EDGE).to(C)
             if SLOPES == NONE:
-                value *= F(a, b, d, *parameters)
+                value *= config.F(a, b, d, *parameters)
             else:
-                value, other, third = F(a, b, d, *parameters)
+                value, other, third = config.F(a, b, d, *parameters)
         elif SLOPES >= ALL_SLOPES:
-            value, other = F(a, b, *parameters)
+            value, other = config.F(a, b, *parameters)
         else:
-            value *= F(a, b, *parameters)
-    SCALES: tl.constexpr = GRAD or WEIGHT
+            value *= config.F(a, b, *parameters)
+    SCALES: tl.constexpr = grad is not None or weight is not None
     value = scaled(value, c, power, SCALES, APART, SLOPES == FLAT)
     if SLOPES == DIFFERENCE:
         other = -value
@@ -89,71 +102,46 @@ def elementwise_tile(
         other = scaled(other, c, power, SCALES, APART, SLOPES == FLAT)
     # selected, not multiplied: where nothing is kept the gradient may be NaN
     inside = within(space, m, n)
-    if OUT:
-        store(out, space, m, n, tl.where(keep, value, 0.0), inside, OUT, EDGE)
-    if DY:
-        store(dy, space, m, n, tl.where(keep, other, 0.0), inside, DY, EDGE)
-    if DZ:
+    if out is not None:
+        store(out, space, m, n, tl.where(keep, value, 0.0), inside, EDGE)
+    if dy is not None:
+        store(dy, space, m, n, tl.where(keep, other, 0.0), inside, EDGE)
+    if dz is not None:
         third = scaled(third, c, power, SCALES, APART, SLOPES == FLAT)
-        store(dz, space, m, n, tl.where(keep, third, 0.0), inside, DZ, EDGE)
+        store(dz, space, m, n, tl.where(keep, third, 0.0), inside, EDGE)
 
 
 @triton.jit
 def elementwise_kernel(
-    x, y, z, mask, weight, grad, denominator, out, dy, dz,
-    parameters,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, mask_outer, mask_inner,
-    weight_outer, weight_inner, grad_outer, grad_inner, denominator_outer, denominator_inner, out_outer, out_inner,
-    dy_outer, dy_inner, dz_outer, dz_inner,
-    M, N,
-    F: tl.constexpr, SLOPES: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr,
-    WEIGHT: tl.constexpr, GRAD: tl.constexpr, DENOMINATOR: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
-    DZ: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, y: Operand, z: Operand, mask: Operand, weight: Operand, grad: Operand, denominator: Operand,
+    out: Operand, dy: Operand, dz: Operand, parameters: tl.float64, space: Space, config: ElementwiseConfig,
 ):  # fmt: skip
-    space = (M, N, outer_shape, inner_shape)
-    xs, ys, zs = (x, x_outer, x_inner), (y, y_outer, y_inner), (z, z_outer, z_inner)
-    masks, ws = (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
-    gs, ds = (grad, grad_outer, grad_inner), (denominator, denominator_outer, denominator_inner)
-    outs, dys, dzs = (out, out_outer, out_inner), (dy, dy_outer, dy_inner), (dz, dz_outer, dz_inner)
-    parameters = tl.tuple([tl.full([1, 1], p, C) for p in parameters])
-
-    m0, n0 = tile_corner(N, BM, BN, I)
-    m, n = indices(m0, n0, BM, BN, VEC, I)
-    if VEC == 1:
+    parameters = tl.tuple([tl.full([1, 1], p, config.C) for p in parameters])
+    m0, n0 = tile_corner(space, config)
+    m, n = indices(m0, n0, config)
+    if config.VEC == 1:
         whole = False
     else:
-        whole = (m0 + BM <= M) & (n0 + BN <= N)
+        whole = is_whole(space, m0, n0, config)
     if whole:  # needs no bounds
         elementwise_tile(
-            space, xs, ys, zs, masks, ws, gs, ds, outs, dys, dzs, m, n, parameters,
-            F, SLOPES, X, Y, Z, MASK, WEIGHT, GRAD, DENOMINATOR, OUT, DY, DZ, BM, BN, C, False,
+            x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, False
         )  # fmt: skip
     else:
         elementwise_tile(
-            space, xs, ys, zs, masks, ws, gs, ds, outs, dys, dzs, m, n, parameters,
-            F, SLOPES, X, Y, Z, MASK, WEIGHT, GRAD, DENOMINATOR, OUT, DY, DZ, BM, BN, C, True,
+            x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, True
         )  # fmt: skip
 
 
 @triton.jit
-def tile_corner(N, BM: tl.constexpr, BN: tl.constexpr, I: tl.constexpr):
+def tile_corner(space, config):
     """(first row, first column) of a block's one tile."""
-    pid = tl.program_id(0).to(I)
-    across = (N + BN - 1) // BN
-    return pid // across * BM, pid % across * BN
+    pid = tl.program_id(0).to(config.I)
+    across = (space.N + config.BN - 1) // config.BN
+    return pid // across * config.BM, pid % across * config.BN
 
 
-OPERANDS = ("x", "y", "z", "mask", "weight", "grad", "denominator", "out", "dy", "dz")
-ELEMENTWISE = Kernel(
-    elementwise_kernel,
-    pointers=OPERANDS,
-    floats=("parameters",),
-    operands=OPERANDS,
-    tuples=(),
-    indices=("M", "N"),
-    constants=("F", "SLOPES", *(name.upper() for name in OPERANDS), "BM", "BN", "VEC", "C", "I"),
-)
+ELEMENTWISE = Kernel(elementwise_kernel)
 OUTPUTS = 3  # the last of the operands
 WIDEST = 1024  # columns of a tile with more than one row
 
@@ -200,7 +188,7 @@ def compute_dtype(*tensors):
 
 
 def elementwise(name, f, tensors, parameters=(), slopes=NONE):
-    """Fill the outputs among `tensors` (in the order of OPERANDS), which have the full shape."""
+    """Fill the outputs among `tensors` (in the kernel's order), which have the full shape."""
     outputs = [t for t in tensors[-OUTPUTS:] if t is not None]
     if not outputs or not outputs[0].numel():
         return

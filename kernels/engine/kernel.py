@@ -1,13 +1,14 @@
-"""How a kernel is declared: a jit function together with its launch data, in one table that the launchers, the
-interpreter's tests and the ahead-of-time check all read."""
+"""How a kernel is declared: a jit function whose annotations are its launch data, for the launchers, the interpreter's
+tests and the ahead-of-time check."""
 
 import types
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
+
+from .operand import Operand
 
 POINTER = {
     torch.float16: "*fp16",
@@ -33,41 +34,26 @@ class Config:
         return self.tile_bytes // itemsize // (2 if crowded else 1)
 
 
-@dataclass(frozen=True)
 class Kernel:
-    """Arguments come in this order: pointers, floats, outer_shape, inner_shape, <operand>_outer and <operand>_inner,
-    other tuples of indices, indices, constants. An operand's kind is the constant of its name. Floats are fp64; the one
-    named "parameters" is a tuple of as many as the plan's value of this name says."""
+    """A jit function, whose annotations say what its parameters are.
 
-    fn: object
-    pointers: tuple
-    floats: tuple
-    operands: tuple
-    tuples: tuple
-    indices: tuple
-    constants: tuple
-    configs: dict = field(default_factory=lambda: {None: Config()})  # by architecture; None for all others
+    Operands are the first of them. tl.pointer_type is an address alone, such as that of a workspace; tl.float64 a
+    number, or a tuple of as many as the plan's value of this name says; tl.tensor an index; tl.tuple several, such as
+    strides. Any other is a NamedTuple, whose fields the plan fills in (operand.py): `config`, the last, has the
+    constants."""
 
-    def __post_init__(self):
-        declared = (*self.pointers, *self.floats, *self.tail)
-        if tuple(self.fn.arg_names) != declared:
-            raise TypeError(f"{self.fn.__name__} takes {self.fn.arg_names}, declared are {declared}")
-        KERNELS[self.fn.__name__] = self
+    def __init__(self, fn, configs=None):
+        self.fn, self.configs = fn, configs or {None: Config()}  # by architecture; None for all others
+        self.parameters = tuple(fn.fn.__annotations__.items())
+        self.operands = self.named(Operand)
+        self.pointers = self.operands + self.named(tl.pointer_type)
+        self.constants = dict(self.parameters)["config"]._fields
+        if tuple(fn.arg_names) != tuple(fn.fn.__annotations__) or self.operands != fn.arg_names[: len(self.operands)]:
+            raise TypeError(f"{fn.__name__} takes {fn.arg_names}, of which operands come first: {self.operands}")
+        KERNELS[fn.__name__] = self
 
-    @cached_property
-    def all_tuples(self):
-        strides = (f"{name}_{group}" for name in self.operands for group in ("outer", "inner"))
-        return ("outer_shape", "inner_shape", *strides, *self.tuples)
-
-    @cached_property
-    def tail(self):
-        """The arguments that a plan fills in."""
-        return (*self.all_tuples, *self.indices, *self.constants)
-
-    @cached_property
-    def operand_names(self):
-        """Of each operand: its name, and those of its strides and its kind."""
-        return [(name, f"{name}_outer", f"{name}_inner", name.upper()) for name in self.operands]
+    def named(self, kind):
+        return [name for name, annotation in self.parameters if annotation is kind]
 
     def config(self, arch=None):
         return self.configs.get(arch, self.configs[None])
@@ -76,7 +62,7 @@ class Kernel:
 KERNELS = {}
 
 
-def settle(fn):
+def hash_callees_first(fn):
     """Have Triton hash the functions that a jit function calls before the function itself.
 
     The hash holds the global constants of those functions, but not of one that has no hash yet: a kernel's key in the
@@ -85,7 +71,7 @@ def settle(fn):
         for name in _names(fn.fn.__code__):
             called = fn.fn.__globals__.get(name)
             if isinstance(called, triton.JITFunction) and called is not fn:
-                settle(called)
+                hash_callees_first(called)
         fn.cache_key  # noqa: B018 (which keeps it)
 
 

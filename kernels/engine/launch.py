@@ -9,85 +9,126 @@ one.
 import threading
 from array import array
 from functools import cached_property
-from itertools import chain
+from types import SimpleNamespace
 
 import torch
 import triton
+import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from .buffers import empty
-from .indexing import LINE, VECTOR
-from .kernel import POINTER, settle
-from .start import starter
+from .indexing import LINE, VECTOR, Group
+from .kernel import POINTER, hash_callees_first
+from .operand import Operand, Space
+from .start import flat, starter
 from .trace import active
+
+ALIGNED = (VECTOR.value, LINE.value)
+
+
+def leaves(x, path=()):
+    """(path, leaf) of nested tuples, as Triton numbers and passes them."""
+    if isinstance(x, (tuple, list)):
+        for i, each in enumerate(x):
+            yield from leaves(each, (*path, i))
+    else:
+        yield path, x
+
+
+def replaced(x, function):
+    """The same nested tuples, with function(leaf) in the place of each leaf."""
+    if isinstance(x, tuple):
+        values = [replaced(each, function) for each in x]
+        return type(x)(*values) if hasattr(x, "_fields") else tuple(values)
+    return function(x)
+
+
+def is_constant(leaf):
+    return leaf is None or isinstance(leaf, tl.constexpr)
 
 
 class Plan:
     """One specialisation of a kernel, with everything but the pointers and the floats filled in.
 
-    tensors: the operands; dtypes: of the other pointers, None for an absent one; values: by argument name."""
+    tensors: the operands; dtypes: of the other pointers, None for an absent one; values: by the names of parameters and
+    of the fields of tuples; batch: the dimensions that belong to neither group, of which a block has one index."""
 
     index = None  # of the GPU; None: interpreted
 
-    def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch):
+    def __init__(self, kernel, tensors, dtypes, outer, inner, kinds, vec, values, *, grid, wide, arch, batch=None):
         self.kernel, self.grid, self.config = kernel, (*grid, 1), kernel.config(arch)
-        self.kinds, self.vec, self.wide = kinds, vec, wide
-        self.dtypes, self.values = dict(dtypes), dict(values, outer_shape=outer.shape, inner_shape=inner.shape)
-        names = kernel.operand_names
-        for (name, *three), tensor, kind, o, i in zip(names, tensors, kinds, outer.strides, inner.strides):
+        self.vec, self.wide, self.whole = vec, wide, inner.numel % vec == 0
+        batch = batch or Group((), ((),) * len(tensors))
+        self.dtypes, self.kinds, self.strides = dict(dtypes), {}, {}
+        operands = zip(kernel.operands, tensors, kinds, outer.strides, inner.strides, batch.strides)
+        for name, tensor, kind, *strides in operands:
             self.dtypes[name] = None if tensor is None else tensor.dtype
-            self.values.update(zip(three, (o, i, kind.value)))
-        self.whole = inner.numel % vec == 0
-        self.tail = tuple(map(self.values.__getitem__, kernel.tail))
+            self.kinds[name], self.strides[name] = kind.value, strides
+        self.shapes = batch.shape, outer.shape, inner.shape
+        self.values = dict(values, outer_shape=outer.shape, inner_shape=inner.shape, batch_shape=batch.shape)
+        self.constants = {name: self.values[name] for name in kernel.constants}
+        self.present = [i for i, name in enumerate(kernel.pointers) if self.dtypes[name] is not None]
         self.start = None
+
+    @cached_property
+    def template(self):
+        """The arguments: numbers, constants, and Triton's type in the place of each pointer and each float."""
+        return [self._argument(name, annotation) for name, annotation in self.kernel.parameters]
+
+    def _argument(self, name, annotation):
+        if annotation in (tl.tensor, tl.tuple):
+            return self.values[name]
+        if annotation is tl.float64:
+            return ("fp64",) * self.values[name] if name in self.values else "fp64"
+        if annotation is Operand or annotation is tl.pointer_type:
+            pointer = self.dtypes[name] and POINTER[self.dtypes[name]]
+            if pointer is None or annotation is not Operand:
+                return pointer
+            constants = self.kinds[name], self.kernel.operands.index(name)
+            return Operand(pointer, *self.strides[name], *map(tl.constexpr, constants))
+        if name == "config":
+            return annotation(*[None if x is None else tl.constexpr(x) for x in self.constants.values()])
+        return annotation(*map(self.values.get, annotation._fields[: -len(annotation._field_defaults) or None]))
 
     # What is compiled. It is made when it is asked for: most plans find their binary by `variant`.
 
     @cached_property
     def attrs(self):
-        names, found = self.kernel.fn.arg_names, {}
-        for name, kind in zip(self.kernel.operands, self.kinds):
-            if kind is VECTOR or kind is LINE:  # aligned, and so are its rows, and those of every batch
-                found[(names.index(name),)] = [["tt.divisibility", 16]]
-                for steps in (f"{name}_outer", f"{name}_batch"):
-                    for d in range(len(self.values[steps]) if steps in names else 0):
-                        found[names.index(steps), d] = [["tt.divisibility", self.vec]]
-        if self.whole:
-            found[(names.index("N"),)] = [["tt.divisibility", self.vec]]
+        found = {}
+        for i, (name, annotation) in enumerate(self.kernel.parameters):
+            if self.kinds.get(name) in ALIGNED:  # and so are its rows, and those of every batch
+                found[i, Operand._fields.index("pointer")] = [["tt.divisibility", 16]]
+                for field in map(Operand._fields.index, ("outer", "batch")):
+                    for d in range(len(self.template[i][field])):
+                        found[i, field, d] = [["tt.divisibility", self.vec]]
+            if annotation is Space and self.whole:
+                found[i, Space._fields.index("N")] = [["tt.divisibility", self.vec]]
         return found
 
     @cached_property
     def signature(self):
-        kernel, values, index = self.kernel, self.values, "i64" if self.wide else "i32"
-        found = {name: self.dtypes[name] and POINTER[self.dtypes[name]] for name in kernel.pointers}
-        found |= dict.fromkeys(kernel.floats, "fp64")
-        if "parameters" in kernel.floats:
-            found["parameters"] = ("fp64",) * values["parameters"]
-        found |= {name: values[name] and (index,) * len(values[name]) for name in kernel.all_tuples}
-        found |= dict.fromkeys(kernel.indices, index) | dict.fromkeys(kernel.constants, None)
-        return {name: "constexpr" if kind is None else kind for name, kind in found.items()}
+        index = "i64" if self.wide else "i32"
 
-    @cached_property
-    def constants(self):
-        return {name: self.values.get(name) for name, kind in self.signature.items() if kind == "constexpr"}
+        def kind(leaf):
+            return leaf if isinstance(leaf, str) else "constexpr" if is_constant(leaf) else index
+
+        return {name: replaced(x, kind) for (name, _), x in zip(self.kernel.parameters, self.template)}
 
     def variant(self):
         """All that signature, constants and attributes are made of: equal for plans that differ in sizes alone."""
-        kernel, values, dtypes = self.kernel, self.values, self.dtypes
-        lengths = [
-            None if (v := values[name]) is None else len(v) for name in ("outer_shape", "inner_shape", *kernel.tuples)
-        ]
+        lengths = [len(x) for x in self.values.values() if isinstance(x, tuple)]
         # functions by their address: Triton hashes one by its source, which takes 1 us each time
-        constants = [id(v) if callable(v) else v for v in map(values.__getitem__, kernel.constants)]
-        return (id(kernel), self.config, self.wide, self.whole, values.get("parameters"), *lengths, *constants,
-                *map(dtypes.__getitem__, kernel.pointers))  # fmt: skip
+        constants = [id(x) if callable(x) else x for x in self.constants.values()]
+        return (id(self.kernel), self.config, self.wide, self.whole, self.values.get("parameters"), *lengths,
+                *constants, *self.kinds.values(), *map(self.dtypes.__getitem__, self.kernel.pointers))  # fmt: skip
 
     def source(self):
         for fn in (self.kernel.fn, *self.constants.values()):
             if isinstance(fn, triton.JITFunction):
-                settle(fn)
-        return ASTSource(self.kernel.fn, self.signature, self.constants, self.attrs)
+                hash_callees_first(fn)
+        constants = {path: getattr(x, "value", x) for path, x in leaves(self.template) if is_constant(x)}
+        return ASTSource(self.kernel.fn, self.signature, constants, self.attrs)
 
     def options(self, target):
         """(Products are fused with additions, whatever a release of Triton does by itself.)"""
@@ -123,18 +164,29 @@ class Plan:
 
     # What a call does.
 
+    def arguments(self, pointers, floats):
+        """Those of the kernel; pointers: tensors, or addresses, in the order of kernel.pointers."""
+        given, numbers = iter([pointers[i] for i in self.present]), flat(floats)
+
+        def filled(leaf):
+            return next(numbers if leaf == "fp64" else given) if isinstance(leaf, str) else leaf
+
+        return [replaced(x, filled) for x in self.template]
+
     @property
     def numbers(self):
-        """All arguments after the floats that are no constants, and two addresses of scratch memory."""
-        tuples, indices = len(self.kernel.all_tuples), len(self.kernel.indices)
-        return *chain.from_iterable(filter(None, self.tail[:tuples])), *self.tail[tuples : tuples + indices], 0, 0
+        """All indices among the arguments, in order, and two addresses of scratch memory."""
+        return *[x for _, x in leaves(self.template) if not isinstance(x, str) and not is_constant(x)], 0, 0
 
     @cached_property
     def words(self):
-        """(places of the pointers that there are, the numbers as the driver takes them, whether blocks share a
-        result)."""
-        present = [i for i, name in enumerate(self.kernel.pointers) if self.dtypes[name] is not None]
-        return present, array("q", self.numbers).tobytes(), self.values.get("SPLIT", False)
+        """(the numbers as the driver takes them; of each of the kernel's parameters, its place among the addresses, the
+        floats and the numbers, which follow each other; whether blocks share a result)."""
+        kinds = [x if x == "fp64" else "*" if isinstance(x, str) else "" for _, x in leaves(self.template)
+                 if not is_constant(x)] + ["", ""]  # fmt: skip
+        order = sorted(range(len(kinds)), key=lambda i: ("*", "fp64", "").index(kinds[i]))
+        places = bytes(sorted(range(len(kinds)), key=order.__getitem__))
+        return array("q", self.numbers).tobytes(), places, self.values.get("SPLIT", False)
 
     def __call__(self, tensors, addresses, *floats):
         """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.
@@ -142,7 +194,9 @@ class Plan:
         if active.tape is not None:
             active.tape.plans.append(self)
         elif self.index is None:
-            self.kernel.fn[self.grid](*tensors, *floats, *self.tail)
+            *arguments, _ = self.arguments(tensors, floats)
+            # (in a tuple the interpreter would make tensors of the constants)
+            self.kernel.fn[self.grid](*arguments, SimpleNamespace(**self.constants))
         elif torch.cuda.current_device() == self.index:
             start = self.start
             if start is None:

@@ -30,7 +30,7 @@ def starter(compiled, index):
     In Triton's own way where somebody, such as its profiler, is to be told of every launch, or Triton is another."""
 
     def slowly(plan, addresses, floats):
-        compiled[plan.grid](*addresses, *floats, *plan.tail)
+        compiled[plan.grid](*plan.arguments(addresses, floats))
 
     run, function, metadata, hooks = compiled.run, compiled.function, compiled.metadata, knobs.runtime
     if cpu_extension is None or not _plain(run, metadata):
@@ -41,10 +41,10 @@ def starter(compiled, index):
     def start(plan, addresses, floats):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             return slowly(plan, addresses, floats)
-        present, tail, split = plan.words
+        present, (numbers, places, split) = plan.present, plan.words
         given = array("Q", [addresses[i] for i in present]).tobytes()
-        words = b"".join((given, array("d", flat(floats)).tobytes(), tail))
-        if launch(function, plan.grid, threads, shared, index, len(present), split, words):
+        words = b"".join((given, array("d", flat(floats)).tobytes(), numbers))
+        if launch(function, plan.grid, threads, shared, index, len(present), split, words, places):
             slowly(plan, addresses, floats)  # which knows what to do without a context, and the names of errors
 
     return start

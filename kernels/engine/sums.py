@@ -10,6 +10,7 @@ A lane adds at most FLUSH fp32 numbers in sequence; tl.sum adds lanes as a tree,
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,170 +22,157 @@ from .buffers import allocator
 from .indexing import ALL, INNER, OUTER
 from .kernel import COMPUTE, Config, Kernel
 from .launch import cached_plan, check_operands, common_shape, traits
-from .tile import corner, fetch, indices, kept, offset_of, over_axis, within_lane
+from .operand import Operand, Parts, Space
+from .tile import corner, fetch, indices, is_whole, kept, output_offset, over_axis, within_lane
 from .tiling import FLUSH
 
 # DIVISOR, the second output: the count of kept elements (the sum of their weights), a tensor's or a number's value
 BY_COUNT, BY_TENSOR, BY_NUMBER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
+class SumConfig(NamedTuple):
+    F: tl.constexpr
+    AXIS: tl.constexpr
+    MEAN: tl.constexpr
+    DIVISOR: tl.constexpr
+    EMPTY_NAN: tl.constexpr
+    SPLIT: tl.constexpr
+    LONG: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    BS: tl.constexpr
+    LM: tl.constexpr
+    LN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
-def add_tile(
-    total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
-    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
-    keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
-    value = fetch(x, space, m, n, keep, X, EDGE).to(C)
-    if Z:
-        other, third = fetch(y, space, m, n, keep, Y, EDGE).to(C), fetch(z, space, m, n, keep, Z, EDGE).to(C)
-        value = F(value, other, third, *parameters)
-    elif Y:
-        value = F(value, fetch(y, space, m, n, keep, Y, EDGE).to(C), *parameters)
-    if WEIGHT:
+def add_tile(total, weights, count, x, y, z, mask, weight, parameters, space, m, n, config, EDGE: tl.constexpr):
+    C: tl.constexpr = config.C
+    keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
+    value = fetch(x, space, m, n, keep, EDGE).to(C)
+    if z is not None:
+        other, third = fetch(y, space, m, n, keep, EDGE).to(C), fetch(z, space, m, n, keep, EDGE).to(C)
+        value = config.F(value, other, third, *parameters)
+    elif y is not None:
+        value = config.F(value, fetch(y, space, m, n, keep, EDGE).to(C), *parameters)
+    if weight is not None:
         w = w.to(C)
         value = value * w
-        weights += within_lane(tl.where(keep, w, 0.0), BM, BN, LM, LN, VEC)
-    if EDGE or MASK or WEIGHT:
+        weights += within_lane(tl.where(keep, w, 0.0), config)
+    SOME: tl.constexpr = mask is not None or weight is not None
+    if EDGE or SOME:
         value = tl.where(keep, value, 0.0)
-    if MASK or WEIGHT:
-        count += within_lane(tl.where(keep, 1.0, 0.0), BM, BN, LM, LN, VEC)
-    return total + within_lane(value, BM, BN, LM, LN, VEC), weights, count
+    if SOME:
+        count += within_lane(tl.where(keep, 1.0, 0.0), config)
+    return total + within_lane(value, config), weights, count  # (LM, LN) each
 
 
 @triton.jit
-def add_tiles(
-    first, last, block, space, x, y, z, mask, weight, parameters,
-    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
+def add_tiles(first, last, block, x, y, z, mask, weight, parameters, space, config):
     """Sums, weights and counts of tiles [first, last), at most FLUSH of them; one entry per output."""
-    total = tl.zeros([LM, LN], C)
-    weights = tl.zeros([LM, LN], C)
-    count = tl.zeros([LM, LN], tl.float32)
+    total = tl.zeros([config.LM, config.LN], config.C)
+    weights = tl.zeros([config.LM, config.LN], config.C)
+    count = tl.zeros([config.LM, config.LN], tl.float32)
     for t in range(first, last):
-        m0, n0 = corner(space, block, t, AXIS, BM, BN)
-        m, n = indices(m0, n0, BM, BN, VEC, I)
-        if VEC == 1:
+        m0, n0 = corner(space, block, t, config)
+        m, n = indices(m0, n0, config)
+        if config.VEC == 1:
             whole = False
         else:
-            whole = (m0 + BM <= space[0]) & (n0 + BN <= space[1])
+            whole = is_whole(space, m0, n0, config)
         if whole:  # needs no bounds
             total, weights, count = add_tile(
-                total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
-                F, X, Y, Z, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, False,
-            )  # fmt: skip
+                total, weights, count, x, y, z, mask, weight, parameters, space, m, n, config, False
+            )
         else:
             total, weights, count = add_tile(
-                total, weights, count, space, x, y, z, mask, weight, m, n, parameters,
-                F, X, Y, Z, MASK, WEIGHT, BM, BN, LM, LN, VEC, C, True,
-            )  # fmt: skip
-    return over_axis(total, AXIS), over_axis(weights, AXIS), over_axis(count, AXIS)
+                total, weights, count, x, y, z, mask, weight, parameters, space, m, n, config, True
+            )
+    return over_axis(total, config), over_axis(weights, config), over_axis(count, config)  # (BO,) each
 
 
 @triton.jit
 def sum_kernel(
-    x, y, z, mask, weight, denominator, out, used, partial, counter,
-    divisor, parameters,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, mask_outer, mask_inner,
-    weight_outer, weight_inner, out_strides,
-    M, N, tiles, splits, per_split, outputs, reduced,
-    F: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr,
-    AXIS: tl.constexpr, MEAN: tl.constexpr, DIVISOR: tl.constexpr, EMPTY_NAN: tl.constexpr, SPLIT: tl.constexpr,
-    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, y: Operand, z: Operand, mask: Operand, weight: Operand, denominator: tl.pointer_type,
+    out: tl.pointer_type, used: tl.pointer_type, partial: tl.pointer_type, counter: tl.pointer_type,
+    divisor: tl.float64, parameters: tl.float64, reduced: tl.tensor, space: Space, parts: Parts, config: SumConfig,
 ):  # fmt: skip
-    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # outputs of one block
-    block = tl.program_id(0).to(I)
-    split = tl.program_id(1).to(I)
-    space = (M, N, outer_shape, inner_shape)
-    xs, ys, zs = (x, x_outer, x_inner), (y, y_outer, y_inner), (z, z_outer, z_inner)
-    masks, ws = (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
-    parameters = tl.tuple([tl.full([1, 1], p, C) for p in parameters])
+    """out = sum keep w f(x, y, z), over the inner group, the outer one, or both; a mean divides by `used`."""
+    AXIS: tl.constexpr = config.AXIS
+    BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)  # outputs of one block
+    SOME: tl.constexpr = mask is not None or weight is not None
+    block = tl.program_id(0).to(config.I)
+    split = tl.program_id(1).to(config.I)
+    parameters = tl.tuple([tl.full([1, 1], p, config.C) for p in parameters])
 
-    first = split * per_split
-    last = tl.minimum(first + per_split, tiles)
-    if LONG:
+    first = split * parts.per_split
+    last = tl.minimum(first + parts.per_split, parts.tiles)
+    if config.LONG:
         total = tl.zeros([BO], tl.float64)
         weights = tl.zeros([BO], tl.float64)
         count = tl.zeros([BO], tl.float64)
         for start in range(first, last, FLUSH):
-            some, some_weights, some_count = add_tiles(
-                start, tl.minimum(start + FLUSH, last), block, space, xs, ys, zs, masks, ws, parameters,
-                F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
-            )  # fmt: skip
-            total += some
-            weights += some_weights
-            count += some_count
+            more, more_weights, more_count = add_tiles(
+                start, tl.minimum(start + FLUSH, last), block, x, y, z, mask, weight, parameters, space, config
+            )
+            total += more
+            weights += more_weights
+            count += more_count
     else:
-        total, weights, count = add_tiles(
-            first, last, block, space, xs, ys, zs, masks, ws, parameters,
-            F, X, Y, Z, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
-        )  # fmt: skip
-    if not (MASK or WEIGHT):
+        total, weights, count = add_tiles(first, last, block, x, y, z, mask, weight, parameters, space, config)
+    if not SOME:
         count = tl.zeros([BO], tl.float64) + reduced
 
-    output = block * BO + tl.arange(0, BO).to(I)
-    inside = output < outputs
+    output = block * BO + tl.arange(0, BO).to(config.I)  # (BO,)
+    inside = output < parts.outputs
     finished = True
-    if SPLIT:
-        size = splits * outputs  # of one array of partials: sums, then counts, then weights
-        where = partial + split * outputs + output
-        tl.store(where, total, mask=inside)
-        if MASK or WEIGHT:
-            tl.store(where + size, count, mask=inside)
-        if WEIGHT:
-            tl.store(where + size * 2, weights, mask=inside)
-        finished = is_last(counter + block, splits)
+    if config.SPLIT:
+        size = parts.splits * parts.outputs  # of one array of partials: sums, then counts, then weights
+        pointer = partial + split * parts.outputs + output
+        tl.store(pointer, total, mask=inside)
+        if SOME:
+            tl.store(pointer + size, count, mask=inside)
+        if weight is not None:
+            tl.store(pointer + size * 2, weights, mask=inside)
+        finished = is_last(counter + block, parts.splits)
     if finished:
-        if SPLIT:
-            ARRAYS: tl.constexpr = 3 if WEIGHT else (2 if MASK else 1)
-            total, counts, weights = add_partials(partial, splits, output, outputs, BS, BO, ARRAYS)
-            if MASK or WEIGHT:
+        if config.SPLIT:
+            ARRAYS: tl.constexpr = 3 if weight is not None else (2 if mask is not None else 1)
+            total, counts, weights = add_partials(partial, parts.splits, output, parts.outputs, config.BS, BO, ARRAYS)
+            if SOME:
                 count = counts
         # value = total (/ divisor), or what stands for nothing kept; in fp64 until the store
-        if DIVISOR == BY_TENSOR:
+        if config.DIVISOR == BY_TENSOR:
             by = tl.load(denominator).to(tl.float64) + count * 0
-        elif DIVISOR == BY_NUMBER:
+        elif config.DIVISOR == BY_NUMBER:
             by = divisor + count * 0
-        elif WEIGHT:
+        elif weight is not None:
             by = weights
         else:
             by = count
         nothing = count == 0
-        if DIVISOR == BY_TENSOR or DIVISOR == BY_NUMBER:
+        if config.DIVISOR == BY_TENSOR or config.DIVISOR == BY_NUMBER:
             # it counts the kept of all micro-batches and ranks: it says whether there is nothing, and 0 / inf is 0
             nothing = by == 0
             by = tl.where(nothing, float("inf"), by)
-        value = total / by if MEAN else total
+        value = total / by if config.MEAN else total
         value = tl.where(count > 0, value, 0.0)
-        if EMPTY_NAN:
+        if config.EMPTY_NAN:
             value = tl.where(nothing, float("nan"), value)
-        offset = output
-        if AXIS == OUTER:
-            offset = offset_of(output, inner_shape, out_strides)
-        elif AXIS == INNER:
-            offset = offset_of(output, outer_shape, out_strides)
-        tl.store(out + offset, value.to(C).to(out.dtype.element_ty), mask=inside)
+        offset = output_offset(output, space, parts, config)
+        tl.store(out + offset, value.to(config.C).to(out.dtype.element_ty), mask=inside)
         tl.store(used + offset, by, mask=inside)
 
 
-OPERANDS = ("x", "y", "z", "mask", "weight")
 SUM = Kernel(
     sum_kernel,
-    pointers=(*OPERANDS, "denominator", "out", "used", "partial", "counter"),
-    floats=("divisor", "parameters"),
-    operands=OPERANDS,
-    tuples=("out_strides",),
-    indices=("M", "N", "tiles", "splits", "per_split", "outputs", "reduced"),
-    constants=("F", "X", "Y", "Z", "MASK", "WEIGHT", "AXIS", "MEAN", "DIVISOR", "EMPTY_NAN", "SPLIT", "LONG",
-               "BM", "BN", "BS", "LM", "LN", "VEC", "C", "I"),
     # Three blocks to a multiprocessor, or two. Left alone, the assembler spills a register or two to fit one more;
     # told of a limit it does not.
-    configs={None: Config(max_registers=(80, 128))},
-)  # fmt: skip
+    {None: Config(max_registers=(80, 128))},
+)
 
 
 def plan(f, tensors, shape, reduced, dtype, compute, mean, divisor, empty_nan, count=0, arch=None, policy=None):

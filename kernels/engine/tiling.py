@@ -79,6 +79,7 @@ class Cut(NamedTuple):
 
     outer: object
     inner: object
+    batch: object  # None where there is none
     kinds: list
     vec: int
     values: dict
@@ -94,7 +95,7 @@ class Cut(NamedTuple):
         """dtypes and values: those of the kernel's own arguments."""
         dtypes = dtypes | scratch(self.values["SPLIT"])
         made = Plan(kernel, tensors, dtypes, self.outer, self.inner, self.kinds, self.vec, self.values | values,
-                    grid=self.grid, wide=self.wide, arch=arch)  # fmt: skip
+                    grid=self.grid, wide=self.wide, arch=arch, batch=self.batch)  # fmt: skip
         made.workspace = self.workspace
         return made
 
@@ -137,8 +138,7 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
     splits, per_split = split_tiles(tiles, blocks, policy._replace(blocks=aim))
     wide = needs_int64(outside, inner, arrays * splits * outputs)
     values = {
-        **{f"{name}_batch": step for name, step in zip(kernel.operands, steps)},
-        "out_strides": out_strides,
+        "out_strides": None if batched else out_strides,
         "M": M,
         "N": N,
         "tiles": tiles,
@@ -157,7 +157,8 @@ def cut(kernel, tensors, data, shape, reduced, arrays, arch=None, policy=None, a
         "I": tl.int64 if wide else tl.int32,
     }
     workspace = arrays * splits * outputs if splits > 1 else 0
-    return Cut(outer, inner, kinds, vec, values, (blocks, splits), wide, workspace)
+    outside = Group((batch,), tuple(steps)) if batched else None
+    return Cut(outer, inner, outside, kinds, vec, values, (blocks, splits), wide, workspace)
 
 
 def scratch(split):

@@ -11,6 +11,7 @@ fp64 for each element would be, but most GPUs convert to it at a few elements a 
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,8 +23,9 @@ from ..engine.buffers import empty
 from ..engine.indexing import ALL, INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
-from ..engine.tile import corner, indices
-from .regions import SUMS, check, class_numbers, plan, region_tile
+from ..engine.operand import Operand, Parts, Space
+from ..engine.tile import corner, in_batch, indices, is_whole
+from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
 
 
 @triton.jit
@@ -35,13 +37,13 @@ def add(high, low, x):
 
 
 @triton.jit
-def over_axis(high, low, AXIS: tl.constexpr):
+def over_axis(high, low, config):
     """(classes of the block, SUMS) in fp64."""
     # (of an infinite sum the rounding error is NaN)
     total = high.to(tl.float64) + tl.where(low == low, low, 0.0).to(tl.float64)
-    if AXIS == ALL:
+    if config.AXIS == ALL:
         total = tl.sum(tl.sum(total, 1, keep_dims=True), 0)
-    elif AXIS == INNER:
+    elif config.AXIS == INNER:
         total = tl.sum(total, 1)
     else:
         total = tl.sum(total, 0)
@@ -49,98 +51,88 @@ def over_axis(high, low, AXIS: tl.constexpr):
 
 
 @triton.jit
-def add_tile(
-    high, low, space, x, y, mask, m, n, number, classes, ignored,
-    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, INDEXED: tl.constexpr, SQUARED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
-    p, t, keep = region_tile(
-        space, x, y, mask, m, n, number, classes, ignored,
-        X, Y, MASK, INDEXED, BM, BN, C, EDGE,
-    )  # fmt: skip
+def add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, EDGE: tl.constexpr):
+    LM: tl.constexpr = config.LM
+    LN: tl.constexpr = config.LN
+    VEC: tl.constexpr = config.VEC
+    p, t, keep = region_tile(x, y, mask, number, classes, ignored, space, m, n, config, EDGE)
     both = p * t
-    if SQUARED:
+    if config.SQUARED:
         p, t = p * p, t * t
     # The four as one: each by itself, they would be added up in the threads that read the class indices, and not in
     # those that hold the prediction. Within the last two dimensions p comes before t.
-    terms = tl.join(tl.join(both, t), tl.join(p, keep.to(C)))
+    terms = tl.join(tl.join(both, t), tl.join(p, keep.to(config.C)))
     # (BM, BN, 2, 2) of one lane, as tile.by_lane has them
-    SIDE: tl.constexpr = VEC if LN * VEC <= BN else BN // LN
-    terms = tl.reshape(terms, (BM // LM, LM, BN // (LN * SIDE), LN, SIDE, SUMS))
-    return add(high, low, tl.sum(tl.sum(tl.sum(terms, 4), 2), 0))
+    SIDE: tl.constexpr = VEC if LN * VEC <= config.BN else config.BN // LN
+    terms = tl.reshape(terms, (config.BM // LM, LM, config.BN // (LN * SIDE), LN, SIDE, SUMS))
+    return add(high, low, tl.sum(tl.sum(tl.sum(terms, 4), 2), 0))  # (LM, LN, SUMS)
+
+
+class RegionSumsConfig(NamedTuple):
+    INDEXED: tl.constexpr
+    SQUARED: tl.constexpr
+    AXIS: tl.constexpr
+    SPLIT: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    BS: tl.constexpr
+    LM: tl.constexpr
+    LN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
 
 
 @triton.jit
 def region_sums_kernel(
-    x, y, mask, exists, out, partial, counter,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, mask_outer, mask_inner, x_batch, y_batch, mask_batch,
-    M, N, tiles, splits, per_split, outputs, classes, ignored, exists_stride,
-    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr, INDEXED: tl.constexpr,
-    SQUARED: tl.constexpr, AXIS: tl.constexpr, SPLIT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, y: Operand, mask: Operand, exists: tl.pointer_type, out: tl.pointer_type, partial: tl.pointer_type,
+    counter: tl.pointer_type, classes: tl.tensor, ignored: tl.tensor, exists_stride: tl.tensor, space: Space,
+    parts: Parts, config: RegionSumsConfig,
 ):  # fmt: skip
-    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # classes of one block
-    across = (classes + BO - 1) // BO  # blocks of one image
-    image, block = tl.program_id(0).to(I) // across, tl.program_id(0).to(I) % across
+    I: tl.constexpr = config.I
+    BO: tl.constexpr = config.BN if config.AXIS == OUTER else (config.BM if config.AXIS == INNER else 1)
+    splits, outputs = parts.splits, parts.outputs
+    image, block = image_of(classes, config)
+    space = in_batch(space, image, (x, y, mask))
     split = tl.program_id(1).to(I)
-    space = (M, N, outer_shape, inner_shape)
-    number = class_numbers(block, AXIS, BM, BN, I)
-    xs = (x + image * x_batch[0] if X else x, x_outer, x_inner)
-    ys = (y + image * y_batch[0] if Y else y, y_outer, y_inner)
-    masks = (mask + image * mask_batch[0] if MASK else mask, mask_outer, mask_inner)
+    number = class_numbers(block, config)
 
-    high = tl.zeros([LM, LN, SUMS], C)
+    high = tl.zeros([config.LM, config.LN, SUMS], config.C)
     low = high
-    first = split * per_split
-    for tile in range(first, tl.minimum(first + per_split, tiles)):
-        m0, n0 = corner(space, block, tile, AXIS, BM, BN)
-        m, n = indices(m0, n0, BM, BN, VEC, I)
-        if VEC == 1 or INDEXED:  # (of whole tiles, what indices say of each class would go through shared memory)
+    first = split * parts.per_split
+    for tile in range(first, tl.minimum(first + parts.per_split, parts.tiles)):
+        m0, n0 = corner(space, block, tile, config)
+        m, n = indices(m0, n0, config)
+        # (of whole tiles, what indices say of each class would go through shared memory)
+        if config.VEC == 1 or config.INDEXED:
             whole = False
         else:
-            whole = (m0 + BM <= M) & (n0 + BN <= N)
+            whole = is_whole(space, m0, n0, config)
         if whole:  # needs no bounds
-            high, low = add_tile(
-                high, low, space, xs, ys, masks, m, n, number, classes, ignored,
-                X, Y, MASK, INDEXED, SQUARED, BM, BN, LM, LN, VEC, C, False,
-            )  # fmt: skip
+            high, low = add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, False)
         else:
-            high, low = add_tile(
-                high, low, space, xs, ys, masks, m, n, number, classes, ignored,
-                X, Y, MASK, INDEXED, SQUARED, BM, BN, LM, LN, VEC, C, True,
-            )  # fmt: skip
+            high, low = add_tile(high, low, x, y, mask, number, classes, ignored, space, m, n, config, True)
 
     which, output = tl.arange(0, SUMS).to(I)[None, :], block * BO + tl.arange(0, BO).to(I)[:, None]
-    place = which * outputs + image * classes + output
-    where = out  # (SUMS, N, C); each split of the pixels leaves as many partial sums
-    if SPLIT:
-        where = partial + split * outputs * SUMS
-    total = over_axis(high, low, AXIS)
-    if EXISTS:  # a bool for each class
+    place = which * outputs + image * classes + output  # (BO, SUMS)
+    base = out  # (SUMS, N, C); each split of the pixels leaves as many partial sums
+    if config.SPLIT:
+        base = partial + split * outputs * SUMS
+    total = over_axis(high, low, config)
+    if exists is not None:  # a bool for each class
         total = tl.where(tl.load(exists + output * exists_stride, mask=output < classes, other=0), total, 0.0)
-    tl.store(where + place, total, mask=output < classes)
-    if SPLIT:
+    tl.store(base + place, total, mask=output < classes)
+    if config.SPLIT:
         if is_last(counter + tl.program_id(0), splits):
             places, inside = tl.reshape(place, (BO * SUMS,)), tl.reshape(output + which * 0, (BO * SUMS,)) < classes
             whole = tl.zeros([BO * SUMS], tl.float64)
-            for first in range(0, splits, BS):  # (added up step by step: else it spills on sm_100 and sm_120)
-                whole += tl.sum(load_partials(partial, splits, first, places, outputs * SUMS, BS, 0)[0], 0)
+            for first in range(0, splits, config.BS):  # (added step by step: else it spills on sm_100 and sm_120)
+                loaded = load_partials(partial, splits, first, places, outputs * SUMS, config.BS, 0)[0]
+                whole += tl.sum(loaded, 0)
             tl.store(out + places, whole, mask=inside)
 
 
-OPERANDS = ("x", "y", "mask")
-REGION_SUMS = Kernel(
-    region_sums_kernel,
-    pointers=(*OPERANDS, "exists", "out", "partial", "counter"),
-    floats=(),
-    operands=OPERANDS,
-    tuples=("x_batch", "y_batch", "mask_batch"),
-    indices=("M", "N", "tiles", "splits", "per_split", "outputs", "classes", "ignored", "exists_stride"),
-    constants=("X", "Y", "MASK", "EXISTS", "INDEXED", "SQUARED", "AXIS", "SPLIT", "BM", "BN", "BS", "LM", "LN",
-               "VEC", "C", "I"),
-    configs={None: Config(max_registers=(80, 128))},  # as in sums.py
-)  # fmt: skip
+REGION_SUMS = Kernel(region_sums_kernel, {None: Config(max_registers=(80, 128))})  # as in sums.py
 
 
 def sums_plan(input, target, mask, exists, ignore_index, squared, arch=None):

@@ -5,17 +5,19 @@ I/O: reads of p and t what the result depends on (of class indices those alone, 
 nothing is squared), the mask; writes dp, dt.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from ..engine import tiling
-from ..engine.indexing import INNER, OUTER
 from ..engine.kernel import Config, Kernel
 from ..engine.launch import cached_plan, traits
+from ..engine.operand import Operand, Parts, Space
 from ..engine.scaling import apart, reciprocal
-from ..engine.tile import corner, indices, store, within
-from .regions import SUMS, check, class_numbers, plan, region_tile
+from ..engine.tile import corner, in_batch, indices, is_whole, store, within
+from .regions import SUMS, check, class_numbers, image_of, plan, region_tile
 
 
 @triton.jit
@@ -58,55 +60,53 @@ def slope(factors, other, x, SQUARED: tl.constexpr):
 
 
 @triton.jit
-def backward_tile(
-    space, x, y, mask, out, dy, of_input, of_target, m, n, number, there, classes, ignored,
-    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr, OUT: tl.constexpr, DY: tl.constexpr,
-    INDEXED: tl.constexpr, SQUARED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
-    p, t, keep = region_tile(
-        space, x, y, mask, m, n, number, classes, ignored, X, Y, MASK, INDEXED, BM, BN, C, EDGE
-    )  # fmt: skip
-    if EXISTS:
+def backward_tile(out, dy, x, y, mask, exists, of_input, of_target, number, there, classes, ignored, space, m, n,
+                  config, EDGE: tl.constexpr):  # fmt: skip
+    SQUARED: tl.constexpr = config.SQUARED
+    p, t, keep = region_tile(x, y, mask, number, classes, ignored, space, m, n, config, EDGE)  # (BM, BN) each
+    if exists is not None:
         keep &= there
     # selected, not multiplied: where nothing is kept the gradient may be NaN
     inside = within(space, m, n)
-    if OUT:
-        if INDEXED and not SQUARED:
+    if out is not None:
+        if config.INDEXED and not SQUARED:
             value = tl.where(t != 0, of_input[0], of_input[1])
         else:
-            value = slope(of_input, t, p, SQUARED)
-        store(out, space, m, n, tl.where(keep, value, 0.0), inside, OUT, EDGE)
-    if DY:
-        store(dy, space, m, n, tl.where(keep, slope(of_target, p, t, SQUARED), 0.0), inside, DY, EDGE)
+            value = slope(of_input, t, p, SQUARED)  # dp = both t + own, or both t + 2 own p
+        store(out, space, m, n, tl.where(keep, value, 0.0), inside, EDGE)
+    if dy is not None:
+        store(dy, space, m, n, tl.where(keep, slope(of_target, p, t, SQUARED), 0.0), inside, EDGE)
+
+
+class RegionSumsBackwardConfig(NamedTuple):
+    INDEXED: tl.constexpr
+    SQUARED: tl.constexpr
+    AXIS: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
 
 
 @triton.jit
 def region_sums_backward_kernel(
-    out, dy, x, y, mask, exists, grad,
-    outer_shape, inner_shape, out_outer, out_inner, dy_outer, dy_inner, x_outer, x_inner, y_outer, y_inner,
-    mask_outer, mask_inner, out_batch, dy_batch, x_batch, y_batch, mask_batch, grad_strides,
-    M, N, tiles, per_split, classes, ignored, exists_stride,
-    OUT: tl.constexpr, DY: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, EXISTS: tl.constexpr,
-    INDEXED: tl.constexpr, SQUARED: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    out: Operand, dy: Operand, x: Operand, y: Operand, mask: Operand, exists: tl.pointer_type, grad: tl.pointer_type,
+    grad_strides: tl.tuple, classes: tl.tensor, ignored: tl.tensor, exists_stride: tl.tensor, space: Space,
+    parts: Parts, config: RegionSumsBackwardConfig,
 ):  # fmt: skip
-    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # classes of one block
-    across = (classes + BO - 1) // BO  # blocks of one image
-    image, block = tl.program_id(0).to(I) // across, tl.program_id(0).to(I) % across
-    space = (M, N, outer_shape, inner_shape)
-    xs = (x + image * x_batch[0] if X else x, x_outer, x_inner)
-    ys = (y + image * y_batch[0] if Y else y, y_outer, y_inner)
-    masks = (mask + image * mask_batch[0] if MASK else mask, mask_outer, mask_inner)
-    outs = (out + image * out_batch[0] if OUT else out, out_outer, out_inner)
-    dys = (dy + image * dy_batch[0] if DY else dy, dy_outer, dy_inner)
+    C: tl.constexpr = config.C
+    INDEXED: tl.constexpr = config.INDEXED
+    SQUARED: tl.constexpr = config.SQUARED
+    image, block = image_of(classes, config)
+    space = in_batch(space, image, (out, dy, x, y, mask))
 
     # The sums' gradients, of each class of the block. In fp32 once, for all its tiles: on most GPUs fp64 is slow.
-    number = class_numbers(block, AXIS, BM, BN, I)
+    number = class_numbers(block, config)
     gradients = grad + image * grad_strides[1] + number * grad_strides[2]
     inside, twice = number < classes, 2.0 if SQUARED else 1.0
     there = inside
-    if EXISTS:  # a bool for each class
+    if exists is not None:  # a bool for each class
         there = tl.load(exists + number * exists_stride, mask=inside, other=0)
     both = tl.load(gradients, mask=inside, other=0.0)
     own = tl.load(gradients + grad_strides[0], mask=inside, other=0.0) * twice
@@ -117,41 +117,33 @@ def region_sums_backward_kernel(
     else:
         of_input = scaled(both, own, SQUARED, C)
 
-    first = tl.program_id(1).to(I) * per_split
-    for tile in range(first, tl.minimum(first + per_split, tiles)):
-        m0, n0 = corner(space, block, tile, AXIS, BM, BN)
-        m, n = indices(m0, n0, BM, BN, VEC, I)
-        if VEC == 1 or INDEXED:  # (of whole tiles, what indices say of each class would go through shared memory)
+    first = tl.program_id(1).to(config.I) * parts.per_split
+    for tile in range(first, tl.minimum(first + parts.per_split, parts.tiles)):
+        m0, n0 = corner(space, block, tile, config)
+        m, n = indices(m0, n0, config)
+        # (of whole tiles, what indices say of each class would go through shared memory)
+        if config.VEC == 1 or INDEXED:
             whole = False
         else:
-            whole = (m0 + BM <= M) & (n0 + BN <= N)
+            whole = is_whole(space, m0, n0, config)
         if whole:  # needs no bounds
             backward_tile(
-                space, xs, ys, masks, outs, dys, of_input, of_target, m, n, number, there, classes, ignored,
-                X, Y, MASK, EXISTS, OUT, DY, INDEXED, SQUARED, BM, BN, C, False,
+                out, dy, x, y, mask, exists, of_input, of_target, number, there, classes, ignored, space, m, n, config,
+                False,
             )  # fmt: skip
         else:
             backward_tile(
-                space, xs, ys, masks, outs, dys, of_input, of_target, m, n, number, there, classes, ignored,
-                X, Y, MASK, EXISTS, OUT, DY, INDEXED, SQUARED, BM, BN, C, True,
+                out, dy, x, y, mask, exists, of_input, of_target, number, there, classes, ignored, space, m, n, config,
+                True,
             )  # fmt: skip
 
 
-OPERANDS = ("out", "dy", "x", "y", "mask")
-REGION_SUMS_BACKWARD = Kernel(
-    region_sums_backward_kernel,
-    pointers=(*OPERANDS, "exists", "grad"),
-    floats=(),
-    operands=OPERANDS,
-    tuples=(*(f"{name}_batch" for name in OPERANDS), "grad_strides"),
-    indices=("M", "N", "tiles", "per_split", "classes", "ignored", "exists_stride"),
-    constants=("OUT", "DY", "X", "Y", "MASK", "EXISTS", "INDEXED", "SQUARED", "AXIS", "BM", "BN", "VEC", "C", "I"),
-    configs={None: Config(max_registers=(None, 168))},  # else the general variant spills
-)
+# Left alone, the general variant spills.
+REGION_SUMS_BACKWARD = Kernel(region_sums_backward_kernel, {None: Config(max_registers=(None, 168))})
 
 
 def backward_plan(grad, tensors, like, exists, ignore_index, squared, arch=None):
-    """tensors: in the order of OPERANDS."""
+    """tensors: in the kernel's order."""
     return plan(
         REGION_SUMS_BACKWARD, tensors, 3, like, exists, ignore_index, squared, {"grad": torch.float64}, arch,
         grad_strides=grad.stride(),

@@ -22,40 +22,47 @@ WIDEST = 64  # columns of a tile whose columns are classes
 
 
 @triton.jit
-def class_numbers(block, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, I: tl.constexpr):
-    """Of the classes of a block: (BM, 1), (1, BN), or (1, 1) where the image has one and the pixels both groups."""
-    if AXIS == INNER:
-        number = block * BM + tl.arange(0, BM).to(I)[:, None]
-    elif AXIS == OUTER:
-        number = block * BN + tl.arange(0, BN).to(I)[None, :]
+def class_numbers(block, config):
+    """The classes of a block: (BM, 1), (1, BN), or (1, 1) where the image has one and the pixels both groups."""
+    if config.AXIS == INNER:
+        number = block * config.BM + tl.arange(0, config.BM).to(config.I)[:, None]
+    elif config.AXIS == OUTER:
+        number = block * config.BN + tl.arange(0, config.BN).to(config.I)[None, :]
     else:
-        number = tl.zeros([1, 1], I)
+        number = tl.zeros([1, 1], config.I)
     return number
 
 
 @triton.jit
-def region_tile(
-    space, x, y, mask, m, n, number, classes, ignored,
-    X: tl.constexpr, Y: tl.constexpr, MASK: tl.constexpr, INDEXED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """(prediction, target, which are kept); the two are 0 where nothing is kept, and where they are not given.
+def image_of(classes, config):
+    """(the image of a block, which of its blocks it is)"""
+    AXIS: tl.constexpr = config.AXIS
+    BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)  # classes of one block
+    across = (classes + BO - 1) // BO  # blocks of one image
+    return tl.program_id(0).to(config.I) // across, tl.program_id(0).to(config.I) % across
+
+
+@triton.jit
+def region_tile(x, y, mask, number, classes, ignored, space, m, n, config, EDGE: tl.constexpr):
+    """(prediction, target, which are kept): (BM, BN) each. The first two are 0 where nothing is kept, and where they
+    are not given.
 
     number: of the tile's classes. ignored: one of them, or none."""
-    keep, _ = kept(space, mask, mask, m, n, MASK, 0, BM, BN, EDGE)
+    C: tl.constexpr = config.C
+    keep, _ = kept(mask, None, space, m, n, config, EDGE)
     p = tl.zeros([1, 1], C)
     t = p
-    if INDEXED:
-        index = fetch(y, space, m, n, keep, Y, EDGE)
+    if config.INDEXED:
+        index = fetch(y, space, m, n, keep, EDGE)
         # compared in the 64 bits that it comes in, and narrow from then on
         index = tl.where((index >= 0) & (index < classes) & (index != ignored), index, -1).to(tl.int32)
         keep &= index >= 0
         t = tl.where(keep & (index == number.to(tl.int32)), 1.0, 0.0).to(C)
-    elif Y:
-        t = fetch(y, space, m, n, keep, Y, EDGE).to(C)
-    if X:
-        p = fetch(x, space, m, n, keep, X, EDGE).to(C)
-    if not INDEXED:
+    elif y is not None:
+        t = fetch(y, space, m, n, keep, EDGE).to(C)
+    if x is not None:
+        p = fetch(x, space, m, n, keep, EDGE).to(C)
+    if not config.INDEXED:
         t = tl.where(keep, t, 0.0)
     return tl.where(keep, p, 0.0), t, keep
 
@@ -87,7 +94,6 @@ def plan(kernel, tensors, data, like, exists, ignore_index, squared, dtypes, arc
         # (what is no class is left out anyway)
         "ignored": ignore_index if ignore_index is not None and 0 <= ignore_index < shape[1] else -1,
         "exists_stride": 0 if exists is None else exists.stride(0),
-        "EXISTS": exists is not None,
         "INDEXED": indexed,
         "SQUARED": squared,
         "C": COMPUTE[compute_dtype(like, *tensors)],

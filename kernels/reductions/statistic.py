@@ -9,6 +9,7 @@ by: the count of kept elements, or the sum of their weights. A state of no eleme
 """
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import triton
@@ -21,6 +22,7 @@ from ..engine.buffers import allocator
 from ..engine.indexing import INNER, OUTER, tile_shape
 from ..engine.kernel import COMPUTE, Config, Kernel
 from ..engine.launch import cached_plan, check_operands, traits
+from ..engine.operand import Operand, Parts, Space
 from ..engine.state import (
     ABSOLUTE,
     ARRAYS,
@@ -31,7 +33,7 @@ from ..engine.state import (
     merge_partials,
     store_state,
 )
-from ..engine.tile import offset_of
+from ..engine.tile import output_offset
 
 
 @triton.jit
@@ -48,83 +50,83 @@ def largest_of(dtype: tl.constexpr):
     return most
 
 
+class StatisticConfig(NamedTuple):
+    MODE: tl.constexpr
+    FINISH: tl.constexpr
+    ABS: tl.constexpr
+    NEGATE: tl.constexpr
+    SATURATE: tl.constexpr
+    AXIS: tl.constexpr
+    EMPTY_NAN: tl.constexpr
+    SPLIT: tl.constexpr
+    LONG: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    BS: tl.constexpr
+    LM: tl.constexpr
+    LN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
-def write(
-    state, out, origin, scale, offset, inside, parameter,
-    FINISH: tl.constexpr, SATURATE: tl.constexpr, WEIGHED: tl.constexpr, EMPTY_NAN: tl.constexpr, C: tl.constexpr,
-):  # fmt: skip
-    """value, origin and scale, in fp64 until the store; a COUNT is the value alone."""
+def write(state, out, origin, scale, offset, inside, parameter, config, WEIGHED: tl.constexpr):
+    """(BO,) each of value, origin and scale, in fp64 until the store; a COUNT is the value alone."""
     count, weights, pivot, shift, top, total = state
     pivot, top = pivot.to(tl.float64), top.to(tl.float64)
     state = count, weights, pivot, shift, top, total
-    if FINISH is None:
+    if config.FINISH is None:
         tl.store(out + offset, count.to(tl.int64), mask=inside)
     else:
-        value, center, factor, exists = FINISH(state, weights if WEIGHED else count, parameter)
-        if SATURATE:
+        value, center, factor, exists = config.FINISH(state, weights if WEIGHED else count, parameter)
+        if config.SATURATE:
             most = largest_of(out.dtype.element_ty)
             over = (value > most) & (total < float("inf")) & (tl.abs(top) < float("inf"))  # of finite elements
             value = tl.where(over, most, value)
             factor = tl.where(over, 0.0, factor)
-        value = tl.where(exists, value, float("nan") if EMPTY_NAN else 0.0)
-        tl.store(out + offset, value.to(C).to(out.dtype.element_ty), mask=inside)
+        value = tl.where(exists, value, float("nan") if config.EMPTY_NAN else 0.0)
+        tl.store(out + offset, value.to(config.C).to(out.dtype.element_ty), mask=inside)
         tl.store(origin + offset, tl.where(count > 0, center, 0.0), mask=inside)
         tl.store(scale + offset, tl.where(exists, factor, 0.0), mask=inside)
 
 
 @triton.jit
 def statistic_kernel(
-    x, mask, weight, out, origin, scale, partial, counter,
-    parameter,
-    outer_shape, inner_shape, x_outer, x_inner, mask_outer, mask_inner, weight_outer, weight_inner, out_strides,
-    M, N, tiles, splits, per_split, outputs,
-    MODE: tl.constexpr, FINISH: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr, SATURATE: tl.constexpr,
-    X: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr, EMPTY_NAN: tl.constexpr,
-    SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr,
-    LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, mask: Operand, weight: Operand, out: tl.pointer_type, origin: tl.pointer_type, scale: tl.pointer_type,
+    partial: tl.pointer_type, counter: tl.pointer_type, parameter: tl.float64, space: Space, parts: Parts,
+    config: StatisticConfig,
 ):  # fmt: skip
-    BO: tl.constexpr = BN if AXIS == OUTER else (BM if AXIS == INNER else 1)  # outputs of one block
+    MODE: tl.constexpr = config.MODE
+    AXIS: tl.constexpr = config.AXIS
+    BO: tl.constexpr = config.BN if AXIS == OUTER else (config.BM if AXIS == INNER else 1)  # outputs of one block
+    WEIGHT: tl.constexpr = weight is not None
     WEIGHED: tl.constexpr = WEIGHT and (MODE == SQUARES or MODE == MOMENTS)
-    block = tl.program_id(0).to(I)
-    split = tl.program_id(1).to(I)
-    space = (M, N, outer_shape, inner_shape)
-    xs, masks, ws = (x, x_outer, x_inner), (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
+    block = tl.program_id(0).to(config.I)
+    split = tl.program_id(1).to(config.I)
 
-    first = split * per_split
-    state = add_range(
-        first, tl.minimum(first + per_split, tiles), block, space, xs, masks, ws,
-        MODE, ABS, NEGATE, X, MASK, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I, LONG,
-    )  # fmt: skip
+    first = split * parts.per_split
+    last = tl.minimum(first + parts.per_split, parts.tiles)
+    state = add_range(first, last, block, x, mask, weight, space, config, MODE, config.ABS, config.NEGATE)  # (BO,) each
 
-    output = block * BO + tl.arange(0, BO).to(I)
-    inside = output < outputs
+    output = block * BO + tl.arange(0, BO).to(config.I)
+    inside = output < parts.outputs
     finished = True
-    if SPLIT:
-        store_state(partial + split * outputs + output, splits * outputs, inside, state, MODE, WEIGHT)
-        finished = is_last(counter + block, splits)
+    if config.SPLIT:
+        pointer = partial + split * parts.outputs + output
+        store_state(pointer, parts.splits * parts.outputs, inside, state, MODE, WEIGHT)
+        finished = is_last(counter + block, parts.splits)
     if finished:
-        if SPLIT:
-            state = merge_partials(partial, splits, output, outputs, splits, MODE, WEIGHT, BS, BO, C)
-        offset = output
-        if AXIS == OUTER:
-            offset = offset_of(output, inner_shape, out_strides)
-        elif AXIS == INNER:
-            offset = offset_of(output, outer_shape, out_strides)
-        write(state, out, origin, scale, offset, inside, parameter, FINISH, SATURATE, WEIGHED, EMPTY_NAN, C)
+        if config.SPLIT:
+            splits = parts.splits
+            state = merge_partials(
+                partial, splits, output, parts.outputs, splits, MODE, WEIGHT, config.BS, BO, config.C
+            )  # fmt: skip
+        offset = output_offset(output, space, parts, config)
+        write(state, out, origin, scale, offset, inside, parameter, config, WEIGHED)
 
 
-OPERANDS = ("x", "mask", "weight")
-STATISTIC = Kernel(
-    statistic_kernel,
-    pointers=(*OPERANDS, "out", "origin", "scale", "partial", "counter"),
-    floats=("parameter",),
-    operands=OPERANDS,
-    tuples=("out_strides",),
-    indices=("M", "N", "tiles", "splits", "per_split", "outputs"),
-    constants=("MODE", "FINISH", "ABS", "NEGATE", "SATURATE", "X", "MASK", "WEIGHT", "AXIS", "EMPTY_NAN", "SPLIT",
-               "LONG", "BM", "BN", "BS", "LM", "LN", "VEC", "C", "I"),
-    configs={None: Config(tile_bytes=16384)},
-)  # fmt: skip
+STATISTIC = Kernel(statistic_kernel, {None: Config(tile_bytes=16384)})
 
 
 def plan(mode, finish, tensors, shape, reduced, dtype, compute, *, absolute=False, negate=False, saturate=False,

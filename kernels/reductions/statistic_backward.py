@@ -6,6 +6,8 @@ second is 0), and c. Those that compare select c and do not multiply it by 0: a 
 extreme.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,9 +15,10 @@ import triton.language as tl
 from ..engine.elementwise import compute_dtype, plan, tile_corner
 from ..engine.kernel import Kernel
 from ..engine.launch import cached_plan, check_operands, traits
+from ..engine.operand import Operand, Space
 from ..engine.scaling import BEYOND, MARKED, apart
 from ..engine.state import below
-from ..engine.tile import fetch, indices, kept, store, within
+from ..engine.tile import fetch, indices, is_whole, kept, store, within
 from ..engine.tiling import reduced_dims, restore_dims
 
 
@@ -48,23 +51,31 @@ SLOPES = (linear, equal, exponential, sign, sign_of_equal)  # by the raw op's `k
 COMPARING = (equal, sign_of_equal)  # where the weight counts only as a mask
 
 
+class StatisticBackwardConfig(NamedTuple):
+    F: tl.constexpr
+    COMPARES: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
-def gradient(
-    space, x, origin, grad, scale, w, keep, m, n,
-    F: tl.constexpr, X: tl.constexpr, ORIGIN: tl.constexpr, WEIGHED: tl.constexpr, GRAD: tl.constexpr,
-    SCALE: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr, COMPARES: tl.constexpr,
-):  # fmt: skip
+def gradient(x, origin, weight, grad, scale, w, keep, space, m, n, config, EDGE: tl.constexpr):
     """(grad * scale) * w * slope; in fp64 grad comes last: of a small norm, grad * scale may overflow alone."""
-    v = fetch(x, space, m, n, keep, X, EDGE).to(C)
-    o = fetch(origin, space, m, n, keep, ORIGIN, EDGE).to(tl.float64)
-    c = fetch(grad, space, m, n, keep, GRAD, EDGE).to(tl.float64)
-    by = fetch(scale, space, m, n, keep, SCALE, EDGE).to(tl.float64)
+    C: tl.constexpr = config.C
+    WEIGHED: tl.constexpr = weight is not None and not config.COMPARES
+    v = fetch(x, space, m, n, keep, EDGE).to(C)  # (BM, BN); what is one number an output: (BM, 1) or (1, BN)
+    o = fetch(origin, space, m, n, keep, EDGE).to(tl.float64)
+    c = fetch(grad, space, m, n, keep, EDGE).to(tl.float64)
+    by = fetch(scale, space, m, n, keep, EDGE).to(tl.float64)
     c = tl.where(by == 0, 0.0, c)  # there is no statistic, or it is constant: 0 whatever the gradient
     if C == tl.float64:
-        if COMPARES:
-            value = F(v, o, tl.zeros([1, 1], C), c * by)
+        if config.COMPARES:
+            value = config.F(v, o, tl.zeros([1, 1], C), c * by)
         else:
-            value = F(v, o, tl.zeros([1, 1], C), tl.where(by <= MARKED, -by, by))
+            value = config.F(v, o, tl.zeros([1, 1], C), tl.where(by <= MARKED, -by, by))
             if WEIGHED:
                 value = value * w.to(C)
             value = value * tl.where(by <= MARKED, BEYOND, 1.0) * c
@@ -72,7 +83,7 @@ def gradient(
         high = o.to(tl.float32)  # (x - high) - low: to all digits, without fp64 per element
         low = tl.where(tl.abs(o) < float("inf"), o - high.to(tl.float64), 0.0).to(tl.float32)
         c, power = apart(c * by)
-        value = F(v, high, low, c)
+        value = config.F(v, high, low, c)
         if WEIGHED:
             value = value * w.to(C)  # not c * w: c may be as large as 2^126
         value = value * power
@@ -80,67 +91,35 @@ def gradient(
 
 
 @triton.jit
-def statistic_backward_tile(
-    space, x, origin, mask, weight, grad, scale, out, m, n,
-    F: tl.constexpr, COMPARES: tl.constexpr, X: tl.constexpr, ORIGIN: tl.constexpr, MASK: tl.constexpr,
-    WEIGHT: tl.constexpr, GRAD: tl.constexpr, SCALE: tl.constexpr, OUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, C: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    keep, w = kept(space, mask, weight, m, n, MASK, WEIGHT, BM, BN, EDGE)
-    value = gradient(
-        space, x, origin, grad, scale, w, keep, m, n,
-        F, X, ORIGIN, WEIGHT and not COMPARES, GRAD, SCALE, C, EDGE, COMPARES,
-    )  # fmt: skip
-    store(out, space, m, n, tl.where(keep, value, 0.0), within(space, m, n), OUT, EDGE)
+def statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, EDGE: tl.constexpr):
+    keep, w = kept(mask, weight, space, m, n, config, EDGE)
+    value = gradient(x, origin, weight, grad, scale, w, keep, space, m, n, config, EDGE)
+    store(out, space, m, n, tl.where(keep, value, 0.0), within(space, m, n), EDGE)
 
 
 @triton.jit
 def statistic_backward_kernel(
-    x, origin, mask, weight, grad, scale, out,
-    outer_shape, inner_shape, x_outer, x_inner, origin_outer, origin_inner, mask_outer, mask_inner,
-    weight_outer, weight_inner, grad_outer, grad_inner, scale_outer, scale_inner, out_outer, out_inner,
-    M, N,
-    F: tl.constexpr, COMPARES: tl.constexpr, X: tl.constexpr, ORIGIN: tl.constexpr, MASK: tl.constexpr,
-    WEIGHT: tl.constexpr, GRAD: tl.constexpr, SCALE: tl.constexpr, OUT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, origin: Operand, mask: Operand, weight: Operand, grad: Operand, scale: Operand, out: Operand,
+    space: Space, config: StatisticBackwardConfig,
 ):  # fmt: skip
-    space = (M, N, outer_shape, inner_shape)
-    xs, origins = (x, x_outer, x_inner), (origin, origin_outer, origin_inner)
-    masks, ws = (mask, mask_outer, mask_inner), (weight, weight_outer, weight_inner)
-    gs, scales, outs = (grad, grad_outer, grad_inner), (scale, scale_outer, scale_inner), (out, out_outer, out_inner)
-    m0, n0 = tile_corner(N, BM, BN, I)
-    m, n = indices(m0, n0, BM, BN, VEC, I)
-    if VEC == 1:
+    m0, n0 = tile_corner(space, config)
+    m, n = indices(m0, n0, config)
+    if config.VEC == 1:
         whole = False
     else:
-        whole = (m0 + BM <= M) & (n0 + BN <= N)
+        whole = is_whole(space, m0, n0, config)
     if whole:  # needs no bounds
-        statistic_backward_tile(
-            space, xs, origins, masks, ws, gs, scales, outs, m, n,
-            F, COMPARES, X, ORIGIN, MASK, WEIGHT, GRAD, SCALE, OUT, BM, BN, C, False,
-        )  # fmt: skip
+        statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, False)
     else:
-        statistic_backward_tile(
-            space, xs, origins, masks, ws, gs, scales, outs, m, n,
-            F, COMPARES, X, ORIGIN, MASK, WEIGHT, GRAD, SCALE, OUT, BM, BN, C, True,
-        )  # fmt: skip
+        statistic_backward_tile(x, origin, mask, weight, grad, scale, out, space, m, n, config, True)
 
 
-OPERANDS = ("x", "origin", "mask", "weight", "grad", "scale", "out")
 PER_OUTPUT = (1, 4, 5)  # origin, grad and scale in their places among the operands
-STATISTIC_BACKWARD = Kernel(
-    statistic_backward_kernel,
-    pointers=OPERANDS,
-    floats=(),
-    operands=OPERANDS,
-    tuples=(),
-    indices=("M", "N"),
-    constants=("F", "COMPARES", *(name.upper() for name in OPERANDS), "BM", "BN", "VEC", "C", "I"),
-)
+STATISTIC_BACKWARD = Kernel(statistic_backward_kernel)
 
 
 def backward_plan(slope, tensors, shape, arch=None):
-    """tensors in the order of OPERANDS."""
+    """tensors in the kernel's order."""
     x, _, _, weight, grad, *_ = tensors
     constants = {"F": slope, "COMPARES": slope in COMPARING}
     return plan(

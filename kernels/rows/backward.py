@@ -5,10 +5,11 @@ import triton.language as tl
 
 from ..engine.blocks import add_partials, await_sums, count_summed, count_written, draw_ticket
 from ..engine.indexing import INNER
-from ..engine.tile import fetch, kept, store, within
+from ..engine.operand import Operand, Parts, Space
+from ..engine.tile import fetch, in_batch, kept, store, within
 from ..engine.tiling import FLUSH
-from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX
-from .row import at_batch, at_most, declare, divided, divisor, shift_of, store_tile, tile_at, tile_is_whole
+from .forward import LOG_SOFTMAX, NORMALIZE, SOFTMAX, RowsConfig
+from .row import at_most, declare, divided, divisor, peeled, store_tile, tile_at, tile_is_whole
 
 
 @triton.jit
@@ -39,119 +40,99 @@ def gradient_tile(y, g, keep, dot, by, OP: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def tile_terms(
-    space, x, grad, mask, m, n, a, b, by,
-    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    C: tl.constexpr, EDGE: tl.constexpr,
-):  # fmt: skip
-    """(y, the dot product's terms, the upstream gradient, what is kept) of a tile."""
-    keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, EDGE)[0]
-    v = fetch(x, space, m, n, keep, X, EDGE).to(C)
-    g = fetch(grad, space, m, n, keep, GRAD, EDGE).to(C)
-    y, term = dot_term(v, g, keep, a, b, by, OP, C)
+def tile_terms(x, grad, mask, a, b, by, space, m, n, config, EDGE: tl.constexpr):
+    """(y, the dot product's terms, the upstream gradient, what is kept) of a tile: (BM, BN) each."""
+    C: tl.constexpr = config.C
+    keep = kept(mask, None, space, m, n, config, EDGE)[0]
+    v = fetch(x, space, m, n, keep, EDGE).to(C)
+    g = fetch(grad, space, m, n, keep, EDGE).to(C)
+    y, term = dot_term(v, g, keep, a, b, by, config.OP, C)
     return y, term, g, keep
 
 
 @triton.jit
-def dot_range(
-    first_tile, last_tile, block, space, x, grad, mask, a, b, by,
-    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, PEEL: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
-    """The part of each row's dot product that lies in some tiles."""
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    sums = tl.zeros([BM if AXIS == INNER else BN], tl.float64)
+def dot_range(first_tile, last_tile, block, x, grad, mask, a, b, by, space, config):
+    """(BM,), or of rows across memory (BN,): the part of each row's dot product that lies in some tiles."""
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    sums = tl.zeros([config.BM if config.AXIS == INNER else config.BN], tl.float64)
     for start in range(first_tile, last_tile, FLUSH):
-        lanes = tl.zeros([BM, BN], C)
+        lanes = tl.zeros([config.BM, config.BN], config.C)
         for t in range(start, tl.minimum(start + FLUSH, last_tile)):
-            m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+            m, n = tile_at(space, block, t, config)
             whole = False
-            if PEEL:
-                whole = tile_is_whole(space, block, t, AXIS, BM, BN)
+            if config.PEEL:
+                whole = tile_is_whole(space, block, t, config)
             if whole:
-                lanes += tile_terms(space, x, grad, mask, m, n, a, b, by, OP, X, GRAD, MASK, BM, BN, C, False)[1]
+                lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, False)[1]
             else:
-                lanes += tile_terms(space, x, grad, mask, m, n, a, b, by, OP, X, GRAD, MASK, BM, BN, C, True)[1]
+                lanes += tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)[1]
         sums += tl.sum(lanes, ACROSS).to(tl.float64)
     return sums
 
 
 @triton.jit
-def write_gradient(
-    first_tile, last_tile, block, space, x, grad, mask, out, a, b, by, dot,
-    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, PEEL: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
+def write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config):
+    OP: tl.constexpr = config.OP
+    C: tl.constexpr = config.C
     for t in range(first_tile, last_tile):
-        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+        m, n = tile_at(space, block, t, config)
         # (beside a row nothing is stored: it needs no bounds here)
-        keep = kept(space, mask, mask, m, n, MASK, 0, BM, BN, MASK or not PEEL)[0]
-        v = fetch(x, space, m, n, keep, X, True).to(C)
-        g = fetch(grad, space, m, n, keep, GRAD, True).to(C)
+        keep = kept(mask, None, space, m, n, config, mask is not None or not config.PEEL)[0]
+        v = fetch(x, space, m, n, keep, True).to(C)
+        g = fetch(grad, space, m, n, keep, True).to(C)
         y, term = dot_term(v, g, keep, a, b, by, OP, C)
-        store_tile(out, space, block, t, m, n, gradient_tile(y, g, keep, dot, by, OP, C), OUT, AXIS, BM, BN)
+        store_tile(out, space, block, t, m, n, gradient_tile(y, g, keep, dot, by, OP, C), config)
 
 
 @triton.jit
 def rows_backward_kernel(
-    x, grad, mask, out, first, second, partial, counter,
-    eps,
-    outer_shape, inner_shape, x_outer, x_inner, grad_outer, grad_inner, mask_outer, mask_inner, out_outer, out_inner,
-    first_outer, first_inner, second_outer, second_inner,
-    batch_shape, x_batch, grad_batch, mask_batch, out_batch, first_batch, second_batch,
-    M, N, tiles, across, groups, splits, per_split,
-    OP: tl.constexpr, X: tl.constexpr, GRAD: tl.constexpr, MASK: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, PEEL: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
-    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, grad: Operand, mask: Operand, out: Operand, first: Operand, second: Operand, partial: tl.pointer_type,
+    counter: tl.pointer_type, eps: tl.float64, space: Space, parts: Parts, config: RowsConfig,
 ):  # fmt: skip
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    if SPLIT:
-        group, split, summing = draw_ticket(counter, splits, groups)
+    """softmax: dx = y (g - sum y g); its logarithm: dx = g - y sum g; y = x / |x|: dx = (g - y sum y g) / |x|."""
+    OP: tl.constexpr = config.OP
+    C: tl.constexpr = config.C
+    I: tl.constexpr = config.I
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    if config.SPLIT:
+        group, split, summing = draw_ticket(counter, parts.splits, parts.groups)
         group, split = group.to(I), split.to(I)
     else:
         group = tl.program_id(0).to(I)
-    batch, block = group // across, group % across
-    space = (M, N, outer_shape, inner_shape)
-    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
-    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
-    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
-    outs = at_batch(out, out_outer, out_inner, out_batch, batch, batch_shape)
-    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
-    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
-    if PEEL:
-        space = (M, N, outer_shape, inner_shape, shift_of(xs, block, outer_shape, VEC, I))
-    m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
+    batch, block = group // parts.across, group % parts.across
+    space = in_batch(space, batch, (x, grad, mask, out, first, second))
+    if config.PEEL:
+        space = peeled(space, x, block, config)
+    m, n = tile_at(space, block, 0, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    a = fetch(firsts, space, m, n, nowhere, FIRST, True)
+    a = fetch(first, space, m, n, nowhere, True)  # one number a row: (BM, 1), or (1, BN)
     if OP == NORMALIZE:
         by = divisor(a, eps, C)
         b = a
         counts = ~at_most(a, eps)  # otherwise the divisor is eps, a constant
     else:
-        b = fetch(seconds, space, m, n, nowhere, SECOND, True).to(C)
+        b = fetch(second, space, m, n, nowhere, True).to(C)
         a = a.to(C)
         by = a
         counts = True
-    if WHOLE:
-        y, term, g, keep = tile_terms(space, xs, gs, masks, m, n, a, b, by, OP, X, GRAD, MASK, BM, BN, C, True)
+    if config.WHOLE:
+        y, term, g, keep = tile_terms(x, grad, mask, a, b, by, space, m, n, config, True)
         dot = tl.sum(term, ACROSS, keep_dims=True)
         if OP == NORMALIZE:
             dot = tl.where(counts, dot, 0.0)
         edge = within(space, m, n)
-        store(outs, space, m, n, gradient_tile(y, g, keep, dot, by, OP, C), edge, OUT, True)
-    elif SPLIT:
-        BO: tl.constexpr = BM if AXIS == INNER else BN
-        first_tile = split * per_split
-        last_tile = tl.minimum(first_tile + per_split, tiles)
-        rows = groups.to(I) * BO
+        store(out, space, m, n, gradient_tile(y, g, keep, dot, by, OP, C), edge, True)
+    elif config.SPLIT:
+        BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
+        BS: tl.constexpr = config.BS
+        splits = parts.splits
+        first_tile = split * parts.per_split
+        last_tile = tl.minimum(first_tile + parts.per_split, parts.tiles)
+        rows = parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
         many = splits > BS
         if summing:
-            sums = dot_range(
-                first_tile, last_tile, block, space, xs, gs, masks, a, b, by,
-                OP, X, GRAD, MASK, PEEL, AXIS, BM, BN, VEC, C, I,
-            )  # fmt: skip
+            sums = dot_range(first_tile, last_tile, block, x, grad, mask, a, b, by, space, config)
             tl.store(partial + split * rows + output, sums)
             if (count_summed(counter, group) == splits - 1) & many:
                 sums = add_partials(partial, splits, output, rows, BS, BO)[0]
@@ -160,27 +141,19 @@ def rows_backward_kernel(
                 count_summed(counter, group)
         else:
             await_sums(counter, group, splits + many.to(tl.int32))
-            parts = tl.where(many, 1, splits)
-            dot = tl.expand_dims(add_partials(partial, parts, output, rows, BS, BO)[0], ACROSS).to(C)
+            summed = tl.where(many, 1, splits)
+            dot = tl.expand_dims(add_partials(partial, summed, output, rows, BS, BO)[0], ACROSS).to(C)
             if OP == NORMALIZE:
                 dot = tl.where(counts, dot, 0.0)
-            write_gradient(
-                first_tile, last_tile, block, space, xs, gs, masks, outs, a, b, by, dot,
-                OP, X, GRAD, MASK, OUT, PEEL, AXIS, BM, BN, VEC, C, I,
-            )  # fmt: skip
+            write_gradient(first_tile, last_tile, block, x, grad, mask, out, a, b, by, dot, space, config)
             count_written(counter, group, splits)
     else:
-        sums = dot_range(
-            tiles * 0, tiles, block, space, xs, gs, masks, a, b, by, OP, X, GRAD, MASK, PEEL, AXIS, BM, BN, VEC, C, I
-        )  # fmt: skip
+        zero = parts.tiles * 0
+        sums = dot_range(zero, parts.tiles, block, x, grad, mask, a, b, by, space, config)
         dot = tl.expand_dims(sums, ACROSS).to(C)
         if OP == NORMALIZE:
             dot = tl.where(counts, dot, 0.0)
-        write_gradient(
-            tiles * 0, tiles, block, space, xs, gs, masks, outs, a, b, by, dot,
-            OP, X, GRAD, MASK, OUT, PEEL, AXIS, BM, BN, VEC, C, I,
-        )  # fmt: skip
+        write_gradient(zero, parts.tiles, block, x, grad, mask, out, a, b, by, dot, space, config)
 
 
-OPERANDS = ("x", "grad", "mask", "out", "first", "second")
-ROWS_BACKWARD = declare(rows_backward_kernel, OPERANDS, "OP")
+ROWS_BACKWARD = declare(rows_backward_kernel)

@@ -5,61 +5,76 @@ import triton.language as tl
 
 from ..engine.buffers import empty
 from ..engine.indexing import INNER
-from ..engine.tile import fetch, offset_of
+from ..engine.operand import Operand
+from ..engine.tile import base_of, fetch, offset_of, store
 from .row import one_per_row
 
 
 @triton.jit
-def at_class(place, space, operand, AXIS: tl.constexpr):
+def at_class(place, operand, space, config):
     """The offset of each row's class along the classes of an operand."""
-    if AXIS == INNER:
-        offset = offset_of(place, space[3], operand[2])
+    if config.AXIS == INNER:
+        offset = offset_of(place, space.inner_shape, operand.inner)
     else:
-        offset = offset_of(place, space[2], operand[1])
+        offset = offset_of(place, space.outer_shape, operand.outer)
     return offset
 
 
 @triton.jit
-def at_row(space, operand, m, n, AXIS: tl.constexpr):
-    """The offset of each row's first class."""
-    if AXIS == INNER:
-        offset = offset_of(m, space[2], operand[1])[:, None]
+def own_class(place, operand, space, m, n, config):
+    """Pointers to an operand's elements at each row's class: (BM, 1), or of rows across memory (1, BN)."""
+    if config.AXIS == INNER:
+        row = offset_of(m, space.outer_shape, operand.outer)[:, None]
     else:
-        offset = offset_of(n, space[3], operand[2])[None, :]
-    return offset
+        row = offset_of(n, space.inner_shape, operand.inner)[None, :]
+    return base_of(operand, space) + row + at_class(place, operand, space, config)
+
+
+NOWHERE = tl.constexpr(1 << 10)  # the place of an operand whose pointer is what it says
 
 
 @triton.jit
-def after(numbers, count):
-    """The operand of the next number of each row."""
-    return numbers[0] + count.to(tl.int64), numbers[1], numbers[2]
+def fetch_stat(row_stats, offset, space, m, n):
+    """A number of each row, so far behind the first of them."""
+    base = base_of(row_stats, space) + offset
+    nowhere = tl.zeros([1, 1], tl.int1)
+    return fetch(
+        Operand(base, row_stats.outer, row_stats.inner, row_stats.batch, row_stats.kind, NOWHERE),
+        space, m, n, nowhere, True,
+    )  # fmt: skip
 
 
 @triton.jit
-def class_of(
-    space, target, mask, weight, ignore_index, m, n,
-    TARGET: tl.constexpr, MASK: tl.constexpr, WEIGHT: tl.constexpr, PARTIAL: tl.constexpr, AXIS: tl.constexpr,
-    C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
-    """(each row's class, -1 where it has none; whether the row is kept; the weight of its class).
+def store_stat(row_stats, offset, space, m, n, value, inside):
+    base = base_of(row_stats, space) + offset
+    store(
+        Operand(base, row_stats.outer, row_stats.inner, row_stats.batch, row_stats.kind, NOWHERE),
+        space, m, n, value, inside, True,
+    )  # fmt: skip
+
+
+@triton.jit
+def class_of(target, mask, weight, ignore_index, space, m, n, config, PARTIAL: tl.constexpr = False):
+    """(each row's class, -1 where it has none; whether the row is kept; the weight of its class), one number a row:
+    (BM, 1), or of rows across memory (1, BN).
 
     Without a target, where rows have probabilities, a row has no class. An index that is no class excludes its row, and
     so does a class of weight 0; PARTIAL: it is one of others than these classes, and its row is kept."""
     nowhere = tl.zeros([1, 1], tl.int1)
-    keep = one_per_row(space, m, n, AXIS)
-    if MASK:
-        keep &= fetch(mask, space, m, n, nowhere, MASK, True)
-    place = tl.where(keep, -1, -1).to(I)
-    w = tl.where(keep, 1.0, 0.0).to(C)
-    if TARGET:
-        index = fetch(target, space, m, n, nowhere, TARGET, True)
+    keep = one_per_row(space, m, n, config)
+    if mask is not None:
+        keep &= fetch(mask, space, m, n, nowhere, True)
+    place = tl.where(keep, -1, -1).to(config.I)
+    w = tl.where(keep, 1.0, 0.0).to(config.C)
+    if target is not None:
+        index = fetch(target, space, m, n, nowhere, True)
         # in fp64, which holds every index of a class exactly; one that is none is excluded in any case
         keep &= index.to(tl.float64) != ignore_index
-        found = keep & (index >= 0) & (index < (space[1] if AXIS == INNER else space[0]))
-        place = tl.where(found, index, -1).to(I)
-        if WEIGHT:
-            where = weight[0] + at_class(tl.where(found, place, 0), space, weight, AXIS)
-            w = tl.load(where, mask=found, other=0).to(C)
+        found = keep & (index >= 0) & (index < (space.N if config.AXIS == INNER else space.M))
+        place = tl.where(found, index, -1).to(config.I)
+        if weight is not None:
+            pointer = weight.pointer + at_class(tl.where(found, place, 0), weight, space, config)
+            w = tl.load(pointer, mask=found, other=0).to(config.C)
             found &= w != 0
         if PARTIAL:
             keep &= found | (place < 0)
@@ -89,10 +104,10 @@ def per_class(weight, x):
     return None if weight is None else weight[(None,) * dim + (slice(None),) + (None,) * (x.dim() - dim - 1)]
 
 
-def row_numbers(x, dtype, *many):
+def row_results(x, dtype, *many):
     return empty((*many, *row_shape(x)), dtype, x.device)
 
 
-def count_numbers(shares, weighted, smooth):
+def count_stats(has_probabilities, weighted, smooth):
     """How many numbers of a row the backward of cross_entropy needs: two of L, and where there are any k and e."""
-    return 2 + (shares or (weighted and smooth)) + smooth
+    return 2 + (has_probabilities or (weighted and smooth)) + smooth

@@ -5,6 +5,7 @@ its largest elements, and so neither overflow nor vanish.
 """
 
 from math import prod
+from typing import NamedTuple
 
 import torch
 import triton
@@ -16,25 +17,34 @@ from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.launch import common_shape, like
 from ..engine.math import rounded_product
+from ..engine.operand import Operand, Parts, Space
 from ..engine.scaling import power_below, product_beyond, reciprocal
-from ..engine.tile import fetch, store, within
+from ..engine.tile import fetch, in_batch, store, within
 from .plan import MAP, SUM, floor, launch, thin
-from .row import at_batch, at_most, declare, divided, divisor, one_per_row, part_of, scaled_squares, tile_at, times
+from .row import (
+    TileConfig,
+    at_most,
+    declare,
+    divided,
+    divisor,
+    one_per_row,
+    part_of,
+    scaled_squares,
+    tile_at,
+    times,
+)
 
 
 @triton.jit
-def cosine_tile(
-    space, x, y, block, t,
-    X: tl.constexpr, Y: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr,
-    C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
+def cosine_tile(x, y, block, t, space, config):
     """Of the rows of two tiles: (unit, sum of squares) of each, and the sum of products, in units of both; fp64."""
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    C: tl.constexpr = config.C
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    m, n = tile_at(space, block, t, config)
     edge = within(space, m, n)
-    a = tl.where(edge, fetch(x, space, m, n, edge, X, True).to(C), 0.0)
-    b = tl.where(edge, fetch(y, space, m, n, edge, Y, True).to(C), 0.0)
-    unit1, a, squares1 = scaled_squares(a, ACROSS)
+    a = tl.where(edge, fetch(x, space, m, n, edge, True).to(C), 0.0)  # (BM, BN)
+    b = tl.where(edge, fetch(y, space, m, n, edge, True).to(C), 0.0)
+    unit1, a, squares1 = scaled_squares(a, ACROSS)  # (BM, 1), or of rows across memory (1, BN)
     unit2, b, squares2 = scaled_squares(b, ACROSS)
     products = tl.sum(rounded_product(a, b), ACROSS, keep_dims=True)
     return (
@@ -94,110 +104,95 @@ def merge_partials(partial, splits, output, rows, BS: tl.constexpr, BO: tl.const
     return state
 
 
+class CosineConfig(NamedTuple):
+    AXIS: tl.constexpr
+    WHOLE: tl.constexpr
+    SPLIT: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    BS: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
 def cosine_kernel(
-    x, y, out, first, second, partial, counter,
-    eps,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, out_outer, out_inner,
-    first_outer, first_inner, second_outer, second_inner,
-    batch_shape, x_batch, y_batch, out_batch, first_batch, second_batch,
-    M, N, tiles, across, groups, splits, per_split,
-    X: tl.constexpr, Y: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr,
-    AXIS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    I: tl.constexpr,
+    x: Operand, y: Operand, out: Operand, first: Operand, second: Operand, partial: tl.pointer_type,
+    counter: tl.pointer_type, eps: tl.float64, space: Space, parts: Parts, config: CosineConfig,
 ):  # fmt: skip
     """x . y / (max(|x|, eps) max(|y|, eps)) of each row, and both norms."""
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group, batch, block = part_of(splits, across, I)
-    space = (M, N, outer_shape, inner_shape)
-    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
-    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
-    outs = at_batch(out, out_outer, out_inner, out_batch, batch, batch_shape)
-    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
-    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
-    if WHOLE:
-        state = cosine_tile(space, xs, ys, block, 0, X, Y, AXIS, BM, BN, VEC, C, I)
+    I: tl.constexpr = config.I
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
+    splits = parts.splits
+    split, group, batch, block = part_of(splits, parts.across, I)
+    space = in_batch(space, batch, (x, y, out, first, second))
+    if config.WHOLE:
+        state = cosine_tile(x, y, block, 0, space, config)
     else:
         state = empty_state(BO, ACROSS)
-        for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
-            state = merge(state, cosine_tile(space, xs, ys, block, t, X, Y, AXIS, BM, BN, VEC, C, I))
+        for t in range(split * parts.per_split, tl.minimum(split * parts.per_split + parts.per_split, parts.tiles)):
+            state = merge(state, cosine_tile(x, y, block, t, space, config))
     finished = True
-    if SPLIT:
-        rows = groups.to(I) * BO
+    if config.SPLIT:
+        rows = parts.groups.to(I) * BO
         output = group * BO + tl.arange(0, BO).to(I)
-        where = partial + split * rows + tl.expand_dims(output, ACROSS)
+        pointer = partial + split * rows + tl.expand_dims(output, ACROSS)
         for i in tl.static_range(5):
-            tl.store(where + splits * rows * i, state[i])
+            tl.store(pointer + splits * rows * i, state[i])
         finished = is_last(counter + group, splits)
     if finished:
-        if SPLIT:
-            state = merge_partials(partial, splits, output, rows, BS, BO, ACROSS)
+        if config.SPLIT:
+            state = merge_partials(partial, splits, output, rows, config.BS, BO, ACROSS)
         unit1, squares1, unit2, squares2, products = state
         norm1, norm2 = product_beyond(tl.sqrt(squares1), unit1), product_beyond(tl.sqrt(squares2), unit2)
         by1, by2 = divisor(norm1, eps, tl.float64), divisor(norm2, eps, tl.float64)
         value = products * divided(unit1, by1, tl.float64) * divided(unit2, by2, tl.float64)
         value = tl.where(value > 1, 1.0, tl.where(value < -1, -1.0, value))  # NaN stays
-        m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
-        inside = one_per_row(space, m, n, AXIS)
-        store(outs, space, m, n, value.to(C), inside, OUT, True)
-        store(firsts, space, m, n, norm1, inside, FIRST, True)
-        store(seconds, space, m, n, norm2, inside, SECOND, True)
+        m, n = tile_at(space, block, 0, config)
+        inside = one_per_row(space, m, n, config)
+        store(out, space, m, n, value.to(config.C), inside, True)
+        store(first, space, m, n, norm1, inside, True)
+        store(second, space, m, n, norm2, inside, True)
 
 
 @triton.jit
 def cosine_backward_kernel(
-    x, y, grad, value, first, second, dx, dy,
-    eps,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, grad_outer, grad_inner, value_outer, value_inner,
-    first_outer, first_inner, second_outer, second_inner, dx_outer, dx_inner, dy_outer, dy_inner,
-    batch_shape, x_batch, y_batch, grad_batch, value_batch, first_batch, second_batch, dx_batch, dy_batch,
-    M, N, tiles, across,
-    X: tl.constexpr, Y: tl.constexpr, GRAD: tl.constexpr, VALUE: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr,
-    AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, y: Operand, grad: Operand, value: Operand, first: Operand, second: Operand, dx: Operand, dy: Operand,
+    eps: tl.float64, space: Space, parts: Parts, config: TileConfig,
 ):  # fmt: skip
     """With u = x / max(|x|, eps), v = y / max(|y|, eps): dx = (v - value u) grad / max(|x|, eps).
 
     No row is summed: a block takes one tile."""
-    t, _, batch, block = part_of(tiles, across, I)
-    space = (M, N, outer_shape, inner_shape)
-    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
-    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
-    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
-    values = at_batch(value, value_outer, value_inner, value_batch, batch, batch_shape)
-    firsts = at_batch(first, first_outer, first_inner, first_batch, batch, batch_shape)
-    seconds = at_batch(second, second_outer, second_inner, second_batch, batch, batch_shape)
-    dxs = at_batch(dx, dx_outer, dx_inner, dx_batch, batch, batch_shape)
-    dys = at_batch(dy, dy_outer, dy_inner, dy_batch, batch, batch_shape)
-    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    C: tl.constexpr = config.C
+    t, _, batch, block = part_of(parts.tiles, parts.across, config.I)
+    space = in_batch(space, batch, (x, y, grad, value, first, second, dx, dy))
+    m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    g = fetch(gs, space, m, n, nowhere, GRAD, True).to(tl.float64)
-    c = fetch(values, space, m, n, nowhere, VALUE, True).to(C)
-    norm1 = fetch(firsts, space, m, n, nowhere, FIRST, True)
-    norm2 = fetch(seconds, space, m, n, nowhere, SECOND, True)
+    # one number a row: (BM, 1), or of rows across memory (1, BN)
+    g = fetch(grad, space, m, n, nowhere, True).to(tl.float64)
+    c = fetch(value, space, m, n, nowhere, True).to(C)
+    norm1 = fetch(first, space, m, n, nowhere, True)
+    norm2 = fetch(second, space, m, n, nowhere, True)
     by1, by2 = divisor(norm1, eps, C), divisor(norm2, eps, C)
     c1 = tl.where(at_most(norm1, eps), 0.0, c)  # where the divisor is eps, a constant
     c2 = tl.where(at_most(norm2, eps), 0.0, c)
     edge = within(space, m, n)
-    u = divided(fetch(xs, space, m, n, edge, X, True).to(C), by1, C)
-    v = divided(fetch(ys, space, m, n, edge, Y, True).to(C), by2, C)
+    u = divided(fetch(x, space, m, n, edge, True).to(C), by1, C)  # (BM, BN)
+    v = divided(fetch(y, space, m, n, edge, True).to(C), by2, C)
     if C == tl.float64:
         up1, up2 = divided(g, by1, C), divided(g, by2, C)
     else:
         up1, up2 = g * by1, g * by2
-    if DX:
-        store(dxs, space, m, n, times(v - c1 * u, up1, C), edge, DX, True)
-    if DY:
-        store(dys, space, m, n, times(u - c2 * v, up2, C), edge, DY, True)
+    if dx is not None:
+        store(dx, space, m, n, times(v - c1 * u, up1, C), edge, True)
+    if dy is not None:
+        store(dy, space, m, n, times(u - c2 * v, up2, C), edge, True)
 
 
-# (few threads: each of them works out the numbers of its rows, in fp64)
-COSINE = declare(cosine_kernel, ("x", "y", "out", "first", "second"), threads=128)
-COSINE_BACKWARD = declare(
-    cosine_backward_kernel, ("x", "y", "grad", "value", "first", "second", "dx", "dy"), split=False
-)
+COSINE = declare(cosine_kernel, threads=128)  # few: each of them works out the numbers of its rows, in fp64
+COSINE_BACKWARD = declare(cosine_backward_kernel)
 
 
 def cosine_similarity(x1, x2, dim=-1, eps=None):

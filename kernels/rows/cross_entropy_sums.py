@@ -48,37 +48,33 @@ def move(weights, top, larger):
 
 
 @triton.jit
-def add_tile(
-    state, space, x, shares, weight, m, n,
-    SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    EDGE: tl.constexpr,
-):  # fmt: skip
+def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.constexpr):
+    C: tl.constexpr = config.C
     top, total, mass, own, count, every, moment = state
     edge = within(space, m, n)
-    v = fetch(x, space, m, n, edge, X, EDGE, float("-inf")).to(C)
-    if X != VECTOR and X != STRIDED and (EDGE or X < PEELED):  # one number for a row of the tile has no outside
-        v = tl.where(edge, v, float("-inf"))
-    v = by_lane(v, BM, BN, LM, LN, VEC)
+    v = fetch(x, space, m, n, edge, EDGE, float("-inf")).to(C)  # (BM, BN)
+    if x.kind != VECTOR and x.kind != STRIDED and (EDGE or x.kind < PEELED):
+        v = tl.where(edge, v, float("-inf"))  # one number for a row of the tile has no outside
+    v = by_lane(v, config)  # (LM, LN, elements of a thread), as w and q
     larger = tl.maximum(top, tl.max(v, 2))  # of NaN the other: the exponentials show it
     highest = tl.expand_dims(larger, 2)
     away = v - highest
     total = total * shrink(top, larger, C) + tl.sum(tl.where(v == highest, 1.0, exponential(away)), 2)
-    if WEIGHT:
-        w = fetch(weight, space, m, n, edge, WEIGHT, EDGE).to(C)
-        if WEIGHT > PEELED:
+    if weight is not None:
+        w = fetch(weight, space, m, n, edge, EDGE).to(C)
+        if weight.kind > PEELED:
             w = tl.where(edge, w, 0.0)
-        w = by_lane(w, BM, BN, LM, LN, VEC)
-    if SHARES:
-        share = tl.where(edge, fetch(shares, space, m, n, edge, SHARES, EDGE).to(C), 0.0)
-        share = by_lane(share, BM, BN, LM, LN, VEC)
-        if WEIGHT:
-            share *= w
-        own += move(mass, top, larger) + tl.sum(tl.where(share == 0, 0.0, share * away), 2)
-        mass += tl.sum(share, 2)
-    if SMOOTH:
+        w = by_lane(w, config)
+    if probabilities is not None:
+        q = tl.where(edge, fetch(probabilities, space, m, n, edge, EDGE).to(C), 0.0)
+        q = by_lane(q, config)
+        if weight is not None:
+            q *= w
+        own += move(mass, top, larger) + tl.sum(tl.where(q == 0, 0.0, q * away), 2)
+        mass += tl.sum(q, 2)
+    if config.SMOOTH:
         exists = v != float("-inf")
-        if WEIGHT:
+        if weight is not None:
             moment += move(every, top, larger) + tl.sum(tl.where(exists, w * away, 0.0), 2)
             every += tl.sum(tl.where(exists, w, 0.0), 2)
         else:
@@ -88,14 +84,14 @@ def add_tile(
 
 
 @triton.jit
-def merge_along(state, axis: tl.constexpr, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr,
+def merge_along(state, axis: tl.constexpr, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr,
                 C: tl.constexpr):  # fmt: skip
     """The states along one axis as one. Sums are trees of a fixed shape."""
     top, total, mass, own, count, every, moment = state
     larger = tl.max(top, axis)
     highest = tl.expand_dims(larger, axis)
     total = tl.sum(rounded_product(total, shrink(top, highest, C)), axis)
-    if SHARES:
+    if HAS_Q:
         own += move(mass, top, highest)
     if SMOOTH:
         moment += move(every if WEIGHT else count, top, highest)
@@ -106,37 +102,29 @@ def merge_along(state, axis: tl.constexpr, SMOOTH: tl.constexpr, SHARES: tl.cons
 
 
 @triton.jit
-def merge(a, b, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
+def merge(a, b, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr):
     joined = (
         tl.join(a[0], b[0]), tl.join(a[1], b[1]), tl.join(a[2], b[2]), tl.join(a[3], b[3]), tl.join(a[4], b[4]),
         tl.join(a[5], b[5]), tl.join(a[6], b[6]),
     )  # fmt: skip
-    return merge_along(joined, 1, SMOOTH, SHARES, WEIGHT, C)
+    return merge_along(joined, 1, SMOOTH, HAS_Q, WEIGHT, C)
 
 
 @triton.jit
-def sum_tiles(
-    first, last, block, space, x, shares, weight,
-    SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr,
-    I: tl.constexpr,
-):  # fmt: skip
-    """The states of a block's rows over tiles [first, last), at most FLUSH of them."""
-    state = empty_state([LM, LN], C, C)
+def sum_tiles(first, last, block, x, probabilities, weight, space, config):
+    """The state of each row in tiles [first, last), at most FLUSH of them: (BM,), or of rows across memory (BN,)."""
+    state = empty_state([config.LM, config.LN], config.C, config.C)
     for t in range(first, last):
-        m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+        m, n = tile_at(space, block, t, config)
         whole = False
-        if X > PEELED:
-            whole = tile_is_whole(space, block, t, AXIS, BM, BN)
+        if x.kind > PEELED:
+            whole = tile_is_whole(space, block, t, config)
         if whole:
-            state = add_tile(
-                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LM, LN, VEC, C, False
-            )  # fmt: skip
+            state = add_tile(state, x, probabilities, weight, space, m, n, config, False)
         else:
-            state = add_tile(
-                state, space, x, shares, weight, m, n, SMOOTH, X, SHARES, WEIGHT, BM, BN, LM, LN, VEC, C, True
-            )  # fmt: skip
-    return merge_along(state, 1 if AXIS == INNER else 0, SMOOTH, SHARES, WEIGHT, C)
+            state = add_tile(state, x, probabilities, weight, space, m, n, config, True)
+    across: tl.constexpr = 1 if config.AXIS == INNER else 0
+    return merge_along(state, across, config.SMOOTH, probabilities is not None, weight is not None, config.C)
 
 
 @triton.jit
@@ -145,43 +133,34 @@ def widened(state):
 
 
 @triton.jit
-def sum_range(
-    first, last, block, space, x, shares, weight,
-    SMOOTH: tl.constexpr, X: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, AXIS: tl.constexpr,
-    LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
-    """The same of any number of tiles: in fp64 where there are many."""
-    if LONG:
-        state = empty_state([BM if AXIS == INNER else BN], C, tl.float64)
+def sum_range(first, last, block, x, probabilities, weight, space, config):
+    """The state of each row in any number of tiles: in fp64 where there are many."""
+    if config.LONG:
+        state = empty_state([config.BM if config.AXIS == INNER else config.BN], config.C, tl.float64)
         for start in range(first, last, FLUSH):
-            some = sum_tiles(
-                start, tl.minimum(start + FLUSH, last), block, space, x, shares, weight,
-                SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
+            more = sum_tiles(start, tl.minimum(start + FLUSH, last), block, x, probabilities, weight, space, config)
+            state = merge(
+                state, widened(more), config.SMOOTH, probabilities is not None, weight is not None, config.C
             )  # fmt: skip
-            state = merge(state, widened(some), SMOOTH, SHARES, WEIGHT, C)
     else:
-        state = sum_tiles(
-            first, last, block, space, x, shares, weight,
-            SMOOTH, X, SHARES, WEIGHT, AXIS, BM, BN, LM, LN, VEC, C, I,
-        )  # fmt: skip
+        state = sum_tiles(first, last, block, x, probabilities, weight, space, config)
     return state
 
 
 @triton.jit
-def store_state(where, size, state, SMOOTH: tl.constexpr, SHARES: tl.constexpr):
+def store_state(pointer, size, state, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr):
     """A part's sums among the partials, in arrays of `size`."""
     for i in tl.static_range(SUMS):
-        if i < 2 or (SHARES and i < 4) or (SMOOTH and i >= 4):
-            tl.store(where + size * i, state[i])
+        if i < 2 or (HAS_Q and i < 4) or (SMOOTH and i >= 4):
+            tl.store(pointer + size * i, state[i])
 
 
 @triton.jit
 def load_sum(
-    i: tl.constexpr, partial, splits, first, output, rows, SMOOTH: tl.constexpr, SHARES: tl.constexpr,
+    i: tl.constexpr, partial, splits, first, output, rows, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr,
     BS: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    if i < 2 or (SHARES and i < 4) or (SMOOTH and i >= 4):
+    if i < 2 or (HAS_Q and i < 4) or (SMOOTH and i >= 4):
         value = load_partials(partial + splits * rows * i, splits, first, output, rows, BS, 0)[0]
     else:
         value = tl.zeros([BS, BO], tl.float64)
@@ -190,7 +169,7 @@ def load_sum(
 
 @triton.jit
 def merge_partials(
-    partial, splits, output, rows, SMOOTH: tl.constexpr, SHARES: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr,
+    partial, splits, output, rows, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, BS: tl.constexpr,
     BO: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
     """The state of all parts, in order of part whoever wrote last."""
@@ -200,13 +179,13 @@ def merge_partials(
         top = tl.where(inside, top, lowest_top([1, 1], EXPONENTIALS, C).to(tl.float64))
         part = (
             top,
-            load_sum(1, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
-            load_sum(2, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
-            load_sum(3, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
-            load_sum(4, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
-            load_sum(5, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
-            load_sum(6, partial, splits, first, output, rows, SMOOTH, SHARES, BS, BO),
+            load_sum(1, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
+            load_sum(2, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
+            load_sum(3, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
+            load_sum(4, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
+            load_sum(5, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
+            load_sum(6, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
         )  # fmt: skip
-        part = merge_along(part, 0, SMOOTH, SHARES, WEIGHT, C)
-        state = merge(state, part, SMOOTH, SHARES, WEIGHT, C)
+        part = merge_along(part, 0, SMOOTH, HAS_Q, WEIGHT, C)
+        state = merge(state, part, SMOOTH, HAS_Q, WEIGHT, C)
     return state

@@ -6,59 +6,46 @@ import triton.language as tl
 
 from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
-from ..engine.tile import store
-from .classification import at_class, at_row, class_dim, class_of, per_class, per_row, row_numbers
+from ..engine.operand import Operand, Parts, Space
+from ..engine.tile import in_batch, store
+from .classification import class_dim, class_of, own_class, per_class, per_row, row_results
 from .cross_entropy_backward import OPTIONS as BACKWARD
 from .cross_entropy_backward import prepare as prepare_backward
 from .plan import PICK, launch
-from .row import at_batch, declare, one_per_row, part_of, tile_at
+from .row import TileConfig, declare, one_per_row, part_of, tile_at
 
 
 @triton.jit
 def nll_loss_kernel(
-    x, weight, target, mask, loss, keep, weights,
-    ignore_index,
-    outer_shape, inner_shape, x_outer, x_inner, weight_outer, weight_inner, target_outer, target_inner, mask_outer,
-    mask_inner, loss_outer, loss_inner, keep_outer, keep_inner, weights_outer, weights_inner,
-    batch_shape, x_batch, weight_batch, target_batch, mask_batch, loss_batch, keep_batch, weights_batch,
-    M, N, tiles, across,
-    X: tl.constexpr, WEIGHT: tl.constexpr, TARGET: tl.constexpr, MASK: tl.constexpr, LOSS: tl.constexpr,
-    KEEP: tl.constexpr, WEIGHTS: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, target: Operand, mask: Operand, loss: Operand, keep: Operand, weights: Operand, weight: Operand,
+    ignore_index: tl.float64, space: Space, parts: Parts, config: TileConfig,
 ):  # fmt: skip
-    _, _, batch, block = part_of(1, across, I)
-    space = (M, N, outer_shape, inner_shape)
-    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
-    targets = at_batch(target, target_outer, target_inner, target_batch, batch, batch_shape)
-    masks = at_batch(mask, mask_outer, mask_inner, mask_batch, batch, batch_shape)
-    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
-    keeps = at_batch(keep, keep_outer, keep_inner, keep_batch, batch, batch_shape)
-    found = at_batch(weights, weights_outer, weights_inner, weights_batch, batch, batch_shape)
-    m, n = tile_at(space, block, 0, AXIS, BM, BN, 1, I)
-    ws = (weight, weight_outer, weight_inner)
-    place, kept, w = class_of(space, targets, masks, ws, ignore_index, m, n, TARGET, MASK, WEIGHT, False, AXIS, C, I)
-    where = xs[0] + at_row(space, xs, m, n, AXIS) + at_class(tl.where(kept, place, 0), space, xs, AXIS)
-    value = -tl.load(where, mask=kept, other=0).to(C)
-    if WEIGHT:
+    _, _, batch, block = part_of(1, parts.across, config.I)
+    space = in_batch(space, batch, (x, target, mask, loss, keep, weights))
+    m, n = tile_at(space, block, 0, config)
+    # one number a row: (BM, 1), or of rows across memory (1, BN)
+    place, kept, w = class_of(target, mask, weight, ignore_index, space, m, n, config)
+    pointer = own_class(tl.where(kept, place, 0), x, space, m, n, config)
+    value = -tl.load(pointer, mask=kept, other=0).to(config.C)  # -x_y
+    if weight is not None:
         value *= w
-    inside = one_per_row(space, m, n, AXIS)
-    store(losses, space, m, n, tl.where(kept, value, 0.0), inside, LOSS, True)
-    store(keeps, space, m, n, kept, inside, KEEP, True)
-    if WEIGHTS:
-        store(found, space, m, n, tl.where(kept, w, 0.0), inside, WEIGHTS, True)
+    inside = one_per_row(space, m, n, config)
+    store(loss, space, m, n, tl.where(kept, value, 0.0), inside, True)
+    store(keep, space, m, n, kept, inside, True)
+    if weights is not None:
+        store(weights, space, m, n, tl.where(kept, w, 0.0), inside, True)
 
 
-OPERANDS = ("x", "weight", "target", "mask", "loss", "keep", "weights")
-NLL_LOSS = declare(nll_loss_kernel, OPERANDS, split=False, floats=("ignore_index",))
-PER_ROW = tuple(range(2, len(OPERANDS)))
+NLL_LOSS = declare(nll_loss_kernel)
+PER_ROW = tuple(range(1, len(NLL_LOSS.operands) - 1))
 
 
 def prepare(input, target, weight, mask):
     """(results, what a plan takes)."""
-    loss, keep = row_numbers(input, compute_dtype(input)), row_numbers(input, torch.bool)
-    weights = None if weight is None else row_numbers(input, compute_dtype(input, weight))
+    loss, keep = row_results(input, compute_dtype(input)), row_results(input, torch.bool)
+    weights = None if weight is None else row_results(input, compute_dtype(input, weight))
     rows = (per_row(t, input) for t in (target, mask, loss, keep, weights))
-    tensors = input, per_class(weight, input), *rows
+    tensors = input, *rows, per_class(weight, input)
     return (loss, keep, weights), (
         NLL_LOSS, tensors, PER_ROW, input.shape, class_dim(input), compute_dtype(input, weight)
     )  # fmt: skip

@@ -120,8 +120,6 @@ def plan(
     outputs = groups * (BM if axis is INNER else BN)
     wide = needs_int64(outside, inner, splits * outputs * partials)
     values = {
-        "batch_shape": batch.shape,
-        **{f"{name}_batch": steps for name, steps in zip(kernel.operands, batch.strides)},
         "M": M,
         "N": N,
         "tiles": tiles,
@@ -143,10 +141,9 @@ def plan(
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,
     }
-    values = {name: value for name, value in (values | (constants or {})).items() if name in kernel.fn.arg_names}
-    made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values,
+    made = Plan(kernel, tensors, tiling.scratch(splits > 1), outer, inner, kinds, vec, values | (constants or {}),
                 grid=(groups * (tiles if phases == MAP else splits * (phases if splits > 1 else 1)), 1),
-                wide=wide, arch=arch)  # fmt: skip
+                wide=wide, arch=arch, batch=batch)  # fmt: skip
     most_registers = registers[axis is not INNER] or (PEELED_REGISTERS if peel and phases == SUM_AND_WRITE else None)
     if most_registers:
         config = replace(config, max_registers=(most_registers, config.max_registers[1]))

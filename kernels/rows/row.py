@@ -6,22 +6,28 @@ the batch, of which each block has one. A row that fits stays on the chip betwee
 read, one write. A longer one is read twice, tile by tile; where there are few of them, by several blocks (SPLIT).
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from ..engine.indexing import INNER, PEELED
 from ..engine.kernel import Config, Kernel
 from ..engine.math import rounded_product
+from ..engine.operand import Space
 from ..engine.scaling import BEYOND, apart, power_below, reciprocal
-from ..engine.tile import corner, indices, is_whole, offset_of, store, within
+from ..engine.tile import base_of, corner, indices, is_whole, offset_of, store, within
 
 
-@triton.jit
-def shift_of(operand, row, shape, VEC: tl.constexpr, I: tl.constexpr):
-    """How many elements after a multiple of 16 bytes a row begins."""
-    size: tl.constexpr = operand[0].dtype.element_ty.primitive_bitwidth // 8
-    start = (operand[0] + offset_of(row, shape, operand[1])).to(tl.int64, bitcast=True)
-    return (start // size % VEC).to(I)
+class TileConfig(NamedTuple):
+    """Of a kernel that sums no row: a block takes one tile."""
+
+    AXIS: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
 
 
 @triton.jit
@@ -32,49 +38,45 @@ def part_of(parts, across, I: tl.constexpr):
 
 
 @triton.jit
-def at_batch(pointer, outer, inner, steps, batch, shape):
-    """An operand (engine/tile.py) of a batch; in the place of one that is absent what nobody reads."""
-    operand = batch, batch, batch
-    if pointer is not None:
-        operand = pointer + offset_of(batch, shape, steps), outer, inner
-    return operand
+def peeled(space, x, row, config):
+    """The space of one row whose tiles begin with the 16 bytes that it begins in."""
+    size: tl.constexpr = x.pointer.dtype.element_ty.primitive_bitwidth // 8
+    start = (base_of(x, space) + offset_of(row, space.outer_shape, x.outer)).to(tl.int64, bitcast=True)
+    shift = (start // size % config.VEC).to(config.I)
+    return Space(space.M, space.N, space.outer_shape, space.inner_shape, space.batch_shape, space.pointers, (shift,))
 
 
 @triton.jit
-def tile_at(
-    space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, I: tl.constexpr
-):
-    """(rows, columns) of tile t of the rows of a block."""
-    m0, n0 = corner(space, block, t, AXIS, BM, BN)
-    return indices(m0, n0, BM, BN, VEC, I)
+def tile_at(space, block, t, config):
+    """(rows, columns) of tile t of the rows of a block: (BM,), (BN,)."""
+    m0, n0 = corner(space, block, t, config)
+    return indices(m0, n0, config)
 
 
 @triton.jit
-def tile_is_whole(space, block, t, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr):
-    m0, n0 = corner(space, block, t, AXIS, BM, BN)
-    return is_whole(space, m0, n0, BM, BN)
+def tile_is_whole(space, block, t, config):
+    m0, n0 = corner(space, block, t, config)
+    return is_whole(space, m0, n0, config)
 
 
 @triton.jit
-def store_tile(
-    operand, space, block, t, m, n, value, KIND: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr
-):
+def store_tile(operand, space, block, t, m, n, value, config):
     whole = False
-    if KIND > PEELED:  # elements beside the row are left out one by one, if there are any
-        whole = tile_is_whole(space, block, t, AXIS, BM, BN)
+    if operand.kind > PEELED:  # elements beside the row are left out one by one, if there are any
+        whole = tile_is_whole(space, block, t, config)
     if whole:
-        store(operand, space, m, n, value, True, KIND, False)
+        store(operand, space, m, n, value, True, False)
     else:
-        store(operand, space, m, n, value, within(space, m, n), KIND, True)
+        store(operand, space, m, n, value, within(space, m, n), True)
 
 
 @triton.jit
-def one_per_row(space, m, n, AXIS: tl.constexpr):
-    """Where a number of each row is stored."""
-    if AXIS == INNER:
-        inside = (m < space[0])[:, None]
+def one_per_row(space, m, n, config):
+    """Where a number of each row is stored: (BM, 1), or of rows across memory (1, BN)."""
+    if config.AXIS == INNER:
+        inside = (m < space.M)[:, None]
     else:
-        inside = (n < space[1])[None, :]
+        inside = (n < space.N)[None, :]
     return inside
 
 
@@ -133,20 +135,10 @@ def scaled_squares(x, ACROSS: tl.constexpr):
     return unit, x, tl.sum(rounded_product(x, x), ACROSS, keep_dims=True)
 
 
-def declare(fn, operands, *first, split=True, floats=("eps",), indices=(), **config):
-    """A kernel of rows; split: one that may spread a row over several blocks. first, indices: constants and indices of
-    its own. config: how many threads, and bytes of a tile."""
-    tiling = ("WHOLE", "SPLIT", "LONG", "BM", "BN", "BS") if split else ("BM", "BN")
-    peel = ("PEEL",) if "PEEL" in fn.arg_names else ()  # one that knows rows which begin anywhere
-    return Kernel(
-        fn,
-        pointers=(*operands, "partial", "counter") if split else operands,
-        floats=floats,
-        operands=operands,
-        tuples=("batch_shape", *(f"{name}_batch" for name in operands)),
-        indices=("M", "N", "tiles", "across", *(("groups", "splits", "per_split") if split else ()), *indices),
-        constants=(*first, *(name.upper() for name in operands), *peel, "AXIS", *tiling,
-                   *(("LM", "LN") if split else ()), "VEC", "C", "I"),
-        # left alone, the assembler spills two registers of the general variant to fit one block more
-        configs={None: Config(max_registers=(None, 128), **config)},
-    )  # fmt: skip
+# Left alone, the assembler spills two registers of the general variant to fit one block more.
+REGISTERS = (None, 128)
+
+
+def declare(fn, **config):
+    """A kernel of rows. config: how many threads, and bytes of a tile."""
+    return Kernel(fn, {None: Config(max_registers=REGISTERS, **config)})

@@ -4,6 +4,8 @@ A difference is x - y + eps, as torch's, and equal vectors are at distance 0. Th
 differ): the sum of squares in a unit that is a power of two, and whether the vectors differ anywhere, 1 or 0.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,18 +15,17 @@ from ..engine.buffers import empty
 from ..engine.elementwise import compute_dtype
 from ..engine.indexing import INNER
 from ..engine.math import rounded_product
+from ..engine.operand import Operand, Parts, Space
 from ..engine.scaling import power_below, reciprocal
-from ..engine.tile import fetch, store, within, within_lane
+from ..engine.tile import fetch, in_batch, store, within, within_lane
 from .plan import SUM, launch
-from .row import at_batch, declare, one_per_row, part_of, tile_at
+from .row import declare, one_per_row, part_of, tile_at
 
 
 @triton.jit
-def distance_tile(
-    x, y, eps, edge,
-    ACROSS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr,
-):  # fmt: skip
-    """The state of each row of a tile, in fp64."""
+def distance_tile(x, y, eps, edge, config):
+    """The state of each row of a tile, in fp64: (BM, 1), or of rows across memory (1, BN)."""
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     d = x - y  # 0 outside
     most = tl.max(tl.abs(d), ACROSS, keep_dims=True)
     unit = power_below(most + tl.abs(eps))
@@ -33,7 +34,7 @@ def distance_tile(
     # rows across memory a tile has few elements, and registers for no more.) Squares that are fp64 already would fuse
     # with the addition of another thread's.
     if ACROSS == 1 and parts.dtype == tl.float32:
-        squares = within_lane(parts * parts, BM, BN, LM, LN, VEC).to(tl.float64)
+        squares = within_lane(parts * parts, config).to(tl.float64)
     else:
         squares = rounded_product(parts, parts)
     squares = tl.sum(squares, ACROSS, keep_dims=True).to(tl.float64)
@@ -42,23 +43,19 @@ def distance_tile(
 
 
 @triton.jit
-def tile_states(
-    space, x, y, z, block, t, eps,
-    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, AXIS: tl.constexpr, BM: tl.constexpr,
-    BN: tl.constexpr, LM: tl.constexpr, LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
-):  # fmt: skip
+def tile_states(x, y, z, block, t, eps, space, config):
     """Those of the three distances; without SWAP the third is the second."""
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    C: tl.constexpr = config.C
+    m, n = tile_at(space, block, t, config)
     edge = within(space, m, n)
-    a = fetch(x, space, m, n, edge, X, True).to(C)
-    p = fetch(y, space, m, n, edge, Y, True).to(C)
-    q = fetch(z, space, m, n, edge, Z, True).to(C)
-    near = distance_tile(a, p, eps, edge, ACROSS, BM, BN, LM, LN, VEC)
-    far = distance_tile(a, q, eps, edge, ACROSS, BM, BN, LM, LN, VEC)
+    a = fetch(x, space, m, n, edge, True).to(C)  # (BM, BN)
+    p = fetch(y, space, m, n, edge, True).to(C)
+    q = fetch(z, space, m, n, edge, True).to(C)
+    near = distance_tile(a, p, eps, edge, config)
+    far = distance_tile(a, q, eps, edge, config)
     apart = far
-    if SWAP:
-        apart = distance_tile(p, q, eps, edge, ACROSS, BM, BN, LM, LN, VEC)
+    if config.SWAP:
+        apart = distance_tile(p, q, eps, edge, config)
     return near, far, apart
 
 
@@ -106,81 +103,78 @@ def excess(near, far, apart, margin, SWAP: tl.constexpr):
     return near - far + margin
 
 
+class TripletConfig(NamedTuple):
+    SWAP: tl.constexpr
+    AXIS: tl.constexpr
+    WHOLE: tl.constexpr
+    SPLIT: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    BS: tl.constexpr
+    LM: tl.constexpr
+    LN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
 def triplet_kernel(
-    x, y, z, keep, loss, near, far, apart, partial, counter,
-    margin, eps,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, keep_outer, keep_inner,
-    loss_outer, loss_inner, near_outer, near_inner, far_outer, far_inner, apart_outer, apart_inner,
-    batch_shape, x_batch, y_batch, z_batch, keep_batch, loss_batch, near_batch, far_batch, apart_batch,
-    M, N, tiles, across, groups, splits, per_split,
-    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, KEEP: tl.constexpr, LOSS: tl.constexpr,
-    NEAR: tl.constexpr, FAR: tl.constexpr, APART: tl.constexpr, AXIS: tl.constexpr, WHOLE: tl.constexpr,
-    SPLIT: tl.constexpr, LONG: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BS: tl.constexpr, LM: tl.constexpr,
-    LN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, y: Operand, z: Operand, keep: Operand, loss: Operand, near: Operand, far: Operand, apart: Operand,
+    partial: tl.pointer_type, counter: tl.pointer_type, margin: tl.float64, eps: tl.float64, space: Space,
+    parts: Parts, config: TripletConfig,
 ):  # fmt: skip
     """The loss of each row, and its distances; all 0 where a row is not kept."""
-    ACROSS: tl.constexpr = 1 if AXIS == INNER else 0
-    BO: tl.constexpr = BM if AXIS == INNER else BN
-    split, group, batch, block = part_of(splits, across, I)
-    space = (M, N, outer_shape, inner_shape)
-    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
-    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
-    zs = at_batch(z, z_outer, z_inner, z_batch, batch, batch_shape)
-    keeps = at_batch(keep, keep_outer, keep_inner, keep_batch, batch, batch_shape)
-    losses = at_batch(loss, loss_outer, loss_inner, loss_batch, batch, batch_shape)
-    nears = at_batch(near, near_outer, near_inner, near_batch, batch, batch_shape)
-    fars = at_batch(far, far_outer, far_inner, far_batch, batch, batch_shape)
-    aparts = at_batch(apart, apart_outer, apart_inner, apart_batch, batch, batch_shape)
-    small = tl.full([1, 1], eps, C)
-    if WHOLE:
-        state, other, third = tile_states(
-            space, xs, ys, zs, block, 0, small, SWAP, X, Y, Z, AXIS, BM, BN, LM, LN, VEC, C, I
-        )  # fmt: skip
+    I: tl.constexpr = config.I
+    SWAP: tl.constexpr = config.SWAP
+    ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
+    BO: tl.constexpr = config.BM if config.AXIS == INNER else config.BN
+    splits = parts.splits
+    split, group, batch, block = part_of(splits, parts.across, I)
+    space = in_batch(space, batch, (x, y, z, keep, loss, near, far, apart))
+    small = tl.full([1, 1], eps, config.C)
+    if config.WHOLE:
+        state, other, third = tile_states(x, y, z, block, 0, small, space, config)
     else:
         state, other, third = empty_state(BO, ACROSS), empty_state(BO, ACROSS), empty_state(BO, ACROSS)
-        for t in range(split * per_split, tl.minimum(split * per_split + per_split, tiles)):
-            a, b, c = tile_states(
-                space, xs, ys, zs, block, t, small, SWAP, X, Y, Z, AXIS, BM, BN, LM, LN, VEC, C, I
-            )  # fmt: skip
+        for t in range(split * parts.per_split, tl.minimum(split * parts.per_split + parts.per_split, parts.tiles)):
+            a, b, c = tile_states(x, y, z, block, t, small, space, config)
             state, other, third = merge(state, a), merge(other, b), merge(third, c)
     finished = True
-    if SPLIT:
-        rows = groups.to(I) * BO
+    if config.SPLIT:
+        rows = parts.groups.to(I) * BO
         size = splits * rows
         output = group * BO + tl.arange(0, BO).to(I)
-        where = partial + split * rows + tl.expand_dims(output, ACROSS)
+        pointer = partial + split * rows + tl.expand_dims(output, ACROSS)
         for i in tl.static_range(3):
-            tl.store(where + size * i, state[i])
-            tl.store(where + size * (i + 3), other[i])
+            tl.store(pointer + size * i, state[i])
+            tl.store(pointer + size * (i + 3), other[i])
             if SWAP:
-                tl.store(where + size * (i + 6), third[i])
+                tl.store(pointer + size * (i + 6), third[i])
         finished = is_last(counter + group, splits)
     if finished:
-        if SPLIT:
-            state = merge_partials(partial, size, splits, output, rows, BS, BO, ACROSS)
-            other = merge_partials(partial + size * 3, size, splits, output, rows, BS, BO, ACROSS)
+        if config.SPLIT:
+            state = merge_partials(partial, size, splits, output, rows, config.BS, BO, ACROSS)
+            other = merge_partials(partial + size * 3, size, splits, output, rows, config.BS, BO, ACROSS)
             if SWAP:
-                third = merge_partials(partial + size * 6, size, splits, output, rows, BS, BO, ACROSS)
+                third = merge_partials(partial + size * 6, size, splits, output, rows, config.BS, BO, ACROSS)
         to_positive, to_negative, between = distance(state), distance(other), distance(third)
         d = excess(to_positive, to_negative, between, margin, SWAP)
-        value = tl.where(d <= 0, 0.0, d)
-        m, n = tile_at(space, block, 0, AXIS, BM, BN, VEC, I)
-        inside = one_per_row(space, m, n, AXIS)
-        if KEEP:
-            kept = fetch(keeps, space, m, n, inside, KEEP, True) != 0
+        value = tl.where(d <= 0, 0.0, d)  # max(|a - p| - |a - n| + margin, 0)
+        m, n = tile_at(space, block, 0, config)
+        inside = one_per_row(space, m, n, config)
+        if keep is not None:
+            kept = fetch(keep, space, m, n, inside, True) != 0
             value, to_positive = tl.where(kept, value, 0.0), tl.where(kept, to_positive, 0.0)
             to_negative, between = tl.where(kept, to_negative, 0.0), tl.where(kept, between, 0.0)
-        store(losses, space, m, n, value.to(C), inside, LOSS, True)
-        store(nears, space, m, n, to_positive, inside, NEAR, True)
-        store(fars, space, m, n, to_negative, inside, FAR, True)
+        store(loss, space, m, n, value.to(config.C), inside, True)
+        store(near, space, m, n, to_positive, inside, True)
+        store(far, space, m, n, to_negative, inside, True)
         if SWAP:
-            store(aparts, space, m, n, between, inside, APART, True)
+            store(apart, space, m, n, between, inside, True)
 
 
-FLOATS = ("margin", "eps")
-VECTORS = ("x", "y", "z")
-TRIPLET = declare(triplet_kernel, (*VECTORS, "keep", "loss", "near", "far", "apart"), "SWAP", floats=FLOATS)
+TRIPLET = declare(triplet_kernel)
 
 
 def each_row(*numbers):

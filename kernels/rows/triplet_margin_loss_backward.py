@@ -1,14 +1,17 @@
 """The backward of triplet_margin_loss: of |d| the slope d / |d|. No row is summed: a block takes one tile."""
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from ..engine.elementwise import compute_dtype
-from ..engine.tile import fetch, store, within
+from ..engine.operand import Operand, Parts, Space
+from ..engine.tile import fetch, in_batch, store, within
 from .plan import MAP, launch
-from .row import at_batch, declare, part_of, tile_at, times
-from .triplet_margin_loss import FLOATS, VECTORS, each_row, excess
+from .row import declare, part_of, tile_at, times
+from .triplet_margin_loss import each_row, excess
 
 
 @triton.jit
@@ -19,66 +22,58 @@ def slope(x, y, eps, factor, norm, C: tl.constexpr):
     return tl.where(none, 0.0, times(x - y + eps, by, C))
 
 
+class TripletBackwardConfig(NamedTuple):
+    SWAP: tl.constexpr
+    AXIS: tl.constexpr
+    BM: tl.constexpr
+    BN: tl.constexpr
+    VEC: tl.constexpr
+    C: tl.constexpr
+    I: tl.constexpr
+
+
 @triton.jit
 def triplet_backward_kernel(
-    x, y, z, grad, near, far, apart, dx, dy, dz,
-    margin, eps,
-    outer_shape, inner_shape, x_outer, x_inner, y_outer, y_inner, z_outer, z_inner, grad_outer, grad_inner,
-    near_outer, near_inner, far_outer, far_inner, apart_outer, apart_inner, dx_outer, dx_inner, dy_outer, dy_inner,
-    dz_outer, dz_inner,
-    batch_shape, x_batch, y_batch, z_batch, grad_batch, near_batch, far_batch, apart_batch, dx_batch, dy_batch,
-    dz_batch,
-    M, N, tiles, across,
-    SWAP: tl.constexpr, X: tl.constexpr, Y: tl.constexpr, Z: tl.constexpr, GRAD: tl.constexpr, NEAR: tl.constexpr,
-    FAR: tl.constexpr, APART: tl.constexpr, DX: tl.constexpr, DY: tl.constexpr, DZ: tl.constexpr, AXIS: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, VEC: tl.constexpr, C: tl.constexpr, I: tl.constexpr,
+    x: Operand, y: Operand, z: Operand, grad: Operand, near: Operand, far: Operand, apart: Operand, dx: Operand,
+    dy: Operand, dz: Operand, margin: tl.float64, eps: tl.float64, space: Space, parts: Parts,
+    config: TripletBackwardConfig,
 ):  # fmt: skip
-    t, _, batch, block = part_of(tiles, across, I)
-    space = (M, N, outer_shape, inner_shape)
-    xs = at_batch(x, x_outer, x_inner, x_batch, batch, batch_shape)
-    ys = at_batch(y, y_outer, y_inner, y_batch, batch, batch_shape)
-    zs = at_batch(z, z_outer, z_inner, z_batch, batch, batch_shape)
-    gs = at_batch(grad, grad_outer, grad_inner, grad_batch, batch, batch_shape)
-    nears = at_batch(near, near_outer, near_inner, near_batch, batch, batch_shape)
-    fars = at_batch(far, far_outer, far_inner, far_batch, batch, batch_shape)
-    aparts = at_batch(apart, apart_outer, apart_inner, apart_batch, batch, batch_shape)
-    dxs = at_batch(dx, dx_outer, dx_inner, dx_batch, batch, batch_shape)
-    dys = at_batch(dy, dy_outer, dy_inner, dy_batch, batch, batch_shape)
-    dzs = at_batch(dz, dz_outer, dz_inner, dz_batch, batch, batch_shape)
-    m, n = tile_at(space, block, t, AXIS, BM, BN, VEC, I)
+    C: tl.constexpr = config.C
+    SWAP: tl.constexpr = config.SWAP
+    t, _, batch, block = part_of(parts.tiles, parts.across, config.I)
+    space = in_batch(space, batch, (x, y, z, grad, near, far, apart, dx, dy, dz))
+    m, n = tile_at(space, block, t, config)
     nowhere = tl.zeros([1, 1], tl.int1)
-    g = fetch(gs, space, m, n, nowhere, GRAD, True).to(tl.float64)
-    to_positive = fetch(nears, space, m, n, nowhere, NEAR, True)
-    to_negative = fetch(fars, space, m, n, nowhere, FAR, True)
+    # one number a row: (BM, 1), or of rows across memory (1, BN)
+    g = fetch(grad, space, m, n, nowhere, True).to(tl.float64)
+    to_positive = fetch(near, space, m, n, nowhere, True)
+    to_negative = fetch(far, space, m, n, nowhere, True)
     between = to_negative
     of_far, of_apart = tl.full([1, 1], 1.0, tl.float64), tl.full([1, 1], 0.0, tl.float64)
     if SWAP:  # the smaller distance has the slope; of equal ones each a half, as torch's minimum
-        between = fetch(aparts, space, m, n, nowhere, APART, True)
+        between = fetch(apart, space, m, n, nowhere, True)
         of_far = tl.where(to_negative == between, 0.5, tl.where(to_negative > between, 0.0, 1.0))
         of_apart = tl.where(to_negative == between, 0.5, tl.where(to_negative < between, 0.0, 1.0))
     g = tl.where(excess(to_positive, to_negative, between, margin, SWAP) <= 0, 0.0, g)
     edge = within(space, m, n)
     small = tl.full([1, 1], eps, C)
-    a = fetch(xs, space, m, n, edge, X, True).to(C)
-    p = fetch(ys, space, m, n, edge, Y, True).to(C)
-    q = fetch(zs, space, m, n, edge, Z, True).to(C)
-    of_positive = slope(a, p, small, g, to_positive, C)
-    of_negative = slope(a, q, small, tl.where(of_far == 0, 0.0, -g * of_far), to_negative, C)
+    a = fetch(x, space, m, n, edge, True).to(C)  # (BM, BN)
+    p = fetch(y, space, m, n, edge, True).to(C)
+    q = fetch(z, space, m, n, edge, True).to(C)
+    of_positive = slope(a, p, small, g, to_positive, C)  # g (a - p) / |a - p|
+    of_negative = slope(a, q, small, tl.where(of_far == 0, 0.0, -g * of_far), to_negative, C)  # -g (a - n) / |a - n|
     of_both = tl.zeros([1, 1], C)
     if SWAP:
         of_both = slope(p, q, small, tl.where(of_apart == 0, 0.0, -g * of_apart), between, C)
-    if DX:
-        store(dxs, space, m, n, of_positive + of_negative, edge, DX, True)
-    if DY:
-        store(dys, space, m, n, of_both - of_positive, edge, DY, True)
-    if DZ:
-        store(dzs, space, m, n, -of_negative - of_both, edge, DZ, True)
+    if dx is not None:
+        store(dx, space, m, n, of_positive + of_negative, edge, True)
+    if dy is not None:
+        store(dy, space, m, n, of_both - of_positive, edge, True)
+    if dz is not None:
+        store(dz, space, m, n, -of_negative - of_both, edge, True)
 
 
-TRIPLET_BACKWARD = declare(
-    triplet_backward_kernel, (*VECTORS, "grad", "near", "far", "apart", "dx", "dy", "dz"), "SWAP", floats=FLOATS,
-    split=False,
-)  # fmt: skip
+TRIPLET_BACKWARD = declare(triplet_backward_kernel)
 
 
 def prepare_backward(grad, vectors, distances, swap, needed):

@@ -177,8 +177,10 @@ def compiled(source, options):
     return asm["ttgir"], text(asm["cubin"])
 
 
-def tile(request):
-    return request["constants"]["BM"], request["constants"]["BN"]
+def tile(source):
+    """(BM, BN)"""
+    at, fields = source.fn.arg_names.index("config"), source.fn.fn.__annotations__["config"]._fields
+    return tuple(source.constants[at, fields.index(name)] for name in ("BM", "BN"))
 
 
 def ask(requests, stage, triton=None):
@@ -212,7 +214,7 @@ def main(stage):
             found[i].append(f"does not compile: {error}")
             continue
         if stage in ("ttgir", "cubin"):
-            found[i] += gaps(ttgir) + crosswise(ttgir, tile(request))
+            found[i] += gaps(ttgir) + crosswise(ttgir, tile(source))
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
     for i, listing in zip(codes, disassembled([code for code, _ in codes.values()], ARCH, tool) if codes else ()):
         if stage == "cubin":

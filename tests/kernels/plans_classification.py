@@ -111,7 +111,8 @@ def cases():
 def covered(plans):
     """Rows whole, in parts and split; class indices and probabilities, with smoothing and without; both powers."""
     seen = {
-        (plan.kernel.fn.__name__, *(bool(plan.constants.get(name)) for name in ("SHARES", "SMOOTH"))) for plan in plans
+        (plan.kernel.fn.__name__, bool(plan.kinds.get("probabilities")), bool(plan.constants.get("SMOOTH")))
+        for plan in plans
     }
     every = {(False, False), (False, True), (True, True)}
     for kernel in ("cross_entropy_kernel", "cross_entropy_backward_kernel"):
@@ -122,7 +123,7 @@ def covered(plans):
         if plan.kernel is ce.CROSS_ENTROPY
     }
     assert {(True, False, False), (False, False, False), (False, True, False), (False, False, True)} <= cut
-    both = {(plan.constants["SQUARE"], plan.constants["SPLIT"], bool(plan.constants["DX"])) for plan in plans
+    both = {(plan.constants["SQUARE"], plan.constants["SPLIT"], bool(plan.kinds["dx"])) for plan in plans
             if plan.kernel is margin.MULTI_MARGIN}  # fmt: skip
     assert {(square, False, dx) for square in (False, True) for dx in (False, True)} <= both
     assert {(False, True, False), (False, True, True)} <= both

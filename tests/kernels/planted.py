@@ -1,37 +1,44 @@
 """Kernels with the faults that compiled.py looks for. It imports no torch."""
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from safeops.kernels.engine.math import rounded_product
 
 
+class Tile(NamedTuple):
+    BM: tl.constexpr
+    BN: tl.constexpr
+
+
 @triton.jit
-def apart(x, out, stride, BM: tl.constexpr, BN: tl.constexpr):
+def apart(x, out, stride, config: Tile):
     """Lanes that Triton lays along the columns, added up as if they lay along a row."""
-    where = tl.arange(0, BM)[:, None] + tl.arange(0, BN)[None, :] * stride
-    lanes = tl.sum(tl.reshape(tl.load(x + where), (2, BM // 2, BN)), 0)
-    tl.store(out + tl.arange(0, 1), tl.sum(tl.reshape(lanes, (1, BM // 2 * BN)), 1))
+    where = tl.arange(0, config.BM)[:, None] + tl.arange(0, config.BN)[None, :] * stride
+    lanes = tl.sum(tl.reshape(tl.load(x + where), (2, config.BM // 2, config.BN)), 0)
+    tl.store(out + tl.arange(0, 1), tl.sum(tl.reshape(lanes, (1, config.BM // 2 * config.BN)), 1))
 
 
 @triton.jit
-def near(x, out, stride, BM: tl.constexpr, BN: tl.constexpr):
+def near(x, out, stride, config: Tile):
     """The same of lanes that lie along the rows, one axis after the other."""
-    where = x + tl.arange(0, BM)[:, None] * stride + tl.arange(0, BN)[None, :]
-    lanes = tl.sum(tl.reshape(tl.load(where), (2, BM // 2, BN)), 0)
+    where = x + tl.arange(0, config.BM)[:, None] * stride + tl.arange(0, config.BN)[None, :]
+    lanes = tl.sum(tl.reshape(tl.load(where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.sum(lanes, 1, keep_dims=True), 0))
 
 
 @triton.jit
-def products(x, out, stride, BM: tl.constexpr, BN: tl.constexpr):
+def products(x, out, stride, config: Tile):
     """The sums of squares of rows, a lane to an element."""
-    value = tl.load(x + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :])
-    tl.store(out + tl.arange(0, BM), tl.sum(value * value, 1))
+    value = tl.load(x + tl.arange(0, config.BM)[:, None] * config.BN + tl.arange(0, config.BN)[None, :])
+    tl.store(out + tl.arange(0, config.BM), tl.sum(value * value, 1))
 
 
 @triton.jit
-def rounded(x, out, stride, BM: tl.constexpr, BN: tl.constexpr):
-    value = tl.load(x + tl.arange(0, BM)[:, None] * BN + tl.arange(0, BN)[None, :])
-    tl.store(out + tl.arange(0, BM), tl.sum(rounded_product(value, value), 1))
+def rounded(x, out, stride, config: Tile):
+    value = tl.load(x + tl.arange(0, config.BM)[:, None] * config.BN + tl.arange(0, config.BN)[None, :])
+    tl.store(out + tl.arange(0, config.BM), tl.sum(rounded_product(value, value), 1))
 
 
 @triton.jit
@@ -42,6 +49,6 @@ def bits(x):
 
 
 @triton.jit
-def behind(x, out, stride, BM: tl.constexpr, BN: tl.constexpr):
+def behind(x, out, stride, config: Tile):
     """What has fp32 alone, behind a `return` of fp64."""
     tl.store(out, bits(tl.load(x)))

@@ -200,7 +200,7 @@ WIDE = (VECTOR.value, *(PEELED.value + vec for vec in (2, 4, 8)))
 
 
 def vectors(plan, names):
-    return [n for n in names if plan.constants.get(n.upper()) in WIDE and plan.signature[n] != "*i1"]
+    return [n for n in names if plan.kinds.get(n) in WIDE and plan.dtypes[n] != torch.bool]
 
 
 # Two registers of a large kernel may be spilled: more than 128 would halve the threads that a multiprocessor holds,
@@ -209,27 +209,23 @@ def vectors(plan, names):
 SPILLS = 8
 
 
-SIZES = {"*i1": 1, "*fp16": 2, "*bf16": 2, "*i32": 4, "*fp32": 4, "*fp64": 8, "*i64": 8}
-
-
 def check(name, plan, found):
     assert found["stack"] <= SPILLS, f"{name}: {found['stack']} bytes of stack or spills"
     if not name.startswith("aligned"):  # that neighbours are contiguous says tile.address of strides that are not
-        kinds = {plan.constants.get(operand.upper()) for operand in plan.kernel.operands}
-        sizes = {SIZES[kind] for kind in plan.signature.values() if kind in SIZES}
-        sizes |= {16} if plan.signature.get("partial") == "*fp64" else set()  # what splits leave lies in a row
-        if not kinds.intersection((*WIDE, LINE.value)):
+        sizes = {plan.dtypes[plan.kernel.pointers[i]].itemsize for i in plan.present}
+        sizes |= {16} if plan.dtypes.get("partial") else set()  # what splits leave lies in a row
+        if not {*plan.kinds.values()}.intersection((*WIDE, LINE.value)):
             assert {*found["load"], *found["store"]} <= sizes, f"{name}: {found}"
         return
-    reads = vectors(plan, ("x", "y", "z", "grad", "weight", "shares"))
+    reads = vectors(plan, ("x", "y", "z", "grad", "weight", "probabilities"))
     writes = vectors(plan, ("out", "dy", "dz", "dx", "dq"))
     assert reads or writes
     wide = {kind: sum(n for width, n in found[kind].items() if width >= 16) for kind in ("load", "store")}
     assert wide["load"] >= len(reads) and wide["store"] >= len(writes), f"{name}: {found}"
     if " odd " not in name:  # whose last tile is read element by element
-        narrow = min(int(re.sub(r"\D", "", plan.signature[n])) // 8 for n in reads + writes)
-        if narrow == 2 and plan.constants.get("MASK") != LINE.value:  # of which a thread takes two bytes
-            picked = 2 if "TARGET" in plan.constants else 0  # the own logits of the rows that a thread holds
+        narrow = min(plan.dtypes[n].itemsize for n in reads + writes)
+        if narrow == 2 and plan.kinds.get("mask") != LINE.value:  # of which a thread takes two bytes
+            picked = 2 if "target" in plan.kinds else 0  # the own logits of the rows that a thread holds
             written = 0
             if plan.kernel is MULTI_MARGIN:  # for each element of an access, as Triton has it; and the gradient by it
                 picked, written = 8 * picked, 1 if writes else 0
@@ -239,10 +235,10 @@ def check(name, plan, found):
 
 def in_flight(plan, registers):
     """KiB that the blocks resident on one H200 multiprocessor ask for at once, before the first of it is used."""
-    read = [n for n in ("x", "shares", "y", "z", "mask", "weight") if plan.constants.get(n.upper()) == VECTOR.value]
+    read = [n for n in ("x", "probabilities", "y", "z", "mask", "weight") if plan.kinds.get(n) == VECTOR.value]
     tile = plan.constants["BM"] * plan.constants["BN"]
     blocks = min(2048 // plan.config.threads, 65536 // (-(-registers // 8) * 8 * plan.config.threads))
-    return blocks * tile * sum(SIZES[plan.signature[n]] for n in read) / 1024
+    return blocks * tile * sum(plan.dtypes[n].itemsize for n in read) / 1024
 
 
 def line(target, name, plan, found):
@@ -340,7 +336,7 @@ def test_every_launcher_is_where_its_op_says():
 
 def test_indices_are_as_wide_as_they_must_be():
     for name, plan in CASES.items():
-        assert plan.signature["N"] == ("i64" if "2^33" in name or "wide" in name else "i32"), name
+        assert plan.signature["space"].N == ("i64" if "2^33" in name or "wide" in name else "i32"), name
 
 
 @pytest.fixture
@@ -395,7 +391,7 @@ def test_plans_of_one_binary_are_compiled_alike():
     """The key by which a plan finds its binary says all that the binary depends on."""
     known = {}
     for name, plan in CASES.items():
-        made = plan.kernel, plan.signature, plan.constants, plan.attrs, plan.config
+        made = plan.kernel, plan.signature, plan.constants, plan.kinds, plan.attrs, plan.config
         other, before = known.setdefault(plan.variant(), (name, made))
         assert made == before, (name, other)
     assert len(known) > len(CASES) // 2
@@ -411,7 +407,7 @@ def test_a_spill_is_caught(tmp_path):
 
 def test_single_element_accesses_are_caught(tmp_path):
     plan = CASES["general transposed mse bfloat16"]
-    plan.constants |= {"X": VECTOR.value, "Y": VECTOR.value}  # claimed, not so
+    plan.kinds |= {"x": VECTOR.value, "y": VECTOR.value}  # claimed, not so
     found = report(reduced(mse_loss.value, meta(FLAT, BF16, (2,))), TARGETS["sm_90"], tmp_path)
     with pytest.raises(AssertionError, match="aligned planted"):
         check("aligned planted", plan, found)

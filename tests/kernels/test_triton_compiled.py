@@ -82,9 +82,9 @@ def part(plans, batch, batches):
 
 
 def planted(name, version, stage, dtype="fp32"):
-    signature = {"x": f"*{dtype}", "out": f"*{dtype}", "stride": "i32", "BM": "constexpr", "BN": "constexpr"}
+    signature = {"x": f"*{dtype}", "out": f"*{dtype}", "stride": "i32", "config": ["constexpr", "constexpr"]}
     options = {"num_warps": 8, "enable_fp_fusion": True}
-    constants = {"BM": 8, "BN": 64}
+    constants = [[(3, 0), 8], [(3, 1), 64]]
     request = {"kernel": f"tests.kernels.planted:{name}", "signature": signature, "constants": constants, "attrs": []}
     (found,) = ask(version, [request | {"options": options}], stage)
     return {fault.partition(":")[0] for fault in found}

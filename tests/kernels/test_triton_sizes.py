@@ -98,7 +98,7 @@ class Comparison:
                 if self.twice:
                     plan_call(plan, tensors, places, *floats)
                 elif own and self.watch:
-                    return plan.loaded(0)[0][plan.grid](*tensors, *floats, *plan.tail)
+                    return plan.loaded(0)[0][plan.grid](*plan.arguments(tensors, floats))
             return plan_call(plan, tensors, places, *floats)
 
         def compile_once(plan, target):

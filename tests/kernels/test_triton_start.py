@@ -107,7 +107,7 @@ def compare():
             """By the plan, then as Triton has it: by tensors, with hooks."""
             driver.expect(plan)
             hooked = []
-            theirs, _ = driver.after(lambda: plan.loaded(0)[0][plan.grid](*tensors, *floats, *plan.tail))
+            theirs, _ = driver.after(lambda: plan.loaded(0)[0][plan.grid](*plan.arguments(tensors, floats)))
             knobs.runtime.launch_enter_hook.add(hooked.append)
             original(plan, tensors, places, *floats)
             knobs.runtime.launch_enter_hook.remove(hooked.append)

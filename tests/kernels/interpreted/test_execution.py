@@ -72,7 +72,7 @@ def test_wide_indices(monkeypatch, layout):
     close(forward(x, y, mask, weight, None, 2, False, None)[0], expected, scale)
     dx, _ = backward(torch.tensor(1.0), None, x, y, mask, weight, True, False, F32, F32)
     close(dx.abs().sum(), total(2 * (x.double() - y.double()).abs(), x.shape, mask, weight)[1])
-    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+    assert all(plan.signature["space"].M == "i64" for plan in launch._plans.values())
 
 
 def test_offsets_beyond_31_bits(monkeypatch):

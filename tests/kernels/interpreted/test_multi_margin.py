@@ -63,7 +63,7 @@ def check(x, place, margin=1.0, p=1, grad=None):
 
 
 def variants():
-    return [plan.constants for plan in launch._plans.values() if "SPLIT" in plan.constants]
+    return [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -160,4 +160,4 @@ def test_whichever_block_is_first(monkeypatch):
     monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
     launch._plans.clear()
     assert same(first, every())
-    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+    assert all(plan.signature["space"].M == "i64" for plan in launch._plans.values())

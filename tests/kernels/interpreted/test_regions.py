@@ -247,7 +247,7 @@ def test_wide_indices(monkeypatch, layout):
     monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
     check(*build(layout, INDICES, "pixels"))
     check(*build(layout, SOFT, "pixels"), squared=True)
-    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+    assert all(plan.signature["space"].M == "i64" for plan in launch._plans.values())
 
 
 def test_unsafe_operands_are_refused():

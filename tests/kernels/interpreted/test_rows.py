@@ -105,7 +105,7 @@ def example(op, layout, dtype=F32):
 ])  # fmt: skip
 def test_layouts(op, layout):
     check(op, *example(op, layout))
-    made = [plan.constants for plan in launch._plans.values() if "SPLIT" in plan.constants]
+    made = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
     assert any(c["SPLIT"] for c in made) == (layout in SPLIT)
     assert all(c["WHOLE"] for c in made) == (layout not in SPLIT)
 
@@ -126,7 +126,7 @@ def test_long_rows_of_which_there_are_enough(op, monkeypatch):
     """One block reads all of a row, and flushes its fp32 accumulators every 16 tiles."""
     monkeypatch.setattr(row, "COUNTERS", 0)
     check(op, fill((2300,), F32, 1), fill((2300,), F32, 2))
-    made = [plan.constants for plan in launch._plans.values() if "SPLIT" in plan.constants]
+    made = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
     assert not any(c["SPLIT"] or c["WHOLE"] for c in made) and all(c["LONG"] for c in made)
 
 
@@ -299,7 +299,7 @@ def test_whichever_block_is_first(op, partials, monkeypatch):
     monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
     launch._plans.clear()
     assert same(first, every())
-    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+    assert all(plan.signature["space"].M == "i64" for plan in launch._plans.values())
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -231,7 +231,7 @@ def test_whoever_finishes_last(monkeypatch):
     monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
     launch._plans.clear()
     assert same(first, every())
-    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+    assert all(plan.signature["space"].M == "i64" for plan in launch._plans.values())
 
 
 def test_the_callers_tensors_are_not_written():

@@ -56,7 +56,7 @@ def check(vectors, margin=1.0, eps=1e-6, swap=False, keep=None, grad=None):
 @pytest.mark.parametrize("swap", [False, True])
 def test_layouts(layout, swap):
     check(example(layout), swap=swap)
-    plans = [plan.constants for plan in launch._plans.values() if "SPLIT" in plan.constants]
+    plans = [plan.values for plan in launch._plans.values() if "SPLIT" in plan.constants]
     assert any(c["SPLIT"] for c in plans) == (layout in SPLIT)
 
 
@@ -110,4 +110,4 @@ def test_offsets_of_64_bits(monkeypatch):
     monkeypatch.setattr(indexing, "INT32_LIMIT", 0)
     launch._plans.clear()
     check(example("long rows"), swap=True)
-    assert all(plan.signature["M"] == "i64" for plan in launch._plans.values())
+    assert all(plan.signature["space"].M == "i64" for plan in launch._plans.values())

@@ -1,0 +1,53 @@
+"""The arguments of a kernel that are more than a number, each a NamedTuple whose fields say what is passed:
+
+    tl.tensor       an index, or the pointer of an operand
+    tl.tuple        indices, such as strides: as many as there are dimensions
+    tl.constexpr    a constant, for which the kernel is compiled
+
+A kernel takes `kernel(x, target, mask, ..., space, parts, config)`. An operand that is absent is None, and so is a
+field that the launch leaves out. A functor is a constant too.
+"""
+
+from typing import NamedTuple
+
+import triton.language as tl
+
+
+class Operand(NamedTuple):
+    """A tensor in the shape of the space: the offset of an element is that of its batch, of its row and of its column.
+
+    kind: how it varies over a tile (indexing.py). place: among the kernel's operands."""
+
+    pointer: tl.tensor
+    outer: tl.tuple  # strides over outer_shape
+    inner: tl.tuple  # strides over inner_shape
+    batch: tl.tuple  # strides over batch_shape
+    kind: tl.constexpr
+    place: tl.constexpr
+
+
+class Space(NamedTuple):
+    """(M, N): the two groups of dimensions that indexing.py makes; and the batch, of which a block has one index.
+
+    A kernel sets the last two. pointers: where its first operands begin in this batch (tile.in_batch). shift: how many
+    columns before column 0 its tiles begin, where rows begin at no multiple of 16 bytes (PEELED)."""
+
+    M: tl.tensor
+    N: tl.tensor
+    outer_shape: tl.tuple  # of the M rows
+    inner_shape: tl.tuple  # of the N columns
+    batch_shape: tl.tuple
+    pointers: tl.tuple = ()
+    shift: tl.tuple = ()
+
+
+class Parts(NamedTuple):
+    """How the tiles are spread over blocks. Reductions have `outputs` and their strides, rows have `groups`."""
+
+    tiles: tl.tensor  # of an output block, or of a group of rows
+    splits: tl.tensor  # blocks that share them
+    per_split: tl.tensor  # tiles of each
+    outputs: tl.tensor
+    out_strides: tl.tuple  # over the group that is not reduced
+    groups: tl.tensor  # of rows
+    across: tl.tensor  # groups of one batch
