@@ -1,4 +1,4 @@
-// What a prepared launch asks of CUDA's driver and of torch, by address: Python hands them over at the first launch.
+// Python hands over the addresses of these functions of CUDA's driver and of torch at the first launch.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -8,7 +8,7 @@
 
 namespace safeops::launch {
 
-// CUlaunchConfig of cuda.h, which a build without CUDA has not.
+// CUlaunchConfig of cuda.h, which is absent from a build without CUDA.
 struct Config {
   unsigned grid[3], block[3], shared;
   void* stream;
@@ -22,7 +22,7 @@ struct Driver {
   int (*device)(int* index);                                                        // cuCtxGetDevice
   AOTITorchError (*stream)(int32_t device, void** stream);                          // torch's current one
 
-  // The current stream of the current device, if that is the one asked for.
+  // Gives torch's current stream if `index` is the current device, else false.
   bool current(int index, void** out) const {
     int current;
     return device(&current) == 0 && current == index && stream(index, out) == AOTI_TORCH_SUCCESS;
@@ -34,20 +34,20 @@ struct Driver {
   }
 };
 
-// One launch. A parameter is a word each, addresses first; of a 32-bit one the lower half counts.
+// Each parameter takes one word, addresses first; of a 32-bit parameter the lower half counts.
 struct Launch {
-  static constexpr int most = 256;  // parameters
+  static constexpr int most = 256;  // of parameters
 
   void* function;
   unsigned grid[3], threads, shared;
   int device;
   std::vector<uint64_t> words;
   int addresses;
-  bool split;  // whether it uses the stream's buffers
+  bool split;  // the kernel uses the stream's buffers for blocks that share a result
 
-  int start(const Driver& driver, uint64_t* given, void* stream) const {
+  int start(const Driver& driver, uint64_t* values, void* stream) const {
     void* parameters[most];
-    for (size_t i = 0; i < words.size(); ++i) parameters[i] = given + i;
+    for (size_t i = 0; i < words.size(); ++i) parameters[i] = values + i;
     const Config config = {{grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared, stream, nullptr, 0};
     return driver.launch(&config, function, parameters, nullptr);
   }
