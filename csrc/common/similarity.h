@@ -22,10 +22,10 @@ struct MomentSlopes {
 
 template <class C>
 struct Similarity {
-  C mean_s, mean_d;  // with the level subtracted
-  C total_s, total_d;  // with the level added back
+  C mean_s, mean_d;                   // with the level subtracted
+  C total_s, total_d;                 // with the level added back
   C luminance_scale, contrast_scale;  // 1 / (E[s]^2 + E[d]^2 + c1), 1 / (var s + var d + c2); finite: c1, c2 >= 2e-30
-  C luminance, contrast;  // luminance' and contrast', 1 minus those of SSIM
+  C luminance, contrast;              // luminance' and contrast', 1 minus those of SSIM
 
   SAFEOPS_EVERYWHERE static Similarity of(const SimilarityTerms<C>& terms, C s, C d, C squares_s, C squares_d) {
     Similarity x;

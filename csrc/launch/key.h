@@ -27,7 +27,7 @@ struct Hash {
 
 // Each argument has a letter for its type: t tensor, n number, l list of integers; T, N and L may also be None.
 struct Arguments {
-  Words kind;  // counts of arguments, dimensions and list items, dtypes, devices, alignment, numbers
+  Words kind;   // counts of arguments, dimensions and list items, dtypes, devices, alignment, numbers
   Words sizes;  // sizes and strides of tensors, integers in lists
   std::vector<uint64_t> addresses;  // of the tensors, in order
 

@@ -49,7 +49,7 @@ struct Program {
   Tape tape;
 
   std::shared_ptr<const Prepared> at(const Words& sizes) const;  // null: the tape does not accept these sizes
-  bool repeats(const Arguments& call) const;  // replays the traced call itself, as a check
+  bool repeats(const Arguments& call) const;                      // replays the traced call itself, as a check
 };
 
 class Front {
@@ -71,7 +71,7 @@ class Front {
   bool replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const;
 
   static constexpr size_t kMost = 4096;  // prepared calls; beyond it all are forgotten
-  static constexpr int kTraces = 32;  // at most, for calls that differ in sizes alone
+  static constexpr int kTraces = 32;     // at most, for calls that differ in sizes alone
 
   const std::string op_, kinds_;
   std::mutex mutex_;
@@ -80,13 +80,13 @@ class Front {
 };
 
 void use_driver(const Driver& driver);
-bool watched();  // a hook, such as a profiler's, sees launches
+bool watched();                          // a hook, such as a profiler's, sees launches
 void keep_buffers(int device, void* stream, uint64_t partial, uint64_t counter);
-int start(Launch launch);  // on the current stream; the waiting Front keeps it
-bool wants_trace();  // for the waiting Front
+int start(Launch launch);                // on the current stream; the waiting Front keeps it
+bool wants_trace();                      // for the waiting Front
 void trace(Tape tape);
-void fail(const std::string& message);  // the launcher in Python has failed
+void fail(const std::string& message);   // the launcher in Python has failed
 Front& front(const std::string& op, const std::string& kinds, const char* dispatch_key);
-void forget();  // drops all prepared calls
+void forget();                           // drops all prepared calls
 
 }  // namespace safeops::launch
