@@ -32,7 +32,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
     }
     const C top = max_run<kBytes>(x, n), pivot = pivot_of(top);
     C* e = p.memo ? p.memo + r * n : exponentials;
-    for_blocks(n, [&](int64_t i) { e[i] = exp_below(x[i] - pivot); });
+    for_blocks(n, [&](int64_t i) { e[i] = exp_nonpositive(x[i] - pivot); });
     states[kTop][r] = top;
     states[kTotal][r] = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(e + i, v); });
     states[kKept][r] = top == kNothing<C> ? keeps_any(p, r) : 1;
@@ -76,12 +76,12 @@ void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double*
       C* e = p.memo + i * n;
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        e[k] = exp_below(xi[k] - top[k]);
+        e[k] = exp_nonpositive(xi[k] - top[k]);
         sum[k] += e[k];
       }
     } else {
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) sum[k] += exp_below(xi[k] - top[k]);
+      for (int64_t k = 0; k < n; ++k) sum[k] += exp_nonpositive(xi[k] - top[k]);
     }
   }
   SAFEOPS_SIMD
@@ -116,7 +116,7 @@ inline C value_of(C x, C pivot, C inverse) {
   if constexpr (kLog)
     return (x - pivot) - inverse;
   else
-    return exp_below(x - pivot) * inverse;
+    return exp_nonpositive(x - pivot) * inverse;
 }
 
 template <class C>

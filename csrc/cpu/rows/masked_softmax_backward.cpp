@@ -13,7 +13,7 @@ enum Of { kInput, kLogInput, kOutput };  // what y is found from: x, x for the l
 template <class C, Of kOf>
 inline C share_of(C x, C pivot, C inverse) {
   if constexpr (kOf == kOutput) return x;
-  return exp_below(x - pivot) * inverse;
+  return exp_nonpositive(x - pivot) * inverse;
 }
 
 template <class C>

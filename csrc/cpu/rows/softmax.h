@@ -20,7 +20,7 @@ inline C pivot_of(C top) {
 // exp(a - b) of two tops, 1 where both are the same infinity.
 template <class C>
 inline C ratio_of(double a, double b) {
-  return exp_below(static_cast<C>(a == b ? 0.0 : a - b));
+  return exp_nonpositive(static_cast<C>(a == b ? 0.0 : a - b));
 }
 
 // sum of exp(x - pivot) over n values, of which one is the pivot; before(i) goes before those from i on
