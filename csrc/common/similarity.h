@@ -34,8 +34,8 @@ struct Similarity {
     // Rounding may bring a variance below 0; a NaN stays.
     const C var_s = spread_s < 0 ? C(0) : spread_s, var_d = spread_d < 0 ? C(0) : spread_d;
     x.total_s = s + terms.level_s, x.total_d = d + terms.level_d;
-    const C luminance_denominator = x.total_s * x.total_s + x.total_d * x.total_d + terms.c1;
-    const C contrast_denominator = var_s + var_d + terms.c2;
+    const C luminance_denominator = x.total_s * x.total_s + x.total_d * x.total_d + terms.c1,
+            contrast_denominator = var_s + var_d + terms.c2;
     x.luminance_scale = 1 / luminance_denominator, x.contrast_scale = 1 / contrast_denominator;
     x.luminance = 2 * x.total_d * x.total_d * x.luminance_scale, x.contrast = 2 * var_d * x.contrast_scale;
     return x;

@@ -11,8 +11,8 @@ struct JsDiv {
   C value(C x, C y) const {
     const C s = x + y, u = std::fabs(relative_difference(x, y));
     const bool is_small = u < C(0.5);
-    const C first = math::log1p(select(is_small, -u * u, u));
-    const C second = math::log1p(select(is_small, 2 * u / (1 - u), -u));
+    const C first = math::log1p(select(is_small, -u * u, u)),
+            second = math::log1p(select(is_small, 2 * u / (1 - u), -u));
     return s / 4 * select(is_small, first + u * second, (1 + u) * first + product(1 - u, second));
   }
 
