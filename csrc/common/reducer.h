@@ -20,7 +20,7 @@ struct Reducer {
     return kind == kMean ? sum / count : sum;
   }
   // d(value)/d(one summand).
-  SAFEOPS_EVERYWHERE double share(double count) const { return kind == kMean ? 1 / count : 1; }
+  SAFEOPS_EVERYWHERE double slope(double count) const { return kind == kMean ? 1 / count : 1; }
 };
 
 }  // namespace safeops

@@ -67,7 +67,7 @@ __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums
   };
   merge_groups(groups, sums, of_plane, [&](const Sums& all) {
     if (by.kind == Reducer::kPlanes) return;
-    const double share = by.share(all.count);
+    const double share = by.slope(all.count);
     store(to.value, C(by.value(to.similarity ? all.count - all.loss : all.loss, all.count)));
     store(to.share, to.similarity ? -share : share);
   });

@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlock, kMask ? 2 : 4)
   merge_groups(groups, total, of_image, [&](const Total& all) {
     if (by.kind == Reducer::kNone) return;
     put(0, all);
-    store(to.share, by.share(all.count));
+    store(to.share, by.slope(all.count));
   });
 }
 
