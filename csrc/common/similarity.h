@@ -47,7 +47,9 @@ struct Similarity {
   SAFEOPS_EVERYWHERE MomentSlopes<C> slopes(C loss_factor, C contrast_factor) const {
     const C by_luminance = loss_factor * (1 - contrast), by_contrast = loss_factor * (1 - luminance) + contrast_factor;
     MomentSlopes<C> slope;
+    // contrast' by var s: -contrast' scale, by var d: (2 - contrast') scale, where var s = E[s^2] - E[s]^2
     slope.ss = -by_contrast * contrast * contrast_scale, slope.dd = by_contrast * (2 - contrast) * contrast_scale;
+    // luminance' by E[s]: -2 E[s] luminance' scale, by E[d]: 2 E[d] (2 - luminance') scale
     slope.s = -2 * by_luminance * luminance * total_s * luminance_scale - 2 * mean_s * slope.ss;
     slope.d = 2 * by_luminance * total_d * (2 - luminance) * luminance_scale - 2 * mean_d * slope.dd;
     return slope;

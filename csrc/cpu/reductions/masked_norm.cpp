@@ -30,6 +30,7 @@ struct Power {
   }
 };
 
+// sum w x^2 or sum w |x|, in double
 template <class C, bool kKeep, bool kWeight, bool kSquare>
 double careful_powers(const Elements<C>& e, int64_t n) {
   double sum = 0;

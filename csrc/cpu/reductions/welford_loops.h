@@ -102,6 +102,7 @@ void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weigh
     if constexpr (kKeep) more = select_or_zero(row.keep[p] != 0, more);
     const double old = weight[p], total = old + more;
     const double shift = select_or_zero(more != 0, static_cast<double>(row.x[p]) - mean[p]);
+    // mean += shift w / (sum w),  m2 += shift^2 w (old sum w) / (sum w)
     const double step = shift * select(total != 0, more / select(total != 0, total, 1.0), 0.0);
     weight[p] = total;
     mean[p] += step;
@@ -119,6 +120,7 @@ inline void merge_moments(double& w, double& mean, double& m2, double n, double 
   const double offset = select_or_zero(any, s1 / select(any, n, 1.0)), part_mean = p + offset;
   const double base = select((w == 0) & any, part_mean, mean), shift = select_or_zero(any, part_mean - base);
   const double step = shift * fraction;
+  // m2 += (s2 - s1^2 / n) + shift^2 w n / (w + n)
   m2 += (s2 - s1 * offset) + w * shift * step;
   mean = base + step;
   w = total;

@@ -10,6 +10,7 @@ namespace {
 
 enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
 
+// x, y (rows, values)
 template <class C, int kBytes>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -30,6 +31,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
+// x, y (values, rows)
 template <class C>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C xx[kChunk], yy[kChunk], xy[kChunk];

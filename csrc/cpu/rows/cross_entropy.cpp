@@ -17,7 +17,7 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
   for (int64_t r = 0; r < rows; ++r) {
     high[r] = maximum[r];
     low[r] = math::log_positive(states[kTotal][r]);
-    loss[r] = (maximum[r] - target_logit[r]) + low[r];
+    loss[r] = (maximum[r] - target_logit[r]) + low[r];  // L - x_y
     infinite += select_or_zero(maximum[r] - maximum[r] != 0, 1.0);
   }
   const double* mass = states[kMass];
@@ -45,7 +45,7 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
       results[3][r] = confidence * target_weight + (op.has_uniform ? results[4][r] * states[kWeight][r] : 0.0);
     }
   }
-  if (op.z != 0) {
+  if (op.z != 0) {  // z L^2
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) loss[r] += op.z * (maximum[r] + low[r]) * (maximum[r] + low[r]);
   }

@@ -50,6 +50,7 @@ double count_infinite(const C* x, int64_t n, int64_t step) {
   return count;
 }
 
+// x (rows, classes), q likewise
 template <class C, int kBytes>
 void accumulate_rows(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -106,6 +107,7 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
   }
 }
 
+// x (classes, rows), q likewise
 template <class C>
 void accumulate_columns(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   const auto& call = *static_cast<const CrossEntropy<C>*>(op);

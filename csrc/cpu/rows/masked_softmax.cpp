@@ -17,6 +17,7 @@ double keeps_any(const Piece<C>& p, int64_t row) {
   return 0;
 }
 
+// x, keep (rows, values)
 template <class C, int kBytes, bool kMask>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -39,6 +40,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
+// x, keep (values, rows)
 template <class C, bool kMask>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C kept[4096], maximum[kChunk], sum[kChunk];

@@ -98,6 +98,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
   for (int64_t r = 0; r < rows; ++r) parameters[kDot][r] = static_cast<C>(states[0][r]);
 }
 
+// dx = y (g - sum g y), of the logarithm g - y sum g
 template <class C, YSource kFrom, bool kMask>
 inline C slope_of(const C* g, C y, C dot, const BitsOf<C>* keep, int64_t i) {
   const C slope = kFrom == kLogInput ? g[i] - y * dot : y * (g[i] - dot);

@@ -13,6 +13,7 @@ namespace {
 
 // ---- loops over the classes of several rows: d = base + x with base = margin - x_y, spread over the row
 
+// max(d, 0)^p
 template <class C, bool kSquare>
 void values_loop(const C* base, const C* x, int64_t n, C* values) {
   SAFEOPS_SIMD
@@ -22,6 +23,7 @@ void values_loop(const C* base, const C* x, int64_t n, C* values) {
   }
 }
 
+// p max(d, 0)^(p - 1)
 template <class C, bool kSquare>
 void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
   SAFEOPS_SIMD

@@ -152,6 +152,7 @@ void finish_back(const void*, int64_t rows, const double* const* states, double*
     parameters[kDot][r] = parameters[kFloored][r] != 0 ? C(0) : static_cast<C>(states[0][r]);
 }
 
+// dx = (g - y dot) / |x| with y = x / |x|, dot = sum g y
 template <class C>
 inline C slope_of(C g, C x, C scale, C ratio, C dot) {
   return (g - x * scale * ratio * dot) * ratio * scale;

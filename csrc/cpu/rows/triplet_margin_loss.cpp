@@ -177,6 +177,7 @@ void prepare(const void* data, int64_t rows, const double* const* row_inputs, C*
   }
 }
 
+// factor (x - y + eps) / distance
 template <class C>
 inline C slope_of(C x, C y, C eps, C factor, C scale, C ratio) {
   return select_or_zero(scale != 0, (x - y + eps) * scale * ratio * factor);
