@@ -4,7 +4,6 @@
 // which reports its launch. The Front keeps that launch, and for each address in it which argument or result owns it.
 // After a call of a second size it also keeps how the launch follows from the sizes, so that further sizes need no
 // Python.
-// size has come, so is how the launch follows from sizes: others need no Python.
 #pragma once
 
 #include <algorithm>

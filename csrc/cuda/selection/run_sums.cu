@@ -6,7 +6,6 @@
 // the entries of grad were, until one thread has them all. So a destination that all entries name (padding) takes no
 // longer than others, each is written once, and its sum is a tree of a fixed shape. A thread with fewer than two such
 // sums stores destination `total`, which is not written.
-// leave, it names `total`, which is not written.
 #include "run_sums.cuh"
 
 #include "cuda/engine/packets.cuh"
