@@ -35,9 +35,8 @@
 
 namespace safeops::cpu {
 
-// States that a thread holds before it writes results.
 constexpr int kMaxResults = 3;
-constexpr int64_t kHeldStates = 4096;
+constexpr int64_t kHeldStates = 4096;  // states that a thread holds before it writes results
 
 // The states of outputs, one entry each. For a sum: the sum of the kept values, the sum of their weights, and their
 // number. Other accumulators document their use of the arrays. An array that is not used is null.
