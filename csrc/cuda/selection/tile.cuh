@@ -14,8 +14,8 @@ constexpr int kTile = tile_of(sizeof(T));
 template <class T>
 constexpr int kTilePackets = kTile<T> / kPacket<T> / kBlock;  // packets of a thread: u * kBlock + threadIdx.x
 
-// The block shares of its tile the bits of the kept elements, 32 in a word, with the number of elements kept before
-// each word; and room for its elements.
+// Shared memory has the bits of the tile's kept elements, 32 in a word, with the number kept before each word, and room
+// for its elements.
 template <class T>
 struct Tile {
   static constexpr int kWords = kTile<T> / 32, kMasks = (kTile<T> / 16 + kBlock - 1) / kBlock;
