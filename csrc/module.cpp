@@ -1,5 +1,5 @@
-// safeops._C: importing it registers the C++ kernels (static initialisers); it exports what `safeops doctor` asks
-// and what prepares the launches of Triton's kernels.
+// safeops._C: importing it registers the C++ kernels (static initialisers). Its functions serve `safeops doctor` and
+// the prepared launches of Triton's kernels.
 #include <Python.h>
 
 #include <exception>
@@ -24,7 +24,7 @@ static PyMethodDef methods[] = {
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods, nullptr, nullptr, nullptr, nullptr};
 
 extern "C" __attribute__((visibility("default"))) PyObject* PyInit__C() {
-  PyObject* made = PyModule_Create(&module);
-  if (made != nullptr && PyModule_AddFunctions(made, safeops_launch_methods) != 0) return nullptr;
-  return made;
+  PyObject* result = PyModule_Create(&module);
+  if (result != nullptr && PyModule_AddFunctions(result, safeops_launch_methods) != 0) return nullptr;
+  return result;
 }

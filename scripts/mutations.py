@@ -14,7 +14,7 @@ SWAPPED = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum
            "any": "all", "all": "any", "fmin": "fmax", "fmax": "fmin"}  # fmt: skip
 # Lines that decide about speed, or about a text, alone: no test could notice a change.
 UNSEEN = re.compile(
-    r"\b(kAhead|kSlice|kMaxUnits|kMinRows|parallel\(|alignas|max_contiguous|Config\(|POLICY|prime|prefetch|lru_cache"
+    r"\b(kAhead|kSlice|kMaxTasks|kMinRows|parallel\(|alignas|max_contiguous|Config\(|POLICY|prime|prefetch|lru_cache"
     r"|cache_modifier|stacklevel|static_assert|template|printf|__slots__|pragma|include|include_bytes|__launch_bounds__)"
 )
 

@@ -1,5 +1,5 @@
-// New memory through the C shim, which tells nobody what the allocator has raised: Python, which knows the text of
-// `NoMemory`, asks for as many bytes once more, and that raises it (safeops/_library.py).
+// New memory through the C shim, which drops the text of the allocator's exception. Python recognises the text of
+// `NoMemory`, asks torch for as many bytes once more, and raises torch's own error (safeops/_library.py).
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -11,14 +11,14 @@
 #include <string>
 
 extern "C" {
-__attribute__((weak)) extern int FLAGS_caffe2_log_level;  // of libc10
+__attribute__((weak)) extern int FLAGS_caffe2_log_level;  // defined in libc10
 __attribute__((weak)) const char* torch_exception_get_what();
 }
 
 namespace safeops {
 
-// Until torch 2.13, which keeps the text of an exception instead, the shim logs each that it catches, with all C++
-// frames. While this lives, in any thread, torch logs nothing that is not fatal.
+// Before torch 2.13 the shim logs each exception that it catches, with all C++ frames (torch_exception_get_what is
+// newer and replaces that). While a Quiet lives, in any thread, torch logs only fatal messages.
 class Quiet {
  public:
   Quiet() {
@@ -43,7 +43,7 @@ struct NoMemory : std::runtime_error {
                            (device_type == aoti_torch_device_type_cpu() ? "cpu" : "cuda:" + std::to_string(device))) {}
 };
 
-// The number of bytes that so many elements take, or the largest one.
+// Bytes of a tensor of these sizes, or the largest int64 if that overflows.
 inline int64_t bytes_of(const int64_t* sizes, int64_t dims, int32_t dtype) {
   int64_t bytes = static_cast<int64_t>(aoti_torch_dtype_element_size(dtype));
   for (int64_t d = 0; d < dims; ++d)

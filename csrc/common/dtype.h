@@ -1,4 +1,4 @@
-// The dtypes that kernels tell apart. Device independent, and without torch's headers, over which nvcc takes long.
+// The dtypes that kernels tell apart. This header needs none of torch's, which take nvcc long to read.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,4 @@
-// Elements of any dtype as bit patterns: how wide they are, new tensors of them, a number as their bits.
-// Device independent.
+// Elements of any dtype as bit patterns: their width, new tensors of them, a number as their bits. Device independent.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -44,8 +43,8 @@ uint64_t integer_bits(double value) {
   return static_cast<uint64_t>(static_cast<std::make_unsigned_t<T>>(integer));
 }
 
-// `value` as the bits of t's dtype, saturated and rounded by way of fp32 as torch does; of a complex number the real
-// part.
+// The bits of `value` in t's dtype, saturated and rounded through fp32 as torch does. A complex number takes it as its
+// real part.
 inline uint64_t fill_bits(double value, const Tensor& t) {
   if (value == 0 && !std::signbit(value)) return 0;
   const auto within = [&](DType type) { return static_cast<float>(saturate(value, type)); };

@@ -1,17 +1,17 @@
-// What `_health_` writes for each tensor of a list: a row of integers (safeops/_multi_tensor.py), and the magnitudes
-// that it counts by. Device independent.
+// `_health_` writes a row of integers for each tensor of a list (safeops/_multi_tensor.py): their columns, and the
+// magnitudes that separate them. Device independent.
 #pragma once
 
 #include "dtype.h"
 
 namespace safeops {
 
-// kSmall: below 2^-14, the smallest normal number of fp16; kTiny: at most 2^-25, which fp16 rounds to 0; neither counts
-// zeros. kLargest: the bits of the largest finite magnitude as a double. kFirst: numel less the place of the first NaN
-// or inf.
+// kSmall counts magnitudes below 2^-14, the smallest normal number of fp16, kTiny those of at most 2^-25, which fp16
+// rounds to 0; neither counts zeros. kLargest holds the bits of the largest finite magnitude as a double, kFirst is
+// numel minus the index of the first NaN or inf.
 enum HealthColumn { kNan, kInf, kMinusInf, kZero, kSmall, kTiny, kLargest, kFirst, kHealthColumns };
 
-// inf, 2^-14 and 2^-25 as bits of a dtype; fp16 has no number of at most 2^-25 but 0.
+// inf, 2^-14 and 2^-25 as bits of each dtype. fp16 has no number in (0, 2^-25], hence 0.
 struct HealthLimits {
   uint64_t infinity, normal, tiny;
 };

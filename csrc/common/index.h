@@ -1,11 +1,11 @@
-// What an index tensor must be. Device independent.
+// Index tensors are int32 or int64. Device independent.
 #pragma once
 
 #include "tensor.h"
 
 namespace safeops {
 
-// An index is int32 (true) or int64.
+// True for int32, false for int64; any other dtype is an error.
 inline bool is_narrow_index(const Tensor& t) {
   int32_t code;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t.get(), &code));

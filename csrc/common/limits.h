@@ -1,4 +1,4 @@
-// The numbers at which results change, the same on every device. Device independent.
+// Limits of the dtypes at which results change. They are the same on every device.
 #pragma once
 
 #include <cmath>
@@ -14,7 +14,7 @@ inline double largest(DType type) {
   return values[static_cast<int>(type)];
 }
 
-// The smallest magnitude that rounds to inf: half a step beyond the largest number (ties go to even, which is inf).
+// Magnitudes from here on round to inf: half a step beyond the largest number (a tie goes to even, which is inf).
 inline double overflow_from(DType type) {
   constexpr double values[] = {65520.0, 0x1.FFp+127, 0x1.FFFFFFp+127, HUGE_VAL};
   return values[static_cast<int>(type)];
@@ -27,7 +27,7 @@ inline double saturate(double x, DType type) {
   return std::copysign(limit, x);
 }
 
-// A divisor's floor nobody named: the smallest normal number of the compute type.
+// The default floor of a divisor is the smallest normal number of the compute type.
 inline double floor_of(const std::optional<double>& eps, bool in_double) {
   if (eps) return *eps;
   return in_double ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();

@@ -1,4 +1,4 @@
-// What a number of a real dtype is made of. Device independent.
+// Sign, width and format of the real dtypes. Device independent.
 #pragma once
 
 #include "tensor.h"

@@ -1,4 +1,4 @@
-// How the sums of images, or of their windows, come to one number. Device independent; also run on a GPU.
+// The reduction of images, or of their windows, to one number. Device independent; also compiled for GPUs.
 #pragma once
 
 #include <cmath>
@@ -9,18 +9,18 @@
 namespace safeops {
 
 struct Reducer {
-  // as REDUCTION in safeops/_loss.py; kPlanes: no number but sums of each plane
+  // as REDUCTION in safeops/_loss.py; kPlanes keeps one sum per plane
   enum Kind : int64_t { kNone, kMean, kSum, kPlanes };
   int64_t kind;
   bool empty_nan;
 
-  // The sum, or the mean, of what `count` are that exist.
+  // sum or sum / count; an empty mean is NaN or 0.
   SAFEOPS_EVERYWHERE double value(double sum, double count) const {
     if (count == 0) return empty_nan ? NAN : 0.0;
     return kind == kMean ? sum / count : sum;
   }
-  // Its slope by each of them.
-  SAFEOPS_EVERYWHERE double share(double count) const { return kind == kMean ? 1 / count : 1; }
+  // d(value)/d(one summand).
+  SAFEOPS_EVERYWHERE double slope(double count) const { return kind == kMean ? 1 / count : 1; }
 };
 
 }  // namespace safeops

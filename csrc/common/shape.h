@@ -1,6 +1,5 @@
-// Shapes without tensors: what a kernel must know before it touches memory.
-// The public functions have already named the caller's mistake; these checks only keep a direct call from reading
-// memory it does not own.
+// Shapes and strides without tensors. The public functions have already named the caller's mistake; these checks only
+// keep a direct call from reading memory it does not own.
 #pragma once
 
 #include <torch/headeronly/util/Exception.h>
@@ -70,8 +69,8 @@ inline void contiguous_strides(const Shape& shape, int64_t* strides) {
   }
 }
 
-// Dims to walk, innermost first, with the stride of each. A dim that continues the one before it in memory is merged
-// with it.
+// Dims to walk, innermost first, with the stride of each. push() merges a dim that continues the one before it in
+// memory.
 struct Walk {
   int ndim = 0;
   int64_t size[kMaxDims], stride[kMaxDims];
@@ -86,7 +85,7 @@ struct Walk {
     }
   }
 
-  // Where the walk's element number i lies.
+  // Offset of element number i of the walk, in units of `stride`.
   int64_t offset(int64_t i) const {
     if (ndim == 0) return 0;
     int64_t at = 0;
@@ -105,7 +104,7 @@ inline int resolve_dim(int64_t dim, int ndim) {
   return static_cast<int>(dim < 0 ? dim + span : dim);
 }
 
-// Which dims a reduction removes. `count` < 0 means dim=None; None and () both mean all.
+// A reduction removes these dims. `count` < 0 means dim=None; None and () both mean all.
 struct ReducedDims {
   bool reduced[kMaxDims];
 

@@ -1,6 +1,6 @@
-// A sum of squares that neither overflows nor underflows where its root does not: three sums, each in a range of its
-// own (Blue, "A portable Fortran program to find the Euclidean norm of a vector", 1978). Squares of what fp32 holds are
-// all in the middle one. Device independent; also run on a GPU.
+// A sum of squares that overflows or underflows only where its root does: three sums, each for a range of magnitudes
+// (Blue, "A portable Fortran program to find the Euclidean norm of a vector", 1978). All squares of fp32 numbers go
+// into the middle one. Device independent; also compiled for GPUs.
 #pragma once
 
 #include <cmath>
@@ -10,7 +10,7 @@
 namespace safeops {
 
 struct Squares {
-  double small = 0, middle = 0, big = 0;  // of |x| 2^600 below 2^-480, |x|, |x| 2^-700 above 2^480
+  double small = 0, middle = 0, big = 0;  // sums of (2^600 x)^2 for |x| < 2^-480, x^2, (2^-700 x)^2 for |x| > 2^480
 
   SAFEOPS_EVERYWHERE void add(double x) {
     const double size = fabs(x);
@@ -35,8 +35,8 @@ struct Squares {
   }
 };
 
-// Whether squares that were summed as they are, in type C, may be lost: below the range some may have vanished beside
-// the sum; above it, and where the sum is NaN, some may have overflowed.
+// A plain sum of squares in type C is inexact outside [low, high]: below, some squares may have underflowed that the
+// sum should show; above, and where the sum is NaN, some may have overflowed.
 template <class C>
 inline bool squares_lost(double sum) {
   constexpr double low = sizeof(C) == 4 ? 0x1p-90 : 0x1p-900, high = sizeof(C) == 4 ? 0x1p120 : 0x1p1000;

@@ -1,5 +1,5 @@
-// Tensors through the C shim: read the metadata once, allocate without going through the dispatcher by name.
-// Device independent.
+// Tensors through the C shim: metadata is read once, and memory allocated without looking an op up by name. Device
+// independent.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -17,7 +17,7 @@ namespace safeops {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// libtorch's dtype numbers are not part of its ABI: ask once.
+// libtorch's dtype numbers are not part of its ABI, so they are queried once.
 struct DTypeCodes {
   int32_t code[6] = {aoti_torch_dtype_float16(), aoti_torch_dtype_bfloat16(), aoti_torch_dtype_float32(),
                      aoti_torch_dtype_float64(), aoti_torch_dtype_bool(),     aoti_torch_dtype_int64()};
@@ -47,10 +47,12 @@ inline DType floating(ScalarType type) {
   }
 }
 
-// An output dtype nobody named: `own`.
-inline DType floating(const std::optional<ScalarType>& type, DType own) { return type ? floating(*type) : own; }
+// A dtype argument, or the default where it is None.
+inline DType floating(const std::optional<ScalarType>& type, DType fallback) {
+  return type ? floating(*type) : fallback;
+}
 
-// What a loss or a reduction returns: fp64 for fp64 operands, else fp32.
+// Losses and reductions return fp64 for fp64 operands, else fp32.
 inline DType wide(DType x, DType y) {
   return x == DType::kDouble || y == DType::kDouble ? DType::kDouble : DType::kFloat;
 }
@@ -77,7 +79,7 @@ struct View {
     ndim = static_cast<int>(dims);
   }
 
-  // One value that lives in C++.
+  // A view of one value that lives in C++.
   View(void* value, DType type)
       : data(static_cast<char*>(value)), sizes(nullptr), strides(nullptr), ndim(0), dtype(type) {}
 
@@ -93,7 +95,7 @@ struct View {
     return true;
   }
 
-  // All elements are the same place in memory.
+  // True if all elements share one address.
   bool single() const {
     for (int d = 0; d < ndim; ++d)
       if (sizes[d] == 0 || (sizes[d] != 1 && strides[d] != 0)) return false;
@@ -103,7 +105,7 @@ struct View {
   bool is_floating() const { return dtype <= DType::kDouble; }
 };
 
-// A tensor of a reduction's outputs, seen with the reduced dims back as size 1, so that it broadcasts to the input.
+// A reduction's output, seen with the reduced dims back as size 1, so that it broadcasts to the input.
 struct Unreduced {
   int64_t sizes[kMaxDims], strides[kMaxDims];
   View view;  // valid while this lives
@@ -131,7 +133,7 @@ inline int32_t device_type_of(const Tensor& t) {
   return type;
 }
 
-// A new contiguous tensor on the device of `like`; dtype is libtorch's own number.
+// A new contiguous tensor on the device of `like`; dtype is libtorch's number.
 inline Tensor empty_of_code(const Shape& shape, int32_t dtype, const Tensor& like) {
   int64_t strides[kMaxDims];
   contiguous_strides(shape, strides);
@@ -154,8 +156,8 @@ inline ScalarType scalar_type(DType dtype) {
   return types[static_cast<int>(dtype)];
 }
 
-// Whether torch.empty_like gives a tensor of this shape other strides than contiguous ones. Where it does, torch is
-// asked: its rule keeps even the strides of size-1 dims.
+// True if torch.empty_like gives a tensor of this shape other strides than contiguous ones. Torch is then asked: its
+// rule keeps even the strides of size-1 dims.
 inline bool keeps_strides(const Shape& shape, const View& view) {
   if (!shape.is(view.ndim, view.sizes)) return false;
   int64_t contiguous[kMaxDims];
@@ -165,7 +167,7 @@ inline bool keeps_strides(const Shape& shape, const View& view) {
   return !same;
 }
 
-// code: libtorch's own number of that dtype.
+// `code` is libtorch's number of that dtype.
 inline Tensor torch_empty_like(const Tensor& t, const std::optional<ScalarType>& dtype, int32_t code) {
   using torch::stable::detail::from;
   StableIValue stack[6] = {from(t),           from(dtype),        from(std::nullopt),
@@ -182,7 +184,7 @@ inline Tensor empty_like(const Shape& shape, DType dtype, const Tensor& t, const
   return keeps_strides(shape, view) ? torch_empty_like(t, scalar_type(dtype), code) : empty_of_code(shape, code, t);
 }
 
-// What an unneeded gradient is.
+// An unneeded gradient is an empty vector.
 inline Tensor empty_vector(DType dtype, const Tensor& like) {
   const int64_t zero = 0;
   return empty(Shape(1, &zero), dtype, like);

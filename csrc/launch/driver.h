@@ -1,4 +1,4 @@
-// What a prepared launch asks of CUDA's driver and of torch, by address: Python hands them over at the first launch.
+// Python hands over the addresses of these functions of CUDA's driver and of torch at the first launch.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -8,7 +8,7 @@
 
 namespace safeops::launch {
 
-// CUlaunchConfig of cuda.h, which a build without CUDA has not.
+// CUlaunchConfig of cuda.h, which is absent from a build without CUDA.
 struct Config {
   unsigned grid[3], block[3], shared;
   void* stream;
@@ -22,7 +22,7 @@ struct Driver {
   int (*device)(int* index);                                                        // cuCtxGetDevice
   AOTITorchError (*stream)(int32_t device, void** stream);                          // torch's current one
 
-  // The current stream of the current device, if that is the one asked for.
+  // Gives torch's current stream if `index` is the current device, else false.
   bool current(int index, void** out) const {
     int current;
     return device(&current) == 0 && current == index && stream(index, out) == AOTI_TORCH_SUCCESS;
@@ -36,7 +36,7 @@ struct Driver {
 
 // One launch. A word is one of the kernel's parameters: addresses, then other numbers, of 32 bits the lower half.
 struct Launch {
-  static constexpr int most = 256;  // parameters
+  static constexpr int most = 256;  // of parameters
 
   void* function;
   unsigned grid[3], threads, shared;
@@ -44,11 +44,11 @@ struct Launch {
   std::vector<uint64_t> words;
   std::vector<uint8_t> places;  // among the words, of each parameter in the kernel's order
   int addresses;
-  bool split;  // whether it uses the stream's buffers
+  bool split;  // the kernel uses the stream's buffers for blocks that share a result
 
-  int start(const Driver& driver, uint64_t* given, void* stream) const {
+  int start(const Driver& driver, uint64_t* values, void* stream) const {
     void* parameters[most];
-    for (size_t i = 0; i < places.size(); ++i) parameters[i] = given + places[i];
+    for (size_t i = 0; i < places.size(); ++i) parameters[i] = values + places[i];
     const Config config = {{grid[0], grid[1], grid[2]}, {threads, 1, 1}, shared, stream, nullptr, 0};
     return driver.launch(&config, function, parameters, nullptr);
   }

@@ -1,5 +1,5 @@
-// All that a call's launch depends on, read from the dispatcher's arguments, which it leaves as they are: shapes,
-// strides, dtypes, devices and alignment of the tensors, and every number.
+// The key of a call holds all that its launch depends on: shapes, strides, dtypes, devices and alignment of the
+// tensors, and every number. Reading it leaves the dispatcher's arguments as they are.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -25,10 +25,10 @@ struct Hash {
   }
 };
 
-// An argument's type: t tensor, n number, l list of integers; T, N, L the same or None.
+// Each argument has a letter for its type: t tensor, n number, l list of integers; T, N and L may also be None.
 struct Arguments {
-  Words kind;   // how many arguments, dimensions and integers there are, dtypes, devices, alignment, numbers
-  Words sizes;  // and strides, and integers in lists
+  Words kind;   // counts of arguments, dimensions and list items, dtypes, devices, alignment, numbers
+  Words sizes;  // sizes and strides of tensors, integers in lists
   std::vector<uint64_t> addresses;  // of the tensors, in order
 
   void read(const std::string& kinds, const StableIValue* stack) {
@@ -38,10 +38,10 @@ struct Arguments {
     for (size_t i = 0; i < kinds.size(); ++i) {
       StableIValue value = stack[i];
       if (optional(kinds[i])) {
-        const auto* given = torch::stable::detail::to<StableIValue*>(value);
-        kind.push_back(given != nullptr);
-        if (given == nullptr) continue;
-        value = *given;
+        const auto* pointer = torch::stable::detail::to<StableIValue*>(value);
+        kind.push_back(pointer != nullptr);
+        if (pointer == nullptr) continue;
+        value = *pointer;
       }
       const char type = kinds[i] | 32;  // in lower case
       if (type == 't')
@@ -85,7 +85,7 @@ struct Arguments {
   }
 };
 
-// Free the arguments, as one who was called must.
+// The callee owns its arguments, so it frees them.
 inline void release(const std::string& kinds, StableIValue* stack) {
   using torch::stable::detail::to;
   for (size_t i = 0; i < kinds.size(); ++i) switch (kinds[i]) {
@@ -94,7 +94,7 @@ inline void release(const std::string& kinds, StableIValue* stack) {
       case 'N': to<std::optional<int64_t>>(stack[i]); break;
       case 'l': to<std::vector<int64_t>>(stack[i]); break;
       case 'L': to<std::optional<std::vector<int64_t>>>(stack[i]); break;
-      default: break;  // a number is in its place
+      default: break;  // a number owns no memory
     }
 }
 

@@ -28,11 +28,11 @@ std::map<std::pair<int, void*>, Buffers> buffers;  // by device and stream
 
 std::optional<Buffers> buffers_of(int device, void* stream) {
   const std::lock_guard<std::mutex> guard(buffers_mutex);
-  const auto found = buffers.find({device, stream});
-  return found == buffers.end() ? std::nullopt : std::make_optional(found->second);
+  const auto entry = buffers.find({device, stream});
+  return entry == buffers.end() ? std::nullopt : std::make_optional(entry->second);
 }
 
-// What the launcher in Python reports, in the thread that called it.
+// The launcher in Python reports to the Front that called it in the same thread.
 struct Report {
   bool wants_trace = false;
   std::vector<Launch> launches;
@@ -42,63 +42,63 @@ struct Report {
 thread_local Report* report = nullptr;
 
 struct Reporting {
-  Report* before = report;
-  explicit Reporting(Report* own) { report = own; }
-  ~Reporting() { report = before; }
+  Report* previous = report;
+  explicit Reporting(Report* current) { report = current; }
+  ~Reporting() { report = previous; }
 };
 
 Output output_of(AtenTensorHandle t, uint64_t* address) {
-  Output made;
+  Output output;
   int64_t dims, *sizes, *strides;
   const void* data;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(t, &dims));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(t, &sizes));
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(t, &strides));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t, &made.dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t, &made.device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t, &made.device));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(t, &output.dtype));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t, &output.device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(t, &output.device));
   TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(t, &data));
-  made.sizes.assign(sizes, sizes + dims);
-  made.strides.assign(strides, strides + dims);
+  output.sizes.assign(sizes, sizes + dims);
+  output.strides.assign(strides, strides + dims);
   *address = reinterpret_cast<uint64_t>(data);
-  return made;
+  return output;
 }
 
-// The launch for any call of this key; none where an address in it has no owner, or could have two, or where a result
-// is not among them: something else has made that.
+// The launch for any call of this key. None where an address in it has no owner, or could have two, or where it does
+// not write a result, which something else must have computed.
 std::shared_ptr<const Prepared> prepare(Launch launch, const std::vector<uint64_t>& arguments,
                                         const StableIValue* stack, size_t results) {
-  auto made = std::make_shared<Prepared>();
+  auto prepared = std::make_shared<Prepared>();
   std::vector<uint64_t> outputs(results);
   for (size_t i = 0; i < results; ++i)
-    made->outputs.push_back(output_of(to<AtenTensorHandle>(stack[i]), &outputs[i]));
-  std::vector<std::tuple<uint64_t, Owner, size_t>> known;
-  for (size_t i = 0; i < arguments.size(); ++i) known.emplace_back(arguments[i], Owner::kArgument, i);
-  for (size_t i = 0; i < results; ++i) known.emplace_back(outputs[i], Owner::kResult, i);
+    prepared->outputs.push_back(output_of(to<AtenTensorHandle>(stack[i]), &outputs[i]));
+  std::vector<std::tuple<uint64_t, Owner, size_t>> candidates;
+  for (size_t i = 0; i < arguments.size(); ++i) candidates.emplace_back(arguments[i], Owner::kArgument, i);
+  for (size_t i = 0; i < results; ++i) candidates.emplace_back(outputs[i], Owner::kResult, i);
   void* stream;
   if (launch.split && driver.current(launch.device, &stream)) {
     if (const auto shared = buffers_of(launch.device, stream)) {
-      known.emplace_back(shared->partial, Owner::kPartial, 0);
-      known.emplace_back(shared->counter, Owner::kCounter, 0);
+      candidates.emplace_back(shared->partial, Owner::kPartial, 0);
+      candidates.emplace_back(shared->counter, Owner::kCounter, 0);
     }
   }
   for (int i = 0; i < launch.addresses; ++i) {
     int owners = 0;
-    made->owners.emplace_back(Owner::kNobody, 0);
-    for (const auto& [address, owner, which] : known)
+    prepared->owners.emplace_back(Owner::kNobody, 0);
+    for (const auto& [address, owner, which] : candidates)
       if (launch.words[i] != 0 && launch.words[i] == address) {
-        made->owners.back() = {owner, which};
+        prepared->owners.back() = {owner, which};
         ++owners;
       }
     if (owners != (launch.words[i] != 0)) return nullptr;
   }
   for (size_t i = 0; i < results; ++i)
-    if (outputs[i] != 0 && !made->writes(i)) return nullptr;
-  made->launch = std::move(launch);
-  return made;
+    if (outputs[i] != 0 && !prepared->writes(i)) return nullptr;
+  prepared->launch = std::move(launch);
+  return prepared;
 }
 
-// Functions that know which Front they are: the dispatcher hands over arguments alone.
+// The dispatcher hands over arguments alone, so each Front has a function of its own.
 constexpr size_t kFronts = 128;
 std::deque<Front> fronts;
 
@@ -114,18 +114,18 @@ constexpr auto entrances(std::index_sequence<I...>) {
 
 }  // namespace
 
-// What the launch of these sizes is, or, where that has to be asked for, whether with a trace.
+// Looks up the launch for these sizes. Where there is none, *trace says whether Python should be traced.
 std::shared_ptr<const Prepared> Front::find(const Arguments& call, bool* trace) {
   const std::lock_guard<std::mutex> guard(mutex_);
-  const auto found = calls_.find(call.kind);
-  if (found == calls_.end()) return nullptr;
-  Calls& calls = found->second;
-  const auto known = calls.prepared.find(call.sizes);
-  if (known != calls.prepared.end()) return known->second;
+  const auto entry = calls_.find(call.kind);
+  if (entry == calls_.end()) return nullptr;
+  Calls& calls = entry->second;
+  const auto exact = calls.prepared.find(call.sizes);
+  if (exact != calls.prepared.end()) return exact->second;
   for (Program& program : calls.programs)
-    if (auto made = program.at(call.sizes)) {
+    if (auto prepared = program.at(call.sizes)) {
       std::swap(program, calls.programs.front());
-      return made;
+      return prepared;
     }
   *trace = calls.traced < kTraces;
   return nullptr;
@@ -153,25 +153,25 @@ void Front::forget() {
 }
 
 void Front::call(StableIValue* stack, size_t results) {
-  thread_local Arguments last;  // whose memory serves the next call
+  thread_local Arguments last;  // static, so that its memory serves the next call
   last.read(kinds_, stack);
-  Report made;
-  const auto known = find(last, &made.wants_trace);
-  if (known && replay(*known, last.addresses, stack)) return;
+  Report python_report;
+  const auto prepared = find(last, &python_report.wants_trace);
+  if (prepared && replay(*prepared, last.addresses, stack)) return;
 
-  Arguments own = std::move(last);  // the launcher may come here again
-  const Reporting reporting(&made);
+  Arguments arguments = std::move(last);  // the launcher may call an op again in this thread
+  const Reporting reporting(&python_report);
   TORCH_ERROR_CODE_CHECK(torch_call_dispatcher((op_ + "_launch").c_str(), "", stack, TORCH_ABI_VERSION));
-  if (made.failure) {
+  if (python_report.failure) {
     for (size_t i = 0; i < results; ++i) to<torch::stable::Tensor>(stack[i]);
-    throw std::runtime_error(*made.failure);
+    throw std::runtime_error(*python_report.failure);
   }
-  if (known || made.launches.size() != 1) return;
-  auto fresh = prepare(std::move(made.launches[0]), own.addresses, stack, results);
-  if (fresh || made.tape) keep(std::move(own), std::move(fresh), std::move(made.tape));
+  if (prepared || python_report.launches.size() != 1) return;
+  auto fresh = prepare(std::move(python_report.launches[0]), arguments.addresses, stack, results);
+  if (fresh || python_report.tape) keep(std::move(arguments), std::move(fresh), std::move(python_report.tape));
 }
 
-// False, and nothing is done, where Python must look at it: another device, a capture, new buffers, whatever fails.
+// False, before anything has changed, where Python must decide: another device, a capture, new buffers, a failure.
 bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const {
   const Launch& launch = prepared.launch;
   void* stream;
@@ -182,7 +182,7 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
     shared = buffers_of(launch.device, stream);
     if (!shared) return false;
   }
-  std::vector<torch::stable::Tensor> made;
+  std::vector<torch::stable::Tensor> tensors;
   std::vector<uint64_t> results;
   for (const Output& out : prepared.outputs) {
     AtenTensorHandle handle;
@@ -191,7 +191,7 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
                                  out.dtype, out.device_type, out.device, &handle) != AOTI_TORCH_SUCCESS)
       return false;
     const void* data;
-    made.emplace_back(handle);
+    tensors.emplace_back(handle);
     TORCH_ERROR_CODE_CHECK(torch_get_const_data_ptr(handle, &data));
     results.push_back(reinterpret_cast<uint64_t>(data));
   }
@@ -209,11 +209,11 @@ bool Front::replay(const Prepared& prepared, const std::vector<uint64_t>& addres
   }
   if (launch.start(driver, words, stream) != 0) return false;
   release(kinds_, stack);
-  for (size_t i = 0; i < made.size(); ++i) stack[i] = from(made[i]);
+  for (size_t i = 0; i < tensors.size(); ++i) stack[i] = from(tensors[i]);
   return true;
 }
 
-void use_driver(const Driver& given) { driver = given; }
+void use_driver(const Driver& new_driver) { driver = new_driver; }
 
 void keep_buffers(int device, void* stream, uint64_t partial, uint64_t counter) {
   const std::lock_guard<std::mutex> guard(buffers_mutex);
@@ -243,7 +243,7 @@ Front& front(const std::string& op, const std::string& kinds, const char* dispat
   if (fronts.size() == kFronts) throw std::length_error("safeops: more Triton ops than entrances (csrc/launch)");
   fronts.emplace_back(op, kinds);
   auto* library = new StableLibrary(StableLibrary::Kind::IMPL, "safeops", dispatch_key, __FILE__, __LINE__);
-  library->impl(op.substr(op.find("::") + 2).c_str(), table[fronts.size() - 1]);  // kept for good, as what is loaded is
+  library->impl(op.substr(op.find("::") + 2).c_str(), table[fronts.size() - 1]);  // never freed: loaded code stays, too
   return fronts.back();
 }
 

@@ -1,8 +1,9 @@
 // Prepared calls of the Triton ops: a call like an earlier one is launched without Python.
 //
 // `safeops::_<op>` is a Front. A key that it has not seen goes on to `safeops::_<op>_launch`, the launcher in Python,
-// which reports its launch; what that says is kept, with the addresses in it replaced by whose they are. Where a second
-// size has come, so is how the launch follows from sizes: others need no Python.
+// which reports its launch. The Front keeps that launch, and for each address in it which argument or result owns it.
+// After a call of a second size it also keeps how the launch follows from the sizes, so that further sizes need no
+// Python.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +21,7 @@
 
 namespace safeops::launch {
 
-// A result, as it is to be allocated.
+// Metadata of a result, from which replay allocates it.
 struct Output {
   Words sizes, strides;
   int32_t dtype, device_type, device;
@@ -28,11 +29,11 @@ struct Output {
   bool empty() const { return std::find(sizes.begin(), sizes.end(), 0) != sizes.end(); }
 };
 
-enum class Owner { kNobody, kArgument, kResult, kPartial, kCounter };  // nobody: an absent operand, always 0
+enum class Owner { kNobody, kArgument, kResult, kPartial, kCounter };  // kNobody: an absent operand, address 0
 
 struct Prepared {
   Launch launch;
-  std::vector<std::pair<Owner, size_t>> owners;  // of the addresses: who, and which of them
+  std::vector<std::pair<Owner, size_t>> owners;  // of the addresses: the kind of owner, and which of them
   std::vector<Output> outputs;
 
   bool writes(size_t result) const {
@@ -40,14 +41,14 @@ struct Prepared {
   }
 };
 
-// What is launched for all sizes that the tape is for. Its results: the grid, the last words of the launch, the sizes
-// and strides of each output.
+// One compiled kernel for all sizes that the tape accepts. The tape's results are the grid, the last words of the
+// launch, and the sizes and strides of each output.
 struct Program {
   std::shared_ptr<const Prepared> first;
   Tape tape;
 
-  std::shared_ptr<const Prepared> at(const Words& sizes) const;  // null: not for these
-  bool repeats(const Arguments& call) const;                      // which was traced
+  std::shared_ptr<const Prepared> at(const Words& sizes) const;  // null: the tape does not accept these sizes
+  bool repeats(const Arguments& call) const;                      // replays the traced call itself, as a check
 };
 
 class Front {
@@ -58,9 +59,9 @@ class Front {
   void forget();
 
  private:
-  struct Calls {  // that differ in sizes and strides alone
-    std::unordered_map<Words, std::shared_ptr<const Prepared>, Hash> prepared;  // by these
-    std::vector<Program> programs;  // the one that was used last is the first
+  struct Calls {  // calls that differ in sizes and strides alone
+    std::unordered_map<Words, std::shared_ptr<const Prepared>, Hash> prepared;  // by sizes and strides
+    std::vector<Program> programs;  // the most recently used one first
     int traced = 0;
   };
 
@@ -68,23 +69,23 @@ class Front {
   void keep(Arguments call, std::shared_ptr<const Prepared> prepared, std::optional<Tape> tape);
   bool replay(const Prepared& prepared, const std::vector<uint64_t>& addresses, StableIValue* stack) const;
 
-  static constexpr size_t kMost = 4096;  // prepared calls; forgotten all together
-  static constexpr int kTraces = 32;     // of calls that differ in sizes alone
+  static constexpr size_t kMost = 4096;  // prepared calls; beyond it all are forgotten
+  static constexpr int kTraces = 32;     // at most, for calls that differ in sizes alone
 
   const std::string op_, kinds_;
   std::mutex mutex_;
   size_t count_ = 0;
-  std::unordered_map<Words, Calls, Hash> calls_;  // by their kind
+  std::unordered_map<Words, Calls, Hash> calls_;  // by Arguments::kind
 };
 
 void use_driver(const Driver& driver);
-bool watched();                          // whether somebody, such as a profiler, is to be told of launches
+bool watched();                          // a hook, such as a profiler's, sees launches
 void keep_buffers(int device, void* stream, uint64_t partial, uint64_t counter);
-int start(Launch launch);                // on the current stream, and known to the Front that waits for it
-bool wants_trace();                      // whether the Front that waits would know how its launch follows from sizes
+int start(Launch launch);                // on the current stream; the waiting Front keeps it
+bool wants_trace();                      // for the waiting Front
 void trace(Tape tape);
 void fail(const std::string& message);   // the launcher in Python has failed
 Front& front(const std::string& op, const std::string& kinds, const char* dispatch_key);
-void forget();                           // all prepared calls
+void forget();                           // drops all prepared calls
 
 }  // namespace safeops::launch

@@ -1,4 +1,4 @@
-// The launch of sizes that no call had before.
+// Launches for sizes that no call had before, computed by a tape.
 #include <algorithm>
 #include <cstdint>
 
@@ -7,29 +7,30 @@
 namespace safeops::launch {
 
 std::shared_ptr<const Prepared> Program::at(const Words& sizes) const {
-  thread_local Words values;  // whose memory serves the next call
+  thread_local Words values;  // static, so that its memory serves the next call
   if (!tape.run(sizes, values)) return nullptr;
-  auto made = std::make_shared<Prepared>(*first);
+  auto prepared = std::make_shared<Prepared>(*first);
   auto next = tape.results.begin();
-  for (unsigned& blocks : made->launch.grid) {
+  for (unsigned& blocks : prepared->launch.grid) {
     const int64_t count = values[*next++];
     if (count < 1 || count > INT32_MAX) return nullptr;
     blocks = static_cast<unsigned>(count);
   }
   size_t rest = tape.results.end() - next;
-  for (const Output& out : made->outputs) rest -= out.sizes.size() + out.strides.size();
-  for (auto word = made->launch.words.end() - rest; word != made->launch.words.end(); ++word) *word = values[*next++];
-  for (size_t i = 0; i < made->outputs.size(); ++i) {
-    Output& out = made->outputs[i];
+  for (const Output& out : prepared->outputs) rest -= out.sizes.size() + out.strides.size();
+  for (auto word = prepared->launch.words.end() - rest; word != prepared->launch.words.end(); ++word)
+    *word = values[*next++];
+  for (size_t i = 0; i < prepared->outputs.size(); ++i) {
+    Output& out = prepared->outputs[i];
     for (int64_t& size : out.sizes) size = values[*next++];
     for (int64_t& stride : out.strides) stride = values[*next++];
-    if (!out.empty() && !made->writes(i)) return nullptr;
+    if (!out.empty() && !prepared->writes(i)) return nullptr;
   }
-  return made;
+  return prepared;
 }
 
 bool Program::repeats(const Arguments& call) const {
-  const auto& addresses = call.addresses;  // (of no elements, 0, which tells no owner)
+  const auto& addresses = call.addresses;  // an empty tensor has address 0, which names no owner
   if (!tape.sound() || std::count(addresses.begin(), addresses.end(), 0)) return false;
   size_t least = 3, most = 3 + first->launch.words.size() - first->owners.size();
   for (const Output& out : first->outputs) {

@@ -10,7 +10,7 @@
 namespace safeops::launch {
 namespace {
 
-PyObject* hooks[2] = {nullptr, nullptr};  // Triton's lists of what to call before and after each launch
+PyObject* hooks[2] = {nullptr, nullptr};  // Triton's lists of hooks before and after each launch
 
 template <class F>
 PyObject* guarded(F run) {
@@ -41,26 +41,26 @@ PyObject* py_use_driver(PyObject*, PyObject* arguments) {
 
 PyObject* py_launch(PyObject*, PyObject* arguments) {
   unsigned long long function;
-  Launch made;
+  Launch launch;
   const char *words, *places;
   Py_ssize_t bytes, count;
   int split;
-  if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#y#", &function, &made.grid[0], &made.grid[1], &made.grid[2],
-                        &made.threads, &made.shared, &made.device, &made.addresses, &split, &words, &bytes, &places,
+  if (!PyArg_ParseTuple(arguments, "K(III)IIiipy#y#", &function, &launch.grid[0], &launch.grid[1], &launch.grid[2],
+                        &launch.threads, &launch.shared, &launch.device, &launch.addresses, &split, &words, &bytes, &places,
                         &count))
     return nullptr;
-  made.places.assign(places, places + count);
+  launch.places.assign(places, places + count);
   const auto outside = [count](uint8_t place) { return place >= count; };
-  if (bytes != 8 * count || count > Launch::most || made.addresses > count ||
-      std::any_of(made.places.begin(), made.places.end(), outside))
+  if (bytes != 8 * count || count > Launch::most || launch.addresses > count ||
+      std::any_of(launch.places.begin(), launch.places.end(), outside))
     return PyErr_Format(PyExc_ValueError, "%zd bytes of %zd parameters", bytes, count);
-  made.function = reinterpret_cast<void*>(function);
-  made.split = split != 0;
-  made.words.resize(static_cast<size_t>(count));
-  std::memcpy(made.words.data(), words, static_cast<size_t>(bytes));
+  launch.function = reinterpret_cast<void*>(function);
+  launch.split = split != 0;
+  launch.words.resize(static_cast<size_t>(count));
+  std::memcpy(launch.words.data(), words, static_cast<size_t>(bytes));
   int error;
-  Py_BEGIN_ALLOW_THREADS  // a full queue makes the driver wait
-  error = start(std::move(made));
+  Py_BEGIN_ALLOW_THREADS  // the driver waits while its queue is full
+  error = start(std::move(launch));
   Py_END_ALLOW_THREADS
   return PyLong_FromLong(error);
 }
@@ -112,7 +112,7 @@ PyObject* py_forget(PyObject*, PyObject*) {
 
 }  // namespace
 
-bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  // (reads a word: needs no GIL)
+bool watched() { return PyList_Size(hooks[0]) + PyList_Size(hooks[1]) > 0; }  // (it reads a word: needs no GIL)
 
 }  // namespace safeops::launch
 

@@ -1,4 +1,4 @@
-// What Python calls of prepared launches: rows for the module's table.
+// Python's entrances to prepared launches are rows of the module's method table.
 #pragma once
 
 #include <Python.h>

@@ -1,5 +1,5 @@
-// What a launcher did with the sizes of a call, step by step (kernels/engine/trace.py): it does the same with others as
-// long as all comparisons come out as they did.
+// A tape lists what a launcher computed from the sizes of a call, step by step (kernels/engine/trace.py). It computes
+// the same from other sizes, as long as all comparisons come out as they did.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace safeops::launch {
 
-// Operands are places of values: those of the call's sizes, then of the steps. A constant is its own operand.
+// Operands are indices of values: first the call's sizes, then the results of the steps. A constant is its own operand.
 struct Step {
   enum Code : int64_t { kConstant, kAdd, kSubtract, kMultiply, kDivide, kRemainder, kEqual, kUnequal, kLess, kAtMost };
   int64_t code, a, b;
@@ -20,8 +20,9 @@ struct Step {
 struct Tape {
   size_t sizes;
   std::vector<Step> steps;
-  Words results;  // places of what is to be known in the end
+  Words results;  // indices of the values that the launch needs
 
+  // Tapes come from Python: every index must stay inside the values.
   bool sound() const {
     const auto within = [](int64_t place, size_t end) { return place >= 0 && static_cast<size_t>(place) < end; };
     for (size_t i = 0; i < steps.size(); ++i) {
@@ -32,11 +33,11 @@ struct Tape {
     return std::all_of(results.begin(), results.end(), [&](int64_t at) { return within(at, sizes + steps.size()); });
   }
 
-  // False where a comparison comes out otherwise, or a number does not fit.
-  bool run(const Words& given, Words& values) const {
-    if (given.size() != sizes) return false;
+  // False where a comparison comes out otherwise, or a number overflows.
+  bool run(const Words& call_sizes, Words& values) const {
+    if (call_sizes.size() != sizes) return false;
     values.resize(sizes + steps.size());
-    std::copy(given.begin(), given.end(), values.begin());
+    std::copy(call_sizes.begin(), call_sizes.end(), values.begin());
     int64_t* out = values.data() + sizes;
     for (const auto& [code, x, y] : steps) {
       const int64_t a = code == Step::kConstant ? x : values[x], b = code == Step::kConstant ? 0 : values[y];

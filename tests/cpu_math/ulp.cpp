@@ -133,7 +133,7 @@ void all(int64_t count, const char* only) {
   unary_of("exp", [](C x) { return m::exp(x); }, [](C x) -> Wide { return std::exp(T(x)); });
   unary_of("exp_term", [](C x) { return safeops::cpu::exp_term(-unit(x)); },
            [](C x) -> Wide { return std::exp(-T(unit(x))); });
-  unary_of("expm1", [](C x) { return m::expm1_below(-std::fabs(x)); },
+  unary_of("expm1", [](C x) { return m::expm1_nonpositive(-std::fabs(x)); },
            [](C x) -> Wide { return std::expm1(-std::fabs(T(x))) + T(0); });
   unary_of("log1p", [](C x) { return m::log1p_unit(unit(x)); }, [](C x) -> Wide { return std::log1p(T(unit(x))); });
   unary_of("log", [](C x) { return m::log(x); }, [](C x) -> Wide { return std::log(T(x)); });

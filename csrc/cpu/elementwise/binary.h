@@ -1,13 +1,13 @@
 // The driver of the binary functions. A function is a struct
 //
 //     template <class C> struct SafeAtan2 {
-//       explicit SafeAtan2(const Arguments& given);
+//       explicit SafeAtan2(const Arguments& arguments);
 //       C value(C a, C b) const;
 //       Slopes<C> slopes(C g, C a, C b) const;    // g times the two derivatives
 //     };
 //     SAFEOPS_BINARY(safe_atan2, SafeAtan2)
 //
-// and where one loop over these is not the fastest, a specialisation of BinaryLoops (safe_div.cpp).
+// Where one loop over these is not the fastest, BinaryLoops is specialised (safe_div.cpp).
 // I/O: forward reads a, b and writes y; backward reads g, a, b and writes da, db.
 #pragma once
 
@@ -25,7 +25,7 @@ struct BinaryLoops {
     for (int64_t i = 0; i < chunk.n; ++i) out[i] = f.value(a[i], b[i]);
   }
 
-  // What the other slope alone needs is not computed.
+  // The template parameters say which slopes are wanted: the compiler drops what only the other one needs.
   template <bool kInput, bool kOther>
   static void slopes(const void* op, const Chunk<C>& chunk) {
     const Function<C> f = *static_cast<const Function<C>*>(op);
@@ -43,8 +43,8 @@ struct BinaryLoops {
 template <template <class> class Function>
 struct Binary {
   template <class C>
-  static void run(const Shape& shape, const View& out, const View& a, const View& b, const Arguments& given) {
-    const Function<C> op(given);
+  static void run(const Shape& shape, const View& out, const View& a, const View& b, const Arguments& arguments) {
+    const Function<C> op(arguments);
     Elementwise<C> loop(shape, out);
     loop.input(a);
     loop.input(b);
@@ -67,9 +67,9 @@ struct Binary {
 
   template <class C>
   static void run_backward(const Shape& shape, const Tensor* da, const Tensor* db, const View& g, const View& a,
-                           const View& b, const Arguments& given) {
+                           const View& b, const Arguments& arguments) {
     using Loops = BinaryLoops<Function, C>;
-    const Function<C> op(given);
+    const Function<C> op(arguments);
     const View first(da ? *da : *db), second(db ? *db : *da);
     Elementwise<C> loop(shape, first);
     loop.input(g);
@@ -83,7 +83,7 @@ struct Binary {
              &op);
   }
 
-  // The gradient's dtype is the output's: what saturated there has no slope.
+  // The gradient's dtype is the output's: elements that saturated there have slope 0.
   static std::tuple<Tensor, Tensor> backward(const Tensor& grad, const Tensor& input, const Tensor& other,
                                              const std::optional<double>& eps, bool need_input, bool need_other,
                                              const std::optional<ScalarType>& input_dtype,

@@ -1,4 +1,4 @@
-// out = fill_mask ? value : input, by bit pattern: what is not filled keeps its bits, NaN payloads included.
+// out = fill_mask ? value : input, by bit pattern: elements that are not filled keep their bits, NaN payloads included.
 // I/O: read input, read mask, write out.
 #include "cpu/engine/elementwise.h"
 
@@ -31,12 +31,12 @@ Tensor masked_fill(const Tensor& input, const Tensor& fill_mask, const std::opti
   const Shape shape = broadcast(x.shape(), mask.shape());
   const Tensor result = output_like(shape, x.dtype, input, x);
   const View out(result);
-  const double wanted = saturate(value ? read_scalar(View(*value)) : number, x.dtype);
+  const double fill_value = saturate(value ? read_scalar(View(*value)) : number, x.dtype);
   switch (x.dtype) {
-    case DType::kHalf: fill<uint16_t>(shape, out, x, mask, Narrow<Half>::from(wanted).bits); break;
-    case DType::kBFloat16: fill<uint16_t>(shape, out, x, mask, Narrow<BFloat16>::from(wanted).bits); break;
-    case DType::kFloat: fill(shape, out, x, mask, bit_cast<uint32_t>(static_cast<float>(wanted))); break;
-    default: fill(shape, out, x, mask, bit_cast<uint64_t>(wanted)); break;
+    case DType::kHalf: fill<uint16_t>(shape, out, x, mask, Narrow<Half>::from(fill_value).bits); break;
+    case DType::kBFloat16: fill<uint16_t>(shape, out, x, mask, Narrow<BFloat16>::from(fill_value).bits); break;
+    case DType::kFloat: fill(shape, out, x, mask, bit_cast<uint32_t>(static_cast<float>(fill_value))); break;
+    default: fill(shape, out, x, mask, bit_cast<uint64_t>(fill_value)); break;
   }
   return result;
 }

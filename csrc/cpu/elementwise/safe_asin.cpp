@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// asin of x clamped to [-1, 1], without a slope from the bounds on.  d(asin x) = g / sqrt((1 - x)(1 + x))
+// asin of x clamped to [-1, 1]; the slope is 0 for |x| >= 1.  d(asin x) = g / sqrt((1 - x)(1 + x))
 template <class C>
 struct SafeAsin {
   static constexpr double most = 1.6;

@@ -4,7 +4,7 @@
 namespace safeops::cpu {
 
 // The angle of (x = b, y = a), 0 at the origin.  da = g b / (a^2 + b^2),  db = -g a / (a^2 + b^2), and exactly 0 at the
-// origin and infinitely far from it.
+// origin and at infinity.
 template <class C>
 struct SafeAtan2 {
   explicit SafeAtan2(const Arguments&) {}
@@ -17,7 +17,7 @@ struct SafeAtan2 {
                       ((std::fabs(b_) == kInf) & (a_ == a_));
     const double g = g_, a = a_, b = b_;
     double da, db;
-    if constexpr (sizeof(C) == 4) {  // squares of floats neither overflow nor vanish in double
+    if constexpr (sizeof(C) == 4) {  // squares of floats neither overflow nor underflow in double
       const double over = g / (a * a + b * b);
       da = over * b;
       db = over * (0 - a);

@@ -9,7 +9,7 @@ struct SafeLog {
   static constexpr double most = 800;
   C eps, lowest;
 
-  explicit SafeLog(const Arguments& given) : eps(given.positive_eps<C>()), lowest(std::log(eps)) {}
+  explicit SafeLog(const Arguments& arguments) : eps(arguments.positive_eps<C>()), lowest(std::log(eps)) {}
 
   bool absent(C x) const { return x < eps; }
   C stand_in(C, C) const { return lowest; }

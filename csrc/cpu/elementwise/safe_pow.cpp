@@ -5,14 +5,15 @@ namespace safeops::cpu {
 
 namespace {
 
-// a^b; 0 where there is no such real number, saturated where it does not fit; no slopes there, nor where the one at
-// a = 0 would be infinite.  da = g b a^(b-1),  db = g a^b log a for a > 0, else 0.
+// a^b; 0 where that is no real number, saturated where it does not fit. Slopes are 0 in both cases, and where the one
+// at a = 0 would be infinite.  da = g b a^(b-1),  db = g a^b log a for a > 0, else 0.
 template <class C>
 struct SafePow {
   C largest, overflow;
 
-  explicit SafePow(const Arguments& given)
-      : largest(static_cast<C>(safeops::largest(given.out))), overflow(static_cast<C>(overflow_from(given.out))) {}
+  explicit SafePow(const Arguments& arguments)
+      : largest(static_cast<C>(safeops::largest(arguments.out))),
+        overflow(static_cast<C>(overflow_from(arguments.out))) {}
 
   bool saturated(const math::Power<C>& power) const {
     return (std::fabs(power.value) >= overflow) & (power.a < math::kInf) & (std::fabs(power.y) < math::kInf);
@@ -30,9 +31,9 @@ struct SafePow {
   }
 };
 
-// In two loops, first the logarithms: all of it in one is a chain of operations so long that the processor sees but one
-// element at a time. The second is no `omp simd`: that keeps a Power of each lane in memory, and then nothing of it is
-// vectorised.
+// Two loops, the logarithms first: one loop would be a chain of operations so long that the processor sees only one
+// element at a time. The second is no `omp simd`, which would keep a Power of each lane in memory and vectorise
+// nothing.
 template <class C, class Finish>
 SAFEOPS_INLINE void powers(int64_t n, const C* a, const C* b, const Finish& finish) {
   constexpr int64_t kBlock = 256;

@@ -8,8 +8,9 @@ struct SafeRsqrt {
   static constexpr double most = sizeof(C) == 4 ? 2.7e22 : 4.5e161;
   C eps, highest;
 
-  explicit SafeRsqrt(const Arguments& given)
-      : eps(given.positive_eps<C>()), highest(static_cast<C>(saturate(1 / std::sqrt(double(eps)), given.out))) {}
+  explicit SafeRsqrt(const Arguments& arguments)
+      : eps(arguments.positive_eps<C>()),
+        highest(static_cast<C>(saturate(1 / std::sqrt(double(eps)), arguments.out))) {}
 
   bool absent(C x) const { return x < eps; }
   C stand_in(C, C) const { return highest; }

@@ -8,7 +8,7 @@ struct SafeSqrt {
   static constexpr double most = sizeof(C) == 4 ? 1.9e19 : 1.4e154;
   C eps;
 
-  explicit SafeSqrt(const Arguments& given) : eps(given.positive_eps<C>()) {}
+  explicit SafeSqrt(const Arguments& arguments) : eps(arguments.positive_eps<C>()) {}
 
   bool absent(C x) const { return x < eps; }
   C stand_in(C x, C y) const { return select_or_zero(x > 0, y); }

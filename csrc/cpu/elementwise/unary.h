@@ -1,10 +1,10 @@
 // The driver of the unary functions. A function is a struct
 //
 //     template <class C> struct SafeSqrt {
-//       static constexpr double most = 1.9e19;       // no value's magnitude is larger: does it fit the output dtype?
-//       explicit SafeSqrt(const Arguments& given);
-//       bool absent(C x) const;                      // no value or no slope here (a NaN is never absent) ...
-//       C stand_in(C x, C y) const;                  // ... but this, y being value(x)
+//       static constexpr double most = 1.9e19;       // bounds |value|: does it fit the output dtype?
+//       explicit SafeSqrt(const Arguments& arguments);
+//       bool absent(C x) const;                      // there is no value or no slope at x (false for a NaN) ...
+//       C stand_in(C x, C y) const;                  // ... so the output is this, with y = value(x), and the slope 0
 //       C value(C x) const;
 //       C slope(C g, C x, C y) const;                // g times the derivative
 //     };
@@ -23,7 +23,7 @@
 
 namespace safeops::cpu {
 
-// What a function is told: its floor, its fill value, the output's dtype.
+// Arguments of the op: the floor, the fill value, the output's dtype.
 struct Arguments {
   double eps, fill;
   DType out;
@@ -31,14 +31,14 @@ struct Arguments {
   Arguments(const std::optional<double>& eps_, double fill_, DType out_, bool in_double)
       : eps(floor_of(eps_, in_double)), fill(saturate(fill_, out_)), out(out_) {}
 
-  // A floor that 0 is always below.
+  // A floor greater than 0, so that |0| is always below it.
   template <class C>
   C positive_eps() const {
     return std::max(static_cast<C>(eps), std::numeric_limits<C>::denorm_min());
   }
 };
 
-// Where a finite operand's value does not fit the output dtype.
+// Saturates a finite operand's value that does not fit the output dtype; its slope is 0.
 template <class C>
 struct Saturation {
   C largest, overflow;  // a value from `overflow` on would round to inf in the output dtype
@@ -64,7 +64,7 @@ struct Unary {
     Function<C> function;
     Saturation<C> saturation;
 
-    explicit Op(const Arguments& given) : function(given), saturation(given.out) {}
+    explicit Op(const Arguments& arguments) : function(arguments), saturation(arguments.out) {}
   };
 
   template <class C, bool kSaturates>
@@ -95,7 +95,7 @@ struct Unary {
     }
   }
 
-  // The loop that saturates, where a value may need it.
+  // Picks the loop that saturates only where a value may need it.
   template <class C, class Pick>
   static Loop<C> loop_for(DType out, const Pick& loop) {
     constexpr double most = Function<C>::most, half_overflow = 65520;
@@ -108,12 +108,12 @@ struct Unary {
   }
 
   template <class C>
-  static void run(const View& out, const View& x, const Arguments& given) {
-    const Op<C> op(given);
+  static void run(const View& out, const View& x, const Arguments& arguments) {
+    const Op<C> op(arguments);
     Elementwise<C> loop(x.shape(), out);
     loop.input(x);
     loop.output(out);
-    loop.run(loop_for<C>(given.out, [](auto saturates) { return pick<&value_loop<C, saturates>>(); }), &op);
+    loop.run(loop_for<C>(arguments.out, [](auto saturates) { return pick<&value_loop<C, saturates>>(); }), &op);
   }
 
   static Tensor forward(const Tensor& input, const std::optional<double>& eps, double fill_value,
@@ -129,16 +129,16 @@ struct Unary {
   }
 
   template <class C>
-  static void run_backward(const View& dx, const View& g, const View& x, const Arguments& given) {
-    const Op<C> op(given);
+  static void run_backward(const View& dx, const View& g, const View& x, const Arguments& arguments) {
+    const Op<C> op(arguments);
     Elementwise<C> loop(x.shape(), dx);
     loop.input(g);
     loop.input(x);
     loop.output(dx);
-    loop.run(loop_for<C>(given.out, [](auto saturates) { return pick<&slope_loop<C, saturates>>(); }), &op);
+    loop.run(loop_for<C>(arguments.out, [](auto saturates) { return pick<&slope_loop<C, saturates>>(); }), &op);
   }
 
-  // The gradient's dtype is the output's: what saturated there has no slope.
+  // The gradient's dtype is the output's: elements that saturated there have slope 0.
   static Tensor backward(const Tensor& grad, const Tensor& input, const std::optional<double>& eps) {
     const View g(grad), x(input);
     STD_TORCH_CHECK(g.is_floating() && x.is_floating(), "safeops: grad and input must be floating point");

@@ -3,7 +3,7 @@
 
 namespace safeops::cpu {
 
-// a log b, 0 where a is 0 whatever b is.  da = g log b,  db = g a/b, and 0 where a is 0 and log b no finite number
+// a log b, 0 where a is 0 whatever b is.  da = g log b,  db = g a/b, and 0 where a is 0 and log b is not finite
 template <class C>
 struct Xlogy {
   explicit Xlogy(const Arguments&) {}
@@ -12,14 +12,14 @@ struct Xlogy {
 
   Slopes<C> slopes(C g, C a, C b) const {
     const bool live = (a != 0) | ((b > 0) & (b < math::kInf));
-    return {select_or_zero(live, g * math::log(b)), select_or_zero(live, share(g, a, b))};
+    return {select_or_zero(live, g * math::log(b)), select_or_zero(live, quotient(g, a, b))};
   }
 
-  // g a/b, where g a may overflow or vanish and the whole does not.
-  static float share(float g, float a, float b) {
+  // g a/b, where g a may overflow or underflow although the result does not.
+  static float quotient(float g, float a, float b) {
     return static_cast<float>(static_cast<double>(g) * static_cast<double>(a) / static_cast<double>(b));
   }
-  static double share(double g, double a, double b) {
+  static double quotient(double g, double a, double b) {
     const double size = std::fabs(g * a);
     double scale = select(size < std::numeric_limits<double>::min(), 0x1p+600, 1.0);
     scale = select(size > std::numeric_limits<double>::max(), 0x1p-600, scale);

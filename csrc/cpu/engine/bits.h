@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-// gcc warns that the ABI of vectors passed by value depends on the instruction set: here all such calls are inlined.
+// gcc warns that the ABI of vectors passed by value depends on the instruction set; all such calls are inlined.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 namespace safeops::cpu {
@@ -22,7 +22,8 @@ inline To bit_cast(const From& from) {
 template <class T>
 using BitsOf = std::conditional_t<sizeof(T) == 2, uint16_t, std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 
-// The type of T's elements, T a number or a GNU vector of them; and T with others of that size.
+// ElementOf: the type of T's elements, where T is a number or a GNU vector. WithElement: a T of other elements of equal
+// size.
 template <class T, class = void>
 struct ElementsOf {
   using Type = T;
@@ -43,7 +44,7 @@ template <class T, class E>
 using WithElement = typename ElementsOf<T>::template With<E>;
 
 // A positive number too large for a double is stored negated and divided by kBeyond. Numbers that are negative
-// themselves never come near such magnitudes, so the sign tells.
+// themselves never come near such magnitudes, so the sign tells the two apart.
 constexpr double kBeyond = 0x1p+64;
 
 inline bool is_beyond(double x) { return x <= -0x1p+959; }
@@ -64,7 +65,7 @@ inline T select_or_zero(bool keep, T x) {
   return bit_cast<T>(static_cast<Bits>(bit_cast<Bits>(x) & static_cast<Bits>(-static_cast<Bits>(keep))));
 }
 
-// zero ? 0 : x, of a number or of a register of them
+// zero ? 0 : x, for a number or a register of numbers
 template <class T, class Condition>
 inline T zero_where(const Condition& zero, const T& x) {
   if constexpr (std::is_arithmetic_v<T>)

@@ -11,15 +11,15 @@ namespace safeops::cpu {
 constexpr int64_t kMinPeriod = 48;  // accumulators at least: enough to hide the latency of an addition
 constexpr int64_t kVector = 16;     // values in the widest register
 constexpr int64_t kBlock = 16;      // additions to an accumulator before it is flushed
-constexpr int64_t kMostCounts = 255;  // the same where 0 or 1 is added to a byte
+constexpr int64_t kMostCounts = 255;  // additions of 0 or 1 to a byte before it is flushed
 constexpr int64_t kColumns = 4096;  // accumulators at most
 
-// How many accumulators rows of n columns take: those of several rows, so that they make whole vectors, and so that a
-// chunk of `most` values is four periods, which are added as one tree.
+// The number of accumulators for rows of n columns. It spans several rows where that makes whole vectors, and divides a
+// chunk of `most` values into four periods, which are added as one tree, where they fit.
 inline int64_t period_for(int64_t n, int64_t most) {
-  const int64_t whole = std::lcm(n, kVector);
-  if (whole <= most / 4) return most / 4 / whole * whole;
-  return whole <= most ? whole : n * ((kMinPeriod + n - 1) / n);
+  const int64_t aligned = std::lcm(n, kVector);
+  if (aligned <= most / 4) return most / 4 / aligned * aligned;
+  return aligned <= most ? aligned : n * ((kMinPeriod + n - 1) / n);
 }
 
 // ---- inner loops
@@ -51,7 +51,7 @@ void flush_loop(T* sums, int64_t period, S* wide) {
   }
 }
 
-// ---- one quantity: values of type T, sums of type S
+// ---- sums of one quantity: values of type T, sums of type S
 
 template <class T, class S>
 class ColumnSums {

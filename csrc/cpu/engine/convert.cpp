@@ -10,15 +10,15 @@ namespace safeops::cpu {
 
 namespace {
 
-// to[i] = of(from[i]). A tail is done as a whole block that overlaps what is done already: the pieces of strided rows
-// have tails of any length.
+// to[i] = of(from[i]). A tail is converted as a full block that overlaps the one before it: pieces of strided rows have
+// tails of any length.
 template <class To, class From, class Of>
 inline void map(const From* from, To* to, int64_t n, const Of& of) {
   constexpr int64_t kBlock = 32;
-  const int64_t whole = n / kBlock * kBlock;
+  const int64_t blocks_end = n / kBlock * kBlock;
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < whole; ++i) to[i] = of(from[i]);
-  if (whole == n) return;
+  for (int64_t i = 0; i < blocks_end; ++i) to[i] = of(from[i]);
+  if (blocks_end == n) return;
   if (n < kBlock) {
     for (int64_t i = 0; i < n; ++i) to[i] = of(from[i]);
     return;
@@ -80,8 +80,8 @@ SAFEOPS_AVX2 void store_half_avx2(const void* src, void* dst, int64_t n) {
   for (; n > 0; --n) *d++ = _cvtss_sh(*s++, _MM_FROUND_TO_NEAREST_INT);
 }
 
-// The bits of Narrow<BFloat16>, in the upper halves of words, for every float but NaN. NaN is rare: the loop below only
-// looks for one, and where there is one, all are converted again by Narrow.
+// The bits of Narrow<BFloat16>, in the upper halves of words, for every float but NaN. NaN is rare: the loop only
+// checks for one, and if it finds one, Narrow converts all elements again.
 SAFEOPS_AVX512 inline __m512i bfloat16_words(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_maskz_srli_epi32(0xFFFF, bits, 16), _mm512_set1_epi32(1));
@@ -123,8 +123,8 @@ SAFEOPS_AVX2 void load_bfloat16_avx2(const void* src, void* dst, int64_t n) {
   for (; i < n; ++i) d[i] = widen(s[i]);
 }
 
-// The bits of Narrow<BFloat16>, for every float but NaN, with fewer shuffles than gcc's. NaN is rare: the loop below
-// only looks for one, and where there is one, all are converted again by Narrow.
+// The bits of Narrow<BFloat16>, for every float but NaN, with fewer shuffles than gcc's. NaN is rare: the loop only
+// checks for one, and if it finds one, Narrow converts all elements again.
 SAFEOPS_AVX2 inline __m256i bfloat16_bits(__m256 x) {
   const __m256i bits = _mm256_castps_si256(x);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -178,7 +178,7 @@ Convert float_to_half() {
   return store_loop<float, Half>;
 }
 
-// Chunk by chunk through float; n may be a whole run of a tensor.
+// The conversion goes through float chunk by chunk, since n may be as long as a tensor.
 void half_to_double(const void* src, void* dst, int64_t n) {
   float chunk[kChunk];
   const Convert load = half_to_float(), widen_chunk = pick<&load_loop<float, double>>();

@@ -1,4 +1,5 @@
-// Between the four floating types and the compute types (float, double): contiguous values, and one at a time.
+// Conversions between the four floating types and the compute types (float, double): contiguous values, and one at a
+// time.
 #pragma once
 
 #include <cmath>
@@ -13,7 +14,7 @@ namespace safeops::cpu {
 struct Half { uint16_t bits; };
 struct BFloat16 { uint16_t bits; };
 
-// n contiguous values from src to dst, the types fixed by whoever chose the function.
+// Converts n contiguous values from src to dst; the function chosen fixes both types.
 using Convert = void (*)(const void* src, void* dst, int64_t n);
 
 template <class C> Convert find_load(DType from);   // from -> C; nullptr where from is C
@@ -28,7 +29,7 @@ inline float widen(float x) { return x; }
 inline double widen(double x) { return x; }
 inline float widen(BFloat16 x) { return bit_cast<float>(static_cast<uint32_t>(x.bits) << 16); }
 
-// Normal numbers by rescaling the exponent, subnormals by a magic subtraction (M. Dukhan's FP16 library).
+// Rescaling the exponent converts normal numbers, a magic subtraction subnormal ones (M. Dukhan's FP16 library).
 inline float widen(Half x) {
   const uint32_t w = static_cast<uint32_t>(x.bits) << 16;
   const uint32_t sign = w & 0x80000000u;
@@ -81,7 +82,7 @@ template <> struct Narrow<Half> {
   static Half from(double x) { return from(round_to_odd(x)); }
 };
 
-// The one element of a 0-dim tensor.
+// The element of a tensor that has only one.
 double read_scalar(const View& view);
 
 }  // namespace safeops::cpu

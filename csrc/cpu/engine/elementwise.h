@@ -8,7 +8,7 @@ namespace safeops::cpu {
 constexpr int kMaxInputs = 5;
 constexpr int kMaxOutputs = 3;
 
-// What an inner loop sees: n <= kChunk contiguous values of each operand.
+// An inner loop gets n <= kChunk contiguous values of each operand.
 template <class C>
 struct Chunk {
   int64_t n;
@@ -18,7 +18,7 @@ struct Chunk {
   uint8_t* keep;
 };
 
-// The derivatives of a function of two operands, or three.
+// The derivatives of a function of two or three operands.
 template <class C>
 struct Slopes { C first, second, third = 0; };
 
@@ -26,8 +26,8 @@ struct Slopes { C first, second, third = 0; };
 template <class C>
 using Loop = void (*)(const void* op, const Chunk<C>& chunk);
 
-// Contiguous elements as they are stored, any number of them: what a loop sees that reads memory itself. It saves the
-// way through the buffers, which memory would wait for where a loop does little else.
+// Contiguous elements as they are stored, any number of them. A loop that does little else reads these instead of the
+// buffers of a Chunk, since the copies would take longer than memory does.
 struct Stored {
   int64_t n;
   const void* in[kMaxInputs];
@@ -56,23 +56,23 @@ struct Inputs {
     masked = true;
   }
 
-  // Elements a reduction takes at once: many, so that fixed costs count little, as long as the operands' buffers fit
-  // the L1 cache. Several operands that are read in place are prefetched, which wants short chunks (kFine); one alone
-  // is faster in long ones.
+  // Elements that a reduction takes at once: many, so that fixed costs count little, as long as the operands' buffers
+  // fit the L1 cache. Several operands that are read in place are prefetched, for which short chunks (kFine) are right;
+  // one operand alone is faster in long chunks.
   int64_t step() const {
     if (count >= 2) return direct() ? 2 * kFine : kChunk / 2;
     return sizeof(C) <= 4 ? kChunk : kChunk / 2;
   }
 
-  // Nothing goes through a buffer.
+  // True if nothing goes through a buffer.
   bool direct() const {
     bool all = !masked || mask.direct();
     for (int i = 0; i < count; ++i) all &= source[i].direct();
     return all;
   }
 
-  // The elements [start, start + n) of the inputs from `first` on, as they are stored; false where they are not
-  // contiguous.
+  // Sets `run` to elements [start, start + n) of the inputs from number `first` on, as they are stored; false where
+  // they are not contiguous.
   bool stored(int64_t start, int64_t n, Stored& run, int first = 0) const {
     run.n = n;
     if (masked && mask.kind != Kind::kDirect) return false;
@@ -85,7 +85,7 @@ struct Inputs {
     return true;
   }
 
-  // One thread's buffers.
+  // Each thread has buffers of its own.
   struct Buffers {
     alignas(64) C values[kMaxInputs][kBuffer];
     alignas(64) uint8_t mask[kBuffer];
@@ -121,14 +121,14 @@ struct Elementwise {
   void input(const View& view) { inputs.add(view, shape, order); }
   void mask(const View& view) { inputs.add_mask(view, shape, order); }
 
-  // An output nobody wants reaches the loop as null.
+  // An output that is not wanted reaches the loop as null.
   void output(const View& view, bool wanted_ = true) {
     if (wanted_) sink[outputs].bind(view, shape, order);
     wanted[outputs++] = wanted_;
   }
 
-  // `stored` does the same for the elements of contiguous inputs, of which the first is a number that `op` knows; null
-  // where there is none for the stored types.
+  // `stored` computes the same from contiguous inputs as they are stored. It skips input 0, a single number that `op`
+  // holds too. Null where no such loop exists for the stored types.
   void run(Loop<C> loop, const void* op, StoredLoop<C> stored = nullptr) const;
 
  private:

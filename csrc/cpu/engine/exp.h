@@ -1,4 +1,4 @@
-// exp, branch free: it vectorises inside any loop. At most 1 ulp off, subnormal results included.
+// exp, branch free: it vectorises inside any loop. Its error is at most 1 ulp, subnormal results included.
 #pragma once
 
 #include <cmath>
@@ -43,28 +43,28 @@ inline T exp_reduced(const T& x, T& shifted) {
 
 }  // namespace detail
 
-// For x <= 0 or NaN. The power is multiplied by 2^64, so that it is a normal number, and the product is divided by it
-// again, with one rounding.
-inline float exp_below(float x) {
+// x is <= 0 or NaN. The power is multiplied by 2^64 so that it is a normal number; dividing the product by 2^64 rounds
+// once.
+inline float exp_nonpositive(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
   const float power = bit_cast<float>((bit_cast<uint32_t>(shifted) << 23) + ((127u + 64u) << 23));
   return select_or_zero(!(x < -104.0f), e * power * 0x1p-64f);
 }
 
-inline double exp_below(double x) {
+inline double exp_nonpositive(double x) {
   double shifted;
   const double e = detail::exp_reduced(x, shifted);
   const double power = bit_cast<double>((bit_cast<uint64_t>(shifted) << 52) + (uint64_t{1023 + 64} << 52));
   return select_or_zero(!(x < -746.0), e * power * 0x1p-64);
 }
 
-// ---- of a number or of a register of them, for sums and shares of exponentials
+// ---- for sums of exponentials and probabilities; T is a number or a register of numbers
 
 namespace detail {
 
-// e^x = 2^n 2^f with n = round(t), t = x / ln 2. That 1 / ln 2 is rounded changes e^x by |x| 1.3e-8, less than the
-// rounding of x itself does, and spares a subtraction. The low bits of `shifted` are n + kBias.
+// e^x = 2^n 2^f with n = round(t), t = x / ln 2. Rounding 1 / ln 2 changes e^x by |x| 1.3e-8, less than the rounding of
+// x itself does, and saves a subtraction. The low bits of `shifted` are n + kBias.
 template <int kBias, class T>
 inline T exp2_reduced(const T& x, T& shifted) {
   if constexpr (std::is_same_v<ElementOf<T>, float>) {
@@ -81,8 +81,8 @@ inline T exp2_reduced(const T& x, T& shifted) {
 
 }  // namespace detail
 
-// 2^kRaise e^x for x <= 0 or NaN; 0 where that is less than the least normal number. Of float at most 3 ulp off,
-// beside what the rounding of x does.
+// 2^kRaise e^x for x <= 0 or NaN; 0 where that is less than the least normal number. For float the error is at most 3
+// ulp, plus that of rounding x.
 template <int kRaise, class T>
 inline T exp_raised(const T& x) {
   using C = ElementOf<T>;
@@ -95,17 +95,17 @@ inline T exp_raised(const T& x) {
   return zero_where(x < C(kLeast * 0x1.62e42fefa39efp-1), T(e * power));
 }
 
-// Raised so far, what e^x is multiplied with may be lowered as far, and products that are subnormal come out right.
+// With e^x raised by 2^kLowest, a factor may be lowered by as much, and subnormal products come out right.
 template <class C>
 constexpr int kLowest = std::numeric_limits<C>::digits;
 
-// A term of a sum that has a 1 in it.
+// A term of a sum that contains a 1, so that terms too small to be normal may become 0.
 template <class T>
 inline T exp_term(const T& x) {
   return exp_raised<0>(x);
 }
 
-// For any x. The power is multiplied in two halves, so that neither leaves the normal numbers.
+// For any x. The power is applied in two factors, so that each of them is a normal number.
 inline float exp_(float x) {
   float shifted;
   const float e = detail::exp_reduced(x, shifted);
@@ -117,7 +117,7 @@ inline float exp_(float x) {
 inline double exp_(double x) {
   double shifted;
   const double e = detail::exp_reduced(x, shifted);
-  // Biased to be positive: AVX2 has no arithmetic shift of 64 bits.
+  // The bias makes n positive: AVX2 has no arithmetic shift of 64 bits.
   const uint64_t n = bit_cast<uint64_t>(shifted) - bit_cast<uint64_t>(detail::kRoundDouble) + 2048, half = n >> 1;
   const double first = bit_cast<double>((half - 1024 + 1023) << 52);
   const double second = bit_cast<double>((n - half - 1024 + 1023) << 52);

@@ -3,8 +3,8 @@
 // the series in s = f/(2 + f), asin through sqrt((1 - x)/2), pow through a logarithm in two pieces as in Sun's fdlibm;
 // the polynomials are minimax ones of our own (tests/cpu_math/remez.py). Subnormal, infinite, NaN operands are right.
 //
-// Where a result needs more than its type, a product is made exact by splitting its factors in halves: std::fma is a
-// library call on the baseline. All of it holds whether or not the compiler contracts a * b + c.
+// Where a result needs more digits than its type has, factors are split into halves, whose products are exact: std::fma
+// is a library call on the baseline. All of it holds whether or not the compiler contracts a * b + c.
 //
 // Largest errors in ulp over 4 million operands of all sizes (pow: 20 million) and the edges, baseline and AVX2, as
 // tests/cpu_math/ulp.cpp measures them against a wider type:
@@ -13,7 +13,7 @@
 //   float    0.77   0.86   0.78   1.37   0.80   0.77   0.51   0.51
 //   double   0.80   1.17   0.82   1.37   0.84   0.78   0.94   0.81
 //
-// (log1p is log1p_unit, of operands from 0 to 1. The one of any operand is tested through the losses that call it.)
+// (log1p is log1p_unit, for operands from 0 to 1. The losses that call log1p of any operand test it.)
 #pragma once
 
 #include <cmath>
@@ -45,14 +45,14 @@ SAFEOPS_INLINE C at_least(C x, C low) { return select(x < low, low, x); }
 SAFEOPS_INLINE float upper(float x) { return bit_cast<float>(bit_cast<uint32_t>(x) & 0xFFFFF000u); }
 SAFEOPS_INLINE double upper(double x) { return bit_cast<double>(bit_cast<uint64_t>(x) & 0xFFFFFFFFF8000000u); }
 
-// a b - product, where product is a b but for rounding.
+// a b - product, the rounding error of `product`.
 template <class C>
 SAFEOPS_INLINE C product_error(C a, C b, C product) {
   const C a1 = upper(a), b1 = upper(b), a2 = a - a1, b2 = b - b1;
   return ((a1 * b1 - product) + a1 * b2 + a2 * b1) + a2 * b2;
 }
 
-// The type's own numbers: adding kRound rounds to an integer (below 2^22, 2^51), which is then in the low bits.
+// Constants of each type. Adding kRound rounds to an integer (below 2^22, 2^51) and leaves it in the low bits.
 template <class C> struct Traits;
 
 template <> struct Traits<float> {
@@ -98,14 +98,14 @@ SAFEOPS_INLINE C power_of_two(C n) {
   return bit_cast<C>(static_cast<Bits>(bit_cast<Bits>(n + kBiased) << Traits<C>::kExponentBits));
 }
 
-// exp(x + lo), lo being small beside x, which is no further out than where the result is 0 or inf.
+// exp(x + lo) for |lo| much smaller than |x|; x lies within the range where the result is neither 0 nor inf.
 template <class C>
 SAFEOPS_INLINE C exp_sum(C x, C lo) {
   using T = Traits<C>;
   const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
   const C r = (x - n * T::kLog2Hi) + (lo - n * T::kLog2Lo);
   const C one = 1 + r, y = one + ((r - (one - 1)) + r * r * T::exp_tail(r));
-  // In two steps: 2^n itself need not be a normal number, nor a number at all.
+  // The power is applied in two steps: 2^n itself may be subnormal, or overflow.
   const C half = (n * C(0.5) + T::kRound) - T::kRound;
   return y * power_of_two(half) * power_of_two(n - half);
 }
@@ -113,11 +113,11 @@ SAFEOPS_INLINE C exp_sum(C x, C lo) {
 SAFEOPS_INLINE float exp(float x) { return exp_sum(at_least(at_most(x, 89.0f), -104.0f), 0.0f); }
 SAFEOPS_INLINE double exp(double x) { return exp_sum(at_least(at_most(x, 710.0), -746.0), 0.0); }
 
-// exp(x) - 1 of x <= 0; -0 counts as 0.
+// exp(x) - 1 for x <= 0; -0 counts as 0.
 template <class C>
-SAFEOPS_INLINE C expm1_below(C x) {
+SAFEOPS_INLINE C expm1_nonpositive(C x) {
   using T = Traits<C>;
-  x = at_least(x, C(-40));  // there it is -1
+  x = at_least(x, C(-40));  // there the result is -1
   const C n = (x * C(0x1.71547652b82fep+0) + T::kRound) - T::kRound;  // x / log 2
   const C r = (x - n * T::kLog2Hi) - n * T::kLog2Lo, power = power_of_two(n);
   return power * (r + r * r * T::exp_tail(r)) + (power - 1);
@@ -135,7 +135,7 @@ SAFEOPS_INLINE Parts<float> parts(float x) {
   return {m - 1, e - select_or_zero(small, 24.0f)};
 }
 
-// With another `root`, given by its bits, 1 + f is in [root, 2 root).
+// `root` is given by its bits; 1 + f is in [root, 2 root).
 SAFEOPS_INLINE Parts<double> parts(double x, uint64_t root = 0x3FE6A09E667F3BCDu) {
   const bool small = x < 0x1p-1022;
   constexpr uint64_t kOne = 0x3FF0000000000000u;
@@ -165,7 +165,7 @@ SAFEOPS_INLINE double log_of(const Parts<double>& x) {
   return x.e * Traits<double>::kLog2Hi + (f - (half - (s * (half + p) + x.e * Traits<double>::kLog2Lo)));
 }
 
-// Of x > 0; inf and NaN as they are.
+// x > 0; inf and NaN stay as they are.
 template <class C>
 SAFEOPS_INLINE C log_positive(C x) { return select(x < C(kInf), log_of(parts(x)), x); }
 
@@ -175,22 +175,22 @@ SAFEOPS_INLINE C log(C x) {
   return select(x < 0, std::numeric_limits<C>::quiet_NaN(), y);
 }
 
-// log(1 + x) of 0 <= x <= 1
+// log(1 + x) for 0 <= x <= 1
 template <class C>
 SAFEOPS_INLINE C log1p_unit(C x) {
   const bool large = x > C(0x1.a827999fcef32p-2);  // sqrt(2) - 1: from there on 1 + x = 2 (1 + (x - 1) / 2)
   return log_of(Parts<C>{select(large, (x - 1) * C(0.5), x), select_or_zero(large, C(1))});
 }
 
-// log(1 + x) of any x: the logarithm of u, which is 1 + x rounded, and what the rounding has cost.
+// log(1 + x) for any x: log(u) with u = 1 + x rounded, corrected by the rounding error over u.
 template <class C>
 SAFEOPS_INLINE C log1p(C x) {
   const C u = 1 + x, lost = x - (u - 1);
   return log(u) + select_or_zero(u > 0 && u < C(kInf), lost / u);
 }
 
-// What asin and acos share: for |x| > 1/2, asin|x| = pi/2 - 2 asin(sqrt((1 - |x|)/2)); below |x| itself is the leg.
-// The arc over the leg is hi + lo, twice that for a large x; |x| <= 1.
+// The arc that asin and acos share, for 0 <= |x| <= 1: asin(leg) = hi + lo with leg = |x| up to 1/2, and above, where
+// asin|x| = pi/2 - 2 asin(leg), 2 asin(leg) = hi + lo with leg = sqrt((1 - |x|)/2).
 template <class C>
 struct Arc {
   bool large;
@@ -219,7 +219,7 @@ template <class C>
 SAFEOPS_INLINE C acos(C x) {
   using T = Traits<C>;
   const Arc<C> arc(at_most(std::fabs(x), C(1)));
-  // large x > 0: the arc; large x < 0: pi - arc; else pi/2 -+ arc
+  // Large x > 0: the arc; large x < 0: pi - arc; else pi/2 -+ arc.
   const bool negative = x < 0;
   const C quarters = select(arc.large, select_or_zero(negative, C(2)), C(1));
   const bool minus = arc.large == negative;
@@ -230,7 +230,7 @@ SAFEOPS_INLINE C acos(C x) {
 // The angle of (x, y), and 0 at the origin; x = -0 counts as 0.
 SAFEOPS_INLINE float atan2(float y, float x) {
   constexpr double kPi = 0x1.921fb54442d18p+1;
-  // In double the quotient neither overflows nor vanishes, and inf may be a large number.
+  // In double the quotient neither overflows nor underflows, and inf may be replaced by a large number.
   const double a = at_most<double>(std::fabs(y), 0x1p+1000), b = at_most<double>(std::fabs(x), 0x1p+1000);
   const bool steep = a > b;
   const double low = select(steep, b, a), high = select(steep, a, b);
@@ -261,7 +261,7 @@ SAFEOPS_INLINE double atan2(double y, double x) {
   const double scale = scale_of(high);
   low *= scale;
   high *= scale;
-  // t = top / bottom, each a number and its rounding
+  // t = top / bottom; top_rest and bottom_rest are the rounding errors of top and bottom
   const bool turned = low > high * 0x1.a827999fcef32p-2;
   const double taken = select_or_zero(turned, high), added = select_or_zero(turned, low);
   const double top = low - taken, bottom = high + added;
@@ -274,7 +274,7 @@ SAFEOPS_INLINE double atan2(double y, double x) {
                    z * polynomial(q, 0x1.99999999957c1p-3, 0x1.c71c70e4ec235p-4, 0x1.3b111749721b5p-4,
                                   0x1.df0e4b4fd5adap-5, 0x1.37cb9ccc5d055p-5);
   const double tail = t * z * p + select_or_zero(std::fabs(t) > 0x1p-900, rest);
-  // The angle is k pi/4 +- (t + tail): three times the number that stands for pi/4 is exact.
+  // The angle is k pi/4 +- (t + tail); k kHalfPi / 2 is exact for k <= 4.
   const bool negative = x < 0;
   double k = select_or_zero(turned, 1.0);
   k = select(steep, 2 - k, k);

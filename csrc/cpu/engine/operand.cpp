@@ -14,7 +14,7 @@ Order Order::by_strides(const Shape& shape, const int64_t* strides, const bool* 
   Order order;
   for (int d = shape.ndim - 1; d >= 0; --d) {
     if (shape.size[d] == 1 || (only && only[d] != wanted)) continue;
-    // Insertion sort: few dims, mostly in order already.
+    // Insertion sort: there are few dims, mostly in order already.
     int at = order.ndim++;
     for (int i = at - 1; i >= 0 && strides[d] != 0; --i) {
       const int64_t other = strides[order.dim[i]];
@@ -53,7 +53,7 @@ namespace {
 
 constexpr int64_t kLongRun = 16;  // from here on a call of the vectorised conversion pays
 
-// Asks for what lies kAhead further along the run at `row`, or as far into the next one.
+// Prefetches the elements kAhead further along the run that starts at `row`, or as far into the next run.
 template <int kWrite>
 __attribute__((always_inline)) inline void prefetch_run(const Operand& op, const char* row, int64_t index,
                                                         int64_t length) {

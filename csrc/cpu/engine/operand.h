@@ -1,7 +1,8 @@
-// How a loop reads and writes tensors of any dtype and layout: as runs of contiguous values of the compute type.
+// Loops read and write tensors of any dtype and layout as runs of contiguous values of the compute type.
 //
 // All operands of a loop are walked in one Order of the dimensions, chosen so that the output (or the input of a
-// reduction) is dense. Each operand merges dimensions by itself in that order: what it cannot merge costs only itself.
+// reduction) is dense. Each operand merges dimensions by itself in that order, so one that cannot be merged slows down
+// no other.
 #pragma once
 
 #include "cpu/engine/convert.h"
@@ -21,8 +22,8 @@ struct Order {
     size[ndim++] = n;
   }
 
-  // Innermost the smallest stride. Broadcast dims (stride 0) say nothing about memory and keep their place.
-  // With `only`, just the dims where only[d] == wanted.
+  // The dim of the smallest stride is innermost. Broadcast dims (stride 0) say nothing about memory and keep their
+  // place. `only` leaves just the dims where only[d] == wanted.
   static Order by_strides(const Shape& shape, const int64_t* strides, const bool* only = nullptr, bool wanted = true);
   static Order contiguous(const Shape& shape);
 
@@ -33,12 +34,12 @@ struct Order {
   }
 };
 
-constexpr int64_t kAhead = 1536;  // how far a loop over consecutive chunks prefetches; a power of two would alias
+constexpr int64_t kAhead = 1536;  // a loop over consecutive chunks prefetches so far ahead; a power of two would alias
 
-constexpr int64_t kNever = INT64_MAX;  // for loops that compute so long that the hardware keeps up by itself
+constexpr int64_t kNever = INT64_MAX;  // for loops that compute so long that the hardware prefetcher keeps up
 
-// Elements a loop takes at once where nothing goes through a buffer: few enough that the cache lines it prefetches for
-// a chunk fit the core's queue of outstanding misses. A full queue would stop the core, and memory would idle
+// Elements that a loop takes at once where nothing goes through a buffer: few enough that the cache lines it prefetches
+// for a chunk fit the core's queue of outstanding misses. A full queue would stop the core, and memory would idle
 // meanwhile.
 constexpr int64_t kFine = 128;
 
@@ -49,7 +50,7 @@ struct Operand : Walk {   // strides in bytes
   Kind kind;
   int64_t element;        // bytes of a stored element
   Convert convert;        // contiguous run <-> compute type; nullptr where they are the same
-  // Copies to the buffer, or from it; may instead return where in memory a whole piece lies, ready to be read.
+  // Copies to or from the buffer. A read may instead return the address of a contiguous piece in memory.
   const void* (*strided)(const Operand&, int64_t start, int64_t n, void* buffer);
 
   bool direct() const { return kind == Kind::kDirect || kind == Kind::kConstant; }
@@ -57,10 +58,10 @@ struct Operand : Walk {   // strides in bytes
  protected:
   void bind_walk(const View& view, const Shape& shape, const Order& order);
 
-  // Asks for the n elements from `ahead` on, which some later chunk will want: the hardware alone loses sight of a
-  // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it).
-  // A run longer than any chunk the hardware does follow, and asking for all of it at once would stop the core.
-  // (Inlined by force: gcc takes a function that only prefetches for one without effect, and drops the call.)
+  // Prefetches the n elements from `ahead` on, which a later chunk will read: the hardware alone loses track of a
+  // stream between chunks (masked mse of bf16: 0.6 of the copy bandwidth without this, 0.9 with it). The hardware does
+  // follow a run longer than any chunk, and prefetching all of it at once would stop the core. (Inlined by force: gcc
+  // takes a function that only prefetches for one without effect, and drops the call.)
   template <int kWrite>
   __attribute__((always_inline)) void prefetch(int64_t ahead, int64_t n) const {
     if (kind > Kind::kConvert || n > kChunk || ahead >= size[0]) return;
@@ -69,17 +70,17 @@ struct Operand : Walk {   // strides in bytes
   }
 };
 
-// An operand to read as values of type C: float or double (converted), uint8_t (a mask),
-// or uint16_t, uint32_t, uint64_t (bit patterns).
+// An operand that is read as values of type C: float or double (converted), uint8_t (a mask), or uint16_t, uint32_t,
+// uint64_t (bit patterns).
 template <class C>
 struct Source : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);
 
-  // Once per thread, before fetch: `buffer` of kChunk elements belongs to this operand from then on.
+  // Called once per thread, before fetch: `buffer` of kChunk elements belongs to this operand from then on.
   void prime(C* buffer) const;
 
-  // Elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer.
-  // A later call will ask for those from `ahead` on.
+  // Elements [start, start + n) of the walk, n <= kChunk: in place where possible, else in the buffer. A later call
+  // will read from `ahead` on.
   const C* fetch(int64_t start, int64_t n, int64_t ahead, C* buffer) const {
     prefetch<0>(ahead, n);
     switch (kind) {
@@ -92,7 +93,7 @@ struct Source : Operand {
   }
 };
 
-// An operand to write. Values are computed at `target`, then `commit`ted.
+// An operand to write. Values are computed at `target`, then stored by `commit`.
 template <class C>
 struct Sink : Operand {
   void bind(const View& view, const Shape& shape, const Order& order);

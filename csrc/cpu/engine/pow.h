@@ -1,15 +1,14 @@
-// pow and its derivatives, by way of a logarithm of more digits than the type has. What math.h says of its functions
-// holds here too.
+// pow and its derivatives, through a logarithm of more digits than the type has. The rules at the top of math.h hold.
 #pragma once
 
 #include "cpu/engine/math.h"
 
 namespace safeops::cpu::math {
 
-// A number of twice double's precision: hi + lo.
+// A number with twice the digits of a double: hi + lo.
 struct Twice { double hi, lo; };
 
-// a + b, where a is the larger one or 0.
+// a + b exactly, where |a| >= |b| or a = 0.
 SAFEOPS_INLINE Twice sum(double a, double b) {
   const double hi = a + b;
   return {hi, b - (hi - a)};
@@ -35,7 +34,7 @@ SAFEOPS_INLINE Twice log_wide(double x) {
   const double u1 = s1 * t1, u2 = s2 * t1 + t2 * s;
   const double v1 = upper(u1 + u2), v2 = u2 - (v1 - u1);
   const double w1 = v1 * 0x1.5555550000000p-1, w2 = v1 * 0x1.5555555555555p-27 + v2 * 0x1.5555555555555p-1;
-  // e log 2 + log c, exact but for the small parts
+  // e log 2 + log c, exact up to the small parts
   const double base = part.e * Traits<double>::kLog2Hi + select_or_zero(upper_half, 0x1.9f323ecbf9800p-2);
   const double base2 = part.e * Traits<double>::kLog2Lo + select_or_zero(upper_half, 0x1.2fcada35d9bd0p-48);
   const Twice total = sum(base, w1);
@@ -48,7 +47,7 @@ SAFEOPS_INLINE double exp_twice(double x, double lo) {
   return exp_sum(at_least(at_most(x, 800.0), -800.0), select_or_zero(inside, lo));
 }
 
-// The same of a float: a double has all the digits that are needed.
+// For a float a double has all the digits that are needed.
 SAFEOPS_INLINE Twice log_wide(float x_) {
   const double x = x_;
   const uint64_t root = 0x3FE6A09E667F3BCDu, bits = bit_cast<uint64_t>(x) - root;
@@ -62,7 +61,7 @@ SAFEOPS_INLINE Twice log_wide(float x_) {
 }
 
 // |x|^y, |x|^(y - 1) and log|x|, for 0 < |x| < inf.
-struct Magnitude { double power, below, log; };
+struct Magnitude { double power, lower_power, log; };
 
 SAFEOPS_INLINE Magnitude magnitude(double, double y, Twice log) {
   y = at_least(at_most(y, 0x1p+65), -0x1p+65);  // beyond, every power but that of 1 is 0 or inf
@@ -85,17 +84,17 @@ SAFEOPS_INLINE Magnitude magnitude(float x, float y_, Twice log) {
 
 template <class C>
 SAFEOPS_INLINE bool is_integer(C y) {
-  constexpr C kWhole = sizeof(C) == 4 ? C(0x1p+23) : C(0x1p+52);  // from here on all numbers are
+  constexpr C kWhole = sizeof(C) == 4 ? C(0x1p+23) : C(0x1p+52);  // from here on all numbers are integers
   const C a = std::fabs(y);
   return (a >= kWhole) | ((a + kWhole) - kWhole == a);
 }
 
-// x^y as C's pow has it, and the parts of its derivatives, which are doubles for floats too: they may not fit a float.
-// x and y are compared in their own type, of which a register holds twice as many where they are floats.
+// x^y as C's pow defines it, and the factors of its derivatives. Those are doubles for floats too, since they may not
+// fit a float. x and y are compared in their own type, of which a register holds twice as many where they are floats.
 template <class C>
 struct Power {
   C x, y, a;  // a = |x|
-  bool real;  // whether x^y is a real number: false for a finite negative x with a fractional y
+  bool real;  // false for a finite negative x with a fractional y
   C value;
 
   // log is log_wide(|x|)
@@ -112,13 +111,13 @@ struct Power {
   // g y x^(y - 1). Where the power is 0, y is left out: g y may overflow, and inf times 0 would be NaN.
   SAFEOPS_INLINE C base_slope(C g_) const {
     const double g = g_;
-    double inside = g * select(inner.below == 0, 1.0, double(y)) * inner.below;
-    if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow where g times it does not
-      inside = select(std::fabs(inner.below) == kInf, g * y * inner.power / a, inside);
-    C below = select(edge, at_edge(a, y - 1), static_cast<C>(inner.below));
-    below = select(x == x, below, select(y == 1, C(1), x));
+    double inside = g * select(inner.lower_power == 0, 1.0, double(y)) * inner.lower_power;
+    if constexpr (sizeof(C) == 8)  // a^(y - 1) may overflow where its product with g does not
+      inside = select(std::fabs(inner.lower_power) == kInf, g * y * inner.power / a, inside);
+    C lower_power = select(edge, at_edge(a, y - 1), static_cast<C>(inner.lower_power));
+    lower_power = select(x == x, lower_power, select(y == 1, C(1), x));
     const bool endless = !(std::fabs(y) < kInf);
-    const C outside = g_ * select((below == 0) & !endless, C(1), y) * below;
+    const C outside = g_ * select((lower_power == 0) & !endless, C(1), y) * lower_power;
     return flip(select(edge | endless | (x != x), outside, static_cast<C>(inside)), !odd);
   }
 
@@ -142,7 +141,7 @@ struct Power {
     return select(y == 0, C(1), select(y == y, limit, y));
   }
 
-  // -magnitude for a negative x
+  // The sign of x^y: -magnitude for a negative x, if `wanted`.
   SAFEOPS_INLINE C flip(C magnitude, bool wanted) const {
     using Bits = BitsOf<C>;
     const Bits sign = static_cast<Bits>(bit_cast<Bits>(x) & bit_cast<Bits>(C(-0.0)));

@@ -9,7 +9,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// Sums of what a loop makes of the elements, of their weights, and their count.
+// Sums of the values that a loop computes, sums of the weights, and counts of the kept elements.
 template <class C>
 struct Sums {
   static constexpr int64_t kColumns = cpu::kColumns;
@@ -131,16 +131,16 @@ struct Sums {
         sums.loop(sums.op, chunk);
     }
 
-    // Elements [at, at + m) of the chunk.
+    // Adds elements [at, at + m) of the chunk to the row.
     void add_row(int64_t at, int64_t m) {
-      double more;
+      double part;
       if (sums.finish.plain && counted) normalize_mask(chunk.mask + at, m, keep + at);
       if (sums.finish.plain)
-        more = (counted ? kept_row : whole_row)({chunk.in[0] + at, keep + at, nullptr}, m);
+        part = (counted ? sum_kept : sum_all)({chunk.in[0] + at, keep + at, nullptr}, m);
       else
-        sum.rows(values + at, 1, m, &more);
-      value += more;
-      if (weighted) sum.rows(weights + at, 1, m, &more), weight += more;
+        sum.rows(values + at, 1, m, &part);
+      value += part;
+      if (weighted) sum.rows(weights + at, 1, m, &part), weight += part;
       int64_t kept;
       if (counted) count_kept.rows(keep + at, 1, m, &kept), count += kept;
     }
@@ -152,9 +152,9 @@ struct Sums {
     SumGroups<C, double> sum;
     SumGroups<uint8_t, int64_t> count_kept;
     decltype(pick<&normalize_mask_loop>()) normalize_mask = pick<&normalize_mask_loop>();
-    decltype(&sum_row<C, 16, true, false>) kept_row =
+    decltype(&sum_row<C, 16, true, false>) sum_kept =
         pick_width<&sum_row<C, 64, true, false>, &sum_row<C, 32, true, false>, &sum_row<C, 16, true, false>>();
-    decltype(&sum_row<C, 16, false, false>) whole_row =
+    decltype(&sum_row<C, 16, false, false>) sum_all =
         pick_width<&sum_row<C, 64, false, false>, &sum_row<C, 32, false, false>, &sum_row<C, 16, false, false>>();
   };
 };
@@ -164,15 +164,15 @@ void results_loop(const void* op, int64_t reduced, const States& states, int64_t
                   double* const* results) {
   const Finish& finish = *static_cast<const Finish*>(op);
   double *value = results[0], *denominator = results[1];
-  // A divisor counts the kept of all micro-batches and ranks: it says whether there is nothing, and 0 / inf is 0.
-  const bool given = finish.divisor.has_value(), given_zero = given && *finish.divisor == 0;
+  // A divisor counts the kept elements of all micro-batches and ranks: if it is 0 there are none, and 0 / inf is 0.
+  const bool has_divisor = finish.divisor.has_value(), zero_divisor = has_divisor && *finish.divisor == 0;
   constexpr double kInfinity = std::numeric_limits<double>::infinity(), kNaN = std::numeric_limits<double>::quiet_NaN();
-  const double all = given_zero ? kInfinity : finish.divisor.value_or(static_cast<double>(reduced));
-  const double nothing = finish.empty_nan && (!given || given_zero) ? kNaN : 0.0;
+  const double full_denominator = zero_divisor ? kInfinity : finish.divisor.value_or(static_cast<double>(reduced));
+  const double nothing = finish.empty_nan && (!has_divisor || zero_divisor) ? kNaN : 0.0;
   const double* weights = finish.weighted ? states.weight : nullptr;
   const int64_t* counts = finish.counted ? states.count : nullptr;
-  if (given || (!weights && !counts))
-    for (int64_t i = 0; i < n; ++i) denominator[i] = all;
+  if (has_divisor || (!weights && !counts))
+    for (int64_t i = 0; i < n; ++i) denominator[i] = full_denominator;
   else if (weights)
     std::copy_n(weights, n, denominator);
   else
@@ -183,7 +183,7 @@ void results_loop(const void* op, int64_t reduced, const States& states, int64_t
   else
     std::copy_n(states.value, n, value);
 
-  if (given_zero && finish.empty_nan)
+  if (zero_divisor && finish.empty_nan)
     std::fill_n(value, n, nothing);
   else if (counts)
     for (int64_t i = 0; i < n; ++i) value[i] = select(counts[i] == 0, nothing, value[i]);

@@ -10,31 +10,31 @@
 
 namespace safeops::cpu {
 
-// How sums become the results of a weighted sum or mean.
+// The step from sums to the results of a weighted sum or mean.
 struct Finish {
   bool mean = false;       // divide by the denominator
   bool counted = false;    // there is a mask or a weight, so the loop writes `keep`
   bool weighted = false;   // the loop writes the kept weights, and the denominator is their sum
-  bool plain = false;      // the values are the first input, or 0 where the mask is: a row needs no loop before its sum
+  bool plain = false;      // the values are the first input, 0 where the mask is: rows need no loop before the sum
   bool empty_nan = false;  // nothing kept: NaN instead of 0
   std::optional<double> divisor;
 };
 
-// The sum of what a loop makes of stored elements, and how many the mask keeps.
+// Adds the sum of a loop's values over stored elements to `value`, and the number that the mask keeps to `count`.
 using StoredSum = void (*)(const void* op, const Stored& run, double& value, int64_t& count);
 
 template <class C>
 struct Reduction {
   Shape shape;
   ReducedDims dims;
-  Order order, output_order;  // of the input; of the outputs, as they follow each other in the input's order
+  Order order, output_order;  // of the input; of the outputs, in the order in which the input's walk visits them
   int64_t outer = 1, reduced = 1, inner = 1;
   Inputs<C> inputs;
 
   // The walk follows the memory of x, seen in the full shape.
   Reduction(const Shape& shape, const ReducedDims& dims, const View& x);
 
-  // A tensor of the outputs' shape, with or without the reduced dims, seen with them.
+  // A tensor of the outputs' shape, with or without the reduced dims, as a view that has them.
   Unreduced seen(const Tensor& output) const {
     const View view(output);
     return Unreduced(view, dims, shape.ndim, view.ndim == shape.ndim, "safeops");
@@ -43,9 +43,9 @@ struct Reduction {
   void input(const View& view) { inputs.add(view, shape, order); }
   void mask(const View& view) { inputs.add_mask(view, shape, order); }
 
-  // Weighted sums or means. The loop writes an element's value to out[0], its kept weight to out[1], whether it is kept
-  // to keep. `value` and `denominator` (float64) are the outputs. `stored` does the same for the elements of contiguous
-  // inputs, without weights; null where there is none for the stored types.
+  // Weighted sums or means. The loop writes an element's value to out[0], its kept weight to out[1], and 1 or 0 to
+  // keep. `value` and `denominator` (float64) are the outputs. `stored` computes the same from contiguous inputs as
+  // they are stored, without weights; null where no such loop exists for the stored types.
   void run(Loop<C> loop, const void* op, const Finish& finish, const Tensor& value, const Tensor& denominator,
            StoredSum stored = nullptr) const;
 };

@@ -1,6 +1,6 @@
 // The driver of every reduction: any dims of any layout, one read, a partition that depends on the sizes alone.
 //
-// An Accumulator says in three parts how elements become the state of an output (States); the driver decides which
+// An Accumulator has three ways to turn elements into the state of an output (States); the driver decides which
 // elements, in which order, on which thread.
 //
 //     struct Accumulator {
@@ -38,13 +38,12 @@ namespace safeops::cpu {
 constexpr int kMaxResults = 3;
 constexpr int64_t kHeldStates = 4096;  // states that a thread holds before it writes results
 
-// The states of outputs, an entry for each: what the kept elements seen so far have come to. Of a sum: the sum of their
-// values, the sum of their weights, and how many they are. Other accumulators say what they use the arrays for. One
-// that is not used is null.
+// The states of outputs, one entry each. For a sum: the sum of the kept values, the sum of their weights, and their
+// number. Other accumulators document their use of the arrays. An array that is not used is null.
 struct States {
   double* value;
   double* weight;
-  double* second;  // a second number beside value: a variance's squared deviations, logsumexp's sum
+  double* second;  // as a variance's squared deviations, logsumexp's sum
   int64_t* count;
 
   States from(int64_t i) const {
@@ -70,8 +69,8 @@ struct StateBuffer {
   States from(int64_t i) const { return States{value.get(), weight.get(), second.get(), count.get()}.from(i); }
 };
 
-// States of n outputs, each of `reduced` elements -> results. `finish` is the op's data. `unscale`: what the elements
-// of each output were multiplied by before they were accumulated, or null.
+// States of n outputs, each of `reduced` elements -> results. `finish` is the op's data. `unscale`: the factors by
+// which each output's elements were multiplied before they were accumulated, or null.
 using Results = void (*)(const void* finish, int64_t reduced, const States& states, int64_t n, const double* unscale,
                          double* const* results);
 
@@ -81,7 +80,7 @@ struct Outputs {
   const void* finish;
   int64_t reduced;
   Shape full;   // the outputs' shape with size-1 reduced dims
-  Order order;  // in which the outputs are walked: that of their elements in the input
+  Order order;  // of the outputs: that of their elements in the input
   int count = 0;
   bool scaled = false;
   Sink<double> sink[kMaxResults];
@@ -101,7 +100,7 @@ struct Outputs {
     scaled = true;
   }
 
-  // The states of outputs [start, start + n) of the walk.
+  // Writes the results of outputs [start, start + n) of the walk.
   void write(int64_t start, int64_t n, const States& states) const {
     double buffers[kMaxResults][kChunk], divisors[kChunk];
     double* target[kMaxResults];
@@ -125,10 +124,10 @@ template <class C, class Accumulator, class Writer = Outputs>
 struct ReductionDriver {
   using Worker = typename Accumulator::Worker;
 
-  // A long reduction with few outputs is cut into slices of at least kSlice elements, into about kMaxUnits pieces of
-  // work at most.
+  // A long reduction with few outputs is cut into slices of at least kSlice elements, into about kMaxTasks tasks at
+  // most.
   static constexpr int64_t kSlice = 32768;
-  static constexpr int64_t kMaxUnits = 256;
+  static constexpr int64_t kMaxTasks = 256;
   static constexpr int64_t kMinRows = 128;  // in a slice of columns, whose partial states take 16 bytes a column
   static constexpr int64_t kColumns = Accumulator::kColumns;
 
@@ -147,59 +146,59 @@ struct ReductionDriver {
   }
 
  private:
-  // Whole outputs fit in a chunk: a unit is a chunk of as many outer indices as it holds.
+  // All elements of an output fit in a chunk: a task is a chunk of as many outer indices as it holds.
   void run_short() const {
     const int64_t each = r.reduced * r.inner, groups = std::max<int64_t>(1, r.inputs.step() / each);
     parallel((r.outer + groups - 1) / groups, kChunk, [&](int64_t begin, int64_t end) {
       Worker s(accumulator, r.inputs);
       const StateBuffer held_states(accumulator, std::min(kHeldStates, r.outer * r.inner));
-      int64_t held = 0;  // not yet written: to write a few at a time would cost more than to sum them
-      for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t first = unit * groups, g = std::min(groups, r.outer - first);
+      int64_t held = 0;  // states not yet written: writing a few at a time would cost more than summing them
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t first = task * groups, g = std::min(groups, r.outer - first);
         r.inputs.fetch(first * each, g * each, first * each + kAhead, s.buffers, s.chunk);
         s.prepare();
         s.groups(g, r.reduced, r.inner, held_states.from(held));
         held += g * r.inner;
-        if (unit + 1 < end && held + kChunk <= kHeldStates) continue;
+        if (task + 1 < end && held + kChunk <= kHeldStates) continue;
         outputs.write((first + g) * r.inner - held, held, held_states.from(0));
         held = 0;
       }
     });
   }
 
-  // A unit is one outer index, one tile of at most kColumns inner columns, and one slice of the reduced walk.
+  // A task is one outer index, one tile of at most kColumns inner columns, and one slice of the reduced walk.
   void run_long() const {
     const int64_t width = std::min(r.inner, kColumns), tiles = (r.inner + kColumns - 1) / kColumns;
-    const int64_t spare = std::max<int64_t>(1, kMaxUnits / (r.outer * tiles));
+    const int64_t spare = std::max<int64_t>(1, kMaxTasks / (r.outer * tiles));
     const int64_t slices = std::clamp<int64_t>(std::min(r.reduced * width / kSlice, r.reduced / kMinRows), 1, spare);
-    const int64_t step = (r.reduced + slices - 1) / slices, units = r.outer * tiles * slices;
+    const int64_t step = (r.reduced + slices - 1) / slices, tasks = r.outer * tiles * slices;
     const bool partial = slices > 1;
-    const StateBuffer partials(accumulator, partial ? units * width : 0);
+    const StateBuffer partials(accumulator, partial ? tasks * width : 0);
 
-    parallel(units, step * width, [&](int64_t begin, int64_t end) {
+    parallel(tasks, step * width, [&](int64_t begin, int64_t end) {
       Worker s(accumulator, r.inputs);
       const StateBuffer held_states(accumulator, partial ? 0 : std::min(kHeldStates, r.outer * r.inner));
       int64_t held = 0;
-      for (int64_t unit = begin; unit < end; ++unit) {
+      for (int64_t task = begin; task < end; ++task) {
         const bool rows = slices * tiles == 1;  // perhaps many short ones, for which the divisions would take long
-        const int64_t slice = rows ? 0 : unit % slices;
-        const int64_t tile = rows ? 0 : unit / slices % tiles;
-        const int64_t outer = rows ? unit : unit / slices / tiles;
+        const int64_t slice = rows ? 0 : task % slices;
+        const int64_t tile = rows ? 0 : task / slices % tiles;
+        const int64_t outer = rows ? task : task / slices / tiles;
         const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
         const int64_t first = std::min(slice * step, r.reduced), last = std::min(first + step, r.reduced);
-        reduce(s, outer, column, n, first, last, partial ? partials.from(unit * width) : held_states.from(held));
+        reduce(s, outer, column, n, first, last, partial ? partials.from(task * width) : held_states.from(held));
         held += n;
-        if (partial || (unit + 1 < end && held + width <= kHeldStates)) continue;
+        if (partial || (task + 1 < end && held + width <= kHeldStates)) continue;
         outputs.write(outer * r.inner + column + n - held, held, held_states.from(0));
         held = 0;
       }
     });
 
-    for (int64_t unit = 0; partial && unit < units; unit += slices) {  // in this order, whatever the threads did
-      const int64_t tile = unit / slices % tiles, outer = unit / slices / tiles;
+    for (int64_t task = 0; partial && task < tasks; task += slices) {  // in this order, whatever the threads did
+      const int64_t tile = task / slices % tiles, outer = task / slices / tiles;
       const int64_t column = tile * kColumns, n = std::min(kColumns, r.inner - column);
-      const States sum = partials.from(unit * width);
-      for (int64_t k = 1; k < slices; ++k) accumulator.merge(sum, partials.from((unit + k) * width), n);
+      const States sum = partials.from(task * width);
+      for (int64_t k = 1; k < slices; ++k) accumulator.merge(sum, partials.from((task + k) * width), n);
       outputs.write(outer * r.inner + column, n, sum);
     }
   }
@@ -219,7 +218,7 @@ struct ReductionDriver {
     s.finish_columns(n, states);
   }
 
-  // One row, at once or a chunk at a time.
+  // One row, all at once or a chunk at a time.
   void row(Worker& s, int64_t begin, int64_t end) const {
     const int64_t step = r.inputs.step();
     s.start_row();
@@ -233,7 +232,7 @@ struct ReductionDriver {
     }
   }
 
-  // Rows of n without a gap, a chunk at a time.
+  // Rows of n columns without a gap between rows, a chunk at a time.
   void narrow(Worker& s, int64_t n, int64_t begin, int64_t end) const {
     const int64_t step = r.inputs.step(), period = period_for(n, step), rows = step / period, most = rows * period;
     s.start_columns(period);
@@ -246,7 +245,7 @@ struct ReductionDriver {
     }
   }
 
-  // Rows of n columns, chunk by chunk, one row r.inner elements behind the other.
+  // Rows of n columns, chunk by chunk; rows start r.inner elements apart.
   void wide(Worker& s, int64_t n, int64_t begin, int64_t end) const {
     const int64_t step = r.inputs.step();
     s.start_columns(n);
@@ -262,7 +261,7 @@ struct ReductionDriver {
     }
   }
 
-  // Nothing to reduce, but perhaps outputs to write.
+  // There is nothing to reduce, but there may be outputs to write.
   void run_empty() const {
     const StateBuffer zeros(accumulator, kChunk);
     const States none = zeros.from(0);

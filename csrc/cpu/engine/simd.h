@@ -19,12 +19,12 @@ namespace safeops::cpu {
 
 enum class Isa : int { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
 
-// The best this machine has; SAFEOPS_CPU_ISA=avx512|avx2|default can only lower it (the tests run every path).
+// The best instruction set of this machine; SAFEOPS_CPU_ISA=avx512|avx2|default can only lower it (the tests run all).
 Isa isa();
 
 // Elements per chunk: a few buffers of this size stay in the L1 cache together.
 constexpr int64_t kChunk = 1024;
-constexpr int64_t kBuffer = kChunk + 64;  // a buffer's reserve: buffers of 4 KiB side by side would alias
+constexpr int64_t kBuffer = kChunk + 64;  // the reserve keeps buffers apart: at distances of 4 KiB they would alias
 
 template <auto Loop, class Signature = decltype(Loop)>
 struct Versions;
@@ -53,7 +53,7 @@ auto pick() {
   return Versions<Loop>::pick();
 }
 
-// The loop for registers of 64, 32 or 16 bytes that suits this machine.
+// Picks the loop for registers of 64, 32 or 16 bytes that suits this machine.
 template <auto Wide, auto Middle, auto Narrow>
 auto pick_width() {
 #ifdef SAFEOPS_X86

@@ -1,4 +1,4 @@
-// Loops over a contiguous run in registers: GNU vectors of the instruction set's own width, four at a time.
+// Loops over a contiguous run in registers: GNU vectors as wide as the instruction set's registers, four at a time.
 #pragma once
 
 #include "cpu/engine/convert.h"
@@ -23,31 +23,31 @@ struct Register {
   using V = Vector<C, kBytes>;
   using I = Vector<std::make_signed_t<BitsOf<C>>, kBytes>;  // -1 where a comparison holds
 
-  // Bytes of 0 and 1 -> lanes of 0 and -1. gcc would widen the bytes one by one: here each lane gets the four bytes
-  // around its own, and keeps that one's bit.
+  // Bytes of 0 and 1 -> lanes of 0 and -1. gcc would widen the bytes one by one; instead each lane gets the four bytes
+  // around its byte, and tests the one bit of that byte.
   static void load_keep(I& to, const uint8_t* from) {
     using T = std::make_signed_t<BitsOf<C>>;
     constexpr T k0 = 1, k1 = 1 << 8, k2 = 1 << 16, k3 = 1 << 24;
-    I own;
+    I bit;
     if constexpr (kLanes == 2) {
       const T a = word<uint16_t>(from);
       to = I{a, a};
-      own = I{k0, k1};
+      bit = I{k0, k1};
     } else if constexpr (kLanes == 4) {
       const T a = word<uint32_t>(from);
       to = I{a, a, a, a};
-      own = I{k0, k1, k2, k3};
+      bit = I{k0, k1, k2, k3};
     } else if constexpr (kLanes == 8) {
       const T a = word<uint32_t>(from), b = word<uint32_t>(from + 4);
       to = I{a, a, a, a, b, b, b, b};
-      own = I{k0, k1, k2, k3, k0, k1, k2, k3};
+      bit = I{k0, k1, k2, k3, k0, k1, k2, k3};
     } else {
       const T a = word<uint32_t>(from), b = word<uint32_t>(from + 4);
       const T c = word<uint32_t>(from + 8), d = word<uint32_t>(from + 12);
       to = I{a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d};
-      own = I{k0, k1, k2, k3, k0, k1, k2, k3, k0, k1, k2, k3, k0, k1, k2, k3};
+      bit = I{k0, k1, k2, k3, k0, k1, k2, k3, k0, k1, k2, k3, k0, k1, k2, k3};
     }
-    to = (to & own) == own;
+    to = (to & bit) == bit;
   }
 
   template <class Word>
@@ -66,7 +66,7 @@ struct Register {
   }
 };
 
-// body(k, x, keep, w) for each register of the row; k < 4 names accumulators that do not wait for each other.
+// body(k, x, keep, w) for each register of the row; consecutive k < 4 use separate accumulators to hide latency.
 template <class C, int kBytes, bool kKeep, bool kWeight, class Body>
 inline void for_vectors(const Elements<C>& e, int64_t n, const Body& body) {
   using R = Register<C, kBytes>;

@@ -15,6 +15,7 @@ void quotient_loop(const void*, const Chunk<C>& chunk) {
   for (int64_t i = 0; i < chunk.n; ++i) out[i] = g[i] / d[i];
 }
 
+// out = keep ? c w out : 0
 template <class C, bool kFlat, bool kMask, bool kWeight>
 void scale_loop(const void*, const Chunk<C>& chunk) {
   const C *c = chunk.in[0], *w = chunk.in[1];

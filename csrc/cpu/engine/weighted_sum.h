@@ -1,5 +1,5 @@
-// What sums, means and pointwise losses share: the loop that says what a kept element adds to its sum, and the factor
-// of their gradients.
+// Sums, means and pointwise losses share the loop that computes each kept element's term, and the factor of their
+// gradients.
 #pragma once
 
 #include "cpu/engine/reduction.h"
@@ -14,7 +14,7 @@ inline bool is_kept(const uint8_t* mask, const C* weight, int64_t i) {
   return keep;
 }
 
-// Whether F is a function of three operands, value(x, y, z).
+// True if F has value(x, y, z), a function of three operands.
 template <class F, class C, class = void>
 constexpr bool has_third = false;
 template <class F, class C>
@@ -53,7 +53,7 @@ Loop<C> pick_value(bool mask, bool weight) {
   return weight ? pick<&value_loop<C, F, false, true>>() : pick<&value_loop<C, F, false, false>>();
 }
 
-// A loss of a few instructions: memory decides how long it takes.
+// For losses of a few instructions, whose time memory decides.
 template <class C, class F, class S, bool kMask>
 void stored_sum(const void* op, const Stored& run, double& value, int64_t& count) {
   constexpr int64_t kLanes = 64, kPiece = 16 * kLanes;  // 16 additions to a lane, then double
@@ -91,7 +91,7 @@ void stored_sum(const void* op, const Stored& run, double& value, int64_t& count
   value += sums[0];
 }
 
-// run(S(), std::bool_constant<mask>()), S being what `type` is stored as; null where a loop of these would not pay.
+// Calls run(S(), std::bool_constant<mask>()) with the stored type S; null where such a loop would not pay.
 template <class C, class Run>
 auto with_stored(DType type, bool mask, const Run& run) -> decltype(run(C(), std::true_type())) {
   if constexpr (sizeof(C) == sizeof(float)) {
@@ -110,15 +110,15 @@ struct Identity {
 template <class C>
 Loop<C> pick_selection(bool mask, bool weight);
 
-// in: c, [weight];  out: slopes, of which it makes the gradients c w slope. flat: 0 of a slope of 0, whatever c is.
+// in: c, [weight];  out: slopes, replaced by the gradients c w slope. flat: a slope of 0 gives 0, whatever c is.
 template <class C>
 Loop<C> pick_scale(bool flat, bool mask, bool weight);
 
-// A weight too small or too large for fp32 is read as it is: it makes the loop run in double.
+// A weight in float64 makes the loop run in double, since it may be too small or too large for fp32.
 inline bool in_double(const std::optional<Tensor>& weight) { return weight && dtype_of(*weight) == DType::kDouble; }
 
-// The factor of a gradient, grad / denominator, in the fewest divisions: one where both are one number, else one for
-// each element of `grad`, which is the smaller side of a reduction. Owns what the view points to.
+// The factor of a gradient, grad / denominator, in the fewest divisions: one where both are single numbers, else one
+// for each element of `grad`, which is the smaller side of a reduction. It owns the memory that the view points to.
 template <class C>
 struct GradientScale {
   C number;
@@ -128,7 +128,7 @@ struct GradientScale {
   GradientScale(const Tensor& grad, const std::optional<Tensor>& denominator);
 };
 
-// Whether that is one number, and none that fp32 has to all its digits: a large slope, or weight, may bring it back.
+// True if the factor is one number outside fp32's normal range: a large slope or weight may bring the product back.
 bool leaves_fp32(const Tensor& grad, const std::optional<Tensor>& denominator);
 
 }  // namespace safeops::cpu

@@ -1,4 +1,4 @@
-// Weighted sums over windows, one dim after the other. A row is `count` arrays side by side, `step` elements apart; the
+// Weighted sums over windows, one dim after the other. A row is several arrays side by side, `step` elements apart. The
 // loops may write up to two vectors beyond n, for which rows have room.
 #pragma once
 
@@ -8,7 +8,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kVectors = 2 * 64;  // bytes that a loop takes at once, at most
 
-// The four sums of w s, w d, w s^2, w d^2 over `size` neighbours: (s, d) -> a row of four.
+// Sums of w s, w d, w s^2, w d^2 over `size` neighbours in a row: s, d -> four arrays.
 template <class C, int kBytes>
 void moments_loop(const C* s, const C* d, const C* w, int64_t size, int64_t n, int64_t step, C* out) {
   using V = Vector<C, kBytes>;
@@ -30,7 +30,7 @@ void moments_loop(const C* s, const C* d, const C* w, int64_t size, int64_t n, i
   }
 }
 
-// The sums of w x over `size` neighbours along the row (kAcross) or over as many rows, of each of four arrays.
+// Sums of w x over `size` neighbours along the row (kAcross) or over as many rows, for each of four arrays.
 template <class C, int kBytes, bool kAcross>
 void blur_loop(const C* const* rows, const C* w, int64_t size, int64_t n, int64_t step, C* out) {
   using V = Vector<C, kBytes>;
@@ -54,9 +54,9 @@ void blur_loop(const C* const* rows, const C* w, int64_t size, int64_t n, int64_
   }
 }
 
-// The same of one array.
+// Sums of w x for one array.
 template <class C, bool kAcross>
-void share_loop(const C* const* rows, const C* w, int64_t size, int64_t n, C* out) {
+void single_blur_loop(const C* const* rows, const C* w, int64_t size, int64_t n, C* out) {
   for (int64_t j = 0; j < n; ++j) out[j] = 0;
   for (int64_t k = 0; k < size; ++k) {
     const C* row = kAcross ? rows[0] + k : rows[k];
@@ -72,8 +72,8 @@ struct Blur {
   decltype(pick<&blur_loop<C, 16, true>>())
       across = pick_width<&blur_loop<C, 64, true>, &blur_loop<C, 32, true>, &blur_loop<C, 16, true>>(),
       down = pick_width<&blur_loop<C, 64, false>, &blur_loop<C, 32, false>, &blur_loop<C, 16, false>>();
-  decltype(pick<&share_loop<C, true>>()) share_across = pick<&share_loop<C, true>>(),
-                                         share_down = pick<&share_loop<C, false>>();
+  decltype(pick<&single_blur_loop<C, true>>()) single_across = pick<&single_blur_loop<C, true>>(),
+                                               single_down = pick<&single_blur_loop<C, false>>();
 };
 
 }  // namespace safeops::cpu

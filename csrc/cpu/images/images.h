@@ -1,5 +1,6 @@
-// Two images and a mask as SSIM reads them: tile by tile, row by row, as s = x + y and d = x - y in units of the data
-// range and about the level of the tile. (N, C, H, W) are volumes (N, C, 1, H, W) whose windows are one slice deep.
+// Two images and a mask as SSIM reads them: tile by tile, row by row, as s = x + y and d = x - y, in units of the data
+// range and relative to the level of the tile. (N, C, H, W) are volumes (N, C, 1, H, W) whose windows are one slice
+// deep.
 #pragma once
 
 #include <algorithm>
@@ -13,23 +14,23 @@
 
 namespace safeops::cpu {
 
-// At most. The rows of moments, and of volumes the slices of them, that a tile keeps stay in the cache.
+// Sizes of a tile, at most: its rows of moments, and for volumes its slices of them, stay in the cache.
 constexpr int64_t kTileRows[] = {128, 32}, kTileColumns[] = {512, 128};
-constexpr int64_t kWork = 8;  // a pixel is about so many elements of an elementwise loop
+constexpr int64_t kWork = 8;  // a pixel costs as much as so many elements of an elementwise loop
 
 // ---- loops over a row
 
-// Adds the finite kept values, and how many they are.
+// Adds the finite kept values, and their number.
 template <class C, bool kMask>
 void level_loop(const C* x, const uint8_t* keep, int64_t n, double* sum, int64_t* count) {
   double total = 0;
   int64_t kept = 0;
   _Pragma("omp simd reduction(+ : total, kept)")
   for (int64_t i = 0; i < n; ++i) {
-    bool there = x[i] - x[i] == 0;
-    if constexpr (kMask) there = there & (keep[i] != 0);
-    total += static_cast<double>(select_or_zero(there, x[i]));
-    kept += there;
+    bool finite = x[i] - x[i] == 0;
+    if constexpr (kMask) finite = finite & (keep[i] != 0);
+    total += static_cast<double>(select_or_zero(finite, x[i]));
+    kept += finite;
   }
   *sum += total, *count += kept;
 }
@@ -78,11 +79,11 @@ template <class C>
 struct Images {
   using OptionalTensor = std::optional<Tensor>;
 
-  Shape shape, map;  // map: of the windows
+  Shape shape, map;  // of the windows
   Order order;
-  bool volumes, masked, shared;  // shared: windows may lack pixels
+  bool volumes, masked, incomplete;  // incomplete: windows may lack pixels
   int64_t planes, depth, height, width, size;
-  int64_t before, before_slice;  // how many pixels a window begins before its own place
+  int64_t before, before_slice;  // pixels from the start of a window to its position
   int64_t window_slices, window_rows, window_columns;
   C scale, c1, c2;
   std::unique_ptr<C[]> weights;
@@ -92,7 +93,7 @@ struct Images {
 
   Images(const View& x_, const View& y_, const OptionalTensor& mask_, const Options& o)
       : shape(x_.shape()), map(shape), order(Order::contiguous(shape)), volumes(shape.ndim == 5), masked(mask_),
-        shared(mask_ || o.same), size(o.size) {
+        incomplete(mask_ || o.same), size(o.size) {
     STD_TORCH_CHECK((shape.ndim == 4 || volumes) && shape.is(y_.ndim, y_.sizes),
                     "_ssim: needs two images (N, C, H, W) or (N, C, D, H, W) of one shape");
     STD_TORCH_CHECK(size > 0 && size % 2, "_ssim: win_size must be odd");
@@ -111,32 +112,33 @@ struct Images {
 
   int64_t slices_of_window() const { return volumes ? size : 1; }
 
-  // Elements of an array of a row, with room for what the loops read and write beyond it.
+  // Elements of an array of a row, with room for reads and writes beyond it.
   int64_t step(int64_t columns) const {
     constexpr int64_t kLine = 64 / sizeof(C);
     return (columns + size + kLine - 1) / kLine * kLine + 2 * kVectors / sizeof(C);
   }
 
-  // Work on slices x rows x columns of each plane is done in tiles: unit / tiles_of_plane is a unit's plane.
+  // Slices x rows x columns of each plane are cut into tiles: tile number i is in plane i / tiles_of_plane.
   int64_t tiles_of_plane(int64_t rows, int64_t columns) const {
     return (rows + kTileRows[volumes] - 1) / kTileRows[volumes] *
            ((columns + kTileColumns[volumes] - 1) / kTileColumns[volumes]);
   }
 
-  // For each thread work = start(rows, columns of a tile, at most); then work->run(tile, unit) for its tiles.
+  // Each thread makes work = start(rows, columns of a tile, at most), and calls work->run(tile, its number) for its
+  // tiles.
   template <class Start>
   void for_tiles(int64_t slices, int64_t rows, int64_t columns, const Start& start) const {
     if (slices * rows * columns == 0) return;
     const int64_t across = (columns + kTileColumns[volumes] - 1) / kTileColumns[volumes];
     const int64_t down = tiles_of_plane(rows, columns) / across;
-    const int64_t tall = (rows + down - 1) / down, wide = (columns + across - 1) / across;
-    parallel(planes * down * across, slices * tall * wide * kWork, [&](int64_t begin, int64_t end) {
-      const auto work = start(tall, wide);
-      for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t i = unit / across % down * tall, j = unit % across * wide;
-        const Tile tile{unit / across / down,     0, slices, i, std::min(tall, rows - i), j,
-                        std::min(wide, columns - j)};
-        if (tile.rows > 0 && tile.columns > 0) work->run(tile, unit);
+    const int64_t tile_rows = (rows + down - 1) / down, tile_columns = (columns + across - 1) / across;
+    parallel(planes * down * across, slices * tile_rows * tile_columns * kWork, [&](int64_t begin, int64_t end) {
+      const auto work = start(tile_rows, tile_columns);
+      for (int64_t tile_index = begin; tile_index < end; ++tile_index) {
+        const int64_t i = tile_index / across % down * tile_rows, j = tile_index % across * tile_columns;
+        const Tile tile{tile_index / across / down, 0, slices, i, std::min(tile_rows, rows - i), j,
+                        std::min(tile_columns, columns - j)};
+        if (tile.rows > 0 && tile.columns > 0) work->run(tile, tile_index);
       }
     });
   }
@@ -154,7 +156,7 @@ struct Images {
   }
 };
 
-// ---- one thread's reading of them
+// ---- one thread's reader of the images
 
 // Rows of a plane, columns [column, column + columns) of it, which may lie outside of the image.
 template <class C>
@@ -192,7 +194,7 @@ struct Pixels {
     level = {mean(sums[0], counts[0]), mean(sums[1], counts[1])};
   }
 
-  // Reads s, d and which are kept; zeros outside of the image.
+  // Reads s, d and their mask; zeros outside of the image.
   void read(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns) {
     const int64_t first = std::max<int64_t>(column, 0), last = std::min(column + columns, images.width);
     const bool beyond = slice < 0 || slice >= images.depth || row < 0 || row >= images.height;
@@ -212,7 +214,7 @@ struct Pixels {
       if (m) {
         normalize(m, n, keep.get() + at);
         flags(m, n, kept.get() + at);
-      } else if (images.shared) {
+      } else if (images.incomplete) {
         std::fill_n(kept.get() + at, n, C(1));
       }
     };
@@ -220,7 +222,7 @@ struct Pixels {
   }
 
  private:
-  // body(n, where they are in the row, x, y, mask or null) for pieces of the part inside the image
+  // body(n, offset in the row, x, y, mask or null) for pieces of the part inside the image
   template <class Body>
   void for_pieces(int64_t plane, int64_t slice, int64_t row, int64_t column, int64_t columns, const Body& body) {
     const int64_t last = std::min(column + columns, images.width);

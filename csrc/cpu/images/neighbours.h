@@ -1,4 +1,4 @@
-// The pixels of images beside their neighbours along each spatial dim, row by row.
+// The pixels of images, with their neighbours along each spatial dim, row by row.
 #pragma once
 
 #include <memory>
@@ -9,16 +9,17 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kPixelsOfUnit = 65536;  // about
+constexpr int64_t kTaskPixels = 65536;  // approximately
 
-// Which elements are kept: all bits set where they are.
+// Words of a mask: all bits are set where an element is kept.
 template <class C>
 using Keep = const BitsOf<C>*;
 
 template <class C>
 C kept(C x, BitsOf<C> keep) { return bit_cast<C>(static_cast<BitsOf<C>>(bit_cast<BitsOf<C>>(x) & keep)); }
 
-// Once for all neighbours: beside bytes gcc would make the loops narrow. Returns how many are kept.
+// Widens the mask once for all neighbours: with bytes gcc would use half of each register. Returns the number of kept
+// elements.
 template <class C>
 int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
   int32_t count = 0;
@@ -30,13 +31,13 @@ int64_t widen_mask_loop(const uint8_t* mask, int64_t n, BitsOf<C>* keep) {
   return count;
 }
 
-// n pixels, and which are kept (null: all).
+// n pixels, and their mask (null: all are kept).
 template <class C>
 struct PixelPiece {
-  int64_t image, at, n;  // at: the place of the first in the walk
+  int64_t image, at, n;  // at: index of the first in the walk
   const C* x;
   Keep<C> keep;
-  int64_t kept;  // how many
+  int64_t kept;  // number of kept pixels
 };
 
 // The neighbours of a piece's pixels along a dim: pixels [first, n) have one before them, and [0, last) one after.
@@ -47,8 +48,9 @@ struct Neighbours {
   Keep<C> keep_before = nullptr, keep_after = nullptr;
 };
 
-// Images in the order of their memory. A row is the nearest spatial dim with all that is nearer (channels, where they
-// come last): along it the neighbour of a pixel is `step` further on, and along every other dim in another row.
+// Images in the order of their memory. A row is the nearest spatial dim with all dims that are nearer (the channels,
+// where they come last). Along it the neighbour of a pixel is `step` further on; along every other dim it lies in
+// another row.
 template <class C>
 struct PixelRows {
   struct Dim { int64_t size, step; };
@@ -56,10 +58,10 @@ struct PixelRows {
   Shape shape;
   Order order;
   int64_t images, pixels;  // of an image
-  int64_t row, rows, block, blocks;  // elements of a row; rows of an image, of a unit; units of an image
+  int64_t row, rows, block, blocks;  // elements of a row; rows of an image, of a task; tasks of an image
   Dim dims[kMaxDims];  // spatial ones, the row's first
   int ndims = 0;
-  bool masked, in_place;  // in_place: rows are read as they lie; what must be converted is walked in strips of rows
+  bool masked, in_place;  // in_place: rows are read as they lie; converted ones are walked in strips of rows
   Source<C> x;
   Source<uint8_t> mask;
 
@@ -76,14 +78,14 @@ struct PixelRows {
     }
     order.push(0, images);
     rows = row ? pixels / row : 0;
-    block = std::max<int64_t>(1, kPixelsOfUnit / std::max<int64_t>(row, 1));
+    block = std::max<int64_t>(1, kTaskPixels / std::max<int64_t>(row, 1));
     blocks = (rows + block - 1) / block;
     x.bind(x_, shape, order);
     if (mask_) mask.bind(View(*mask_), shape, order);
     in_place = x.direct() && !masked;
   }
 
-  // A row's pieces are read once, though rows are neighbours of two others.
+  // Each row is a neighbour of two others; the buffers keep four, so that its pieces are read once.
   struct Buffers {
     struct Read {
       alignas(64) C x[kBuffer];
@@ -95,7 +97,7 @@ struct PixelRows {
     alignas(64) C to[kBuffer];
   };
 
-  // body(unit, pieces of the unit, buffers)
+  // body(task, piece of the task, buffers)
   template <class Body>
   void run(const Body& body) const {
     parallel(images * blocks, block * row * 4, [&](int64_t begin, int64_t end) {
@@ -105,20 +107,20 @@ struct PixelRows {
         x.prime(read->x);
         if (masked) mask.prime(read->mask);
       }
-      for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t image = unit / blocks, first = unit % blocks * block;
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t image = task / blocks, first = task % blocks * block;
         const int64_t last = std::min(first + block, rows), part = in_place ? row : kChunk;
         for (int64_t strip = 0; strip < row; strip += part)
           for (int64_t r = first; r < last; ++r)
             for (int64_t at = strip; at < std::min(strip + part, row); at += kChunk)
-              body(unit, read_row(image, r * row + at, std::min(kChunk, row - at), *buffers), *buffers);
+              body(task, read_row(image, r * row + at, std::min(kChunk, row - at), *buffers), *buffers);
       }
     });
   }
 
   Neighbours<C> neighbours(const PixelPiece<C>& p, int k, Buffers& buffers) const {
     const int64_t step = dims[k].step, at = p.at - p.image * pixels;
-    if (k == 0) {  // of the row: all but its first, or last, pixels
+    if (k == 0) {  // along the row: all but its first, or last, pixels
       const int64_t from = at % row;
       Neighbours<C> y{std::clamp<int64_t>(step - from, 0, p.n), std::clamp<int64_t>(row - step - from, 0, p.n)};
       if (p.n == row) {
@@ -130,7 +132,7 @@ struct PixelRows {
     }
     const int64_t place = at / step % dims[k].size;
     Neighbours<C> y{place == 0 ? p.n : 0, place == dims[k].size - 1 ? 0 : p.n};
-    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // (not the rows beside this one)
+    if (step != row) return fetch(p, step, y, buffers.before, buffers.after);  // (not in adjacent rows)
     if (y.first == 0) {
       const PixelPiece<C> other = read_row(p.image, at - step, p.n, buffers);
       y.before = other.x, y.keep_before = other.keep;
@@ -164,7 +166,7 @@ struct PixelRows {
     return y;
   }
 
-  // Only the next row's part is prefetched, where rows are read in parts: whole rows the hardware follows, and better.
+  // The next row's part is prefetched where rows are read in parts; the hardware prefetches complete rows, and better.
   void fetch(int64_t image, int64_t at, int64_t n, Read& to) const {
     const int64_t ahead = row > kChunk && !in_place ? at + row : INT64_MAX;
     to.piece = {image, at, n, x.fetch(at, n, ahead, to.x), nullptr, n};

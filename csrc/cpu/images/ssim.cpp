@@ -10,12 +10,12 @@ namespace safeops::cpu {
 namespace {
 
 // base + sign (1 - SSIM), and contrast', of n windows, 0 where they do not count
-template <class C, bool kShare, bool kCounted>
+template <class C, bool kDivide, bool kCounted>
 void similarity_loop(const SimilarityRow<C>& row, int64_t n, C base, C sign, C* loss, C* contrast) {
   const SimilarityRow<C> r = row;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
-    const Similarity<C> at = r.template at<kShare>(i, r.template inverse<kShare, kCounted>(i));
+    const Similarity<C> at = r.template at<kDivide>(i, r.template inverse<kDivide, kCounted>(i));
     const C value = base + sign * at.loss();
     loss[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
     contrast[i] = kCounted ? select_or_zero(r.counted[i] != 0, at.contrast) : at.contrast;
@@ -33,7 +33,7 @@ void sum_loop(const C* values, int64_t n, double* sum) {
 template <class C>
 struct Forward {
   const Images<C>& images;
-  const Sink<C>* map;  // of SSIM, or of 1 - SSIM; or the sums of tiles, (tiles, 3)
+  const Sink<C>* map;  // of SSIM or of 1 - SSIM; null if `sums` are computed
   bool similarity;
   double* sums;
   Moments<C> moments;
@@ -44,13 +44,14 @@ struct Forward {
   decltype(pick<&sum_loop<C>>()) add = pick<&sum_loop<C>>();
   SumGroups<uint8_t, int64_t> count{};
 
-  Forward(const Images<C>& images_, const Sink<C>* map_, bool similarity_, double* sums_, int64_t tall, int64_t wide)
-      : images(images_), map(map_), similarity(similarity_), sums(sums_), moments(images_, tall, wide),
+  Forward(const Images<C>& images_, const Sink<C>* map_, bool similarity_, double* sums_, int64_t tile_rows,
+          int64_t tile_columns)
+      : images(images_), map(map_), similarity(similarity_), sums(sums_), moments(images_, tile_rows, tile_columns),
         contrast(new C[moments.step]()), loss(new C[moments.step]()) {}
 
-  void run(const Tile& tile, int64_t unit) {
+  void run(const Tile& tile, int64_t tile_index) {
     moments.begin(tile);
-    const auto loop = images.masked ? kept : images.shared ? padded : all;
+    const auto loop = images.masked ? kept : images.incomplete ? padded : all;
     const C base = map && similarity ? 1 : 0, sign = map && similarity ? -1 : 1;
     double total[3] = {};
     for (int64_t i = 0; i < tile.slices * tile.rows; ++i) {
@@ -68,7 +69,7 @@ struct Forward {
       if (images.masked) count.rows(moments.counted.get(), 1, tile.columns, &counted);
       total[2] += static_cast<double>(counted);
     }
-    if (!map) std::copy_n(total, 3, sums + 3 * unit);
+    if (!map) std::copy_n(total, 3, sums + 3 * tile_index);
   }
 
  private:
@@ -80,13 +81,13 @@ struct Forward {
   }
 };
 
-// The map, or the sums of each plane, or what all windows come to; and a window's share in that.
+// Returns the map, or the sums of each plane, or the mean or sum of all windows and its derivative by each window.
 template <class C>
 std::tuple<Tensor, Tensor> forward(const Images<C>& images, const Reducer& by, bool similarity, const Tensor& like) {
   const int64_t tiles = images.tiles_of_plane(images.window_rows, images.window_columns);
   const auto run = [&](const Sink<C>* map, double* sums) {
-    const auto start = [&](int64_t tall, int64_t wide) {
-      return std::make_unique<Forward<C>>(images, map, similarity, sums, tall, wide);
+    const auto start = [&](int64_t tile_rows, int64_t tile_columns) {
+      return std::make_unique<Forward<C>>(images, map, similarity, sums, tile_rows, tile_columns);
     };
     images.for_tiles(images.window_slices, images.window_rows, images.window_columns, start);
   };
@@ -109,11 +110,11 @@ std::tuple<Tensor, Tensor> forward(const Images<C>& images, const Reducer& by, b
       to[k * images.planes + p] = total, all[k] += total;
     }
   if (by.kind == Reducer::kPlanes) return {out, empty_vector(DType::kDouble, like)};
-  const Tensor value = empty(Shape(), dtype_v<C>, like), share = empty(Shape(), DType::kDouble, like);
-  const double loss = all[0], count = all[2], part = by.share(count);
+  const Tensor value = empty(Shape(), dtype_v<C>, like), result_slope = empty(Shape(), DType::kDouble, like);
+  const double loss = all[0], count = all[2], slope = by.slope(count);
   *reinterpret_cast<C*>(View(value).data) = static_cast<C>(by.value(similarity ? count - loss : loss, count));
-  *reinterpret_cast<double*>(View(share).data) = similarity ? -part : part;
-  return {value, share};
+  *reinterpret_cast<double*>(View(result_slope).data) = similarity ? -slope : slope;
+  return {value, result_slope};
 }
 
 std::tuple<Tensor, Tensor> ssim(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask,

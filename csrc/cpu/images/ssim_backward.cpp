@@ -1,8 +1,8 @@
-// The gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's gradient is the weighted
-// sum of those of the windows that see it:
-//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
-// The weights are symmetric, so that this sum is a blur as well. The moments are made anew, a row of windows after the
-// other.
+// The gradients of 1 - SSIM. Each window has a slope with respect to each of its four moments; a pixel's gradient is
+// the weighted sum of the slopes of the windows that see it:
+//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
+// The weights are symmetric, so that this sum is a blur as well. The moments are recomputed, one row of windows after
+// the other.
 // I/O: reads x, y, mask, and the map's gradient; writes dx, dy.
 #include "common/reducer.h"
 #include "cpu/images/similarity.h"
@@ -11,25 +11,27 @@ namespace safeops::cpu {
 
 namespace {
 
-// The slopes of n windows, an array each by E s, E d, E s^2, E d^2; of_loss: of 1 - SSIM in the map, or in the result.
-template <class C, bool kMap, bool kShare, bool kCounted>
-void slopes_loop(const SimilarityRow<C>& row, const C* map, C of_loss, C of_contrast, int64_t n, int64_t step, C* out) {
+// The slopes of n windows by E s, E d, E s^2, E d^2, an array each. loss_grad is the gradient of 1 - SSIM in the map,
+// or in the result, contrast_grad that of contrast'.
+template <class C, bool kMap, bool kDivide, bool kCounted>
+void slopes_loop(const SimilarityRow<C>& row, const C* map, C loss_grad, C contrast_grad, int64_t n, int64_t step,
+                 C* out) {
   const SimilarityRow<C> r = row;
   C *by_s = out, *by_d = out + step, *by_ss = out + 2 * step, *by_dd = out + 3 * step;
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
-    const C inverse = r.template inverse<kShare, kCounted>(i);
-    const C by_loss = kMap ? of_loss * map[i] : of_loss;
-    const MomentSlopes<C> slope = r.template at<kShare>(i, inverse).slopes(by_loss, of_contrast);
+    const C inverse = r.template inverse<kDivide, kCounted>(i);
+    const C by_loss = kMap ? loss_grad * map[i] : loss_grad;
+    const MomentSlopes<C> slope = r.template at<kDivide>(i, inverse).slopes(by_loss, contrast_grad);
     const auto store = [&](C* to, C value) {  // the mean is the sum times the inverse
-      if constexpr (kShare) value *= inverse;
+      if constexpr (kDivide) value *= inverse;
       to[i] = kCounted ? select_or_zero(r.counted[i] != 0, value) : value;
     };
     store(by_s, slope.s), store(by_d, slope.d), store(by_ss, slope.ss), store(by_dd, slope.dd);
   }
 }
 
-// A pixel that no window sees has gradient 0, also where it is NaN: all its sums are 0.
+// A pixel that no window sees has gradient 0, even where it is NaN: all its sums are 0.
 template <class C, bool kMask>
 void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const uint8_t* keep, int64_t n, C scale, C* dx,
                    C* dy) {
@@ -47,31 +49,31 @@ void gradient_loop(const C* sums, int64_t step, const C* s, const C* d, const ui
   }
 }
 
-// What comes in: the gradient of each window, of the sums of each plane, or of what all windows come to.
+// The upstream gradient: of each window, of the sums of each plane, or of the mean or sum of all windows.
 template <class C>
 struct Upstream {
   bool by_window;
-  C of_map;  // -1 where the map is of SSIM, and not of 1 - SSIM
-  View view, share;  // share: a window's in that, or empty
+  C map_sign;  // -1 where the map is of SSIM, and not of 1 - SSIM
+  View view, result_slope;  // result_slope: d(mean or sum)/d(window), or empty
   Source<C> map;
   int64_t classes;
 
-  Upstream(const Tensor& grad, const Tensor& share_, const Images<C>& images, int64_t reduction, bool similarity)
-      : by_window(reduction == Reducer::kNone), of_map(similarity ? -1 : 1), view(grad), share(share_),
+  Upstream(const Tensor& grad, const Tensor& result_slope_, const Images<C>& images, int64_t reduction, bool similarity)
+      : by_window(reduction == Reducer::kNone), map_sign(similarity ? -1 : 1), view(grad), result_slope(result_slope_),
         classes(images.shape.size[1]) {
     const bool planes = reduction == Reducer::kPlanes;
     const int64_t sums[] = {3, images.shape.size[0], classes};
     const Shape shape = by_window ? images.map : planes ? Shape(3, sums) : Shape();
     STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : dtype_v<C>) &&
-                        share.ndim == (by_window || planes) && share.dtype == DType::kDouble,
+                        result_slope.ndim == (by_window || planes) && result_slope.dtype == DType::kDouble,
                     "_ssim_backward: grad and share must be of the results of _ssim");
     if (by_window) map.bind(view, images.map, Order::contiguous(images.map));
   }
 
   C of_plane(int64_t k, int64_t plane) const {
-    if (share.ndim == 0)
+    if (result_slope.ndim == 0)
       return k ? C(0) : static_cast<C>(*reinterpret_cast<const C*>(view.data) *
-                                       *reinterpret_cast<const double*>(share.data));
+                                       *reinterpret_cast<const double*>(result_slope.data));
     const double* g = reinterpret_cast<const double*>(view.data);
     const int64_t n = plane / classes, c = plane % classes;
     return static_cast<C>(g[k * view.strides[0] + n * view.strides[1] + c * view.strides[2]]);
@@ -86,7 +88,7 @@ struct Backward {
   Moments<C> moments;
   Pixels<C> pixels;
   int64_t step;
-  Slices<C> rows, slices;  // the last rows, and of volumes the last slices, of blurred slopes
+  Slices<C> rows, slices;  // the last rows, and for volumes the last slices, of blurred slopes
   std::unique_ptr<C[]> slopes, sums, map, first, second;
   alignas(64) C buffer[kBuffer];
   decltype(pick<&slopes_loop<C, false, false, false>>()) loops[2][3] = {
@@ -98,10 +100,11 @@ struct Backward {
                                              kept = pick<&gradient_loop<C, true>>();
 
   Backward(const Images<C>& images_, const Upstream<C>& upstream_, const Sink<C>* dx_, const Sink<C>* dy_,
-           int64_t tall, int64_t wide)
+           int64_t tile_rows, int64_t tile_columns)
       : images(images_), upstream(upstream_), dx(dx_), dy(dy_),
-        moments(images_, tall + images_.size - 1, wide + images_.size - 1), pixels(images_, wide), step(moments.step),
-        rows(images_.size, 4 * step), slices(images_.slices_of_window(), images_.volumes ? 4 * step * tall : 0),
+        moments(images_, tile_rows + images_.size - 1, tile_columns + images_.size - 1), pixels(images_, tile_columns),
+        step(moments.step), rows(images_.size, 4 * step),
+        slices(images_.slices_of_window(), images_.volumes ? 4 * step * tile_rows : 0),
         slopes(new C[4 * step]()), sums(new C[4 * step]()), map(new C[step]()), first(new C[step]()),
         second(new C[step]()) {
     if (upstream.by_window) upstream.map.prime(buffer);
@@ -110,16 +113,16 @@ struct Backward {
   // The gradients of a tile of pixels.
   void run(const Tile& tile_, int64_t) {
     tile = tile_;
-    const int64_t back = images.size - 1 - images.before;  // how far before a pixel the windows begin that see it
+    const int64_t back = images.size - 1 - images.before;  // the first window that sees a pixel begins so far before it
     const int64_t back_slice = images.volumes ? back : 0;
-    const auto from = [](int64_t at, int64_t reach) { return std::max<int64_t>(at - reach, 0); };
-    const auto to = [](int64_t at, int64_t reach, int64_t end) { return std::min(at + reach, end); };
+    const auto clamped_start = [](int64_t at, int64_t reach) { return std::max<int64_t>(at - reach, 0); };
+    const auto clamped_end = [](int64_t at, int64_t reach, int64_t end) { return std::min(at + reach, end); };
     windows.plane = tile.plane;
-    windows.slice = from(tile.slice, back_slice), windows.row = from(tile.row, back);
-    windows.column = from(tile.column, back);
-    windows.slices = to(tile.slice + tile.slices, images.before_slice, images.window_slices) - windows.slice;
-    windows.rows = to(tile.row + tile.rows, images.before, images.window_rows) - windows.row;
-    windows.columns = to(tile.column + tile.columns, images.before, images.window_columns) - windows.column;
+    windows.slice = clamped_start(tile.slice, back_slice), windows.row = clamped_start(tile.row, back);
+    windows.column = clamped_start(tile.column, back);
+    windows.slices = clamped_end(tile.slice + tile.slices, images.before_slice, images.window_slices) - windows.slice;
+    windows.rows = clamped_end(tile.row + tile.rows, images.before, images.window_rows) - windows.row;
+    windows.columns = clamped_end(tile.column + tile.columns, images.before, images.window_columns) - windows.column;
     std::fill_n(slopes.get(), 4 * step, C(0));  // where there are no windows
     moments.begin(windows);
     pixels.level = moments.pixels.level;
@@ -137,7 +140,7 @@ struct Backward {
  private:
   Tile tile{}, windows{};  // the windows that see a pixel of the tile
 
-  // The slopes of a slice of windows, blurred across and down: written, or of volumes pushed.
+  // Blurs the slopes of a slice of windows across and down, and writes the gradients, or for volumes pushes the slice.
   void blur_slice(int64_t z, int64_t back) {
     C* out = images.volumes ? slices.push() : sums.get();
     if (z < windows.slice || z >= windows.slice + windows.slices) {
@@ -166,7 +169,7 @@ struct Backward {
   }
 
   void differentiate(int64_t slice, int64_t row, C* out) {
-    const auto loop = loops[upstream.by_window][images.masked ? 2 : images.shared ? 1 : 0];
+    const auto loop = loops[upstream.by_window][images.masked ? 2 : images.incomplete ? 1 : 0];
     const int64_t n = windows.columns;
     if (!upstream.by_window)
       return loop(SimilarityRow<C>(moments), nullptr, upstream.of_plane(0, tile.plane),
@@ -177,10 +180,10 @@ struct Backward {
       const int64_t m = std::min(kChunk, n - at);
       std::copy_n(upstream.map.fetch(base + at, m, base + at + images.window_columns, buffer), m, map.get() + at);
     }
-    loop(SimilarityRow<C>(moments), map.get(), upstream.of_map, 0, n, step, out);
+    loop(SimilarityRow<C>(moments), map.get(), upstream.map_sign, 0, n, step, out);
   }
 
-  // The gradients of a row of pixels, of the blurred slopes in `sums`.
+  // The gradients of a row of pixels, from the blurred slopes in `sums`.
   void write(int64_t slice, int64_t row) {
     pixels.read(tile.plane, slice, row, tile.column, tile.columns);
     (images.masked ? kept : all)(sums.get(), step, pixels.s.get(), pixels.d.get(), pixels.keep.get(), tile.columns,
@@ -202,18 +205,19 @@ struct Backward {
 };
 
 template <class C>
-void backward(const Images<C>& images, const Tensor& grad, const Tensor& share, int64_t reduction, bool similarity,
-              const Tensor* dx, const Tensor* dy) {
-  const Upstream<C> upstream(grad, share, images, reduction, similarity);
+void backward(const Images<C>& images, const Tensor& grad, const Tensor& result_slope, int64_t reduction,
+              bool similarity, const Tensor* dx, const Tensor* dy) {
+  const Upstream<C> upstream(grad, result_slope, images, reduction, similarity);
   Sink<C> first, second;
   if (dx) first.bind(View(*dx), images.shape, images.order);
   if (dy) second.bind(View(*dy), images.shape, images.order);
-  images.for_tiles(images.depth, images.height, images.width, [&](int64_t tall, int64_t wide) {
-    return std::make_unique<Backward<C>>(images, upstream, dx ? &first : nullptr, dy ? &second : nullptr, tall, wide);
+  images.for_tiles(images.depth, images.height, images.width, [&](int64_t tile_rows, int64_t tile_columns) {
+    return std::make_unique<Backward<C>>(images, upstream, dx ? &first : nullptr, dy ? &second : nullptr, tile_rows,
+                                         tile_columns);
   });
 }
 
-std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                          const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
                                          double data_range, int64_t win_size, double win_sigma, double k1, double k2,
                                          bool same, bool need_input, bool need_target, bool similarity) {
@@ -222,7 +226,8 @@ std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share
   const Tensor dx = need_input ? output_like(x.shape(), x.dtype, input, x) : empty_vector(x.dtype, input);
   const Tensor dy = need_target ? output_like(y.shape(), y.dtype, target, y) : empty_vector(y.dtype, target);
   const auto run = [&](const auto& images) {
-    backward(images, grad, share, reduction, similarity, need_input ? &dx : nullptr, need_target ? &dy : nullptr);
+    backward(images, grad, result_slope, reduction, similarity, need_input ? &dx : nullptr,
+             need_target ? &dy : nullptr);
   };
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble)
     run(Images<double>(x, y, mask, options));

@@ -1,8 +1,8 @@
-// Total variation: for each image the sum of |x - its neighbour| over the pairs of kept neighbours along the spatial
-// dims; their mean over the images of which a pixel is kept, or their sum. The gradient is g sum sign(x - neighbour).
+// Total variation: for each image the sum of |x - neighbour| over the pairs of kept neighbours along the spatial dims,
+// then the mean over the images that have a kept pixel, or the sum. The gradient is g sum sign(x - neighbour).
 //
-// I/O: forward reads x and the mask once from memory, as does the backward, which writes dx. A pixel is read again for
-// each of its neighbours, from the cache.
+// I/O: forward reads x and the mask once from memory, and so does the backward, which writes dx. A pixel is read again
+// for each of its neighbours, from the cache.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -15,7 +15,7 @@ namespace {
 using OptionalTensor = std::optional<Tensor>;
 constexpr int64_t kPiece = 256;  // elements whose differences are added in C
 
-// ---- loops over a piece: x, neighbours of each, and which are kept (null: all are)
+// ---- loops over a piece: x, a neighbour of each pixel, and their masks (null: all are kept)
 
 template <class C, bool kMask>
 void add_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, double* sum) {
@@ -31,11 +31,11 @@ void add_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, do
   }
 }
 
-// 0 of 0, NaN of NaN, by one comparison.
+// sign(0) = 0, sign(NaN) = NaN, with one comparison.
 template <class C>
 C sign(C d) { return std::fabs(d) > 0 ? std::copysign(C(1), d) : d; }
 
-// to += g sign(x - y). (g inside the loop: a pixel of no pair has 0, if g is NaN, too.)
+// to += g sign(x - y). (g is multiplied per pixel: a pixel without a pair has gradient 0, even if g is NaN.)
 template <class C, bool kMask>
 void sign_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, C g, C* to) {
   SAFEOPS_SIMD
@@ -45,65 +45,66 @@ void sign_loop(const C* x, const C* y, Keep<C> keep, Keep<C> other, int64_t n, C
   }
 }
 
-// The same of two neighbours at once; not kAdd: to = what they come to.
+// to += g (sign(x - y) + sign(x - z)), or without kAdd to = that, so that the output need not be zeroed first.
 template <class C, bool kMask, bool kAdd>
-void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> of_y, Keep<C> of_z, int64_t n, C g, C* to) {
+void signs_loop(const C* x, const C* y, const C* z, Keep<C> keep, Keep<C> keep_y, Keep<C> keep_z, int64_t n, C g,
+                C* to) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     C first = sign(x[i] - y[i]), second = sign(x[i] - z[i]);
-    if constexpr (kMask) first = kept(first, of_y[i]), second = kept(second, of_z[i]);
+    if constexpr (kMask) first = kept(first, keep_y[i]), second = kept(second, keep_z[i]);
     C slope = g * (first + second);
-    if constexpr (kMask) slope = kept(slope, keep[i] & (of_y[i] | of_z[i]));
+    if constexpr (kMask) slope = kept(slope, keep[i] & (keep_y[i] | keep_z[i]));
     to[i] = kAdd ? to[i] + slope : slope;
   }
 }
 
 // ---- forward
 
-// The sum of each image, or of all, and the share of an image in that.
+// Returns the sum of each image, or their mean or sum and its derivative by each image.
 template <class C>
 std::tuple<Tensor, Tensor> forward(const PixelRows<C>& images, const Reducer& by, const Tensor& like) {
   const auto add = images.masked ? pick<&add_loop<C, true>>() : pick<&add_loop<C, false>>();
   const bool none = by.kind == Reducer::kNone;
   const Tensor value = empty(Shape(none, &images.images), dtype_v<C>, like);
-  const Tensor share = none ? empty_vector(DType::kDouble, like) : empty(Shape(), DType::kDouble, like);
-  const int64_t units = images.images * images.blocks;
-  const std::unique_ptr<double[]> sums(new double[units]());
-  const std::unique_ptr<int64_t[]> counts(new int64_t[units]());
-  images.run([&](int64_t unit, const PixelPiece<C>& piece, auto& buffers) {
+  const Tensor result_slope = none ? empty_vector(DType::kDouble, like) : empty(Shape(), DType::kDouble, like);
+  const int64_t tasks = images.images * images.blocks;
+  const std::unique_ptr<double[]> sums(new double[tasks]());
+  const std::unique_ptr<int64_t[]> counts(new int64_t[tasks]());
+  images.run([&](int64_t task, const PixelPiece<C>& piece, auto& buffers) {
     for (int k = 0; k < images.ndims; ++k) {
       const Neighbours<C> y = images.neighbours(piece, k, buffers);
-      add(piece.x, y.after, piece.keep, y.keep_after, y.last, &sums[unit]);
+      add(piece.x, y.after, piece.keep, y.keep_after, y.last, &sums[task]);
     }
-    counts[unit] += piece.kept;
+    counts[task] += piece.kept;
   });
   C* to = reinterpret_cast<C*>(View(value).data);
   double total = 0, exist = 0;
   for (int64_t n = 0; n < images.images; ++n) {  // in the order of the pixels, whatever the threads did
     double sum = 0;
     int64_t kept = 0;
-    for (int64_t unit = n * images.blocks; unit < (n + 1) * images.blocks; ++unit)
-      sum += sums[unit], kept += counts[unit];
+    for (int64_t task = n * images.blocks; task < (n + 1) * images.blocks; ++task)
+      sum += sums[task], kept += counts[task];
     if (none) to[n] = static_cast<C>(by.value(sum, static_cast<double>(kept)));
     total += sum, exist += kept > 0;
   }
-  if (none) return {value, share};
+  if (none) return {value, result_slope};
   *to = static_cast<C>(by.value(total, exist));
-  *reinterpret_cast<double*>(View(share).data) = by.share(exist);
-  return {value, share};
+  *reinterpret_cast<double*>(View(result_slope).data) = by.slope(exist);
+  return {value, result_slope};
 }
 
 // ---- backward
 
 template <class C, bool kMask>
-void backward(const PixelRows<C>& images, const View& grad, const View& share, const View& dx) {
+void backward(const PixelRows<C>& images, const View& grad, const View& result_slope, const View& dx) {
   const auto add = pick<&sign_loop<C, kMask>>();
   const auto add_both = pick<&signs_loop<C, kMask, true>>(), write_both = pick<&signs_loop<C, kMask, false>>();
   Sink<C> sink;
   sink.bind(dx, images.shape, images.order);
   images.run([&](int64_t, const PixelPiece<C>& p, auto& buffers) {
     const C* upstream = reinterpret_cast<const C*>(grad.data);
-    const C g = share.ndim == 0 ? static_cast<C>(*upstream * *reinterpret_cast<const double*>(share.data))
+    const C g = result_slope.ndim == 0 ? static_cast<C>(*upstream * *reinterpret_cast<const double*>(result_slope.data))
                                 : upstream[p.image * grad.strides[0]];
     C* to = sink.target(p.at, buffers.to);
     bool written = false;
@@ -131,9 +132,10 @@ void backward(const PixelRows<C>& images, const View& grad, const View& share, c
 }
 
 template <class C>
-void backward(const View& x, const OptionalTensor& mask, const View& grad, const View& share, const View& dx) {
+void backward(const View& x, const OptionalTensor& mask, const View& grad, const View& result_slope, const View& dx) {
   const PixelRows<C> images(x, mask);
-  images.masked ? backward<C, true>(images, grad, share, dx) : backward<C, false>(images, grad, share, dx);
+  images.masked ? backward<C, true>(images, grad, result_slope, dx)
+                : backward<C, false>(images, grad, result_slope, dx);
 }
 
 // ---- the ops
@@ -146,7 +148,7 @@ std::tuple<Tensor, Tensor> total_variation(const Tensor& input, const OptionalTe
                                    : forward(PixelRows<float>(x, mask), by, input);
 }
 
-// share: what _total_variation gave beside a mean or sum, else empty.
+// share: the second result of _total_variation for a mean or sum, else empty.
 Tensor total_variation_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
                                 const OptionalTensor& mask) {
   const View g(grad), s(share), x(input);

@@ -1,5 +1,5 @@
-// Every tensor of a list times one factor, in place, in fp32, or in fp64 for fp64 and for a factor that is no normal
-// number of fp32: one rounding. A factor of exactly 1 writes nothing, not even memory that is the same afterwards.
+// Multiplies every tensor of a list by one factor, in place, with one rounding: in fp32, or in fp64 for fp64 tensors
+// and for factors too small for fp32's normal numbers. A factor of exactly 1 writes nothing.
 // I/O: read and write each tensor once.
 #include "cpu/lists/multi_tensor.h"
 

@@ -8,7 +8,7 @@ namespace safeops::cpu {
 
 namespace {
 
-// Values in double registers, where squares of what fp32 holds fit; four sums that do not wait for each other.
+// Sums in double registers, where squares of fp32 numbers fit; four separate sums hide the latency.
 template <class C, int kBytes, bool kSquare>
 double sum_loop(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(double);
@@ -42,7 +42,7 @@ double sum_of(const C* x, int64_t n) {
   return pick_width<&sum_loop<C, 64, kSquare>, &sum_loop<C, 32, kSquare>, &sum_loop<C, 16, kSquare>>()(x, n);
 }
 
-// The largest magnitude as bits, above which NaN lies: no NaN is lost.
+// The largest magnitude as bits; NaN has larger bits than inf, so no NaN is lost.
 template <class C>
 int64_t largest_loop(const C* x, int64_t n) {
   using T = std::make_signed_t<BitsOf<C>>;
@@ -76,7 +76,7 @@ struct Squared {
 struct Root {
   Squares squares;
 
-  // In fp32 by trees of 16, where the squares are sure to fit.
+  // Sums in fp32 by trees of 16; where a square may not fit, they are repeated in double.
   void add(const float* x, int64_t n) {
     const auto rows = pick_width<&sum_row<float, 64, false, false, Squared>, &sum_row<float, 32, false, false, Squared>,
                                  &sum_row<float, 16, false, false, Squared>>();
@@ -110,7 +110,7 @@ template <class Norm>
 double total(const TensorList& list) {
   std::vector<Norm> parts(list.pieces());
   list.each_piece([&](const Member& member, int64_t piece, int64_t start, int64_t stop) {
-    Norm part;  // a thread's own: neighbours in `parts` share cache lines
+    Norm part;  // local to the thread: neighbours in `parts` share cache lines
     const auto add = [&](const auto* x, int64_t, int64_t n) { part.add(x, n); };
     if (member.view.dtype == DType::kDouble)
       each_chunk<double>(member, start, stop, add);

@@ -1,5 +1,5 @@
-// What the values of a list of tensors are like: a row of integers each (safeops/_multi_tensor.py), and the values at
-// the place that a row names. Read as bit patterns, whose order without the sign is that of the magnitudes.
+// Statistics of the values of a list of tensors: a row of integers each (safeops/_multi_tensor.py), and the values at
+// the index that a row names. Values are read as bit patterns, whose order without the sign is that of the magnitudes.
 // I/O: read each tensor once.
 #include <array>
 
@@ -11,13 +11,12 @@ namespace safeops::cpu {
 
 namespace {
 
-// A tracer counts after every op: where cores are shared, a second thread that has to be waited for costs more each
-// time than it brings.
-constexpr int64_t kAlone = 1 << 20;
+// A tracer counts after every op: on shared cores, waiting for a second thread costs more than it saves.
+constexpr int64_t kSingleThread = 1 << 20;
 
 using Row = std::array<int64_t, kHealthColumns>;
 
-// Signed: comparisons that every instruction set has.
+// Every instruction set can compare signed integers.
 template <class Bits>
 using Signed = std::make_signed_t<Bits>;
 
@@ -25,27 +24,27 @@ template <class Bits>
 struct Limits {
   Signed<Bits> infinity, normal, tiny;
 
-  explicit Limits(const HealthLimits& of)
-      : infinity(static_cast<Signed<Bits>>(of.infinity)),
-        normal(static_cast<Signed<Bits>>(of.normal)),
-        tiny(static_cast<Signed<Bits>>(of.tiny)) {}
+  explicit Limits(const HealthLimits& from)
+      : infinity(static_cast<Signed<Bits>>(from.infinity)),
+        normal(static_cast<Signed<Bits>>(from.normal)),
+        tiny(static_cast<Signed<Bits>>(from.tiny)) {}
 };
 
 template <class Bits>
 struct Finite {
-  Signed<Bits> zero, tiny, normal, largest;  // how many are 0, at most 2^-25, below 2^-14; the largest magnitude
+  Signed<Bits> zero, tiny, normal, largest;  // counts of 0, at most 2^-25, below 2^-14; the largest magnitude
 };
 template <class Bits>
 struct Special {
-  Signed<Bits> nan, inf, minus_inf, largest;  // how many; the largest finite magnitude
+  Signed<Bits> nan, inf, minus_inf, largest;  // counts; the largest finite magnitude
 };
 
 template <class Bits>
 constexpr Signed<Bits> kMagnitude = std::numeric_limits<Signed<Bits>>::max();
 
-// n <= kChunk: the counts fit 16 bits
+// n <= kChunk, so that the counts fit 16 bits
 template <class Bits>
-void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bits>& found) {
+void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bits>& counts) {
   using T = Signed<Bits>;
   T zero = 0, tiny = 0, normal = 0, largest = 0;
   const T most_tiny = limits.tiny, least_normal = limits.normal;
@@ -57,11 +56,11 @@ void finite_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Finite<Bi
     normal = static_cast<T>(normal + (size < least_normal));
     largest = size > largest ? size : largest;
   }
-  found = {zero, tiny, normal, largest};
+  counts = {zero, tiny, normal, largest};
 }
 
 template <class Bits>
-void special_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Special<Bits>& found) {
+void special_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Special<Bits>& counts) {
   using T = Signed<Bits>;
   T nan = 0, infinite = 0, minus = 0, largest = 0;
   const T infinity = limits.infinity, minus_infinity = static_cast<T>(infinity | std::numeric_limits<T>::min());
@@ -74,7 +73,7 @@ void special_loop(const Bits* x, int64_t n, const Limits<Bits>& limits, Special<
     const T finite = size < infinity ? size : T{0};
     largest = finite > largest ? finite : largest;
   }
-  found = {nan, static_cast<T>(infinite - minus), minus, largest};
+  counts = {nan, static_cast<T>(infinite - minus), minus, largest};
 }
 
 double magnitude(uint64_t bits, DType type) {
@@ -117,7 +116,7 @@ Row row_of(const Member& member, int64_t start, int64_t stop) {
   return row;
 }
 
-// Row `row` of a contiguous matrix with so many columns, and `count` more below it.
+// A pointer to row `row` of a contiguous matrix, which must have `count` rows from there on.
 template <class T>
 T* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
   const View view(matrix);
@@ -139,7 +138,7 @@ void health(const Tensor& out, int64_t row, const std::vector<Tensor>& inputs) {
       case 4: parts[piece] = row_of<uint32_t>(member, start, stop); break;
       default: parts[piece] = row_of<uint64_t>(member, start, stop);
     }
-  }, kAlone);
+  }, kSingleThread);
   for (int64_t m = 0, piece = 0; m < count; ++m, to += kHealthColumns)
     for (const int64_t end = m + 1 < count ? list.members()[m + 1].first : list.pieces(); piece < end; ++piece)
       for (int c = 0; c < kHealthColumns; ++c)
@@ -168,7 +167,7 @@ double read_real(const char* at, const Real& real) {
 void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t health_row,
              const std::vector<Tensor>& inputs, const std::vector<int64_t>& size) {
   double* to = rows_of<double>(out, DType::kDouble, 4, row, 1, "_pick_");
-  const int64_t* found = rows_of<int64_t>(health, DType::kLong, kHealthColumns, health_row, 1, "_pick_");
+  const int64_t* row_values = rows_of<int64_t>(health, DType::kLong, kHealthColumns, health_row, 1, "_pick_");
   const Shape shape(static_cast<int>(size.size()), size.data());
   const int64_t numel = shape.numel();
   for (size_t i = 0; i < inputs.size() && i < 4; ++i) {
@@ -176,8 +175,8 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
     const Real real = real_of(inputs[i], "_pick_");
     int64_t strides[kMaxDims];
     expand_strides(x.ndim, x.sizes, x.strides, shape, strides);
-    const int64_t first = numel - found[kFirst];
-    if (found[kFirst] <= 0 || first < 0) continue;
+    const int64_t first = numel - row_values[kFirst];
+    if (row_values[kFirst] <= 0 || first < 0) continue;
     Walk walk;
     for (int d = shape.ndim - 1; d >= 0; --d) walk.push(shape.size[d], strides[d]);
     to[i] = read_real(x.data + walk.offset(first) * real.bytes, real);

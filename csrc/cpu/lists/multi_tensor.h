@@ -1,7 +1,8 @@
-// The one loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements,
-// each walked in the order of its tensor's memory, on all threads.
+// The loop over a list of floating tensors of any dtypes, sizes and layouts: pieces of at most kPiece elements, each
+// walked in the order of its tensor's memory, on all threads.
 //
-// Results of pieces are stored by the piece's number and merged in that order: the same bits for any number of threads.
+// Results of pieces are stored by the piece's number and merged in that order, so the bits do not depend on the number
+// of threads.
 #pragma once
 
 #include <vector>
@@ -17,7 +18,7 @@ struct Member {
   View view;
   Shape shape;
   Order order;
-  Walk elements;         // element number i of the walk is number elements.offset(i) of the tensor, row by row
+  Walk elements;         // element number i of the walk is element offset(i) of the contiguous tensor
   int64_t numel, first;  // first: number of its first piece
 
   Member(const Tensor& t, int64_t first_piece);
@@ -32,12 +33,12 @@ class TensorList {
   int64_t pieces() const { return pieces_; }
   const std::vector<Member>& members() const { return members_; }
 
-  // body(member, number of the piece, start, stop): elements [start, stop) of the member's walk; on one thread up to
-  // `little` elements
+  // body(member, number of the piece, start, stop) for elements [start, stop) of the member's walk; lists of at most
+  // `little` elements take one thread
   template <class Body>
   void each_piece(const Body& body, int64_t little = kGrain) const {
     if (pieces_ == 0) return;
-    const auto some = [&](int64_t begin, int64_t end) {
+    const auto run_pieces = [&](int64_t begin, int64_t end) {
       size_t m = member_of(begin);
       for (int64_t piece = begin; piece < end; ++piece) {
         while (piece >= members_[m].first + pieces_of(members_[m])) ++m;
@@ -45,7 +46,7 @@ class TensorList {
         body(members_[m], piece, start, std::min(start + kPiece, members_[m].numel));
       }
     };
-    parallel(pieces_, std::max<int64_t>(1, elements_ / pieces_), some, little);
+    parallel(pieces_, std::max<int64_t>(1, elements_ / pieces_), run_pieces, little);
   }
 
  private:

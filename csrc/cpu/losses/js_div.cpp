@@ -3,25 +3,27 @@
 
 namespace safeops::cpu {
 
-// With s = x + y and u = |x - y| / s: s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)). Where u is small both terms are of
-// its size and their sum is of u^2: as log(1 - u^2) + u log(1 + 2 u / (1 - u)) they are of u^2 themselves.
+// With s = x + y and u = |x - y| / s: s/4 ((1 + u) log(1 + u) + (1 - u) log(1 - u)). For small u both terms are of
+// order u and their sum is of order u^2, which would cancel; log(1 - u^2) + u log(1 + 2 u / (1 - u)) has terms of order
+// u^2.
 template <class C>
 struct JsDiv {
   C value(C x, C y) const {
-    const C s = x + y, u = std::fabs(apart(x, y));
-    const bool near = u < C(0.5);
-    const C first = math::log1p(select(near, -u * u, u)), second = math::log1p(select(near, 2 * u / (1 - u), -u));
-    return s / 4 * select(near, first + u * second, (1 + u) * first + product(1 - u, second));
+    const C s = x + y, u = std::fabs(relative_difference(x, y));
+    const bool is_small = u < C(0.5);
+    const C first = math::log1p(select(is_small, -u * u, u)),
+            second = math::log1p(select(is_small, 2 * u / (1 - u), -u));
+    return s / 4 * select(is_small, first + u * second, (1 + u) * first + product(1 - u, second));
   }
 
   Slopes<C> slopes(C x, C y) const { return {slope(x, y), slope(y, x)}; }
 
  private:
-  static C apart(C x, C y) { return (x - y) / select(x + y == 0, C(1), x + y); }
+  static C relative_difference(C x, C y) { return (x - y) / select(x + y == 0, C(1), x + y); }
 
   // log(2 x / (x + y)) / 2, and 0 where x is 0
   static C slope(C x, C y) {
-    const C u = apart(x, y);
+    const C u = relative_difference(x, y);
     const C log = select(u < C(-0.5), math::log(x / ((x + y) / 2)), math::log1p(u));  // 1 + u would have lost digits
     return select_or_zero(x != 0, log / 2);
   }

@@ -24,7 +24,7 @@ struct KlOfLogs {
   }
 
  private:
-  static C difference(C x, C y) { return select_or_zero(x != y, y - x); }  // of two that are infinite too
+  static C difference(C x, C y) { return select_or_zero(x != y, y - x); }  // 0 for equal infinities, too
 };
 
 template <class C>

@@ -8,14 +8,14 @@ template <class C>
 struct LogCosh {
   C value(C x, C y) const {
     constexpr C kLog2 = static_cast<C>(0x1.62e42fefa39efp-1);
-    const C a = std::fabs(x - y), less = -math::expm1_below(-a), e = 1 - less;
-    const bool far = !(a < kLog2);  // NaN too, which stays
-    return select_or_zero(far, a - kLog2) + math::log1p_unit(select(far, e * e, less * less / (2 * e)));
+    const C a = std::fabs(x - y), one_minus_e = -math::expm1_nonpositive(-a), e = 1 - one_minus_e;
+    const bool far = !(a < kLog2);  // also for NaN, which stays
+    return select_or_zero(far, a - kLog2) + math::log1p_unit(select(far, e * e, one_minus_e * one_minus_e / (2 * e)));
   }
 
   C slope(C x, C y) const {  // tanh(x - y)
-    const C d = x - y, less = -math::expm1_below(-2 * std::fabs(d));
-    return std::copysign(less / (2 - less), d);
+    const C d = x - y, one_minus_e = -math::expm1_nonpositive(-2 * std::fabs(d));
+    return std::copysign(one_minus_e / (2 - one_minus_e), d);
   }
 };
 

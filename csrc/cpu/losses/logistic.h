@@ -1,5 +1,5 @@
-// What the losses of logits are made of. Neither half of the logistic function is one less the other, which would
-// cancel, and an infinite logit whose target matches costs nothing.
+// The logistic function and its logarithm, for losses of logits. p and q = 1 - p are computed separately, since the
+// subtraction would cancel, and an infinite logit whose target matches costs nothing.
 #pragma once
 
 #include "cpu/engine/exp.h"
@@ -11,7 +11,7 @@ namespace safeops::cpu {
 template <class C>
 C product(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, a * b); }
 
-// The derivative of product(a, b) by a.
+// The derivative of product(a, b) with respect to a.
 template <class C>
 C product_slope(C a, C b) { return select_or_zero(a != 0 || std::fabs(b) != math::kInf, b); }
 
@@ -20,19 +20,19 @@ struct Logistic {
   C p, q, tail;  // 1 / (1 + e^-x), 1 / (1 + e^x), log(1 + e^-|x|)
 
   explicit Logistic(C x) {
-    const C e = exp_below(-std::fabs(x)), near = 1 / (1 + e), far = e * near;
+    const C e = exp_nonpositive(-std::fabs(x)), near = 1 / (1 + e), far = e * near;
     p = select(x < 0, far, near);
     q = select(x < 0, near, far);
     tail = math::log1p_unit(e);
   }
 };
 
-// hit max(-x, 0) + miss max(x, 0), of which one is 0: what a logit costs beside its tail.
+// hit max(-x, 0) + miss max(x, 0), where one maximum is 0: with (hit + miss) tail, the cost of a logit.
 template <class C>
 C linear_cost(C x, C hit, C miss) { return product(select(x < 0, hit, miss), std::fabs(x)); }
 
 // log(1 + e^x)
 template <class C>
-C softplus(C x) { return math::at_least(x, C(0)) + math::log1p_unit(exp_below(-std::fabs(x))); }
+C softplus(C x) { return math::at_least(x, C(0)) + math::log1p_unit(exp_nonpositive(-std::fabs(x))); }
 
 }  // namespace safeops::cpu

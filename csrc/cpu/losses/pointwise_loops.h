@@ -1,4 +1,4 @@
-// The loops of the pointwise losses (pointwise_loss.h): values and gradients, by chunks and of elements as they are
+// The loops of the pointwise losses (pointwise_loss.h): values and gradients, over chunks and over elements as they are
 // stored.
 #pragma once
 
@@ -11,23 +11,23 @@ constexpr bool has_slopes = false;
 template <class F>
 constexpr bool has_slopes<F, std::void_t<decltype(&F::slopes)>> = true;
 
-// A loss that is flat in places says `static constexpr bool kFlat = true`: there its gradients are 0 whatever comes in.
+// A loss with flat parts declares `static constexpr bool kFlat = true`: there its gradients are 0 for any upstream.
 template <class F, class = void>
 constexpr bool is_flat = false;
 template <class F>
 constexpr bool is_flat<F, std::void_t<decltype(F::kFlat)>> = true;
 
-// A few instructions, so that memory decides how long the loss takes.
+// True for losses of a few instructions, whose time memory decides.
 template <class F>
 constexpr bool is_light = !has_slopes<F> || is_flat<F>;
 
-// What a loop is called with. The loops of a loss with slopes() know no mask and no weight, for they are costly in code
-// and to compile: `select` goes over what they have put out, which is in the L1 cache then.
+// The argument of a loop. The loops of a loss with slopes() ignore mask and weight, since each is costly in code and
+// compile time: `select` applies both to their outputs, which are in the L1 cache then.
 template <class F, class C>
 struct LossLoop {
-  F loss;  // (first: to the loop of engine/weighted_sum.h this is the loss)
+  F loss;  // (first: the loop of engine/weighted_sum.h reads a loss here)
   C sign;  // -1 where the first output is dy = -dx
-  C scale;  // sign c, where c is a number
+  C scale;  // sign c, if c is a single number
   bool weighted;
   Loop<C> select;
 };
@@ -75,7 +75,7 @@ C at(Slopes<C> slopes) {  // (by value: a reference keeps gcc from vectorising t
   return kPlace == 0 ? slopes.first : kPlace == 1 ? slopes.second : slopes.third;
 }
 
-// The derivative by one operand, perhaps times the sign.
+// The derivative with respect to one operand; slope() gives the one by x, and `sign` turns it into that by y.
 template <int kPlace, class C, class F>
 C slope_of(const F& f, C x, C y, C z) {
   if constexpr (!has_slopes<F>)
@@ -86,7 +86,7 @@ C slope_of(const F& f, C x, C y, C z) {
     return at<kPlace>(f.slopes(x, y));
 }
 
-// The gradient of one operand, of its slopes. What the others alone need is not computed.
+// The gradient of one operand from slopes(). The compiler drops what only the others need.
 template <int kPlace, class C, class F>
 void gradient_loop(const LossLoop<F, C>& loop, const F& f, const Chunk<C>& chunk) {
   const C *const *in = chunk.in + 1 + loop.weighted, *x = in[0], *y = in[1], *z = in[2];
@@ -108,7 +108,7 @@ void gradients_loop(const void* op, const Chunk<C>& chunk) {
   if constexpr (has_third<F, C>) gradient_loop<2>(loop, f, chunk);
 }
 
-// The same of stored elements, x, y, [z], and one c for all.
+// Gradients from stored elements x, y, [z] and a single number c:  out = keep ? scale slope : 0
 template <int kPlace, class C, class F, class S, bool kMask>
 void stored_gradient(const LossLoop<F, C>& loop, const Stored& run, C* const* outputs) {
   const F f = loop.loss;

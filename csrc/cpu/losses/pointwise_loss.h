@@ -1,23 +1,23 @@
-// The driver of the pointwise losses. A loss is a struct of the schema's parameters, whose types follow its name, with
-// the loss of an element and its derivatives as functions of (x, y) = (input, target):
+// The driver of the pointwise losses. A loss is a struct of the schema's parameters, constructed from them in order. It
+// has the loss of an element and its derivatives as functions of (x, y) = (input, target):
 //
 //     template <class C> struct Huber {                    C: float or double
 //       C delta;
 //       explicit Huber(double delta);
 //       C value(C x, C y) const;
-//       C slope(C x, C y) const;                           by x, of a function of x - y: by y it is the opposite
+//       C slope(C x, C y) const;                           d/dx of a function of x - y, whose d/dy is the opposite
 //     };
 //     SAFEOPS_POINTWISE_LOSS(huber_loss, Huber, double)
 //
-// Any other function gives all derivatives, `Slopes<C> slopes(C x, C y) const` in place of slope(). What a flag decides
-// belongs outside of the loops: in place of a constructor, such a loss has
+// Any other function gives all derivatives, `Slopes<C> slopes(C x, C y) const` in place of slope(). A flag is best
+// decided outside of the loops: in place of a constructor, such a loss has
 //
 //     template <class Run> static auto choose(Run run, bool log_target) {
 //       return log_target ? run(OfLogs<C>{}) : run(OfProbabilities<C>{});
 //     }
 //
-// A third operand z, a tensor that is 1 where it is not given, makes value(x, y, z), slopes(x, y, z) and
-// SAFEOPS_TERNARY_LOSS of it.
+// A loss with a third operand z, a tensor that defaults to 1, has value(x, y, z) and slopes(x, y, z), and is registered
+// by SAFEOPS_TERNARY_LOSS.
 //
 // I/O, contiguous: forward reads x, y, mask; backward reads x, y, mask and writes dx, dy.
 #pragma once
@@ -37,7 +37,7 @@ template <class Loss, class... Arguments>
 constexpr bool chooses<std::void_t<decltype(Loss::choose(std::declval<const Arguments&>()...))>, Loss, Arguments...> =
     true;
 
-// run(the loss of these parameters)
+// Calls run(loss) with the loss of these parameters.
 template <class Loss, class Run, class... Parameters>
 auto with_loss(const Run& run, Parameters... parameters) {
   if constexpr (chooses<void, Loss, Run, Parameters...>)
@@ -51,7 +51,7 @@ auto with_loss(const Run& run, Parameters... parameters) {
 using OptionalTensor = std::optional<Tensor>;
 constexpr float kOne = 1;
 
-// What a loss is a function of, and the shape to which they broadcast.
+// The operands of a loss, and the shape to which they broadcast.
 template <int kCount>
 struct LossOperands {
   std::array<View, kCount> views;
@@ -59,11 +59,11 @@ struct LossOperands {
 
   template <class... Others>
   LossOperands(const Tensor& input, const Tensor& target, const Others&... others)
-      : views{View(input), View(target), given(others)...}, shape(broadcast(views[0].shape(), views[1].shape())) {
+      : views{View(input), View(target), or_one(others)...}, shape(broadcast(views[0].shape(), views[1].shape())) {
     for (int i = 2; i < kCount; ++i) shape = broadcast(shape, views[i].shape());
   }
 
-  static View given(const OptionalTensor& third) {
+  static View or_one(const OptionalTensor& third) {
     return third ? View(*third) : View(reinterpret_cast<char*>(const_cast<float*>(&kOne)), DType::kFloat);
   }
 
@@ -158,7 +158,7 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
     return run(input, operands, mask, weight, finish, reduction, type, parameters...);
   }
 
-  // outputs: the gradients, null where they are not wanted, which not all are.
+  // outputs: the gradients, null where not wanted; at least one is wanted.
   template <class C>
   static void compute_backward(const Tensor* const* outputs, const Tensor& grad, const OptionalTensor& denominator,
                                const Operands& operands, const OptionalTensor& mask, const OptionalTensor& weight,
@@ -179,7 +179,7 @@ struct PointwiseLossOf<Loss, std::tuple<Others...>, Parameters...> {
       if constexpr (has_slopes<F>) {
         for (int i = 0; i < kOperands; ++i) work.output(View(outputs[i] ? *outputs[i] : *first), outputs[i] != nullptr);
         loop = pick<&gradients_loop<C, F>>();
-      } else {  // slope_loop's first output is dy where that alone is wanted
+      } else {  // slope_loop's first output is dy where only dy is wanted
         work.output(View(*first));
         work.output(View(outputs[1] ? *outputs[1] : *first), outputs[0] && outputs[1]);
         loop = pick_slope<C, F>(masked, weighted);

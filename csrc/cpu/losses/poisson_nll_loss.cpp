@@ -12,9 +12,9 @@ struct PoissonOf {
     C loss = kLog ? exp_(x) - product(y, x) : x - product(y, math::log(x + eps));
     if constexpr (kFull) {
       constexpr C kLog2Pi = static_cast<C>(0x1.d67f1c864beb5p+0);
-      const bool some = y > 1;
-      const C n = select(some, y, C(1)), log = math::log_positive(n);
-      loss += select_or_zero(some, n * log - n + (kLog2Pi + log) / 2);
+      const bool has_factorial = y > 1;
+      const C n = select(has_factorial, y, C(1)), log = math::log_positive(n);
+      loss += select_or_zero(has_factorial, n * log - n + (kLog2Pi + log) / 2);
     }
     return loss;
   }
@@ -23,9 +23,9 @@ struct PoissonOf {
     const C log = kLog ? x : math::log(x + eps);
     C dy = -product_slope(y, log);
     if constexpr (kFull) {
-      const bool some = y > 1;
-      const C n = select(some, y, C(1));
-      dy += select_or_zero(some, math::log_positive(n) + C(0.5) / n);
+      const bool has_factorial = y > 1;
+      const C n = select(has_factorial, y, C(1));
+      dy += select_or_zero(has_factorial, math::log_positive(n) + C(0.5) / n);
     }
     return {kLog ? exp_(x) - y : 1 - y / (x + eps), dy};
   }

@@ -1,7 +1,7 @@
 // The loops of the region losses: sums over the pixels of a class, and gradients, pixel by pixel.
 //
-// C is what they read and write: float, double, or uint16_t: bf16 as it is stored, two to a word, with no conversion
-// on the way from memory but a shift.
+// C is the type in memory: float, double, or uint16_t, which is bf16 as it is stored. Two bf16 lie in a 32-bit word,
+// and a shift is all the conversion that they need.
 #pragma once
 
 #include <cmath>
@@ -44,7 +44,8 @@ void kept_loop(const C* x, const uint8_t* keep, int64_t n, C* to) {
 
 // ---- sums
 
-// Adds the three sums of a chunk. In double from the products on, because the loss may cancel what they have in common.
+// Adds the three sums of a chunk. They are in double from the products on, because the loss may cancel their leading
+// digits.
 template <class C, bool kSquared>
 void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   double both = 0, input = 0, target = 0;
@@ -58,7 +59,7 @@ void sums_loop(const C* p, const C* t, int64_t n, double* sums) {
   sums[0] += both, sums[1] += input, sums[2] += target;
 }
 
-// The same of a class by indices: its target is 1 or 0, and so are their squares.
+// The sums of a class given by indices: its target is 1 or 0, and equals its square.
 template <class C, bool kSquared>
 void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double* sums) {
   constexpr int64_t kBlock = 256;
@@ -70,7 +71,7 @@ void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t 
     _Pragma("omp simd reduction(+ : both, input, target)")
     for (int64_t i = at; i < stop; ++i) {
       const double x = value_of(select_or_zero(index[i] >= 0, p[i]));
-      both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as every target makes it
+      both += x * (index[i] == c ? 1.0 : 0.0);  // NaN of an infinite x, as a dense target makes it
       input += kSquared ? x * x : x;
       target += index[i] == c;
     }
@@ -78,8 +79,8 @@ void index_sums_loop(const C* p, const IndexOf<C>* index, IndexOf<C> c, int64_t 
   }
 }
 
-// Of bf16, whose 8 digits fp32 adds up without a rounding, unless exponents are far apart: the sums of pairs, at most
-// 16 of them to a lane, then double. load(i, values, targets) gives a register of each.
+// Sums of bf16: its 8 digits add up in fp32 without rounding, unless exponents are far apart. Pairs are summed first,
+// at most 16 pairs to a lane, then double. load(i, values, targets) sets a register of each.
 template <int kBytes, class Load>
 inline void add_pairs(int64_t n, const Load& load, double* sums) {
   using Words = Vector<uint32_t, kBytes>;
@@ -102,47 +103,47 @@ inline void add_pairs(int64_t n, const Load& load, double* sums) {
   }
 }
 
-// Elements [i, n) of x, at most a register of them, and behind them `rest`.
+// Elements [i, n) of x, at most a register of them, padded with `rest`.
 template <class V, class T>
-inline void load_some(const T* x, int64_t i, int64_t n, T rest, V& vector) {
+inline void load_padded(const T* x, int64_t i, int64_t n, T rest, V& vector) {
   constexpr int64_t lanes = sizeof(V) / sizeof(T);
   if (i + lanes <= n) return load_vector(x + i, vector);
-  T some[lanes];
-  for (int64_t k = 0; k < lanes; ++k) some[k] = i + k < n ? x[i + k] : rest;
-  load_vector(some, vector);
+  T padded[lanes];
+  for (int64_t k = 0; k < lanes; ++k) padded[k] = i + k < n ? x[i + k] : rest;
+  load_vector(padded, vector);
 }
 
 inline bool all_finite(const double* sums) { return (sums[0] + sums[1] + sums[2]) * 0 == 0; }
 
 template <class C, int kBytes>
 void pair_sums_loop(const C* p, const C* t, int64_t n, double* sums) {
-  double own[3] = {};
+  double subtotal[3] = {};
   add_pairs<kBytes>(n, [&](int64_t i, auto& x, auto& y) __attribute__((always_inline)) {
     __builtin_prefetch(p + i + kAhead);
     __builtin_prefetch(t + i + kAhead);
-    load_some(p, i, n, C(0), x);
-    load_some(t, i, n, C(0), y);
-  }, own);
-  if (!all_finite(own)) return sums_loop<C, false>(p, t, n, sums);
-  for (int k = 0; k < 3; ++k) sums[k] += own[k];
+    load_padded(p, i, n, C(0), x);
+    load_padded(t, i, n, C(0), y);
+  }, subtotal);
+  if (!all_finite(subtotal)) return sums_loop<C, false>(p, t, n, sums);
+  for (int k = 0; k < 3; ++k) sums[k] += subtotal[k];
 }
 
 template <class C, int kBytes>
 void index_pair_sums_loop(const C* p, const int16_t* index, int16_t c, int64_t n, double* sums) {
   using Shorts = Vector<int16_t, kBytes>;
-  double own[3] = {};
+  double subtotal[3] = {};
   add_pairs<kBytes>(n, [&](int64_t i, auto& x, auto& y) __attribute__((always_inline)) {
     using Words = std::remove_reference_t<decltype(x)>;
     Shorts classes;
     __builtin_prefetch(p + i + kAhead);
-    load_some(p, i, n, C(0), x);
-    load_some(index, i, n, int16_t{-1}, classes);
+    load_padded(p, i, n, C(0), x);
+    load_padded(index, i, n, int16_t{-1}, classes);
     constexpr int16_t kOne = 0x3F80;
     y = reinterpret_cast<Words>(Shorts(classes == c) & kOne);
     x &= reinterpret_cast<Words>(Shorts(classes >= 0));
-  }, own);
-  if (!all_finite(own)) return index_sums_loop<C, false>(p, index, c, n, sums);
-  for (int k = 0; k < 3; ++k) sums[k] += own[k];
+  }, subtotal);
+  if (!all_finite(subtotal)) return index_sums_loop<C, false>(p, index, c, n, sums);
+  for (int k = 0; k < 3; ++k) sums[k] += subtotal[k];
 }
 
 #ifdef SAFEOPS_X86
@@ -153,8 +154,8 @@ SAFEOPS_AVX512 inline __m512d load_doubles(__mmask8 keep, const float* from) {
   return _mm512_maskz_cvtps_pd(keep, _mm256_loadu_ps(from));
 }
 
-// index_sums_loop by the masks of comparisons, of which gcc makes words and widens these: 1.7 times slower in cache,
-// 1.2 from memory.
+// index_sums_loop with the masks of comparisons, which gcc would expand to words and widen: 1.7 times slower in cache,
+// 1.2 times from memory.
 template <class C, bool kSquared>
 SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t c, int64_t n, double* sums) {
   __m512d both[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()}, input[2] = {both[0], both[0]};
@@ -164,45 +165,45 @@ SAFEOPS_AVX512 void index_sums_avx512(const C* p, const int32_t* index, int32_t 
     for (int k = 0; k < 16; k += 64 / sizeof(C)) __builtin_prefetch(p + i + k + kAhead / 2);
     for (int k = 0; k < 2; ++k) {
       const __m256i classes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(index + i + 8 * k));
-      const __mmask8 own = _mm256_cmpeq_epi32_mask(classes, wanted), keep = _mm256_cmpge_epi32_mask(classes, none);
+      const __mmask8 is_class = _mm256_cmpeq_epi32_mask(classes, wanted), keep = _mm256_cmpge_epi32_mask(classes, none);
       const __m512d x = load_doubles(keep, p + i + 8 * k);
-      both[k] = _mm512_mask_add_pd(both[k], own, both[k], x);
+      both[k] = _mm512_mask_add_pd(both[k], is_class, both[k], x);
       input[k] = kSquared ? _mm512_fmadd_pd(x, x, input[k]) : _mm512_add_pd(input[k], x);
-      target += __builtin_popcount(own);
+      target += __builtin_popcount(is_class);
     }
   }
-  double found[3] = {sum_vector<double, double>(_mm512_add_pd(both[0], both[1])),
+  double subtotal[3] = {sum_vector<double, double>(_mm512_add_pd(both[0], both[1])),
                      sum_vector<double, double>(_mm512_add_pd(input[0], input[1])), static_cast<double>(target)};
-  index_sums_loop<C, kSquared>(p + i, index + i, c, n - i, found);
-  if (!all_finite(found)) return index_sums_loop<C, kSquared>(p, index, c, n, sums);
-  for (int k = 0; k < 3; ++k) sums[k] += found[k];
+  index_sums_loop<C, kSquared>(p + i, index + i, c, n - i, subtotal);
+  if (!all_finite(subtotal)) return index_sums_loop<C, kSquared>(p, index, c, n, sums);
+  for (int k = 0; k < 3; ++k) sums[k] += subtotal[k];
 }
 #endif
 
 // ---- gradients
 
-// dx = keep ? both other + own (squared: 2 own x) : 0, of the sums' gradients `both` and `own`. In double, because the
-// two may cancel.
+// dx = keep ? g_product other + g_sum (squared: 2 g_sum x) : 0, with the gradients of the sums. It is computed in
+// double, because the two terms may cancel.
 template <class C, bool kKeep, bool kSquared>
-void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, double both, double own, C* dx) {
+void gradient_loop(const C* x, const C* other, const uint8_t* keep, int64_t n, double g_product, double g_sum, C* dx) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
-    const double slope = both * value_of(other[i]) + (kSquared ? own * value_of(x[i]) : own);
+    const double slope = g_product * value_of(other[i]) + (kSquared ? g_sum * value_of(x[i]) : g_sum);
     dx[i] = select_or_zero(kKeep ? keep[i] != 0 : true, stored<C>(slope));
   }
 }
 
-// Of bf16 without squares, two to a word. A number of 16 digits times one of 8 is exact in fp32: `both` is the sum of
-// two such (of one sign, and neither 0, so that what is infinite stays infinite), which leaves one rounding that the
-// result can see.
-inline void pair_gradient_loop(const uint16_t* other, int64_t n, double both, double own, uint16_t* dx) {
-  const float high = bit_cast<float>(bit_cast<uint32_t>(static_cast<float>(both)) & 0xFFFFFF00u);
-  const float rest = static_cast<float>(both - static_cast<double>(high));
+// The gradient of bf16 without squares, two elements to a word. A product of 16-bit and 8-bit significands is exact in
+// fp32: g_product is split into high + low, of equal sign and neither 0, so that infinite results stay infinite. That
+// leaves one rounding that the result can see.
+inline void pair_gradient_loop(const uint16_t* other, int64_t n, double g_product, double g_sum, uint16_t* dx) {
+  const float high = bit_cast<float>(bit_cast<uint32_t>(static_cast<float>(g_product)) & 0xFFFFFF00u);
+  const float rest = static_cast<float>(g_product - static_cast<double>(high));
   const float low = rest * high > 0 ? rest : high * 0x1p-40f;
-  const float top = static_cast<float>(own), bottom = static_cast<float>(own - static_cast<double>(top));
+  const float sum_high = static_cast<float>(g_sum), sum_low = static_cast<float>(g_sum - static_cast<double>(sum_high));
   const auto slope = [=](uint32_t bits) {
     const float y = bit_cast<float>(bits);
-    return (high * y + top) + (low * y + bottom);
+    return (high * y + sum_high) + (low * y + sum_low);
   };
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n / 2; ++i) {
@@ -215,18 +216,19 @@ inline void pair_gradient_loop(const uint16_t* other, int64_t n, double both, do
   if (n % 2) dx[n - 1] = Narrow<BFloat16>::from(slope(static_cast<uint32_t>(other[n - 1]) << 16)).bits;
 }
 
-// Whether neither a product with any bf16 overflows, nor a part of it is subnormal.
+// True if no product with a bf16 overflows, and no part of one is subnormal.
 inline bool is_moderate(double x) { return x == 0 || (std::fabs(x) < 0x1p+14 && std::fabs(x) > 0x1p-70); }
 
-// The same by class indices, of which one kind is all that a class has: two numbers, but for squares.
+// The gradient of a class given by indices. Without squares it takes only two values.
 template <class C, bool kSquared>
-void index_gradient_loop(const C* x, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double both, double own, C* dx) {
-  const double none = both * 0;  // NaN shows
-  const C hit = stored<C>(both + own), miss = stored<C>(none + own);
+void index_gradient_loop(const C* x, const IndexOf<C>* index, IndexOf<C> c, int64_t n, double g_product, double g_sum,
+                         C* dx) {
+  const double none = g_product * 0;  // NaN shows
+  const C hit = stored<C>(g_product + g_sum), miss = stored<C>(none + g_sum);
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     C slope = select(index[i] == c, hit, miss);
-    if constexpr (kSquared) slope = stored<C>(select(index[i] == c, both, none) + own * value_of(x[i]));
+    if constexpr (kSquared) slope = stored<C>(select(index[i] == c, g_product, none) + g_sum * value_of(x[i]));
     dx[i] = select_or_zero(index[i] >= 0, slope);
   }
 }

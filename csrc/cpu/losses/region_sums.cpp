@@ -1,8 +1,9 @@
-// The sums that the region losses (dice, Tversky) are made of, for each image n and class c over its kept pixels:
+// Sums for the region losses (dice, Tversky), for each image n and class c over its kept pixels:
 //
-//     sums[0] = sum p t    sums[1] = sum p, or p^2    sums[2] = sum t, or t^2    sums[3] = how many pixels are kept
+//     sums[0] = sum p t    sums[1] = sum p, or p^2    sums[2] = sum t, or t^2    sums[3] = number of kept pixels
 //
-// p (N, C, d1, ...): the prediction. t: the target, of p's shape, or 1 where class indices (N, d1, ...) say c, else 0.
+// p (N, C, d1, ...) is the prediction. t is the target: of p's shape, or class indices (N, d1, ...), where t = 1 at the
+// pixels of class c, else 0.
 // I/O: forward reads p, t, mask once; backward reads them and writes dp, dt.
 #include "cpu/engine/vectors.h"
 #include "cpu/losses/regions.h"
@@ -40,7 +41,7 @@ struct Sum {
   static constexpr bool kWantsAll = false;
   const Regions<C>& r;
   bool squared;
-  double* partials;  // (units, classes of a unit, kSums)
+  double* partials;  // (tasks, classes of a task, kSums)
   bool reads_input = true, reads_target = !r.indexed;
   decltype(pick_sums<C>(true)) add = pick_sums<C>(squared);
   decltype(pick_index_sums<C, true>()) add_indexed = squared ? pick_index_sums<C, true>() : pick_index_sums<C, false>();
@@ -50,8 +51,8 @@ struct Sum {
   alignas(64) C input[kBuffer] = {}, target[kBuffer] = {};
   alignas(64) uint8_t keep[kBuffer] = {};
 
-  void chunk(int64_t unit, const Tile&, int64_t c, const Pixels<C>& x) {
-    double* sums = partials + (unit * r.group + c % r.group) * kSums;
+  void chunk(int64_t task, const Tile&, int64_t c, const Pixels<C>& x) {
+    double* sums = partials + (task * r.group + c % r.group) * kSums;
     int64_t kept = x.index ? x.kept : x.n;
     if (x.index) {
       add_indexed(x.p, x.index, static_cast<IndexOf<C>>(c), x.n, sums);
@@ -72,7 +73,7 @@ struct Sum {
   void finish(const Tile&) const {}
 };
 
-// (kSums, N, C) from the units' partial sums, in the order of the pixels, whatever the threads did.
+// (kSums, N, C) from the tasks' partial sums, in the order of the pixels, whatever the threads did.
 template <class C>
 bool forward(const Regions<C>& r, bool squared, double* out) {
   const std::unique_ptr<double[]> partials(new double[r.images * r.blocks * r.groups * r.group * kSums]());
@@ -82,8 +83,8 @@ bool forward(const Regions<C>& r, bool squared, double* out) {
     const int64_t n = i / classes, c = i % classes;
     double sums[kSums] = {};
     for (int64_t b = 0; b < r.blocks; ++b) {
-      const int64_t unit = (n * r.blocks + b) * r.groups + c / r.group;
-      for (int k = 0; k < kSums; ++k) sums[k] += partials[(unit * r.group + c % r.group) * kSums + k];
+      const int64_t task = (n * r.blocks + b) * r.groups + c / r.group;
+      for (int k = 0; k < kSums; ++k) sums[k] += partials[(task * r.group + c % r.group) * kSums + k];
     }
     for (int k = 0; k < kSums; ++k) out[k * each + i] = sums[k];
   }
@@ -129,21 +130,21 @@ struct Gradient {
     if (target) target->commit(tile, second);
   }
 
-  // By the operand `own`, whose sum is number k.
-  void write(const TileSink<C>& sink, const Tile& tile, int64_t c, const Pixels<C>& x, const C* own, const C* other,
+  // Writes the gradient of `operand`, whose sum is number k.
+  void write(const TileSink<C>& sink, const Tile& tile, int64_t c, const Pixels<C>& x, const C* operand, const C* other,
              int k, TileBuffer<C>& buffer) {
     const double both = of(0, tile.n, c), g = of(k, tile.n, c) * (squared ? 2 : 1);
     C* to = sink.row(tile, c, buffer);
-    if (!r.there(c))
+    if (!r.has_class(c))
       std::fill_n(to, x.n, C(0));
     else if (x.index)
-      by_index(own, x.index, static_cast<IndexOf<C>>(c), x.n, both, g, to);
+      by_index(operand, x.index, static_cast<IndexOf<C>>(c), x.n, both, g, to);
     else
-      by_values(own, other, x, both, g, to);
+      by_values(operand, other, x, both, g, to);
     sink.commit(tile, c, buffer);
   }
 
-  void by_values(const C* own, const C* other, const Pixels<C>& x, double both, double g, C* to) {
+  void by_values(const C* operand, const C* other, const Pixels<C>& x, double both, double g, C* to) {
     if constexpr (sizeof(C) == 2) {
       if (!squared && is_moderate(both) && is_moderate(g)) {
         by_pairs(other, x.n, both, g, to);
@@ -151,7 +152,7 @@ struct Gradient {
         return;
       }
     }
-    (x.keep ? kept_slopes : all_slopes)(own, other, x.keep, x.n, both, g, to);
+    (x.keep ? kept_slopes : all_slopes)(operand, other, x.keep, x.n, both, g, to);
   }
 
   double of(int k, int64_t n, int64_t c) const {
@@ -171,7 +172,7 @@ bool backward(const Regions<C>& r, const Tensor& grad, bool squared, const Tenso
 
 // ---- the ops
 
-// body(a zero of the type that the loops read): bf16 as it is stored, where there is nothing else.
+// Calls body with a zero of the type that the loops read: bf16 as it is stored, if there is nothing else.
 template <class Body>
 bool with_values(const View& x, const View& y, bool squared, const Body& body) {
   if (x.dtype == DType::kDouble || y.dtype == DType::kDouble) return body(0.0);

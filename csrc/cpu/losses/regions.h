@@ -1,8 +1,7 @@
-// What the forward and the backward of the region losses share: which elements of which region (n, c) a thread takes,
-// and what the target and the mask say of them.
+// The walk over pixels that forward and backward of the region losses share, with their targets and masks.
 //
-// A unit of work is a block of pixels of some classes of one image, of all where these are innermost in memory. It is
-// walked in tiles: class indices are read once for all classes of one, and never become a one-hot tensor.
+// A task is a block of pixels of a few classes of one image, or of all classes where these are innermost in memory. It
+// is walked in tiles: a tile's class indices are read once for all classes, and never become a one-hot tensor.
 #pragma once
 
 #include <atomic>
@@ -14,25 +13,25 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kUnit = 65536;      // elements of a unit, about
-constexpr int64_t kMaxBlocks = 1024;  // of an image
+constexpr int64_t kTaskElements = 65536;  // elements of a task, approximately
+constexpr int64_t kMaxBlocks = 1024;      // of one image
 
 // ---- loops over class indices
 
-// As int32, and `lost_as` those out of its range. In a loop of its own, because gcc vectorises no loop over both widths
-// and a byte: three times slower.
-inline void index_loop(const int64_t* index, int64_t n, int32_t lost_as, int32_t* to) {
-  int64_t lost = 0;
-  _Pragma("omp simd reduction(| : lost)")
+// Converts to int32; indices that do not fit become `replacement`. A loop of its own, because gcc vectorises no loop
+// over both widths and a byte: three times slower.
+inline void index_loop(const int64_t* index, int64_t n, int32_t replacement, int32_t* to) {
+  int64_t overflow = 0;
+  _Pragma("omp simd reduction(| : overflow)")
   for (int64_t i = 0; i < n; ++i) {
     to[i] = static_cast<int32_t>(index[i]);
-    lost |= index[i] ^ static_cast<int64_t>(to[i]);
+    overflow |= index[i] ^ static_cast<int64_t>(to[i]);
   }
-  for (int64_t i = 0; lost != 0 && i < n; ++i)
-    if (index[i] != static_cast<int64_t>(to[i])) to[i] = lost_as;
+  for (int64_t i = 0; overflow != 0 && i < n; ++i)
+    if (index[i] != static_cast<int64_t>(to[i])) to[i] = replacement;
 }
 
-// Where all are kept and in range; the largest tells.
+// For indices that are all kept and in range, which the largest one (the result) tells.
 template <class I>
 uint64_t plain_index_loop(const int64_t* index, int64_t n, I* to) {
   uint64_t most = 0;
@@ -50,8 +49,8 @@ struct IndexRules {
   bool ignores = false;
 };
 
-// The class of each pixel that is kept, and -1 of any other. Returns how many are kept, or -1 where one's class is out
-// of range.
+// The class of each kept pixel, -1 for any other. Returns the number of kept pixels, or -1 where a class is out of
+// range.
 template <class I, bool kMask>
 int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRules rules, I* to) {
   int32_t kept = 0, bad = 0;
@@ -69,14 +68,14 @@ int64_t keep_loop(const int32_t* index, const uint8_t* mask, int64_t n, IndexRul
 
 // ---- the walk
 
-// n elements of one region: prediction and target, null where nobody wants them; or class indices, -1 where not kept.
+// n elements of one region: prediction and target, null where not wanted; or class indices, -1 where not kept.
 template <class C>
 struct Pixels {
   int64_t n;
   const C *p = nullptr, *t = nullptr;
   const IndexOf<C>* index = nullptr;
-  const uint8_t* keep = nullptr;  // beside a target that is no index (null: all)
-  int64_t kept = 0;               // of indices, how many more
+  const uint8_t* keep = nullptr;  // for a target that is no index (null: all)
+  int64_t kept = 0;               // with indices: kept pixels that no earlier Pixels of this tile and class has counted
 };
 
 template <class C>
@@ -86,13 +85,13 @@ struct Regions {
   Shape shape;  // (N, C, d1, ...)
   Grid grid;
   int64_t images;
-  int64_t block, blocks, group, groups;  // pixels of a unit, and how many such; the same of classes
-  bool indexed, masked = false, by_pixel = false;  // by_pixel: the mask says the same of all classes
+  int64_t block, blocks, group, groups;  // block, group: pixels and classes of a task; blocks, groups: their numbers
+  bool indexed, masked = false, by_pixel = false;  // by_pixel: the mask is the same for all classes
   IndexRules rules;
   TileSource<C> input, target;
   Source<uint64_t> index;  // of pixels, as is a mask `by_pixel`
   Source<uint8_t> mask;
-  const char* exists = nullptr;  // bools, one a class
+  const char* exists = nullptr;  // bools, one per class
   int64_t exists_stride = 0;
 
   Regions(const View& x, const View& y, const OptionalTensor& mask_, const OptionalTensor& exists_,
@@ -111,7 +110,7 @@ struct Regions {
       const View view(*mask_);
       const int d = view.ndim - (shape.ndim - 1);  // where it has the classes
       masked = true, by_pixel = indexed && (d < 0 || view.sizes[d] == 1 || view.strides[d] == 0);
-      mask.bind(view, shape, by_pixel ? grid.by_pixel : grid.first);
+      mask.bind(view, shape, by_pixel ? grid.by_pixel : grid.by_row);
     }
     rules.classes = static_cast<int32_t>(grid.classes);
     if (ignore_index) {
@@ -125,18 +124,18 @@ struct Regions {
       exists = view.data, exists_stride = view.strides[0];
     }
     const int64_t most = std::max<int64_t>(grid.classes, 1), least = (grid.pixels + kMaxBlocks - 1) / kMaxBlocks;
-    block = std::max({kTile, least, grid.last ? kUnit / most : 0});
+    block = std::max({kTile, least, grid.channels_last ? kTaskElements / most : 0});
     block = std::min((block + grid.tile - 1) / grid.tile * grid.tile, std::max<int64_t>(grid.pixels, 1));
     blocks = (grid.pixels + block - 1) / block;
-    group = grid.last ? most : std::clamp<int64_t>(kUnit / block, 1, most);
+    group = grid.channels_last ? most : std::clamp<int64_t>(kTaskElements / block, 1, most);
     groups = (grid.classes + group - 1) / group;
   }
 
-  bool there(int64_t c) const { return !exists || exists[c * exists_stride]; }
+  bool has_class(int64_t c) const { return !exists || exists[c * exists_stride]; }
 
-  // For each thread work = start(); then for each tile of each of its units work.chunk(unit, tile, c, pixels) of each
-  // class that exists, or of all if it wants them, and work.finish(tile). work.reads_input, reads_target: whether it
-  // needs their values. False where a class index is out of range.
+  // Each thread makes work = start(). Each tile of a task then gets work.chunk(task, tile, c, pixels) for every class
+  // that exists (or for all, if kWantsAll), and work.finish(tile). work.reads_input and reads_target say whether it
+  // needs these values. False where a class index is out of range.
   template <class Start>
   bool run(const Start& start) const {
     using Work = decltype(start());
@@ -144,14 +143,14 @@ struct Regions {
     parallel(images * blocks * groups, block * group, [&](int64_t begin, int64_t end) {
       const auto buffers = std::make_unique<Buffers>(grid, indexed);
       Work work = start();
-      // What is read in place needs no buffer: the hardware follows runs as long as a tile.
+      // Memory that is read in place needs no short pieces: the hardware prefetches runs as long as a tile.
       const bool in_place = work.in_place() && (!masked || by_pixel);
-      const int64_t piece = in_place && !grid.last ? grid.tile : grid.piece;
+      const int64_t piece = in_place && !grid.channels_last ? grid.tile : grid.piece;
       input.prime(buffers->p), target.prime(buffers->t);
       if (masked) mask.prime(buffers->mask);
       if (indexed) index.prime(buffers->index);
-      for (int64_t unit = begin; unit < end; ++unit) {
-        const int64_t g = unit % groups, b = unit / groups % blocks, n = unit / groups / blocks;
+      for (int64_t task = begin; task < end; ++task) {
+        const int64_t g = task % groups, b = task / groups % blocks, n = task / groups / blocks;
         const int64_t last = std::min((b + 1) * block, grid.pixels);
         for (int64_t at = b * block; at < last; at += grid.tile) {
           const Tile tile{n, at, std::min(grid.tile, last - at)};
@@ -160,7 +159,7 @@ struct Regions {
           if (work.reads_input) input.load(tile, buffers->p);
           if (work.reads_target) target.load(tile, buffers->t);
           for (int64_t c = g * group; c < std::min((g + 1) * group, grid.classes); ++c) {
-            if (!there(c) && !Work::kWantsAll) continue;
+            if (!has_class(c) && !Work::kWantsAll) continue;
             for (int64_t i = 0; i < tile.m; i += piece) {
               const Tile part{n, at + i, std::min(piece, tile.m - i)};
               Pixels<C> x{part.m};
@@ -168,7 +167,7 @@ struct Regions {
               if (work.reads_target) x.t = target.row(part, c, buffers->t);
               if (indexed) x.index = buffers->kept.get() + i, x.kept = i == 0 ? kept : 0;
               if (masked && !by_pixel && !read_mask(part, c, i, *buffers, x)) good = false;
-              work.chunk(unit, part, c, x);
+              work.chunk(task, part, c, x);
             }
           }
           work.finish(tile);
@@ -205,8 +204,8 @@ struct Regions {
     return view;
   }
 
-  // A tile's, and how many are kept, -1 where one is out of range; of the pieces of a class anew, where the mask is not
-  // the same of all.
+  // Reads a tile's indices. Returns how many are kept, -1 where one is out of range. A mask that differs between
+  // classes is applied later, by read_mask.
   int64_t read_indices(const Tile& tile, Buffers& buffers) const {
     int64_t sum = 0;
     bool good = true;
@@ -216,8 +215,8 @@ struct Regions {
       const int64_t m = std::min(piece, tile.m - i), start = tile.n * grid.pixels + tile.at + i;
       const uint64_t* from = index.fetch(start, m, start + kAhead, buffers.index);
       const int64_t* indices = reinterpret_cast<const int64_t*>(from);
-      const uint64_t all = static_cast<uint64_t>(grid.classes);
-      if (!masked && !rules.ignores && plain_(indices, m, buffers.kept.get() + i) < all) {
+      const uint64_t class_count = static_cast<uint64_t>(grid.classes);
+      if (!masked && !rules.ignores && plain_(indices, m, buffers.kept.get() + i) < class_count) {
         sum += m;
         continue;
       }
@@ -226,7 +225,7 @@ struct Regions {
       index_(indices, m, rules.ignored == -1 ? -2 : -1, to);
       if (masked && !by_pixel) continue;
       const uint8_t* keep = masked ? mask.fetch(start, m, start + kAhead, buffers.mask) : nullptr;
-      const int64_t kept = (keep ? keep_some_ : keep_all_)(to, keep, m, rules, buffers.kept.get() + i);
+      const int64_t kept = (keep ? keep_masked_ : keep_unmasked_)(to, keep, m, rules, buffers.kept.get() + i);
       good &= kept >= 0, sum += kept;
     }
     return good ? sum : -1;
@@ -236,14 +235,14 @@ struct Regions {
     const int64_t start = grid.start(part, c);
     x.keep = mask.fetch(start, part.m, start + kAhead, buffers.mask);
     if (indexed)
-      x.kept = keep_some_(buffers.classes.get() + i, x.keep, part.m, rules, buffers.kept.get() + i);
+      x.kept = keep_masked_(buffers.classes.get() + i, x.keep, part.m, rules, buffers.kept.get() + i);
     return x.kept >= 0;
   }
 
   decltype(pick<&plain_index_loop<IndexOf<C>>>()) plain_ = pick<&plain_index_loop<IndexOf<C>>>();
   decltype(pick<&index_loop>()) index_ = pick<&index_loop>();
-  decltype(pick<&keep_loop<IndexOf<C>, true>>()) keep_some_ = pick<&keep_loop<IndexOf<C>, true>>(),
-                                                 keep_all_ = pick<&keep_loop<IndexOf<C>, false>>();
+  decltype(pick<&keep_loop<IndexOf<C>, true>>()) keep_masked_ = pick<&keep_loop<IndexOf<C>, true>>(),
+                                                 keep_unmasked_ = pick<&keep_loop<IndexOf<C>, false>>();
 };
 
 }  // namespace safeops::cpu

@@ -4,8 +4,8 @@
 
 namespace safeops::cpu {
 
-// a m^gamma bce, where m = y q + (1 - y) p is what the prediction misses and a = alpha y + (1 - alpha) (1 - y), or 1
-// where alpha is negative.
+// a m^gamma bce, with m = y q + (1 - y) p, the probability that the prediction misses, and a = alpha y + (1 - alpha) (1
+// - y), or 1 where alpha is negative.
 template <class C, bool kSquare>
 struct FocalOf {
   C hit, miss, gamma;  // alpha, 1 - alpha
@@ -20,11 +20,11 @@ struct FocalOf {
     return select(m == 0, select_or_zero(gamma == 0, C(1)), math::pow(m, gamma));
   }
 
-  // gamma m^(gamma - 1) bce, and 0 where that has no value. bce is not many times m, and the one over the other fits,
-  // where a small power of a subnormal m over it may not.
-  C power_slope(C m, C to, C bce) const {
+  // gamma m^(gamma - 1) bce, and 0 where that has no value. bce / m is representable, while a small power of a
+  // subnormal m divided by m may not be.
+  C power_slope(C m, C m_power, C bce) const {
     if constexpr (kSquare) return 2 * m * bce;
-    return select_or_zero(m != 0 && gamma != 0, gamma * to * (bce / m));
+    return select_or_zero(m != 0 && gamma != 0, gamma * m_power * (bce / m));
   }
 
   C value(C x, C y) const {
@@ -35,10 +35,10 @@ struct FocalOf {
   Slopes<C> slopes(C x, C y) const {
     const Logistic<C> l(x);
     const C a = hit * y + miss * (1 - y), m = y * l.q + (1 - y) * l.p, pq = l.p * l.q;
-    const C bce = linear_cost(x, y, 1 - y) + l.tail, to = power(m), turn = power_slope(m, to, bce);
+    const C bce = linear_cost(x, y, 1 - y) + l.tail, m_power = power(m), turn = power_slope(m, m_power, bce);
     const C down = product_slope(y, math::at_least(-x, C(0))), up = product_slope(1 - y, math::at_least(x, C(0)));
-    return {a * (to * ((1 - y) * l.p - y * l.q) + select_or_zero(pq != 0, turn * ((1 - y) - y) * pq)),
-            (hit - miss) * to * bce + a * (turn * (l.q - l.p) + to * (down - up))};
+    return {a * (m_power * ((1 - y) * l.p - y * l.q) + select_or_zero(pq != 0, turn * ((1 - y) - y) * pq)),
+            (hit - miss) * m_power * bce + a * (turn * (l.q - l.p) + m_power * (down - up))};
   }
 };
 

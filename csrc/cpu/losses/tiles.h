@@ -1,5 +1,6 @@
-// Tensors (N, C, d1, ...) in tiles: some pixels of one image, and of each class a row of them, which is read piece by
-// piece. Where the classes are innermost in memory (channels last), a tile is one piece and transposed in the cache.
+// Tensors (N, C, d1, ...) in tiles. A tile holds pixels of one image, and for each class a row of them, which is read
+// piece by piece. Where the classes are innermost in memory (channels last), a tile is one piece, and is transposed in
+// the cache.
 #pragma once
 
 #include <memory>
@@ -10,21 +11,21 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTile = 8192;  // elements of a tile that is transposed, at most, and of a row of one that is not
+constexpr int64_t kTile = 8192;  // elements: at most of a transposed tile, exactly of a row of any other
 
 // Pixels [at, at + m) of image n: a tile, or a piece of one.
 struct Tile {
   int64_t n, at, m;
 };
 
-// How the tiles of all tensors are walked: pixels in the order in which they lie in the input's memory.
+// The walk over the tiles of all tensors: pixels in the order in which they lie in the input's memory.
 struct Grid {
-  int64_t classes, pixels;  // of an image
-  int64_t tile, piece;      // how many pixels these have; tiles that are not transposed are long, as then runs are
-  int64_t row = 0;          // elements from row to row of a transposed tile: a power of two would alias
-  bool last = false;        // the input's classes are innermost in memory
-  Order by_pixel;           // pixels, images
-  Order first, by_class;    // pixels, classes, images; and classes, pixels, images
+  int64_t classes, pixels;     // of an image
+  int64_t tile, piece;         // in pixels; tiles that are not transposed are long, since the runs in memory are
+  int64_t row = 0;             // distance of the rows of a transposed tile: a power of two would alias
+  bool channels_last = false;  // the input's classes are innermost in memory
+  Order by_pixel;              // pixels, images
+  Order by_row, by_class;      // pixels, classes, images; and classes, pixels, images
 
   Grid(const Shape& shape, const View& x) {
     STD_TORCH_CHECK(shape.ndim >= 2, "safeops: input must be (N, C, d1, ...)");
@@ -32,22 +33,22 @@ struct Grid {
     for (int d = 0; d < shape.ndim; ++d) spatial[d] = d >= 2;
     by_pixel = Order::by_strides(shape, x.strides, spatial, true);
     classes = shape.size[1], pixels = by_pixel.numel();
-    first = by_pixel;
-    first.push(1, classes);
+    by_row = by_pixel;
+    by_row.push(1, classes);
     by_class.push(1, classes);
     for (int i = 0; i < by_pixel.ndim; ++i) by_class.push(by_pixel.dim[i], by_pixel.size[i]);
-    for (Order* order : {&by_pixel, &first, &by_class}) order->push(0, shape.size[0]);
+    for (Order* order : {&by_pixel, &by_row, &by_class}) order->push(0, shape.size[0]);
     tile = kTile, piece = kChunk / 2;
     if (classes < 2 || classes > 128 || x.strides[1] != 1) return;
-    last = true, tile = piece = std::min(piece, kTile / classes / 16 * 16);
+    channels_last = true, tile = piece = std::min(piece, kTile / classes / 16 * 16);
     row = tile + 16;
   }
 
-  // Where a row begins in the order `first`, a pixel in `by_class`.
+  // Offsets: of a row in the order `by_row`, of a pixel in `by_class`.
   int64_t start(const Tile& t, int64_t c) const { return (t.n * classes + c) * pixels + t.at; }
   int64_t start(const Tile& t) const { return (t.n * pixels + t.at) * classes; }
 
-  // body(first of the tile's pixels, how many), few enough for a buffer
+  // body(first pixel, number of pixels) for pieces of the tile that fit a buffer
   template <class Body>
   void for_pieces(const Tile& t, const Body& body) const {
     const int64_t most = std::max<int64_t>(2 * kFine / classes / 4, 1) * 4;
@@ -60,35 +61,35 @@ struct TileBuffer {
   std::unique_ptr<C[]> rows;
   alignas(64) C piece[kBuffer] = {};
 
-  explicit TileBuffer(const Grid& grid) : rows(grid.last ? new C[grid.classes * grid.row]() : nullptr) {}
+  explicit TileBuffer(const Grid& grid) : rows(grid.channels_last ? new C[grid.classes * grid.row]() : nullptr) {}
 };
 
 template <class Operand>
 struct Tiles {
   Operand operand;
   const Grid* grid = nullptr;
-  bool last = false;
+  bool channels_last = false;
 
   void bind(const View& view, const Shape& shape, const Grid& grid_) {
     grid = &grid_;
-    if (grid->last) operand.bind(view, shape, grid->by_class);
-    last = grid->last && operand.kind != Kind::kStrided;
-    if (!last) operand.bind(view, shape, grid->first);
+    if (grid->channels_last) operand.bind(view, shape, grid->by_class);
+    channels_last = grid->channels_last && operand.kind != Kind::kStrided;
+    if (!channels_last) operand.bind(view, shape, grid->by_row);
   }
 
-  bool in_place() const { return operand.kind == Kind::kDirect && !last; }
+  bool in_place() const { return operand.kind == Kind::kDirect && !channels_last; }
 };
 
 template <class C>
 struct TileSource : Tiles<Source<C>> {
-  using Tiles<Source<C>>::operand, Tiles<Source<C>>::grid, Tiles<Source<C>>::last;
+  using Tiles<Source<C>>::operand, Tiles<Source<C>>::grid, Tiles<Source<C>>::channels_last;
 
   void prime(TileBuffer<C>& buffer) const {
     if (grid) operand.prime(buffer.piece);
   }
 
   void load(const Tile& t, TileBuffer<C>& buffer) const {
-    if (!last) return;
+    if (!channels_last) return;
     grid->for_pieces(t, [&](int64_t at, int64_t m) {
       const int64_t start = grid->start(t) + at * grid->classes;
       const C* from = operand.fetch(start, m * grid->classes, start + kAhead, buffer.piece);
@@ -97,7 +98,7 @@ struct TileSource : Tiles<Source<C>> {
   }
 
   const C* row(const Tile& t, int64_t c, TileBuffer<C>& buffer) const {
-    if (last) return buffer.rows.get() + c * grid->row;
+    if (channels_last) return buffer.rows.get() + c * grid->row;
     const int64_t start = grid->start(t, c);
     return operand.fetch(start, t.m, start + kAhead, buffer.piece);
   }
@@ -106,22 +107,22 @@ struct TileSource : Tiles<Source<C>> {
   decltype(pick<&transpose_rows<C>>()) transpose_ = pick<&transpose_rows<C>>();
 };
 
-// Rows are computed at `row` and committed one by one, and then the tile.
+// Values are computed at `row`, and committed row by row, then for the tile.
 template <class C>
 struct TileSink : Tiles<Sink<C>> {
-  using Tiles<Sink<C>>::operand, Tiles<Sink<C>>::grid, Tiles<Sink<C>>::last;
+  using Tiles<Sink<C>>::operand, Tiles<Sink<C>>::grid, Tiles<Sink<C>>::channels_last;
 
   C* row(const Tile& t, int64_t c, TileBuffer<C>& buffer) const {
-    return last ? buffer.rows.get() + c * grid->row : operand.target(grid->start(t, c), buffer.piece);
+    return channels_last ? buffer.rows.get() + c * grid->row : operand.target(grid->start(t, c), buffer.piece);
   }
 
-  // (No prefetch of what is written in place: the hardware follows rows as long as these.)
+  // (There is no prefetch for rows that are written in place: the hardware follows runs as long as these.)
   void commit(const Tile& t, int64_t c, TileBuffer<C>& buffer) const {
-    if (!last && operand.kind != Kind::kDirect) operand.commit(grid->start(t, c), t.m, buffer.piece);
+    if (!channels_last && operand.kind != Kind::kDirect) operand.commit(grid->start(t, c), t.m, buffer.piece);
   }
 
   void commit(const Tile& t, TileBuffer<C>& buffer) const {
-    if (!last) return;
+    if (!channels_last) return;
     grid->for_pieces(t, [&](int64_t at, int64_t m) {
       const int64_t start = grid->start(t) + at * grid->classes;
       C* to = operand.target(start, buffer.piece);

@@ -1,4 +1,4 @@
-// The largest or smallest kept element, and how many share that value: its gradient is divided among them.
+// The largest or smallest kept element, and how many elements share that value: its gradient is divided among them.
 // I/O: forward reads x, mask, weight once.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
@@ -25,54 +25,54 @@ inline void rank(V& x) {
   if constexpr (negated(kWhich)) x = -x;
 }
 
-// The largest kept one, -inf if there is none; whether any is NaN.
+// Sets `best` to the largest kept element, -inf if there is none. Returns true if any is NaN.
 template <class C, int kBytes, bool kKeep, Extremum kWhich>
 bool best_row(const Elements<C>& e, int64_t n, C* best) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
   using I = typename R::I;
   const V lowest = V{} - std::numeric_limits<C>::infinity();
-  V top[4] = {lowest, lowest, lowest, lowest};
+  V maximum[4] = {lowest, lowest, lowest, lowest};
   I nan[4] = {};
   for_vectors<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
                                                __attribute__((always_inline)) {
     V v = x;
     rank<R, kWhich>(v);
     R::select(v, keep, lowest);
-    top[k] = v > top[k] ? v : top[k];
+    maximum[k] = v > maximum[k] ? v : maximum[k];
     nan[k] |= reinterpret_cast<I>(v != v);
   });
-  top[0] = top[0] > top[1] ? top[0] : top[1];
-  top[2] = top[2] > top[3] ? top[2] : top[3];
-  top[0] = top[0] > top[2] ? top[0] : top[2];
+  maximum[0] = maximum[0] > maximum[1] ? maximum[0] : maximum[1];
+  maximum[2] = maximum[2] > maximum[3] ? maximum[2] : maximum[3];
+  maximum[0] = maximum[0] > maximum[2] ? maximum[0] : maximum[2];
   nan[0] |= nan[1] | nan[2] | nan[3];
-  C largest = top[0][0];
+  C largest = maximum[0][0];
   bool any = false;
   for (int i = 0; i < R::kLanes; ++i) {
-    largest = top[0][i] > largest ? C(top[0][i]) : largest;
+    largest = maximum[0][i] > largest ? C(maximum[0][i]) : largest;
     any |= nan[0][i] != 0;
   }
   *best = largest;
   return any;
 }
 
-// How many kept ones are `best`; with a NaN `best`, how many are NaN.
+// Counts the kept elements equal to `best`, or if `best` is NaN those that are NaN.
 template <class C, int kBytes, bool kKeep, Extremum kWhich>
 int64_t ties_row(const Elements<C>& e, int64_t n, C best) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
   using I = typename R::I;
-  const I both = I{} - (best != best);
-  I found[4] = {};
+  const I match_nan = I{} - (best != best);
+  I matches[4] = {};
   for_vectors<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const I& keep, const V&)
                                                __attribute__((always_inline)) {
     V v = x;
     rank<R, kWhich>(v);
-    found[k] -= (reinterpret_cast<I>(v == best) | (reinterpret_cast<I>(v != v) & both)) & keep;
+    matches[k] -= (reinterpret_cast<I>(v == best) | (reinterpret_cast<I>(v != v) & match_nan)) & keep;
   });
   int64_t ties = 0;
   for (int k = 0; k < 4; ++k)
-    for (int i = 0; i < R::kLanes; ++i) ties += found[k][i];
+    for (int i = 0; i < R::kLanes; ++i) ties += matches[k][i];
   return ties;
 }
 
@@ -103,7 +103,7 @@ void extreme_columns(const Elements<C>& e, int64_t n, int64_t period, const Extr
   });
 }
 
-// ---- the accumulator. value: the largest of what is maximised; count: how many have it, 0 where nothing is kept
+// ---- the accumulator. value: the maximum of ranked(x); count: how many elements have it, 0 where nothing is kept
 
 template <class C>
 struct Extreme {
@@ -204,7 +204,7 @@ void finish_extreme(const void* op, int64_t, const States& states, int64_t n, co
   for (int64_t i = 0; i < n; ++i) {
     const bool none = states.count[i] == 0;
     const double best = f.negate ? -states.value[i] : states.value[i];
-    results[0][i] = none ? f.nothing : best;
+    results[0][i] = none ? f.empty_value : best;
     results[1][i] = none ? 0.0 : best;
     results[2][i] = none ? 0.0 : 1.0 / static_cast<double>(states.count[i]);
     if (best > f.most && std::isfinite(best)) results[0][i] = f.most, results[2][i] = 0;
@@ -213,7 +213,7 @@ void finish_extreme(const void* op, int64_t, const States& states, int64_t n, co
 
 void run_extreme(const Statistic& s, Extremum which, bool empty_nan, const Statistics& to) {
   StatisticFinish finish;
-  finish.nothing = nothing_kept(empty_nan);
+  finish.empty_value = empty_value(empty_nan);
   finish.negate = negated(which);
   finish.most = s.most;
   const bool weighted = s.weight.has_value();
@@ -234,17 +234,17 @@ Statistics extreme(const Statistic& s, Extremum which, bool empty_nan) {
 std::optional<Tensor> scales_of(const Statistic& s) {
   Statistic wide = s;
   wide.type = DType::kDouble;
-  const Tensor tops = std::get<0>(extreme(wide, Extremum::kMaxAbs, false));
-  double* scale = reinterpret_cast<double*>(View(tops).data);
+  const Tensor maxima = std::get<0>(extreme(wide, Extremum::kMaxAbs, false));
+  double* scale = reinterpret_cast<double*>(View(maxima).data);
   bool any = false;
   for (int64_t i = 0, n = s.out.numel(); i < n; ++i) {
-    const double top = scale[i];
-    const bool out = std::isfinite(top) && top != 0 && (top > 0x1p+400 || top < 0x1p-400);
-    scale[i] = out ? std::ldexp(1.0, std::clamp(-std::ilogb(top), -1000, 1000)) : 1.0;
+    const double maximum = scale[i];
+    const bool out = std::isfinite(maximum) && maximum != 0 && (maximum > 0x1p+400 || maximum < 0x1p-400);
+    scale[i] = out ? std::ldexp(1.0, std::clamp(-std::ilogb(maximum), -1000, 1000)) : 1.0;
     any = any || out;
   }
   if (!any) return std::nullopt;
-  return tops;
+  return maxima;
 }
 
 SAFEOPS_STATISTIC(masked_amax, return extreme(s, Extremum::kMax, empty_nan);)

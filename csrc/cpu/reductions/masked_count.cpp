@@ -1,5 +1,5 @@
-// How many elements are kept: mask True and weight not 0. I/O: read mask, weight; the input is a shape and no more, or,
-// of bools and without a mask, the mask.
+// The number of kept elements: mask True and weight not 0. I/O: read mask, weight. The input is only a shape, unless it
+// is bool and there is no mask: then it is the mask.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
 
@@ -37,7 +37,7 @@ struct Count {
   };
 };
 
-// There is no Sink for integers, but there is one for bit patterns.
+// There is no Sink for integers, so they are stored as bit patterns.
 struct CountOutput {
   Sink<uint64_t> sink;
 
@@ -66,9 +66,9 @@ void count(const Shape& shape, const ReducedDims& dims, const OptionalTensor& ma
   ReductionDriver<C, Count<C>, CountOutput>{r, Count<C>{weight.has_value()}, CountOutput(r, to)}.run();
 }
 
-Tensor masked_count(const Tensor& input, const OptionalTensor& given, const OptionalTensor& weight, const Dims& dim,
-                    bool keepdim) {
-  const OptionalTensor mask = given || dtype_of(input) != DType::kBool ? given : OptionalTensor(input);
+Tensor masked_count(const Tensor& input, const OptionalTensor& mask_argument, const OptionalTensor& weight,
+                    const Dims& dim, bool keepdim) {
+  const OptionalTensor mask = mask_argument || dtype_of(input) != DType::kBool ? mask_argument : OptionalTensor(input);
   const Shape shape = View(input).shape();
   const ReducedDims dims = reduced_dims(shape, dim);
   const Tensor to = empty(dims.output(shape, keepdim), DType::kLong, input);

@@ -1,4 +1,4 @@
-// log sum w exp(x) = top + log sum w exp(x - top), where top is the largest kept element so far: no exponential
+// log sum w exp(x) = max + log sum w exp(x - max), where max is the largest kept element so far: no exponential
 // overflows. I/O: forward reads x, mask, weight once.
 #include "cpu/engine/exp.h"
 #include "cpu/reductions/statistic_worker.h"
@@ -10,33 +10,33 @@ namespace {
 
 // ---- inner loops
 
-// The largest kept element, the lowest number if there is none. NaN is passed over: it shows in the exponentials.
+// The largest kept element, the lowest number if there is none. NaN is ignored: it shows in the exponentials.
 template <class C, int kBytes, bool kKeep>
-C top_row(const Elements<C>& e, int64_t n) {
+C max_row(const Elements<C>& e, int64_t n) {
   using R = Register<C, kBytes>;
   using V = typename R::V;
   const V lowest = V{} + std::numeric_limits<C>::lowest();
-  V top[4] = {lowest, lowest, lowest, lowest};
+  V maximum[4] = {lowest, lowest, lowest, lowest};
   for_vectors<C, kBytes, kKeep, false>(e, n, [&](int k, const V& x, const auto& keep, const V&)
                                                __attribute__((always_inline)) {
     V v = x;
     R::select(v, keep, lowest);
-    top[k] = v > top[k] ? v : top[k];
+    maximum[k] = v > maximum[k] ? v : maximum[k];
   });
-  top[0] = top[0] > top[1] ? top[0] : top[1];
-  top[2] = top[2] > top[3] ? top[2] : top[3];
-  top[0] = top[0] > top[2] ? top[0] : top[2];
-  C largest = top[0][0];
-  for (int i = 1; i < R::kLanes; ++i) largest = top[0][i] > largest ? C(top[0][i]) : largest;
+  maximum[0] = maximum[0] > maximum[1] ? maximum[0] : maximum[1];
+  maximum[2] = maximum[2] > maximum[3] ? maximum[2] : maximum[3];
+  maximum[0] = maximum[0] > maximum[2] ? maximum[0] : maximum[2];
+  C largest = maximum[0][0];
+  for (int i = 1; i < R::kLanes; ++i) largest = maximum[0][i] > largest ? C(maximum[0][i]) : largest;
   return largest;
 }
 
 template <class C, bool kKeep, bool kWeight>
-void exponentials_loop(const Elements<C>& e, int64_t n, C top, C* out) {
+void exponentials_loop(const Elements<C>& e, int64_t n, C maximum, C* out) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) {
     const C x = e.x[i];
-    C term = exp_(select(x == top, C(0), x - top));  // where both are inf, their difference would be NaN
+    C term = exp_(select(x == maximum, C(0), x - maximum));  // where both are inf, their difference would be NaN
     if constexpr (kWeight) term *= e.w[i];
     if constexpr (kKeep) term = select_or_zero(e.keep[i] != 0, term);
     out[i] = term;
@@ -45,16 +45,16 @@ void exponentials_loop(const Elements<C>& e, int64_t n, C top, C* out) {
 
 template <class C>
 struct ExponentialColumns {
-  C *top, *sum;
+  C *maximum, *sum;
 };
 
-// One exponential for each element, of its distance to the column's top so far: where the element is higher, the sum is
-// scaled down by it, else it is added.
+// One exponential per element, of its distance to the column's maximum so far: a new maximum scales the sum down by it,
+// any other element adds it.
 template <class C, bool kKeep, bool kWeight>
 void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const ExponentialColumns<C>& columns) {
-  C *top = columns.top, *sum = columns.sum;
+  C *maximum = columns.maximum, *sum = columns.sum;
   for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
-    const C old = top[p];
+    const C old = maximum[p];
     C v = row.x[p];
     if constexpr (kKeep) v = select(row.keep[p] != 0, v, -std::numeric_limits<C>::infinity());
     const C d = select(v == old, C(0), v - old), factor = exp_(0 - std::fabs(d));
@@ -62,24 +62,24 @@ void exponential_columns(const Elements<C>& e, int64_t n, int64_t period, const 
     if constexpr (kWeight) one = row.w[p];
     const bool higher = d > 0;
     sum[p] = select(higher, sum[p], one) * factor + select(higher, one, sum[p]);
-    top[p] = select(higher, v, old);
+    maximum[p] = select(higher, v, old);
   });
 }
 
-// More exponentials join a sum: (top, sum) += (other, more)
-inline void join(double& top, double& sum, double other, double more) {
-  const double d = select(other == top, 0.0, other - top), factor = exp_(0 - std::fabs(d));
+// (maximum, sum) += (other, more)
+inline void join(double& maximum, double& sum, double other, double more) {
+  const double d = select(other == maximum, 0.0, other - maximum), factor = exp_(0 - std::fabs(d));
   const bool higher = d > 0;
   sum = select(higher, sum, more) * factor + select(higher, more, sum);
-  top = select(higher, other, top);
+  maximum = select(higher, other, maximum);
 }
 
-void join_loop(double* top, double* sum, const double* other, const double* more, int64_t n) {
+void join_loop(double* maximum, double* sum, const double* other, const double* more, int64_t n) {
   SAFEOPS_SIMD
-  for (int64_t i = 0; i < n; ++i) join(top[i], sum[i], other[i], more[i]);
+  for (int64_t i = 0; i < n; ++i) join(maximum[i], sum[i], other[i], more[i]);
 }
 
-// ---- the accumulator. value: top; second: sum w exp(x - top)
+// ---- the accumulator. value: the maximum; second: sum w exp(x - maximum)
 
 template <class C>
 struct LogSumExp {
@@ -102,86 +102,86 @@ struct LogSumExp {
     Worker(const LogSumExp& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
       this->pick_kind([this](auto keep, auto weight) {
         constexpr bool kKeep = keep, kWeight = weight;
-        top_row_ = pick_width<&top_row<C, 64, kKeep>, &top_row<C, 32, kKeep>, &top_row<C, 16, kKeep>>();
+        max_row_ = pick_width<&max_row<C, 64, kKeep>, &max_row<C, 32, kKeep>, &max_row<C, 16, kKeep>>();
         exponentials_ = pick<&exponentials_loop<C, kKeep, kWeight>>();
         columns_ = pick<&exponential_columns<C, kKeep, kWeight>>();
       });
     }
 
    private:
-    void reset_row() { row_top_ = kLowest, row_sum_ = 0; }
+    void reset_row() { row_max_ = kLowest, row_sum_ = 0; }
 
     void accumulate_row(const Elements<C>& e, int64_t n, int64_t) {
-      const C chunk = top_row_(e, n), top = chunk > row_top_ ? chunk : static_cast<C>(row_top_);
+      const C chunk = max_row_(e, n), maximum = chunk > row_max_ ? chunk : static_cast<C>(row_max_);
       double more;
-      exponentials_(e, n, top, exponentials_of_);
-      sum_(exponentials_of_, 1, n, &more);
-      join(row_top_, row_sum_, static_cast<double>(top), more);
+      exponentials_(e, n, maximum, terms_);
+      sum_(terms_, 1, n, &more);
+      join(row_max_, row_sum_, static_cast<double>(maximum), more);
     }
 
     void row_state(const States& out) const {
-      *out.value = row_top_;
+      *out.value = row_max_;
       *out.second = row_sum_;
     }
 
     void reset_columns() {
       std::fill_n(value_, this->period_, kLowest);
-      std::fill_n(sum_of_, this->period_, 0.0);
-      std::fill_n(top_, this->period_, std::numeric_limits<C>::lowest());
+      std::fill_n(wide_sums_, this->period_, 0.0);
+      std::fill_n(max_, this->period_, std::numeric_limits<C>::lowest());
       std::fill_n(sums_, this->period_, C(0));
     }
 
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      columns_(e, n, period, {top_ + first, sums_ + first});
+      columns_(e, n, period, {max_ + first, sums_ + first});
     }
 
     void flush_columns(double*) {
       const int64_t n = this->period_;
-      alignas(64) double top[kColumns], more[kColumns];
+      alignas(64) double maximum[kColumns], more[kColumns];
       for (int64_t p = 0; p < n; ++p) {
-        top[p] = static_cast<double>(top_[p]);
+        maximum[p] = static_cast<double>(max_[p]);
         more[p] = static_cast<double>(sums_[p]);
         sums_[p] = 0;
       }
-      join_(value_, sum_of_, top, more, n);
+      join_(value_, wide_sums_, maximum, more, n);
     }
 
-    States column_states() { return {value_, nullptr, sum_of_, this->column_counts_}; }
+    States column_states() { return {value_, nullptr, wide_sums_, this->column_counts_}; }
 
-    double row_top_, row_sum_;
-    decltype(&top_row<C, 16, true>) top_row_;
+    double row_max_, row_sum_;
+    decltype(&max_row<C, 16, true>) max_row_;
     decltype(&exponentials_loop<C, true, true>) exponentials_;
     decltype(&exponential_columns<C, true, true>) columns_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
     decltype(pick<&join_loop>()) join_ = pick<&join_loop>();
-    alignas(64) C exponentials_of_[kBuffer];
-    alignas(64) C top_[kColumns];
+    alignas(64) C terms_[kBuffer];
+    alignas(64) C max_[kColumns];
     alignas(64) C sums_[kColumns];
     alignas(64) double value_[kColumns];
-    alignas(64) double sum_of_[kColumns];
+    alignas(64) double wide_sums_[kColumns];
   };
 };
 
-// The gradient is w exp(x - top) / sum, not w exp(x - value): the difference to the top loses no digits where both are
-// large. Where every kept element is -inf, top counts as 0: exp(x) itself is the 0 it should be.
+// The gradient is w exp(x - maximum) / sum, not w exp(x - value): the difference to the maximum loses no digits where
+// both are large. Where every kept element is -inf the maximum counts as 0, since exp(x) itself is then right, 0.
 void finish_logsumexp(const void* op, int64_t, const States& states, int64_t n, const double*,
                       double* const* results) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
   for (int64_t i = 0; i < n; ++i) {
     const bool none = states.count[i] == 0;
-    const double top = states.value[i], second = states.second[i];
+    const double maximum = states.value[i], second = states.second[i];
     // Negative weights may make a negative sum, which has no logarithm and no slope.
     const double sum = second < 0 ? std::numeric_limits<double>::quiet_NaN() : second;
-    results[0][i] = none ? f.nothing : sum == 0 ? -kInfinity : top + std::log(sum);
-    results[1][i] = none || sum == 0 ? 0.0 : top;
+    results[0][i] = none ? f.empty_value : sum == 0 ? -kInfinity : maximum + std::log(sum);
+    results[1][i] = none || sum == 0 ? 0.0 : maximum;
     results[2][i] = none ? 0.0 : sum == 0 ? 1.0 : 1 / sum;
   }
 }
 
 Statistics logsumexp(const Statistic& s, bool empty_nan) {
   StatisticFinish finish;
-  finish.nothing = nothing_kept(empty_nan);
+  finish.empty_value = empty_value(empty_nan);
   const Statistics to = s.results();
   if (s.in_double())
     s.run<double>(LogSumExp<double>{s.weight.has_value()}, &finish_logsumexp, &finish, to);

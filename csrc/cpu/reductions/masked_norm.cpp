@@ -1,5 +1,5 @@
 // Norms, root mean square and sum of squares: sum w |x| or sum w x^2 of the kept elements. Squares neither overflow nor
-// underflow: a chunk with elements that float cannot square is added in double.  I/O: forward reads x, mask, weight
+// underflow: a chunk with elements that float cannot square is summed in double.  I/O: forward reads x, mask, weight
 // once.
 #include "cpu/reductions/statistic_worker.h"
 #include "cpu/reductions/statistic.h"
@@ -18,7 +18,7 @@ inline C power(C x) {
     return std::fabs(x);
 }
 
-// What a register of kept elements becomes.
+// Applied to a register of kept elements: x^2 or |x|.
 template <bool kSquare>
 struct Power {
   template <class R>
@@ -30,6 +30,7 @@ struct Power {
   }
 };
 
+// sum w x^2 or sum w |x|, in double
 template <class C, bool kKeep, bool kWeight, bool kSquare>
 double careful_powers(const Elements<C>& e, int64_t n) {
   double sum = 0;
@@ -98,8 +99,8 @@ struct Powers {
                         &sum_row<C, 16, kKeep, kWeight, P>>();
       careful_ = pick<&careful_powers<C, kKeep, kWeight, kSquare>>();
       columns_ = pick<&power_columns<C, kKeep, kWeight, kSquare>>();
-      rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
-                           &any_extraordinary<16, kKeep>>();
+      rare_ = pick_width<&any_out_of_range<64, kKeep>, &any_out_of_range<32, kKeep>,
+                           &any_out_of_range<16, kKeep>>();
     }
 
     void reset_row() { row_sum_ = row_weight_ = 0; }
@@ -130,7 +131,7 @@ struct Powers {
 
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
       if constexpr (sizeof(C) == 4) {
-        const Ordinary& range = this->accumulator_.square ? kSquares : kMagnitudes;
+        const SafeRange& range = this->accumulator_.square ? kSquares : kMagnitudes;
         if (!this->accumulator_.half && rare_(e, n, range)) return accumulate_carefully(e, first, n, period);
       }
       columns_(e, n, period, {sums_ + first, sw_ + first});
@@ -155,7 +156,7 @@ struct Powers {
     decltype(&sum_row<C, 16, true, true>) row_;
     decltype(&careful_powers<C, true, true, true>) careful_;
     decltype(&power_columns<C, true, true, true>) columns_;
-    decltype(&any_extraordinary<16, true>) rare_;
+    decltype(&any_out_of_range<16, true>) rare_;
     decltype(pick<&rows_loop<C, double>>()) sum_ = pick<&rows_loop<C, double>>();
     decltype(pick<&flush_loop<C, double>>()) flush_ = pick<&flush_loop<C, double>>();
     alignas(64) C sums_[kColumns];
@@ -165,7 +166,7 @@ struct Powers {
   };
 };
 
-// sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
+// d value/dx.  sum of squares: 2 w x;  norm: w x / norm;  rms: w x / (rms sum w);  sum of magnitudes: w sign(x)
 void finish_powers(const void* op, int64_t, const States& states, int64_t n, const double* unscale,
                    double* const* results) {
   const StatisticFinish f = *static_cast<const StatisticFinish*>(op);
@@ -181,7 +182,7 @@ void finish_powers(const void* op, int64_t, const States& states, int64_t n, con
     if (f.root) scale = inverse_of(value * divisor, by);
     if (unscale) value /= by;
     if (finite && value > f.most) value = f.most, scale = 0;
-    results[0][i] = none ? f.nothing : value;
+    results[0][i] = none ? f.empty_value : value;
     results[1][i] = 0;
     results[2][i] = none ? 0.0 : scale;
   }
@@ -191,7 +192,7 @@ void finish_powers(const void* op, int64_t, const States& states, int64_t n, con
 
 Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan) {
   StatisticFinish finish;
-  finish.nothing = nothing_kept(empty_nan);
+  finish.empty_value = empty_value(empty_nan);
   finish.mean = mean;
   finish.root = root;
   finish.weighted = s.weight.has_value();
@@ -220,7 +221,7 @@ static Statistics norm(const Statistic& s, double order, bool empty_nan) {
 
 SAFEOPS_STATISTIC(masked_norm, { return norm(s, parameter, empty_nan); })
 
-// The norm of finite elements is finite: what does not fit is the largest number, with gradient 0.
+// The norm of finite elements is finite: an overflow becomes the largest number, with gradient 0.
 SAFEOPS_STATISTIC(safe_norm, {
   Statistic saturated = s;
   saturated.most = largest(s.type);

@@ -1,6 +1,6 @@
-// The sum, sum w x over the kept elements, and the mean, that over their count (over sum w with weights). One backward
-// for both: the mean gives it the denominator.  I/O: forward reads x, mask, weight once; backward reads mask, writes
-// dx.
+// The sum, sum w x over the kept elements, and the mean, the sum divided by their count (by sum w with weights). They
+// share a backward, to which the mean passes the denominator.  I/O: forward reads x, mask, weight once; backward reads
+// mask, writes dx.
 #include <vector>
 
 #include "cpu/engine/weighted_sum.h"

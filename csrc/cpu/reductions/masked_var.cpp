@@ -28,8 +28,8 @@ struct Moments {
 
    public:
     Worker(const Moments& accumulator, const Inputs<C>& inputs) : Base(accumulator, inputs) {
-      rare_pivot_ = pick_width<&any_extraordinary<64, false>, &any_extraordinary<32, false>,
-                               &any_extraordinary<16, false>>();
+      rare_pivot_ = pick_width<&any_out_of_range<64, false>, &any_out_of_range<32, false>,
+                               &any_out_of_range<16, false>>();
       this->pick_kind([this](auto keep, auto weight) {
         constexpr bool kKeep = keep, kWeight = weight;
         plain_ = pick_width<&sum_row<C, 64, kKeep, kWeight>, &sum_row<C, 32, kKeep, kWeight>,
@@ -40,8 +40,8 @@ struct Moments {
         seed_ = pick<&seed_columns<C, kKeep>>();
         columns_ = pick<&moment_columns<C, kKeep>>();
         update_each_ = pick<&join_columns<C, kKeep, kWeight>>();
-        rare_ = pick_width<&any_extraordinary<64, kKeep>, &any_extraordinary<32, kKeep>,
-                           &any_extraordinary<16, kKeep>>();
+        rare_ = pick_width<&any_out_of_range<64, kKeep>, &any_out_of_range<32, kKeep>,
+                           &any_out_of_range<16, kKeep>>();
       });
     }
 
@@ -55,20 +55,20 @@ struct Moments {
       double weight = static_cast<double>(kept), sums[2];
       if (e.w) weight = weigh_(e.w, n);
       C pivot = static_cast<C>(row_mean_);
-      const bool own = row_weight_ == 0 || e.w;
-      if (own) pivot = static_cast<C>(plain_(e, n) / weight);
+      const bool new_pivot = row_weight_ == 0 || e.w;
+      if (new_pivot) pivot = static_cast<C>(plain_(e, n) / weight);
       deviations_(e, n, pivot, sums);
-      // Deviations as small as the rounding of the mean itself: elements that are all equal must deviate by exactly 0,
-      // so one of them becomes the pivot.
+      // These deviations are as small as the rounding of the mean. Elements that are all equal must deviate by exactly
+      // 0, so one of them becomes the pivot.
       const double noise = static_cast<double>(pivot) * (8 * std::numeric_limits<C>::epsilon());
-      if (own && !(sums[1] > noise * noise * weight)) {
+      if (new_pivot && !(sums[1] > noise * noise * weight)) {
         pivot = first_kept(e);
         deviations_(e, n, pivot, sums);
       }
       double from = static_cast<double>(pivot);
       if constexpr (sizeof(C) == 4) {
         if (!(sums[1] > 0x1p-100 && sums[1] < 0x1p+120)) {  // too small or too large for float, or NaN
-          from = static_cast<double>(own ? first_kept(e) : row_mean_);
+          from = static_cast<double>(new_pivot ? first_kept(e) : row_mean_);
           careful_(e, n, from, sums);
         }
       }
@@ -97,21 +97,22 @@ struct Moments {
 
     void clear_columns() {
       seeded_ = true;
-      each_ = this->weighted_;
+      one_by_one_ = this->weighted_;
       for (int64_t p = 0; p < this->period_; ++p) {
-        const bool known = weight_[p] != 0;
-        pivot_[p] = known ? static_cast<C>(mean_[p]) : std::numeric_limits<C>::quiet_NaN();
-        seeded_ = seeded_ && known;
+        const bool has_mean = weight_[p] != 0;
+        pivot_[p] = has_mean ? static_cast<C>(mean_[p]) : std::numeric_limits<C>::quiet_NaN();
+        seeded_ = seeded_ && has_mean;
       }
-      // Where float cannot square the mean, it cannot square the deviations from it either.
-      if constexpr (sizeof(C) == 4) each_ = each_ || (any_joined_ && rare_pivot_({pivot_}, this->period_, kSquares));
+      // If float cannot square the mean, it cannot square the deviations from it either.
+      if constexpr (sizeof(C) == 4)
+        one_by_one_ = one_by_one_ || (any_joined_ && rare_pivot_({pivot_}, this->period_, kSquares));
       for (auto* all : {s1_, s2_}) std::fill_n(all, this->period_, C(0));
     }
 
     void accumulate_columns(const Elements<C>& e, int64_t first, int64_t n, int64_t period) {
-      bool each = each_;
-      if constexpr (sizeof(C) == 4) each = each || (!this->accumulator_.half && rare_(e, n, kSquares));
-      if (each) {
+      bool one_by_one = one_by_one_;
+      if constexpr (sizeof(C) == 4) one_by_one = one_by_one || (!this->accumulator_.half && rare_(e, n, kSquares));
+      if (one_by_one) {
         any_joined_ = true;
         update_each_(e, n, period, weight_ + first, mean_ + first, m2_ + first, joined_ + first);
         return;
@@ -120,7 +121,7 @@ struct Moments {
       columns_(e, n, period, {pivot_ + first, s1_ + first, s2_ + first});
     }
 
-    // `count` is of all elements; those that joined one by one are in their columns' states already.
+    // `count` includes all elements; those that joined one by one are already in their columns' states.
     void flush_columns(double* count) {
       const int64_t n = this->period_;
       if (!this->weighted_) {
@@ -140,14 +141,14 @@ struct Moments {
     States column_states() { return {mean_, weight_, m2_, this->column_counts_}; }
 
     double row_weight_, row_mean_, row_m2_;
-    bool seeded_, each_, any_joined_ = false;  // each_: elements join one by one
+    bool seeded_, one_by_one_, any_joined_ = false;  // one_by_one_: elements join one at a time
     decltype(&sum_row<C, 16, true, true>) plain_;
     decltype(&deviations_row<C, 16, true, true>) deviations_;
     decltype(&careful_row<C, true, true>) careful_;
     decltype(&seed_columns<C, true>) seed_;
     decltype(&moment_columns<C, true>) columns_;
     decltype(&join_columns<C, true, true>) update_each_;
-    decltype(&any_extraordinary<16, true>) rare_, rare_pivot_;
+    decltype(&any_out_of_range<16, true>) rare_, rare_pivot_;
     decltype(pick<&weight_row<C>>()) weigh_ = pick<&weight_row<C>>();
     decltype(pick<&merge_moments_loop>()) merge_ = pick<&merge_moments_loop>();
     alignas(64) C pivot_[kColumns];
@@ -156,7 +157,7 @@ struct Moments {
     alignas(64) double mean_[kColumns];
     alignas(64) double weight_[kColumns];
     alignas(64) double m2_[kColumns];
-    alignas(64) double joined_[kColumns] = {};  // elements
+    alignas(64) double joined_[kColumns] = {};  // elements that joined one by one
   };
 };
 
@@ -169,7 +170,7 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
     // Less weight than the correction counts as nothing kept, but a NaN or inf among the elements shows.
     const bool none = states.count[i] == 0 || (divisor <= 0 && m2 == m2);
     if (f.lost && !none && may_be_lost(m2)) *f.lost = true;
-    // A kept infinity makes m2 NaN, and so the gradient of all.
+    // A kept infinity makes m2 NaN, and so the gradient of all elements.
     const double by = unscale ? unscale[i] : 1;
     double value = m2 / divisor, mean = states.value[i], scale = m2 != m2 ? m2 : 2 / divisor;
     if (f.root) {
@@ -179,7 +180,7 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
       value /= by;
     }
     if (unscale) value /= by, mean /= by;
-    results[0][i] = none ? f.nothing : value;
+    results[0][i] = none ? f.empty_value : value;
     results[1][i] = mean;
     results[2][i] = none ? 0.0 : scale;
   }
@@ -189,7 +190,7 @@ void finish_moments(const void* op, int64_t, const States& states, int64_t n, co
 
 Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan) {
   StatisticFinish finish;
-  finish.nothing = nothing_kept(empty_nan);
+  finish.empty_value = empty_value(empty_nan);
   finish.correction = correction;
   finish.root = root;
   const Statistics to = s.results();

@@ -1,8 +1,8 @@
-// What the raw ops of the statistics have in common: arguments, results, the dispatch on the compute type.
+// The raw ops of the statistics have arguments, results and the dispatch on the compute type in common.
 //
 //     _<op>(input, mask, weight, dim, keepdim, empty_nan, dtype, parameter) -> (value, origin, scale)
 //
-// origin and scale are what _statistic_backward needs of the forward: dx = g scale w derivative(x, origin).
+// _statistic_backward reads origin and scale: dx = g scale w derivative(x, origin).
 // I/O: forward reads x, mask, weight once.
 #pragma once
 
@@ -23,7 +23,7 @@ inline ReducedDims reduced_dims(const Shape& shape, const Dims& dim) {
   return ReducedDims(shape, dim ? dim->data() : nullptr, dim ? static_cast<int64_t>(dim->size()) : -1);
 }
 
-// What a statistic reads and returns.
+// The arguments of a statistic, and the shapes and dtypes that follow from them.
 struct Statistic {
   const Tensor& input;
   const OptionalTensor &mask, &weight;
@@ -35,7 +35,7 @@ struct Statistic {
   ReducedDims dims = reduced_dims(shape, dim);
   Shape out = dims.output(shape, keepdim);
   DType type = floating(dtype, wide(x.dtype, x.dtype));
-  double most = std::numeric_limits<double>::infinity();  // what a finite result may be: safe_norm saturates
+  double most = std::numeric_limits<double>::infinity();  // bounds a finite result: safe_norm saturates
 
   bool in_double() const {
     return x.dtype == DType::kDouble || type == DType::kDouble || cpu::in_double(weight);
@@ -45,8 +45,8 @@ struct Statistic {
     return {empty(out, type, input), empty(out, DType::kDouble, input), empty(out, DType::kDouble, input)};
   }
 
-  // scale_down: a float64 tensor of the outputs' shape by whose numbers the elements of each are multiplied before they
-  // are accumulated.
+  // scale_down: a float64 tensor of the outputs' shape. Elements are multiplied by their output's entry before they are
+  // accumulated.
   template <class C, class Accumulator>
   void run(const Accumulator& accumulator, Results results, const void* finish, const Statistics& to,
            const Tensor* scale_down = nullptr) const {
@@ -67,40 +67,40 @@ struct Statistic {
   }
 };
 
-// How states become results.
+// Options of the step from states to results.
 struct StatisticFinish {
-  double nothing = 0;         // the value where nothing is kept
+  double empty_value = 0;     // the value where nothing is kept
   double correction = 0;
   bool weighted = false, mean = false, root = false;
-  bool negate = false;        // of what is maximised
-  double slope = 1;           // of the derivative
+  bool negate = false;        // the result is minus the maximum
+  double slope = 1;           // a factor of the derivative
   double most = std::numeric_limits<double>::infinity();
   std::atomic<bool>* lost = nullptr;  // set where squares of doubles may have over- or underflowed
 };
 
-// unscale / root: 1 / norm, the scale of a backward, in units of kBeyond where it is too large for a double.
+// unscale / root, which is 1 / norm, the scale of a backward; if it overflows, negated and divided by kBeyond.
 inline double inverse_of(double root, double unscale) {
   if (root == 0) return 0;
   const double scale = unscale / root;
   return scale > std::numeric_limits<double>::max() ? -(unscale / kBeyond / root) : scale;
 }
 
-inline double nothing_kept(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }
+inline double empty_value(bool empty_nan) { return empty_nan ? std::numeric_limits<double>::quiet_NaN() : 0.0; }
 
-// What is maximised: x, -x, |x| or -|x|.
+// The quantity that is maximised: x, -x, |x| or -|x|.
 enum class Extremum : int { kMax, kMin, kMaxAbs, kMinAbs };
 
 Statistics extreme(const Statistic& s, Extremum which, bool empty_nan);
 Statistics moments(const Statistic& s, bool root, double correction, bool empty_nan);
-// sum w |x|, or sum w x^2 as it is, its root, or the root of its mean
+// sum w |x|, or sum w x^2, its root, or the root of its mean
 Statistics powers(const Statistic& s, bool square, bool mean, bool root, bool empty_nan);
 
-// Powers of two (float64, the outputs' shape) that bring the largest element of each output near 1; nothing where all
+// Powers of two (float64, the outputs' shape) that bring the largest element of each output near 1; nullopt if all
 // outputs can be squared as they are.
 std::optional<Tensor> scales_of(const Statistic& s);
 
-// Squares accumulated in double, which can square whatever float holds, but not all that double does: where the sum of
-// an output shows that some squares may be lost, everything is accumulated again, scaled to magnitudes near 1.
+// For squares accumulated in double, which can square any float, but not any double: where the sum of an output shows
+// that squares may be lost, all outputs are accumulated again, scaled to magnitudes near 1.
 template <class Accumulator>
 void run_squares(const Statistic& s, Accumulator accumulator, Results results, StatisticFinish finish,
                  const Statistics& to) {

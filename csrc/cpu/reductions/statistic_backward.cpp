@@ -9,7 +9,7 @@ namespace {
 
 enum Kind : int64_t { kLinear = 0, kEqual = 1, kExp = 2, kSign = 3, kEqualMagnitude = 4 };
 
-// Kinds that compare x with the origin: of their weight it only matters where it is 0.
+// These kinds compare x with the origin: their weight only matters where it is 0.
 constexpr bool compares(int kind) { return kind == kEqual || kind == kEqualMagnitude; }
 
 // d|x|/dx: 0 at 0, NaN at NaN
@@ -18,12 +18,12 @@ inline C sign(C x) {
   return select(x > 0, C(1), select(x < 0, C(-1), x));
 }
 
-// c times the derivative of the kind. `rest`: what the origin lost in float. A kind that compares selects c and does
-// not multiply it by 0: a NaN or inf from upstream reaches the extreme elements alone.
+// c times the derivative of the kind. `rest` is the part of the origin that float lost. A kind that compares selects c
+// and does not multiply it by 0, so a NaN or inf in c reaches only the extreme elements.
 template <class C, int kKind>
 inline C times_derivative(C c, C x, C origin, C rest) {
   if constexpr (kKind == kLinear) return c * ((x - origin) - rest);
-  if constexpr (kKind == kExp) return c * exp_(select(x == origin, C(0), x - origin));  // of two that are inf, too
+  if constexpr (kKind == kExp) return c * exp_(select(x == origin, C(0), x - origin));  // 0 also for equal infinities
   if constexpr (kKind == kSign) return c * sign(x);
   const bool nan = (x != x) & (origin != origin);
   if constexpr (kKind == kEqual) return select_or_zero((x == origin) | nan, c);
@@ -45,8 +45,8 @@ void slope_loop(const void*, const Chunk<C>& chunk) {
   }
 }
 
-// The same where grad scale leaves the range of double: the gradient last, for of a small norm its product with the
-// scale may overflow where dx does not. Where scale is 0, grad does not count.
+// dx where grad scale leaves the range of double. The gradient is multiplied last, since for a small norm its product
+// with the scale may overflow where dx does not. Where scale is 0, grad is ignored.
 // in: grad, scale, [weight], x, origin;  out: dx
 template <int kKind, bool kMask, bool kWeight>
 void extreme_slope_loop(const void*, const Chunk<double>& chunk) {
@@ -103,8 +103,8 @@ Loop<double> extreme_slope_loop_of(int64_t kind, bool mask, bool weight) {
   }
 }
 
-// c = grad scale, in double: 0 where scale is, whatever grad is. kMark: inf where the product leaves double, at either
-// end, which the gradient need not do.
+// c = grad scale, in double; 0 where scale is 0, whatever grad is. kMark: inf where the product over- or underflows
+// double, since the gradient may still be finite.
 template <bool kMark>
 void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   const double *grad = chunk.in[0], *scale = chunk.in[1];
@@ -117,7 +117,7 @@ void slope_loop_of_outputs(const void*, const Chunk<double>& chunk) {
   }
 }
 
-// What float loses of n origins; whether it loses any.
+// The rounding errors of n origins in float; true if any is not 0.
 bool rest_loop(const double* origin, int64_t n, double* rest) {
   double lost = 0;
 #pragma omp simd reduction(+ : lost)
@@ -136,7 +136,7 @@ void scale_by_rest_loop(double* c, const double* rest, int64_t n) {
   for (int64_t i = 0; i < n; ++i) c[i] *= exp_(0 - rest[i]);
 }
 
-// Whether all numbers of magnitudes up to `most` are 0 or from `low` to `high`.
+// True if all numbers of magnitudes up to `most` are 0 or from `low` to `high`.
 bool are_within(const double* c, int64_t n, double low, double high, double most) {
   double lost = 0;
 #pragma omp simd reduction(+ : lost)
@@ -148,32 +148,32 @@ bool are_within(const double* c, int64_t n, double low, double high, double most
   return lost == 0;
 }
 
-// What float holds with all its digits: 0, normal numbers, and what is not finite anyway.
+// True if float holds all of them with full precision: 0, normal numbers, inf and NaN.
 bool fit_float(const double* c, int64_t n) {
   using Float = std::numeric_limits<float>;
   return are_within(c, n, Float::min(), Float::max(), std::numeric_limits<double>::max());
 }
 
-// What may be multiplied by a derivative first, and by a weight then.
+// True if a product with a derivative, and then with a weight, stays in the range of double.
 bool fit_double(const double* c, int64_t n) {
   return are_within(c, n, 0x1p-500, 0x1p+500, std::numeric_limits<double>::infinity());
 }
 
-// What the loops walk beside the outputs' numbers.
+// The inputs and the output of a slope loop, apart from the operands with one entry per output.
 struct Walk {
   const View &x, &dx;
   const OptionalTensor &mask, &weight;
   int64_t kind;
 
-  // before, behind: the numbers that a loop reads before weight and x, and behind them; null: none.
+  // before, after: operands per output that a loop reads before weight and x, and after them; null: none.
   template <class C>
-  void run(Loop<C> loop, std::initializer_list<const View*> before, std::initializer_list<const View*> behind) const {
+  void run(Loop<C> loop, std::initializer_list<const View*> before, std::initializer_list<const View*> after) const {
     Elementwise<C> work(x.shape(), dx);
-    for (const View* numbers : before) work.input(*numbers);
+    for (const View* per_output : before) work.input(*per_output);
     if (weight) work.input(View(*weight));
     work.input(x);
-    for (const View* numbers : behind)
-      if (numbers) work.input(*numbers);
+    for (const View* per_output : after)
+      if (per_output) work.input(*per_output);
     if (mask) work.mask(View(*mask));
     work.output(dx);
     work.run(loop, nullptr);
@@ -185,21 +185,21 @@ struct Walk {
   }
 };
 
-// In float, of c and origin in double.
+// Slopes in float from c and origin in double.
 void run_in_float(const Walk& walk, const Tensor& c, const Tensor& origin, const View& o) {
   const View slopes(c);
   if (walk.kind != kExp && !(walk.kind == kLinear && walk.x.dtype == DType::kFloat))
     return walk.run_slopes<float>(slopes, o);
-  const View given(origin);
+  const View origin_view(origin);
   const int64_t n = slopes.shape().numel();
-  STD_TORCH_CHECK(given.dtype == DType::kDouble && given.contiguous() && given.shape().numel() == n,
+  STD_TORCH_CHECK(origin_view.dtype == DType::kDouble && origin_view.contiguous() && origin_view.shape().numel() == n,
                   "_statistic_backward: origin must be contiguous float64 of the statistic's shape");
   const Tensor rest = empty(slopes.shape(), DType::kDouble, origin);
-  const View lost(rest);
-  double* to = reinterpret_cast<double*>(lost.data);
-  const bool any = pick<&rest_loop>()(reinterpret_cast<const double*>(given.data), n, to);
+  const View rest_view(rest);
+  double* to = reinterpret_cast<double*>(rest_view.data);
+  const bool any = pick<&rest_loop>()(reinterpret_cast<const double*>(origin_view.data), n, to);
   if (any && walk.kind == kExp) pick<&scale_by_rest_loop>()(reinterpret_cast<double*>(slopes.data), to, n);
-  walk.run_slopes<float>(slopes, o, any && walk.kind == kLinear ? &lost : nullptr);
+  walk.run_slopes<float>(slopes, o, any && walk.kind == kLinear ? &rest_view : nullptr);
 }
 
 Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor& origin, const Tensor& scale,
@@ -228,12 +228,12 @@ Tensor statistic_backward(const Tensor& grad, const Tensor& input, const Tensor&
   prepare.output(slopes);
   prepare.run(compares(kind) ? pick<&slope_loop_of_outputs<false>>() : pick<&slope_loop_of_outputs<true>>(), nullptr);
 
-  const double* numbers = reinterpret_cast<const double*>(slopes.data);
+  const double* c_values = reinterpret_cast<const double*>(slopes.data);
   const int64_t n = slopes.shape().numel();
   const bool in_float = x.dtype != DType::kDouble && g.dtype != DType::kDouble && !in_double(weight);
-  if (in_float && fit_float(numbers, n))
+  if (in_float && fit_float(c_values, n))
     run_in_float(walk, c, origin, o);
-  else if (compares(kind) || fit_double(numbers, n))
+  else if (compares(kind) || fit_double(c_values, n))
     walk.run_slopes<double>(slopes, o);
   else
     walk.run(extreme_slope_loop_of(kind, mask.has_value(), weight.has_value()), {&g, &by}, {&o});

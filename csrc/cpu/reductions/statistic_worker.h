@@ -1,4 +1,4 @@
-// What the accumulators of the statistics share: the kept elements of a chunk, and the bookkeeping of rows and columns.
+// Accumulators of the statistics share the kept elements of a chunk, and the bookkeeping of rows and columns.
 #pragma once
 
 #include "cpu/engine/reduction_driver.h"
@@ -26,32 +26,32 @@ void product_loop(const C* a, const C* b, int64_t n, C* out) {
   for (int64_t i = 0; i < n; ++i) out[i] = a[i] * b[i];
 }
 
-// Magnitudes that float can square, or add, kBlock times over without losing any.
-struct Ordinary {
+// Magnitudes that float can square, or add, kBlock times over without loss.
+struct SafeRange {
   float low, high;
 };
-constexpr Ordinary kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
+constexpr SafeRange kSquares{0x1p-36f, 0x1p+54f}, kMagnitudes{0, 0x1p+120f};
 
-// Whether any kept element but 0 is out of the range. By the signs of differences: comparisons of 64-byte integer
-// registers gcc makes one lane at a time, ten times slower.
+// True if any kept element but 0 is out of the range. The signs of differences tell: gcc compares 64-byte integer
+// registers one lane at a time, ten times slower.
 template <int kBytes, bool kKeep>
-bool any_extraordinary(const Elements<float>& e, int64_t n, const Ordinary& range) {
+bool any_out_of_range(const Elements<float>& e, int64_t n, const SafeRange& range) {
   using R = Register<float, kBytes>;
   using I = typename R::I;
   const int32_t low = bit_cast<int32_t>(range.low), high = bit_cast<int32_t>(range.high);
-  I found[4] = {};
+  I out_of_range[4] = {};
   for_vectors<float, kBytes, kKeep, false>(e, n, [&](int k, const auto& x, const I& keep, const auto&)
                                                      __attribute__((always_inline)) {
     const I size = reinterpret_cast<I>(x) & keep & 0x7FFFFFFF;
-    found[k] |= ((size - low) | (high - 1 - size)) & -size;
+    out_of_range[k] |= ((size - low) | (high - 1 - size)) & -size;
   });
-  const I all = (found[0] | found[1]) | (found[2] | found[3]);
+  const I all = (out_of_range[0] | out_of_range[1]) | (out_of_range[2] | out_of_range[3]);
   int32_t any = 0;
   for (int i = 0; i < R::kLanes; ++i) any |= all[i];
   return any < 0;
 }
 
-// Calls one(row, p) for each of n elements, row.x[p] and so on, that lie in rows of `period` columns: p is the column.
+// Calls one(row, p) for each of n elements that lie in rows of `period` columns: p is the column, row.x[p] the element.
 template <class C, class One>
 inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const One& one) {
   for (int64_t at = 0; at < n; at += period) {
@@ -62,7 +62,7 @@ inline void for_columns(const Elements<C>& e, int64_t n, int64_t period, const O
   }
 }
 
-// ---- one thread's part
+// ---- one thread's part of a reduction
 
 // Accumulator::Worker derives from it and accumulates a row: reset_row(), accumulate_row(elements, n, kept),
 // row_state(out), and columns: reset_columns(), accumulate_columns(elements, first, n, period), flush_columns(counts),
@@ -109,7 +109,7 @@ class StatisticWorker {
       }
       return;
     }
-    // Short rows are transposed: side by side they are columns.
+    // Short rows are transposed, so that they lie side by side as columns.
     const int64_t n = g * inner, total = n * reduced;
     const Elements<C> e = g > 1 ? transposed(g, reduced, inner) : e_;
     const int64_t period = total >= kMinPeriod ? period_for(n, total) : n;
@@ -136,7 +136,7 @@ class StatisticWorker {
 
   void start_columns(int64_t period) {
     period_ = period;
-    filled_ = whole_ = rest_ = 0;
+    filled_ = full_periods_ = remainder_ = 0;
     std::fill_n(counts_, period, uint8_t{0});
     std::fill_n(column_counts_, period, int64_t{0});
     self().reset_columns();
@@ -153,7 +153,7 @@ class StatisticWorker {
     if (e_.keep)
       add_counts_(e_.keep, m, m, counts_ + first);
     else
-      whole_ += first == 0;
+      full_periods_ += first == 0;
     self().accumulate_columns(e_, first, m, m);
   }
 
@@ -168,8 +168,7 @@ class StatisticWorker {
   }
 
  protected:
-  // Calls pick(keep, weight) with two std::bool_constants: whether elements have a mask, which weights are too, and
-  // weights.
+  // Calls pick(keep, weight) with two std::bool_constants: elements have a mask (also with weights), and weights.
   template <class Pick>
   void pick_kind(const Pick& pick) const {
     if (weighted_) return pick(std::true_type{}, std::true_type{});
@@ -196,20 +195,20 @@ class StatisticWorker {
     if (e.keep)
       add_counts_(e.keep, m, period_, counts_);
     else
-      whole_ += m / period_, rest_ = m % period_;
+      full_periods_ += m / period_, remainder_ = m % period_;
     self().accumulate_columns(e, 0, m, period_);
   }
 
   void flush() {
     alignas(64) double count[Accumulator::kColumns];  // kept elements of each column since the last flush
     for (int64_t p = 0; p < period_; ++p) {
-      const int64_t n = masked_ || weighted_ ? counts_[p] : whole_ + (p < rest_);
+      const int64_t n = masked_ || weighted_ ? counts_[p] : full_periods_ + (p < remainder_);
       column_counts_[p] += n;
       count[p] = static_cast<double>(n);
     }
     self().flush_columns(count);
     std::fill_n(counts_, period_, uint8_t{0});
-    filled_ = whole_ = rest_ = 0;
+    filled_ = full_periods_ = remainder_ = 0;
   }
 
   // (g, reduced, inner) -> (reduced, g, inner)
@@ -228,8 +227,8 @@ class StatisticWorker {
   }
 
   Elements<C> e_;
-  int64_t filled_;        // additions to each accumulator since the last flush
-  int64_t whole_, rest_;  // where all elements are kept: whole periods of them, and how many more
+  int64_t filled_;                    // additions to each accumulator since the last flush
+  int64_t full_periods_, remainder_;  // where all elements are kept: full periods, and the elements after them
   decltype(pick<&normalize_mask_loop>()) normalize_mask_ = pick<&normalize_mask_loop>();
   decltype(pick<&weigh_loop<C, true>>()) weigh_;
   decltype(pick<&product_loop<C>>()) product_ = pick<&product_loop<C>>();

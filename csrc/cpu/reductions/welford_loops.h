@@ -1,9 +1,9 @@
-// The inner loops of the variance, and how two parts of it are joined.
+// The inner loops of the variance, and the merge of two parts of it.
 //
-// Deviations are taken from a pivot near the mean, so that nothing cancels: the mean so far; at first, the mean of the
-// row's first chunk, or the column's first element. A pivot off the mean costs digits only in proportion to its
-// distance in standard deviations, which is small. Not so with weights, where a distant pivot may have almost no
-// weight: rows with weights take each chunk's own mean, and columns with weights their elements one by one.
+// Deviations are taken from a pivot near the mean, so that nothing cancels: the mean so far, and at first the mean of
+// the row's first chunk, or the column's first element. A pivot off the mean costs digits only in proportion to its
+// distance in standard deviations, which is small. Weights break that, since a distant pivot may have almost no weight:
+// rows with weights take each chunk's mean, and columns with weights add their elements one by one.
 #pragma once
 
 #include "cpu/reductions/statistic_worker.h"
@@ -34,10 +34,10 @@ void deviations_row(const Elements<C>& e, int64_t n, C pivot, double* sums) {
   sums[1] = second;
 }
 
-// A weight, NaN where it is negative: the parts of a sum of such weights have no mean to take deviations from.
+// A weight, NaN where it is negative: partial sums of such weights may have no mean to take deviations from.
 inline double frequency(double w) { return select(w < 0, std::numeric_limits<double>::quiet_NaN(), w); }
 
-// The sum of weights, in double: a correction that is subtracted from it may leave little.
+// The sum of weights, in double: little may be left after the correction is subtracted.
 template <class C>
 double weight_row(const C* w, int64_t n) {
   double sum = 0;
@@ -46,7 +46,7 @@ double weight_row(const C* w, int64_t n) {
   return sum;
 }
 
-// deviations_row in double, for what float cannot square.
+// deviations_row in double, for elements that float cannot square.
 template <class C, bool kKeep, bool kWeight>
 void careful_row(const Elements<C>& e, int64_t n, double pivot, double* sums) {
   double first = 0, second = 0;
@@ -73,9 +73,9 @@ template <class C, bool kKeep>
 void seed_columns(const Elements<C>& e, int64_t n, int64_t period, C* pivot) {
   for_columns(e, n, period, [&](const Elements<C>& row, int64_t p) __attribute__((always_inline)) {
     const C old = pivot[p];
-    C found = row.x[p];
-    if constexpr (kKeep) found = select(row.keep[p] != 0, found, old);
-    pivot[p] = select(old == old, old, found);
+    C value = row.x[p];
+    if constexpr (kKeep) value = select(row.keep[p] != 0, value, old);
+    pivot[p] = select(old == old, old, value);
   });
 }
 
@@ -91,7 +91,7 @@ void moment_columns(const Elements<C>& e, int64_t n, int64_t period, const Momen
   });
 }
 
-// Elements join their columns one by one, in double: West's weighted form of Welford's update, in which nothing
+// Elements join their columns one by one, in double. It is West's weighted form of Welford's update, in which nothing
 // cancels, whatever the weights.
 template <class C, bool kKeep, bool kWeight>
 void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weight, double* mean, double* m2,
@@ -100,10 +100,11 @@ void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weigh
     double more = 1;
     if constexpr (kWeight) more = frequency(static_cast<double>(row.w[p]));
     if constexpr (kKeep) more = select_or_zero(row.keep[p] != 0, more);
-    const double old = weight[p], all = old + more;
+    const double old = weight[p], total = old + more;
     const double shift = select_or_zero(more != 0, static_cast<double>(row.x[p]) - mean[p]);
-    const double step = shift * select(all != 0, more / select(all != 0, all, 1.0), 0.0);
-    weight[p] = all;
+    // mean += shift w / (sum w),  m2 += shift^2 w (old sum w) / (sum w)
+    const double step = shift * select(total != 0, more / select(total != 0, total, 1.0), 0.0);
+    weight[p] = total;
     mean[p] += step;
     m2[p] += old * shift * step + (shift - shift);  // an infinite element makes it NaN
     if constexpr (kKeep && !kWeight) joined[p] += more;
@@ -111,17 +112,18 @@ void join_columns(const Elements<C>& e, int64_t n, int64_t period, double* weigh
   });
 }
 
-// More elements, of weight n, with sum s1 and sum of squares s2 of their deviations from p, join the state (w, mean,
-// m2): Chan's formula, around both means, so that only what is near them cancels.
+// Merges a part of weight n, with sum s1 and sum of squares s2 of the deviations from p, into the state (w, mean, m2).
+// Chan's formula is applied around both means, so that only terms near them cancel.
 inline void merge_moments(double& w, double& mean, double& m2, double n, double p, double s1, double s2) {
   const bool any = n != 0;
-  const double all = w + n, share = select_or_zero(all != 0, n / select(all != 0, all, 1.0));
-  const double off = select_or_zero(any, s1 / select(any, n, 1.0)), own = p + off;
-  const double base = select((w == 0) & any, own, mean), shift = select_or_zero(any, own - base);
-  const double step = shift * share;
-  m2 += (s2 - s1 * off) + w * shift * step;
+  const double total = w + n, fraction = select_or_zero(total != 0, n / select(total != 0, total, 1.0));
+  const double offset = select_or_zero(any, s1 / select(any, n, 1.0)), part_mean = p + offset;
+  const double base = select((w == 0) & any, part_mean, mean), shift = select_or_zero(any, part_mean - base);
+  const double step = shift * fraction;
+  // m2 += (s2 - s1^2 / n) + shift^2 w n / (w + n)
+  m2 += (s2 - s1 * offset) + w * shift * step;
   mean = base + step;
-  w = all;
+  w = total;
 }
 
 inline void merge_moments_loop(const States& into, const double* n, const double* p, const double* s1,

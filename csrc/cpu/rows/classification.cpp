@@ -62,19 +62,19 @@ namespace {
 
 constexpr int64_t kNoRow = INT64_MAX;
 
-// Index: uint32_t or uint64_t, in which a negative class is out of range too.
+// Index is uint32_t or uint64_t, so that a negative class is out of range, too.
 template <class Index>
-int64_t find_places(const ClassRows& rows, const View& target, const View* mask, int64_t ignore_index, uint8_t* keep) {
+int64_t read_classes(const ClassRows& rows, const View& target, const View* mask, int64_t ignore_index, uint8_t* keep) {
   const Order order = Order::contiguous(rows.shape);
   Source<Index> source;
   Source<uint8_t> kept;
-  View bits = target;  // (an index is read as the pattern of its width)
+  View bits = target;  // (an index is read as the bit pattern of its width)
   bits.dtype = sizeof(Index) == 4 ? DType::kFloat : DType::kDouble;
   source.bind(bits, rows.shape, order);
   if (mask) kept.bind(*mask, rows.shape, order);
   const uint64_t classes = static_cast<uint64_t>(rows.classes);
   const double* weights = rows.weighted ? rows.weights.data() : nullptr;
-  constexpr int64_t kLittle = 8 * kGrain;  // rows: there is little to do for one
+  constexpr int64_t kLittle = 8 * kGrain;  // in rows, each of which is little work
   std::atomic<int64_t> missing{kNoRow};
   parallel((rows.count + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {
     alignas(64) Index indices[kBuffer];
@@ -83,25 +83,25 @@ int64_t find_places(const ClassRows& rows, const View& target, const View* mask,
     if (mask) kept.prime(bytes);
     for (int64_t at = begin * kChunk, stop = std::min(end * kChunk, rows.count); at < stop; at += kChunk) {
       const int64_t n = std::min(kChunk, stop - at);
-      const Index* of = source.fetch(at, n, at + kAhead, indices);
+      const Index* index_values = source.fetch(at, n, at + kAhead, indices);
       const uint8_t* m = mask ? kept.fetch(at, n, at + kAhead, bytes) : nullptr;
       for (int64_t i = 0; i < n; ++i) {
-        const int64_t index = static_cast<std::make_signed_t<Index>>(of[i]);
+        const int64_t index = static_cast<std::make_signed_t<Index>>(index_values[i]);
         const bool counts = (!m || m[i] != 0) && index != ignore_index;
-        bool found = counts && static_cast<uint64_t>(index) < classes;
-        if (counts && !found) {
+        bool in_range = counts && static_cast<uint64_t>(index) < classes;
+        if (counts && !in_range) {
           int64_t first = missing.load();
           while (at + i < first && !missing.compare_exchange_weak(first, at + i)) {
           }
         }
-        const double other = counts && !found && rows.partial ? static_cast<double>(classes) : -1.0;
+        const double other = counts && !in_range && rows.partial ? static_cast<double>(classes) : -1.0;
         if (weights) {
-          const double w = found ? weights[index] : 0.0;
-          found = found && w != 0;
+          const double w = in_range ? weights[index] : 0.0;
+          in_range = in_range && w != 0;
           rows.weight[at + i] = w;
         }
-        rows.place[at + i] = found ? static_cast<double>(index) : other;
-        if (keep) keep[at + i] = found;
+        rows.place[at + i] = in_range ? static_cast<double>(index) : other;
+        if (keep) keep[at + i] = in_range;
       }
     }
   }, kLittle);
@@ -117,9 +117,9 @@ void find_kept(const ClassRows& rows, const View* mask, uint8_t* keep) {
     const int64_t n = std::min(kChunk, rows.count - at);
     const uint8_t* m = mask ? kept.fetch(at, n, at + kAhead, bytes) : nullptr;
     for (int64_t i = 0; i < n; ++i) {
-      const bool found = !m || m[i] != 0;
-      rows.place[at + i] = found ? 0.0 : -1.0;
-      if (keep) keep[at + i] = found;
+      const bool keep_row = !m || m[i] != 0;
+      rows.place[at + i] = keep_row ? 0.0 : -1.0;
+      if (keep) keep[at + i] = keep_row;
     }
   }
 }
@@ -137,7 +137,8 @@ void ClassRows::read(const char* op, const Tensor* target, const std::optional<T
   STD_TORCH_CHECK(shape.is(view.ndim, view.sizes), op, ": target must have the shape of input without its classes");
   if (weighted) weight.reset(new double[std::max<int64_t>(1, count)]);
   const bool narrow = is_narrow_index(*target);
-  const int64_t missing = (narrow ? find_places<uint32_t> : find_places<uint64_t>)(*this, view, m, ignore_index, keep);
+  const int64_t missing =
+      (narrow ? read_classes<uint32_t> : read_classes<uint64_t>)(*this, view, m, ignore_index, keep);
   STD_TORCH_CHECK(!refuse || missing == kNoRow, op + (*op == '_'), ": target is out of range for the ", classes,
                   " classes, at row ", missing);
 }

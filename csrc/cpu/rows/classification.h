@@ -1,4 +1,4 @@
-// Rows that have a class each: which are kept, and with what weight. Of cross_entropy and nll_loss.
+// Rows that have a class each, for cross_entropy and nll_loss: which rows are kept, and with which weight.
 #pragma once
 
 #include <memory>
@@ -8,18 +8,18 @@
 
 namespace safeops::cpu {
 
-// Contiguous numbers, one for each row, as a tensor.
+// Contiguous values, one for each row, as a tensor.
 template <class T>
-struct RowNumbers {
+struct RowValues {
   Shape shape;
   int64_t strides[kMaxDims];
   T* data;
   DType dtype;
 
-  RowNumbers(const Shape& shape_, T* data_, DType dtype_) : shape(shape_), data(data_), dtype(dtype_) {
+  RowValues(const Shape& shape_, T* data_, DType dtype_) : shape(shape_), data(data_), dtype(dtype_) {
     contiguous_strides(shape, strides);
   }
-  RowNumbers(const RowNumbers&) = delete;  // views point into it
+  RowValues(const RowValues&) = delete;  // views point into it
 
   View view() const {
     View view(const_cast<std::remove_const_t<T>*>(data), dtype);
@@ -30,15 +30,15 @@ struct RowNumbers {
   }
 };
 
-// The rows of an input (N, C, d1, ...) or (C): all dims but that of the classes.
+// The rows of an input (N, C, d1, ...) or (C): all dims but the one of the classes.
 struct ClassRows {
   int dim;
   int64_t classes, count;
   Shape shape;
-  std::unique_ptr<double[]> place;   // the class of each row, -1 where it is not kept; of probabilities 0
-  std::unique_ptr<double[]> weight;  // the class's weight; null without class weights, and of probabilities
+  std::unique_ptr<double[]> place;   // the class of each row, -1 where it is not kept; 0 for probabilities
+  std::unique_ptr<double[]> weight;  // the class's weight; null without class weights, and for probabilities
   bool weighted = false;
-  bool partial = false;              // a row's class may be one of others than these: then its place is behind them
+  bool partial = false;              // the input holds only part of the classes: any other class gets place `classes`
   std::vector<double> weights;       // of the classes
 
   explicit ClassRows(const char* op, const View& x);
@@ -46,23 +46,23 @@ struct ClassRows {
   // (many, *rows)
   Shape with(int64_t many) const;
 
-  // The weights that a mean divides by; empty of `dtype` where there are none.
+  // The weights that a mean divides by, in the compute dtype; empty in `dtype` where there are none.
   Tensor weight_tensor(DType compute, DType dtype, const Tensor& like) const;
 
   void read_weights(const char* op, const Tensor& weight);
 
-  // Finds place and weight. `target` is null where each row has probabilities. keep: bytes of 0 and 1, or null.
-  // An index that is no class is refused, or where `refuse` is false its row not kept.
+  // Sets place and weight. `target` is null where each row has probabilities. keep: bytes of 0 and 1, or null. A class
+  // out of range is an error, or with `refuse` = false its row is not kept.
   void read(const char* op, const Tensor* target, const std::optional<Tensor>& mask, int64_t ignore_index, bool refuse,
             uint8_t* keep);
 };
 
-void set_zero(const Tensor& t);  // contiguous
+void set_zero(const Tensor& t);  // of a contiguous tensor
 
-// All elements of a view, broadcast to a shape, in its contiguous order.
+// Reads a view, broadcast to a shape, in that shape's contiguous order.
 void read_all(const View& view, const Shape& shape, double* to);
 
-// ---- the class among a row's parameters: in two parts, for a float holds no more than 2^24
+// ---- a row's class among its parameters: in two parts, because a float is exact only up to 2^24
 
 constexpr int64_t kPlacePart = int64_t{1} << 20;
 
@@ -76,7 +76,7 @@ inline void split_place(double place, int64_t row, C* const* parameters) {
   parameters[kPlaceLow][row] = static_cast<C>(place - high * kPlacePart);
 }
 
-// Negative: not kept.
+// The class of a row, negative where it is not kept.
 template <class C>
 inline int64_t place_of(const C* const* parameters, int64_t row) {
   return static_cast<int64_t>(parameters[kPlaceHigh][row]) * kPlacePart +
@@ -88,10 +88,10 @@ inline bool is_kept(const C* const* parameters, int64_t row) {
   return parameters[kPlaceHigh][row] >= 0;
 }
 
-// Of rows side by side: which line of the piece has each row's own class, -1 for none. (A branch for each row would be
-// mispredicted as often as there are pieces.)
+// For rows side by side: the line of the piece that holds each row's class, -1 for none. (A branch for each row would
+// be mispredicted as often as there are pieces.)
 template <class C>
-inline void own_lines(const Piece<C>& p, const C* const* parameters, int32_t* lines) {
+inline void target_lines(const Piece<C>& p, const C* const* parameters, int32_t* lines) {
   const C *high = parameters[kPlaceHigh], *low = parameters[kPlaceLow];
   const double first = static_cast<double>(p.first), height = static_cast<double>(p.height);
   SAFEOPS_SIMD

@@ -1,5 +1,5 @@
 // c = <x1, x2> / (max(|x1|, eps) max(|x2|, eps)) for each row, within [-1, 1]; 0 where a row is zero, with gradient 0.
-// I/O: forward reads x1, x2; backward reads x1, x2 again and writes dx1, dx2: nothing of it is summed.
+// I/O: forward reads x1, x2; backward reads x1, x2 once, since it needs no sums, and writes dx1, dx2.
 #include "cpu/rows/norms.h"
 
 namespace safeops::cpu {
@@ -10,6 +10,7 @@ namespace {
 
 enum { kPower1, kSquares1, kPower2, kSquares2, kProducts };
 
+// x, y (rows, values)
 template <class C, int kBytes>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -30,6 +31,7 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
   }
 }
 
+// x, y (values, rows)
 template <class C>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   alignas(64) C xx[kChunk], yy[kChunk], xy[kChunk];
@@ -55,7 +57,7 @@ void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double*
 template <class C>
 void accumulate_carefully(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   for (int64_t r = 0; r < p.rows(); ++r) {
-    if (parameters[kAgain][r] == 0) continue;
+    if (parameters[kRecompute][r] == 0) continue;
     const double scale1 = scale_of_row(p, 0, r), scale2 = scale_of_row(p, 1, r);
     double xx = 0, yy = 0, xy = 0;
     for (int64_t i = 0; i < p.length(); ++i) {
@@ -93,26 +95,26 @@ void finish(const void* op, int64_t rows, const double* const* states, double* c
     const double root1 = std::sqrt(states[kSquares1][r]), root2 = std::sqrt(states[kSquares2][r]);
     results[1][r] = saved_norm(root1, power1);
     results[2][r] = saved_norm(root2, power2);
-    // At the scales, where nothing overflows.
+    // The division is at the scales, where nothing overflows.
     const double floor1 = eps * power1, floor2 = eps * power2;
     const double divisor1 = root1 <= floor1 ? floor1 : root1, divisor2 = root2 <= floor2 ? floor2 : root2;
     const double value = states[kProducts][r] / divisor1 / divisor2;
     const double above = value < -1 ? -1 : value, within = above > 1 ? 1 : above;  // NaN passes
-    results[0][r] = ((root1 == 0) | (root2 == 0)) & (states[kProducts][r] == 0) ? 0 : within;  // a NaN shows
+    results[0][r] = ((root1 == 0) | (root2 == 0)) & (states[kProducts][r] == 0) ? 0 : within;  // NaN passes
   }
 }
 
-// ---- backward: dx1 = g (x2/d2 - c x1/d1) / d1, without the second term where eps is the divisor d1.
+// ---- backward: dx1 = g (x2/d2 - c x1/d1) / d1 with d = max(|x|, eps); the second term is 0 where d1 = eps.
 
 enum { kScale1, kRatio1, kCosine1, kScale2, kRatio2, kCosine2, kUpstream, kLive1, kLive2 };
 
 template <class C>
-void prepare(const void* op, int64_t rows, const double* const* given, C* const* parameters) {
+void prepare(const void* op, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   constexpr double most = std::numeric_limits<double>::max();
   const double eps = static_cast<const Floor*>(op)->eps;
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    const double g = given[0][r], c = given[1][r], norm1 = given[2][r], norm2 = given[3][r];
+    const double g = row_inputs[0][r], c = row_inputs[1][r], norm1 = row_inputs[2][r], norm2 = row_inputs[3][r];
     C scale, ratio;
     split_norm(norm1, eps, scale, ratio);
     parameters[kScale1][r] = scale;
@@ -123,13 +125,13 @@ void prepare(const void* op, int64_t rows, const double* const* given, C* const*
     parameters[kRatio2][r] = ratio;
     parameters[kCosine2][r] = static_cast<C>(at_most(norm2, eps) ? 0.0 : c);
     parameters[kUpstream][r] = static_cast<C>(g);
-    // Beside a zero vector a NaN still shows.
+    // If the other vector is zero, a NaN still shows.
     parameters[kLive1][r] = (norm1 == 0) | ((norm2 == 0) & (norm1 <= most)) ? C(0) : C(1);
     parameters[kLive2][r] = (norm2 == 0) | ((norm1 == 0) & (norm2 <= most)) ? C(0) : C(1);
   }
 }
 
-// x1 is the operand whose gradient it is.
+// The gradient of operand 1; unit = x / d.
 template <class C>
 inline C slope_of(C unit1, C unit2, C cosine, C upstream, C scale, C ratio) {
   return (unit2 - cosine * unit1) * upstream * ratio * scale;
@@ -224,16 +226,16 @@ void compare_rows_backward(const Shape& shape, const View& g, const View& x1, co
   Rowwise<C> rows(shape, dim, shape.is(x1.ndim, x1.sizes) ? x1 : x2);
   rows.input(x1);
   rows.input(x2);
-  rows.given(g, false);
-  rows.given(value, false);
-  rows.given(norm1, true);
-  rows.given(norm2, true);
+  rows.row_input(g, false);
+  rows.row_input(value, false);
+  rows.row_input(norm1, true);
+  rows.row_input(norm2, true);
   rows.output(View(d1 ? *d1 : *d2), d1 != nullptr);
   rows.output(View(d2 ? *d2 : *d1), d2 != nullptr);
   rows.run(loops, &op);
 }
 
-// A broadcast operand's gradient will be summed: it stays as wide as it was computed.
+// A broadcast operand's gradient is summed later, so it keeps the dtype in which it was computed.
 std::tuple<Tensor, Tensor> cosine_similarity_backward(const Tensor& grad, const Tensor& x1, const Tensor& x2,
                                                       const Tensor& value, const Tensor& norm1, const Tensor& norm2,
                                                       int64_t dim, const std::optional<double>& eps, bool need_x1,
@@ -245,8 +247,8 @@ std::tuple<Tensor, Tensor> cosine_similarity_backward(const Tensor& grad, const 
   const DType type = wide(a.dtype, b.dtype);
   const bool in_double = type == DType::kDouble || g.dtype == DType::kDouble;
   const auto make = [&](bool needed, const Tensor& x, const View& view) {
-    const DType own = shape.is(view.ndim, view.sizes) ? view.dtype : in_double ? DType::kDouble : DType::kFloat;
-    return needed ? output_like(shape, own, x, view) : empty_vector(own, x);
+    const DType dtype = shape.is(view.ndim, view.sizes) ? view.dtype : in_double ? DType::kDouble : DType::kFloat;
+    return needed ? output_like(shape, dtype, x, view) : empty_vector(dtype, x);
   };
   const Tensor d1 = make(need_x1, x1, a), d2 = make(need_x2, x2, b);
   if (!need_x1 && !need_x2) return {d1, d2};

@@ -1,7 +1,6 @@
-// loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2 of each row, y its class, L = log sum exp x, A how
-// many classes are not of -inf. Of probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c).
-//
-// What the two directions share.
+// The loss of a row x with class y, where L = log sum exp x and A is the number of classes that are not -inf:
+//     loss = (1 - s) w_y (L - x_y) + s / A sum_c w_c (L - x_c) + z L^2
+// For probabilities q the first term is (1 - s) sum_c w_c q_c (L - x_c). Forward and backward share this file.
 #pragma once
 
 #include "cpu/rows/classification.h"
@@ -9,23 +8,24 @@
 
 namespace safeops::cpu {
 
-// The call, beside its tensors.
+// The call's options.
 template <class C>
 struct CrossEntropy {
-  bool shares;              // each row has probabilities, the second input
-  double smoothing, z;      // label_smoothing, z_loss
-  const C* weights;         // of the classes, or null
-  bool row_weights;         // each row has a weight: that of its class
-  bool has_factor, has_even;  // which numbers of a row there are beside those of logsumexp
+  bool has_probabilities;      // each row has probabilities q, the second input
+  double smoothing, z;         // label_smoothing, z_loss
+  const C* weights;            // of the classes, or null
+  bool row_weights;            // each row has a weight: that of its class
+  bool has_factor, has_uniform;  // the row_stats that exist after the two parts of logsumexp
 
-  CrossEntropy(bool shares_, const C* weights_, bool weighted, double smoothing_, double z_)
-      : shares(shares_), smoothing(smoothing_), z(z_), weights(weights_), row_weights(weighted && !shares_) {
-    has_even = smoothing != 0;
-    has_factor = shares || (weighted && has_even);
+  CrossEntropy(bool has_probabilities_, const C* weights_, bool weighted, double smoothing_, double z_)
+      : has_probabilities(has_probabilities_), smoothing(smoothing_), z(z_), weights(weights_),
+        row_weights(weighted && !has_probabilities_) {
+    has_uniform = smoothing != 0;
+    has_factor = has_probabilities || (weighted && has_uniform);
   }
 
-  // The largest logit, what logsumexp is above it (beside a large one it would be lost), factor, even.
-  int numbers() const { return 2 + has_factor + has_even; }
+  // row_stats: the largest logit, logsumexp minus it (a sum with a large logit would lose digits), factor, uniform.
+  int stats_count() const { return 2 + has_factor + has_uniform; }
 };
 
 // The class weights in the compute dtype.
@@ -34,9 +34,9 @@ std::vector<C> narrowed(const std::vector<double>& weights) {
   return std::vector<C>(weights.begin(), weights.end());
 }
 
-// Of the tensor of a row's numbers (how many, *rows): the i-th.
-inline RowNumbers<char> numbers_at(const ClassRows& rows, const View& numbers, int i) {
-  return RowNumbers<char>(rows.shape, numbers.data + i * rows.count * size_of(numbers.dtype), numbers.dtype);
+// Statistic number i of row_stats (count, *rows).
+inline RowValues<char> row_stat(const ClassRows& rows, const View& row_stats, int i) {
+  return RowValues<char>(rows.shape, row_stats.data + i * rows.count * size_of(row_stats.dtype), row_stats.dtype);
 }
 
 }  // namespace safeops::cpu

@@ -1,4 +1,4 @@
-// The sums over the classes of a row that its cross entropy is made of, piece by piece.
+// Sums over the classes of a row for its cross entropy, piece by piece.
 #pragma once
 
 #include "cpu/rows/cross_entropy.h"
@@ -7,39 +7,39 @@ namespace safeops::cpu {
 
 namespace {
 
-// States: of indices the first three, of probabilities four, with smoothing all: of few classes, merging them is much
-// of the work. Sums of x are taken about the largest of their piece, so that they do not cancel against A L: in `kSum`
-// and `kOwn` they are those of x itself again.
+// States. Class indices use the first three, probabilities four, smoothing all: with few classes, merging them is much
+// of the work. A piece sums x minus its maximum, so that the sums do not cancel against A L; `kSum` and `kTargetLogit`
+// have the maximum added back.
 enum {
-  kTop,     // the largest value
-  kTotal,   // sum of exp(x - it); where it is inf, how many are
-  kOwn,     // x_y, or sum of w q x
-  kMass,    // sum of w q
-  kSum,     // sum of w x over the classes that are not -inf
-  kWeight,  // sum of their w
-  kCount,   // A
+  kMax,          // the largest value
+  kTotal,        // sum of exp(x - max); where max is inf, the number of infinite logits
+  kTargetLogit,  // x_y, or sum of w q x
+  kMass,         // sum of w q
+  kSum,          // sum of w x over the classes that are not -inf
+  kWeight,       // sum of w over the same classes
+  kCount,        // A, their number
   kStates
 };
 enum { kRowWeight = kFirstFree };
 
 template <class C>
 int states_of(const CrossEntropy<C>& op) {
-  return op.has_even ? kStates : op.shares ? kMass + 1 : kOwn + 1;
+  return op.has_uniform ? kStates : op.has_probabilities ? kMass + 1 : kTargetLogit + 1;
 }
 
 template <class C>
-void prepare(const void*, int64_t rows, const double* const* given, C* const* parameters) {
+void prepare(const void*, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    split_place(given[0][r], r, parameters);
-    parameters[kRowWeight][r] = static_cast<C>(given[1][r]);
+    split_place(row_inputs[0][r], r, parameters);
+    parameters[kRowWeight][r] = static_cast<C>(row_inputs[1][r]);
   }
 }
 
 template <class C>
 constexpr C kInfinity = std::numeric_limits<C>::infinity();
 
-// How many of n values are +inf; NaN if one is NaN.
+// Counts the values that are +inf; NaN if one is NaN.
 template <class C>
 double count_infinite(const C* x, int64_t n, int64_t step) {
   double count = 0;
@@ -50,54 +50,55 @@ double count_infinite(const C* x, int64_t n, int64_t step) {
   return count;
 }
 
+// x (rows, classes), q likewise
 template <class C, int kBytes>
 void accumulate_rows(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   using V = Vector<C, kBytes>;
-  const auto& of = *static_cast<const CrossEntropy<C>*>(op);
+  const auto& call = *static_cast<const CrossEntropy<C>*>(op);
   alignas(64) C terms[kBuffer], counts[kBuffer];
   const int64_t n = p.width;
-  const auto sum = [&](const C* of_terms) {
-    return sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(of_terms + i, v); });
+  const auto sum = [&](const C* values) {
+    return sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(values + i, v); });
   };
   for (int64_t r = 0; r < p.height; ++r) {
-    for (int i = 0; i < states_of(of); ++i) states[i][r] = i == kTop ? kNothing<double> : 0.0;
+    for (int i = 0; i < states_of(call); ++i) states[i][r] = i == kMax ? kMinusInfinity<double> : 0.0;
     if (!is_kept(parameters, r)) continue;
     const C* x = p.in[0] + r * p.step[0];
-    const C top = max_run<kBytes>(x, n), pivot = pivot_of(top);
-    states[kTop][r] = top;
+    const C maximum = max_run<kBytes>(x, n), pivot = pivot_of(maximum);
+    states[kMax][r] = maximum;
     states[kTotal][r] =
-        top == kInfinity<C>
+        maximum == kInfinity<C>
             ? count_infinite(x, n, 1)
             : sum_exponentials<kBytes>(x, n, pivot, [&](int64_t i) { p.prefetch(r * n + i); });
-    const C* w = of.weights ? of.weights + p.first : nullptr;
-    if (of.shares) {
+    const C* w = call.weights ? call.weights + p.first : nullptr;
+    if (call.has_probabilities) {
       const C* q = p.in[1] + r * p.step[1];
       for_blocks(n, [&](int64_t i) {
         counts[i] = w ? q[i] * w[i] : q[i];
         terms[i] = select(counts[i] == 0, C(0), counts[i] * (x[i] - pivot));
       });
       states[kMass][r] = sum(counts);
-      states[kOwn][r] = sum(terms) + states[kMass][r] * pivot;
+      states[kTargetLogit][r] = sum(terms) + states[kMass][r] * pivot;
     } else {
-      const int64_t own = place_of(parameters, r) - p.first;
-      if (own >= 0 && own < n) states[kOwn][r] = x[own];
+      const int64_t target = place_of(parameters, r) - p.first;
+      if (target >= 0 && target < n) states[kTargetLogit][r] = x[target];
     }
-    if (of.has_even) {
-      if (!w) {  // a finite sum: every class exists
-        const double all = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
-        if (all - all == 0) {
+    if (call.has_uniform) {
+      if (!w) {  // if the sum is finite, every class exists
+        const double sum_of_x = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(x + i, v), v -= pivot; });
+        if (sum_of_x - sum_of_x == 0) {
           states[kWeight][r] = states[kCount][r] = static_cast<double>(n);
-          states[kSum][r] = all + static_cast<double>(n) * pivot;
+          states[kSum][r] = sum_of_x + static_cast<double>(n) * pivot;
           continue;
         }
       }
       for_blocks(n, [&](int64_t i) {
-        counts[i] = select_or_zero(x[i] != kNothing<C>, C(1));
-        terms[i] = select_or_zero(x[i] != kNothing<C>, x[i] - pivot);
+        counts[i] = select_or_zero(x[i] != kMinusInfinity<C>, C(1));
+        terms[i] = select_or_zero(x[i] != kMinusInfinity<C>, x[i] - pivot);
       });
       states[kWeight][r] = states[kCount][r] = sum(counts);
       if (w) {
-        for_blocks(n, [&](int64_t i) { counts[i] = select_or_zero(x[i] != kNothing<C>, w[i]); });
+        for_blocks(n, [&](int64_t i) { counts[i] = select_or_zero(x[i] != kMinusInfinity<C>, w[i]); });
         states[kWeight][r] = sum(counts);
         for_blocks(n, [&](int64_t i) { counts[i] = terms[i] * w[i]; });
       }
@@ -106,85 +107,86 @@ void accumulate_rows(const void* op, const Piece<C>& p, const C* const* paramete
   }
 }
 
+// x (classes, rows), q likewise
 template <class C>
 void accumulate_columns(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
-  const auto& of = *static_cast<const CrossEntropy<C>*>(op);
-  alignas(64) C top[kChunk], sum[kChunk], weight[kChunk], count[kChunk];
+  const auto& call = *static_cast<const CrossEntropy<C>*>(op);
+  alignas(64) C maximum[kChunk], sum[kChunk], weight[kChunk], count[kChunk];
   const int64_t n = p.width;
   const C* x = p.in[0];
-  for (int64_t k = 0; k < n; ++k) top[k] = x[k];
+  for (int64_t k = 0; k < n; ++k) maximum[k] = x[k];
   for (int64_t i = 1; i < p.height; ++i) {
     const C* xi = x + i * p.step[0];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < n; ++k) top[k] = xi[k] > top[k] ? xi[k] : top[k];
+    for (int64_t k = 0; k < n; ++k) maximum[k] = xi[k] > maximum[k] ? xi[k] : maximum[k];
   }
   C infinite = 0;
 #pragma omp simd reduction(+ : infinite)
   for (int64_t k = 0; k < n; ++k) {
-    states[kTop][k] = top[k];
-    infinite += select_or_zero(top[k] == kInfinity<C>, C(1));
-    top[k] = pivot_of(top[k]);
+    states[kMax][k] = maximum[k];
+    infinite += select_or_zero(maximum[k] == kInfinity<C>, C(1));
+    maximum[k] = pivot_of(maximum[k]);
     sum[k] = 0;
   }
   for (int64_t i = 0; i < p.height; ++i) {
     const C* xi = x + i * p.step[0];
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < n; ++k) sum[k] += exp_term(xi[k] - top[k]);
+    for (int64_t k = 0; k < n; ++k) sum[k] += exp_term(xi[k] - maximum[k]);
   }
   SAFEOPS_SIMD
   for (int64_t k = 0; k < n; ++k) {
     states[kTotal][k] = sum[k];
-    states[kOwn][k] = 0;
+    states[kTargetLogit][k] = 0;
   }
-  if (of.has_even) std::fill_n(states[kMass], n, 0.0);
+  if (call.has_uniform) std::fill_n(states[kMass], n, 0.0);
   for (int64_t k = 0; k < n && infinite != 0; ++k)
-    if (top[k] == kInfinity<C>) states[kTotal][k] = count_infinite(x + k, p.height, p.step[0]);
-  const C* w = of.weights ? of.weights + p.first : nullptr;
-  if (of.shares) {
+    if (maximum[k] == kInfinity<C>) states[kTotal][k] = count_infinite(x + k, p.height, p.step[0]);
+  const C* w = call.weights ? call.weights + p.first : nullptr;
+  if (call.has_probabilities) {
     for (int64_t k = 0; k < n; ++k) sum[k] = weight[k] = 0;
     for (int64_t i = 0; i < p.height; ++i) {
       const C *xi = x + i * p.step[0], *qi = p.in[1] + i * p.step[1], wi = w ? w[i] : C(1);
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        const C share = qi[k] * wi;
-        weight[k] += share;
-        sum[k] += select(share == 0, C(0), share * (xi[k] - top[k]));
+        const C mass = qi[k] * wi;
+        weight[k] += mass;
+        sum[k] += select(mass == 0, C(0), mass * (xi[k] - maximum[k]));
       }
     }
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
       states[kMass][k] = weight[k];
-      states[kOwn][k] = sum[k] + static_cast<double>(weight[k]) * top[k];
+      states[kTargetLogit][k] = sum[k] + static_cast<double>(weight[k]) * maximum[k];
     }
   } else {
-    alignas(64) int32_t own[kChunk];
-    own_lines(p, parameters, own);
+    alignas(64) int32_t target_line[kChunk];
+    target_lines(p, parameters, target_line);
     for (int64_t k = 0; k < n; ++k)
-      states[kOwn][k] = select_or_zero(own[k] >= 0, x[std::max(own[k], 0) * p.step[0] + k]);
+      states[kTargetLogit][k] = select_or_zero(target_line[k] >= 0, x[std::max(target_line[k], 0) * p.step[0] + k]);
   }
-  if (!of.has_even) return;
+  if (!call.has_uniform) return;
   for (int64_t k = 0; k < n; ++k) sum[k] = weight[k] = count[k] = 0;
   for (int64_t i = 0; i < p.height; ++i) {
     const C *xi = x + i * p.step[0], wi = w ? w[i] : C(1);
     SAFEOPS_SIMD
     for (int64_t k = 0; k < n; ++k) {
-      count[k] += select_or_zero(xi[k] != kNothing<C>, C(1));
-      weight[k] += select_or_zero(xi[k] != kNothing<C>, wi);
-      sum[k] += select_or_zero(xi[k] != kNothing<C>, (xi[k] - top[k]) * wi);
+      count[k] += select_or_zero(xi[k] != kMinusInfinity<C>, C(1));
+      weight[k] += select_or_zero(xi[k] != kMinusInfinity<C>, wi);
+      sum[k] += select_or_zero(xi[k] != kMinusInfinity<C>, (xi[k] - maximum[k]) * wi);
     }
   }
   SAFEOPS_SIMD
   for (int64_t k = 0; k < n; ++k) {
     states[kCount][k] = count[k];
     states[kWeight][k] = weight[k];
-    states[kSum][k] = sum[k] + static_cast<double>(weight[k]) * top[k];
+    states[kSum][k] = sum[k] + static_cast<double>(weight[k]) * maximum[k];
   }
 }
 
 template <class C, int kHowMany>
 void merge(int64_t rows, double* const* into, const double* const* from) {
-  merge_exponentials<C>(rows, into[kTop], into[kTotal], from[kTop], from[kTotal]);
-  for (int i = kOwn; i < kHowMany; ++i) {
+  merge_exponentials<C>(rows, into[kMax], into[kTotal], from[kMax], from[kTotal]);
+  for (int i = kTargetLogit; i < kHowMany; ++i) {
     SAFEOPS_SIMD
     for (int64_t r = 0; r < rows; ++r) into[i][r] += from[i][r];
   }

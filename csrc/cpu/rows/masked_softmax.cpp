@@ -6,10 +6,10 @@ namespace safeops::cpu {
 
 namespace {
 
-// States: the largest kept value, the sum of exp(x - it), and whether anything is kept.
-enum { kTop, kTotal, kKept };
+// States: the largest kept value, the sum of exp(x - max), and 1 if any value is kept.
+enum { kMax, kTotal, kKept };
 
-// Where a piece's largest value is -inf, it keeps nothing, or nothing but -inf: the mask tells which.
+// A piece whose maximum is -inf keeps no value, or only -inf: the mask tells which.
 template <class C>
 double keeps_any(const Piece<C>& p, int64_t row) {
   for (int64_t i = 0; i < p.length(); ++i)
@@ -17,6 +17,7 @@ double keeps_any(const Piece<C>& p, int64_t row) {
   return 0;
 }
 
+// x, keep (rows, values)
 template <class C, int kBytes, bool kMask>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
   using V = Vector<C, kBytes>;
@@ -27,21 +28,22 @@ void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* co
     if constexpr (kMask) {
       const BitsOf<C>* keep = p.keep + r * p.keep_step;
       const C* all = x;
-      for_blocks(n, [&](int64_t i) { kept[i] = select_bits<C>(keep[i], all[i], kNothing<C>); });
+      for_blocks(n, [&](int64_t i) { kept[i] = select_bits<C>(keep[i], all[i], kMinusInfinity<C>); });
       x = kept;
     }
-    const C top = max_run<kBytes>(x, n), pivot = pivot_of(top);
+    const C maximum = max_run<kBytes>(x, n), pivot = pivot_of(maximum);
     C* e = p.memo ? p.memo + r * n : exponentials;
-    for_blocks(n, [&](int64_t i) { e[i] = exp_below(x[i] - pivot); });
-    states[kTop][r] = top;
+    for_blocks(n, [&](int64_t i) { e[i] = exp_nonpositive(x[i] - pivot); });
+    states[kMax][r] = maximum;
     states[kTotal][r] = sum_run<kBytes, C>(n, [&](int64_t i, V& v) { load_vector(e + i, v); });
-    states[kKept][r] = top == kNothing<C> ? keeps_any(p, r) : 1;
+    states[kKept][r] = maximum == kMinusInfinity<C> ? keeps_any(p, r) : 1;
   }
 }
 
+// x, keep (values, rows)
 template <class C, bool kMask>
 void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double* const* states) {
-  alignas(64) C kept[4096], top[kChunk], sum[kChunk];
+  alignas(64) C kept[4096], maximum[kChunk], sum[kChunk];
   const int64_t n = p.width;
   const C* x = p.in[0];
   int64_t step = p.step[0];
@@ -51,24 +53,24 @@ void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double*
       const BitsOf<C>* keep = p.keep + i * p.keep_step;
       C* to = kept + i * n;
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) to[k] = select_bits<C>(keep[k], from[k], kNothing<C>);
+      for (int64_t k = 0; k < n; ++k) to[k] = select_bits<C>(keep[k], from[k], kMinusInfinity<C>);
     }
     x = kept;
     step = n;
   }
-  for (int64_t k = 0; k < n; ++k) top[k] = x[k], sum[k] = 0;
+  for (int64_t k = 0; k < n; ++k) maximum[k] = x[k], sum[k] = 0;
   for (int64_t i = 1; i < p.height; ++i) {
     const C* xi = x + i * step;
     SAFEOPS_SIMD
-    for (int64_t k = 0; k < n; ++k) top[k] = xi[k] > top[k] ? xi[k] : top[k];
+    for (int64_t k = 0; k < n; ++k) maximum[k] = xi[k] > maximum[k] ? xi[k] : maximum[k];
   }
   C none = 0;
 #pragma omp simd reduction(+ : none)
   for (int64_t k = 0; k < n; ++k) {
-    states[kTop][k] = top[k];
+    states[kMax][k] = maximum[k];
     states[kKept][k] = 1;
-    none += select_or_zero(top[k] == kNothing<C>, C(1));
-    top[k] = pivot_of(top[k]);
+    none += select_or_zero(maximum[k] == kMinusInfinity<C>, C(1));
+    maximum[k] = pivot_of(maximum[k]);
   }
   for (int64_t i = 0; i < p.height; ++i) {
     const C* xi = x + i * step;
@@ -76,23 +78,23 @@ void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double*
       C* e = p.memo + i * n;
       SAFEOPS_SIMD
       for (int64_t k = 0; k < n; ++k) {
-        e[k] = exp_below(xi[k] - top[k]);
+        e[k] = exp_nonpositive(xi[k] - maximum[k]);
         sum[k] += e[k];
       }
     } else {
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < n; ++k) sum[k] += exp_below(xi[k] - top[k]);
+      for (int64_t k = 0; k < n; ++k) sum[k] += exp_nonpositive(xi[k] - maximum[k]);
     }
   }
   SAFEOPS_SIMD
   for (int64_t k = 0; k < n; ++k) states[kTotal][k] = sum[k];
   for (int64_t k = 0; k < n && none != 0; ++k)
-    if (states[kTop][k] == kNothing<C>) states[kKept][k] = keeps_any(p, k);
+    if (states[kMax][k] == kMinusInfinity<C>) states[kKept][k] = keeps_any(p, k);
 }
 
 template <class C>
 void merge(int64_t rows, double* const* into, const double* const* from) {
-  merge_exponentials<C>(rows, into[kTop], into[kTotal], from[kTop], from[kTotal]);
+  merge_exponentials<C>(rows, into[kMax], into[kTotal], from[kMax], from[kTotal]);
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) into[kKept][r] = std::max(into[kKept][r], from[kKept][r]);
 }
@@ -100,13 +102,13 @@ void merge(int64_t rows, double* const* into, const double* const* from) {
 template <class C, bool kLog>
 void finish(const void*, int64_t rows, const double* const* states, double* const* results, C* const* parameters) {
   for (int64_t r = 0; r < rows; ++r) {
-    // Nothing kept: all zeros. Nothing but -inf kept: NaN, as torch has it.
-    const double top = states[kTop][r], total = states[kTotal][r];
+    // A row that keeps no value gives zeros, one that keeps only -inf gives NaN, as torch has it.
+    const double maximum = states[kMax][r], total = states[kTotal][r];
     const bool empty = states[kKept][r] == 0;
     const double sum = total == 0 && !empty ? std::numeric_limits<double>::quiet_NaN() : total;
-    results[0][r] = top;
+    results[0][r] = maximum;
     results[1][r] = sum;
-    parameters[kPivot][r] = pivot_of(static_cast<C>(top));
+    parameters[kPivot][r] = pivot_of(static_cast<C>(maximum));
     parameters[kInverse][r] = static_cast<C>(kLog ? std::log(sum) : empty ? 0.0 : 1.0 / sum);
   }
 }
@@ -116,15 +118,15 @@ inline C value_of(C x, C pivot, C inverse) {
   if constexpr (kLog)
     return (x - pivot) - inverse;
   else
-    return exp_below(x - pivot) * inverse;
+    return exp_nonpositive(x - pivot) * inverse;
 }
 
 template <class C>
 inline C masked_value(bool log) {
-  return log ? kNothing<C> : C(0);
+  return log ? kMinusInfinity<C> : C(0);
 }
 
-// What the memo's exponentials, taken from the piece's own top, are multiplied by.
+// The memo holds exp(x - maximum of its piece): this factor turns it into y.
 template <class C>
 inline C memo_factor(double key, C pivot, C inverse) {
   return ratio_of<C>(key, static_cast<double>(pivot)) * inverse;
@@ -146,6 +148,7 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
         for_blocks(n, [&](int64_t i) { y[i] = e[i] * factor; });
       continue;
     }
+    // y = keep ? exp(x - max) / sum : 0
     const C* x = p.in[0] + r * p.step[0];
     if constexpr (kMask)
       for_blocks(n, [&](int64_t i) {
@@ -204,7 +207,7 @@ RowLoops<C> forward_loops() {
   loops.map_rows = pick<&map_rows<C, kLog, kMask>>();
   loops.map_columns = pick<&map_columns<C, kLog, kMask>>();
   loops.states = 3;
-  loops.start[kTop] = kNothing<double>;
+  loops.start[kMax] = kMinusInfinity<double>;
   loops.memo = !kLog;
   loops.map_reads = false;
   return loops;
@@ -217,13 +220,13 @@ RowLoops<C> forward_loops(bool log, bool mask) {
 }
 
 template <class C>
-void softmax(const View& x, const std::optional<Tensor>& mask, int64_t dim, bool log, const View& out, const View& top,
-             const View& total) {
+void softmax(const View& x, const std::optional<Tensor>& mask, int64_t dim, bool log, const View& out,
+             const View& maximum, const View& total) {
   Rowwise<C> rows(x.shape(), dim, x);
   rows.input(x);
   if (mask) rows.mask(View(*mask));
   rows.output(out);
-  rows.result(top, true);
+  rows.result(maximum, true);
   rows.result(total, true);
   rows.run(forward_loops<C>(log, mask.has_value()), nullptr);
 }
@@ -234,10 +237,10 @@ std::tuple<Tensor, Tensor, Tensor> masked_softmax(const Tensor& input, const std
   const Shape shape = x.shape(), per_row = row_shape(shape, dim, true);
   STD_TORCH_CHECK(x.is_floating(), "_masked_softmax: input must be floating point");
   const Tensor out = output_like(shape, x.dtype, input, x);
-  const Tensor top = empty(per_row, DType::kDouble, input), total = empty(per_row, DType::kDouble, input);
+  const Tensor maximum = empty(per_row, DType::kDouble, input), total = empty(per_row, DType::kDouble, input);
   const auto run = x.dtype == DType::kDouble ? softmax<double> : softmax<float>;
-  run(x, mask, dim, log, View(out), View(top), View(total));
-  return {out, top, total};
+  run(x, mask, dim, log, View(out), View(maximum), View(total));
+  return {out, maximum, total};
 }
 
 }  // namespace

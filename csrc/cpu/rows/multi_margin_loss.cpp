@@ -1,4 +1,4 @@
-// loss = 1/C sum max(margin - x_y + x_j, 0)^p over the classes j of a row but its own, y; and its gradient.
+// loss = 1/C sum max(margin - x_y + x_j, 0)^p over the classes j != y of a row with class y; and its gradient.
 // I/O: forward reads x and the places, backward reads them and writes dx.
 #include <memory>
 
@@ -11,8 +11,9 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- loops over the classes of several rows: d = margin - x_y + x, its first two parts spread over the row
+// ---- loops over the classes of several rows: d = base + x with base = margin - x_y, spread over the row
 
+// max(d, 0)^p
 template <class C, bool kSquare>
 void values_loop(const C* base, const C* x, int64_t n, C* values) {
   SAFEOPS_SIMD
@@ -22,6 +23,7 @@ void values_loop(const C* base, const C* x, int64_t n, C* values) {
   }
 }
 
+// p max(d, 0)^(p - 1)
 template <class C, bool kSquare>
 void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
   SAFEOPS_SIMD
@@ -31,45 +33,45 @@ void slopes_loop(const C* base, const C* x, int64_t n, C* slopes) {
   }
 }
 
-// 0 where the slope is, if g is inf, too.
+// g slope, but 0 where the slope is 0, even for an infinite g.
 template <class C>
 void scale_loop(const C* g, int64_t n, C* slopes) {
   SAFEOPS_SIMD
   for (int64_t i = 0; i < n; ++i) slopes[i] = slopes[i] == 0 ? C(0) : g[i] * slopes[i];
 }
 
-// The number of each row, n times; in whole blocks, of which the last ends behind the buffer's values.
+// Repeats the value of each row n times. It writes in full blocks, the last of which may end after the row.
 template <class C>
-void spread_loop(const C* numbers, int64_t rows, int64_t n, C* to) {
+void spread_loop(const C* row_values, int64_t rows, int64_t n, C* to) {
   constexpr int64_t kBlock = 16;
   for (int64_t r = 0; r < rows; ++r, to += n) {
     for (int64_t i = 0; i < n; i += kBlock) {
       SAFEOPS_SIMD
-      for (int64_t k = 0; k < kBlock; ++k) to[i + k] = numbers[r];
+      for (int64_t k = 0; k < kBlock; ++k) to[i + k] = row_values[r];
     }
   }
 }
 
 // ---- the rows
 
-// Rows (..., C) in the order of their places; several short ones are read at once, a long one in pieces.
+// Rows (..., C), contiguous: several short ones are read at once, a long one in pieces.
 template <class C>
 struct Rows {
   Shape shape;
   Order order;
-  int64_t classes, rows = 1, many;  // many: rows that are read at once
-  const int64_t* places;            // of each row's own class, negative where the row does not exist
+  int64_t classes, rows = 1, batch;  // batch: rows that are read at once
+  const int64_t* places;             // the class of each row, negative where the row does not exist
   C margin;
   Source<C> x;
 
   Rows(const View& x_, const View& places_, double margin_)
       : shape(x_.shape()), order(Order::contiguous(shape)), margin(static_cast<C>(margin_)) {
     STD_TORCH_CHECK(shape.ndim > 0, "_multi_margin_loss: input must be (..., C)");
-    const Shape of_rows(shape.ndim - 1, shape.size);
-    STD_TORCH_CHECK(places_.dtype == DType::kLong && places_.contiguous() && of_rows.is(places_.ndim, places_.sizes),
+    const Shape per_row(shape.ndim - 1, shape.size);
+    STD_TORCH_CHECK(places_.dtype == DType::kLong && places_.contiguous() && per_row.is(places_.ndim, places_.sizes),
                     "_multi_margin_loss: place must be contiguous int64, one for each row");
-    classes = shape.size[shape.ndim - 1], rows = of_rows.numel();
-    many = std::max<int64_t>(1, kChunk / std::max<int64_t>(classes, 1));
+    classes = shape.size[shape.ndim - 1], rows = per_row.numel();
+    batch = std::max<int64_t>(1, kChunk / std::max<int64_t>(classes, 1));
     places = reinterpret_cast<const int64_t*>(places_.data);
     for (int64_t row = 0; row < rows; ++row)
       STD_TORCH_CHECK(places[row] < classes, "_multi_margin_loss: a place is out of range");
@@ -78,21 +80,21 @@ struct Rows {
 
   double mean_of() const { return static_cast<double>(std::max<int64_t>(classes, 1)); }
 
-  struct Buffers { alignas(64) C x[kBuffer], to[kBuffer], spread[kBuffer], own[kBuffer], of_rows[kChunk]; };
+  struct Buffers { alignas(64) C x[kBuffer], to[kBuffer], spread[kBuffer], target[kBuffer], per_row[kChunk]; };
 
-  // body(first row, how many, buffers)
+  // body(first row, number of rows, buffers)
   template <class Body>
   void run(const Body& body) const {
-    parallel((rows + many - 1) / many, many * classes, [&](int64_t begin, int64_t end) {
+    parallel((rows + batch - 1) / batch, batch * classes, [&](int64_t begin, int64_t end) {
       const auto buffers = std::make_unique<Buffers>();
-      x.prime(buffers->x), x.prime(buffers->own);
-      for (int64_t unit = begin; unit < end; ++unit)
-        body(unit * many, std::min(many, rows - unit * many), *buffers);
+      x.prime(buffers->x), x.prime(buffers->target);
+      for (int64_t task = begin; task < end; ++task)
+        body(task * batch, std::min(batch, rows - task * batch), *buffers);
     });
   }
 
-  // Of what is read at once: loop() into buffers.to, 0 for a row's own class and for rows that do not exist; and then
-  // body(first class, how many, where in the walk they lie, their sums by rows).
+  // Each piece of `count` rows: loop() fills buffers.to, which is then set to 0 for a row's target class and in rows
+  // that do not exist. Then body(first class, classes in the piece, its offset in the walk, its sums by row).
   template <class Loop, class Body>
   void for_pieces(int64_t row, int64_t count, Buffers& b, Loop loop, const Body& body) const {
     const auto spread = pick<&spread_loop<C>>();
@@ -103,10 +105,11 @@ struct Rows {
       const C* from = x.fetch(at, count * n, at + kAhead, b.x);
       for (int64_t r = 0; r < count; ++r) {
         const int64_t place = std::max<int64_t>(0, places[row + r]);
-        const bool here = classes == n;
-        b.of_rows[r] = margin - (here ? from[r * n + place] : *x.fetch(row * classes + place, 1, kNever, b.own));
+        const bool one_piece = classes == n;
+        b.per_row[r] =
+            margin - (one_piece ? from[r * n + place] : *x.fetch(row * classes + place, 1, kNever, b.target));
       }
-      spread(b.of_rows, count, n, b.spread);
+      spread(b.per_row, count, n, b.spread);
       loop(b.spread, from, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
         const int64_t place = places[row + r] - first;
@@ -138,18 +141,19 @@ void backward(const Rows<C>& rows, bool square, const double* grad, const Sink<C
   const auto slopes = square ? pick<&slopes_loop<C, true>>() : pick<&slopes_loop<C, false>>();
   const auto spread = pick<&spread_loop<C>>();
   const auto scale = pick<&scale_loop<C>>();
-  const bool whole = rows.classes <= kChunk;
+  const bool one_piece = rows.classes <= kChunk;
   rows.run([&](int64_t row, int64_t count, auto& b) {
-    double slope = 0;  // of a long row, whose own class may come before others
+    double slope = 0;  // of a long row, whose target class may come before others
     const auto add = [&](int64_t, int64_t, int64_t, const double* sums) { slope += sums[0]; };
-    if (!whole) rows.for_pieces(row, count, b, slopes, add);
+    if (!one_piece) rows.for_pieces(row, count, b, slopes, add);
+    // dx_j = g / C slope_j for j != y, dx_y = -sum of the others
     const auto write = [&](int64_t first, int64_t n, int64_t at, const double* sums) {
-      for (int64_t r = 0; r < count; ++r) b.of_rows[r] = static_cast<C>(grad[row + r] / rows.mean_of());
-      spread(b.of_rows, count, n, b.spread);
+      for (int64_t r = 0; r < count; ++r) b.per_row[r] = static_cast<C>(grad[row + r] / rows.mean_of());
+      spread(b.per_row, count, n, b.spread);
       scale(b.spread, count * n, b.to);
       for (int64_t r = 0; r < count; ++r) {
         const int64_t place = rows.places[row + r] - first;
-        const double total = whole ? sums[r] : slope;
+        const double total = one_piece ? sums[r] : slope;
         if (place >= 0 && place < n && rows.places[row + r] >= 0 && total != 0)
           b.to[r * n + place] = static_cast<C>(-total * (grad[row + r] / rows.mean_of()));
       }

@@ -1,4 +1,4 @@
-// loss = -w_y x_y of each row, y its class; dx is -w_y g there and 0 elsewhere.
+// loss = -w_y x_y for a row with class y; dx_y = -w_y g, and 0 for the other classes.
 // I/O: forward reads the class and one element of each row, backward writes dx.
 #include "cpu/engine/parallel.h"
 #include "cpu/rows/classification.h"
@@ -7,11 +7,11 @@ namespace safeops::cpu {
 
 namespace {
 
-// Calls each(row, offset) for the rows [begin, end) in their contiguous order; `offset` is where in x, in elements, the
-// first of a row's numbers lies.
+// Calls each(row, offset) for the rows [begin, end) in their contiguous order; `offset` is that of the row's first
+// element in x, in elements.
 template <class Each>
 void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int64_t end, const Each& each) {
-  if (begin == end) return;  // (a dim of 0 rows divides nothing)
+  if (begin == end) return;  // (a dim of 0 rows would divide by 0)
   const Shape& shape = rows.shape;
   int64_t index[kMaxDims], offset = 0, rest = begin;
   for (int d = shape.ndim - 1; d >= 0; --d) {
@@ -30,7 +30,7 @@ void for_rows(const ClassRows& rows, const int64_t* strides, int64_t begin, int6
   }
 }
 
-// The strides of an input's rows, the one of its classes taken out.
+// The strides of an input, separated into those of the rows and that of the classes.
 struct RowStrides {
   int64_t of_row[kMaxDims] = {}, of_class;
 
@@ -60,7 +60,7 @@ void gather(const ClassRows& rows, const View& x, void* out, bool in_double) {
   });
 }
 
-// dx is contiguous, and 0.
+// dx must be contiguous, and 0.
 template <class S>
 void scatter(const ClassRows& rows, const Shape& shape, const double* g, void* dx) {
   int64_t all[kMaxDims] = {};

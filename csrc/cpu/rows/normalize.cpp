@@ -6,10 +6,10 @@ namespace safeops::cpu {
 
 namespace {
 
-// ---- forward. States: a scale and the sum of squares at it. Parameters: the divisor, split.
+// ---- forward. States: a scale, and the sum of squares of x times the scale. Parameters: the divisor, split.
 
 enum { kPower, kSquares };
-enum { kScale, kRatio, kUnder, kDot, kLive };
+enum { kScale, kRatio, kFloored, kDot, kLive };
 
 template <class C, int kBytes>
 void accumulate_rows(const void*, const Piece<C>& p, const C* const*, double* const* states) {
@@ -40,7 +40,7 @@ void accumulate_columns(const void*, const Piece<C>& p, const C* const*, double*
 template <class C>
 void accumulate_carefully(const void*, const Piece<C>& p, const C* const* parameters, double* const* states) {
   for (int64_t r = 0; r < p.rows(); ++r) {
-    if (parameters[kAgain][r] == 0) continue;
+    if (parameters[kRecompute][r] == 0) continue;
     const double scale = scale_of_row(p, 0, r);
     double sum = 0;
     for (int64_t i = 0; i < p.length(); ++i) {
@@ -80,6 +80,7 @@ void map_rows(const void*, const Piece<C>& p, const C* const* parameters) {
     const C* x = p.in[0] + r * p.step[0];
     C* y = p.out[0] + r * p.out_step[0];
     const C scale = parameters[kScale][r], ratio = parameters[kRatio][r];
+    // y = x / max(|x|, eps)
     for_blocks(p.width, [&](int64_t i) { y[i] = x[i] * scale * ratio; });
   }
 }
@@ -95,19 +96,19 @@ void map_columns(const void*, const Piece<C>& p, const C* const* parameters) {
   }
 }
 
-// ---- backward: dx = (g - y sum g y) / |x|;  g / eps where eps is the divisor, for which y plays no part.
+// ---- backward: dx = (g - y sum g y) / |x|;  g / eps where |x| <= eps, since y = x / eps there
 
 template <class C>
-void prepare(const void* op, int64_t rows, const double* const* given, C* const* parameters) {
+void prepare(const void* op, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   const double eps = static_cast<const Floor*>(op)->eps;
   SAFEOPS_SIMD
   for (int64_t r = 0; r < rows; ++r) {
-    const double norm = given[0][r];
+    const double norm = row_inputs[0][r];
     C scale, ratio;
     split_norm(norm, eps, scale, ratio);
     parameters[kScale][r] = scale;
     parameters[kRatio][r] = ratio;
-    parameters[kUnder][r] = at_most(norm, eps) ? C(1) : C(0);
+    parameters[kFloored][r] = at_most(norm, eps) ? C(1) : C(0);
     parameters[kLive][r] = norm == 0 ? C(0) : C(1);
   }
 }
@@ -148,9 +149,10 @@ inline void merge_back(int64_t rows, double* const* into, const double* const* f
 template <class C>
 void finish_back(const void*, int64_t rows, const double* const* states, double* const*, C* const* parameters) {
   for (int64_t r = 0; r < rows; ++r)
-    parameters[kDot][r] = parameters[kUnder][r] != 0 ? C(0) : static_cast<C>(states[0][r]);
+    parameters[kDot][r] = parameters[kFloored][r] != 0 ? C(0) : static_cast<C>(states[0][r]);
 }
 
+// dx = (g - y dot) / |x| with y = x / |x|, dot = sum g y
 template <class C>
 inline C slope_of(C g, C x, C scale, C ratio, C dot) {
   return (g - x * scale * ratio * dot) * ratio * scale;
@@ -231,7 +233,7 @@ void normalize_rows_backward(const View& g, const View& x, const View& norm, int
   Rowwise<C> rows(x.shape(), dim, x);
   rows.input(g);
   rows.input(x);
-  rows.given(norm, true);
+  rows.row_input(norm, true);
   rows.output(dx);
   rows.run(loops, &op);
 }

@@ -13,7 +13,7 @@
 
 namespace safeops::cpu {
 
-// The power of two that brings `most` to [1, 2), as far as it is a normal number.
+// The power of two that brings `most` to [1, 2), as far as that is a normal number.
 inline double scale_for(double most) {
   const int64_t exponent = static_cast<int64_t>(bit_cast<uint64_t>(most) >> 52 & 0x7FF) - 1023;
   const int64_t power = std::min<int64_t>(1000, std::max<int64_t>(-1000, -exponent));
@@ -23,7 +23,7 @@ inline double scale_for(double most) {
 template <class C>
 inline double scale_of_row(const Piece<C>& p, int input, int64_t row) {
   double most = 0;
-  if (!p.interleaved) {  // a row of zeros, of which there may be many
+  if (!p.interleaved) {  // rows of zeros may be many, and need no second loop
     const C* x = p.in[input] + row * p.step[input];
     C sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -41,23 +41,23 @@ struct Floor {
   double eps;
 };
 
-// RowLoops::find_lost, of the states that are sums of squares.
+// RowLoops::find_lost for states that are sums of squares.
 template <class C, int... kSquares>
-bool find_lost(int64_t rows, const double* const* states, C* again) {
+bool find_lost(int64_t rows, const double* const* states, C* recompute) {
   double rare = 0;
 #pragma omp simd reduction(+ : rare)
   for (int64_t r = 0; r < rows; ++r) {
     const double mark = select_or_zero((squares_lost<C>(states[kSquares][r]) | ...), 1.0);
-    again[r] = static_cast<C>(mark);
+    recompute[r] = static_cast<C>(mark);
     rare += mark;
   }
   return rare != 0;
 }
 
-// A sum of products whose factors are scaled by these ratios.
+// A sum of products after its factors were scaled by these ratios.
 inline double rescaled(double sum, double ratio1, double ratio2) { return sum == 0 ? sum : sum * ratio1 * ratio2; }
 
-// A norm as it is saved for the backward: root / scale, in units of kBeyond where it is too large for a double.
+// A norm as the backward reads it: root / scale, or if that overflows a double, negated and divided by kBeyond.
 inline double saved_norm(double root, double scale) {
   const double norm = root / scale;
   return std::isinf(norm) && !std::isinf(root) ? -(root / (scale * kBeyond)) : norm;
@@ -65,8 +65,8 @@ inline double saved_norm(double root, double scale) {
 
 inline bool at_most(double saved_norm, double eps) { return saved_norm >= 0 && saved_norm <= eps; }
 
-// x = (x * scale) * ratio is x / divisor for every divisor, tiny and huge ones too: scale is a power of two that brings
-// the divisor near 1, and ratio the inverse of what it becomes.
+// (x * scale) * ratio is x / divisor for every divisor, tiny and huge ones too: scale is a power of two that brings the
+// divisor near 1, and ratio = 1 / (divisor * scale).
 template <class C>
 inline void split_divisor(double divisor, C& scale, C& ratio) {
   constexpr int64_t most = sizeof(C) == 4 ? 126 : 1022;

@@ -1,6 +1,5 @@
-// Reductions of one run of contiguous values, in registers, down to one number.
-// A run has at least kShortestRun values: what is left at its end is read as a whole register that overlaps the last
-// one.
+// Reductions of a run of contiguous values to one number, in registers. A run has at least kShortestRun values: its
+// tail is read as a full register, which overlaps the previous one.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +11,7 @@ namespace safeops::cpu {
 
 constexpr int64_t kShortestRun = 16;
 
-// Zeroes what a vector's words of a mask do not keep.
+// Zeroes the values that the mask words `keep` do not keep.
 template <class C, class V>
 inline void mask_vector(const void* keep, V& vector) {
   using Bits [[gnu::vector_size(sizeof(V))]] = BitsOf<C>;
@@ -33,7 +32,7 @@ inline void keep_last_lanes(int64_t kept, V& vector) {
   mask_vector<C>(table.bytes + 64 - sizeof(V) + kept * sizeof(C), vector);
 }
 
-// The sum of n values; get(i, vector) says those from i on. At most 16 additions to a lane, then double.
+// The sum of n values; get(i, vector) sets the vector that starts at i. At most 16 additions to a lane, then double.
 template <int kBytes, class C, class Get>
 inline double sum_run(int64_t n, const Get& get) {
   constexpr int64_t lanes = kBytes / sizeof(C);
@@ -66,7 +65,7 @@ inline void largest_of(V& most, const V& vector) {
   most = vector > most ? vector : most;
 }
 
-// The largest of n values; NaN counts for nothing, unless it stands among the first.
+// The largest of n values; a NaN is ignored unless it stands among the first.
 template <int kBytes, class C>
 inline C max_run(const C* x, int64_t n) {
   constexpr int64_t lanes = kBytes / sizeof(C);
@@ -88,8 +87,8 @@ inline C max_run(const C* x, int64_t n) {
   return most[0];
 }
 
-// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises, and before(i) where one
-// starts. The last block overlaps: one() may be called twice for an i.
+// Calls one(i) for each i in [0, n), n >= kShortestRun, in blocks that the compiler vectorises, and before(i) where a
+// block starts. The last block overlaps: one() may be called twice for an i.
 template <class One, class Before>
 inline void for_blocks(int64_t n, const One& one, const Before& before) {
   int64_t i = 0;

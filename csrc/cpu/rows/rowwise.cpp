@@ -12,10 +12,10 @@ Shape row_shape(const Shape& shape, int64_t dim, bool keepdim) {
 
 template <class C>
 Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
-    : shape_(shape), numbers_shape_(shape), dims_(shape, &dim, 1), dim_(resolve_dim(dim, shape.ndim)) {
+    : shape_(shape), row_shape_(shape), dims_(shape, &dim, 1), dim_(resolve_dim(dim, shape.ndim)) {
   if (shape_.ndim > 0) {
     length_ = shape_.size[dim_];
-    numbers_shape_.size[dim_] = 1;
+    row_shape_.size[dim_] = 1;
   }
   int64_t strides[kMaxDims];
   expand_strides(x.ndim, x.sizes, x.strides, shape_, strides);
@@ -31,7 +31,7 @@ Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
   transposed_ = inner_ == 1 && length_ < kTransposed;
   interleaved_ = inner_ > 1 || transposed_;
   if (interleaved_ && !transposed_ && (inner_ < kShortestRun || inner_ * length_ < kChunk)) {
-    // Read as if all rows lay side by side.
+    // These are walked as if all rows lay side by side.
     order_ = row_order_;
     order_.push(dim_, length_);
     inner_ *= outer_;
@@ -42,31 +42,31 @@ Rowwise<C>::Rowwise(const Shape& shape, int64_t dim, const View& x)
 }
 
 template <class C>
-void Rowwise<C>::given(const View& view, bool keepdim) {
-  given_[givens_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, numbers_shape_, row_order_);
+void Rowwise<C>::row_input(const View& view, bool keepdim) {
+  row_input_[row_inputs_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, row_shape_, row_order_);
 }
 
 template <class C>
 void Rowwise<C>::result(const View& view, bool keepdim) {
-  result_[results_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, numbers_shape_, row_order_);
+  result_[results_++].bind(Unreduced(view, dims_, shape_.ndim, keepdim, "safeops").view, row_shape_, row_order_);
 }
 
 // ---- runs
 
 template <class C>
-void Rowwise<C>::Job::run_whole() const {
+void Rowwise<C>::Job::run_unsliced() const {
   const bool accumulates = loops.accumulate_rows != nullptr;
-  parallel(units(), unit_rows * r.length_, [&](int64_t begin, int64_t end) {
+  parallel(groups(), group_rows * r.length_, [&](int64_t begin, int64_t end) {
     Scratch& s = Scratch::mine();
     prime(s);
     for (int64_t u = begin; u < end; ++u) {
-      const Unit now = unit(u);
+      const RowGroup now = group(u);
       C* memo = loops.memo && now.rows * r.length_ <= kTile ? s.memo : nullptr;
       Piece<C> last;
       prepare(s, now, s.parameters);
       if (accumulates) {
         accumulate(s, now, 0, r.length_, false, memo, s.parameters, s.states, last);
-        if (loops.find_lost && loops.find_lost(now.rows, s.states, s.parameters[kAgain]))
+        if (loops.find_lost && loops.find_lost(now.rows, s.states, s.parameters[kRecompute]))
           accumulate(s, now, 0, r.length_, true, memo, s.parameters, s.states, last);
       }
       finish(s, now, s.states, s.parameters);
@@ -75,83 +75,84 @@ void Rowwise<C>::Job::run_whole() const {
   });
 }
 
-// Few long rows: each is cut into slices that threads share.
+// A few long rows are cut into slices, which the threads share.
 template <class C>
 void Rowwise<C>::Job::run_sliced(int64_t slices, int64_t step) const {
-  const int64_t count = units();
+  const int64_t count = groups();
   const bool accumulates = loops.accumulate_rows != nullptr;
   const Cut cuts{0, r.length_, step};
-  std::vector<double> numbers(accumulates ? count * slices * loops.states * unit_rows : 0);
-  std::vector<C> all(count * kRowParameters * unit_rows);
-  const auto states = [&](int64_t unit, int64_t slice, double** of) {
+  std::vector<double> state_values(accumulates ? count * slices * loops.states * group_rows : 0);
+  std::vector<C> parameter_values(count * kRowParameters * group_rows);
+  const auto states = [&](int64_t group, int64_t slice, double** of) {
     for (int i = 0; i < loops.states; ++i)
-      of[i] = numbers.data() + ((unit * slices + slice) * loops.states + i) * unit_rows;
+      of[i] = state_values.data() + ((group * slices + slice) * loops.states + i) * group_rows;
   };
-  const auto parameters = [&](int64_t unit, C** of) {
-    for (int i = 0; i < kRowParameters; ++i) of[i] = all.data() + (unit * kRowParameters + i) * unit_rows;
+  const auto parameters = [&](int64_t group, C** of) {
+    for (int i = 0; i < kRowParameters; ++i)
+      of[i] = parameter_values.data() + (group * kRowParameters + i) * group_rows;
   };
   const auto slice = [&](int64_t k) { return at(cuts, k); };
   const auto accumulate_all = [&](bool careful) {
-    parallel(count * slices, step * unit_rows, [&](int64_t begin, int64_t end) {
+    parallel(count * slices, step * group_rows, [&](int64_t begin, int64_t end) {
       Scratch& s = Scratch::mine();
       prime(s);
       for (int64_t task = begin; task < end; ++task) {
         const int64_t u = task / slices, k = task % slices;
-        double* own[kRowNumbers];
-        C* given[kRowParameters];
-        states(u, k, own);
-        parameters(u, given);
+        double* task_states[kRowStats];
+        C* row_parameters[kRowParameters];
+        states(u, k, task_states);
+        parameters(u, row_parameters);
         Piece<C> last;
-        accumulate(s, unit(u), slice(k), slice(k + 1), careful, nullptr, given, own, last);
+        accumulate(s, group(u), slice(k), slice(k + 1), careful, nullptr, row_parameters, task_states, last);
       }
     });
     bool any_lost = false;
     for (int64_t u = 0; u < count; ++u) {  // always in this order
-      double *into[kRowNumbers], *from[kRowNumbers];
+      double *into[kRowStats], *from[kRowStats];
       states(u, 0, into);
       for (int64_t k = 1; k < slices; ++k) {
         states(u, k, from);
-        loops.merge(unit(u).rows, into, from);
+        loops.merge(group(u).rows, into, from);
       }
-      C* given[kRowParameters];
-      parameters(u, given);
-      any_lost = any_lost || (loops.find_lost && loops.find_lost(unit(u).rows, into, given[kAgain]));
+      C* row_parameters[kRowParameters];
+      parameters(u, row_parameters);
+      any_lost = any_lost || (loops.find_lost && loops.find_lost(group(u).rows, into, row_parameters[kRecompute]));
     }
     return any_lost;
   };
 
-  const auto of_rows = [&](bool after) {
+  const auto for_groups = [&](bool accumulated) {
     Scratch& s = Scratch::mine();
     prime(s);
     for (int64_t u = 0; u < count; ++u) {
-      double* own[kRowNumbers];
-      C* given[kRowParameters];
-      states(u, 0, own);
-      parameters(u, given);
-      if (after)
-        finish(s, unit(u), own, given);
+      double* task_states[kRowStats];
+      C* row_parameters[kRowParameters];
+      states(u, 0, task_states);
+      parameters(u, row_parameters);
+      if (accumulated)
+        finish(s, group(u), task_states, row_parameters);
       else
-        prepare(s, unit(u), given);
+        prepare(s, group(u), row_parameters);
     }
   };
-  of_rows(false);
-  if (accumulates && accumulate_all(false)) {  // all of them: the sums are merged already
+  for_groups(false);
+  if (accumulates && accumulate_all(false)) {  // recompute all rows: their sums are already merged
     for (int64_t u = 0; u < count; ++u) {
-      C* given[kRowParameters];
-      parameters(u, given);
-      std::fill_n(given[kAgain], unit_rows, C(1));
+      C* row_parameters[kRowParameters];
+      parameters(u, row_parameters);
+      std::fill_n(row_parameters[kRecompute], group_rows, C(1));
     }
     accumulate_all(true);
   }
-  of_rows(true);
-  parallel(count * slices, step * unit_rows, [&](int64_t begin, int64_t end) {
+  for_groups(true);
+  parallel(count * slices, step * group_rows, [&](int64_t begin, int64_t end) {
     Scratch& s = Scratch::mine();
     prime(s);
     for (int64_t task = begin; task < end; ++task) {
       const int64_t u = task / slices, k = task % slices;
-      C* given[kRowParameters];
-      parameters(u, given);
-      map_all(s, unit(u), slice(k), slice(k + 1), nullptr, given, nullptr);
+      C* row_parameters[kRowParameters];
+      parameters(u, row_parameters);
+      map_all(s, group(u), slice(k), slice(k + 1), nullptr, row_parameters, nullptr);
     }
   });
 }
@@ -160,21 +161,21 @@ template <class C>
 void Rowwise<C>::Job::run_empty() const {
   Scratch& s = Scratch::mine();
   for (int i = 0; i < loops.states; ++i) std::fill_n(s.states[i], kRows, loops.start[i]);
-  const int64_t rows = r.numbers_shape_.numel();
+  const int64_t rows = r.row_shape_.numel();
   for (int64_t first = 0; first < rows; first += kRows)
     finish(s, {first, std::min(kRows, rows - first), 0}, s.states, s.parameters);
 }
 
 template <class C>
 void Rowwise<C>::run(const RowLoops<C>& loops, const void* op) const {
-  if (numbers_shape_.numel() == 0) return;
+  if (row_shape_.numel() == 0) return;
   const Job job(*this, loops, op);
   if (length_ == 0) return job.run_empty();
-  const int64_t units = job.units(), each = job.unit_rows * length_;
-  const int64_t slices = std::min(each / kGrain, (kSlices + units - 1) / units);
-  if (units >= kSlices / 2 || slices < 2) return job.run_whole();
-  const int64_t unit = interleaved_ ? job.piece_height : kChunk;
-  const int64_t step = (length_ + slices * unit - 1) / (slices * unit) * unit;
+  const int64_t group_count = job.groups(), each = job.group_rows * length_;
+  const int64_t slices = std::min(each / kGrain, (kSlices + group_count - 1) / group_count);
+  if (group_count >= kSlices / 2 || slices < 2) return job.run_unsliced();
+  const int64_t granularity = interleaved_ ? job.piece_height : kChunk;
+  const int64_t step = (length_ + slices * granularity - 1) / (slices * granularity) * granularity;
   job.run_sliced((length_ + step - 1) / step, step);
 }
 

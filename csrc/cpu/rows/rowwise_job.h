@@ -1,4 +1,4 @@
-// How the pieces of a call are cut, loaded, accumulated and mapped: the inside of rowwise.cpp.
+// One call of a Rowwise: it cuts rows into pieces, loads, accumulates and maps them (the inside of rowwise.cpp).
 #pragma once
 
 #include <memory>
@@ -9,15 +9,15 @@
 
 namespace safeops::cpu {
 
-constexpr int64_t kTile = 32768;        // values of rows that stay in the cache for the second look
+constexpr int64_t kTile = 32768;        // values of rows that stay in the cache until map() reads them
 constexpr int64_t kWidth = 256;         // rows side by side at most
-constexpr int64_t kPieceValues = 4096;  // in a piece of interleaved or of several rows: its fixed costs count less
+constexpr int64_t kPieceValues = 4096;  // in a piece of interleaved or several rows: keeps fixed costs low
 constexpr int64_t kMostAdditions = 64;  // to a column before its sum becomes double
 constexpr int64_t kRows = std::max(kWidth, kChunk / kShortestRun);
 constexpr int64_t kTransposed = 32;     // contiguous rows shorter than this are transposed
-constexpr int64_t kSlices = 32;         // pieces of work that few long rows are cut into
+constexpr int64_t kSlices = 32;         // tasks that few long rows are cut into
 
-// Boundaries of [begin, end) cut every `step`, the last part not shorter than kShortestRun.
+// Boundaries of [begin, end) in steps of `step`, the last part not shorter than kShortestRun.
 struct Cut {
   int64_t begin, end, step;
 
@@ -29,7 +29,7 @@ struct Cut {
   }
 };
 
-// A matrix of mask bytes, its lines `step` apart -> words of all ones or zero, without gaps.
+// Mask bytes (height, width), lines `step` apart -> words of all ones or zero, dense.
 template <class Bits>
 void expand_mask_loop(const uint8_t* mask, int64_t height, int64_t width, int64_t step, Bits* keep) {
   for (int64_t i = 0; i < height; ++i, mask += step, keep += width) {
@@ -38,7 +38,7 @@ void expand_mask_loop(const uint8_t* mask, int64_t height, int64_t width, int64_
   }
 }
 
-// One thread's buffers.
+// Each thread has buffers of its own.
 template <class C>
 struct Rowwise<C>::Scratch {
   alignas(64) C in[kRowInputs][kPieceValues + 64];
@@ -46,87 +46,88 @@ struct Rowwise<C>::Scratch {
   alignas(64) C stage[kPieceValues + 64];
   alignas(64) uint8_t mask[kPieceValues + 64], mask_stage[kPieceValues + 64];
   alignas(64) BitsOf<C> keep[kPieceValues + 64];
-  alignas(64) double state[kRowNumbers][kRows], extra[kRowNumbers][kRows];
-  alignas(64) double given[kRowNumbers][kChunk];  // (a constant fills that many)
-  alignas(64) double result[kRowNumbers][kRows];
+  alignas(64) double state[kRowStats][kRows], extra[kRowStats][kRows];
+  alignas(64) double row_input[kRowStats][kChunk];  // (a constant fills kChunk)
+  alignas(64) double result[kRowStats][kRows];
   alignas(64) C parameter[kRowParameters][kRows];
   alignas(64) C memo[kTile + kChunk];
   alignas(64) double memo_state[kTile / kShortestRun + kTile / 16 + kRows];
 
-  double *states[kRowNumbers], *extras[kRowNumbers], *results[kRowNumbers];
-  const double* givens[kRowNumbers];
+  double *states[kRowStats], *extras[kRowStats], *results[kRowStats];
+  const double* row_inputs[kRowStats];
   C* parameters[kRowParameters];
 
   Scratch() {
-    for (int i = 0; i < kRowNumbers; ++i) states[i] = state[i], extras[i] = extra[i], results[i] = result[i];
+    for (int i = 0; i < kRowStats; ++i) states[i] = state[i], extras[i] = extra[i], results[i] = result[i];
     for (int i = 0; i < kRowParameters; ++i) parameters[i] = parameter[i];
   }
 
-  static Scratch& mine() {  // lives on: fresh memory would cost its page faults at every call
+  static Scratch& mine() {  // kept between calls: fresh memory would cost its page faults at every call
     static thread_local std::unique_ptr<Scratch> scratch;
     if (!scratch) scratch.reset(new Scratch);
     return *scratch;
   }
 };
 
-// Some rows that follow each other in the rows' walk, and where in the values' walk their first values are.
+// Rows that follow each other in the rows' walk; `base` is the offset of their first value in the values' walk.
 template <class C>
-struct Rowwise<C>::Unit {
+struct Rowwise<C>::RowGroup {
   int64_t first, rows, base;
 };
 
-// One run of an op.
+// One call of an op.
 template <class C>
 struct Rowwise<C>::Job {
   const Rowwise& r;
   const RowLoops<C>& loops;
   const void* op;
   decltype(pick<&expand_mask_loop<BitsOf<C>>>()) expand_mask = pick<&expand_mask_loop<BitsOf<C>>>();
-  int64_t unit_rows;     // rows of a unit
-  int64_t tiles;         // units of an outer index, where rows are interleaved
+  int64_t group_rows;    // rows of a group
+  int64_t tiles;         // groups of an outer index, where rows are interleaved
   int64_t piece_height;  // of a piece, where rows are interleaved
   int64_t row_piece = kChunk;  // values of a piece of one row
 
   Job(const Rowwise& r_, const RowLoops<C>& loops_, const void* op_) : r(r_), loops(loops_), op(op_) {
     const int64_t length = std::max<int64_t>(1, r.length_);
     if (r.transposed_) {
-      unit_rows = std::min(kWidth, kPieceValues / length);
-      tiles = (r.outer_ + unit_rows - 1) / unit_rows;
+      group_rows = std::min(kWidth, kPieceValues / length);
+      tiles = (r.outer_ + group_rows - 1) / group_rows;
       piece_height = length;
     } else if (r.interleaved_) {
       const int64_t fits = std::max<int64_t>(64, kTile / length / kShortestRun * kShortestRun);
       int64_t most = std::min({kWidth, fits, r.inner_});
-      // Few values to a row: as many rows as make one piece of whole rows, that nothing is to be merged.
-      const int64_t whole = kPieceValues / length / kShortestRun * kShortestRun;
-      if (whole >= kWidth / 4) most = std::min(most, whole);
+      // Short rows: a piece then holds as many complete rows as fit, so that nothing is merged.
+      const int64_t complete_rows = kPieceValues / length / kShortestRun * kShortestRun;
+      if (complete_rows >= kWidth / 4) most = std::min(most, complete_rows);
       tiles = (r.inner_ + most - 1) / most;
-      unit_rows = std::min(r.inner_, ((r.inner_ + tiles - 1) / tiles + kShortestRun - 1) / kShortestRun * kShortestRun);
-      tiles = (r.inner_ + unit_rows - 1) / unit_rows;
-      piece_height = std::min(kPieceValues / unit_rows, kMostAdditions);
+      group_rows = std::min(r.inner_,
+                            ((r.inner_ + tiles - 1) / tiles + kShortestRun - 1) / kShortestRun * kShortestRun);
+      tiles = (r.inner_ + group_rows - 1) / group_rows;
+      piece_height = std::min(kPieceValues / group_rows, kMostAdditions);
     } else {
-      bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // of which a buffer holds kChunk
+      bool constant = r.masked_ && r.mask_.kind == Kind::kConstant;  // its buffer holds kChunk values
       for (int i = 0; i < r.inputs_; ++i) constant = constant || r.source_[i].kind == Kind::kConstant;
       if (!constant && r.source_[0].kind == Kind::kConvert) row_piece = loops.converted_piece;
-      unit_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only of whole rows
-      tiles = (r.outer_ + unit_rows - 1) / unit_rows;
+      group_rows = length > kChunk ? 1 : (constant ? kChunk : kPieceValues) / length;  // several only uncut
+      tiles = (r.outer_ + group_rows - 1) / group_rows;
       piece_height = 0;
     }
   }
 
-  int64_t units() const { return r.interleaved_ && !r.transposed_ ? r.outer_ * tiles : tiles; }
+  int64_t groups() const { return r.interleaved_ && !r.transposed_ ? r.outer_ * tiles : tiles; }
 
-  Unit unit(int64_t u) const {
+  RowGroup group(int64_t u) const {
     if (!r.interleaved_ || r.transposed_) {
-      const int64_t first = u * unit_rows;
-      return {first, std::min(unit_rows, r.outer_ - first), first * r.length_};
+      const int64_t first = u * group_rows;
+      return {first, std::min(group_rows, r.outer_ - first), first * r.length_};
     }
-    const int64_t outer = tiles == 1 ? u : u / tiles, column = tiles == 1 ? 0 : u % tiles * unit_rows;
-    return {outer * r.inner_ + column, std::min(unit_rows, r.inner_ - column), outer * r.length_ * r.inner_ + column};
+    const int64_t outer = tiles == 1 ? u : u / tiles, column = tiles == 1 ? 0 : u % tiles * group_rows;
+    return {outer * r.inner_ + column, std::min(group_rows, r.inner_ - column), outer * r.length_ * r.inner_ + column};
   }
 
   Cut cut(int64_t begin, int64_t end) const { return {begin, end, r.interleaved_ ? piece_height : row_piece}; }
 
-  // Of interleaved rows the last piece may have a small height.
+  // Boundary number k; the last piece of interleaved rows may have any height.
   int64_t at(const Cut& cut, int64_t k) const {
     return r.interleaved_ ? std::min(cut.end, cut.begin + k * cut.step) : cut.at(k);
   }
@@ -135,29 +136,29 @@ struct Rowwise<C>::Job {
   template <class T>
   const T* fetch(const Source<T>& source, int64_t start, const Piece<C>& piece, T* buffer, T* stage,
                  int64_t& step) const {
-    const int64_t all = piece.height * piece.width;
+    const int64_t count = piece.height * piece.width;
     step = piece.width;
-    if (!piece.interleaved) return source.fetch(start, all, kNever, buffer);
+    if (!piece.interleaved) return source.fetch(start, count, kNever, buffer);
     if (source.kind == Kind::kConstant) {
       step = 0;
       return buffer;
     }
     if (r.transposed_) {
-      pick<&transpose<T>>()(source.fetch(start, all, start + all, stage), piece.width, piece.height, buffer);
+      pick<&transpose<T>>()(source.fetch(start, count, start + count, stage), piece.width, piece.height, buffer);
       return buffer;
     }
     if (source.kind == Kind::kDirect) {
       step = r.inner_;
       return reinterpret_cast<const T*>(source.data) + start;
     }
-    if (piece.width == r.inner_) return source.fetch(start, all, start + all, buffer);
-    // The next piece is of the same rows, or where these are whole of those beside them.
-    const int64_t next = piece.height == r.length_ ? piece.width : piece.height * r.inner_;
+    if (piece.width == r.inner_) return source.fetch(start, count, start + count, buffer);
+    // Prefetch distance: the next piece has more values of these rows, or, if they are complete, the neighbouring rows.
+    const int64_t prefetch_distance = piece.height == r.length_ ? piece.width : piece.height * r.inner_;
     for (int64_t i = 0; i < piece.height; ++i) {
       const int64_t from = start + i * r.inner_;
       T* to = buffer + i * piece.width;
-      const T* found = source.fetch(from, piece.width, from + next, to);
-      if (found != to) std::memcpy(to, found, piece.width * sizeof(T));
+      const T* values = source.fetch(from, piece.width, from + prefetch_distance, to);
+      if (values != to) std::memcpy(to, values, piece.width * sizeof(T));
     }
     return buffer;
   }
@@ -200,72 +201,75 @@ struct Rowwise<C>::Job {
     }
   }
 
-  // A piece of values [from, to) of a unit's rows.
-  Piece<C> piece(const Unit& unit, int64_t from, int64_t to) const {
+  // A piece of values [from, to) of a group's rows.
+  Piece<C> piece(const RowGroup& group, int64_t from, int64_t to) const {
     Piece<C> piece{};
     piece.interleaved = r.interleaved_;
-    piece.height = r.interleaved_ ? to - from : unit.rows;
-    piece.width = r.interleaved_ ? unit.rows : to - from;
+    piece.height = r.interleaved_ ? to - from : group.rows;
+    piece.width = r.interleaved_ ? group.rows : to - from;
     piece.first = from;
     return piece;
   }
 
-  int64_t start(const Unit& unit, int64_t from) const { return unit.base + from * (r.interleaved_ ? r.inner_ : 1); }
-
-  void prepare(Scratch& s, const Unit& unit, C* const* parameters) const {
-    for (int i = 0; i < r.givens_; ++i)
-      s.givens[i] = r.given_[i].fetch(unit.first, unit.rows, unit.first + kAhead, s.given[i]);
-    if (loops.prepare) loops.prepare(op, unit.rows, s.givens, parameters);
+  int64_t start(const RowGroup& group, int64_t from) const {
+    return group.base + from * (r.interleaved_ ? r.inner_ : 1);
   }
 
-  // Values [from, to) of a unit's rows -> states. Leaves the last piece loaded in `last`.
-  void accumulate(Scratch& s, const Unit& unit, int64_t from, int64_t to, bool careful, C* memo,
+  void prepare(Scratch& s, const RowGroup& group, C* const* parameters) const {
+    for (int i = 0; i < r.row_inputs_; ++i)
+      s.row_inputs[i] = r.row_input_[i].fetch(group.first, group.rows, group.first + kAhead, s.row_input[i]);
+    if (loops.prepare) loops.prepare(op, group.rows, s.row_inputs, parameters);
+  }
+
+  // Values [from, to) of a group's rows -> states. `last` is the last piece, which stays loaded.
+  void accumulate(Scratch& s, const RowGroup& group, int64_t from, int64_t to, bool careful, C* memo,
                   const C* const* parameters, double* const* states, Piece<C>& last) const {
     const auto fast = r.interleaved_ ? loops.accumulate_columns : loops.accumulate_rows;
     const auto loop = careful ? loops.accumulate_carefully : fast;
     const Cut pieces = cut(from, to);
     for (int64_t k = 0, n = pieces.count(); k < n; ++k) {
       const int64_t begin = at(pieces, k), end = at(pieces, k + 1);
-      last = piece(unit, begin, end);
-      load(s, start(unit, begin), true, last);
-      last.memo = memo ? memo + (begin - from) * (r.interleaved_ ? unit.rows : 1) : nullptr;
-      double* const* own = k == 0 ? states : s.extras;
-      for (int i = 0; i < loops.states && careful && k > 0; ++i) std::fill_n(own[i], unit.rows, loops.start[i]);
-      loop(op, last, parameters, own);
-      if (memo) std::copy_n(own[0], unit.rows, s.memo_state + k * unit.rows);
-      if (k > 0) loops.merge(unit.rows, states, own);
+      last = piece(group, begin, end);
+      load(s, start(group, begin), true, last);
+      last.memo = memo ? memo + (begin - from) * (r.interleaved_ ? group.rows : 1) : nullptr;
+      double* const* piece_states = k == 0 ? states : s.extras;
+      for (int i = 0; i < loops.states && careful && k > 0; ++i)
+        std::fill_n(piece_states[i], group.rows, loops.start[i]);
+      loop(op, last, parameters, piece_states);
+      if (memo) std::copy_n(piece_states[0], group.rows, s.memo_state + k * group.rows);
+      if (k > 0) loops.merge(group.rows, states, piece_states);
     }
   }
 
-  void finish(Scratch& s, const Unit& unit, double* const* states, C* const* parameters) const {
-    double* results[kRowNumbers];
-    for (int i = 0; i < r.results_; ++i) results[i] = r.result_[i].target(unit.first, s.result[i]);
-    if (loops.finish) loops.finish(op, unit.rows, states, results, parameters);
-    for (int i = 0; i < r.results_; ++i) r.result_[i].commit(unit.first, unit.rows, s.result[i]);
+  void finish(Scratch& s, const RowGroup& group, double* const* states, C* const* parameters) const {
+    double* results[kRowStats];
+    for (int i = 0; i < r.results_; ++i) results[i] = r.result_[i].target(group.first, s.result[i]);
+    if (loops.finish) loops.finish(op, group.rows, states, results, parameters);
+    for (int i = 0; i < r.results_; ++i) r.result_[i].commit(group.first, group.rows, s.result[i]);
   }
 
-  // Outputs [from, to) of a unit's rows; `last` is the one piece that is loaded already, or null.
-  void map_all(Scratch& s, const Unit& unit, int64_t from, int64_t to, C* memo, const C* const* parameters,
+  // Outputs [from, to) of a group's rows; `last` is the only piece if it is loaded already, or null.
+  void map_all(Scratch& s, const RowGroup& group, int64_t from, int64_t to, C* memo, const C* const* parameters,
                Piece<C>* last) const {
     if (r.outputs_ == 0) return;
     const Cut pieces = cut(from, to);
     for (int64_t k = 0, n = pieces.count(); k < n; ++k) {
       const int64_t begin = at(pieces, k), end = at(pieces, k + 1);
-      Piece<C> now = last && n == 1 ? *last : piece(unit, begin, end);
-      if (!last || n > 1) load(s, start(unit, begin), loops.map_reads || !memo, now);
-      now.memo = memo ? memo + (begin - from) * (r.interleaved_ ? unit.rows : 1) : nullptr;
-      now.memo_state = s.memo_state + k * unit.rows;
-      map(s, start(unit, begin), now, parameters);
+      Piece<C> now = last && n == 1 ? *last : piece(group, begin, end);
+      if (!last || n > 1) load(s, start(group, begin), loops.map_reads || !memo, now);
+      now.memo = memo ? memo + (begin - from) * (r.interleaved_ ? group.rows : 1) : nullptr;
+      now.memo_state = s.memo_state + k * group.rows;
+      map(s, start(group, begin), now, parameters);
     }
   }
 
   void prime(Scratch& s) const {
     for (int i = 0; i < r.inputs_; ++i) r.source_[i].prime(s.in[i]);
     if (r.masked_) r.mask_.prime(s.mask);
-    for (int i = 0; i < r.givens_; ++i) r.given_[i].prime(s.given[i]);
+    for (int i = 0; i < r.row_inputs_; ++i) r.row_input_[i].prime(s.row_input[i]);
   }
 
-  void run_whole() const;
+  void run_unsliced() const;
   void run_sliced(int64_t slices, int64_t step) const;
   void run_empty() const;
 };

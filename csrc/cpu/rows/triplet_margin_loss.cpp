@@ -1,6 +1,6 @@
 // max(|a - p| - |a - n| + margin, 0) for each row of anchors, positives and negatives, and its gradients. With `swap`
-// |p - n| stands for |a - n| where it is less. A difference is x - y + eps, as torch's, and equal vectors are at
-// distance 0.
+// |p - n| replaces |a - n| where it is less. A difference is x - y + eps, as torch's, and equal vectors have distance
+// 0.
 // I/O: forward reads a, p, n; backward reads them again and writes da, dp, dn.
 #include "cpu/rows/norms.h"
 
@@ -8,27 +8,27 @@ namespace safeops::cpu {
 
 namespace {
 
-constexpr int kFirst[] = {0, 0, 1}, kSecond[] = {1, 2, 2};  // whose difference a distance is, by places of the inputs
-enum { kNear, kFar, kApart };                               // the distances: of a and p, a and n, p and n
+constexpr int kFirst[] = {0, 0, 1}, kSecond[] = {1, 2, 2};  // operands of each distance's difference, by input number
+enum { kNear, kFar, kApart };                               // the distances |a - p|, |a - n| and |p - n|
 
 struct Op {
   double margin, eps;
   bool swap;
 };
 
-inline double least(double x, double y) { return (x < y) | (x != x) ? x : y; }  // NaN shows
+inline double smaller(double x, double y) { return (x < y) | (x != x) ? x : y; }  // NaN passes
 
 inline double excess(const Op& op, double near, double far, double apart) {
-  return near - (op.swap ? least(far, apart) : far) + op.margin;
+  return near - (op.swap ? smaller(far, apart) : far) + op.margin;
 }
 
-// ---- forward. States of each distance: a scale, its sum of squares, and whether the vectors are known to differ.
+// ---- forward. States of each distance: a scale, its sum of squares, and > 0 if the vectors certainly differ.
 
 constexpr int power_of(int pair) { return 3 * pair; }
 constexpr int squares_of(int pair) { return 3 * pair + 1; }
 constexpr int differ_of(int pair) { return 3 * pair + 2; }
 
-// n differences of eps have no larger sum of squares, however it is rounded.
+// No sum of squares of n differences of eps is larger, however it is rounded.
 inline double most_of_equal(const void* op, int64_t n) {
   const double eps = static_cast<const Op*>(op)->eps;
   return 1.001 * eps * eps * static_cast<double>(n);
@@ -79,15 +79,15 @@ void accumulate_columns(const void* op, const Piece<C>& p, const C* const*, doub
   }
 }
 
-// Also where all differences may be eps alone: then it is asked whether they are.
+// Also marks rows whose differences may all be eps: accumulate_carefully decides whether they are.
 template <class C, int kPairs>
-bool find_unsure(int64_t rows, const double* const* states, C* again) {
+bool find_unsure(int64_t rows, const double* const* states, C* recompute) {
   bool any = false;
   for (int64_t r = 0; r < rows; ++r) {
     bool unsure = false;
     for (int pair = 0; pair < kPairs; ++pair)
       unsure |= (states[differ_of(pair)][r] == 0) | squares_lost<C>(states[squares_of(pair)][r]);
-    again[r] = unsure ? C(1) : C(0);
+    recompute[r] = unsure ? C(1) : C(0);
     any |= unsure;
   }
   return any;
@@ -97,7 +97,7 @@ template <class C, int kPairs>
 void accumulate_carefully(const void* op, const Piece<C>& p, const C* const* parameters, double* const* states) {
   const double eps = static_cast<const Op*>(op)->eps;
   for (int64_t r = 0; r < p.rows(); ++r) {
-    if (parameters[kAgain][r] == 0) continue;
+    if (parameters[kRecompute][r] == 0) continue;
     for (int pair = 0; pair < kPairs; ++pair) {
       const auto difference = [&](int64_t k) {
         return static_cast<double>(p.at(kFirst[pair], r, k)) - static_cast<double>(p.at(kSecond[pair], r, k));
@@ -146,26 +146,26 @@ void finish(const void* data, int64_t rows, const double* const* states, double*
       results[1 + pair][r] = distance[pair] = states[differ_of(pair)][r] == 0 ? 0 : norm;
     }
     const double d = excess(op, distance[kNear], distance[kFar], distance[kApart]);
-    results[0][r] = d <= 0 ? 0 : d;  // NaN shows
+    results[0][r] = d <= 0 ? 0 : d;  // NaN passes
   }
 }
 
-// ---- backward: a distance's slope is (x - y + eps) / distance, times a factor of the row. A scale of 0: it has none.
+// ---- backward: a distance has slope (x - y + eps) / distance, times a factor of the row. A scale of 0 means slope 0.
 
 constexpr int factor_of(int pair) { return 3 * pair; }
 constexpr int scale_of(int pair) { return 3 * pair + 1; }
 constexpr int ratio_of(int pair) { return 3 * pair + 2; }
 
 template <class C>
-void prepare(const void* data, int64_t rows, const double* const* given, C* const* parameters) {
+void prepare(const void* data, int64_t rows, const double* const* row_inputs, C* const* parameters) {
   const Op& op = *static_cast<const Op*>(data);
   for (int64_t r = 0; r < rows; ++r) {
-    const double near = given[1][r], far = given[2][r], apart = op.swap ? given[3][r] : 0;
-    const double g = excess(op, near, far, apart) <= 0 ? 0 : given[0][r];
-    double of_far = 1;  // which the smaller distance has; of equal ones each a half, as torch's minimum
-    if (op.swap) of_far = far == apart ? 0.5 : far > apart ? 0 : 1;
-    const double of_apart = !op.swap ? 0 : far == apart ? 0.5 : far < apart ? 0 : 1;
-    const double distance[] = {near, far, apart}, weight[] = {1, -of_far, -of_apart};
+    const double near = row_inputs[1][r], far = row_inputs[2][r], apart = op.swap ? row_inputs[3][r] : 0;
+    const double g = excess(op, near, far, apart) <= 0 ? 0 : row_inputs[0][r];
+    double far_weight = 1;  // the smaller distance has weight 1; equal ones have 1/2 each, as torch's minimum
+    if (op.swap) far_weight = far == apart ? 0.5 : far > apart ? 0 : 1;
+    const double apart_weight = !op.swap ? 0 : far == apart ? 0.5 : far < apart ? 0 : 1;
+    const double distance[] = {near, far, apart}, weight[] = {1, -far_weight, -apart_weight};
     for (int pair = 0; pair < 3; ++pair) {
       const double norm = distance[pair], factor = g == 0 ? 0 : g * weight[pair];
       C &scale = parameters[scale_of(pair)][r], &ratio = parameters[ratio_of(pair)][r];
@@ -177,18 +177,19 @@ void prepare(const void* data, int64_t rows, const double* const* given, C* cons
   }
 }
 
+// factor (x - y + eps) / distance
 template <class C>
 inline C slope_of(C x, C y, C eps, C factor, C scale, C ratio) {
   return select_or_zero(scale != 0, (x - y + eps) * scale * ratio * factor);
 }
 
-// Of one output: the places of its two distances, and of the vectors that they lead to. It is the first vector of a
-// distance, or the second: then the slope has the other sign.
-struct Part {
+// A gradient sums the slopes of two distances. x and y are the inputs of a distance; where the operand is the second of
+// them, the slope has the opposite sign.
+struct DistanceTerm {
   int pair, x, y;
   bool first;
 };
-constexpr Part kParts[3][2] = {{{kNear, 0, 1, true}, {kFar, 0, 2, true}},
+constexpr DistanceTerm kTerms[3][2] = {{{kNear, 0, 1, true}, {kFar, 0, 2, true}},
                                {{kNear, 0, 1, false}, {kApart, 1, 2, true}},
                                {{kFar, 0, 2, false}, {kApart, 1, 2, false}}};
 
@@ -197,19 +198,19 @@ void map_rows(const void* op, const Piece<C>& p, const C* const* parameters) {
   const C eps = static_cast<C>(static_cast<const Op*>(op)->eps);
   for (int out = 0; out < 3; ++out) {
     if (!p.out[out]) continue;
-    const Part one = kParts[out][0], two = kParts[out][1];
+    const DistanceTerm one = kTerms[out][0], two = kTerms[out][1];
     for (int64_t r = 0; r < p.height; ++r) {
-      const auto of = [&](int parameter) { return parameters[parameter][r]; };
+      const auto parameter_of = [&](int parameter) { return parameters[parameter][r]; };
       const auto line = [&](int input) { return p.in[input] + r * p.step[input]; };
       C* to = p.out[out] + r * p.out_step[out];
-      const C s = of(scale_of(one.pair)), q = of(ratio_of(one.pair));
-      const C t = of(scale_of(two.pair)), u = of(ratio_of(two.pair));
+      const C s = parameter_of(scale_of(one.pair)), q = parameter_of(ratio_of(one.pair));
+      const C t = parameter_of(scale_of(two.pair)), u = parameter_of(ratio_of(two.pair));
       if ((s == 0) & (t == 0)) {
         std::fill_n(to, p.width, C(0));
         continue;
       }
-      const C f = one.first ? of(factor_of(one.pair)) : -of(factor_of(one.pair));
-      const C g = two.first ? of(factor_of(two.pair)) : -of(factor_of(two.pair));
+      const C f = one.first ? parameter_of(factor_of(one.pair)) : -parameter_of(factor_of(one.pair));
+      const C g = two.first ? parameter_of(factor_of(two.pair)) : -parameter_of(factor_of(two.pair));
       const C *x = line(one.x), *y = line(one.y), *v = line(two.x), *w = line(two.y);
       for_blocks(p.width, [&](int64_t k) {
         to[k] = slope_of(x[k], y[k], eps, f, s, q) + slope_of(v[k], w[k], eps, g, t, u);
@@ -223,7 +224,7 @@ void map_columns(const void* op, const Piece<C>& p, const C* const* parameters) 
   const C eps = static_cast<C>(static_cast<const Op*>(op)->eps);
   for (int out = 0; out < 3; ++out) {
     if (!p.out[out]) continue;
-    const Part one = kParts[out][0], two = kParts[out][1];
+    const DistanceTerm one = kTerms[out][0], two = kTerms[out][1];
     const C *f = parameters[factor_of(one.pair)], *g = parameters[factor_of(two.pair)];
     const C *s = parameters[scale_of(one.pair)], *q = parameters[ratio_of(one.pair)];
     const C *t = parameters[scale_of(two.pair)], *u = parameters[ratio_of(two.pair)];
@@ -243,15 +244,15 @@ void map_columns(const void* op, const Piece<C>& p, const C* const* parameters) 
 // ---- ops
 
 struct Vectors {
-  View of[3];
+  View views[3];
   Shape shape, rows;
   DType type;
 
   Vectors(const Tensor& a, const Tensor& p, const Tensor& n, const char* name)
-      : of{View(a), View(p), View(n)}, shape(of[0].shape()), rows(row_shape(shape, -1, false)) {
-    type = wide(of[0].dtype, of[1].dtype);
-    if (of[2].dtype == DType::kDouble) type = DType::kDouble;
-    for (const View& x : of)
+      : views{View(a), View(p), View(n)}, shape(views[0].shape()), rows(row_shape(shape, -1, false)) {
+    type = wide(views[0].dtype, views[1].dtype);
+    if (views[2].dtype == DType::kDouble) type = DType::kDouble;
+    for (const View& x : views)
       STD_TORCH_CHECK(x.is_floating() && shape.ndim > 0 && shape.is(x.ndim, x.sizes), name,
                       ": operands must be floating, of one shape (..., D)");
   }
@@ -271,14 +272,14 @@ void compare(const Vectors& x, const Op& op, const View& loss, const View* dista
   };
   loops.states = 3 * kPairs;
   for (int pair = 0; pair < kPairs; ++pair) loops.start[power_of(pair)] = 1;
-  Rowwise<C> rows(x.shape, -1, x.of[0]);
-  for (const View& vectors : x.of) rows.input(vectors);
+  Rowwise<C> rows(x.shape, -1, x.views[0]);
+  for (const View& vectors : x.views) rows.input(vectors);
   rows.result(loss, false);
   for (int pair = 0; pair < kPairs; ++pair) rows.result(distances[pair], false);
   rows.run(loops, &op);
 }
 
-// The loss of each row, and the distances that backward reads, which are 0 where a row is not kept.
+// The loss of each row, and the distances that backward reads; both are 0 where a row is not kept.
 std::tuple<Tensor, Tensor, Tensor, Tensor> triplet_margin_loss(
     const Tensor& anchor, const Tensor& positive, const Tensor& negative, const std::optional<Tensor>& keep,
     double margin, double p, double eps, bool swap) {
@@ -316,10 +317,10 @@ void differentiate(const Vectors& x, const Op& op, const View& grad, const View*
   loops.prepare = pick<&prepare<C>>();
   loops.map_rows = pick<&map_rows<C>>();
   loops.map_columns = pick<&map_columns<C>>();
-  Rowwise<C> rows(x.shape, -1, x.of[0]);
-  for (const View& vectors : x.of) rows.input(vectors);
-  rows.given(grad, false);
-  for (int pair = 0; pair < (op.swap ? 3 : 2); ++pair) rows.given(distances[pair], false);
+  Rowwise<C> rows(x.shape, -1, x.views[0]);
+  for (const View& vectors : x.views) rows.input(vectors);
+  rows.row_input(grad, false);
+  for (int pair = 0; pair < (op.swap ? 3 : 2); ++pair) rows.row_input(distances[pair], false);
   for (int i = 0; i < 3; ++i) rows.output(View(slopes[i]), needed[i]);
   rows.run(loops, &op);
 }
@@ -338,8 +339,8 @@ std::tuple<Tensor, Tensor, Tensor> triplet_margin_loss_backward(
   const bool needed[] = {need_anchor, need_positive, need_negative};
   const Tensor* operands[] = {&anchor, &positive, &negative};
   const auto make = [&](int i) {
-    return needed[i] ? output_like(x.shape, x.of[i].dtype, *operands[i], x.of[i])
-                     : empty_vector(x.of[i].dtype, *operands[i]);
+    return needed[i] ? output_like(x.shape, x.views[i].dtype, *operands[i], x.views[i])
+                     : empty_vector(x.views[i].dtype, *operands[i]);
   };
   const Tensor slopes[] = {make(0), make(1), make(2)};
   const bool in_double = x.type == DType::kDouble || g.dtype == DType::kDouble;

@@ -14,10 +14,10 @@ inline T select_pattern(bool ok, T x, T other) {
   }
 }
 
-// Whether all n indices are in range: then the loop over them needs no check.
+// True if all n indices are in range: then the loop over them needs no check.
 template <class I>
 bool all_in_range(const I* index, int64_t n, int64_t size) {
-  uint64_t outside = 0;  // its sign: some index is below 0, or not below size
+  uint64_t outside = 0;  // its sign bit is set if an index is below 0, or not below size
 #pragma omp simd reduction(| : outside)
   for (int64_t j = 0; j < n; ++j) {
     const uint64_t at = static_cast<uint64_t>(as_signed(index[j]));
@@ -29,13 +29,13 @@ bool all_in_range(const I* index, int64_t n, int64_t size) {
 template <class T, class I>
 inline T gather_one(const char* from, int64_t jump, int64_t size, I index, T fill) {
   const bool ok = in_range(index, size);
-  const int64_t at = ok ? as_signed(index) : 0;  // element 0 is read and dropped: a branch might be guessed wrong
+  const int64_t at = ok ? as_signed(index) : 0;  // element 0 is read and dropped: a branch might be mispredicted
   T value;
   std::memcpy(&value, from + at * jump, sizeof(T));
   return select_pattern(ok, value, fill);
 }
 
-// n elements of one run: input[j * step + index[j] * jump]
+// n elements of one run: out[j] = input[j * step + index[j] * jump]
 template <class T, class I>
 void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, const I* index, int64_t n, T fill, T* out) {
   if (step == 0 && jump == sizeof(T) && all_in_range(index, n, size)) {
@@ -46,8 +46,8 @@ void gather_run(const char* from, int64_t step, int64_t jump, int64_t size, cons
   for (int64_t j = 0; j < n; ++j, from += step) out[j] = gather_one(from, jump, size, index[j], fill);
 }
 
-// The same for whole runs of a few elements, `lead` bytes apart: to find by division where each begins would take
-// longer than to copy it.
+// Gathers complete runs of a few elements, `lead` bytes apart: a division for the start of each would take longer than
+// the copy.
 template <class T, class I>
 void gather_short_runs(const char* from, int64_t lead, int64_t step, int64_t jump, int64_t size, const I* index,
                        int64_t runs, int64_t run, T fill, T* out) {
@@ -55,8 +55,8 @@ void gather_short_runs(const char* from, int64_t lead, int64_t step, int64_t jum
     for (int64_t j = 0; j < run; ++j) out[j] = gather_one(from + j * step, jump, size, index[j], fill);
 }
 
-constexpr int64_t kFew = 32;  // elements of a short run
-constexpr int64_t kRowBytes = 16384;  // a row to read and the next one stay in the L1 cache
+constexpr int64_t kShortElements = 32;  // a run of fewer elements is short
+constexpr int64_t kRowBytes = 16384;  // a row and the next one stay in the L1 cache
 
 }  // namespace
 
@@ -65,12 +65,12 @@ void gather_elements(const BitView& input, int dim, const BitView& index, bool n
   const int64_t numel = shape.numel(), size = input.size[dim], jump = input.stride[dim] * input.width;
   if (numel == 0) return;
   if (size == 0) return fill_all(out, numel, input.width, fill);
-  Walk walk;  // where an element lies in the input, but for its index
+  Walk walk;  // the offset of an element in the input, without its index
   for (int d = index.ndim - 1; d >= 0; --d) walk.push(index.size[d], d == dim ? 0 : input.stride[d] * input.width);
   const int64_t run = walk.ndim ? walk.size[0] : 1, step = walk.ndim ? walk.stride[0] : 0;
-  // Rows of the input that are contiguous, and of which about all is read.
-  const bool together = step == 0 && jump == input.width && run >= size / 2 && size * jump <= kRowBytes;
-  const int64_t row = together ? size * jump : 0;
+  // Rows of the input that are contiguous and almost entirely read.
+  const bool rows_contiguous = step == 0 && jump == input.width && run >= size / 2 && size * jump <= kRowBytes;
+  const int64_t row = rows_contiguous ? size * jump : 0;
   by_any_width(input.width, [&](auto t) {
     using T = decltype(t);
     by_index(narrow, [&](auto i) {
@@ -85,24 +85,25 @@ void gather_elements(const BitView& input, int dim, const BitView& index, bool n
         indices.prime(buffer);
         for (int64_t at = begin * kChunk, stop = std::min(end * kChunk, numel); at < stop; at += kChunk) {
           const int64_t n = std::min(kChunk, stop - at);
-          const I* numbers = indices.fetch(at, n, at + kAhead, buffer);
+          const I* index_values = indices.fetch(at, n, at + kAhead, buffer);
           for (int64_t done = 0; done < n;) {
             const int64_t length = std::min(n - done, run - (at + done) % run);
             const char* from = input.data + walk.offset(at + done);
-            if (const int64_t runs = (n - done) / run; walk.ndim == 2 && length == run && run < kFew && runs > 1) {
-              gather_short(from, walk.stride[1], step, jump, size, numbers + done, runs, run, pattern<T>(fill),
+            if (const int64_t runs = (n - done) / run; walk.ndim == 2 && length == run && run < kShortElements &&
+                runs > 1) {
+              gather_short(from, walk.stride[1], step, jump, size, index_values + done, runs, run, pattern<T>(fill),
                            to + at + done);
               done += runs * run;
               continue;
             }
-            // Prefetch the next row, in step with this one: elements of a row are read in random order, which the
-            // hardware cannot foresee.
+            // This prefetches the next row at the pace of the current one: elements of a row are read in random order,
+            // which the hardware cannot predict.
             if (row > 0 && at + done + run < numel) {
               const int64_t begin = (at + done) % run * size / run * jump, end = begin + length * size / run * jump;
               const char* next = input.data + walk.offset(at + done + run);
               for (int64_t byte = begin; byte < end; byte += 64) __builtin_prefetch(next + byte);
             }
-            gather(from, step, jump, size, numbers + done, length, pattern<T>(fill), to + at + done);
+            gather(from, step, jump, size, index_values + done, length, pattern<T>(fill), to + at + done);
             done += length;
           }
         }

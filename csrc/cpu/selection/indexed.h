@@ -1,4 +1,4 @@
-// Elements that an index names: reading them, and adding up their gradients.
+// Gathers elements by an index, and adds their gradients up.
 #pragma once
 
 #include "common/index.h"
@@ -6,7 +6,7 @@
 
 namespace safeops::cpu {
 
-// An index tensor: int32 or int64, read in chunks as the unsigned pattern; a negative one is then out of range too.
+// An index tensor, int32 or int64. It is read in chunks as unsigned patterns, so that a negative index is out of range.
 struct Index {
   bool narrow;
   BitView bits;
@@ -23,11 +23,11 @@ void by_index(bool narrow, const F& f) {
     f(uint64_t{});
 }
 
-// index as int64, sign kept
+// The index as int64, sign kept.
 inline int64_t as_signed(uint32_t i) { return static_cast<int32_t>(i); }
 inline int64_t as_signed(uint64_t i) { return static_cast<int64_t>(i); }
 
-// 0 <= i < size, also for sizes that an int32 cannot reach
+// 0 <= i < size, also for sizes beyond int32.
 template <class I>
 inline bool in_range(I i, int64_t size) {
   return static_cast<uint64_t>(as_signed(i)) < static_cast<uint64_t>(size);
@@ -36,8 +36,8 @@ inline bool in_range(I i, int64_t size) {
 // out[...] = input[..., index[...], ...] along `dim`, `fill` where the index is out of range. `out` is contiguous.
 void gather_elements(const BitView& input, int dim, const BitView& index, bool narrow, char* out, uint64_t fill);
 
-// The other way: gradients added up at their index along `dim` of a contiguous dx of `size`. Any shape of index with
-// index.size[d] <= size[d] beside dim. Bitwise the same for any number of threads.
+// The transpose: adds gradients up at their index along `dim` of a contiguous dx of `size`. Every other dim of the
+// index must be at most as large as in dx. The result is bitwise the same for any number of threads.
 void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, const Shape& size, const View& dx);
 
 }  // namespace safeops::cpu

@@ -1,6 +1,6 @@
-// values[k] = the k-th kept row of input, index[k] = its number, count = how many there are; and back.
-// I/O: read mask (twice with several threads: each slice must know where it begins), read the kept rows, write values
-// and index.
+// values[k] = the k-th kept row of input, index[k] = its row number, count = the number of kept rows; and the backward.
+// I/O: read mask (twice with several threads, since each slice must know where it begins), read the kept rows, write
+// values and index.
 #include <atomic>
 
 #include "cpu/selection/pack.h"
@@ -16,13 +16,13 @@ struct Compaction {
   int64_t capacity;
   int64_t* index;
 
-  // Packs [start, stop) of the mask from slot `first` on: pack(mask bytes, at, n, slot, room) for each chunk.
-  // Returns the slot behind the last one, counting on beyond the capacity; where slices were counted beforehand nothing
-  // needs that, and the loop ends with the last slot.
+  // Packs [start, stop) of the mask from slot `first` on: pack(mask bytes, at, n, slot, room) for each chunk. Returns
+  // the slot after the last one, counted beyond the capacity too; if slices were counted beforehand nothing needs that,
+  // and the loop ends with the last slot.
   template <class P>
   int64_t run(int64_t start, int64_t stop, int64_t first, const P& pack) const {
     const Count count_kept = find_count();
-    // Other slices' slots are not to be touched.
+    // The slots of other slices must not be written.
     const int64_t limit = slices.limit(start, capacity);
     alignas(64) uint8_t buffer[kBuffer];
     mask.prime(buffer);
@@ -43,7 +43,7 @@ struct Compaction {
   }
 };
 
-// One element a row.
+// Rows of one element.
 template <class T>
 int64_t compact_elements(const Compaction& work, const View& input, const Shape& shape, char* values) {
   Source<T> x;
@@ -56,7 +56,7 @@ int64_t compact_elements(const Compaction& work, const View& input, const Shape&
     x.prime(buffer);
     const int64_t end = work.run(start, stop, first,
                                  [&](const uint8_t* m, int64_t at, int64_t n, int64_t k, int64_t room) {
-      // Not prefetched: where the mask is sparse, most of the input is never read.
+      // The input is not prefetched: with a sparse mask most of it is never read.
       return pack(m, x.fetch(at, n, INT64_MAX, buffer), n, at, out + k, work.index + k, room);
     });
     if (!work.slices.counted()) total = end;
@@ -97,14 +97,14 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
   const Tensor values = on_huge_pages(new_like(out, input), capacity * rows.bytes);
   const Tensor index = new_output(slots, DType::kLong, input), count = empty(scalar, DType::kLong, input);
   char* packed = View(values).data;
-  int64_t* numbers = reinterpret_cast<int64_t*>(View(index).data);
+  int64_t* index_data = reinterpret_cast<int64_t*>(View(index).data);
   int64_t& kept = *reinterpret_cast<int64_t*>(View(count).data);
   kept = 0;
   if (n > 0) {
     Source<uint8_t> keep;
     keep.bind(m, lead, Order::contiguous(lead));
     const Slices slices(keep, n);
-    const Compaction work{keep, slices, capacity, numbers};
+    const Compaction work{keep, slices, capacity, index_data};
     if (x.ndim == m.ndim && x.width <= 8)
       by_width(x.width, [&](auto t) { kept = compact_elements<decltype(t)>(work, x.view(), lead, packed); });
     else
@@ -113,18 +113,18 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
   const int64_t used = std::min(kept, capacity);
   fill_all(packed + used * rows.bytes, (capacity - used) * (rows.bytes / x.width), x.width,
            fill_bits(fill_value, input));
-  fill_all(reinterpret_cast<char*>(numbers + used), capacity - used, 8, ~uint64_t{0});
+  fill_all(reinterpret_cast<char*>(index_data + used), capacity - used, 8, ~uint64_t{0});
   return {values, index, count};
 }
 
 // ---- backward
 
-// Which row each slot belongs to: as unsigned, an unused slot's -1 lies beyond every row.
+// The row of each slot. As unsigned numbers, -1 of unused slots lies beyond every row.
 struct Slots {
   const uint64_t* index;
   int64_t count;
 
-  // The first slot of [from, to) that belongs to `row` or a later one; they must ascend, as the forward makes them.
+  // The first slot of [from, to) whose row is `row` or a later one; rows must ascend, as the forward makes them.
   int64_t lower(int64_t row, int64_t from, int64_t to) const {
     return std::lower_bound(index + from, index + to, static_cast<uint64_t>(row)) - index;
   }
@@ -138,8 +138,8 @@ struct Slots {
   }
 };
 
-// flags[i] = one of the slots belongs to row + i. Returns 1, and does nothing, where they do not ascend or leave the n
-// rows.
+// flags[i] = 1 if one of the slots belongs to row + i. Returns 1, and writes nothing, where slots do not ascend or
+// leave the n rows.
 int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n, uint8_t* flags) {
   uint64_t wrong = 0;
   _Pragma("omp simd reduction(+ : wrong)")
@@ -150,7 +150,7 @@ int64_t flag_loop(const uint64_t* index, int64_t slots, uint64_t row, int64_t n,
   return 0;
 }
 
-// Chunk by chunk: the slots' rows as a mask again, and grad merged into zeros. False where the slots do not ascend.
+// Chunk by chunk, the slots' rows become a mask again, and grad is merged into zeros. False where slots do not ascend.
 template <class T>
 bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T* out) {
   std::atomic<bool> sorted{true};
@@ -183,7 +183,7 @@ bool expand_elements(const Slots& slots, int64_t rows, const Source<T>& grad, T*
   return sorted && slots.none_from(rows);
 }
 
-// Block by block: zeros, and while they are in the cache the rows that are kept. False where the slots do not ascend.
+// Each block is zeroed, and while it is in the cache the kept rows are copied. False where the slots do not ascend.
 bool expand_rows(const Slots& slots, int64_t rows, const Rows& grad, char* out) {
   const int64_t bytes = grad.bytes, block = std::max<int64_t>(1, kGrain / 2 / bytes);
   std::atomic<bool> sorted{true};
@@ -192,8 +192,8 @@ bool expand_rows(const Slots& slots, int64_t rows, const Rows& grad, char* out) 
     int64_t k = slots.lower(begin * block);
     for (int64_t row = begin * block; row < stop; row += block) {
       const int64_t beyond = std::min(row + block, stop);
-      const bool whole = block == 1 && k < slots.count && slots.index[k] == static_cast<uint64_t>(row);
-      if (!whole) std::memset(out + row * bytes, 0, (beyond - row) * bytes);
+      const bool one_row = block == 1 && k < slots.count && slots.index[k] == static_cast<uint64_t>(row);
+      if (!one_row) std::memset(out + row * bytes, 0, (beyond - row) * bytes);
       for (; k < slots.count && slots.index[k] < static_cast<uint64_t>(beyond); ++k) {
         if (slots.index[k] < static_cast<uint64_t>(row)) {
           sorted = false;
@@ -225,7 +225,7 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
   char* out = View(dx).data;
   std::vector<uint64_t> packed;
   Slots slots{reinterpret_cast<const uint64_t*>(slot_index.data), g.size[0]};
-  if (slots.count > 1 && slot_index.strides[0] != 1) {  // never the forward's own
+  if (slots.count > 1 && slot_index.strides[0] != 1) {  // never for the forward's index
     for (int64_t k = 0; k < slots.count; ++k) packed.push_back(slots.index[k * slot_index.strides[0]]);
     slots.index = packed.data();
   }
@@ -240,7 +240,7 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
     });
   else
     done = expand_rows(slots, rows, from, out);
-  if (!done) {  // slots in another order than the forward's
+  if (!done) {  // slots are in another order than the forward's
     fill_all(out, rows, from.bytes, 0);
     for (int64_t k = 0; k < slots.count; ++k)
       if (slots.index[k] < static_cast<uint64_t>(rows))

@@ -1,5 +1,5 @@
-// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], the rank counted in the order of the
-// elements, whatever their layout. Backward: the same selection of the gradient, and its kept elements packed.
+// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], where ranks count kept elements in the
+// order of the shape. The backward masks the gradient for input, and packs its kept elements for source.
 // I/O: read mask (twice with several threads), read input, read source, write out.
 #include "cpu/selection/pack.h"
 #include "cpu/selection/patterns.h"
@@ -19,12 +19,12 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
   const View flags(mask);
   STD_TORCH_CHECK(dtype_code(input) == dtype_code(source), "_masked_scatter: input and source must have one dtype");
   BitView x(input), s(source);
-  const int64_t was = x.width;
+  const int64_t element_width = x.width;
   const Shape full = broadcast(x.shape(), flags.shape());
-  const Tensor result = on_huge_pages(laid_like(full, input), full.numel() * was);
+  const Tensor result = on_huge_pages(laid_like(full, input), full.numel() * element_width);
   BitView out(result);
   x.split(), s.split(), out.split();
-  const BitView m = mask_bits(flags, was == 16);
+  const BitView m = mask_bits(flags, element_width == 16);
   const Shape shape = out.shape();
   const int64_t numel = shape.numel(), available = s.numel();
   if (numel == 0) return result;
@@ -49,7 +49,7 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
         const int64_t n = std::min(kChunk, stop - at);
         const uint8_t* flag = keep.fetch(at, n, at + kAhead, flag_buffer);
         const T* old = from.fetch(at, n, at + kAhead, values);
-        const int64_t wanted = count_kept(flag, n), most = std::min(wanted, available - k);
+        const int64_t kept = count_kept(flag, n), most = std::min(kept, available - k);
         T* target = to.target(at, results);
         if (most <= 0) {
           std::memcpy(target, old, n * sizeof(T));
@@ -59,7 +59,7 @@ Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& m
           merge(flag, old, next, most, readable, n, target);
         }
         to.commit(at, n, target);
-        k += wanted;
+        k += kept;
       }
     });
   });
@@ -70,14 +70,14 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
                                                    const std::vector<int64_t>& source_size) {
   const View flags(mask);
   BitView g(grad);
-  const int64_t was = g.width;
+  const int64_t element_width = g.width;
   const Shape source(static_cast<int>(source_size.size()), source_size.data());
-  const Tensor d_input = on_huge_pages(new_like(g.shape(), grad), g.numel() * was);
-  const Tensor d_source = on_huge_pages(new_like(source, grad), source.numel() * was);
+  const Tensor d_input = on_huge_pages(new_like(g.shape(), grad), g.numel() * element_width);
+  const Tensor d_source = on_huge_pages(new_like(source, grad), source.numel() * element_width);
   g.split();
-  const BitView m = mask_bits(flags, was == 16);
+  const BitView m = mask_bits(flags, element_width == 16);
   const Shape shape = g.shape();
-  const int64_t numel = shape.numel(), available = source.numel() * (was / g.width);
+  const int64_t numel = shape.numel(), available = source.numel() * (element_width / g.width);
   int64_t used = 0;
   if (numel > 0) {
     const Order order = Order::contiguous(shape);
@@ -102,9 +102,9 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
           const int64_t n = std::min(kChunk, stop - at);
           const uint8_t* flag = keep.fetch(at, n, at + kAhead, flag_buffer);
           const T* x = from.fetch(at, n, at + kAhead, values);
-          const int64_t wanted = count_kept(flag, n), room = std::max<int64_t>(0, limit - k);
+          const int64_t kept = count_kept(flag, n), room = std::max<int64_t>(0, limit - k);
           if (room > 0) pack(flag, x, n, at, ds + k, nullptr, room);
-          if (k + wanted <= available) {
+          if (k + kept <= available) {
             drop(flag, x, n, dx + at);
           } else {  // source ends here: from then on the output was input
             for (int64_t i = 0, rank = k; i < n; ++i) {
@@ -112,7 +112,7 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
               rank += flag[i] != 0;
             }
           }
-          k += wanted;
+          k += kept;
         }
         if (!slices.counted()) used = k;
       });

@@ -46,11 +46,11 @@ template Pack<uint16_t> find_pack<uint16_t>(bool, bool);
 template Pack<uint32_t> find_pack<uint32_t>(bool, bool);
 template Pack<uint64_t> find_pack<uint64_t>(bool, bool);
 
-// A slice is so long that the few elements which pack_last takes one by one at its end cost nothing that shows.
+// Slices are so long that the elements which pack_last takes one by one at their end do not matter.
 Slices::Slices(const Source<uint8_t>& mask, int64_t numel_, bool total) : numel(numel_), length(kGrain), count(1) {
-  const bool alone = numel <= length || torch::stable::get_num_threads() == 1;
-  if (alone && !total) return;
-  if (alone)
+  const bool single = numel <= length || torch::stable::get_num_threads() == 1;
+  if (single && !total) return;
+  if (single)
     length = std::max<int64_t>(1, numel);
   else
     count = (numel + length - 1) / length;

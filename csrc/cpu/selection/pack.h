@@ -1,4 +1,4 @@
-// Which elements a mask keeps, and where they go: counting them, packing them together, and putting them back.
+// Loops over masks: they count the kept elements, pack them together, and put them back.
 #pragma once
 
 #include <vector>
@@ -8,25 +8,25 @@
 
 namespace safeops::cpu {
 
-// Kept elements among n mask bytes.
+// Counts the kept elements among n mask bytes.
 using Count = int64_t (*)(const uint8_t* mask, int64_t n);
 Count find_count();
 
-// Packs x[i] where mask[i] to `out` and base + i to `index`, in order, at most `room` of them. Returns how many.
-// Either output may be absent: x or index is then null. Slots below `room` beyond the result may be overwritten.
+// Packs x[i] where mask[i] to `out` and base + i to `index`, in order, at most `room` of them, and returns their
+// number. Either output may be absent: x or index is then null. Slots below `room` after the result may be overwritten.
 template <class T>
 using Pack = int64_t (*)(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index,
                          int64_t room);
 template <class T> Pack<T> find_pack(bool values, bool index);
 
-// out[i] = mask[i] ? the next of source : x[i], for `most` (> 0) of source, then x[i]. `readable` elements of source
-// may be read, at least `most`.
+// out[i] = mask[i] ? the next element of source : x[i], until `most` (> 0) of source are used, then x[i]. `readable`
+// elements of source may be read, at least `most`.
 template <class T>
 using Merge = void (*)(const uint8_t* mask, const T* x, const T* source, int64_t most, int64_t readable, int64_t n,
                        T* out);
 template <class T> Merge<T> find_merge();
 
-// A mask cut into slices whose first ranks are known, so that each can be packed by itself. One slice alone is not
+// A mask cut into slices whose first ranks are counted, so that each can be packed independently. A single slice is not
 // counted, unless the total is wanted.
 struct Slices {
   int64_t numel, length, count;

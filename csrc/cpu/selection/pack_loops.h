@@ -1,5 +1,5 @@
-// The loops of pack.cpp. Eight mask bytes become a byte of bits, for which a table has the positions of the set ones.
-// No step has a branch for a single element: of a half-full mask every second one would be guessed wrong.
+// The loops of pack.cpp. Eight mask bytes become a byte of bits, and a table has the positions of its set bits. No step
+// branches on a single element: with a half-full mask every second branch would be mispredicted.
 #pragma once
 
 #include "cpu/selection/pack.h"
@@ -18,8 +18,8 @@ inline int64_t count_loop(const uint8_t* mask, int64_t n) {
   return kept;
 }
 
-// One by one, but eight mask bytes in a single step where they keep nothing: for the end of the output, which whole
-// vectors would overrun.
+// Packs elements one by one, but skips eight mask bytes at once where they keep nothing. It serves the end of the
+// output, which whole vectors would overrun.
 template <class T, bool kValues, bool kIndex>
 int64_t pack_last(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index, int64_t room) {
   int64_t k = 0;
@@ -40,7 +40,7 @@ int64_t pack_last(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* o
   return k;
 }
 
-// Every element is written where the next kept one belongs; only a kept one moves that place.
+// Every element is written to the next free slot; only a kept one advances it.
 template <class T, bool kValues, bool kIndex>
 int64_t pack_plain(const uint8_t* mask, const T* x, int64_t n, int64_t base, T* out, int64_t* index, int64_t room) {
   if (room <= n) return pack_last<T, kValues, kIndex>(mask, x, n, base, out, index, room);
@@ -67,15 +67,16 @@ void merge_plain(const uint8_t* mask, const T* x, const T* source, int64_t most,
 
 #ifdef SAFEOPS_X86
 
-// Of each byte: its set bits, lowest first, a byte each; and of each bit, how many set ones lie below it.
+// For each byte of mask bits: the positions of its set bits, lowest first, one per byte; and for each of its bits the
+// number of set bits below it.
 struct Lanes {
-  uint64_t of[256], rank[256];
-  constexpr Lanes() : of(), rank() {
+  uint64_t positions[256], rank[256];
+  constexpr Lanes() : positions(), rank() {
     for (int bits = 0; bits < 256; ++bits) {
       uint64_t k = 0;
       for (int lane = 0; lane < 8; ++lane) {
         rank[bits] |= k << (8 * lane);
-        if (bits >> lane & 1) of[bits] |= static_cast<uint64_t>(lane) << (8 * k++);
+        if (bits >> lane & 1) positions[bits] |= static_cast<uint64_t>(lane) << (8 * k++);
       }
     }
   }
@@ -87,19 +88,19 @@ SAFEOPS_PACK_AVX2 inline __m256i load(const void* from) {
 }
 SAFEOPS_PACK_AVX2 inline void store(void* to, __m256i x) { _mm256_storeu_si256(static_cast<__m256i*>(to), x); }
 SAFEOPS_PACK_AVX2 inline __m128i lanes_of(uint32_t bits) {
-  return _mm_cvtsi64_si128(static_cast<long long>(kLanes.of[bits]));
+  return _mm_cvtsi64_si128(static_cast<long long>(kLanes.positions[bits]));
 }
 SAFEOPS_PACK_AVX2 inline __m128i ranks_of(uint32_t bits) {
   return _mm_cvtsi64_si128(static_cast<long long>(kLanes.rank[bits]));
 }
 
-// The kept bytes of 32, as bits.
+// The truth of 32 mask bytes, as bits.
 SAFEOPS_PACK_AVX2 inline uint32_t bits_of_mask(const uint8_t* mask) {
   const __m256i dropped = _mm256_cmpeq_epi8(load(mask), _mm256_setzero_si256());
   return ~static_cast<uint32_t>(_mm256_movemask_epi8(dropped));
 }
 
-// x[lanes[i]] of four elements of 8 bytes; of eight of the smaller ones.
+// x[lanes[i]] for four elements of 8 bytes, or eight smaller ones.
 SAFEOPS_PACK_AVX2 inline __m256i permute_four(const uint64_t* x, __m128i lanes) {
   const __m256i twice = _mm256_slli_epi64(_mm256_cvtepu8_epi64(lanes), 1);  // the halves of lane l: 2l, 2l + 1
   const __m256i next = _mm256_slli_epi64(_mm256_add_epi64(twice, _mm256_set1_epi64x(1)), 32);
@@ -132,7 +133,7 @@ SAFEOPS_PACK_AVX2 inline void pack_eight(uint32_t bits, const T* x, T* out) {
   }
 }
 
-// out[i] = mask[i] ? the next of source : x[i], eight of them; reads eight of source.
+// out[i] = mask[i] ? the next element of source : x[i], for eight elements; reads eight of source.
 template <class T>
 SAFEOPS_PACK_AVX2 inline void merge_eight(uint32_t bits, const uint8_t* mask, const T* x, const T* source, T* out) {
   const __m128i flags = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(mask));

@@ -1,5 +1,5 @@
-// Elements as bit patterns. The selection ops move elements and compute nothing, so any dtype of 1, 2, 4, 8 or 16 bytes
-// will do.
+// Elements as bit patterns. The selection ops move elements and compute nothing, so one pattern of 1, 2, 4, 8 or 16
+// bytes serves every dtype of that width.
 #pragma once
 
 #include "common/elements.h"
@@ -41,7 +41,7 @@ void by_any_width(int64_t bytes, const F& f) {
     by_width(bytes, f);
 }
 
-// A view whose dims may be changed: owns its sizes and strides.
+// A view that owns its sizes and strides, so that its dims may be changed.
 struct BitView {
   int ndim;
   int64_t size[kMaxDims], stride[kMaxDims];
@@ -50,12 +50,12 @@ struct BitView {
 
   explicit BitView(const Tensor& t) : BitView(View(t), element_bytes(t)) {}
 
-  // A 0-dim tensor as a vector of one.
+  // Turns a 0-dim tensor into a vector of one element.
   void make_vector() {
     if (ndim == 0) push(1, 1);
   }
 
-  // Elements of 16 bytes as two of 8 along a further dim.
+  // Turns elements of 16 bytes into two of 8 along a further dim.
   void split() {
     if (width != 16) return;
     for (int d = 0; d < ndim; ++d) stride[d] *= 2;
@@ -96,7 +96,7 @@ struct BitView {
   }
 };
 
-// A mask beside elements that may have been split in two.
+// The mask of elements that may have been split in two.
 inline BitView mask_bits(const View& mask, bool split) {
   STD_TORCH_CHECK(mask.dtype == DType::kBool, "safeops: a mask must be bool");
   BitView m(mask, 1);
@@ -112,7 +112,7 @@ T pattern(uint64_t fill) {
     return static_cast<T>(fill);
 }
 
-// n elements of `width` bytes, from several threads where there are many.
+// Fills n elements of `width` bytes, with several threads if there are many.
 inline void fill_all(char* dst, int64_t n, int64_t width, uint64_t fill) {
   if (n <= 0) return;
   parallel((n + kChunk - 1) / kChunk, kChunk, [&](int64_t begin, int64_t end) {

@@ -30,12 +30,12 @@ inline void copy_run(char* to, const char* from, int64_t bytes) {
   }
 }
 
-// A tensor as rows: its first dims number them, the others are their elements.
+// A tensor as rows: its leading dims number the rows, the others number a row's elements.
 struct Rows {
   const char* data;
   Walk lead, inner;   // in bytes; `inner` without the run
-  int64_t run;        // bytes that lie together
-  int64_t bytes;      // of a whole row, packed
+  int64_t run;        // contiguous bytes
+  int64_t bytes;      // of a row, packed
   int64_t width;      // of an element
 
   Rows(const BitView& x, int lead_dims) : data(x.data), run(x.width), bytes(x.width), width(x.width) {
@@ -51,9 +51,8 @@ struct Rows {
 
   const char* at(int64_t row) const { return data + lead.offset(row); }
 
-  // Rows come in random order, so each is prefetched before its turn; of a long run only the beginning, because the
-  // hardware foresees the rest.
-  // (Inlined by force: gcc drops the call of a function that only prefetches.)
+  // Rows come in random order, so each is prefetched before its turn. Only the beginning of a long run is, since the
+  // hardware predicts the rest. (Inlined by force: gcc drops the call of a function that only prefetches.)
   __attribute__((always_inline)) void prefetch(int64_t row) const {
     const char* from = at(row);
     for (int64_t byte = 0, end = std::min(run, kShortRun); byte < end; byte += 64) __builtin_prefetch(from + byte);
@@ -78,7 +77,7 @@ struct Rows {
     return to;
   }
 
-  // n elements that do not lie together.
+  // Copies n elements that are not contiguous.
   char* copy_elements(const char* from, int64_t step, int64_t n, char* to) const {
     by_any_width(width, [&](auto t) {
       using T = decltype(t);
@@ -94,7 +93,7 @@ struct Rows {
 
 constexpr int64_t kRowsAhead = 16;
 
-// to[k] = row number index[k], n of them, all in range.
+// to[k] = row number index[k], for n indices, all in range.
 inline void gather_rows(const Rows& rows, const int64_t* index, int64_t n, char* to) {
   for (int64_t k = 0; k < n; ++k, to += rows.bytes) {
     if (k + kRowsAhead < n) rows.prefetch(index[k + kRowsAhead]);

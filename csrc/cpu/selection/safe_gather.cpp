@@ -1,5 +1,5 @@
 // out[..., i, ...] = input[..., index[..., i, ...], ...] along dim, fill_value where the index is out of range.
-// I/O: read index, read what it names, write out. Backward: read grad and index, write dx.
+// I/O: read index and the elements that it names, write out. Backward: read grad and index, write dx.
 #include "cpu/selection/indexed.h"
 
 namespace safeops::cpu {
@@ -24,19 +24,19 @@ Tensor safe_gather(const Tensor& input, const Tensor& index, int64_t dim, double
 Tensor safe_gather_backward(const Tensor& grad, const Tensor& index, int64_t dim, const std::vector<int64_t>& size,
                             std::optional<ScalarType> dtype) {
   BitView g(grad);
-  const DType own = View(grad).dtype;
+  const DType grad_dtype = View(grad).dtype;
   STD_TORCH_CHECK(View(grad).is_floating(), "_safe_gather_backward: grad must be floating point");
   Index at(index);
   Shape shape(static_cast<int>(size.size()), size.data());
   const int d = resolve_dim(dim, shape.ndim);
-  const Tensor dx = new_output(shape, floating(dtype, own), grad);
+  const Tensor dx = new_output(shape, floating(dtype, grad_dtype), grad);
   STD_TORCH_CHECK(at.bits.shape().is(g.ndim, g.size), "_safe_gather_backward: index and grad differ in shape");
   if (shape.ndim == 0) shape.size[shape.ndim++] = 1;
   at.bits.make_vector();
   g.make_vector();
   STD_TORCH_CHECK(at.bits.ndim == shape.ndim, "_safe_gather_backward: index must have as many dims as size");
   View v = g.view();
-  v.dtype = own;
+  v.dtype = grad_dtype;
   scatter_add(v, d, at.bits, at.narrow, shape, View(dx));
   return dx;
 }

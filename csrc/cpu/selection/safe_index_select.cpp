@@ -1,5 +1,5 @@
 // out[..., k, ...] = input[..., index[k], ...] along dim, fill_value where the index is out of range.
-// I/O: read the rows that are named, write out. Backward: read grad once, write dx once.
+// I/O: read the rows that the index names, write out. Backward: read grad once, write dx once.
 #include "cpu/selection/indexed.h"
 #include "cpu/selection/row_copy.h"
 
@@ -26,13 +26,13 @@ void select_rows(const Rows& rows, int64_t outer, int64_t length, const Source<I
     index.prime(buffer);
     for (int64_t at = begin * step, stop = std::min(end * step, total); at < stop;) {
       const int64_t o = at / picks, k = at % picks, n = std::min({step, stop - at, picks - k});
-      const I* numbers = index.fetch(k, n, INT64_MAX, buffer);
+      const I* index_values = index.fetch(k, n, INT64_MAX, buffer);
       char* to = out + at * rows.bytes;
       for (int64_t i = 0; i < n; ++i, to += rows.bytes) {
-        if (i + kRowsAhead < n && in_range(numbers[i + kRowsAhead], length))
-          rows.prefetch(o * length + as_signed(numbers[i + kRowsAhead]));
-        if (in_range(numbers[i], length))
-          rows.copy(rows.at(o * length + as_signed(numbers[i])), to);
+        if (i + kRowsAhead < n && in_range(index_values[i + kRowsAhead], length))
+          rows.prefetch(o * length + as_signed(index_values[i + kRowsAhead]));
+        if (in_range(index_values[i], length))
+          rows.copy(rows.at(o * length + as_signed(index_values[i])), to);
         else if (fill == 0)
           std::memset(to, 0, rows.bytes);
         else
@@ -67,9 +67,9 @@ Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, 
     const Rows rows(x, d + 1);
     const Shape line = picked.bits.shape();
     by_index(picked.narrow, [&](auto i) {
-      Source<decltype(i)> numbers;
-      numbers.bind(picked.bits.view(), line, Order::contiguous(line));
-      select_rows(rows, x.count(0, d), x.size[d], numbers, picks, fill, x.width, out);
+      Source<decltype(i)> index_values;
+      index_values.bind(picked.bits.view(), line, Order::contiguous(line));
+      select_rows(rows, x.count(0, d), x.size[d], index_values, picks, fill, x.width, out);
     });
   }
   return result;
@@ -79,7 +79,7 @@ Tensor safe_index_select(const Tensor& input, const Tensor& index, int64_t dim, 
 
 constexpr int64_t kPicksAhead = 8;
 
-// Which picks name each destination, in order: a counting sort.
+// A counting sort: for each destination the picks that name it, in order.
 struct Sorted {
   std::vector<int64_t> first, pick;  // picks of destination i: pick[first[i]] to pick[first[i + 1] - 1]
 
@@ -97,9 +97,9 @@ struct Sorted {
     index.prime(buffer);
     for (int64_t at = 0; at < picks; at += kChunk) {
       const int64_t n = std::min(kChunk, picks - at);
-      const I* numbers = index.fetch(at, n, INT64_MAX, buffer);
+      const I* index_values = index.fetch(at, n, INT64_MAX, buffer);
       for (int64_t j = 0; j < n; ++j)
-        if (in_range(numbers[j], length)) f(as_signed(numbers[j]), at + j);
+        if (in_range(index_values[j], length)) f(as_signed(index_values[j]), at + j);
     }
   }
 };
@@ -121,7 +121,7 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
   const Convert store = find_store<double>(dx.dtype);
   const auto add = pick<&add_loop>();
   const int64_t count = sorted.first[length];  // picks that are in range
-  const int64_t line = grad.contiguous() && inner * width <= kShortRun ? inner * width : 0;  // bytes to ask for
+  const int64_t line = grad.contiguous() && inner * width <= kShortRun ? inner * width : 0;  // bytes to prefetch
   by_width(width, [&](auto t) {
     using T = decltype(t);
     Source<T> alone;  // a row taken once is copied
@@ -133,7 +133,7 @@ void add_rows(const View& grad, const Shape& shape, const Sorted& sorted, int64_
       alone.prime(plain);
       for (int64_t row = begin; row < end; ++row) {
         const int64_t o = row / length, i = row % length;
-        // The picks of the destinations to come are rows of grad in any order.
+        // The picks of later destinations are rows of grad in any order, so they are prefetched.
         const int64_t soon = std::min(count, sorted.first[i + 1] + kPicksAhead);
         for (int64_t k = sorted.first[i] + kPicksAhead; k < soon; ++k)
           for (int64_t at = 0; at < line; at += 64)
@@ -188,9 +188,9 @@ Tensor safe_index_select_backward(const Tensor& grad, const Tensor& index, int64
   }
   const Shape line = picked.bits.shape();
   by_index(picked.narrow, [&](auto i) {
-    Source<decltype(i)> numbers;
-    numbers.bind(picked.bits.view(), line, Order::contiguous(line));
-    const Sorted sorted(numbers, picks, shape.size[d]);
+    Source<decltype(i)> index_values;
+    index_values.bind(picked.bits.view(), line, Order::contiguous(line));
+    const Sorted sorted(index_values, picks, shape.size[d]);
     add_rows(v, g.shape(), sorted, g.count(0, d), picks, shape.size[d], inner, View(result));
   });
   return result;

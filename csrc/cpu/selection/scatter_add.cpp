@@ -7,31 +7,31 @@ namespace safeops::cpu {
 
 namespace {
 
-constexpr int64_t kWide = 32768;  // sums in double that still lie in the L2 cache
-constexpr int64_t kDummies = 16;  // sums for what is out of range, never read: several, not to wait for one another
+constexpr int64_t kWide = 32768;  // sums in double that still fit the L2 cache
+constexpr int64_t kDummies = 16;  // sums for indices out of range, never read; several, so that additions do not wait
 
-// Sums of one unit: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
+// Sums of one task: destinations [first, first + size) along dim, `tile` columns, `block` rows of the outer dims.
 template <class C>
 struct Sums {
   C* to;
   int64_t first, size, tile;
   C dummy[kDummies];
 
-  // g[j] at index[j], all of one row: T columns from `column` on, or with one column any number of indices.
-  // (Not inlined: the loops around it leave gcc too few registers for its own, which then takes 1.3 times as long.)
+  // Adds g[j] at index[j], for one row: `tile` columns from `column` on, or with one column any number of indices. (Not
+  // inlined: the loops around it leave gcc too few registers for its own, which then takes 1.3 times as long.)
   template <class I>
   __attribute__((noinline)) void add(C* row, const I* index, const C* g, int64_t n, int64_t column) {
     const int64_t columns = tile;
     for (int64_t j = 0; j < n; ++j) {
-      const uint64_t wanted = static_cast<uint64_t>(as_signed(index[j]));
-      const int64_t at = static_cast<int64_t>(wanted - static_cast<uint64_t>(first));
+      const uint64_t destination = static_cast<uint64_t>(as_signed(index[j]));
+      const int64_t at = static_cast<int64_t>(destination - static_cast<uint64_t>(first));
       const bool ok = static_cast<uint64_t>(at) < static_cast<uint64_t>(size);
       C* place = ok ? row + at * columns + (columns == 1 ? 0 : column + j) : dummy + j % kDummies;
       *place += g[j];
     }
   }
 
-  // The same for whole rows of a few indices each, in one column.
+  // Adds several rows of a few indices each, in one column.
   template <class I>
   __attribute__((noinline)) void add_rows(C* row, const I* index, const C* g, int64_t rows, int64_t picks) {
     for (; rows > 0; --rows, row += size, index += picks, g += picks)
@@ -45,10 +45,10 @@ struct Sums {
 struct Scatter {
   Shape size, sizes;      // of dx, of index
   int dim;
-  int64_t outer, picks, columns;  // of index: before dim, along dim, behind dim
-  int64_t length, stride;         // of dx: along dim, behind dim
-  bool exact;                     // index spans dx beside dim
-  Walk before, behind;            // where a position of index's dims before and behind dim lies in those of dx
+  int64_t outer, picks, columns;  // of index: before dim, along dim, after dim
+  int64_t length, stride;         // of dx: along dim, after dim
+  bool exact;                     // index spans dx in all dims but dim
+  Walk before, after;             // the offset in dx of an index position, for the dims before and after dim
   DType dtype;
   char* out;
 
@@ -72,7 +72,7 @@ struct Scatter {
           put(from, to + column * width, sums.tile);
         } else {
           for (int64_t t = 0; t < sums.tile; ++t)
-            put(from + t, to + behind.offset(column + t) * width, 1);
+            put(from + t, to + after.offset(column + t) * width, 1);
         }
       }
     }
@@ -89,36 +89,36 @@ void scatter_with(const Scatter& s, const View& grad, const View& index, int64_t
   const Convert store = find_store<C>(s.dtype);
   const int64_t blocks = (s.outer + block - 1) / block, tiles = (s.columns + tile - 1) / tile;
   const int64_t span = (s.length + ranges - 1) / ranges;
-  const int64_t share = block * s.picks * tile + block * span * tile;
+  const int64_t task_elements = block * s.picks * tile + block * span * tile;
   const bool in_place = !store && s.exact && block == 1 && tile == s.columns && s.length * tile > kWide;
-  parallel(blocks * tiles * ranges, share, [&](int64_t begin, int64_t end) {
+  parallel(blocks * tiles * ranges, task_elements, [&](int64_t begin, int64_t end) {
     alignas(64) C values[kBuffer];
-    alignas(64) I numbers[kBuffer];
+    alignas(64) I index_values[kBuffer];
     g.prime(values);
-    indices.prime(numbers);
+    indices.prime(index_values);
     std::vector<C> memory(in_place ? 0 : block * span * tile);
-    for (int64_t unit = begin; unit < end; ++unit) {
-      const int64_t row = unit / ranges / tiles * block, column = unit / ranges % tiles * tile;
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / ranges / tiles * block, column = task / ranges % tiles * tile;
       const int64_t rows = std::min(block, s.outer - row);
       Sums<C> sums;
-      sums.first = unit % ranges * span;
+      sums.first = task % ranges * span;
       sums.size = std::max<int64_t>(0, std::min(span, s.length - sums.first));
       sums.tile = std::min(tile, s.columns - column);
       sums.to = in_place ? reinterpret_cast<C*>(s.out) + (row * s.length + sums.first) * s.stride : memory.data();
       std::fill_n(sums.to, rows * sums.size * sums.tile, C{0});
       std::fill_n(sums.dummy, kDummies, C{0});
       const int64_t chunk = sums.tile == s.columns ? kChunk : sums.tile;
-      // Positions of index in memory order: whole rows at once, or a tile of one pick after another.
+      // Positions of index in memory order: full rows at once, or a tile of one pick after another.
       const int64_t first = row * s.picks * s.columns, last = (row + rows) * s.picks * s.columns;
       const int64_t stride = sums.tile == s.columns ? chunk : s.columns;
       for (int64_t at = first + column; at < last; at += stride) {
         const int64_t n = std::min(chunk, last - at);
-        const I* i = indices.fetch(at, n, at + kAhead, numbers);
+        const I* i = indices.fetch(at, n, at + kAhead, index_values);
         const C* v = g.fetch(at, n, at + kAhead, values);
         for (int64_t done = 0; done < n;) {
           const int64_t position = at + done - first;
           const int64_t t = position % s.columns - column, r = position / (s.picks * s.columns);
-          // to the end of the columns, or with one column of the row
+          // to the end of the columns, or with one column to the end of the row
           const int64_t left = sums.tile == 1 ? (s.columns == 1 ? s.picks - position % s.picks : 1) : sums.tile - t;
           const int64_t m = std::min(n - done, left), rows_left = (n - done) / s.picks;
           if (s.columns == 1 && m == s.picks && m <= kDummies && rows_left > 1) {
@@ -147,16 +147,16 @@ void place_with(const Scatter& s, const View& grad, const View& index) {
   const int64_t rows = std::max<int64_t>(1, std::min(kChunk / s.columns, kWide / span));
   parallel((s.outer + rows - 1) / rows, rows * span, [&](int64_t begin, int64_t end) {
     alignas(64) T values[kBuffer];
-    alignas(64) I numbers[kBuffer];
+    alignas(64) I index_values[kBuffer];
     g.prime(values);
-    indices.prime(numbers);
+    indices.prime(index_values);
     for (int64_t row = begin * rows, stop = std::min(end * rows, s.outer); row < stop; row += rows) {
-      const int64_t some = std::min(rows, stop - row), last = (row + some) * s.columns;
+      const int64_t row_count = std::min(rows, stop - row), last = (row + row_count) * s.columns;
       T* to = reinterpret_cast<T*>(s.out) + row * span;
-      std::memset(to, 0, some * span * sizeof(T));
+      std::memset(to, 0, row_count * span * sizeof(T));
       for (int64_t at = row * s.columns, column = 0; at < last; at += kChunk) {
         const int64_t n = std::min(kChunk, last - at);
-        const I* i = indices.fetch(at, n, at + kAhead, numbers);
+        const I* i = indices.fetch(at, n, at + kAhead, index_values);
         const T* v = g.fetch(at, n, at + kAhead, values);
         for (int64_t j = 0; j < n; ++j) {
           if (in_range(i[j], s.length)) to[as_signed(i[j]) * s.stride + column] = v[j];
@@ -177,7 +177,7 @@ void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, c
   for (int d = size.ndim - 1; d >= 0; --d) {
     if (d == dim) continue;
     int64_t& step = d > dim ? s.stride : rows;
-    (d > dim ? s.behind : s.before).push(index.size[d], step);
+    (d > dim ? s.after : s.before).push(index.size[d], step);
     step *= size.size[d];
     s.exact = s.exact && size.size[d] == index.size[d];
     STD_TORCH_CHECK(index.size[d] <= size.size[d], "safeops: index is larger than the input beside dim");
@@ -195,10 +195,10 @@ void scatter_add(const View& grad, int dim, const BitView& index, bool narrow, c
       by_index(narrow, [&](auto i) { place_with<decltype(t), decltype(i)>(s, bits, index.view()); });
     });
   }
-  // Sums in double wherever they fit the cache; else in the compute dtype, several threads each with a range of dx.
+  // Sums are in double wherever they fit the cache; else in the compute dtype, with a range of dx for each thread.
   const int64_t most = kWide / s.length;
   const bool wide = most >= std::min<int64_t>(8, s.columns) && most > 0;
-  // (A tile of fewer than all columns is read at once: no more than a buffer holds.)
+  // (A tile of fewer than all columns is read at once, so it must fit a buffer.)
   const int64_t tile = !wide || most >= s.columns ? s.columns : std::min(most, kChunk);
   const int64_t all = s.length * s.columns;
   const int64_t block = wide && tile == s.columns ? std::min(s.outer, std::max<int64_t>(1, kWide / 8 / all)) : 1;

@@ -1,4 +1,4 @@
-// The binary functions as ops: checks, outputs, the plan. What a launch computes is in <op>.cu.
+// The binary functions as ops: checks, outputs, the plan. The launches are in <op>.cu.
 #include <tuple>
 
 #include "cuda/engine/tensors.h"
@@ -44,7 +44,7 @@ std::tuple<Tensor, Tensor> binary_backward(const BinaryLaunch& launch, const cha
   if (plan.numel == 0 || !(need_input || need_other)) return {out_a, out_b};
   const bool wide = g == kF64 || a == kF64 || b == kF64 || (need_input && da == kF64) ||
                     (need_other && db == kF64);
-  // g's dtype is the output's: what saturated there has no gradient
+  // g's dtype is the output's: elements that saturated there have gradient 0
   launch.backward(plan, wide, floor_of(eps, wide), g, need_input, need_other, current_stream(input));
   check_launch(op);
   return {out_a, out_b};

@@ -4,7 +4,7 @@
 //     template <class C> static __device__ C value(const Range<C>& range, C a, C b);
 //     template <class C>  // da = g df/da, db = g df/db, exactly 0 where f is flat
 //     static __device__ void slopes(const Range<C>& range, C g, C a, C b, C& da, C& db);
-//     static __device__ float value(const Half& range, float a, float b);  // where halves need something shorter
+//     static __device__ float value(const Half& range, float a, float b);  // optional: a shorter form for halves
 //   };
 //   SAFEOPS_BINARY(xlogy, Xlogy)               // and a line in binary.cpp
 //

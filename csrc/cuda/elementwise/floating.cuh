@@ -1,4 +1,4 @@
-// Arithmetic on floating operands of any dtypes: which kernel runs, and where a result stops to fit its dtype.
+// Arithmetic on floating operands of any dtypes: the choice of the kernel, and the limits of the output dtype.
 #pragma once
 
 #include <cmath>
@@ -14,32 +14,33 @@ __device__ inline bool finite(C x) {
   return fabs(x) <= std::numeric_limits<C>::max();
 }
 
-// What an op's functions know of its call. A value saturates exactly where it would round to inf in the output dtype,
-// which is |y| >= limit: so no functor has to know that dtype. C is the compute type.
+// The parameters of a call that an op's functions read. A value saturates exactly where it would round to inf in the
+// output dtype, which is |y| >= limit, so functors need not know that dtype. C is the compute type.
 template <class C>
 struct Range {
   using Value = C;
   static constexpr bool kHalf = false;
   C eps, limit, largest, stand_in;
-  bool need_input, need_other;  // whose gradient is wanted (a hint: a long function may be left out)
+  bool need_input, need_other;  // of which operand the gradient is wanted (a hint: a long function may be left out)
 
   __device__ bool overflows(C y) const { return fabs(y) >= limit; }
   __device__ C saturated(C y, bool over) const { return over ? copysign(largest, y) : y; }
 };
 
-// Where all operands are fp16 or bf16, and so is the result (half.cuh).
+// For calls whose operands and results are all fp16 or bf16 (half.cuh).
 struct Half : Range<float> {
   static constexpr bool kHalf = true;
   float log2_limit;
   explicit Half(const Range<float>& range) : Range<float>(range), log2_limit(std::log2(range.limit)) {}
 };
 
-// What a function says of itself: whether it is long (loop.cuh; none of halves is), and whether it is often of rows.
+// Traits of a function: kRolled if it is long (loop.cuh; no function of halves is), kFixedRows if its operands are
+// often rows.
 struct Plain {
   static constexpr bool kRolled = false, kFixedRows = false;
 };
 
-// What the functors of all functions are, for a range of type R.
+// The functor of any function, for a range of type R.
 template <class Function, class R, int kOuts, int kIns>
 struct Functor {
   using Value = typename R::Value;
@@ -51,7 +52,7 @@ struct Functor {
   __device__ void prepare() {}
 };
 
-// Of g a b: whether the product g a is no normal number, so that g (a b) is the better order of the factors.
+// For g a b: true if the product g a is not a normal number, so that g (a b) is the better order of the factors.
 template <class C>
 __device__ inline bool lost(C product, C g) {
   const C size = fabs(product);
@@ -62,14 +63,15 @@ template <class C>
 Range<C> make_range(double eps, Type out, double stand_in = 0, bool need_input = true, bool need_other = true) {
   const DType dtype = DType(out);
   double limit = overflow_from(dtype);
-  // From fp64 the halves are rounded by way of fp32: what lies half an fp32 step below is already rounded up to it.
+  // From fp64 the halves are rounded through fp32, which already rounds up to the limit from half an fp32 step below
+  // it.
   if (sizeof(C) == 8 && size_of(out) == 2) limit = (limit + std::nextafter(float(limit), 0.0f)) / 2;
   return {C(eps), C(limit), C(largest(dtype)), C(saturate(stand_in, dtype)), need_input, need_other};
 }
 
-// Every operand of one dtype and dense: 16-byte packets of that dtype. Broadcast, or a mix up to fp32: packets of
-// eight, the type of each known at run time (kFixedRows: at compile time where it is one). Else element by element.
-// make(range) is the functor, of a Half, a Range<float> or a Range<double>.
+// Dense operands of one dtype take 16-byte packets of that dtype. Broadcast ones, or a mix up to fp32, take packets of
+// eight elements with types known at run time (kFixedRows: at compile time if there is one type). All others go element
+// by element. make(range) returns the functor, for a Half, a Range<float> or a Range<double>.
 template <class Make, int N, class... Parameters>
 void launch_floating(Plan<N>& plan, bool wide, const Make& make, cudaStream_t stream, const Parameters&... parameters) {
   const Range<float> range = make_range<float>(parameters...);

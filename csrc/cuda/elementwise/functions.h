@@ -1,5 +1,5 @@
-// What the .cu file of a unary or binary function gives unary.cpp and binary.cpp, which make the tensors and register
-// the op: its launches. Host only. The two are apart because nvcc takes longer over torch's headers than over a kernel.
+// The launches of a unary or binary function, which its .cu file defines for unary.cpp and binary.cpp. Host only.
+// Tensors and registration are in those, because nvcc takes longer over torch's headers than over a kernel.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,40 +1,41 @@
-// Arithmetic whose operands and results all are fp16 or bf16, in fp32 with as few instructions as such results need. A
-// function that has something shorter for them says so by an overload for Half; it is right to a twentieth of a step.
-// Products and quotients that may leave the range of fp32 on the way are added up as logarithms instead.
+// Arithmetic whose operands and results are all fp16 or bf16, in fp32 with as few instructions as such results need. A
+// function that has a shorter form for them overloads for Half; it is accurate to a twentieth of a step. Products and
+// quotients that may leave the range of fp32 on the way are computed as sums of logarithms.
 #pragma once
 
 #include "floating.cuh"
 
 namespace safeops::cuda {
 
-// The GPU's own logarithm and power, of no subnormal number. Volatile, or they would be put into branches.
-#ifdef __CUDACC__  // tests/kernels/emulate has these for the host, as wrong as they may be
-__device__ inline float own_log2(float x) {  // to 2^-22 between 1/2 and 2, elsewhere of itself; below 0 it is NaN
+// The GPU's approximate logarithm and power, which flush subnormal numbers. Volatile, or they would be put into
+// branches.
+#ifdef __CUDACC__  // tests/kernels/emulate has these for the host, with errors as large
+__device__ inline float approx_log2(float x) {  // error 2^-22, absolute in [1/2, 2], elsewhere relative; NaN below 0
   float y;
   asm volatile("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-__device__ inline float own_exp2(float x) {  // to 2^-22 of itself
+__device__ inline float approx_exp2(float x) {  // relative error 2^-22
   float y;
   asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 #endif
 
-// The same of, and to, subnormal numbers too.
+// Both also for subnormal operands and results.
 __device__ inline float rough_log2(float x) {
   const bool small = fabs(x) < std::numeric_limits<float>::min();
-  const float y = own_log2(small ? x * 0x1p24f : x);
+  const float y = approx_log2(small ? x * 0x1p24f : x);
   return small ? y - 24 : y;
 }
 __device__ inline float rough_exp2(float x) {
-  const float root = own_exp2(0.5f * x);
+  const float root = approx_exp2(0.5f * x);
   return root * root;
 }
 
 constexpr float kLog2 = 0.693147181f;
 
-// log2(x) to 1.5e-6 of itself: near 1 a series, fitted for the least relative error (3e-7).
+// log2(x) with a relative error of 1.5e-6: near 1 a series, fitted for the least relative error (3e-7).
 __device__ inline float log2_of(float x) {
   const float f = x - 1;
   const float series =
@@ -42,7 +43,7 @@ __device__ inline float log2_of(float x) {
   return fabs(f) < 0.125f ? series : rough_log2(x);
 }
 
-// `size` with the product of the signs, which are the highest bits of `signs`.
+// `size` with the sign of the product of the factors.
 template <class... Factors>
 __device__ inline float with_signs_of(float size, Factors... factor) {
   return __uint_as_float(__float_as_uint(size) ^ ((__float_as_uint(factor) ^ ...) & 0x80000000u));

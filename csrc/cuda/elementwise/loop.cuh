@@ -1,11 +1,11 @@
-// The one elementwise loop on CUDA. An op brings a functor:
+// The elementwise loop on CUDA. An op brings a functor:
 //
 //   struct Op {
-//     using Value = float;                          // what it computes in
+//     using Value = float;                          // the compute type
 //     static constexpr int kOut = 1, kIn = 2;       // operands
 //     static constexpr bool kMask = false;          // one more operand: a byte mask, nonzero is true
 //     static constexpr bool kRolled = false;        // a long op: one copy, in a loop over the elements
-//     __device__ void prepare();                    // once per thread, after its loads are on their way
+//     __device__ void prepare();                    // once per thread, after its loads are issued
 //     __device__ void operator()(const Value* in, bool mask, Value* out) const;
 //   };
 //
@@ -16,8 +16,8 @@
 //   general  any strides, any dtypes, one element at a time; 2^31 elements and more in several launches
 //
 // Bytes in flight per thread: flat fp16/bf16 masked_fill 2 data packets + 1 mask packet = 48; safe_div 2 x 2 packets =
-// 64; its backward 3 packets = 48. 48 KiB in flight per SM (what H200 asks for) then takes 1024 resident threads:
-// hence at most 64 registers a thread, or more threads (kMinBlocks).
+// 64; its backward 3 packets = 48. An H200 needs 48 KiB in flight per SM, which takes 1024 resident threads: hence at
+// most 64 registers a thread, or more threads (kMinBlocks).
 #pragma once
 
 #include "cuda/engine/launch.cuh"
@@ -40,30 +40,30 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
   using Value = typename Op::Value;
   constexpr int kOut = Op::kOut, kIn = Op::kIn;
   if constexpr (Op::kRolled) {
-    // A register cannot be indexed by a loop's counter: the op takes element 0, all others move down by one, and the
-    // results fill up from behind.
+    // A register cannot be indexed by a loop's counter: the op takes element 0, all others move down by one, and
+    // results fill up from the end.
     static_assert(!Op::kMask && kIn >= kOut);
-    Value held[kIn][K], value[kIn], result[kOut];
+    Value packet_values[kIn][K], value[kIn], result[kOut];
 #pragma unroll
     for (int i = 0; i < kIn; ++i)
 #pragma unroll
-      for (int k = 0; k < K; ++k) held[i][k] = get(i, k);
+      for (int k = 0; k < K; ++k) packet_values[i][k] = get(i, k);
 #pragma unroll 1
     for (int k = 0; k < K; ++k) {
 #pragma unroll
-      for (int i = 0; i < kIn; ++i) value[i] = held[i][0];
+      for (int i = 0; i < kIn; ++i) value[i] = packet_values[i][0];
       op(value, false, result);
 #pragma unroll
       for (int i = 0; i < kIn; ++i) {
 #pragma unroll
-        for (int j = 0; j + 1 < K; ++j) held[i][j] = held[i][j + 1];
-        if (i < kOut) held[i][K - 1] = result[i < kOut ? i : 0];
+        for (int j = 0; j + 1 < K; ++j) packet_values[i][j] = packet_values[i][j + 1];
+        if (i < kOut) packet_values[i][K - 1] = result[i < kOut ? i : 0];
       }
     }
 #pragma unroll
     for (int o = 0; o < kOut; ++o)
 #pragma unroll
-      for (int k = 0; k < K; ++k) out[o][k] = held[o][k];
+      for (int k = 0; k < K; ++k) out[o][k] = packet_values[o][k];
   } else {
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -80,16 +80,16 @@ __device__ inline void apply(const Op& op, Get get, Masked masked, typename Op::
 // ---- flat
 //
 // A warp owns a tile of 32 * kUnroll packets and each lane reads every 32nd of them, so each access of the warp is 512
-// consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: as bits they travel by one shuffle per packet.
-// An operand that begins at no multiple of 16 bytes (x[1:]) is read from there on, and shifted.
+// consecutive bytes. A lane's 16 mask bytes belong to other lanes' data: they are sent as bits, by one shuffle per
+// packet. An operand that does not begin at a multiple of 16 bytes (x[1:]) is read in aligned packets and shifted.
 
 template <class Op, class Codec>
 struct Tile {
   static constexpr int kPacket = 16 / sizeof(typename Codec::Raw);  // elements
   static constexpr int kUnroll = Op::kMask ? 16 / kPacket : Op::kIn > 2 || Op::kRolled ? 1 : 2;
   static constexpr int kElements = 32 * kUnroll * kPacket;
-  // Operands may begin at no multiple of 16 bytes. (A mask's 16 elements of 8 bytes leave no registers for that.)
-  static constexpr bool kAnywhere = kUnroll < 8;
+  // True if operands may begin anywhere. (A mask's 16 elements of 8 bytes leave no registers for that.)
+  static constexpr bool kUnaligned = kUnroll < 8;
 };
 
 template <class Op, class Codec>
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   const int64_t start = (int64_t(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32) * T::kElements;
   if (start >= plan.numel) return;
 
-  const auto misalignment = [&](int i) { return T::kAnywhere ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
+  const auto misalignment = [&](int i) { return T::kUnaligned ? unsigned(uintptr_t(plan.base[kOut + i]) % 16) : 0; };
   unsigned shifted = 0;
 #pragma unroll
   for (int i = 0; i < operands<Op>() - kOut; ++i) shifted |= misalignment(i);
@@ -132,18 +132,19 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
   for (int u = 0; u < U; ++u)
 #pragma unroll
     for (int i = 0; i < kIn; ++i) in[u][i] = load<uint4>(from(i, offset + u * 512));
-  if (Op::kMask && misalignment(kIn)) mask = packet_behind(from(kIn, start + lane * 16), misalignment(kIn), mask);
+  if (Op::kMask && misalignment(kIn)) mask = shifted_packet(from(kIn, start + lane * 16), misalignment(kIn), mask);
 #pragma unroll
   for (int i = 0; i < kIn; ++i) {
     if (misalignment(i) == 0) continue;
 #pragma unroll
-    for (int u = 0; u < U; ++u) in[u][i] = packet_behind(from(i, offset + u * 512), misalignment(i), in[u][i]);
+    for (int u = 0; u < U; ++u) in[u][i] = shifted_packet(from(i, offset + u * 512), misalignment(i), in[u][i]);
   }
   op.prepare();
   const unsigned bits = Op::kMask ? mask_bits(mask) : 0;
 #pragma unroll
   for (int u = 0; u < U; ++u) {
-    // Packet u of this lane begins at element (32 u + lane) K: K of the 16 bits that lane (32 u + lane) K / 16 read.
+    // Packet u of this lane begins at element (32 u + lane) K: its K bits are among the 16 that lane (32 u + lane) K /
+    // 16 read.
     const unsigned fill = Op::kMask ? __shfl_sync(kWarp, bits, 2 * K * u + lane * K / 16) >> (lane * K % 16) : 0;
     Value out[kOut][K];
     apply<Op, K>(op, [&](int i, int k) { return Codec::decode(packet_get<Raw>(in[u][i], k)); },
@@ -201,7 +202,7 @@ __global__ void __launch_bounds__(kThreads, kMinBlocks<Op>)
     if (Op::kMask && repeated[N - 1]) mask[u] *= 0x0101010101010101ull;
     Value out[kOut][K];
     const auto masked = [&](int k) { return Op::kMask && ((mask[u] >> (8 * k)) & 0xff) != 0; };
-    // A divisor of all of them is told to be one number: what is computed of it alone is computed once.
+    // If all elements share a divisor, every k reads its element 0, so that its inverse is computed only once.
     const auto get = [&](int i, int k) { return in[u][i].get(k, plan.type[kOut + i]); };
     if (!Op::kMask && !std::is_same_v<Hold, Mixed> && repeated[N - 1])
       apply<Op, K>(op, [&](int i, int k) { return get(i, i == kIn - 1 ? 0 : k); }, masked, out);
@@ -265,11 +266,11 @@ bool launch_rows(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) 
   return true;
 }
 
-// For operands that all have Codec's type, which the caller has checked. false: not dense in one order, or unaligned.
+// All operands must have Codec's type. Returns false if they are not dense in one order, or unaligned.
 template <class Codec, class Op>
 bool launch_flat(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream) {
   using T = Tile<Op, Codec>;
-  if (!is_flat(plan, T::kAnywhere ? Op::kOut : operands<Op>())) return false;
+  if (!is_flat(plan, T::kUnaligned ? Op::kOut : operands<Op>())) return false;
   start(flat_kernel<Op, Codec>, blocks_for(plan.numel, int64_t(T::kElements) * (kThreads / 32)), stream, plan, op);
   return true;
 }
@@ -284,8 +285,8 @@ bool launch_fixed(Plan<operands<Op>()>& plan, const Op& op, cudaStream_t stream)
 }
 
 template <class Op>
-void launch_general(const Plan<operands<Op>()>& whole, const Op& op, cudaStream_t stream) {
-  for_each_part(whole, [&](Plan<operands<Op>()>& plan) {
+void launch_general(const Plan<operands<Op>()>& full_plan, const Op& op, cudaStream_t stream) {
+  for_each_part(full_plan, [&](Plan<operands<Op>()>& plan) {
     set_dividers(plan, 1);
     start(general_kernel<Op>, blocks_for(plan.numel, kThreads * kGeneralUnroll<Op>), stream, plan, op);
   });

@@ -17,13 +17,13 @@ struct MaskedFill {
   static constexpr int kOut = 1, kIn = 1;
   static constexpr bool kMask = true, kRolled = false;
   Bits fill;
-  const char* value;  // a 0-dim tensor on the device, read there: no synchronisation
+  const char* value;  // a 0-dim tensor, read on the device: no synchronisation
   Type value_type, type;
   double largest;  // of `type`
 
   __device__ void prepare() {
     if (value == nullptr) return;
-    if (value_type == type) {  // its bits as they are, as the input's
+    if (value_type == type) {  // same dtype: its bits are copied, as the input's are
       fill = Bits(load_raw<uint64>(value, type));
       return;
     }

@@ -1,4 +1,4 @@
-// What safe_div and safe_reciprocal share.
+// The floor and the divisor's gradient, for safe_div and safe_reciprocal.
 #pragma once
 
 #include "floating.cuh"

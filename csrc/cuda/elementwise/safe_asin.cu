@@ -1,4 +1,4 @@
-// safe_asin: the arc sine of x clamped to [-1, 1], without a slope at the bounds and beyond.
+// safe_asin: the arc sine of x clamped to [-1, 1]; the slope is 0 for |x| >= 1.
 #include "unary.cuh"
 
 namespace safeops::cuda {

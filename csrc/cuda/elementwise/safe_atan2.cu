@@ -1,4 +1,4 @@
-// safe_atan2: the angle of the point (b, a), 0 and without a slope at the origin.
+// safe_atan2: the angle of the point (b, a), 0 with slope 0 at the origin.
 #include "binary.cuh"
 
 namespace safeops::cuda {
@@ -13,8 +13,8 @@ struct SafeAtan2 : Plain {
     constexpr float kPi = 3.14159265f;
     const bool steep = fabs(y) > fabs(x);
     const float u = fabs(steep ? y : x), v = fabs(steep ? x : y);
-    const float t = v == u ? 1 : v / u, z = t * t;  // of two infinite legs, too
-    // the arc tangent to 5e-6 of itself: fitted for the least relative error
+    const float t = v == u ? 1 : v / u, z = t * t;  // also for two infinite legs
+    // The arc tangent with a relative error of 5e-6, fitted for the least relative error.
     const float near = t * (0.99999563f + z * (-0.3329946f + z * (0.19563593f + z * (-0.12123908f +
                        z * (0.05747732f + z * -0.01348047f)))));
     const float acute = steep ? kPi / 2 - near : near, angle = signbit(x) ? kPi - acute : acute;
@@ -31,19 +31,20 @@ struct SafeAtan2 : Plain {
     const bool plain = fabs(t) >= std::numeric_limits<C>::min() || t != t;
     const C factor = plain ? t : v, product = finite(slope) ? slope * factor : (part * factor) / u;
     const C other = plain ? product : product / u;
-    // The origin; and where a leg is infinite, and the other no NaN, the angle is a constant.
+    // The slope is 0 at the origin, and where one leg is infinite and the other not NaN, since the angle is constant
+    // there.
     const bool far = !finite(u) && u == u && v == v;
     const bool flat = (u == C(0) && v == C(0)) || far;
     dy = flat ? C(0) : steep ? other : slope;
     dx = flat ? C(0) : steep ? -slope : -other;
   }
   static __device__ void slopes(const Half&, float g, float y, float x, float& dy, float& dx) {
-    const float of_y = rough_log2(fabs(y)), of_x = rough_log2(fabs(x)), longer = of_y > of_x ? of_y : of_x;
-    const float squares = 2 * longer + own_log2(1 + own_exp2(-2 * fabs(of_x - of_y)));  // log2(x^2 + y^2)
+    const float log_y = rough_log2(fabs(y)), log_x = rough_log2(fabs(x)), longer = log_y > log_x ? log_y : log_x;
+    const float squares = 2 * longer + approx_log2(1 + approx_exp2(-2 * fabs(log_x - log_y)));  // log2(x^2 + y^2)
     const float size = rough_log2(fabs(g)) - squares;
     const bool flat = fabs(longer) == INFINITY && y == y && x == x;
-    dy = flat ? 0 : with_signs_of(rough_exp2(size + of_x), g, x);
-    dx = flat ? 0 : -with_signs_of(rough_exp2(size + of_y), g, y);
+    dy = flat ? 0 : with_signs_of(rough_exp2(size + log_x), g, x);
+    dx = flat ? 0 : -with_signs_of(rough_exp2(size + log_y), g, y);
   }
 };
 

@@ -1,4 +1,4 @@
-// safe_sqrt: sqrt(max(x, 0)), without a slope below eps.
+// safe_sqrt: sqrt(max(x, 0)); the slope is 0 below eps.
 #include "unary.cuh"
 
 namespace safeops::cuda {

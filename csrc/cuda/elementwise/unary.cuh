@@ -1,10 +1,10 @@
 // The skeleton of the unary functions. An op brings two functions of the compute type C:
 //
 //   struct SafeLog : Plain {
-//     static double stand_in(double eps, double fill_value);          // on the host: the value where there is none
+//     static double stand_in(double eps, double fill_value);          // on the host: the value where f has none
 //     template <class C> static __device__ C value(const Range<C>& range, C x);
 //     template <class C> static __device__ C slope(const Range<C>& range, C g, C x);  // g f'(x), exactly 0 if flat
-//     static __device__ float value(const Half& range, float x);  // where there is something shorter for halves
+//     static __device__ float value(const Half& range, float x);  // optional: a shorter form for halves
 //   };
 //   SAFEOPS_UNARY(safe_log, SafeLog)                                // and a line in unary.cpp
 //

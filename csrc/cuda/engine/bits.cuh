@@ -1,5 +1,5 @@
-// Elements of any dtype as bit patterns, and operands walked in the order of the elements: what the ops that move
-// elements share on CUDA.
+// Elements of any dtype as bit patterns, and operands walked in the order of the elements, for the ops that move
+// elements.
 #pragma once
 
 #include "common/elements.h"
@@ -9,7 +9,7 @@
 
 namespace safeops::cuda {
 
-// A view that may have been given other dims than its tensor.
+// A view whose dims may differ from those of its tensor.
 struct Bits {
   Shape shape;
   int64_t stride[safeops::kMaxDims];
@@ -26,18 +26,18 @@ struct Bits {
     stride[shape.ndim++] = step;
   }
 
-  // A 0-dim tensor as a vector of one.
+  // Turns a 0-dim tensor into a vector of one element.
   void make_vector() {
     if (shape.ndim == 0) push(1, 1);
   }
 
-  // Strides in bytes: for elements of any width.
+  // Turns strides into bytes, for elements of any width.
   void in_bytes() {
     for (int d = 0; d < shape.ndim; ++d) stride[d] *= width;
     width = 1;
   }
 
-  // Elements of 16 bytes as two of 8 along a further dim.
+  // Turns elements of 16 bytes into two of 8 along a further dim.
   void split() {
     if (width != 16) return;
     for (int d = 0; d < shape.ndim; ++d) stride[d] *= 2;
@@ -51,7 +51,7 @@ struct Bits {
   Operand all() const { return dims(0, shape.ndim); }
 };
 
-// Operands walked in the order of the shape's elements, whatever their own layouts: operand 0 only says that order.
+// Operands walked in the order of the shape's elements, whatever their layouts: operand 0 only defines that order.
 template <int N>
 Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& operands) {
   int64_t strides[safeops::kMaxDims];
@@ -61,21 +61,21 @@ Plan<N + 1> plan_in_order(const Shape& shape, const std::array<Operand, N>& oper
   return make_plan<N + 1>(shape, all);
 }
 
-// Elements that a thread has under way.
+// Elements that a thread has in flight.
 template <class T>
-constexpr int kAtOnce = sizeof(T) == 16 ? 2 : 4;
+constexpr int kInFlight = sizeof(T) == 16 ? 2 : 4;
 
-// The width, 16 bytes at most, of packets that every one of `places` (offsets and sizes in bytes, or'ed) is a whole
-// number of; at least `width`, that of an element.
-inline int64_t packet_width(int64_t places, int64_t width) {
+// The width of packets, 16 bytes at most: every one of `offsets` (addresses, offsets and sizes in bytes, or'ed) is a
+// multiple of it. At least `width`, that of an element.
+inline int64_t packet_width(int64_t offsets, int64_t width) {
   int64_t wide = 16;
-  while (wide > width && places % wide) wide /= 2;
+  while (wide > width && offsets % wide) wide /= 2;
   return wide;
 }
 
-inline int64_t place(const void* p) { return int64_t(uintptr_t(p)); }
+inline int64_t address(const void* p) { return int64_t(uintptr_t(p)); }
 
-// Calls f(T()) for a T of `width` bytes; 16 only by_any_width knows: elsewhere such elements have been split.
+// Calls f(T()) for a T of `width` bytes. Only by_any_width takes 16: elsewhere such elements have been split.
 template <class F>
 void by_width(int64_t width, const F& f) {
   switch (width) {
@@ -91,7 +91,8 @@ void by_any_width(int64_t width, const F& f) {
   by_width(width, f);
 }
 
-// T, an element of `width` bytes or a packet of them, filled with a number (of a complex element, its real part).
+// A T, which is an element of `width` bytes or a packet of elements, filled with a number's bits (the real part of a
+// complex element).
 template <class T>
 T filled(uint64_t fill, int64_t width) {
   T packet{};

@@ -1,4 +1,4 @@
-// How the last block of a launch to finish learns that it is: it folds what the others have left, in the same launch.
+// The last block of a launch to finish merges the sums that the other blocks have stored, within the same launch.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -13,8 +13,8 @@
 
 namespace safeops::cuda {
 
-// For all threads of a block, which has `blocks` beside it, itself included: whether all others were here before. What
-// their thread 0 stored is then seen by load_relaxed(). The counter is 0 before, and after.
+// Called by all threads of each of `blocks` blocks: true in the block that comes last. It then sees through
+// load_relaxed() all that thread 0 of the others had stored. The counter is 0 before and after.
 __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
   unsigned* flag = reinterpret_cast<unsigned*>(shared_memory());
   __syncthreads();
@@ -31,9 +31,9 @@ __device__ inline bool is_last_block(unsigned* counter, int64_t blocks) {
   return last;
 }
 
-// What a block leaves for the last one: part `at` of them, by its thread 0. Sum: made of doubles.
+// Thread 0 of a block stores its sum as part number `at` for the last block. Sum consists of doubles.
 template <class Sum>
-__device__ inline void leave_part(char* parts, int64_t at, const Sum& sum) {
+__device__ inline void store_part(char* parts, int64_t at, const Sum& sum) {
   constexpr int n = sizeof(Sum) / sizeof(double);
   double word[n];
   std::memcpy(word, &sum, sizeof(Sum));
@@ -47,22 +47,22 @@ __device__ inline Sum merged(Sum a, const Sum& b) {
   return a;
 }
 
-// Parts first, first + step, ... of fewer than `end`, merged in this order. All words 0: a sum of nothing.
+// Merges parts first, first + step, ... below `end`, in this order. A Sum of zero words is the empty sum.
 template <class Sum>
 __device__ inline Sum merge_parts(const char* parts, int64_t first, int64_t end, int64_t step) {
-  constexpr int n = sizeof(Sum) / sizeof(double), kAtOnce = 8;
+  constexpr int n = sizeof(Sum) / sizeof(double), kInFlight = 8;
   Sum sum{};
 #pragma unroll 1
-  for (int64_t i = first; i < end; i += step * kAtOnce) {
-    uint64 word[kAtOnce][n] = {};  // beyond the end: sums of nothing
+  for (int64_t i = first; i < end; i += step * kInFlight) {
+    uint64 word[kInFlight][n] = {};  // beyond the end: empty sums
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u)
+    for (int u = 0; u < kInFlight; ++u)
 #pragma unroll
       for (int k = 0; k < n; ++k)
         if (i + u * step < end)
           word[u][k] = load_relaxed(reinterpret_cast<const uint64*>(parts) + (i + u * step) * n + k);
 #pragma unroll
-    for (int u = 0; u < kAtOnce; ++u) {
+    for (int u = 0; u < kInFlight; ++u) {
       Sum part;
       std::memcpy(&part, word[u], sizeof(Sum));
       sum.merge(part);
@@ -71,7 +71,7 @@ __device__ inline Sum merge_parts(const char* parts, int64_t first, int64_t end,
   return sum;
 }
 
-// The first `count` of them, in a fixed order: every thread of a block has the result.
+// Merges the first `count` parts in a fixed order: every thread of a block has the result.
 template <int kThreads, class Sum>
 __device__ inline Sum merge_parts(const char* parts, int64_t count) {
   const Sum sum = merge_parts<Sum>(parts, threadIdx.x, count, kThreads);
@@ -80,9 +80,9 @@ __device__ inline Sum merge_parts(const char* parts, int64_t count) {
 
 // ---- host
 
-// A counter that is 0. Zeroing one in each call would be a second launch: one for each device and stream is enough, for
-// the kernels of a stream run one after another. A captured graph may be replayed on any stream, and has its own, which
-// a node of it zeroes.
+// A counter that is 0. Zeroing one in each call would be a second launch. One for each device and stream is enough,
+// since the kernels of a stream run one after another. A captured graph may be replayed on any stream, so it has its
+// own counter, which a node of the graph zeroes.
 inline Tensor zero_counter(const Tensor& like, cudaStream_t stream) {
   const auto make = [&like] {
     const int64_t one = 1;
@@ -93,12 +93,12 @@ inline Tensor zero_counter(const Tensor& like, cudaStream_t stream) {
   cudaStreamIsCapturing(stream, &status);
   if (status != cudaStreamCaptureStatusNone) return make();
   static std::mutex mutex;
-  static auto& known = *new std::map<std::pair<int, cudaStream_t>, Tensor>;  // not freed: CUDA may have ended before
+  static auto& counters = *new std::map<std::pair<int, cudaStream_t>, Tensor>;  // not freed: CUDA may have ended before
   const std::lock_guard<std::mutex> guard(mutex);
   const std::pair<int, cudaStream_t> key(like.get_device_index(), stream);
-  auto found = known.find(key);
-  if (found == known.end()) found = known.emplace(key, make()).first;
-  return found->second;
+  auto entry = counters.find(key);
+  if (entry == counters.end()) entry = counters.emplace(key, make()).first;
+  return entry->second;
 }
 
 }  // namespace safeops::cuda

@@ -1,4 +1,4 @@
-// How every kernel is launched, where its operands have an element, and what a warp or a block does together.
+// Kernel launches, the offsets of operands' elements, and reductions over a warp or a block.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,11 +18,11 @@ void start(Kernel kernel, unsigned blocks, cudaStream_t stream, const Arguments&
   kernel<<<blocks, kThreads, 0, stream>>>(arguments...);
 }
 
-// The same for blocks of another size, each with `shared` bytes of shared_memory(), of which a GPU has 99 KiB at least.
+// Launches blocks of another size, each with `shared` bytes of shared_memory(), of which a GPU has at least 99 KiB.
 template <class Kernel, class... Arguments>
 void start_blocks(Kernel kernel, unsigned blocks, int threads, int shared, cudaStream_t stream,
                   const Arguments&... arguments) {
-  // What is refused here, check_launch() finds. Up to 48 KiB would need no asking.
+  // check_launch() finds a refusal. Up to 48 KiB this call would not be needed.
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
   kernel<<<blocks, threads, shared, stream>>>(arguments...);
 }
@@ -35,23 +35,23 @@ __device__ inline char* shared_memory() {
 
 inline unsigned blocks_for(int64_t numel, int64_t per_block) { return unsigned((numel + per_block - 1) / per_block); }
 
-// Where each operand has element `index`, in bytes from its base, by the plan's dividers. kUnit: the innermost dim is
-// divided into packets of so many elements, and `index` counts those.
-template <int kUnit, int N>
+// Offsets in bytes of element `index` of each operand, computed with the plan's dividers. The innermost dim is divided
+// into packets of kPacketElements, and `index` counts packets.
+template <int kPacketElements, int N>
 __device__ inline void offsets_at(const Plan<N>& plan, uint32_t index, int64_t (&offset)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) offset[i] = 0;
   for (int dim = 0; dim < plan.ndim; ++dim) {
     const Divider& by = plan.by[dim];
     const uint32_t next = (__umulhi(index, by.multiplier) + index) >> by.shift;
-    const int64_t at = int64_t(index - next * by.divisor) * (dim ? 1 : kUnit);
+    const int64_t at = int64_t(index - next * by.divisor) * (dim ? 1 : kPacketElements);
     index = next;
 #pragma unroll
     for (int i = 0; i < N; ++i) offset[i] += at * plan.stride[i][dim];
   }
 }
 
-// Where operand o has element i, of plans of any size: by divisions of 64 bits.
+// A pointer to element i of operand o, for plans of any size, by 64-bit divisions.
 template <int N>
 __device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
   const char* p = plan.base[o];
@@ -63,8 +63,8 @@ __device__ inline const char* at(const Plan<N>& plan, int o, int64_t i) {
   return p + i * plan.stride[o][d];
 }
 
-// The values of 32 lanes, or of fewer that follow each other, combined pairwise, in a fixed order: every lane has the
-// result. T is made of 32-bit words.
+// Combines the values of 32 lanes, or of fewer consecutive ones, pairwise and in a fixed order: every lane has the
+// result. T consists of 32-bit words.
 template <class T, class Combine>
 __device__ inline T warp_reduce(T value, const Combine& combine, int lanes = 32) {
   static_assert(sizeof(T) % sizeof(unsigned) == 0);
@@ -83,8 +83,8 @@ __device__ inline T warp_reduce(T value, const Combine& combine, int lanes = 32)
   return value;
 }
 
-// The values of all threads of a block combined, in a fixed order: every thread has the result. scratch: room for a
-// value of each warp, in shared memory; it may be written anew after the next __syncthreads().
+// Combines the values of all threads of a block in a fixed order: every thread has the result. scratch: shared memory
+// with room for a value of each warp; it may be overwritten after the next __syncthreads().
 template <int kThreads, class T, class Combine>
 __device__ inline T block_reduce(T value, T* scratch, const Combine& combine) {
   value = warp_reduce(value, combine);

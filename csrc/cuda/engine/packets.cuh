@@ -1,4 +1,4 @@
-// Packets of 16 bytes: their elements, masks of 16 bytes as bits, and how a thread holds what it has read.
+// Packets of 16 bytes: their elements, masks of 16 bytes as bits, and the registers in which a thread holds an operand.
 #pragma once
 
 #include "types.cuh"
@@ -31,16 +31,16 @@ __device__ inline uint4 packet_of(const Raw* raw) {
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 template <class Raw>
-__device__ inline uint4 packet_splat(uint4 packet) {  // its first element, everywhere
+__device__ inline uint4 packet_splat(uint4 packet) {  // repeats the first element
   Raw raw[16 / sizeof(Raw)];
 #pragma unroll
   for (auto& r : raw) r = packet_get<Raw>(packet, 0);
   return packet_of(raw);
 }
 
-// The 16 bytes `by` bytes behind p, which is aligned, and where `first` was read: of two packets that both hold some of
-// them. From memory the second costs nothing: it is the next lane's first.
-__device__ inline uint4 packet_behind(const char* p, unsigned by, uint4 first) {
+// The 16 bytes that start `by` bytes after p. p is aligned, `first` was read there, and the following packet has the
+// rest. From memory the second read costs nothing: it is the next lane's first.
+__device__ inline uint4 shifted_packet(const char* p, unsigned by, uint4 first) {
   const uint4 next = load<uint4>(p + 16);
   uint32_t word[8] = {first.x, first.y, first.z, first.w, next.x, next.y, next.z, next.w};
 #pragma unroll
@@ -52,7 +52,7 @@ __device__ inline uint4 packet_behind(const char* p, unsigned by, uint4 first) {
   return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
-// 16 mask bytes to 16 bits: each byte's truth in its lowest bit, and a multiplication that gathers four of them.
+// 16 mask bytes to 16 bits: each byte's truth goes to its lowest bit, and a multiplication gathers four of them.
 __device__ inline unsigned mask_bits(uint4 bytes) {
   const uint32_t word[4] = {bytes.x, bytes.y, bytes.z, bytes.w};
   unsigned bits = 0;
@@ -61,8 +61,8 @@ __device__ inline unsigned mask_bits(uint4 bytes) {
   return bits;
 }
 
-// How a thread holds one operand's elements: Fixed<Codec> one packet of a known type, Mixed 8 elements of fp16, bf16
-// or fp32 (then two packets).
+// Registers for one operand's elements: Fixed<Codec> is one packet of a known type, Mixed 8 elements of fp16, bf16 or
+// fp32 (then two packets).
 template <class Codec>
 struct Fixed {
   using Value = typename Codec::Value;
@@ -70,7 +70,7 @@ struct Fixed {
   static constexpr int kElements = 16 / sizeof(Raw);
   uint4 packet;
   __device__ void read(const char* p, Type, bool repeated) {
-    if (repeated) packet.x = load<Raw>(p);  // 8-byte types do not come here
+    if (repeated) packet.x = load<Raw>(p);  // 8-byte types never get here
     else packet = load<uint4>(p);
   }
   __device__ void spread(Type) { packet = packet_splat<Raw>(packet); }

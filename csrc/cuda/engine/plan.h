@@ -1,7 +1,7 @@
-// What a launch reads: operands as base pointers and byte strides over one broadcast shape. Host only.
+// A launch reads its operands through base pointers and byte strides over one broadcast shape. Host only.
 //
 // Dimensions are ordered by the output's strides, innermost first, and merged wherever every operand allows it. So a
-// dense operation is one dimension whatever its memory format, and a broadcast one keeps only what broadcasts.
+// dense operation has one dimension whatever its memory format, and a broadcast one only those that cannot be merged.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,9 +19,9 @@ __host__ __device__ constexpr int size_of(Type type) {
   return type == kBool ? 1 : type <= kBF16 ? 2 : type == kF32 ? 4 : 8;
 }
 
-constexpr int kLoopDims = 25;  // that do not merge; as many as torch's own CUDA loops take
+constexpr int kLoopDims = 25;  // after merging; as many as torch's own CUDA loops take
 
-struct Operand {  // of the broadcast shape or broadcastable to it; data == nullptr: an output nobody wants
+struct Operand {  // broadcasts to the shape; data == nullptr: an output that is not wanted
   void* data;
   Type type;
   int64_t ndim;
@@ -56,7 +56,7 @@ template <int N>
 Plan<N> make_plan(const Shape& shape, const std::array<Operand, N>& operands) {
   Plan<N> plan;
   int64_t stride[N][safeops::kMaxDims];
-  int lead = 0;  // the operand whose memory order the loop follows: the first output there is
+  int lead = 0;  // the operand whose memory order the loop follows: the first output that exists
   while (operands[lead].data == nullptr && lead + 1 < N) ++lead;
   for (int i = 0; i < N; ++i) {
     const Operand& x = operands[i];
@@ -96,7 +96,8 @@ Plan<N> make_plan(const Shape& shape, const std::array<Operand, N>& operands) {
   return plan;
 }
 
-// Every operand dense, in one order, and the outputs 16-byte aligned: the loop needs no index arithmetic at all.
+// True if every operand is dense, in one order, and the outputs 16-byte aligned: the loop then needs no index
+// arithmetic.
 template <int N>
 bool is_flat(const Plan<N>& plan, int outputs) {
   if (plan.ndim != 1) return false;
@@ -107,8 +108,8 @@ bool is_flat(const Plan<N>& plan, int outputs) {
   return true;
 }
 
-// Rows of whole packets: along the innermost dimension each operand is dense or one repeated element, every packet
-// of `elements` is aligned, and there are few enough packets to index in 31 bits.
+// True if rows consist of whole packets: along the innermost dimension each operand is dense or one repeated element,
+// every packet of `elements` is aligned, and there are few enough packets to index in 31 bits.
 template <int N>
 bool has_rows(const Plan<N>& plan, int elements, int outputs) {
   if (plan.size[0] % elements || plan.numel / elements >= (int64_t(1) << 31)) return false;
@@ -130,7 +131,7 @@ void set_dividers(Plan<N>& plan, int elements) {
   for (int dim = 0; dim < plan.ndim; ++dim) plan.by[dim] = Divider(uint32_t(plan.size[dim] / (dim ? 1 : elements)));
 }
 
-// The plan in parts of fewer than 2^31 elements: halves of the outermost dimension, as often as it takes.
+// Launches parts of fewer than 2^31 elements: halves of the outermost dimension, recursively.
 #ifndef SAFEOPS_INDEX_LIMIT  // the emulation has a small one
 #define SAFEOPS_INDEX_LIMIT (int64_t(1) << 31)
 #endif

@@ -1,12 +1,12 @@
-// Accesses to what other blocks of the same launch write and read.
+// Accesses to memory that other blocks of the same launch write and read.
 #pragma once
 
 #include "types.cuh"
 
 namespace safeops::cuda {
 
-// Strong accesses, seen by every SM. Relaxed, for the one word is the whole message: nothing else that was written must
-// be seen with it, and a later word at the same place is never followed by an earlier one.
+// Strong accesses are seen by every SM. Relaxed ordering suffices, since one word is the whole message: no other write
+// must become visible with it, and a later value at an address is never followed by an earlier one.
 #ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline uint64 load_relaxed(const uint64* p) {
   uint64 value;

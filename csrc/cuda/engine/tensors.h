@@ -1,4 +1,5 @@
-// Between torch's stable ABI and the kernels: checks for memory safety, outputs, the current stream. Host only.
+// The link between torch's stable ABI and the kernels: checks for memory safety, outputs, the current stream. Host
+// only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +10,7 @@
 #include "common/tensor.h"
 #include "plan.h"
 
-// Only a CUDA torch has this symbol, and this library must load beside a CPU-only torch too.
+// Only a CUDA torch has this symbol, and this library must load beside a CPU-only torch, too.
 #pragma weak aoti_torch_get_current_cuda_stream
 
 namespace safeops::cuda {
@@ -42,7 +43,7 @@ inline cudaStream_t current_stream(const Tensor& x) {
   using Get = decltype(&aoti_torch_get_current_cuda_stream);
   static const Get get = [] {
     if (Get linked = &aoti_torch_get_current_cuda_stream) return linked;
-    // Not among the libraries that libtorch.so brought along: ask the one that is loaded, if one is.
+    // The libraries that libtorch.so loaded do not have it: look in libtorch_cuda.so, if that is loaded.
     void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
     return library ? reinterpret_cast<Get>(dlsym(library, "aoti_torch_get_current_cuda_stream")) : nullptr;
   }();

@@ -8,7 +8,7 @@
 
 namespace safeops::cuda {
 
-using uint64 = unsigned long long;  // uint64_t, as the load and store intrinsics know it
+using uint64 = unsigned long long;  // uint64_t, as the load and store intrinsics name it
 
 #ifdef __CUDACC__  // tests/kernels/emulate has these for the host
 __device__ inline float f16_to_float(uint16_t bits) {
@@ -29,7 +29,7 @@ __device__ inline uint16_t float_to_bf16(float value) {
 #endif
 __device__ inline float bf16_to_float(uint16_t bits) { return __uint_as_float(uint32_t(bits) << 16); }
 
-// An op that only moves data (masked_fill): the bits are the value, NaN payloads included.
+// For ops that only move data (masked_fill): the bits are the value, NaN payloads included.
 template <class Bits>
 struct Copy {
   using Raw = Bits;
@@ -66,8 +66,8 @@ struct F64 {
   static __device__ Raw encode(Value value) { return uint64(__double_as_longlong(value)); }
 };
 
-// The same, for a type known only at run time. Loading and decoding are apart: every load of a thread is issued
-// before the first decode waits for one. Word is 32 bits where no operand is wider, which saves registers.
+// A codec for a type known only at run time. Loading and decoding are separate: every load of a thread is issued before
+// the first decode waits for one. Word is 32 bits where no operand is wider, which saves registers.
 template <class Value>
 struct Dynamic;
 
@@ -83,7 +83,7 @@ struct Dynamic<float> {  // fp16, bf16, fp32
   }
 };
 template <>
-struct Dynamic<double> {  // all four; halves are rounded by way of fp32, as torch's own casts are
+struct Dynamic<double> {  // all four; halves are rounded through fp32, as torch's own casts are
   using Word = uint64;
   static __device__ double decode(Word raw, Type type) {
     return type == kF64 ? F64::decode(raw) : double(Dynamic<float>::decode(uint32_t(raw), type));
@@ -99,7 +99,7 @@ struct Dynamic<uint64> {  // bits of any size
   static __device__ Word encode(uint64 value, Type) { return value; }
 };
 
-// Explicitly global: from sm_100 on the compiler otherwise emits generic loads and stores for these pointers.
+// Loads and stores are explicitly global: from sm_100 on the compiler otherwise emits generic ones for these pointers.
 template <class T>
 __device__ inline T load(const char* p) {
   return __ldg(reinterpret_cast<const T*>(p));

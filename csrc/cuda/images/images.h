@@ -1,5 +1,5 @@
-// Two images and a mask as the kernels read them, tile by tile, whatever their dtypes and strides. Host only, but for
-// the structs.
+// Two images and a mask as the kernels read them, tile by tile, for any dtypes and strides. All but the structs is for
+// the host.
 #pragma once
 
 #include <cmath>
@@ -8,14 +8,14 @@
 
 namespace safeops::cuda {
 
-// A tile has so many windows along each dim: their sums and pixels fit into the shared memory of any GPU, in fp32 of
-// three blocks (csrc/cuda/images/README.md has the account).
+// Windows of a tile along each dim: their sums and pixels fit into the shared memory of any GPU, and in fp32 those of
+// three blocks do (csrc/cuda/images/README.md has the account).
 template <class C>
 constexpr int kWindows = sizeof(C) == 8 ? 28 : 42;
-// Pixels along a window's side; safeops/ops/images/_ssim.py sends larger ones elsewhere.
+// Largest side of a window, in pixels; safeops/ops/images/_ssim.py sends larger ones to the composite.
 constexpr int kLargest = 21, kLargestOfVolumes = 11;
 
-// What has the shape of an image: where it begins, and its strides in bytes.
+// A tensor of the images' shape: its address, and its strides in bytes.
 struct Field {
   char* base = nullptr;  // null: there is none
   Type type = kF32;
@@ -25,9 +25,9 @@ struct Field {
 template <class C>
 struct Images {
   Field x, y, mask;
-  int depth, height, width, window_slices, window_rows, window_columns;  // (of an image one slice)
+  int depth, height, width, window_slices, window_rows, window_columns;  // (an image has one slice)
   uint32_t channels, down, across;  // down x across tiles in each plane (n, c)
-  int size, before;                 // of a window: its side, and how many pixels it begins before its own place
+  int size, before;                 // side of a window, and pixels from its start to its position
   C scale, c1, c2;
   C weights[kLargest];
 };
@@ -50,20 +50,20 @@ inline Field field(const Tensor& t, Type type, const Shape& shape) {
           row > 2 ? stride[2] * bytes : 0};
 }
 
-// What the kernels ask of their operands.
-struct Checked {
-  Shape shape, map;  // map: of the windows
+// Shapes and dtypes of the operands, after the checks.
+struct ImageInfo {
+  Shape shape, map;  // of the windows
   Type x, y;
-  bool wide, shared;  // shared: windows may lack pixels
+  bool wide, incomplete;  // incomplete: windows may lack pixels
 
-  Checked(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
+  ImageInfo(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
           const char* op)
       : shape(View(input).shape()), map(shape), x(float_type(input, op, "input")), y(float_type(target, op, "target")),
-        wide(x == kF64 || y == kF64), shared(mask || o.same) {
+        wide(x == kF64 || y == kF64), incomplete(mask || o.same) {
     check_device(target, input, op, "target");
     STD_TORCH_CHECK((shape.ndim == 4 || shape.ndim == 5) && View(target).shape().is(shape.ndim, shape.size), op,
                     ": needs two images (N, C, H, W), or volumes (N, C, D, H, W), of one shape");
-    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // places beside a tile, too, are counted in 32 bits
+    constexpr int64_t kMost = (int64_t(1) << 31) - 64;  // indices outside of a tile are 32 bits, too
     for (int d = 2; d < shape.ndim; ++d)
       STD_TORCH_CHECK(shape.size[d] < kMost, op, ": images of more than 2^31 rows or columns");
     const int largest = shape.ndim == 5 ? kLargestOfVolumes : kLargest;
@@ -78,24 +78,24 @@ struct Checked {
 };
 
 struct Gradients {
-  Field grad;  // of the map; of the sums (3, N, C), whose first dim is its rows; or of what all windows come to
-  bool by_window, similarity;  // similarity: of a map of SSIM, and not of 1 - SSIM
-  const char* share;  // a window's in that, or none
-  Field dx, dy;       // none where not wanted
+  Field grad;  // of the map; of the sums (3, N, C), whose first dim is its rows; or of the mean or sum of all windows
+  bool by_window, similarity;  // similarity: the map is of SSIM, not of 1 - SSIM
+  const char* result_slope;  // d(mean or sum)/d(window), or null
+  Field dx, dy;              // null where not wanted
 };
 
-// step: from tile to tile along each dim, of `rows` x `columns`.
+// `sizes` (rows, columns) are cut into tiles, `step` apart along each dim.
 template <class C>
 Images<C> make_images(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
-                      const Checked& is, const int64_t* sizes, int64_t step) {
+                      const ImageInfo& info, const int64_t* sizes, int64_t step) {
   Images<C> images;
-  images.x = field(input, is.x, is.shape), images.y = field(target, is.y, is.shape);
-  if (mask) images.mask = field(*mask, kBool, is.shape);
-  images.channels = uint32_t(is.shape.size[1]);
-  const int row = is.shape.ndim - 2;
-  images.depth = row > 2 ? int(is.shape.size[2]) : 1, images.window_slices = row > 2 ? int(is.map.size[2]) : 1;
-  images.height = int(is.shape.size[row]), images.width = int(is.shape.size[row + 1]);
-  images.window_rows = int(is.map.size[row]), images.window_columns = int(is.map.size[row + 1]);
+  images.x = field(input, info.x, info.shape), images.y = field(target, info.y, info.shape);
+  if (mask) images.mask = field(*mask, kBool, info.shape);
+  images.channels = uint32_t(info.shape.size[1]);
+  const int row = info.shape.ndim - 2;
+  images.depth = row > 2 ? int(info.shape.size[2]) : 1, images.window_slices = row > 2 ? int(info.map.size[2]) : 1;
+  images.height = int(info.shape.size[row]), images.width = int(info.shape.size[row + 1]);
+  images.window_rows = int(info.map.size[row]), images.window_columns = int(info.map.size[row + 1]);
   images.down = uint32_t((sizes[0] + step - 1) / step), images.across = uint32_t((sizes[1] + step - 1) / step);
   images.size = int(o.size), images.before = o.same ? int(o.size / 2) : 0;
   images.scale = C(1 / o.data_range);
@@ -109,10 +109,10 @@ Images<C> make_images(const Tensor& input, const Tensor& target, const std::opti
   return images;
 }
 
-// All tiles, of which each is a block.
+// The number of tiles; each has a block.
 template <class C>
-unsigned blocks_of(const Images<C>& images, const Checked& is) {
-  const int64_t blocks = is.shape.size[0] * is.shape.size[1] * images.down * images.across;
+unsigned blocks_of(const Images<C>& images, const ImageInfo& info) {
+  const int64_t blocks = info.shape.size[0] * info.shape.size[1] * images.down * images.across;
   STD_TORCH_CHECK(blocks < (int64_t(1) << 31), "safeops: images of more than 2^31 tiles");
   return unsigned(blocks);
 }

@@ -1,7 +1,7 @@
-// Weighted sums over windows of three dims. A block has a tile of windows, and goes from slice to slice:
+// Weighted sums over windows of three dims. A block has a tile of windows, and moves from slice to slice:
 //   inputs -> (across) sums over a window's columns -> (down) over its rows -> (along) over its slices
-// The first two lie in shared memory. Those along the slices are in registers, of all windows that see a slice at once,
-// so that no slice is kept: what the window that ends k slices on has so far is sum[k].
+// The first two lie in shared memory. Those along the slices are in registers, for all windows that see a slice at
+// once, so that no slice is kept: sum[k] is the partial sum of the window that ends k slices later.
 #pragma once
 
 #include "common/similarity.h"
@@ -12,12 +12,12 @@ namespace safeops::cuda {
 constexpr int kTileRows = kTileThreads / 32, kTileColumns = 32;  // a window for each thread, a warp for each row
 constexpr int kTilePitch = kTileColumns + 1, kColumnRun = 4;
 
-// An output is made of `size` inputs along each dim, from `shift` before its own place.
+// An output sums `size` inputs along each dim, starting `shift` before its own position.
 template <class C>
-struct March {
+struct SlidingWindow {
   int size, shift;
   int in[3], out[3];                // slices, rows, columns
-  int chunk;                        // outputs along the slices that a block goes through
+  int chunk;                        // outputs along the slices, per block
   uint32_t chunks, down, across;    // blocks of a plane
   C weights[kLargestOfVolumes];
 
@@ -25,25 +25,26 @@ struct March {
 };
 
 template <class C>
-March<C> make_march(int size, int shift, const int (&in)[3], const int (&out)[3], const C* weights) {
+SlidingWindow<C> make_sliding_window(int size, int shift, const int (&in)[3], const int (&out)[3], const C* weights) {
   constexpr int kChunk = 32;
-  March<C> march{size, shift, {in[0], in[1], in[2]}, {out[0], out[1], out[2]}, 0, 0, 0, 0, {}};
-  const auto parts = [](int n, int of) { return uint32_t((int64_t(n) + of - 1) / of); };
-  march.chunks = parts(out[0], kChunk), march.chunk = int(march.chunks ? parts(out[0], int(march.chunks)) : 0);
-  march.down = parts(out[1], kTileRows), march.across = parts(out[2], kTileColumns);
-  for (int k = 0; k < size; ++k) march.weights[k] = weights[k];
-  return march;
+  SlidingWindow<C> window{size, shift, {in[0], in[1], in[2]}, {out[0], out[1], out[2]}, 0, 0, 0, 0, {}};
+  const auto parts = [](int n, int size) { return uint32_t((int64_t(n) + size - 1) / size); };
+  window.chunks = parts(out[0], kChunk), window.chunk = int(window.chunks ? parts(out[0], int(window.chunks)) : 0);
+  window.down = parts(out[1], kTileRows), window.across = parts(out[2], kTileColumns);
+  for (int k = 0; k < size; ++k) window.weights[k] = weights[k];
+  return window;
 }
 
-// Source: fetch(slice, raw) begins to read a thread's inputs, put(raw) leaves them in shared memory, and get(at, value)
-// gives the kArrays numbers of one of them. kSize: known when compiled, or 0.
+// Slides the window. A Source has fetch(slice, raw), which issues a thread's reads, put(raw), which writes them to
+// shared memory, and get(at, value), which gives the kArrays values of an input. kSize: the window's size if known at
+// compile time, else 0.
 template <class C, int kSize, int kArrays>
-struct Marcher {
+struct WindowSlider {
   static constexpr int kMost = kSize ? kSize : kLargestOfVolumes;
   static constexpr int kInputs = (kTileRows + kMost - 1) * (kTileColumns + kMost - 1);
   static constexpr int kReads = (kInputs + kTileThreads - 1) / kTileThreads;  // of a thread
 
-  const March<C>& march;
+  const SlidingWindow<C>& window;
   const int size, rows, columns, pitch;  // of the inputs that a tile sees
   uint32_t plane;
   int first, last;  // slices of the outputs
@@ -51,8 +52,9 @@ struct Marcher {
   int first_row, first_column;  // of the tile's inputs, which may lie outside
   C* sums;                      // (kArrays, rows, kTilePitch)
 
-  __device__ explicit Marcher(const March<C>& of)
-      : march(of), size(kSize ? kSize : of.size), rows(kTileRows + size - 1), columns(kTileColumns + size - 1),
+  __device__ explicit WindowSlider(const SlidingWindow<C>& window_)
+      : window(window_), size(kSize ? kSize : window_.size), rows(kTileRows + size - 1),
+        columns(kTileColumns + size - 1),
         pitch(columns | 1), sums(reinterpret_cast<C*>(shared_memory())) {
     uint32_t block = blockIdx.x;
     const auto divide = [&block](uint32_t by) {
@@ -60,11 +62,11 @@ struct Marcher {
       block /= by;
       return int(rest);
     };
-    const int across = divide(of.across) * kTileColumns, down = divide(of.down) * kTileRows;
-    first = divide(of.chunks) * of.chunk, plane = block;
-    last = first + of.chunk < of.out[0] ? first + of.chunk : of.out[0];
+    const int across = divide(window_.across) * kTileColumns, down = divide(window_.down) * kTileRows;
+    first = divide(window_.chunks) * window_.chunk, plane = block;
+    last = first + window_.chunk < window_.out[0] ? first + window_.chunk : window_.out[0];
     row = down + int(threadIdx.x / 32), column = across + int(threadIdx.x % 32);
-    first_row = down - of.shift, first_column = across - of.shift;
+    first_row = down - window_.shift, first_column = across - window_.shift;
   }
 
   __device__ C* inputs() const { return sums + kArrays * rows * kTilePitch; }  // after the sums
@@ -72,10 +74,10 @@ struct Marcher {
     const int rows = kTileRows + size - 1, pitch = (kTileColumns + size - 1) | 1;
     return kArrays * rows * kTilePitch * int(sizeof(C)) + rows * pitch * bytes_of_input;
   }
-  __device__ bool inside() const { return row < march.out[1] && column < march.out[2]; }
+  __device__ bool inside() const { return row < window.out[1] && column < window.out[2]; }
 
-  // body(u, place in shared memory, row, column) for each input of a slice that this thread reads and that is there;
-  // none(u, place) for one that lies outside.
+  // body(u, index in shared memory, row, column) for each input of a slice that this thread reads, none(u, index) for
+  // one that lies outside.
   template <class Body, class None>
   __device__ void each_input(const Body& body, const None& none) const {
 #pragma unroll
@@ -83,17 +85,17 @@ struct Marcher {
       const int i = int(threadIdx.x) + u * kTileThreads, r = i / columns, c = i % columns;
       if (r >= rows) continue;
       const int y = first_row + r, x = first_column + c;
-      const bool there = y >= 0 && y < march.in[1] && x >= 0 && x < march.in[2];
-      there ? body(u, r * pitch + c, y, x) : none(u, r * pitch + c);
+      const bool in_image = y >= 0 && y < window.in[1] && x >= 0 && x < window.in[2];
+      in_image ? body(u, r * pitch + c, y, x) : none(u, r * pitch + c);
     }
   }
 
-  // done(slice, sums) of each output of this thread's.
+  // done(slice, sums) for each output of this thread.
   template <class Source, class Done>
   __device__ void run(const Source& source, const Done& done) const {
     C sum[kArrays][kMost] = {};
-    const int from = first - march.shift, to = last - march.shift + size - 1;
-    const int begin = from < 0 ? 0 : from, end = to < march.in[0] ? to : march.in[0];
+    const int from = first - window.shift, to = last - window.shift + size - 1;
+    const int begin = from < 0 ? 0 : from, end = to < window.in[0] ? to : window.in[0];
     typename Source::Raw raw;
     if (begin < end) source.fetch(begin, raw);
 #pragma unroll 1
@@ -113,9 +115,9 @@ struct Marcher {
         for (int k = 0; k < kMost; ++k)
           if (kSize || k < size) {
             const C before = k + 1 < size ? sum[q][k + 1 < kMost ? k + 1 : k] : C(0);
-            sum[q][k] = before + march.weights[k] * value[q];
+            sum[q][k] = before + window.weights[k] * value[q];
           }
-      const int slice = z + march.shift - (size - 1);
+      const int slice = z + window.shift - (size - 1);
       if (slice < first || !inside()) continue;
       C total[kArrays];
 #pragma unroll
@@ -140,7 +142,7 @@ struct Marcher {
         for (int k = 0; k < kColumnRun; ++k) {
           if (j < k || j - k >= size) continue;  // by a branch: a weight of 0 would let a NaN in
 #pragma unroll
-          for (int q = 0; q < kArrays; ++q) sum[q][k] += march.weights[j - k] * value[q];
+          for (int q = 0; q < kArrays; ++q) sum[q][k] += window.weights[j - k] * value[q];
         }
       }
 #pragma unroll
@@ -156,7 +158,7 @@ struct Marcher {
 #pragma unroll kUnroll
     for (int k = 0; k < size; ++k)
 #pragma unroll
-      for (int q = 0; q < kArrays; ++q) value[q] += march.weights[k] * p[(q * rows + k) * kTilePitch];
+      for (int q = 0; q < kArrays; ++q) value[q] += window.weights[k] * p[(q * rows + k) * kTilePitch];
   }
 };
 

@@ -1,6 +1,6 @@
-// Pixels beside their neighbours along the spatial dims, whatever their dtype, strides and mask. A thread has a packet
-// (16 bytes, or one element) of each of a few rows that follow each other: what it reads of a row serves those on both
-// sides of it.
+// Pixels with their neighbours along the spatial dims, for any dtype, strides and mask. A thread has a patch: a packet
+// (16 bytes, or one element) of each of several consecutive rows, so that a row that it reads serves the rows on both
+// sides.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,9 @@ namespace safeops::cuda {
 namespace {
 
 constexpr int kBlock = 256, kRows = 4;  // threads; rows of a thread
-constexpr int64_t kMostBlocks = 2048;   // of all images, about: so few parts are added up at once
+constexpr int64_t kMostBlocks = 2048;   // for all images, approximately, so that few sums are merged
 
-// ---- what a thread holds of a row: a packet of a type, or an element of any
+// ---- a thread's registers for a row: a packet of a type, or an element of any
 
 template <class Codec>
 struct Packed {
@@ -56,7 +56,7 @@ struct Single {
 // ---- the walk
 
 struct Dim {
-  int64_t size = 1, step = 0;  // step: how far along it a pixel's neighbour lies; 0: not a spatial dim
+  int64_t size = 1, step = 0;  // step: distance of a pixel's neighbour along the dim; 0: not a spatial dim
   int64_t x = 0, mask = 0, dx = 0;  // strides in bytes
 };
 
@@ -67,70 +67,71 @@ struct Walk {
   char* dx = nullptr;
   int64_t x_image, mask_image = 0, dx_image = 0;  // strides in bytes
   Dim dim[4];
-  Divider packets, groups, planes;      // of a row; of rows; along dim[2]
-  uint32_t units, blocks, block_units;  // of an image: what threads take at a time, blocks; units of a block
+  Divider packets, groups, planes;          // of a row; of rows; along dim[2]
+  uint32_t patches, blocks, block_patches;  // of an image: patches, blocks; patches of a block
 };
 
-// kBefore: with the row before the first, whose neighbour it is.
+// kBefore: the patch includes the row before its first, as a neighbour.
 template <class T, bool kMask, bool kBefore>
 struct Patch {
   using Value = typename T::Value;
-  static constexpr int V = T::kElements, kHeld = kRows + 1 + kBefore;
+  static constexpr int V = T::kElements, kPatchRows = kRows + 1 + kBefore;
   static constexpr unsigned kAll = (1u << V) - 1;
 
   const Walk& walk;
   int64_t at[4];         // of its first pixel
-  const char *x, *mask;  // likewise
-  T row[kHeld];
-  unsigned keep[kHeld];  // a bit for each element that is kept; none of a row that is not there
+  const char *x, *mask;  // of its first pixel
+  T row[kPatchRows];
+  unsigned keep[kPatchRows];  // a bit for each element that is kept; 0 for a row that does not exist
 
-  __device__ Patch(const Walk& of, uint32_t image, uint32_t unit) : walk(of) {
+  __device__ Patch(const Walk& walk_, uint32_t image, uint32_t patch) : walk(walk_) {
     const auto divide = [&](const Divider& by) {
-      const uint32_t next = (__umulhi(unit, by.multiplier) + unit) >> by.shift, rest = unit - next * by.divisor;
-      unit = next;
+      const uint32_t next = (__umulhi(patch, by.multiplier) + patch) >> by.shift, rest = patch - next * by.divisor;
+      patch = next;
       return int64_t(rest);
     };
-    at[0] = divide(of.packets) * V, at[1] = divide(of.groups) * kRows, at[2] = divide(of.planes), at[3] = unit;
-    x = of.x + image * of.x_image, mask = of.mask + image * of.mask_image;
+    at[0] = divide(walk_.packets) * V, at[1] = divide(walk_.groups) * kRows, at[2] = divide(walk_.planes),
+    at[3] = patch;
+    x = walk_.x + image * walk_.x_image, mask = walk_.mask + image * walk_.mask_image;
 #pragma unroll
-    for (int d = 0; d < 4; ++d) x += at[d] * of.dim[d].x, mask += at[d] * of.dim[d].mask;
+    for (int d = 0; d < 4; ++d) x += at[d] * walk_.dim[d].x, mask += at[d] * walk_.dim[d].mask;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kPatchRows; ++i) {
       const int r = i - kBefore;
-      const bool own = r >= 0 && r < kRows;  // the others only where they are neighbours
-      fetch(r, 0, 0, at[1] + r >= 0 && has(r) && (own || of.dim[1].step), row[i], keep[i]);
+      const bool in_patch = r >= 0 && r < kRows;  // the others only as neighbours
+      fetch(r, 0, 0, at[1] + r >= 0 && has(r) && (in_patch || walk_.dim[1].step), row[i], keep[i]);
     }
   }
 
   __device__ bool has(int i) const { return at[1] + i < walk.dim[1].size; }
 
-  // What lies in row i, `pixels` further on along dim d.
-  __device__ void fetch(int i, int d, int64_t pixels, bool there, T& to, unsigned& kept) const {
+  // Reads the packet of row i, `pixels` further on along dim d.
+  __device__ void fetch(int i, int d, int64_t pixels, bool exists, T& to, unsigned& kept) const {
     to = T(), kept = 0;
-    if (!there) return;
+    if (!exists) return;
     to.read(x + i * walk.dim[1].x + pixels * walk.dim[d].x, walk.type);
     kept = kAll;
     if constexpr (kMask) kept = bits(mask + i * walk.dim[1].mask + pixels * walk.dim[d].mask);
   }
 
-  // An element of row i, beside its packet.
-  struct Beside {
+  // An element of row i, adjacent to its packet.
+  struct Adjacent {
     typename T::Word word;
     unsigned kept;
   };
-  __device__ Beside beside(int i, int64_t pixels) const {
+  __device__ Adjacent adjacent(int i, int64_t pixels) const {
     const Dim& dim = walk.dim[0];
-    const bool there = has(i) && dim.step && at[0] + pixels >= 0 && at[0] + pixels < dim.size;
-    if (!there) return {0, 0};
+    const bool exists = has(i) && dim.step && at[0] + pixels >= 0 && at[0] + pixels < dim.size;
+    if (!exists) return {0, 0};
     const unsigned kept = kMask ? load<uint8_t>(mask + i * walk.dim[1].mask + pixels * dim.mask) != 0 : 1;
     return {T::read_one(x + i * walk.dim[1].x + pixels * dim.x, walk.type), kept};
   }
 
-  // f(i, packet, kept) for each row i, of what lies `pixels` further on along dim d, one of the last two.
+  // f(i, packet, kept) for each row i, with the packet `pixels` further on along dim d, one of the last two.
   template <class F>
-  __device__ void elsewhere(int d, int pixels, const F& f) const {
-    const int64_t there = (d == 2 ? at[2] : at[3]) + pixels;
-    if (walk.dim[d].step == 0 || there < 0 || there >= walk.dim[d].size) return;
+  __device__ void each_along(int d, int pixels, const F& f) const {
+    const int64_t neighbour = (d == 2 ? at[2] : at[3]) + pixels;
+    if (walk.dim[d].step == 0 || neighbour < 0 || neighbour >= walk.dim[d].size) return;
     T other[kRows];
     unsigned kept[kRows];
 #pragma unroll
@@ -139,7 +140,7 @@ struct Patch {
     for (int i = 0; i < kRows; ++i) f(i, other[i], kept[i]);
   }
 
-  // f(k, a - b) for the elements k of which both are kept. Others are 0: selected before they are looked at.
+  // f(k, a - b) for each element k, where not both are kept f(k, 0): selected before f sees it.
   template <class F>
   __device__ void pairs(const T& a, unsigned kept, const T& b, const F& f) const {
     if (kept == 0) return;
@@ -149,7 +150,7 @@ struct Patch {
       f(k, !kMask || (kept >> k & 1) ? d : Value(0));
     }
   }
-  // The same of neighbours in a packet: f(k, element k - element k + 1).
+  // f(k, element k - element k + 1) for neighbours within a packet.
   template <class F>
   __device__ void inner_pairs(const T& a, unsigned kept, const F& f) const {
     if constexpr (V > 1) {
@@ -173,18 +174,18 @@ struct Patch {
   }
 };
 
-// body(image, unit) for what this thread takes.
+// body(image, patch) for the patches of this thread.
 template <class Body>
-__device__ void each_unit(const Walk& walk, const Body& body) {
-  const uint32_t image = blockIdx.x / walk.blocks, first = blockIdx.x % walk.blocks * walk.block_units;
-  const uint32_t left = walk.units - first, last = first + (left < walk.block_units ? left : walk.block_units);
+__device__ void each_patch(const Walk& walk, const Body& body) {
+  const uint32_t image = blockIdx.x / walk.blocks, first = blockIdx.x % walk.blocks * walk.block_patches;
+  const uint32_t left = walk.patches - first, last = first + (left < walk.block_patches ? left : walk.block_patches);
 #pragma unroll 1
-  for (uint32_t unit = first + threadIdx.x; unit < last; unit += kBlock) body(image, unit);
+  for (uint32_t patch = first + threadIdx.x; patch < last; patch += kBlock) body(image, patch);
 }
 
 // ---- host
 
-// dx: of x's shape, or none. elements: of a packet of 16 bytes, where all rows are made of whole ones; else 1.
+// dx has x's shape, or is null. elements: those of a 16-byte packet if all rows consist of whole packets, else 1.
 Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Tensor* dx, const char* op,
                int& elements) {
   const safeops::View x(input);
@@ -192,27 +193,27 @@ Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Ten
   Walk walk;
   walk.type = float_type(input, op, "input"), walk.x = x.data;
   const Shape shape = x.shape();
-  int64_t of_mask[safeops::kMaxDims] = {};
+  int64_t mask_strides[safeops::kMaxDims] = {};
   if (mask) {
     const safeops::View m(*mask);
     check_device(*mask, input, op, "mask");
     STD_TORCH_CHECK(m.dtype == DType::kBool, op, ": mask must be bool");
-    expand_strides(m.ndim, m.sizes, m.strides, shape, of_mask);
-    walk.mask = m.data, walk.mask_image = of_mask[0];
+    expand_strides(m.ndim, m.sizes, m.strides, shape, mask_strides);
+    walk.mask = m.data, walk.mask_image = mask_strides[0];
   }
   const int64_t size = size_of(walk.type);
   walk.x_image = x.strides[0] * size;
-  int64_t of_dx[safeops::kMaxDims] = {};
+  int64_t dx_strides[safeops::kMaxDims] = {};
   if (dx) {
     const safeops::View d(*dx);
-    for (int i = 0; i < d.ndim; ++i) of_dx[i] = d.strides[i] * size;
-    walk.dx = d.data, walk.dx_image = of_dx[0];
+    for (int i = 0; i < d.ndim; ++i) dx_strides[i] = d.strides[i] * size;
+    walk.dx = d.data, walk.dx_image = dx_strides[0];
   }
   int dims = 0;
   const auto farther = [](const Dim& a, const Dim& b) { return b.x && (a.x == 0 || a.x > b.x); };
   for (int d = shape.ndim - 1; d > 0; --d) {
     if (shape.size[d] == 1) continue;
-    const Dim dim{shape.size[d], d > 1, x.strides[d] * size, of_mask[d], of_dx[d]};
+    const Dim dim{shape.size[d], d > 1, x.strides[d] * size, mask_strides[d], dx_strides[d]};
     int at = dims++;
     for (; at > 0 && farther(walk.dim[at - 1], dim); --at) walk.dim[at] = walk.dim[at - 1];
     walk.dim[at] = dim;
@@ -225,32 +226,34 @@ Walk make_walk(const Tensor& input, const std::optional<Tensor>& mask, const Ten
   }
 
   elements = int(16 / size);
-  const auto whole = [&](const char* base, int64_t image, int64_t Dim::*stride, int64_t element) {
+  const auto has_packets = [&](const char* base, int64_t image, int64_t Dim::*stride, int64_t element) {
     int64_t odd = int64_t(uintptr_t(base)) | image;
     for (int d = 1; d < 4; ++d) odd |= walk.dim[d].*stride;
     return near.*stride == element && odd % (elements * element) == 0;
   };
-  const bool masks = !mask || near.mask == 0 || whole(walk.mask, walk.mask_image, &Dim::mask, 1);
-  if (near.size % elements || near.step > 1 || !masks || !whole(walk.x, walk.x_image, &Dim::x, size) ||
-      (dx && !whole(walk.dx, walk.dx_image, &Dim::dx, size)))
+  const bool masks = !mask || near.mask == 0 || has_packets(walk.mask, walk.mask_image, &Dim::mask, 1);
+  if (near.size % elements || near.step > 1 || !masks || !has_packets(walk.x, walk.x_image, &Dim::x, size) ||
+      (dx && !has_packets(walk.dx, walk.dx_image, &Dim::dx, size)))
     elements = 1;
 
   const int64_t packets = near.size / elements, groups = (next.size + kRows - 1) / kRows;
-  const int64_t units = shape.numel() ? packets * groups * walk.dim[2].size * walk.dim[3].size : 0;
+  const int64_t patches = shape.numel() ? packets * groups * walk.dim[2].size * walk.dim[3].size : 0;
   const int64_t images = std::max<int64_t>(shape.size[0], 1), most = (kMostBlocks + images - 1) / images * kBlock;
-  const int64_t block_units = (units + most - 1) / most * kBlock;
-  const int64_t blocks = units ? (units + block_units - 1) / block_units : 0;
+  const int64_t block_patches = (patches + most - 1) / most * kBlock;
+  const int64_t blocks = patches ? (patches + block_patches - 1) / block_patches : 0;
   constexpr int64_t kLimit = int64_t(1) << 31;
-  STD_TORCH_CHECK(units < kLimit && images * blocks < kLimit, op, ": too many pixels");
-  walk.units = uint32_t(units), walk.blocks = uint32_t(blocks), walk.block_units = uint32_t(block_units);
-  if (units) walk.packets = Divider(packets), walk.groups = Divider(groups), walk.planes = Divider(walk.dim[2].size);
+  STD_TORCH_CHECK(patches < kLimit && images * blocks < kLimit, op, ": too many pixels");
+  walk.patches = uint32_t(patches), walk.blocks = uint32_t(blocks), walk.block_patches = uint32_t(block_patches);
+  if (patches) walk.packets = Divider(packets), walk.groups = Divider(groups), walk.planes = Divider(walk.dim[2].size);
   return walk;
 }
 
-// run(T(), whether there is a mask) of those that are compiled.
+// Calls run(T(), masked) for a combination that is compiled.
 template <class Run>
 void by_kind(const Walk& walk, int elements, const Run& run) {
-  const auto with = [&](auto held) { walk.mask ? run(held, std::true_type()) : run(held, std::false_type()); };
+  const auto with = [&](auto packet_type) {
+    walk.mask ? run(packet_type, std::true_type()) : run(packet_type, std::false_type());
+  };
   if (elements == 1) return walk.type == kF64 ? with(Single<double>()) : with(Single<float>());
   if (walk.type == kF16) with(Packed<F16>());
   if (walk.type == kBF16) with(Packed<BF16>());

@@ -1,4 +1,4 @@
-// The pixels of a tile as its threads read them, whatever the images' dtypes and strides, and the tile's level.
+// The pixels of a tile as its threads read them, for any dtypes and strides, and the tile's level.
 #pragma once
 
 #include "cuda/engine/launch.cuh"
@@ -9,7 +9,7 @@ namespace safeops::cuda {
 
 constexpr int kTileThreads = 256;
 
-// f(codec) of a floating type that C is wide enough for.
+// f(codec) for a floating type that C is wide enough for.
 template <class C, class F>
 __device__ inline void by_type(Type type, const F& f) {
   if (type == kF16) f(F16());
@@ -18,41 +18,42 @@ __device__ inline void by_type(Type type, const F& f) {
   else if constexpr (sizeof(C) == 8) f(F64());
 }
 
-// The gradient by 1 - SSIM of a window, from that of the map.
+// The gradient of a window's 1 - SSIM, from that of the map.
 template <class C>
-__device__ inline C of_window(const Gradients& to, const char* grad) {
-  const C of_map = load<C>(grad);
-  return to.similarity ? -of_map : of_map;
+__device__ inline C window_gradient(const Gradients& to, const char* grad) {
+  const C map_grad = load<C>(grad);
+  return to.similarity ? -map_grad : map_grad;
 }
 
-// The gradients by 1 - SSIM and by contrast' of all windows of a plane, where they have the same: of what all windows
-// come to, times a window's share in that; or those of the plane's sums.
+// The gradients of 1 - SSIM and of contrast', if all windows of a plane have the same: either that of the mean or sum
+// of all windows times its slope, or those of the plane's sums.
 template <class C>
-__device__ inline void of_plane(const Gradients& to, const char* grad, C& of_loss, C& of_contrast) {
-  of_loss = to.share ? C(load<C>(grad) * load<double>(to.share)) : C(load<double>(grad));
-  of_contrast = to.share ? C(0) : C(load<double>(grad + to.grad.row));
+__device__ inline void plane_gradients(const Gradients& to, const char* grad, C& loss_grad, C& contrast_grad) {
+  loss_grad = to.result_slope ? C(load<C>(grad) * load<double>(to.result_slope)) : C(load<double>(grad));
+  contrast_grad = to.result_slope ? C(0) : C(load<double>(grad + to.grad.row));
 }
 
-// The means of each image's finite kept pixels, with their counts while they are added up.
+// The means of each image's finite kept pixels; their counts serve while they are summed.
 template <class C>
 struct Levels {
   C x, y;
   int count_x, count_y;
 };
 
-// A thread has every fourth pixel of a column, and holds them all: one round trip to memory.
-template <class C, int kSize, bool kShared>
+// A thread reads every fourth pixel of a column and holds them all: one round trip to memory.
+template <class C, int kSize, bool kIncomplete>
 struct Pixels {
   static constexpr int kReach = kWindows<C> + (kSize ? kSize : kLargest) - 1, kColumns = 64;
   static constexpr int kStep = kTileThreads / kColumns, kReads = (kReach + kStep - 1) / kStep;
   static_assert(kReach <= kColumns && kReads <= 32, "a column for each thread, a bit for each pixel");
   using Word = typename Dynamic<C>::Word;
 
-  int row, column;         // in the tile, of the first one
+  int row, column;         // in the tile, of the first pixel
   unsigned keep;           // a bit for each pixel that lies inside of the image and is kept
-  C x[kReads], y[kReads];  // 0 where it is not
+  C x[kReads], y[kReads];  // 0 for any other
 
-  // Those of plane (n, c) from (first_row, first_column), which may lie outside of the image; reach: rows and columns.
+  // The pixels of plane (n, c) from (first_row, first_column), which may lie outside of the image; reach: rows,
+  // columns.
   __device__ Pixels(const Images<C>& images, int n, int c, int first_row, int first_column, int reach)
       : row(threadIdx.x / kColumns), column(threadIdx.x % kColumns) {
     const auto before = [this](int end) { return end <= row ? 0 : (end - row + kStep - 1) / kStep; };
@@ -60,17 +61,17 @@ struct Pixels {
     const int left = images.height - first_row;
     const int from = before(-first_row), to = across ? before(left < reach ? left : reach) : 0;  // inside of the image
     keep = to > from ? (1u << to) - (1u << from) : 0;
-    const auto fetch = [&](const Field& of, auto element, auto& raw) {
-      const char* p = of.base + n * of.n + c * of.c;
-      p += int64_t(first_row + row) * of.row + int64_t(first_column + column) * of.column;
+    const auto fetch = [&](const Field& field, auto element, auto& raw) {
+      const char* p = field.base + n * field.n + c * field.c;
+      p += int64_t(first_row + row) * field.row + int64_t(first_column + column) * field.column;
 #pragma unroll
-      for (int u = 0; u < kReads; ++u, p += kStep * of.row)
+      for (int u = 0; u < kReads; ++u, p += kStep * field.row)
         raw[u] = from <= u && u < to ? load<decltype(element)>(p) : decltype(element)(0);
     };
-    Word raw_x[kReads], raw_y[kReads];  // all of them are under way before one is decoded
+    Word raw_x[kReads], raw_y[kReads];  // all loads are issued before one is decoded
     by_type<C>(images.x.type, [&](auto codec) { fetch(images.x, typename decltype(codec)::Raw(), raw_x); });
     by_type<C>(images.y.type, [&](auto codec) { fetch(images.y, typename decltype(codec)::Raw(), raw_y); });
-    if (kShared && images.mask.base) {
+    if (kIncomplete && images.mask.base) {
       uint8_t flag[kReads];
       fetch(images.mask, uint8_t(), flag);
 #pragma unroll
@@ -83,7 +84,7 @@ struct Pixels {
     decode(images.x.type, raw_x, x), decode(images.y.type, raw_y, y);
   }
 
-  // Of the tile. scratch: room for one of each warp.
+  // The levels of the tile. scratch: room for one value of each warp.
   __device__ Levels<C> levels(Levels<C>* scratch) const {
     constexpr C kDown = C(0x1p-12);  // no sum of a tile's finite values overflows
     static_assert(kReach * kReach <= 1 << 12);

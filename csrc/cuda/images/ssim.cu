@@ -1,6 +1,6 @@
-// ssim, ssim_loss, ms_ssim: 1 - SSIM of each window (common/similarity.h), as a map, as its sum or mean, or as
-// three numbers of each plane: its sum, that of contrast', and how many windows count. A block has a tile of windows.
-// I/O: reads x, y, mask, where tiles meet more than once; writes the map, or a few numbers.
+// ssim, ssim_loss, ms_ssim: 1 - SSIM of each window (common/similarity.h), as a map, as its sum or mean, or as three
+// sums of each plane: of 1 - SSIM, of contrast', and the number of windows that count. A block has a tile of windows.
+// I/O: reads x, y, mask, where tiles overlap more than once; writes the map, or a few numbers.
 #include <tuple>
 
 #include "moments.cuh"
@@ -10,11 +10,11 @@
 namespace safeops::cuda {
 namespace {
 
-template <class C, int kSize, bool kShared>
+template <class C, int kSize, bool kIncomplete>
 __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     ssim_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Groups groups,
                 const __grid_constant__ Result result) {
-  using T = Tile<C, kSize, kShared>;
+  using T = Tile<C, kSize, kIncomplete>;
   constexpr int kRun = T::kRun;
   T tile(images);
   tile.read(tile.row * kWindows<C> - images.before, tile.column * kWindows<C> - images.before);
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     char* first = map.base + tile.n * map.n + tile.c * map.c;
     first += tile.map_row(at) * map.row + tile.map_column(column) * map.column;
     tile.each_window(sum, at, column, [&](int k, bool counted, const Similarity<C>& it, C) {
-      if (map.base) store(first + k * map.row, counted ? result.of_map(it.loss()) : C(0));
+      if (map.base) store(first + k * map.row, counted ? result.map_value(it.loss()) : C(0));
       else if (counted) loss += it.loss(), contrast += it.contrast, count += 1;
     });
   }
@@ -40,23 +40,24 @@ std::tuple<Tensor, Tensor> ssim(const Tensor& input, const Tensor& target, const
                                 int64_t win_size, double win_sigma, double k1, double k2, bool same) {
   constexpr const char* kOp = "safeops::_ssim";
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
-  const Checked is(input, target, mask, options, kOp);
+  const ImageInfo info(input, target, mask, options, kOp);
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const Outputs outputs(input, is, {reduction, empty_nan}, similarity);
-  const auto run = [&](auto compute, auto known, auto shared) {
+  const Outputs outputs(input, info, {reduction, empty_nan}, similarity);
+  const auto run = [&](auto compute, auto static_size, auto incomplete) {
     using C = decltype(compute);
-    const auto images = make_images<C>(input, target, mask, options, is, is.map.size + 2, kWindows<C>);
-    const unsigned blocks = blocks_of(images, is);
+    const auto images = make_images<C>(input, target, mask, options, info, info.map.size + 2, kWindows<C>);
+    const unsigned blocks = blocks_of(images, info);
     const int64_t tiles = int64_t(images.down) * images.across;
-    sum_windows(outputs, input, is, tiles, current_stream(input), [&](const Result& to, const Groups& groups) {
-      start_blocks(ssim_kernel<C, known(), shared()>, blocks, kTileThreads,
-                   Tile<C, known(), shared()>::bytes(int(win_size)), current_stream(input), images, groups, to);
+    sum_windows(outputs, input, info, tiles, current_stream(input), [&](const Result& to, const Groups& groups) {
+      start_blocks(ssim_kernel<C, static_size(), incomplete()>, blocks, kTileThreads,
+                   Tile<C, static_size(), incomplete()>::bytes(int(win_size)), current_stream(input), images, groups,
+                   to);
     });
   };
-  if (is.shape.ndim == 5) ssim_of_volumes(outputs, input, target, mask, options, is);
-  else by_kind(is.wide, is.shared, win_size, run);
+  if (info.shape.ndim == 5) ssim_of_volumes(outputs, input, target, mask, options, info);
+  else by_kind(info.wide, info.incomplete, win_size, run);
   check_launch(kOp);
-  return {outputs.value, outputs.share};
+  return {outputs.value, outputs.result_slope};
 }
 
 }  // namespace

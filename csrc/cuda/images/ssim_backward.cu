@@ -1,9 +1,10 @@
-// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. Each window has a slope by each of its four moments; a pixel's
-// gradient is the weighted sum of those of the windows that see it, whose weights are symmetric:
-//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  the same of d;  dx = ds + dd,  dy = ds - dd
-// A block has a tile of windows, makes their moments anew, and then the gradients of those pixels that no other window
+// ssim, ssim_loss, ms_ssim: the gradients of 1 - SSIM. Each window has a slope with respect to each of its four
+// moments; a pixel's gradient is the weighted sum of the slopes of the windows that see it, whose weights are
+// symmetric:
+//     ds = sum w by_mean_s + 2 s sum w by_squares_s,  and likewise dd;  dx = ds + dd,  dy = ds - dd
+// A block has a tile of windows, recomputes their moments, and then the gradients of those pixels that no other window
 // sees: 32 x 32 of 42 x 42 windows of 11 x 11, in fp32.
-// I/O: reads x, y, mask, the map's gradient, where tiles meet more than once; writes dx, dy.
+// I/O: reads x, y, mask, the map's gradient, where tiles overlap more than once; writes dx, dy.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -13,35 +14,36 @@
 namespace safeops::cuda {
 namespace {
 
-template <class C, int kSize, bool kShared>
+template <class C, int kSize, bool kIncomplete>
 __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
     ssim_backward_kernel(const __grid_constant__ Images<C> images, const __grid_constant__ Gradients to) {
-  using T = Tile<C, kSize, kShared>;
+  using T = Tile<C, kSize, kIncomplete>;
   constexpr int kRun = T::kRun;
   T tile(images);
-  const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // reach: of a pixel, to the first window that sees it
+  const int reach = tile.size - 1, pixels = kWindows<C> - reach;  // from a pixel to the first window that sees it
   const char* grad = to.grad.base + tile.n * to.grad.n + tile.c * to.grad.c;
-  C of_all = 0, of_contrast = 0;
-  if (!to.by_window) of_plane(to, grad, of_all, of_contrast);
+  C plane_loss_grad = 0, contrast_grad = 0;
+  if (!to.by_window) plane_gradients(to, grad, plane_loss_grad, contrast_grad);
   tile.read(tile.row * pixels - reach, tile.column * pixels - reach);
   tile.across();
 
-  // the windows' slopes, in the place of the sums
+  // The windows' slopes replace the sums in shared memory.
   C slopes[4][kRun] = {};
   const int window_column = threadIdx.x % kWindows<C>, window = threadIdx.x / kWindows<C> * kRun;
   if (window < kWindows<C>) {
-    C of_loss[kRun];  // on their way while the sums are made
+    C loss_grad[kRun];  // these loads are in flight during the sums
 #pragma unroll
     for (int k = 0; k < kRun; ++k) {
       const int y = tile.map_row(window + k), x = tile.map_column(window_column);
-      of_loss[k] = of_all;
-      if (to.by_window && tile.in_map(y, x)) of_loss[k] = of_window<C>(to, grad + y * to.grad.row + x * to.grad.column);
+      loss_grad[k] = plane_loss_grad;
+      if (to.by_window && tile.in_map(y, x))
+        loss_grad[k] = window_gradient<C>(to, grad + y * to.grad.row + x * to.grad.column);
     }
     C sum[T::kArrays][kRun] = {};
     tile.down(window, window_column, sum);
     const auto differentiate = [&](int k, bool counted, const Similarity<C>& it, C inverse) {
       if (!counted) return;
-      const MomentSlopes<C> by = it.slopes(of_loss[k], of_contrast);
+      const MomentSlopes<C> by = it.slopes(loss_grad[k], contrast_grad);
       slopes[0][k] = by.s * inverse, slopes[1][k] = by.d * inverse;  // the mean is the sum times the inverse
       slopes[2][k] = by.ss * inverse, slopes[3][k] = by.dd * inverse;
     };
@@ -51,7 +53,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   if (window < kWindows<C>) tile.put(slopes, window, window_column, T::kPitch);
   __syncthreads();
 
-  // blurred across, in the same place; a last run may go beyond the pixels, into what nobody reads
+  // The slopes are blurred across, in place; a last run may go beyond the pixels, where its results are not read.
   C across[4][kRun] = {};
   const int at = threadIdx.x % kWindows<C>, first = threadIdx.x / kWindows<C> * kRun;
   if (first < pixels)
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   if (first < pixels) tile.put(across, at, first, 1);
   __syncthreads();
 
-  // and down, each to a pixel
+  // The slopes are blurred down, each run to pixels.
   const int pixel_column = threadIdx.x % pixels, pixel = threadIdx.x / pixels * kRun;
   const int x = tile.first_column + reach + pixel_column, row = tile.first_row + reach + pixel;
   if (pixel >= pixels || x >= images.width) return;
@@ -73,12 +75,12 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   C dx[kRun], dy[kRun];
 #pragma unroll
   for (int k = 0; k < kRun; ++k) {
-    const int place = (pixel + k + reach) * tile.pitch + pixel_column + reach;
-    const C ds = (sum[0][k] + 2 * tile.s[place] * sum[2][k]) * images.scale;
-    const C dd = (sum[1][k] + 2 * tile.d[place] * sum[3][k]) * images.scale;
-    // A pixel that no window sees has gradient 0, also where it is NaN: all its sums are 0.
+    const int index = (pixel + k + reach) * tile.pitch + pixel_column + reach;
+    const C ds = (sum[0][k] + 2 * tile.s[index] * sum[2][k]) * images.scale;
+    const C dd = (sum[1][k] + 2 * tile.d[index] * sum[3][k]) * images.scale;
+    // A pixel that no window sees has gradient 0, even where it is NaN: all its sums are 0.
     const bool unseen = sum[0][k] == 0 && sum[1][k] == 0 && sum[2][k] == 0 && sum[3][k] == 0;
-    const bool alive = !kShared || (tile.kept[place] && !unseen);
+    const bool alive = !kIncomplete || (tile.kept[index] && !unseen);
     dx[k] = alive ? ds + dd : C(0), dy[k] = alive ? ds - dd : C(0);
   }
   const auto write = [&](const Field& out, const C(&value)[kRun]) {
@@ -94,48 +96,48 @@ __global__ void __launch_bounds__(kTileThreads, kMinBlocks<kSize>)
   write(to.dx, dx), write(to.dy, dy);
 }
 
-// share: what _ssim gave beside a sum or mean of all windows, else empty.
-std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+// share: the second result of _ssim for a sum or mean of all windows, else empty.
+std::tuple<Tensor, Tensor> ssim_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                          const Tensor& target, const std::optional<Tensor>& mask, int64_t reduction,
                                          double data_range, int64_t win_size, double win_sigma, double k1, double k2,
                                          bool same, bool need_input, bool need_target, bool similarity) {
   constexpr const char* kOp = "safeops::_ssim_backward";
   const Options options{data_range, win_size, win_sigma, k1, k2, same};
-  const Checked is(input, target, mask, options, kOp);
-  check_device(grad, input, kOp, "grad"), check_device(share, input, kOp, "share");
-  const safeops::View view(grad), part(share);
-  const int64_t sums[] = {3, is.shape.size[0], is.shape.size[1]};
-  const DType wide = is.wide ? DType::kDouble : DType::kFloat;
+  const ImageInfo info(input, target, mask, options, kOp);
+  check_device(grad, input, kOp, "grad"), check_device(result_slope, input, kOp, "share");
+  const safeops::View view(grad), slope(result_slope);
+  const int64_t sums[] = {3, info.shape.size[0], info.shape.size[1]};
+  const DType wide = info.wide ? DType::kDouble : DType::kFloat;
   const bool by_window = reduction == Reducer::kNone, planes = reduction == Reducer::kPlanes;
-  const Shape shape = by_window ? is.map : planes ? Shape(3, sums) : Shape();
+  const Shape shape = by_window ? info.map : planes ? Shape(3, sums) : Shape();
   STD_TORCH_CHECK(shape.is(view.ndim, view.sizes) && view.dtype == (planes ? DType::kDouble : wide) &&
-                      part.ndim == (by_window || planes) && part.dtype == DType::kDouble,
+                      slope.ndim == (by_window || planes) && slope.dtype == DType::kDouble,
                   kOp, ": grad and share must be of the results of _ssim");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
-  const Tensor dx = need_input ? output_like(input, is.shape, is.x) : empty_vector(DType(is.x), input);
-  const Tensor dy = need_target ? output_like(target, is.shape, is.y) : empty_vector(DType(is.y), target);
-  Gradients to{{view.data, Type(wide)}, by_window, similarity, part.ndim ? nullptr : part.data, {}, {}};
-  if (by_window) to.grad = field(grad, Type(wide), is.map);
+  const Tensor dx = need_input ? output_like(input, info.shape, info.x) : empty_vector(DType(info.x), input);
+  const Tensor dy = need_target ? output_like(target, info.shape, info.y) : empty_vector(DType(info.y), target);
+  Gradients to{{view.data, Type(wide)}, by_window, similarity, slope.ndim ? nullptr : slope.data, {}, {}};
+  if (by_window) to.grad = field(grad, Type(wide), info.map);
   const int64_t bytes = sizeof(double);
   if (planes) to.grad = {view.data, kF64, view.strides[1] * bytes, view.strides[2] * bytes, view.strides[0] * bytes, 0};
-  if (need_input) to.dx = field(dx, is.x, is.shape);
-  if (need_target) to.dy = field(dy, is.y, is.shape);
-  if (is.shape.ndim == 5) {
-    if (need_input || need_target) ssim_of_volumes_backward(to, input, target, mask, options, is);
+  if (need_input) to.dx = field(dx, info.x, info.shape);
+  if (need_target) to.dy = field(dy, info.y, info.shape);
+  if (info.shape.ndim == 5) {
+    if (need_input || need_target) ssim_of_volumes_backward(to, input, target, mask, options, info);
     check_launch(kOp);
     return {dx, dy};
   }
   const cudaStream_t stream = current_stream(input);
-  const auto run = [&](auto compute, auto known, auto shared) {
+  const auto run = [&](auto compute, auto static_size, auto incomplete) {
     using C = decltype(compute);
     const int64_t pixels = kWindows<C> - (win_size - 1);
-    const auto images = make_images<C>(input, target, mask, options, is, is.shape.size + 2, pixels);
-    const unsigned blocks = blocks_of(images, is);
+    const auto images = make_images<C>(input, target, mask, options, info, info.shape.size + 2, pixels);
+    const unsigned blocks = blocks_of(images, info);
     if (blocks == 0 || !(need_input || need_target)) return;
-    start_blocks(ssim_backward_kernel<C, known(), shared()>, blocks, kTileThreads,
-                 Tile<C, known(), shared()>::bytes(int(win_size)), stream, images, to);
+    start_blocks(ssim_backward_kernel<C, static_size(), incomplete()>, blocks, kTileThreads,
+                 Tile<C, static_size(), incomplete()>::bytes(int(win_size)), stream, images, to);
   };
-  by_kind(is.wide, is.shared, win_size, run);
+  by_kind(info.wide, info.incomplete, win_size, run);
   check_launch(kOp);
   return {dx, dy};
 }

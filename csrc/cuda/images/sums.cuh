@@ -7,38 +7,38 @@
 
 namespace safeops::cuda {
 
-// Where to: a map; or of each plane (3, planes) sums; or of all windows their sum or mean, and a window's share in it.
+// Outputs: a map; or sums of each plane (3, planes); or the sum or mean of all windows, and its slope by each window.
 struct Result {
   Field map;
-  char *value, *share;
+  char *value, *result_slope;
   int64_t planes;
-  bool similarity;  // of SSIM, in the place of 1 - SSIM
+  bool similarity;  // of SSIM instead of 1 - SSIM
   Reducer reducer;
 
   template <class C>
-  __device__ C of_map(C loss) const {
+  __device__ C map_value(C loss) const {
     return similarity ? 1 - loss : loss;
   }
 };
 
-// What _ssim gives: the map, or the sums, and a window's share.
+// The results of _ssim: the map or the sums, and the slope of a mean or sum by each window.
 struct Outputs {
-  Tensor value, share;
+  Tensor value, result_slope;
   int64_t planes;
   Reducer reducer;
   bool similarity;
 
-  Outputs(const Tensor& input, const Checked& is, const Reducer& by, bool similarity_)
-      : value(make(input, is, by.kind)),
-        share(by.kind == Reducer::kMean || by.kind == Reducer::kSum
+  Outputs(const Tensor& input, const ImageInfo& info, const Reducer& by, bool similarity_)
+      : value(make(input, info, by.kind)),
+        result_slope(by.kind == Reducer::kMean || by.kind == Reducer::kSum
                   ? safeops::empty(Shape(), DType::kDouble, input) : empty_vector(DType::kDouble, input)),
-        planes(is.shape.size[0] * is.shape.size[1]), reducer(by), similarity(similarity_) {}
+        planes(info.shape.size[0] * info.shape.size[1]), reducer(by), similarity(similarity_) {}
 
  private:
-  static Tensor make(const Tensor& input, const Checked& is, int64_t kind) {
-    const DType type = is.wide ? DType::kDouble : DType::kFloat;
-    if (kind == Reducer::kNone) return safeops::empty(is.map, type, input);
-    const int64_t sizes[] = {3, is.shape.size[0], is.shape.size[1]};
+  static Tensor make(const Tensor& input, const ImageInfo& info, int64_t kind) {
+    const DType type = info.wide ? DType::kDouble : DType::kFloat;
+    if (kind == Reducer::kNone) return safeops::empty(info.map, type, input);
+    const int64_t sizes[] = {3, info.shape.size[0], info.shape.size[1]};
     if (kind == Reducer::kPlanes) return safeops::empty(Shape(3, sizes), DType::kDouble, input);
     return safeops::empty(Shape(), type, input);
   }
@@ -51,13 +51,13 @@ struct Sums {
   __device__ void merge(const Sums& other) { loss += other.loss, contrast += other.contrast, count += other.count; }
 };
 
-// sums: a thread's own.
+// sums: this thread's.
 template <class C>
 __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums) {
   __syncthreads();  // shared memory is free
   sums = block_reduce<kGroupThreads>(sums, reinterpret_cast<Sums*>(shared_memory()), merged<Sums>);
   const Reducer& by = to.reducer;
-  const auto of_plane = [&](int64_t plane, const Sums& sum) {
+  const auto finish_plane = [&](int64_t plane, const Sums& sum) {
     if (by.kind == Reducer::kPlanes) {
       char* p = to.value + plane * int64_t(sizeof(double));
       const int64_t step = to.planes * int64_t(sizeof(double));
@@ -65,30 +65,30 @@ __device__ void reduce_windows(const Groups& groups, const Result& to, Sums sums
     }
     return sum;
   };
-  merge_groups(groups, sums, of_plane, [&](const Sums& all) {
+  merge_groups(groups, sums, finish_plane, [&](const Sums& all) {
     if (by.kind == Reducer::kPlanes) return;
-    const double share = by.share(all.count);
+    const double result_slope = by.slope(all.count);
     store(to.value, C(by.value(to.similarity ? all.count - all.loss : all.loss, all.count)));
-    store(to.share, to.similarity ? -share : share);
+    store(to.result_slope, to.similarity ? -result_slope : result_slope);
   });
 }
 
 // ---- host
 
-// launch(result, groups), of so many blocks for each plane.
+// launch(result, groups), with so many blocks for each plane.
 template <class Launch>
-void sum_windows(const Outputs& out, const Tensor& like, const Checked& is, int64_t blocks, cudaStream_t stream,
+void sum_windows(const Outputs& out, const Tensor& like, const ImageInfo& info, int64_t blocks, cudaStream_t stream,
                  const Launch& launch) {
-  Result to{{}, static_cast<char*>(out.value.data_ptr()), static_cast<char*>(out.share.data_ptr()), out.planes,
+  Result to{{}, static_cast<char*>(out.value.data_ptr()), static_cast<char*>(out.result_slope.data_ptr()), out.planes,
             out.similarity, out.reducer};
-  if (out.planes * blocks == 0) return fill_nothing(out.value, out.share, to.reducer.empty_nan, stream);
+  if (out.planes * blocks == 0) return fill_empty(out.value, out.result_slope, to.reducer.empty_nan, stream);
   if (to.reducer.kind == Reducer::kNone) {
-    to.map = field(out.value, Type(dtype_of(out.value)), is.map);
+    to.map = field(out.value, Type(dtype_of(out.value)), info.map);
     return launch(to, Groups());
   }
   const bool each = to.reducer.kind == Reducer::kPlanes;
-  const Merging<Sums> merging(each ? out.planes : 1, each ? blocks : out.planes * blocks, like, stream);
-  launch(to, merging.groups);
+  const MergeBuffers<Sums> buffers(each ? out.planes : 1, each ? blocks : out.planes * blocks, like, stream);
+  launch(to, buffers.groups);
 }
 
 }  // namespace

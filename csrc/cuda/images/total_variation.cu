@@ -1,6 +1,6 @@
-// total_variation: for each image the sum of |x - its neighbour| over the pairs of kept neighbours along the spatial
-// dims; of the images their sum, or its mean over those of which a pixel is kept.
-// I/O: reads x and the mask, from the cache once more where threads meet.
+// total_variation: for each image the sum of |x - neighbour| over the pairs of kept neighbours along the spatial dims;
+// then the sum over the images, or the mean over those that have a kept pixel.
+// I/O: reads x and the mask, from the cache once more where threads overlap.
 #include <tuple>
 
 #include "common/reducer.h"
@@ -11,12 +11,12 @@ namespace safeops::cuda {
 namespace {
 
 struct Total {
-  double sum, count;  // of an image: of pixels that are kept; of all: of images that have one
+  double sum, count;  // of an image: number of kept pixels; of all: number of images that have one
   __device__ void merge(const Total& other) { sum += other.sum, count += other.count; }
 };
 
 struct Result {
-  char *value, *share;
+  char *value, *result_slope;
   Reducer reducer;
 };
 
@@ -26,12 +26,12 @@ __global__ void __launch_bounds__(kBlock, kMask ? 2 : 4)
                            const __grid_constant__ Result to) {
   using C = typename T::Value;
   Total total{0, 0};
-  each_unit(walk, [&](uint32_t image, uint32_t unit) {
+  each_patch(walk, [&](uint32_t image, uint32_t patch) {
     using P = Patch<T, kMask, false>;
-    const P p(walk, image, unit);
-    typename P::Beside right[kRows];
+    const P p(walk, image, patch);
+    typename P::Adjacent right[kRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) right[i] = p.beside(i, P::V == 1 ? walk.dim[0].step : P::V);
+    for (int i = 0; i < kRows; ++i) right[i] = p.adjacent(i, P::V == 1 ? walk.dim[0].step : P::V);
     C sum = 0;
     int count = 0;
     const auto add = [&](int, C d) { sum += fabs(d); };
@@ -46,7 +46,9 @@ __global__ void __launch_bounds__(kBlock, kMask ? 2 : 4)
     }
 #pragma unroll 1
     for (int d = 2; d < 4; ++d)
-      p.elsewhere(d, 1, [&](int i, const T& other, unsigned kept) { p.pairs(p.row[i], p.keep[i] & kept, other, add); });
+      p.each_along(d, 1, [&](int i, const T& other, unsigned kept) {
+        p.pairs(p.row[i], p.keep[i] & kept, other, add);
+      });
     total.sum += sum, total.count += count;
   });
   total = block_reduce<kBlock>(total, reinterpret_cast<Total*>(shared_memory()), merged<Total>);
@@ -54,14 +56,14 @@ __global__ void __launch_bounds__(kBlock, kMask ? 2 : 4)
   const auto put = [&](int64_t at, const Total& sum) {
     store(to.value + at * int64_t(sizeof(C)), C(by.value(sum.sum, sum.count)));
   };
-  const auto of_image = [&](int64_t image, const Total& sum) {
+  const auto finish_image = [&](int64_t image, const Total& sum) {
     if (by.kind == Reducer::kNone) put(image, sum);
     return Total{sum.sum, sum.count > 0 ? 1.0 : 0.0};
   };
-  merge_groups(groups, total, of_image, [&](const Total& all) {
+  merge_groups(groups, total, finish_image, [&](const Total& all) {
     if (by.kind == Reducer::kNone) return;
     put(0, all);
-    store(to.share, by.share(all.count));
+    store(to.result_slope, by.slope(all.count));
   });
 }
 
@@ -76,20 +78,22 @@ std::tuple<Tensor, Tensor> total_variation(const Tensor& input, const std::optio
   const bool none = reduction == Reducer::kNone;
   const Type type = walk.type == kF64 ? kF64 : kF32;
   const Tensor value = safeops::empty(Shape(none, &images), DType(type), input);
-  const Tensor share = none ? empty_vector(DType::kDouble, input) : safeops::empty(Shape(), DType::kDouble, input);
+  const Tensor result_slope = none ? empty_vector(DType::kDouble, input)
+                                   : safeops::empty(Shape(), DType::kDouble, input);
   const cudaStream_t stream = current_stream(input);
-  const Result to{static_cast<char*>(value.data_ptr()), static_cast<char*>(share.data_ptr()), {reduction, empty_nan}};
+  const Result to{static_cast<char*>(value.data_ptr()), static_cast<char*>(result_slope.data_ptr()),
+                  {reduction, empty_nan}};
   if (images && walk.blocks) {
-    const Merging<Total> merging(images, walk.blocks, input, stream);
-    by_kind(walk, elements, [&](auto held, auto masked) {
-      start_blocks(total_variation_kernel<decltype(held), masked()>, unsigned(images * walk.blocks), kBlock,
-                   kBlock / 32 * int(sizeof(Total)), stream, walk, merging.groups, to);
+    const MergeBuffers<Total> buffers(images, walk.blocks, input, stream);
+    by_kind(walk, elements, [&](auto packet_type, auto masked) {
+      start_blocks(total_variation_kernel<decltype(packet_type), masked()>, unsigned(images * walk.blocks), kBlock,
+                   kBlock / 32 * int(sizeof(Total)), stream, walk, buffers.groups, to);
     });
   } else {
-    fill_nothing(value, share, empty_nan, stream);
+    fill_empty(value, result_slope, empty_nan, stream);
   }
   check_launch(kOp);
-  return {value, share};
+  return {value, result_slope};
 }
 
 }  // namespace

@@ -1,14 +1,14 @@
 // total_variation: the gradient, g sum sign(x - neighbour).
-// I/O: reads x and the mask, from the cache once more where threads meet; writes dx.
+// I/O: reads x and the mask, from the cache once more where threads overlap; writes dx.
 #include "neighbours.cuh"
 
 namespace safeops::cuda {
 namespace {
 
 struct Upstream {
-  const char* grad;   // of each image, or of what they come to together
-  int64_t image;      // stride in bytes
-  const char* share;  // of an image in that; none: 1
+  const char* grad;          // of each image, or of their sum or mean
+  int64_t image;             // stride in bytes
+  const char* result_slope;  // d(sum or mean)/d(image); null: 1
 };
 
 template <class T, bool kMask>
@@ -16,21 +16,21 @@ __global__ void __launch_bounds__(kBlock, 2)
     total_variation_backward_kernel(const __grid_constant__ Walk walk, const __grid_constant__ Upstream upstream) {
   using C = typename T::Value;
   const char* grad = upstream.grad + blockIdx.x / walk.blocks * upstream.image;
-  const C g = upstream.share ? C(load<C>(grad) * load<double>(upstream.share)) : load<C>(grad);
-  each_unit(walk, [&](uint32_t image, uint32_t unit) {
+  const C g = upstream.result_slope ? C(load<C>(grad) * load<double>(upstream.result_slope)) : load<C>(grad);
+  each_patch(walk, [&](uint32_t image, uint32_t patch) {
     using P = Patch<T, kMask, true>;
     constexpr int V = P::V;
-    const P p(walk, image, unit);
-    typename P::Beside left[kRows], right[kRows];
+    const P p(walk, image, patch);
+    typename P::Adjacent left[kRows], right[kRows];
     const int64_t step = V == 1 ? walk.dim[0].step : 1;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) left[i] = p.beside(i, -step), right[i] = p.beside(i, V - 1 + step);
-    const auto sign = [](C d) { return fabs(d) > 0 ? copysign(C(1), d) : d; };  // 0 of equal ones, NaN of NaN
-    C sum[P::kHeld][V] = {};
-    unsigned paired[P::kHeld] = {};
+    for (int i = 0; i < kRows; ++i) left[i] = p.adjacent(i, -step), right[i] = p.adjacent(i, V - 1 + step);
+    const auto sign = [](C d) { return fabs(d) > 0 ? copysign(C(1), d) : d; };  // 0 at 0, NaN at NaN
+    C sum[P::kPatchRows][V] = {};
+    unsigned paired[P::kPatchRows] = {};
     if (walk.dim[1].step) {
 #pragma unroll
-      for (int i = 0; i + 1 < P::kHeld; ++i) {
+      for (int i = 0; i + 1 < P::kPatchRows; ++i) {
         const unsigned both = p.keep[i] & p.keep[i + 1];
         paired[i] |= both, paired[i + 1] |= both;
         p.pairs(p.row[i], both, p.row[i + 1], [&](int k, C d) { sum[i][k] += sign(d), sum[i + 1][k] -= sign(d); });
@@ -48,8 +48,8 @@ __global__ void __launch_bounds__(kBlock, 2)
       if (with_right) to[V - 1] += sign(row.get(V - 1, walk.type) - T::decode(right[i].word, walk.type));
     }
 #pragma unroll 1
-    for (int j = 4; j < 8; ++j)  // before and behind, along the other dims
-      p.elsewhere(j / 2, j % 2 ? 1 : -1, [&](int i, const T& other, unsigned kept) {
+    for (int j = 4; j < 8; ++j)  // before and after, along the other dims
+      p.each_along(j / 2, j % 2 ? 1 : -1, [&](int i, const T& other, unsigned kept) {
         const unsigned both = kept & p.keep[i + 1];
         paired[i + 1] |= both;
         p.pairs(p.row[i + 1], both, other, [&](int k, C d) { sum[i + 1][k] += sign(d); });
@@ -62,31 +62,31 @@ __global__ void __launch_bounds__(kBlock, 2)
       if (!p.has(i)) continue;
       C value[V];
 #pragma unroll
-      for (int k = 0; k < V; ++k) value[k] = paired[i + 1] >> k & 1 ? g * sum[i + 1][k] : C(0);  // 0 if g is NaN, too
+      for (int k = 0; k < V; ++k) value[k] = paired[i + 1] >> k & 1 ? g * sum[i + 1][k] : C(0);  // 0 even if g is NaN
       T::write(dx, value, walk.type);
     }
   });
 }
 
-// share: what _total_variation gave beside a mean or sum, else empty.
-Tensor total_variation_backward(const Tensor& grad, const Tensor& share, const Tensor& input,
+// share: the second result of _total_variation for a mean or sum, else empty.
+Tensor total_variation_backward(const Tensor& grad, const Tensor& result_slope, const Tensor& input,
                                 const std::optional<Tensor>& mask) {
   constexpr const char* kOp = "safeops::_total_variation_backward";
-  check_device(grad, input, kOp, "grad"), check_device(share, input, kOp, "share");
-  const safeops::View x(input), g(grad), s(share);
-  const bool whole = s.ndim == 0;
-  STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (whole ? g.ndim == 0 : g.shape().is(1, x.sizes)) &&
+  check_device(grad, input, kOp, "grad"), check_device(result_slope, input, kOp, "share");
+  const safeops::View x(input), g(grad), s(result_slope);
+  const bool reduced = s.ndim == 0;
+  STD_TORCH_CHECK(g.dtype == wide(x.dtype, x.dtype) && (reduced ? g.ndim == 0 : g.shape().is(1, x.sizes)) &&
                       s.dtype == DType::kDouble, kOp, ": grad and share must be of the results of _total_variation");
   const torch::stable::accelerator::DeviceGuard guard(input.get_device_index());
   const Tensor dx = output_like(input, x.shape(), float_type(input, kOp, "input"));
   int elements;
   const Walk walk = make_walk(input, mask, &dx, kOp, elements);
   const int64_t images = x.sizes[0];
-  const Upstream upstream{g.data, whole ? 0 : g.strides[0] * size_of(Type(g.dtype)), whole ? s.data : nullptr};
+  const Upstream upstream{g.data, reduced ? 0 : g.strides[0] * size_of(Type(g.dtype)), reduced ? s.data : nullptr};
   if (images && walk.blocks)
-    by_kind(walk, elements, [&](auto held, auto masked) {
-      start_blocks(total_variation_backward_kernel<decltype(held), masked()>, unsigned(images * walk.blocks), kBlock, 0,
-                   current_stream(input), walk, upstream);
+    by_kind(walk, elements, [&](auto packet_type, auto masked) {
+      start_blocks(total_variation_backward_kernel<decltype(packet_type), masked()>, unsigned(images * walk.blocks),
+                   kBlock, 0, current_stream(input), walk, upstream);
     });
   check_launch(kOp);
   return dx;

@@ -1,5 +1,5 @@
-// The windows of volumes: the level of each plane (n, c), about which its pixels are taken, the pixels of a slice, and
-// the launches that forward and backward have in common.
+// The windows of volumes: the level of each plane (n, c), which is subtracted from its pixels, the pixels of a slice,
+// and the launches that forward and backward share.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@ namespace {
 
 constexpr double kShrink = 0x1p-40;  // no sum of finite pixels overflows
 template <class C>
-constexpr int kVolumeBlocks = sizeof(C) == 8 ? 1 : 2;  // of an SM
+constexpr int kVolumeBlocks = sizeof(C) == 8 ? 1 : 2;  // per SM
 
-// ---- levels: of each plane the sums of x and y in units of 1 / kShrink, and their counts
+// ---- levels: for each plane the sums of x and y, times kShrink, and their counts
 
 struct Level {
   double x, y, count_x, count_y;
@@ -35,12 +35,13 @@ __global__ void __launch_bounds__(kTileThreads) level_kernel(const __grid_consta
   Level level{0, 0, 0, 0};
   for (uint32_t r = block * kWarps + threadIdx.x / 32; r < rows; r += blocks * kWarps) {
     const uint32_t z = r / uint32_t(images.height), y = r % uint32_t(images.height);
-    const auto at = [&](const Field& of) {
-      return of.base + int64_t(n) * of.n + int64_t(c) * of.c + int64_t(z) * of.slice + int64_t(y) * of.row;
+    const auto at = [&](const Field& field) {
+      return field.base + int64_t(n) * field.n + int64_t(c) * field.c + int64_t(z) * field.slice +
+             int64_t(y) * field.row;
     };
-    const auto add = [&](const Field& of, int x, double& sum, double& count) {
+    const auto add = [&](const Field& field, int x, double& sum, double& count) {
       using D = Dynamic<C>;
-      const C value = D::decode(load_raw<typename D::Word>(at(of) + x * of.column, of.type), of.type);
+      const C value = D::decode(load_raw<typename D::Word>(at(field) + x * field.column, field.type), field.type);
       if (value - value == 0) sum += double(value) * kShrink, count += 1;
     };
     for (int x = int(threadIdx.x % 32); x < images.width; x += 32) {
@@ -49,11 +50,11 @@ __global__ void __launch_bounds__(kTileThreads) level_kernel(const __grid_consta
     }
   }
   level = block_reduce<kTileThreads>(level, reinterpret_cast<Level*>(shared_memory()), merged<Level>);
-  const auto of_plane = [&](int64_t plane, const Level& sum) {
-    leave_part(levels, plane, sum);
+  const auto finish_plane = [&](int64_t plane, const Level& sum) {
+    store_part(levels, plane, sum);
     return sum;
   };
-  merge_groups(groups, level, of_plane, [](const Level&) {});
+  merge_groups(groups, level, finish_plane, [](const Level&) {});
 }
 
 struct Planes {
@@ -63,17 +64,19 @@ struct Planes {
 
 template <class C>
 __device__ Levels<C> level_of(const Planes& planes, uint32_t plane) {
-  const auto number = [&](int i) { return load<double>(planes.levels + (4 * int64_t(plane) + i) * sizeof(double)); };
+  const auto level_entry = [&](int i) {
+    return load<double>(planes.levels + (4 * int64_t(plane) + i) * sizeof(double));
+  };
   const auto mean = [](double sum, double count) {
     const C m = count > 0 ? C(sum / (kShrink * count)) : C(0);
     return m - m == 0 ? m : C(0);
   };
-  return {mean(number(0), number(2)), mean(number(1), number(3)), 0, 0};
+  return {mean(level_entry(0), level_entry(2)), mean(level_entry(1), level_entry(3)), 0, 0};
 }
 
 // ---- windows
 
-template <class C, bool kShared, class M>
+template <class C, bool kIncomplete, class M>
 struct Voxels {
   using Word = typename Dynamic<C>::Word;
   struct Raw {
@@ -87,23 +90,23 @@ struct Voxels {
   C *s, *d;
   uint8_t* kept;
 
-  __device__ Voxels(const Images<C>& of, const M& at, int n_, int c_, const Levels<C>& about)
-      : images(of), tile(at), n(n_), c(c_), level(about), s(at.inputs()), d(s + at.rows * at.pitch),
+  __device__ Voxels(const Images<C>& images_, const M& at, int n_, int c_, const Levels<C>& level_)
+      : images(images_), tile(at), n(n_), c(c_), level(level_), s(at.inputs()), d(s + at.rows * at.pitch),
         kept(reinterpret_cast<uint8_t*>(d + at.rows * at.pitch)) {}
-  static constexpr int kBytes = 2 * int(sizeof(C)) + kShared;
+  static constexpr int kBytes = 2 * int(sizeof(C)) + kIncomplete;
 
   __device__ void fetch(int z, Raw& raw) const {
-    const auto read = [&](const Field& of, auto element, auto& to) {
-      const char* p = of.base + n * of.n + c * of.c + z * of.slice;
-      const auto there = [&](int u, int, int y, int x) {
-        to[u] = load<decltype(element)>(p + y * of.row + x * of.column);
+    const auto read = [&](const Field& field, auto element, auto& to) {
+      const char* p = field.base + n * field.n + c * field.c + z * field.slice;
+      const auto read_one = [&](int u, int, int y, int x) {
+        to[u] = load<decltype(element)>(p + y * field.row + x * field.column);
       };
-      tile.each_input(there, [&](int u, int) { to[u] = 0; });
+      tile.each_input(read_one, [&](int u, int) { to[u] = 0; });
     };
     by_type<C>(images.x.type, [&](auto codec) { read(images.x, typename decltype(codec)::Raw(), raw.x); });
     by_type<C>(images.y.type, [&](auto codec) { read(images.y, typename decltype(codec)::Raw(), raw.y); });
     raw.keep = ~0u;
-    if (!kShared || images.mask.base == nullptr) return;
+    if (!kIncomplete || images.mask.base == nullptr) return;
     uint8_t flag[M::kReads] = {};
     read(images.mask, uint8_t(), flag);
 #pragma unroll
@@ -112,49 +115,49 @@ struct Voxels {
   }
 
   __device__ void put(const Raw& raw) const {
-    const auto decode = [&](Type type, const Word(&word)[M::kReads], C about, C(&value)[M::kReads]) {
+    const auto decode = [&](Type type, const Word(&word)[M::kReads], C level_value, C(&value)[M::kReads]) {
       by_type<C>(type, [&](auto codec) {
         using Codec = decltype(codec);
 #pragma unroll
         for (int u = 0; u < M::kReads; ++u)
-          value[u] = (C(Codec::decode(typename Codec::Raw(word[u]))) - about) * images.scale;
+          value[u] = (C(Codec::decode(typename Codec::Raw(word[u]))) - level_value) * images.scale;
       });
     };
     C x[M::kReads], y[M::kReads];
     decode(images.x.type, raw.x, level.x, x), decode(images.y.type, raw.y, level.y, y);
-    const auto write = [&](int u, int at, bool there) {
-      s[at] = there ? x[u] + y[u] : C(0), d[at] = there ? x[u] - y[u] : C(0);
-      if constexpr (kShared) kept[at] = there;
+    const auto write = [&](int u, int at, bool keep) {
+      s[at] = keep ? x[u] + y[u] : C(0), d[at] = keep ? x[u] - y[u] : C(0);
+      if constexpr (kIncomplete) kept[at] = keep;
     };
-    tile.each_input([&](int u, int at, int, int) { write(u, at, !kShared || (raw.keep >> u & 1)); },
+    tile.each_input([&](int u, int at, int, int) { write(u, at, !kIncomplete || (raw.keep >> u & 1)); },
                     [&](int u, int at) { write(u, at, false); });
   }
 
-  __device__ void get(int at, C (&value)[4 + kShared]) const {
+  __device__ void get(int at, C (&value)[4 + kIncomplete]) const {
     value[0] = s[at], value[1] = d[at], value[2] = value[0] * value[0], value[3] = value[1] * value[1];
-    if constexpr (kShared) value[4] = kept[at] ? C(1) : C(0);
+    if constexpr (kIncomplete) value[4] = kept[at] ? C(1) : C(0);
   }
 };
 
-// body(slice, whether it counts, its similarity, the inverse of its share) for each window of this thread's.
-template <class C, int kSize, bool kShared, class Body>
-__device__ void each_window(const Marcher<C, kSize, 4 + kShared>& tile, const Images<C>& images, const Planes& planes,
-                            int n, int c, const Body& body) {
+// body(slice, counted, its similarity, 1 / the sum of its weights) for each window of this thread.
+template <class C, int kSize, bool kIncomplete, class Body>
+__device__ void each_window(const WindowSlider<C, kSize, 4 + kIncomplete>& tile, const Images<C>& images,
+                            const Planes& planes, int n, int c, const Body& body) {
   const Levels<C> level = level_of<C>(planes, tile.plane);
-  // in units of the range before they are added: twice a level may be too much
+  // scaled by the range before they are added: twice the level may overflow
   const C level_x = level.x * images.scale, level_y = level.y * images.scale;
   const SimilarityTerms<C> terms{level_x + level_y, level_x - level_y, images.c1, images.c2};
-  const Voxels<C, kShared, Marcher<C, kSize, 4 + kShared>> voxels(images, tile, n, c, level);
-  tile.run(voxels, [&](int z, const C(&sum)[4 + kShared]) {
+  const Voxels<C, kIncomplete, WindowSlider<C, kSize, 4 + kIncomplete>> voxels(images, tile, n, c, level);
+  tile.run(voxels, [&](int z, const C(&sum)[4 + kIncomplete]) {
     bool counted = true;
-    if (kShared && images.mask.base) {
+    if (kIncomplete && images.mask.base) {
       const Field& mask = images.mask;
       const int centre = tile.size / 2 - images.before;
       const char* p = mask.base + n * mask.n + c * mask.c + (z + centre) * mask.slice;
       counted = load<uint8_t>(p + (tile.row + centre) * mask.row + (tile.column + centre) * mask.column) != 0;
     }
     C inverse = C(1);
-    if constexpr (kShared) inverse = 1 / (counted ? sum[4] : C(1));
+    if constexpr (kIncomplete) inverse = 1 / (counted ? sum[4] : C(1));
     const auto mean = [&](int q) { return sum[q] * inverse; };
     body(z, counted, Similarity<C>::of(terms, mean(0), mean(1), mean(2), mean(3)), inverse);
   });
@@ -162,23 +165,24 @@ __device__ void each_window(const Marcher<C, kSize, 4 + kShared>& tile, const Im
 
 // ---- host
 
-// What all launches have in common.
+// Arguments and launches that forward and backward share; the constructor computes the levels.
 template <class C>
 struct Launches {
   Images<C> images;
   int64_t planes;
-  March<C> windows, pixels;  // from pixels to windows, from windows to pixels
+  SlidingWindow<C> windows, pixels;  // from pixels to windows, from windows to pixels
   cudaStream_t stream;
   Tensor levels;
 
   Launches(const Tensor& input, const Tensor& target, const std::optional<Tensor>& mask, const Options& o,
-           const Checked& is)
-      : images(make_images<C>(input, target, mask, o, is, is.shape.size + 3, 1)),
-        planes(is.shape.size[0] * is.shape.size[1]), stream(current_stream(input)), levels(vector(4 * planes, input)) {
+           const ImageInfo& info)
+      : images(make_images<C>(input, target, mask, o, info, info.shape.size + 3, 1)),
+        planes(info.shape.size[0] * info.shape.size[1]), stream(current_stream(input)),
+        levels(vector(4 * planes, input)) {
     const int in[] = {images.depth, images.height, images.width};
     const int out[] = {images.window_slices, images.window_rows, images.window_columns};
-    windows = make_march<C>(images.size, images.before, in, out, images.weights);
-    pixels = make_march<C>(images.size, images.size - 1 - images.before, out, in, images.weights);
+    windows = make_sliding_window<C>(images.size, images.before, in, out, images.weights);
+    pixels = make_sliding_window<C>(images.size, images.size - 1 - images.before, out, in, images.weights);
     constexpr int64_t kLimit = int64_t(1) << 31;
     const int64_t rows = int64_t(images.depth) * images.height;
     const bool few = rows < kLimit && planes * std::max(windows.blocks(), pixels.blocks()) < kLimit;
@@ -186,30 +190,30 @@ struct Launches {
     const int64_t blocks = std::clamp<int64_t>(rows / 32, 1, 1024);  // of a plane, for its level
     STD_TORCH_CHECK(planes * blocks < kLimit, "safeops: more than 2^31 planes");
     if (planes == 0) return;
-    const Merging<Level> merging(planes, blocks, input, stream);
+    const MergeBuffers<Level> buffers(planes, blocks, input, stream);
     start_blocks(level_kernel<C>, unsigned(planes * blocks), kTileThreads, kTileThreads / 32 * int(sizeof(Level)),
-                 stream, images, merging.groups, data(levels));
+                 stream, images, buffers.groups, data(levels));
   }
 
   static Tensor vector(int64_t n, const Tensor& like) { return safeops::empty(Shape(1, &n), DType::kDouble, like); }
   static char* data(const Tensor& t) { return static_cast<char*>(t.data_ptr()); }
-  Planes about() const { return {data(levels), planes}; }
+  Planes plane_levels() const { return {data(levels), planes}; }
 
   template <class M, class Source, class Kernel, class... Arguments>
-  void march(const Kernel& kernel, const March<C>& by, const Arguments&... arguments) const {
-    if (const unsigned blocks = unsigned(planes * by.blocks()))
-      start_blocks(kernel, blocks, kTileThreads, M::bytes(by.size, Source::kBytes), stream, images, by, about(),
-                   arguments...);
+  void slide(const Kernel& kernel, const SlidingWindow<C>& window, const Arguments&... arguments) const {
+    if (const unsigned blocks = unsigned(planes * window.blocks()))
+      start_blocks(kernel, blocks, kTileThreads, M::bytes(window.size, Source::kBytes), stream, images, window,
+                   plane_levels(), arguments...);
   }
 };
 
-// run(a C, the window's size known or 0, whether windows may lack pixels)
+// Calls run(a C, the window's size or 0, whether windows may lack pixels) for a combination that is compiled.
 template <class Run>
-void of_volumes(const Checked& is, int64_t size, const Run& run) {
-  const auto with = [&](auto compute, auto known) {
-    is.shared ? run(compute, known, std::true_type()) : run(compute, known, std::false_type());
+void by_volume_kind(const ImageInfo& info, int64_t size, const Run& run) {
+  const auto with = [&](auto compute, auto static_size) {
+    info.incomplete ? run(compute, static_size, std::true_type()) : run(compute, static_size, std::false_type());
   };
-  if (is.wide) with(double(), std::integral_constant<int, 0>());
+  if (info.wide) with(double(), std::integral_constant<int, 0>());
   else if (size == 11) with(float(), std::integral_constant<int, 11>());
   else with(float(), std::integral_constant<int, 0>());
 }

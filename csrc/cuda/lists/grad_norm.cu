@@ -1,5 +1,5 @@
 // grad_norm: the norm of all elements of a list of tensors together, in double: 1: sum |x|, 2: sqrt(sum x^2), inf: max
-// |x|. Each block leaves the norm's sum over its part, and the last to finish adds those up, in a fixed order.
+// |x|. Each block stores the sum over its part, and the last to finish merges them, in a fixed order.
 // I/O: read each tensor once.
 #include "common/squares.h"
 #include "cuda/engine/last_block.cuh"
@@ -8,7 +8,7 @@
 namespace safeops::cuda {
 namespace {
 
-// The larger one, NaN above all.
+// The larger number, or NaN if one is NaN.
 __device__ inline double larger(double a, double b) { return a >= b || a != a ? a : b; }
 
 struct One {
@@ -67,7 +67,7 @@ struct Norm {
     if (threadIdx.x == 0) {
       Sum sum = warps()[0];
       for (int warp = 1; warp < count; ++warp) sum.merge(warps()[warp]);
-      leave_part(parts, block, sum);
+      store_part(parts, block, sum);
     }
     if (!is_last_block(counter, blocks)) return;
     const Sum sum = merge_parts<kThreads, Sum>(parts, blocks);

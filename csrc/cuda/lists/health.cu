@@ -1,6 +1,6 @@
-// health: how many NaN, infinite, zero, small values a list of tensors has, their largest magnitude, and where the
-// first value that is not finite lies: a row of integers for each tensor. They are added with integer atomics, whose
-// order changes no bit of the result. A second op reads the operands of an op at the place that such a row names.
+// health: counts NaN, infinite, zero and small values of a list of tensors, and gives their largest magnitude and the
+// index of the first value that is not finite: a row of integers for each tensor. They are added with integer atomics,
+// whose order changes no bit of the result. A second op reads an op's operands at the index that such a row holds.
 // Values are compared as bits: without the sign, their order is that of the magnitudes.
 // I/O: read each tensor once.
 #include "common/health.h"
@@ -53,13 +53,13 @@ struct Health {
     return !finite;
   }
 
-  // The same of two elements in each word. 0x8000 - limit, added to a magnitude, sets the highest bit unless that is
-  // below the limit; of two words these bits lie in four bytes, which __dp4a adds up.
+  // Reads two elements in each word. Adding 0x8000 - limit to a magnitude sets the highest bit unless the magnitude is
+  // below the limit; for two words these bits lie in four bytes, which __dp4a adds up.
   template <class Codec, int U>
   __device__ bool read_pairs(State<Codec>& s, const uint4 (&packet)[U]) const {
     using L = Limits<Codec>;
     constexpr unsigned kLimit[] = {1, L::kTiny + 1, L::kNormal};
-    unsigned below[3] = {}, high = 0, low = 0;  // 128 for each; the largest by either half
+    unsigned below_limit[3] = {}, high = 0, low = 0;  // 128 for each; the largest of the upper and the lower halves
 #pragma unroll
     for (int u = 0; u < U; ++u) {
       const uint32_t word[] = {packet[u].x, packet[u].y, packet[u].z, packet[u].w};
@@ -73,11 +73,11 @@ struct Health {
 #pragma unroll
         for (int k = 0; k < 3; ++k) {
           const uint32_t lift = (0x8000 - kLimit[k]) * 0x10001u;
-          below[k] = __dp4a(~__byte_perm(a + lift, b + lift, 0x7531) & 0x80808080u, 0x01010101u, below[k]);
+          below_limit[k] = __dp4a(~__byte_perm(a + lift, b + lift, 0x7531) & 0x80808080u, 0x01010101u, below_limit[k]);
         }
       }
     }
-    s.zero += below[0] >> 7, s.tiny += below[1] >> 7, s.normal += below[2] >> 7;
+    s.zero += below_limit[0] >> 7, s.tiny += below_limit[1] >> 7, s.normal += below_limit[2] >> 7;
     const Word<Codec> largest = (high > low ? high : low) >> 16;
     if (largest >= L::kInfinity) return true;
     s.largest = largest > s.largest ? largest : s.largest;
@@ -120,7 +120,7 @@ struct Health {
   }
 };
 
-// ---- the values at a place
+// ---- the values at the index that a row holds
 
 constexpr int kPicked = 4;
 
@@ -132,7 +132,7 @@ struct Picked {
 
 struct Pick {
   Plan<kPicked + 1> plan;  // order, inputs
-  const char* found;
+  const char* first;
   char* out;
   int count;
   Picked input[kPicked];
@@ -150,15 +150,15 @@ __device__ inline double read_real(const char* p, const Picked& x) {
 
 __global__ void pick_kernel(const __grid_constant__ Pick pick) {
   if (threadIdx.x >= unsigned(pick.count)) return;
-  const int64_t first = int64_t(load<uint64>(pick.found)), numel = pick.plan.numel;
+  const int64_t first = int64_t(load<uint64>(pick.first)), numel = pick.plan.numel;
   if (first <= 0 || first > numel) return;
-  const int number = int(threadIdx.x);
-  store(pick.out + number * sizeof(double), read_real(at(pick.plan, 1 + number, numel - first), pick.input[number]));
+  const int input = int(threadIdx.x);
+  store(pick.out + input * sizeof(double), read_real(at(pick.plan, 1 + input, numel - first), pick.input[input]));
 }
 
 // ---- host
 
-// Row `row` of a contiguous matrix, and `count` more below it.
+// A pointer to row `row` of a contiguous matrix, which must have `count` rows from there on.
 char* rows_of(const Tensor& matrix, DType dtype, int64_t columns, int64_t row, int64_t count, const char* op) {
   const safeops::View view(matrix);
   STD_TORCH_CHECK(view.dtype == dtype && view.ndim == 2 && view.sizes[1] == columns && view.contiguous(), op,
@@ -186,7 +186,7 @@ void pick_at(const Tensor& out, int64_t row, const Tensor& health, int64_t healt
   check_device(health, out, kOp, "health");
   Pick pick{};
   pick.out = rows_of(out, DType::kDouble, kPicked, row, 1, kOp);
-  pick.found = rows_of(health, DType::kLong, kHealthColumns, health_row, 1, kOp) + kFirst * 8;
+  pick.first = rows_of(health, DType::kLong, kHealthColumns, health_row, 1, kOp) + kFirst * 8;
   std::array<Operand, kPicked> operands{};
   int64_t strides[kPicked][safeops::kMaxDims];  // bytes
   for (; pick.count < kPicked && pick.count < int(inputs.size()); ++pick.count) {

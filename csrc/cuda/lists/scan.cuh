@@ -1,27 +1,29 @@
-// The one loop over a list of floating tensors on CUDA: one launch for up to kMany of them, whatever their sizes and
-// dtypes; a table passed by value says which warp has which part of which. An op brings a functor:
+// The loop over a list of floating tensors on CUDA: one launch for up to kMany tensors of any sizes and dtypes. A table
+// passed by value says which warp has which part of which tensor. An op brings a functor:
 //
 //   struct Op {
 //     static constexpr bool kWrites = false;
-//     template <class Codec> static constexpr bool kPairs = false;  // or read_pairs(state, packets) sees many at once
-//     template <class Codec> struct State { ... };  // a lane's, value-initialised
+//     template <class Codec> static constexpr bool kPairs = false;  // true: read_pairs(state, packets) in place of
+// read
+//     template <class Codec> struct State { ... };  // of a lane, value-initialised
 //     __device__ bool begin();                      // false: nothing to do
 //     template <class Codec>                        // one element; true: special() must see it
 //     __device__ bool read(State<Codec>&, Raw raw) const;
-//     template <class Codec>                        // it or one beside it; left: elements from it on, row by row
+//     template <class Codec>                        // that element or a neighbour; left: elements from it on, row by
+// row
 //     __device__ void special(State<Codec>&, Raw raw, int64_t left) const;
-//     template <class Codec>                        // all 32 lanes
+//     template <class Codec>                        // called by all 32 lanes
 //     __device__ void finish(const State<Codec>&, int member) const;
-//     static constexpr int kShared = 0;             // bytes of shared memory; an op with some folds, in each block:
-//     __device__ void fold(int64_t block, int warps) const;  // its number in all launches; of warps that have finished
+//     static constexpr int kShared = 0;             // bytes of shared memory; if > 0, each block calls
+//     __device__ void fold(int64_t block, int warps) const;  // its number in all launches; warps that have finished
 //   };
 //
-// or, where it has kWrites, `Raw write<Codec>(Raw raw) const` in the place of read, special and finish.
+// With kWrites, `Raw write<Codec>(Raw raw) const` replaces read, special and finish.
 //
-// Tensors that are dense in some order of their dims are read by 16-byte packets, whatever the alignment of their first
+// Tensors that are dense in some order of their dims are read in 16-byte packets, whatever the alignment of their first
 // element; others (strided views, expanded ones) element by element, in a launch of their own.
 //
-// Bytes in flight: four packets a thread, 2 KiB a warp: 24 warps for the 48 KiB that an SM of an H200 asks for, so at
+// Bytes in flight: four packets a thread, 2 KiB a warp. The 48 KiB that an SM of an H200 needs take 24 warps, so at
 // most 80 registers a thread.
 #pragma once
 
@@ -33,15 +35,15 @@
 
 namespace safeops::cuda {
 
-constexpr int kPackets = 4;   // of a lane, under way
-constexpr int64_t kStep = kPackets * 32 * 16;  // bytes that a warp has under way
-// Of a launch; an H200 holds about as many at once. A constant: the order of a sum must not depend on the GPU.
+constexpr int kPackets = 4;   // of a lane, in flight
+constexpr int64_t kStep = kPackets * 32 * 16;  // bytes that a warp has in flight
+// Warps of a launch; an H200 holds about as many at once. A constant: the order of a sum must not depend on the GPU.
 constexpr int64_t kWarps = 4096;
 constexpr uint32_t kBlockWarps = kThreads / 32;
 
 // ---- device
 
-// The last member whose first warp is not behind `warp`: empty ones have none of their own.
+// The last member whose first warp is at most `warp`: empty members have no warps.
 template <int kMost>
 __device__ inline int member_of(const Batch<kMost>& batch, uint32_t warp) {
   int low = 0, high = batch.members - 1;
@@ -53,7 +55,7 @@ __device__ inline int member_of(const Batch<kMost>& batch, uint32_t warp) {
   return low;
 }
 
-// What is about to be written may not go through the read-only cache.
+// Memory that is about to be written must not go through the read-only cache.
 template <class T, class Op>
 __device__ inline T fetch(const char* p) {
   if constexpr (Op::kWrites) return __ldcs(reinterpret_cast<const T*>(p));
@@ -67,7 +69,7 @@ __device__ inline void one(const Op& op, State& state, char* p, const Left& left
   else if (op.template read<Codec>(state, raw)) op.template special<Codec>(state, raw, left());
 }
 
-// U packets a lane from element `at` on.
+// U packets a lane, from element `at` on.
 template <int U, class Codec, class Op, class State, class Left>
 __device__ inline void packets(const Op& op, State& state, char* base, int64_t at, const Left& left) {
   using Raw = typename Codec::Raw;
@@ -123,9 +125,9 @@ __device__ inline void dense(const Op& op, State& state, char* base, int64_t beg
 
 template <bool kDense, class Op, int kMost>
 __device__ inline void scan_part(const Batch<kMost>& batch, const Walk& walk, const Op& op, uint32_t warp) {
-  const int number = member_of(batch, warp);
-  const Member& m = batch.member[number];
-  // Tiles begin on whole packets; what lies before the first of them belongs to the first tile.
+  const int index = member_of(batch, warp);
+  const Member& m = batch.member[index];
+  // Tiles begin at whole packets; elements before the first of them belong to the first tile.
   const int64_t tile = batch.tile / size_of(m.type), head = kDense ? -uintptr_t(m.base) % 16 / size_of(m.type) : 0;
   const int64_t last = head + (warp - m.first + 1) * tile, begin = warp == m.first ? 0 : last - tile;
   const int64_t end = last < m.numel ? last : m.numel;
@@ -140,7 +142,7 @@ __device__ inline void scan_part(const Batch<kMost>& batch, const Walk& walk, co
       for (int64_t i = begin + threadIdx.x % 32; i < end; i += 32)
         one<Codec>(op, state, const_cast<char*>(at(walk, 0, i)), [&left, i] { return left(i); });
     }
-    if constexpr (!Op::kWrites) op.template finish<Codec>(state, batch.first + number);
+    if constexpr (!Op::kWrites) op.template finish<Codec>(state, batch.first + index);
   };
   if (m.type == kF16) run(F16());
   else if (m.type == kBF16) run(BF16());
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, 6)
 
 // ---- host
 
-// Launches over a list: `ordered` where an op asks for the places of elements.
+// Launches over a list; `ordered` if an op needs the indices of elements.
 class Launches {
  public:
   Launches(const std::vector<Tensor>& tensors, const char* op, bool ordered) {
@@ -168,20 +170,20 @@ class Launches {
       check_device(t, tensors[0], op, "a tensor");
     }
     const int most = most_members();
-    bool open = false;  // whether the last launch is one that tensors share
+    bool open = false;  // the last launch takes further tensors
     for (const Tensor& t : tensors) {
       const safeops::View view(t);
       Walk walk;
-      const bool dense = make_walk(view, walk), shared = dense && (walk.ndim == 0 || !ordered);
-      if (!shared || !open || launches_.back().head.members == most) {
+      const bool dense = make_walk(view, walk), shares_launch = dense && (walk.ndim == 0 || !ordered);
+      if (!shares_launch || !open || launches_.back().head.members == most) {
         launches_.push_back({});
         launches_.back().head.first = int(members_.size());
         launches_.back().dense = dense;
-        if (!shared) launches_.back().walk = walk;
+        if (!shares_launch) launches_.back().walk = walk;
       }
       ++launches_.back().head.members;
       members_.push_back({view.data, view.shape().numel(), 0, Type(view.dtype)});
-      open = shared;
+      open = shares_launch;
     }
     for (Launch& launch : launches_) {
       divide(launch.head);
@@ -218,13 +220,13 @@ class Launches {
     start_blocks(scan_kernel<Op, kDense, kMost>, blocks, kThreads, Op::kShared, stream, batch, launch.walk, op);
   }
 
-  // Tiles by the launch's own bytes: of a launch of small tensors, too, all SMs have warps.
+  // Tiles follow from the launch's bytes, so that a launch of small tensors uses all SMs, too.
   void divide(Head& head) {
-    const auto own = members_.begin() + head.first;
+    const auto first_member = members_.begin() + head.first;
     int64_t bytes = 0;
-    std::for_each_n(own, head.members, [&](const Member& m) { bytes += m.numel * size_of(m.type); });
+    std::for_each_n(first_member, head.members, [&](const Member& m) { bytes += m.numel * size_of(m.type); });
     head.tile = (bytes / kWarps / kStep + 1) * kStep;
-    std::for_each_n(own, head.members, [&](Member& m) {
+    std::for_each_n(first_member, head.members, [&](Member& m) {
       const int64_t tile = head.tile / size_of(m.type);
       m.first = head.warps;
       head.warps += uint32_t((m.numel + tile - 1) / tile);

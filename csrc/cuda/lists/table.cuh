@@ -1,11 +1,11 @@
-// What a launch over a list of tensors is given: a table of them, passed by value, and where their elements lie.
+// The parameter of a launch over a list of tensors: a table of them, passed by value, and the order of their elements.
 #pragma once
 
 #include "cuda/engine/bits.cuh"
 
 namespace safeops::cuda {
 
-// Members of a launch, whose parameters stay below 4 KiB, or below the 32,764 bytes that CUDA 12.1 and its driver take.
+// Members of a launch: its parameters fit into 4 KiB, or into the 32,764 bytes that CUDA 12.1 and its driver allow.
 constexpr int kFew = 96, kMany = CUDART_VERSION >= 12010 ? 1024 : kFew;
 
 struct Member {
@@ -19,8 +19,8 @@ struct Head {
   int members = 0;
   uint32_t warps = 0;
   int64_t tile;        // bytes of a warp
-  int first = 0;       // number of its first member in the list
-  int64_t before = 0;  // blocks of the launches before it
+  int first = 0;       // index of its first member in the list
+  int64_t before = 0;  // blocks of earlier launches
 };
 
 template <int kMost>
@@ -33,17 +33,17 @@ inline int most_members() {
   return cudaDriverGetVersion(&driver) == cudaSuccess && driver >= 12010 ? kMany : kFew;
 }
 
-// A tensor walked in the order of its memory. Operand 0 are its elements, operand 1 their places in row-major order
-// (addresses whose distance from the base counts). ndim 0: both orders are the same, and there are no gaps.
+// A tensor walked in the order of its memory. Operand 0 has its elements, operand 1 their indices in row-major order
+// (as addresses, whose distance from the base counts). ndim 0: both orders are the same, and there are no gaps.
 using Walk = Plan<2>;
 
-// Returns whether there are no gaps between the elements.
+// Returns true if there are no gaps between the elements.
 inline bool make_walk(const safeops::View& view, Walk& walk) {
   const Shape shape = view.shape();
-  int64_t places[safeops::kMaxDims];
-  contiguous_strides(shape, places);
+  int64_t index_strides[safeops::kMaxDims];
+  contiguous_strides(shape, index_strides);
   walk = make_plan<2>(shape, {Operand{view.data, Type(view.dtype), shape.ndim, shape.size, view.strides},
-                              Operand{view.data, kBool, shape.ndim, shape.size, places}});
+                              Operand{view.data, kBool, shape.ndim, shape.size, index_strides}});
   bool dense = true, plain = true;
   int64_t inner = 1;
   for (int d = 0; d < walk.ndim; ++d) {

@@ -1,15 +1,15 @@
-// I/O: forward read index, read what it names, write out. Backward: write a key of 8 bytes for each index, sort the
-// keys, write zeros, read keys and grad, write dx where something was named.
+// I/O: forward: read index and the elements that it names, write out. Backward: write a key of 8 bytes for each index,
+// sort the keys, write zeros, read keys and grad, write dx at each destination.
 #include "indexed.cuh"
 #include "run_sums.cuh"
 
-#define CCCL_DISABLE_NVTX  // ranges for a profiler, at each call
+#define CCCL_DISABLE_NVTX  // it would add profiler ranges to each call
 #include <cub/device/device_radix_sort.cuh>  // takes long to compile: included nowhere else
 
 namespace safeops::cuda {
 namespace {
 
-// Where the operands of a launch have element i.
+// Pointers to element i of the operands.
 template <int N>
 __device__ inline void locate(const Plan<N>& plan, uint32_t i, char* (&p)[N]) {
   int64_t offset[N];
@@ -18,11 +18,11 @@ __device__ inline void locate(const Plan<N>& plan, uint32_t i, char* (&p)[N]) {
   for (int o = 0; o < N; ++o) p[o] = plan.base[o] + offset[o];
 }
 
-__device__ inline int64_t number_at(const char* p, bool narrow) {
+__device__ inline int64_t index_at(const char* p, bool narrow) {
   return narrow ? int64_t(int32_t(load<uint32_t>(p))) : int64_t(load<uint64>(p));
 }
 
-__device__ inline bool within(int64_t number, int64_t length) { return uint64(number) < uint64(length); }
+__device__ inline bool in_range(int64_t index, int64_t length) { return uint64(index) < uint64(length); }
 
 // ---- forward
 
@@ -33,35 +33,35 @@ struct LookUp {
   T fill;
 };
 
-// Operands: out, index, input where the indexed dim begins.
+// Operands: out, index, input at index 0 of the indexed dim.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     look_up_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ LookUp<T> look) {
-  constexpr int U = kAtOnce<T>;
+  constexpr int U = kInFlight<T>;
   const uint32_t numel = uint32_t(plan.numel), first = blockIdx.x * (kThreads * U) + threadIdx.x;
   char* p[U][3];
-  int64_t number[U];
+  int64_t index[U];
   T value[U];
 #pragma unroll
   for (int u = 0; u < U; ++u) {
     const uint32_t i = first + u * kThreads;
     locate(plan, i < numel ? i : 0, p[u]);
-    number[u] = i < numel ? number_at(p[u][1], look.narrow) : -1;
+    index[u] = i < numel ? index_at(p[u][1], look.narrow) : -1;
   }
 #pragma unroll
   for (int u = 0; u < U; ++u)
-    value[u] = within(number[u], look.length) ? load<T>(p[u][2] + number[u] * look.step) : look.fill;
+    value[u] = in_range(index[u], look.length) ? load<T>(p[u][2] + index[u] * look.step) : look.fill;
 #pragma unroll
   for (int u = 0; u < U; ++u)
     if (first + u * kThreads < numel) store(p[u][0], value[u]);
 }
 
-// Neighbours that one number names and that lie together are moved in packets. Returns their width.
+// Contiguous neighbours that one index names are moved in packets. Returns the packets' width.
 int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
   if (plan.stride[0][0] != width || plan.stride[1][0] != 0 || plan.stride[2][0] != width) return width;
-  int64_t places = step | place(plan.base[0]) | place(plan.base[2]) | plan.size[0] * width;
-  for (int dim = 1; dim < plan.ndim; ++dim) places |= plan.stride[0][dim] | plan.stride[2][dim];
-  const int64_t wide = packet_width(places, width);
+  int64_t offsets = step | address(plan.base[0]) | address(plan.base[2]) | plan.size[0] * width;
+  for (int dim = 1; dim < plan.ndim; ++dim) offsets |= plan.stride[0][dim] | plan.stride[2][dim];
+  const int64_t wide = packet_width(offsets, width);
   plan.size[0] /= wide / width;
   plan.numel /= wide / width;
   plan.stride[0][0] = plan.stride[2][0] = wide;
@@ -71,27 +71,28 @@ int64_t widen(Plan<3>& plan, int64_t width, int64_t step) {
 // ---- backward
 
 struct Keys {
-  char *keys, *origin;  // where both operands begin, of the whole launch
+  char *keys, *origin;  // base addresses of both operands, for the whole launch
   int64_t length, step, total;
   int position_bits;
   bool narrow;
 };
 
-// key = destination << position_bits | position; what is out of range goes to destination `total`, behind all others.
-// Operands: keys, index, destination where the indexed dim begins (an address whose distance from `origin` counts).
+// key = destination << position_bits | position; an index out of range gets destination `total`, after all others.
+// Operands: keys, index, destination at index 0 of the indexed dim (as an address, whose distance from `origin`
+// counts).
 __global__ void __launch_bounds__(kThreads)
     key_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Keys keys) {
   const uint32_t i = blockIdx.x * kThreads + threadIdx.x;
   if (i >= uint32_t(plan.numel)) return;
   char* p[3];
   locate(plan, i, p);
-  const int64_t number = number_at(p[1], keys.narrow), position = (p[0] - keys.keys) / 8;
-  const int64_t destination = within(number, keys.length) ? p[2] - keys.origin + number * keys.step : keys.total;
+  const int64_t index = index_at(p[1], keys.narrow), position = (p[0] - keys.keys) / 8;
+  const int64_t destination = in_range(index, keys.length) ? p[2] - keys.origin + index * keys.step : keys.total;
   store(p[0], uint64(destination) << keys.position_bits | uint64(position));
 }
 
-// Sorts n keys by their bits from `begin` to `end`; keys equal in those keep their order. Works in `keys` and `other`,
-// and returns which of the two holds the result. Nothing waits. `like` says where workspace is allocated.
+// Sorts n keys by their bits from `begin` to `end`; equal keys keep their order. It uses `keys` and `other`, returns
+// the one that holds the result, and does not wait. Workspace is allocated like `like`.
 uint64* sort_keys(uint64* keys, uint64* other, int64_t n, int begin, int end, const Tensor& like, cudaStream_t stream) {
   cub::DoubleBuffer<uint64> buffers(keys, other);
   size_t bytes = 0;
@@ -99,7 +100,7 @@ uint64* sort_keys(uint64* keys, uint64* other, int64_t n, int begin, int end, co
     const cudaError_t error = cub::DeviceRadixSort::SortKeys(workspace, bytes, buffers, n, begin, end, stream);
     STD_TORCH_CHECK(error == cudaSuccess, "safeops: sorting failed: ", cudaGetErrorString(error));
   };
-  sort(nullptr);  // says how much it needs
+  sort(nullptr);  // computes the size of the workspace
   const int64_t words = int64_t(bytes / 8 + 1);
   const Tensor workspace = safeops::empty(Shape(1, &words), DType::kLong, like);
   sort(workspace.data_ptr());
@@ -117,23 +118,23 @@ int bits_of(uint64_t n) {
 void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
              cudaStream_t stream) {
   if (shape.numel() == 0) return;
-  Bits source = x, numbers = index, target = x;
+  Bits source = x, indices = index, target = x;
   if (index.shape.ndim != shape.ndim) {  // a vector: the same for all lines
-    for (int d = 0; d < shape.ndim; ++d) numbers.stride[d] = d == dim ? index.stride[0] : 0;
+    for (int d = 0; d < shape.ndim; ++d) indices.stride[d] = d == dim ? index.stride[0] : 0;
   }
-  source.shape = numbers.shape = target.shape = shape;
+  source.shape = indices.shape = target.shape = shape;
   target.data = out;
   contiguous_strides(shape, target.stride);
-  source.in_bytes(), numbers.in_bytes(), target.in_bytes();
+  source.in_bytes(), indices.in_bytes(), target.in_bytes();
   const int64_t length = x.shape.size[dim], step = source.stride[dim];
   source.stride[dim] = 0;
-  Plan<3> whole = make_plan<3>(shape, {target.all(), numbers.all(), source.all()});
-  by_any_width(widen(whole, x.width, step), [&](auto bits) {
+  Plan<3> full_plan = make_plan<3>(shape, {target.all(), indices.all(), source.all()});
+  by_any_width(widen(full_plan, x.width, step), [&](auto bits) {
     using T = decltype(bits);
     const LookUp<T> look{length, step, index.width == 4, filled<T>(fill, x.width)};
-    for_each_part(whole, [&](Plan<3>& plan) {
+    for_each_part(full_plan, [&](Plan<3>& plan) {
       set_dividers(plan, 1);
-      start(look_up_kernel<T>, blocks_for(plan.numel, kThreads * kAtOnce<T>), stream, plan, look);
+      start(look_up_kernel<T>, blocks_for(plan.numel, kThreads * kInFlight<T>), stream, plan, look);
     });
   });
 }
@@ -143,7 +144,8 @@ void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape
   const int64_t bytes = size.numel() * size_of(dx_type), entries = index.shape.numel();
   if (bytes) cudaMemsetAsync(dx.data_ptr(), 0, bytes, stream);
   if (bytes == 0 || grad.shape.numel() == 0) return;
-  // A vector of indices moves whole lines: columns. Else each index is an entry of its own, in one column.
+  // A vector of indices moves whole lines, which are columns. Otherwise each index is an entry of its own, in one
+  // column.
   const bool lines = index.shape.ndim == 1;
   int64_t strides[safeops::kMaxDims];
   contiguous_strides(size, strides);
@@ -154,36 +156,36 @@ void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape
   const int64_t two[2] = {2, entries};
   const Tensor keys = safeops::empty(Shape(2, two), DType::kLong, dx);
   char* first = static_cast<char*>(keys.data_ptr());
-  Bits numbers = index, target = index, place = index;
-  numbers.in_bytes();
+  Bits indices = index, target = index, destination = index;
+  indices.in_bytes();
   target.data = first;
   contiguous_strides(index.shape, target.stride);
   target.width = 8;
   target.in_bytes();
-  place.data = static_cast<char*>(dx.data_ptr());
-  for (int d = 0; d < index.shape.ndim; ++d) place.stride[d] = lines || d == dim ? 0 : strides[d];
-  place.width = 1;
-  const Keys named{first, place.data, size.size[dim], step, total, position_bits, index.width == 4};
-  for_each_part(make_plan<3>(index.shape, {target.all(), numbers.all(), place.all()}), [&](Plan<3>& plan) {
+  destination.data = static_cast<char*>(dx.data_ptr());
+  for (int d = 0; d < index.shape.ndim; ++d) destination.stride[d] = lines || d == dim ? 0 : strides[d];
+  destination.width = 1;
+  const Keys key_layout{first, destination.data, size.size[dim], step, total, position_bits, index.width == 4};
+  for_each_part(make_plan<3>(index.shape, {target.all(), indices.all(), destination.all()}), [&](Plan<3>& plan) {
     set_dividers(plan, 1);
-    start(key_kernel, blocks_for(plan.numel, kThreads), stream, plan, named);
+    start(key_kernel, blocks_for(plan.numel, kThreads), stream, plan, key_layout);
   });
   uint64* unsorted = reinterpret_cast<uint64*>(first);
   const uint64* sorted = sort_keys(unsorted, unsorted + entries, entries, position_bits, end, dx, stream);
 
   Bits columns = grad;
   columns.in_bytes();
-  Shape beside;
-  int64_t beside_strides[safeops::kMaxDims];
+  Shape inner;
+  int64_t inner_strides[safeops::kMaxDims];
   for (int d = 0; lines && d < size.ndim; ++d) {
     if (d == dim) continue;
-    beside.size[beside.ndim] = size.size[d];
-    beside_strides[beside.ndim++] = columns.stride[d];
+    inner.size[inner.ndim] = size.size[d];
+    inner_strides[inner.ndim++] = columns.stride[d];
   }
-  const Operand line{grad.data, kBool, beside.ndim, beside.size, beside_strides};
+  const Operand line{grad.data, kBool, inner.ndim, inner.size, inner_strides};
   const Plan<2> along = plan_in_order<1>(index.shape, {lines ? columns.dims(dim, dim + 1) : columns.all()});
   sum_runs(along,
-           {plan_in_order<1>(beside, {line}), reinterpret_cast<const char*>(sorted), entries, total, beside.numel(),
+           {plan_in_order<1>(inner, {line}), reinterpret_cast<const char*>(sorted), entries, total, inner.numel(),
             lines ? strides[dim] : 1, position_bits, type, dx_type, static_cast<char*>(dx.data_ptr())},
            dx, stream);
 }

@@ -1,7 +1,7 @@
-// What an index names, read and added up: the two directions of safe_gather and safe_index_select. Host only.
+// Gathering by an index and adding up gradients, for safe_gather and safe_index_select. Host only.
 //
-// An index is a vector along one dim, or has every dim. It is never looked at by the host: one out of range reads a
-// stand-in, and is left out of a sum.
+// An index is a vector along one dim, or has every dim. The host never reads it: an index out of range reads the fill
+// value, and is left out of a sum.
 #pragma once
 
 #include "common/index.h"
@@ -17,13 +17,13 @@ inline Bits index_of(const Tensor& index, const Tensor& input, const char* op) {
   return bits;
 }
 
-// out[i] = x[i, but at `dim` index[i]], `fill` where that is out of range. `out` is contiguous, of `shape`; x has as
-// many dims (a 0-dim one is given as a vector), and is in no dim but `dim` smaller.
+// out[i] = x[i with index[i] at `dim`], `fill` where that is out of range. `out` is contiguous, of `shape`; x has as
+// many dims (a 0-dim tensor as a vector), and may be smaller only in `dim`.
 void look_up(const Shape& shape, const Bits& x, int dim, const Bits& index, uint64_t fill, char* out,
              cudaStream_t stream);
 
-// dx of shape `size`, contiguous: the sums of grad over the entries of index that name each place, in fp32 or, where
-// grad or dx is fp64, in fp64. The order of every sum depends on the index alone: the same bits each time.
+// dx of shape `size`, contiguous: for each destination the sum of grad over the index entries that name it, in fp32, or
+// in fp64 if grad or dx is. The order of every sum depends on the index alone: the bits repeat.
 void add_up(const Bits& grad, Type type, int dim, const Bits& index, const Shape& size, Type dx_type, const Tensor& dx,
             cudaStream_t stream);
 

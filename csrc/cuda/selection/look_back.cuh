@@ -1,4 +1,4 @@
-// How many elements are kept before a tile: what the tiles before it have published, added up while they are under way
+// The number of elements kept before a tile, computed from the counts that earlier tiles publish while they run
 // (decoupled look-back: Merrill and Garland, "Single-pass Parallel Prefix Scan with Decoupled Look-back", 2016).
 #pragma once
 
@@ -8,31 +8,31 @@
 namespace safeops::cuda {
 
 struct Ranks {
-  unsigned* ticket;  // how many tiles have been handed out
-  uint64* status;    // of each tile: a count, and in the two lowest bits what it counts
-  char* count;       // kept in all, an int64
-  int64_t tiles, spare;  // blocks with no tile: they fill what is left behind the kept elements
+  unsigned* ticket;  // number of tiles handed out
+  uint64* status;    // of each tile: a count, and in the two lowest bits its meaning
+  char* count;       // kept in total, an int64
+  int64_t tiles, spare;  // spare: blocks without a tile, which fill the slots after the kept elements
 };
 
-enum : uint64 { kAbsent, kOfTile, kUpToTile };  // nothing yet, the tile's own, or those of all tiles up to it
+enum : uint64 { kAbsent, kOfTile, kUpToTile };  // no count yet, of the tile alone, or of all tiles up to it
 
 __device__ inline unsigned warp_sum(unsigned value) {
   return warp_reduce(value, [](unsigned a, unsigned b) { return a + b; });
 }
 
-// For a whole warp: how many elements are kept before the tile; `own` are kept in it. It publishes `own` first, so that
-// the tiles behind it need not wait while it looks back, then the count of all up to it, so that they need not look
-// further.
-__device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned own) {
+// For a whole warp: returns how many elements are kept before the tile; `kept` are kept in it. It first publishes
+// `kept`, so that later tiles need not wait while it looks back, then the count of all tiles up to it, so that they
+// need not look further.
+__device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned kept) {
   const int lane = threadIdx.x % 32;
-  const auto publish = [&](uint64 count, uint64 of) {
-    if (lane == 0) store_relaxed(status + tile, count << 2 | of);
+  const auto publish = [&](uint64 count, uint64 meaning) {
+    if (lane == 0) store_relaxed(status + tile, count << 2 | meaning);
   };
   if (tile == 0) {
-    publish(own, kUpToTile);
+    publish(kept, kUpToTile);
     return 0;
   }
-  publish(own, kOfTile);
+  publish(kept, kOfTile);
   int64_t before = 0;
   for (int64_t last = tile - 1;; last -= 32) {  // lane l reads the status of tile last - l
     uint64 word;
@@ -50,7 +50,7 @@ __device__ inline int64_t kept_before(uint64* status, int64_t tile, unsigned own
     before += int64_t(uint64(high) << 32 | low);
     break;
   }
-  publish(uint64(before) + own, kUpToTile);
+  publish(uint64(before) + kept, kUpToTile);
   return before;
 }
 

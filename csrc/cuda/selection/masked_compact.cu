@@ -1,4 +1,4 @@
-// masked_compact: values[k] = the k-th kept row of input, index[k] = its number, count = how many there are.
+// masked_compact: values[k] = the k-th kept row of input, index[k] = its row number, count = the number of kept rows.
 // I/O: read mask, write index, read it, read the kept rows, write values. Backward: write zeros, read grad and index,
 // write the kept rows of dx.
 #include "selection.cuh"
@@ -7,53 +7,54 @@ namespace safeops::cuda {
 namespace {
 
 template <class T>
-struct Numbers {
+struct Compaction {
   char *index, *values;  // no values: rows of several elements, which take_kernel moves
   int64_t capacity;
   Layout mask, input;
   T fill;
 };
-using Row = uint16_t;  // what their tiles are sized by
+using Row = uint16_t;  // it sets the size of their tiles
 
 // Operands: order, mask, input.
 template <class T>
 __global__ void __launch_bounds__(kBlock, sizeof(T) == 8 ? 2 : 3)
-    number_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Numbers<T> numbers,
+    number_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Compaction<T> compaction,
                   const __grid_constant__ Ranks ranks) {
   Tile<T> tile;
   if (!tile.take(ranks))
-    return tile.fill(ranks, numbers.capacity, [&](int64_t i) {
-      store(numbers.values + i * sizeof(T), numbers.fill);
-      store(numbers.index + i * sizeof(int64_t), ~uint64(0));
+    return tile.fill(ranks, compaction.capacity, [&](int64_t i) {
+      store(compaction.values + i * sizeof(T), compaction.fill);
+      store(compaction.index + i * sizeof(int64_t), ~uint64(0));
     });
-  tile.ask(plan, numbers.mask);
-  Held<T> input;
-  if (numbers.values) input.read(plan, 2, numbers.input, tile);
+  tile.read_mask(plan, compaction.mask);
+  TileElements<T> input;
+  if (compaction.values) input.read(plan, 2, compaction.input, tile);
   tile.rank(ranks);
-  const int n = fitting(numbers.capacity, tile.first, tile.own), skip = skip_of<T>(numbers.values, tile.first);
-  uint16_t* place = reinterpret_cast<uint16_t*>(shared_memory() + Tile<T>::kShared);
+  const int n = slots_for(compaction.capacity, tile.first, tile.kept_count),
+            skip = skip_of<T>(compaction.values, tile.first);
+  uint16_t* positions = reinterpret_cast<uint16_t*>(shared_memory() + Tile<T>::kShared);
 #pragma unroll
-  for (int u = 0; u < kHeld<T>; ++u)
+  for (int u = 0; u < kTilePackets<T>; ++u)
     tile.each(u, [&](int e, bool kept, int rank) {
       if (!kept) return;
-      place[rank] = uint16_t((u * kBlock + threadIdx.x) * kPacket<T> + e);
-      if (numbers.values) tile.room()[skip + rank] = input.get(u, e);
+      positions[rank] = uint16_t((u * kBlock + threadIdx.x) * kPacket<T> + e);
+      if (compaction.values) tile.room()[skip + rank] = input.get(u, e);
     });
   __syncthreads();
   for (int i = threadIdx.x; i < n; i += kBlock)
-    store(numbers.index + (tile.first + i) * sizeof(int64_t), uint64(tile.start + place[i]));
-  if (numbers.values) write_run(tile.room(), numbers.values, tile.first, n, skip);
+    store(compaction.index + (tile.first + i) * sizeof(int64_t), uint64(tile.start + positions[i]));
+  if (compaction.values) write_run(tile.room(), compaction.values, tile.first, n, skip);
 }
 
 template <class T>
 struct Take {
   Plan<2> lead;  // order, input: the dims that number the rows
   char *count, *index, *values;
-  int64_t numel, columns;  // a slot of no columns still has its index
+  int64_t numel, columns;  // a slot without columns still has its index
   T fill;
 };
 
-// Operands: order, input; of the dims behind those of the mask. Unused slots are marked here.
+// Operands: order, input; the dims after those of the mask. Unused slots get index -1 here.
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     take_kernel(const __grid_constant__ Plan<2> inner, const __grid_constant__ Take<T> take) {
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
   int64_t row[U], column[U];
   T value[U];
 #pragma unroll
-  for (int u = 0; u < U; ++u) {  // of an unused slot it reads anything: it need not wait for `used`
+  for (int u = 0; u < U; ++u) {  // an unused slot reads any index: this need not wait for `used`
     const int64_t i = first + u * kThreads, k = take.columns == 1 ? i : i / take.columns;
     column[u] = i - k * take.columns;
     row[u] = i < take.numel ? int64_t(load<uint64>(take.index + k * sizeof(int64_t))) : -1;
@@ -87,12 +88,12 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Put {
   char *index, *dx;
-  int64_t step, columns, numel;  // step: bytes between two slots' numbers; numel: of dx
+  int64_t step, columns, numel;  // step: bytes between the row numbers of two slots; numel: of dx
 };
 
-// Operands: order, grad. A block has a tile of dx, which it writes as zeros, and over them what belongs there: rows
-// ascend from slot to slot (unused ones, -1, come last), so that these elements of grad follow each other. Where they
-// begin and end, all threads search together: from 2^25 in four steps.
+// Operands: order, grad. A block writes a tile of dx as zeros, and over them its elements of grad: rows ascend from
+// slot to slot (unused ones, -1, come last), so that these elements are consecutive. All threads together search for
+// their beginning and end: from 2^25 in four steps.
 template <class T>
 __global__ void __launch_bounds__(kBlock, 4)
     put_kernel(const __grid_constant__ Plan<2> grad, const __grid_constant__ Put put) {
@@ -100,21 +101,21 @@ __global__ void __launch_bounds__(kBlock, 4)
   char* dx = put.dx + begin * sizeof(T);
   if (size == kTile<T>) {
 #pragma unroll
-    for (int u = 0; u < kHeld<T>; ++u) store(dx + (u * kBlock + threadIdx.x) * 16, uint4{});
+    for (int u = 0; u < kTilePackets<T>; ++u) store(dx + (u * kBlock + threadIdx.x) * 16, uint4{});
   } else {
     for (int i = threadIdx.x; i < size; i += kBlock) store(dx + i * sizeof(T), T{});
   }
-  const auto place = [&](int64_t i) {  // in dx, of element i of grad; of an unused slot beyond every tile
+  const auto dx_index = [&](int64_t i) {  // index in dx of element i of grad; of an unused slot beyond every tile
     const int64_t k = put.columns == 1 ? i : i / put.columns;
     return load<uint64>(put.index + k * put.step) * put.columns + (i - k * put.columns);
   };
-  int64_t from = 0, to = 0;  // how many of grad's elements lie before the tile, and its end: up to `more` further
+  int64_t from = 0, to = 0;  // number of grad's elements before the tile, and before its end: at most `more` further
   unsigned* sums = reinterpret_cast<unsigned*>(shared_memory());
   for (int64_t more = grad.numel; more > 0;) {
     const int64_t pitch = more / (kBlock + 1) + 1, ahead = (threadIdx.x + 1) * pitch - 1;
-    const unsigned below = (from + ahead < grad.numel && place(from + ahead) < begin) +
-                           ((to + ahead < grad.numel && place(to + ahead) < begin + size) << 16);
-    const unsigned both = block_reduce<kBlock>(below, sums, [](unsigned a, unsigned b) { return a + b; });
+    const unsigned counts = (from + ahead < grad.numel && dx_index(from + ahead) < begin) +
+                           ((to + ahead < grad.numel && dx_index(to + ahead) < begin + size) << 16);
+    const unsigned both = block_reduce<kBlock>(counts, sums, [](unsigned a, unsigned b) { return a + b; });
     from += (both & 0xffff) * pitch;
     to += (both >> 16) * pitch;
     more = pitch - 1;
@@ -123,17 +124,17 @@ __global__ void __launch_bounds__(kBlock, 4)
   const auto run = [&](auto at_once, const auto& element) {
     constexpr int U = at_once();
     for (int64_t first = from + threadIdx.x; first < to; first += kBlock * U) {
-      uint64 where[U];
+      uint64 offset[U];
       T value[U];
 #pragma unroll
       for (int u = 0; u < U; ++u) {
         const int64_t i = std::min(first + u * kBlock, to - 1);
-        where[u] = place(i) - begin;
+        offset[u] = dx_index(i) - begin;
         value[u] = load<T>(element(i));
       }
 #pragma unroll
-      for (int u = 0; u < U; ++u)  // the last one may be written more than once, as what it is
-        if (where[u] < size) store(dx + where[u] * sizeof(T), value[u]);
+      for (int u = 0; u < U; ++u)  // the last element may be written more than once, with the same value
+        if (offset[u] < size) store(dx + offset[u] * sizeof(T), value[u]);
     }
   };
   if (grad.ndim == 1)
@@ -143,13 +144,13 @@ __global__ void __launch_bounds__(kBlock, 4)
     run(std::integral_constant<int, 2>(), [&](int64_t i) { return at(grad, 1, i); });
 }
 
-// The innermost dim of operand 1 in packets, if its elements lie together. `places` are the offsets it is added to.
-// Returns the packets' width.
-int64_t widen(Plan<2>& plan, int64_t places, int64_t width) {
+// Groups the innermost dim of operand 1 into packets, if its elements are contiguous. `offsets` are those it is added
+// to. Returns the packets' width.
+int64_t widen(Plan<2>& plan, int64_t offsets, int64_t width) {
   if (plan.stride[1][0] != width) return width;
-  places |= place(plan.base[1]) | plan.size[0] * width;
-  for (int dim = 1; dim < plan.ndim; ++dim) places |= plan.stride[1][dim];
-  const int64_t wide = packet_width(places, width);
+  offsets |= address(plan.base[1]) | plan.size[0] * width;
+  for (int dim = 1; dim < plan.ndim; ++dim) offsets |= plan.stride[1][dim];
+  const int64_t wide = packet_width(offsets, width);
   plan.size[0] /= wide / width;
   plan.numel /= wide / width;
   plan.stride[1][0] = wide;
@@ -179,7 +180,7 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
                                    {x.dims(leading, x.shape.ndim)});
   const Plan<2> lead = plan_in_order<1>(m.shape, {x.dims(0, leading)});
   const bool moved = inner.numel == 1 && lead.numel > 0;
-  char *to = static_cast<char*>(values.data_ptr()), *numbers = static_cast<char*>(index.data_ptr());
+  char *to = static_cast<char*>(values.data_ptr()), *index_data = static_cast<char*>(index.data_ptr());
   Tensor workspace, count;
   const Ranks ranks =
       make_ranks(lead.numel, moved ? width : sizeof(Row), moved ? capacity : 0, input, workspace, count, stream);
@@ -187,19 +188,19 @@ std::tuple<Tensor, Tensor, Tensor> masked_compact(const Tensor& input, const Ten
     using T = decltype(type);
     const Plan<3> plan = plan_in_order<2>(m.shape, {m.all(), row});
     const T unused = moved ? filled<T>(fill, width) : T();
-    const Numbers<T> job{numbers, moved ? to : nullptr, capacity, layout_of(plan, 1, 1),
+    const Compaction<T> job{index_data, moved ? to : nullptr, capacity, layout_of(plan, 1, 1),
                          layout_of(plan, 2, width), unused};
     start_tiles<T>(number_kernel<T>, ranks, kTile<T> * int(sizeof(uint16_t)), stream, plan, job);
   };
   if (ranks.tiles && moved) by_any_width(width, [&](auto type) { number(type, x.dims(0, leading)); });
   else if (ranks.tiles) number(Row(), Operand{});
   if (capacity && !moved) {
-    int64_t places = place(to);
-    for (int dim = 0; dim < lead.ndim; ++dim) places |= lead.stride[1][dim];
-    by_any_width(inner.numel && lead.numel ? widen(inner, places, width) : width, [&](auto type) {
+    int64_t offsets = address(to);
+    for (int dim = 0; dim < lead.ndim; ++dim) offsets |= lead.stride[1][dim];
+    by_any_width(inner.numel && lead.numel ? widen(inner, offsets, width) : width, [&](auto type) {
       using T = decltype(type);
       const int64_t columns = inner.numel ? inner.numel : 1;
-      const Take<T> take{lead, ranks.count, numbers, to, capacity * columns, columns, filled<T>(fill, width)};
+      const Take<T> take{lead, ranks.count, index_data, to, capacity * columns, columns, filled<T>(fill, width)};
       start(take_kernel<T>, blocks_for(take.numel, kThreads * 4), stream, inner, take);
     });
   }
@@ -229,7 +230,7 @@ Tensor masked_compact_backward(const Tensor& grad, const Tensor& index, const st
   if (bytes == 0 || g.shape.numel() == 0) return dx;
   Plan<2> plan = plan_in_order<1>(g.shape, {g.all()});
   char* to = static_cast<char*>(dx.data_ptr());
-  const int64_t columns = g.shape.numel() / g.shape.size[0], wide = widen(plan, place(to) | columns * width, width);
+  const int64_t columns = g.shape.numel() / g.shape.size[0], wide = widen(plan, address(to) | columns * width, width);
   const Put put{slots.data, to, slots.stride[0] * 8, columns / (wide / width), bytes / wide};
   by_any_width(wide, [&](auto bits) {
     using T = decltype(bits);

@@ -1,6 +1,6 @@
-// masked_scatter, masked_select: the first as such, and as the backward of the second.
-// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], the rank counted in the order of the
-// elements, whatever their layout. Backward: the same selection of the gradient, and its kept elements packed.
+// masked_scatter, and the backward of masked_select.
+// out[i] = mask[i] and rank(i) < source.numel() ? source[rank(i)] : input[i], where ranks count kept elements in the
+// order of the shape. The backward masks the gradient for input, and packs its kept elements for source.
 // I/O: read mask, read input, read source, write out.
 #include "selection.cuh"
 
@@ -20,23 +20,23 @@ __global__ void __launch_bounds__(kBlock, 3)
                  const __grid_constant__ Ranks ranks) {
   Tile<T> tile;
   tile.take(ranks);
-  tile.ask(plan, merge.mask);
-  Held<T> held;
-  held.read(plan, 2, merge.input, tile);
+  tile.read_mask(plan, merge.mask);
+  TileElements<T> elements;
+  elements.read(plan, 2, merge.input, tile);
   tile.rank(ranks);
   const char* source = merge.source.base[1];
-  const int n = fitting(merge.source.numel, tile.first, tile.own);
+  const int n = slots_for(merge.source.numel, tile.first, tile.kept_count);
   const int skip = merge.from ? skip_of<T>(source, tile.first) : 0;
   if (merge.from) read_run<4>(tile.room(), source, tile.first, n, skip);
   else gather<2>(tile.room(), merge.source, 1, tile.first, n);
   __syncthreads();
-  held.replace(tile, [&](T value, bool kept, int rank) {
+  elements.replace(tile, [&](T value, bool kept, int rank) {
     return kept && rank < n ? tile.room()[skip + rank] : value;
   });
-  held.write(plan.base[3], merge.packed, tile, plan.numel, [&](int64_t i) { return at(plan, 3, i); });
+  elements.write(plan.base[3], merge.packed, tile, plan.numel, [&](int64_t i) { return at(plan, 3, i); });
 }
 
-struct Part {
+struct Gradients {
   char *d_input, *d_source;
   int64_t available;
   Layout mask, grad;
@@ -45,21 +45,23 @@ struct Part {
 // Operands: order, mask, grad. Both gradients are contiguous.
 template <class T>
 __global__ void __launch_bounds__(kBlock, sizeof(T) > 2 ? 3 : 2)
-    part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Part part,
+    part_kernel(const __grid_constant__ Plan<3> plan, const __grid_constant__ Gradients gradients,
                 const __grid_constant__ Ranks ranks) {
   Tile<T> tile;
   if (!tile.take(ranks))
-    return tile.fill(ranks, part.available, [&](int64_t i) { store(part.d_source + i * sizeof(T), T(0)); });
-  tile.ask(plan, part.mask);
-  Held<T> held;
-  held.read(plan, 2, part.grad, tile);
+    return tile.fill(ranks, gradients.available, [&](int64_t i) { store(gradients.d_source + i * sizeof(T), T(0)); });
+  tile.read_mask(plan, gradients.mask);
+  TileElements<T> elements;
+  elements.read(plan, 2, gradients.grad, tile);
   tile.rank(ranks);
-  const int n = fitting(part.available, tile.first, tile.own), skip = skip_of<T>(part.d_source, tile.first);
-  held.collect(tile, skip);
+  const int n = slots_for(gradients.available, tile.first, tile.kept_count),
+            skip = skip_of<T>(gradients.d_source, tile.first);
+  elements.collect(tile, skip);
   __syncthreads();
-  write_run(tile.room(), part.d_source, tile.first, n, skip);
-  held.replace(tile, [&](T value, bool kept, int rank) { return kept && rank < n ? T(0) : value; });
-  held.write(part.d_input, true, tile, plan.numel, [&](int64_t i) { return part.d_input + i * sizeof(T); });
+  write_run(tile.room(), gradients.d_source, tile.first, n, skip);
+  elements.replace(tile, [&](T value, bool kept, int rank) { return kept && rank < n ? T(0) : value; });
+  elements.write(gradients.d_input, true, tile, plan.numel,
+                 [&](int64_t i) { return gradients.d_input + i * sizeof(T); });
 }
 
 Tensor masked_scatter(const Tensor& input, const Tensor& source, const Tensor& mask) {
@@ -105,12 +107,12 @@ std::tuple<Tensor, Tensor> masked_scatter_backward(const Tensor& grad, const Ten
   }
   Tensor workspace, count;
   const Plan<3> plan = plan_in_order<2>(g.shape, {m.all(), g.all()});
-  const Part part{static_cast<char*>(d_input.data_ptr()), static_cast<char*>(d_source.data_ptr()), bytes / g.width,
-                  layout_of(plan, 1, 1), layout_of(plan, 2, g.width)};
-  const Ranks ranks = make_ranks(plan.numel, g.width, part.available, grad, workspace, count, stream);
+  const Gradients gradients{static_cast<char*>(d_input.data_ptr()), static_cast<char*>(d_source.data_ptr()),
+                            bytes / g.width, layout_of(plan, 1, 1), layout_of(plan, 2, g.width)};
+  const Ranks ranks = make_ranks(plan.numel, g.width, gradients.available, grad, workspace, count, stream);
   by_width(g.width, [&](auto bits) {
     using T = decltype(bits);
-    start_tiles<T>(part_kernel<T>, ranks, 0, stream, plan, part);
+    start_tiles<T>(part_kernel<T>, ranks, 0, stream, plan, gradients);
   });
   check_launch(kOp);
   return {d_input, d_source};

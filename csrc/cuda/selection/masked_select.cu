@@ -1,13 +1,13 @@
-// masked_select: the kept elements of input, in their order. The one op whose size the host must know: it waits for the
-// count. Its backward is masked_scatter.
+// masked_select: the kept elements of input, in their order. This op's output has a size that the host must know, so it
+// waits for the count. Its backward is masked_scatter.
 // I/O: read mask, write it as bits, read them, read input, write out.
 #include "selection.cuh"
 
 namespace safeops::cuda {
 namespace {
 
-// What the first launch leaves to the second: the mask as bits; for each tile what is kept before it in its part, which
-// is `each` tiles that one block counts; of each part all. Parts are few: whoever needs their sum adds them up.
+// The first launch stores for the second: the mask as bits; for each tile the elements kept before it in its part (one
+// block counts a part, of several tiles); for each part its total. Parts are few, so each reader adds them up itself.
 #ifndef SAFEOPS_PARTS  // the emulation has fewer
 #define SAFEOPS_PARTS 1024
 #endif
@@ -15,7 +15,7 @@ constexpr int kParts = SAFEOPS_PARTS;
 struct Counts {
   Layout mask;
   char *bits, *before, *parts;
-  int64_t tiles, each;
+  int64_t tiles, tiles_per_part;
 };
 
 // Operands: order, mask.
@@ -24,14 +24,14 @@ __global__ void __launch_bounds__(kBlock, 4)
     count_kernel(const __grid_constant__ Plan<2> mask, const __grid_constant__ Counts counts) {
   Tile<T> tile;
   uint64 sum = 0;
-  const int64_t begin = blockIdx.x * counts.each;
-  for (int64_t t = begin; t < begin + counts.each && t < counts.tiles; ++t) {
+  const int64_t begin = blockIdx.x * counts.tiles_per_part;
+  for (int64_t t = begin; t < begin + counts.tiles_per_part && t < counts.tiles; ++t) {
     tile.begin(t);
-    tile.ask(mask, counts.mask);
+    tile.read_mask(mask, counts.mask);
     tile.count_mask();
     tile.each_word([&](int w) { store(counts.bits + (t * tile.kWords + w) * 4, tile.words()[w].x); });
     if (threadIdx.x == 0) store(counts.before + t * sizeof(uint64), sum);
-    sum += tile.own;
+    sum += tile.kept_count;
     __syncthreads();
   }
   if (threadIdx.x == 0) store(counts.parts + blockIdx.x * sizeof(uint64), sum);
@@ -46,10 +46,10 @@ __global__ void __launch_bounds__(kBlock, 4)
   tile.each_word([&](int w) {
     tile.words()[w].x = load<uint32_t>(counts.bits + (tile.number * tile.kWords + w) * 4);
   });
-  Held<T> input;
+  TileElements<T> input;
   input.read(plan, 1, layout, tile);
   int64_t sum = 0;
-  const int part = int(tile.number / counts.each);
+  const int part = int(tile.number / counts.tiles_per_part);
 #pragma unroll
   for (int p = threadIdx.x, u = 0; u < kParts; u += kBlock, p += kBlock)
     if (p < part) sum += int64_t(load<uint64>(counts.parts + p * sizeof(uint64)));
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kBlock, 4)
   const int skip = skip_of<T>(out, tile.first);
   input.collect(tile, skip);
   __syncthreads();
-  write_run(tile.room(), out, tile.first, tile.own, skip);
+  write_run(tile.room(), out, tile.first, tile.kept_count, skip);
 }
 
 Tensor masked_select(const Tensor& input, const Tensor& mask) {
@@ -75,13 +75,15 @@ Tensor masked_select(const Tensor& input, const Tensor& mask) {
   const cudaStream_t stream = current_stream(input);
   int64_t total = 0;
   if (full.numel() == 0) return new_like(Shape(1, &total), input);
-  const int64_t tiles = (full.numel() + tile_of(x.width) - 1) / tile_of(x.width), each = (tiles + kParts - 1) / kParts;
-  const int64_t parts = (tiles + each - 1) / each, words = parts + tiles * (1 + tile_of(x.width) / 64);
+  const int64_t tiles = (full.numel() + tile_of(x.width) - 1) / tile_of(x.width),
+                tiles_per_part = (tiles + kParts - 1) / kParts;
+  const int64_t parts = (tiles + tiles_per_part - 1) / tiles_per_part,
+                words = parts + tiles * (1 + tile_of(x.width) / 64);
   const Tensor workspace = safeops::empty(Shape(1, &words), DType::kLong, input);
   char* first = static_cast<char*>(workspace.data_ptr());
   char* before = first + parts * sizeof(uint64);
   const Plan<2> plan = plan_in_order<1>(full, {m.all()});
-  const Counts counts{layout_of(plan, 1, 1), before + tiles * sizeof(uint64), before, first, tiles, each};
+  const Counts counts{layout_of(plan, 1, 1), before + tiles * sizeof(uint64), before, first, tiles, tiles_per_part};
   by_width(x.width, [&](auto type) {
     using T = decltype(type);
     const int shared = Tile<T>::kShared - Tile<T>::kRoom + kTile<T> + 16;
@@ -89,8 +91,8 @@ Tensor masked_select(const Tensor& input, const Tensor& mask) {
   });
   int64_t kept[kParts];
   cudaMemcpyAsync(kept, first, parts * sizeof(uint64), cudaMemcpyDeviceToHost, stream);
-  const cudaError_t waited = cudaStreamSynchronize(stream);
-  STD_TORCH_CHECK(waited == cudaSuccess, kOp, ": waiting for the count failed: ", cudaGetErrorString(waited));
+  const cudaError_t status = cudaStreamSynchronize(stream);
+  STD_TORCH_CHECK(status == cudaSuccess, kOp, ": waiting for the count failed: ", cudaGetErrorString(status));
   for (int64_t p = 0; p < parts; ++p) total += kept[p];
   const int64_t elements = pairs ? total / 2 : total;
   const Tensor out = new_like(Shape(1, &elements), input);

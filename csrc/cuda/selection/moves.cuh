@@ -1,4 +1,4 @@
-// How a block moves elements by 16 bytes, wherever they begin: through shared memory, where they do not fit.
+// Moves of 16 bytes by a block, for elements that begin anywhere: unaligned ones go through shared memory.
 #pragma once
 
 #include <algorithm>
@@ -12,13 +12,13 @@ constexpr int kBlock = 256;  // threads
 template <class T>
 constexpr int kPacket = 16 / sizeof(T);  // elements
 
-// n elements lie in shared memory (`room`) from `skip` on, so that whole packets there are whole packets where they
-// come from or go to: the elements from `first` of an array.
+// n elements lie in shared memory (`room`) from `skip` on, so that packets there coincide with packets of the array
+// that they come from or go to, where they begin at element `first`.
 template <class T>
 __device__ inline int skip_of(const char* base, int64_t first) {
   return int(uintptr_t(base) / sizeof(T) + uint64(first)) & (kPacket<T> - 1);
 }
-template <int U, class T>  // U under way
+template <int U, class T>  // U packets are in flight
 __device__ inline void read_run(T* room, const char* base, int64_t first, int n, int skip) {
   const char* from = base + (first - skip) * int64_t(sizeof(T));
 #pragma unroll U
@@ -39,11 +39,11 @@ __device__ inline void write_run(const T* room, char* base, int64_t first, int n
   }
 }
 
-// How an operand's elements lie, in the order of the plan: anyhow, one behind the other, or so that packets of 16 bytes
-// are whole where those of the plan are.
+// Memory order of an operand's elements, relative to the order of the plan: arbitrary, contiguous, or contiguous and
+// aligned to packets of 16 bytes.
 enum Layout { kStrided, kDense, kPacked };
 
-// n elements of an operand from `first`, one by one and U under way.
+// n elements of an operand from `first`, one by one, with U in flight.
 template <int U, class T, int N>
 __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t first, int n) {
 #pragma unroll 1
@@ -57,7 +57,7 @@ __device__ inline void gather(T* room, const Plan<N>& plan, int operand, int64_t
   }
 }
 
-// The `kCount` elements of an operand from `first` as packets u * kBlock + threadIdx.x; behind the last element zeros.
+// `kCount` elements of an operand from `first` as packets u * kBlock + threadIdx.x; zeros after the last element.
 template <class T, int kCount, int K, int N>
 __device__ inline void read_packets(uint4 (&packet)[K], T* room, const Plan<N>& plan, int operand, Layout layout,
                                     int64_t first) {

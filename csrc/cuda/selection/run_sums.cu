@@ -1,11 +1,11 @@
-// I/O: read keys and grad, write dx where something was named.
+// I/O: read keys and grad, write dx at each destination.
 //
-// Entries of one destination lie together: a run. A thread takes kEntries entries, of one column or a packet of them,
-// and adds up each run among them. A run that begins and ends there is written to dx. The sum of one that began before,
-// or goes on behind, becomes an entry of the next launch: each thread leaves two of those, which are added up as the
-// entries of grad were, until one thread has them all. So a destination that all entries name (padding) takes no longer
-// than others, each is written once, and its sum is a tree of a fixed shape. Where a thread has fewer than two sums to
-// leave, it names `total`, which is not written.
+// Entries of one destination are consecutive: a run. A thread takes kEntries entries, of one column or a packet of
+// columns, and sums each run among them. A run that begins and ends there is written to dx. The sum of one that began
+// before, or continues after, becomes an entry of the next launch: each thread stores two of those, which are summed as
+// the entries of grad were, until one thread has them all. So a destination that all entries name (padding) takes no
+// longer than others, each is written once, and its sum is a tree of a fixed shape. A thread with fewer than two such
+// sums stores destination `total`, which is not written.
 #include "run_sums.cuh"
 
 #include "cuda/engine/packets.cuh"
@@ -17,7 +17,7 @@ constexpr int kEntries = 32;
 
 // A thread's columns: one of any type, or (Fixed) a packet.
 template <class V>
-struct One {
+struct OneColumn {
   using Value = V;
   static constexpr int kElements = 1;
   typename Dynamic<V>::Word raw;
@@ -28,13 +28,14 @@ struct One {
   }
 };
 
-// Operands: order, grad; of the entries.
+// Operands: order, grad, for the entries.
 template <class Hold>
-__global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes under way
+__global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes in flight
     sum_kernel(const __grid_constant__ Plan<2> entries, const __grid_constant__ Sums sums) {
   using V = typename Hold::Value;
-  using Left = std::conditional_t<Hold::kElements == 1, One<V>, Fixed<std::conditional_t<sizeof(V) == 8, F64, F32>>>;
-  constexpr Type kLeft = sizeof(V) == 8 ? kF64 : kF32;
+  using Partial = std::conditional_t<Hold::kElements == 1, OneColumn<V>,
+                                     Fixed<std::conditional_t<sizeof(V) == 8, F64, F32>>>;
+  constexpr Type kPartialType = sizeof(V) == 8 ? kF64 : kF32;
   constexpr int K = Hold::kElements, U = 4;
   const int64_t id = int64_t(blockIdx.x) * kThreads + threadIdx.x, across = sums.width / K;
   const int64_t begin = id / across * kEntries, column = id % across * K;
@@ -43,67 +44,67 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes u
   const int64_t line = column / sums.inner, grad = at(sums.columns, 1, column) - sums.columns.base[1];
   const int size = size_of(sums.dx_type);
   char* dx = sums.dx + (line * sums.total * sums.inner + (column - line * sums.inner)) * size;
-  const uint64 none = uint64(sums.total), positions = (uint64(1) << sums.position_bits) - 1;
+  const uint64 no_destination = uint64(sums.total), positions = (uint64(1) << sums.position_bits) - 1;
   const auto key = [&](int i) { return load<uint64>(sums.keys + (begin + i) * sizeof(uint64)); };
   const auto destination = [&](int i) { return key(i) >> sums.position_bits; };
 
   uint64 run = destination(0);
-  bool begun = begin > 0 && destination(-1) == run;  // by an earlier thread
+  bool began_before = begin > 0 && destination(-1) == run;  // by an earlier thread
   V sum[K];
   const auto clear = [&] {
 #pragma unroll
     for (int k = 0; k < K; ++k) sum[k] = V(-0.0);  // x + -0.0 is x, for -0.0 too
   };
-  const auto place = [&](int slot) { return begin / kEntries * 2 + slot; };  // among what is left
-  const auto name = [&](int slot, uint64 destination) {
-    if (column == 0 && sums.next_keys) store(sums.next_keys + place(slot) * sizeof(uint64), destination);
+  const auto partial_index = [&](int slot) { return begin / kEntries * 2 + slot; };  // index among the partial sums
+  const auto store_key = [&](int slot, uint64 destination) {
+    if (column == 0 && sums.next_keys) store(sums.next_keys + partial_index(slot) * sizeof(uint64), destination);
   };
-  const auto leave = [&](int slot) {
-    name(slot, run);
-    if (run == none) return;
-    char* to = sums.next + (place(slot) * sums.width + column) * sizeof(V);
+  const auto store_partial = [&](int slot) {
+    store_key(slot, run);
+    if (run == no_destination) return;
+    char* to = sums.next + (partial_index(slot) * sums.width + column) * sizeof(V);
 #pragma unroll
-    for (int k = 0; k < K; k += Left::kElements) Left::write(to + k * sizeof(V), sum + k, kLeft);
+    for (int k = 0; k < K; k += Partial::kElements) Partial::write(to + k * sizeof(V), sum + k, kPartialType);
   };
   const auto finish = [&] {  // the run has ended
-    if (begun) leave(0);
-    else if (run != none) Hold::write(dx + int64_t(run) * sums.inner * size, sum, sums.dx_type);
+    if (began_before) store_partial(0);
+    else if (run != no_destination) Hold::write(dx + int64_t(run) * sums.inner * size, sum, sums.dx_type);
   };
 
-  name(0, none);
-  name(1, none);
+  store_key(0, no_destination);
+  store_key(1, no_destination);
   clear();
 #pragma unroll 1
   for (int start = 0; start < n; start += U) {
-    uint64 named[U];
+    uint64 target[U];
     Hold value[U];
 #pragma unroll
-    for (int u = 0; u < U; ++u) named[u] = key(start + u < n ? start + u : n - 1);
+    for (int u = 0; u < U; ++u) target[u] = key(start + u < n ? start + u : n - 1);
 #pragma unroll
     for (int u = 0; u < U; ++u) {
-      // what an earlier launch left lies in its place
-      const int64_t position = sums.position_bits ? int64_t(named[u] & positions) : begin + start + u;
-      named[u] >>= sums.position_bits;
+      // entries from an earlier launch lie at their positions
+      const int64_t position = sums.position_bits ? int64_t(target[u] & positions) : begin + start + u;
+      target[u] >>= sums.position_bits;
       value[u] = Hold();
-      if (start + u >= n || named[u] == none) continue;
+      if (start + u >= n || target[u] == no_destination) continue;
       const char* from = K > 1 ? entries.base[1] + position * entries.stride[1][0] : at(entries, 1, position);
       value[u].read(from + grad, sums.type, false);
     }
 #pragma unroll 1
-    for (int i = start; i < n && i < start + U; ++i) {  // a loop, past which they move: unrolled it is long
-      if (named[0] != run) {
+    for (int i = start; i < n && i < start + U; ++i) {  // not unrolled, as that is long: elements move down by one
+      if (target[0] != run) {
         finish();
-        run = named[0];
-        begun = false;
+        run = target[0];
+        began_before = false;
         clear();
       }
-      if (run != none) {
+      if (run != no_destination) {
 #pragma unroll
         for (int k = 0; k < K; ++k) sum[k] += value[0].get(k, sums.type);
       }
 #pragma unroll
       for (int u = 0; u + 1 < U; ++u) {
-        named[u] = named[u + 1];
+        target[u] = target[u + 1];
         value[u] = value[u + 1];
       }
     }
@@ -111,23 +112,23 @@ __global__ void __launch_bounds__(kThreads, 6)  // packets: 6 x 128 x 64 bytes u
   if (begin + n == sums.entries || destination(n) != run) {
     finish();
   } else {
-    if (begun) {
-      leave(0);
-      clear();  // behind it nothing, which does not break the run
+    if (began_before) {
+      store_partial(0);
+      clear();  // the second sum is empty, and does not break the run
     }
-    leave(1);
+    store_partial(1);
   }
 }
 
-// Columns in packets: grad and dx have one type, and packets of both lie together and are aligned.
+// True if columns can be read in packets: grad and dx have one type, and packets of both are contiguous and aligned.
 bool in_packets(const Plan<2>& entries, const Sums& sums) {
   const Plan<2>& columns = sums.columns;
   const int64_t size = size_of(sums.type);
   if (sums.type != sums.dx_type || columns.stride[1][0] != size) return false;
-  int64_t places = place(columns.base[1]) | place(sums.dx) | columns.size[0] * size | sums.inner * size;
-  for (int dim = 1; dim < columns.ndim; ++dim) places |= columns.stride[1][dim];
-  if (entries.numel > 1) places |= entries.stride[1][0];
-  return places % 16 == 0 && entries.ndim == 1;
+  int64_t offsets = address(columns.base[1]) | address(sums.dx) | columns.size[0] * size | sums.inner * size;
+  for (int dim = 1; dim < columns.ndim; ++dim) offsets |= columns.stride[1][dim];
+  if (entries.numel > 1) offsets |= entries.stride[1][0];
+  return offsets % 16 == 0 && entries.ndim == 1;
 }
 
 }  // namespace
@@ -139,7 +140,7 @@ void sum_runs(Plan<2> entries, Sums sums, const Tensor& like, cudaStream_t strea
     using Hold = decltype(hold);
     start(sum_kernel<Hold>, blocks_for(tiles * (sums.width / Hold::kElements), kThreads), stream, entries, sums);
   };
-  Tensor keys, values;  // what the next launch reads
+  Tensor keys, values;  // the operands of the next launch
   for (bool first = true;; first = false) {
     const int64_t tiles = (sums.entries + kEntries - 1) / kEntries, n = tiles > 1 ? 2 * tiles : 0;
     const int64_t sizes[2] = {n, sums.width}, steps[2] = {sums.width * size_of(type), size_of(type)};
@@ -148,7 +149,7 @@ void sum_runs(Plan<2> entries, Sums sums, const Tensor& like, cudaStream_t strea
     sums.next_keys = n ? static_cast<char*>(next_keys.data_ptr()) : nullptr;
     sums.next = static_cast<char*>(next.data_ptr());
     if (!first || !in_packets(entries, sums))
-      wide ? launch(One<double>(), tiles) : launch(One<float>(), tiles);
+      wide ? launch(OneColumn<double>(), tiles) : launch(OneColumn<float>(), tiles);
     else if (sums.type == kF16)
       launch(Fixed<F16>(), tiles);
     else if (sums.type == kBF16)

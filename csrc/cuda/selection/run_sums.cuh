@@ -1,4 +1,4 @@
-// The sums of entries that name the same destination, as safe_gather and safe_index_select need them backward.
+// Sums of entries that name the same destination, for the backward of safe_gather and safe_index_select.
 #pragma once
 
 #include "cuda/engine/bits.cuh"
@@ -6,18 +6,18 @@
 namespace safeops::cuda {
 
 // An entry is a line of grad, and a key: the line it is added to, above the bits of its own position in grad. dx is
-// (lines, total, inner), contiguous; total is also the destination of entries that are added to nothing.
+// (lines, total, inner), contiguous; `total` is also the destination of entries that are added to nothing.
 struct Sums {
-  Plan<2> columns;   // order, grad: the dims beside the indexed one
+  Plan<2> columns;   // order, grad: all dims but the indexed one
   const char* keys;  // sorted
   int64_t entries, total, width, inner;  // width: columns
   int position_bits;
   Type type, dx_type;  // of grad; of dx
   char* dx;
-  char *next_keys, *next;  // set by sum_runs: what a launch leaves to the next, two entries a thread
+  char *next_keys, *next;  // set by sum_runs: partial sums for the next launch, two entries a thread
 };
 
-// Operands of `entries`: order, grad. dx is written where an entry names it. `like` says where workspace is allocated.
+// Operands of `entries`: order, grad. dx is written where an entry names it. Workspace is allocated like `like`.
 void sum_runs(Plan<2> entries, Sums sums, const Tensor& like, cudaStream_t stream);
 
 }  // namespace safeops::cuda

@@ -1,6 +1,6 @@
-// What the masked selection ops share on CUDA: the rank of each kept element, found in the launch that needs it while
-// the mask is read once. Nothing waits for the host (but masked_select) and no launch depends on data: a CUDA graph can
-// hold it. Ranks are integers: two runs give the same bits. This is the host's side.
+// The host's side of the masked selection ops: the rank of each kept element is computed in the launch that needs it,
+// with one read of the mask. Nothing waits for the host (except masked_select) and no launch depends on data, so a CUDA
+// graph can hold it. Ranks are integers: two runs give the same bits.
 #pragma once
 
 #include "tile.cuh"
@@ -15,7 +15,7 @@ Layout layout_of(const Plan<N>& plan, int operand, int64_t width) {
   return uintptr_t(plan.base[operand]) % 16 ? kDense : kPacked;
 }
 
-// A mask beside elements that may have been split in two.
+// The mask of elements that may have been split in two.
 inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   STD_TORCH_CHECK(dtype_of(mask) == DType::kBool, op, ": mask must be bool");
   check_device(mask, input, op, "mask");
@@ -24,8 +24,8 @@ inline Bits mask_of(const Tensor& mask, const Tensor& input, const char* op) {
   return bits;
 }
 
-// What one launch of ranks works on, of `numel` elements of `width` bytes, with blocks to fill an array of `filled`
-// elements behind those kept. `workspace` must live until the launch is queued, and serves one launch only.
+// Memory for a launch that ranks `numel` elements of `width` bytes, with spare blocks to fill an array of `filled`
+// elements after the kept ones. `workspace` must live until the launch is queued, and serves one launch only.
 inline Ranks make_ranks(int64_t numel, int64_t width, int64_t filled, const Tensor& like, Tensor& workspace,
                         Tensor& count, cudaStream_t stream) {
   const int64_t tiles = (numel + tile_of(width) - 1) / tile_of(width), words = tiles + 1;
@@ -38,7 +38,7 @@ inline Ranks make_ranks(int64_t numel, int64_t width, int64_t filled, const Tens
   return {reinterpret_cast<unsigned*>(first), first + 1, static_cast<char*>(count.data_ptr()), tiles, spare};
 }
 
-// A block for each tile of T, and the spare ones; with `more` bytes of shared memory behind the tile's.
+// Starts a block for each tile of T, and the spare ones, with `more` bytes of shared memory after the tile's.
 template <class T, class Kernel, class... Arguments>
 void start_tiles(Kernel kernel, const Ranks& ranks, int more, cudaStream_t stream, const Arguments&... arguments) {
   const unsigned blocks = unsigned(ranks.tiles + ranks.spare);

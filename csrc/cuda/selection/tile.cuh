@@ -1,5 +1,5 @@
-// A block's tile: which of its elements are kept, and the rank of each among them; and its elements, moved by 16 bytes
-// in their places and close together.
+// The tile of a block: flags of its kept elements, the rank of each among them, and its elements, moved 16 bytes at a
+// time both in place and packed.
 #pragma once
 
 #include "look_back.cuh"
@@ -7,22 +7,22 @@
 
 namespace safeops::cuda {
 
-// A tile is a block's: 32 KiB of elements, under way in its registers while it looks back.
+// A tile has 32 KiB of elements, which are in flight to the block's registers while it looks back.
 constexpr int tile_of(int64_t width) { return 32768 / int(width < 2 ? 2 : width); }  // elements, of so many bytes
 template <class T>
 constexpr int kTile = tile_of(sizeof(T));
 template <class T>
-constexpr int kHeld = kTile<T> / kPacket<T> / kBlock;  // packets of a thread: u * kBlock + threadIdx.x
+constexpr int kTilePackets = kTile<T> / kPacket<T> / kBlock;  // packets of a thread: u * kBlock + threadIdx.x
 
-// What the block shares of its tile: bits of the kept elements, 32 in a word, beside them how many are kept before the
-// word; and room for its elements.
+// Shared memory has the bits of the tile's kept elements, 32 in a word, with the number kept before each word, and room
+// for its elements.
 template <class T>
 struct Tile {
   static constexpr int kWords = kTile<T> / 32, kMasks = (kTile<T> / 16 + kBlock - 1) / kBlock;
   static constexpr int kRoom = kTile<T> * sizeof(T) + 16, kShared = 64 + kWords * sizeof(uint2) + kRoom;
 
-  int64_t number, start, first;  // first: how many are kept before it
-  unsigned own;                  // how many are kept in it
+  int64_t number, start, first;  // first: number of elements kept before it
+  unsigned kept_count;           // number of elements kept in it
   uint4 mask[kMasks];
 
   static __device__ int64_t* slot() { return reinterpret_cast<int64_t*>(shared_memory()); }
@@ -30,8 +30,8 @@ struct Tile {
   static __device__ uint2* words() { return reinterpret_cast<uint2*>(shared_memory() + 64); }
   static __device__ T* room() { return reinterpret_cast<T*>(shared_memory() + 64 + kWords * sizeof(uint2)); }
 
-  // The next tile, or (false) none is left. Tiles are handed out in order, so that all before one are under way
-  // whatever the order in which blocks start: a block that waits for them waits for blocks that run.
+  // Takes the next tile; false if none is left. Tiles are handed out in order, so that all earlier tiles are running,
+  // in whatever order blocks start: a block that waits for them waits for running blocks.
   __device__ bool take(const Ranks& ranks) {
     if (threadIdx.x == 0) slot()[0] = ranks.tiles + ranks.spare > 1 ? atomicAdd(ranks.ticket, 1u) : 0;
     __syncthreads();
@@ -43,12 +43,12 @@ struct Tile {
     start = tile * kTile<T>;
   }
 
-  // Asks for the mask, operand 1 of the plan.
+  // Issues the reads of the mask, operand 1 of the plan.
   template <int N>
-  __device__ void ask(const Plan<N>& plan, Layout layout) {
+  __device__ void read_mask(const Plan<N>& plan, Layout layout) {
     read_packets<uint8_t, kTile<T>>(mask, reinterpret_cast<uint8_t*>(room()), plan, 1, layout, start);
   }
-  // Waits for it, and counts.
+  // Waits for the mask, and counts.
   __device__ void count_mask() {
 #pragma unroll
     for (int u = 0; u < kMasks; ++u) {
@@ -59,21 +59,21 @@ struct Tile {
     count();
   }
 
-  // And what is kept before it. The last tile stores the total.
+  // Counts, and finds how many elements are kept before the tile. The last tile stores the total.
   __device__ void rank(const Ranks& ranks) {
     count_mask();
     if (threadIdx.x < 32) {
-      const int64_t before = kept_before(ranks.status, number, own);
+      const int64_t before = kept_before(ranks.status, number, kept_count);
       if (threadIdx.x == 0) {
         slot()[1] = before;
-        if (number == ranks.tiles - 1) store(ranks.count, uint64(before) + own);
+        if (number == ranks.tiles - 1) store(ranks.count, uint64(before) + kept_count);
       }
     }
     __syncthreads();
     first = slot()[1];
   }
 
-  // Of a spare block: `put` for its share of the elements from the total on, once the last tile knows it.
+  // In a spare block: calls `put` for its part of the elements from the total on, once the last tile has published it.
   template <class Put>
   __device__ void fill(const Ranks& ranks, int64_t numel, const Put& put) const {
     if (threadIdx.x == 0) {
@@ -87,15 +87,15 @@ struct Tile {
     for (int64_t i = begin; i < numel; i += ranks.spare * kBlock) put(i);
   }
 
-  // Of the words the kept elements before each, and all. Another __syncthreads() must follow.
+  // Counts the elements kept before each word, and in the tile. Another __syncthreads() must follow.
   __device__ void count() {
     constexpr int K = kWords < kBlock ? 1 : kWords / kBlock;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint2* word = words() + threadIdx.x * K;
-    const bool some = threadIdx.x * K < kWords;
+    const bool has_words = threadIdx.x * K < kWords;
     unsigned n = 0;
 #pragma unroll
-    for (int k = 0; k < K; ++k) n += some ? __popc(word[k].x) : 0;
+    for (int k = 0; k < K; ++k) n += has_words ? __popc(word[k].x) : 0;
     unsigned sum = n;
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
@@ -105,15 +105,15 @@ struct Tile {
     if (lane == 31) sums()[warp] = sum;
     __syncthreads();
     unsigned before = sum - n;
-    own = 0;
+    kept_count = 0;
 #pragma unroll
     for (int w = 0; w < kBlock / 32; ++w) {
       before += w < warp ? sums()[w] : 0;
-      own += sums()[w];
+      kept_count += sums()[w];
     }
 #pragma unroll
     for (int k = 0; k < K; ++k) {
-      if (!some) break;
+      if (!has_words) break;
       word[k].y = before;
       before += __popc(word[k].x);
     }
@@ -141,17 +141,17 @@ struct Tile {
   }
 };
 
-// The elements of a tile as its block holds them.
+// The elements of a tile in its block's registers.
 template <class T>
-struct Held {
-  uint4 packet[kHeld<T>];
+struct TileElements {
+  uint4 packet[kTilePackets<T>];
 
   __device__ T get(int u, int e) const { return packet_get<T>(packet[u], e); }
 
-  // The kept elements, close together in the tile's room.
+  // Packs the kept elements into the tile's room.
   __device__ void collect(const Tile<T>& tile, int skip) const {
 #pragma unroll
-    for (int u = 0; u < kHeld<T>; ++u)
+    for (int u = 0; u < kTilePackets<T>; ++u)
       tile.each(u, [&](int e, bool kept, int rank) {
         if (kept) tile.room()[skip + rank] = get(u, e);
       });
@@ -161,7 +161,7 @@ struct Held {
   template <class F>
   __device__ void replace(const Tile<T>& tile, const F& f) {
 #pragma unroll
-    for (int u = 0; u < kHeld<T>; ++u) {
+    for (int u = 0; u < kTilePackets<T>; ++u) {
       T raw[kPacket<T>];
       tile.each(u, [&](int e, bool kept, int rank) { raw[e] = f(get(u, e), kept, rank); });
       packet[u] = packet_of(raw);
@@ -172,28 +172,30 @@ struct Held {
   __device__ void read(const Plan<N>& plan, int operand, Layout layout, const Tile<T>& tile) {
     read_packets<T, kTile<T>>(packet, tile.room(), plan, operand, layout, tile.start);
   }
-  // packed: to where whole packets follow each other from `base`; else element i goes to place(i).
-  template <class Place>
-  __device__ void write(char* base, bool packed, const Tile<T>& tile, int64_t numel, const Place& place) const {
+  // packed: packets go to consecutive addresses from `base`; else element i goes to pointer_to(i).
+  template <class PointerTo>
+  __device__ void write(char* base, bool packed, const Tile<T>& tile, int64_t numel,
+                        const PointerTo& pointer_to) const {
     if (packed && tile.start + kTile<T> <= numel) {
 #pragma unroll
-      for (int u = 0; u < kHeld<T>; ++u)
+      for (int u = 0; u < kTilePackets<T>; ++u)
         store(base + tile.start * int64_t(sizeof(T)) + (u * kBlock + threadIdx.x) * 16, packet[u]);
       return;
     }
     __syncthreads();
 #pragma unroll
-    for (int u = 0; u < kHeld<T>; ++u) reinterpret_cast<uint4*>(tile.room())[u * kBlock + threadIdx.x] = packet[u];
+    for (int u = 0; u < kTilePackets<T>; ++u)
+      reinterpret_cast<uint4*>(tile.room())[u * kBlock + threadIdx.x] = packet[u];
     __syncthreads();
 #pragma unroll 1
     for (int i = threadIdx.x; i < kTile<T> && tile.start + i < numel; i += kBlock)
-      store(const_cast<char*>(place(tile.start + i)), tile.room()[i]);
+      store(const_cast<char*>(pointer_to(tile.start + i)), tile.room()[i]);
   }
 };
 
-// How many of a tile's own elements there is room for, behind `first` of `all`.
-__device__ inline int fitting(int64_t all, int64_t first, unsigned own) {
-  return first >= all ? 0 : int(all - first < own ? all - first : own);
+// How many of this tile's kept elements fit into the output slots [first, slots).
+__device__ inline int slots_for(int64_t slots, int64_t first, unsigned kept_count) {
+  return first >= slots ? 0 : int(slots - first < kept_count ? slots - first : kept_count);
 }
 
 }  // namespace safeops::cuda

@@ -370,11 +370,11 @@ inline uint16_t float_to_f16(float value) { return c10::Half(value).x; }
 inline uint16_t float_to_bf16(float value) { return c10::BFloat16(value).x; }
 // As wrong as the GPU's may be: the logarithm by 2^-22, a larger one by 2^-22 of itself. Subnormal numbers are 0.
 inline float as_normal(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
-inline float own_log2(float x) {
+inline float approx_log2(float x) {
   const float y = std::log2(as_normal(x)), error = std::fmax(std::fabs(y), 1.0f) * 0x1p-22f;
   return std::isfinite(y) ? y + (__float_as_uint(x) * 2654435761u >> 31 ? error : -error) : y;
 }
-inline float own_exp2(float x) {
+inline float approx_exp2(float x) {
   return as_normal(std::exp2(x) * (1 + (__float_as_uint(x) * 2654435761u >> 31 ? 0x1p-22f : -0x1p-22f)));
 }
 inline float fminf(float a, float b) { return a < b || b != b ? a : b; }  // of a signalling NaN, too, the number
