@@ -9,7 +9,7 @@ import types
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
 TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "denominator")

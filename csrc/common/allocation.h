@@ -1,5 +1,5 @@
 // New memory through the C shim, which tells nobody what the allocator has raised: Python, which knows the text of
-// `NoMemory`, asks for as many bytes once more, and that raises it (safeops/_library.py).
+// `NoMemory`, asks for as many bytes once more, and that raises it (safeops/core/library.py).
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

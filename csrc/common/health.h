@@ -1,4 +1,4 @@
-// What `_health_` writes for each tensor of a list: a row of integers (safeops/_multi_tensor.py), and the magnitudes
+// What `_health_` writes for each tensor of a list: a row of integers (safeops/ops/lists/health.py), and the magnitudes
 // that it counts by. Device independent.
 #pragma once
 

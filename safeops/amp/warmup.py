@@ -8,8 +8,8 @@ from contextlib import ExitStack
 import torch
 
 import safeops
-from safeops import _availability, _check
-from safeops._op import registry
+from safeops.core import availability, check
+from safeops.core.op import registry
 
 
 def warmup(*ops, like, dtypes=None, **options):
@@ -71,7 +71,7 @@ def idle(op, device):
         return None
     own = next((part for part in (*op.parts, op) if not part.runs_on(device)), op)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return f"plain torch: {_availability.availability(own, index).reason}"
+    return f"plain torch: {availability.availability(own, index).reason}"
 
 
 def current(device):
@@ -87,7 +87,7 @@ def _operands(like):
     if not operands:
         raise ValueError("warmup: like is empty: it must be a tensor or a tuple of tensors")
     for x in operands:
-        _check.tensor("warmup", "like", x)
+        check.tensor("warmup", "like", x)
     return operands
 
 

@@ -8,8 +8,8 @@ nll_loss needs the number at each row's class alone, which one rank has: an all-
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from safeops._dtypes import compute_dtype
-from safeops._op import registry
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import registry
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of

@@ -11,13 +11,12 @@ import functools
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from safeops import _op
-from safeops._library import raise_cause
-from safeops._route import PLAIN
-from safeops._torch import schema
+from safeops.core.group import here
+from safeops.core.library import raise_cause
+from safeops.core.private_torch import schema
+from safeops.core.route import PLAIN
 from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
 from safeops.distributed._agreement import watched
-from safeops.distributed._group import here
 from safeops.distributed._layout import Uncovered, for_composite, layout, local, shared
 
 
@@ -71,7 +70,7 @@ def _over_ranks(op):
         made.composite_gradients = functools.partial(_composite_gradients, made)
     elif op.backward:
         made.backward = _named(op, _backward, op.backward)
-    made.function = _op._function(made)
+    made.function = op._function(made)
     return made
 
 

@@ -8,9 +8,9 @@ two numbers that it gives beside the value, the local backward kernel needs no c
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
-from safeops._op import registry, total
+from safeops.core import check, loss_reduction
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import registry, total
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, layout, local, shared
 from safeops.ops.reductions._statistic import Parts, finish
@@ -27,7 +27,7 @@ def combined(function, own, mesh, dims, mean, given, empty_nan):
     by = count if weights is None else partials[1]
     if mean:
         by = by if given is None else given.double()
-        value = _loss.divide(value, count, by, given is not None, empty_nan)
+        value = loss_reduction.divide(value, count, by, given is not None, empty_nan)
         return value, by if given is None else torch.where(by == 0, float("inf"), by)
     return torch.where(count > 0, value, float("nan") if empty_nan else 0.0), by
 
@@ -51,7 +51,7 @@ class Reduced:
 
     def __init__(self, op, input, mask, weight, dim, keepdim):
         self.mesh, self.shape, self.placements = layout([x for x in (input, mask, weight) if x is not None])
-        self.dims = _check.dims(op.name, dim, len(self.shape))
+        self.dims = check.dims(op.name, dim, len(self.shape))
         self.cut = [i for i, p in enumerate(self.placements) if p.is_shard() and p.dim in self.dims]
         self.kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
         self.lost = () if keepdim else self.dims

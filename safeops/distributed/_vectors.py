@@ -8,9 +8,9 @@ product of the gradient and the result is added up by one all-reduce; that of co
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from safeops import _check
-from safeops._dtypes import compute_dtype
-from safeops._op import registry, total
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import registry, total
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import layout, local, shared
 from safeops.distributed._reductions import parts_of
@@ -24,7 +24,7 @@ class Vectors:
     def __init__(self, op, dim, *operands):
         self.op = op
         self.mesh, self.shape, self.placements = layout([x for x in operands if x is not None])
-        self.dim = _check.one_dim(op.name, dim, len(self.shape))
+        self.dim = check.one_dim(op.name, dim, len(self.shape))
         self.cut = [i for i, p in enumerate(self.placements) if p.is_shard(self.dim)]
         self.operands = [local(x, self.shape, self.placements) for x in operands]
 

@@ -8,7 +8,7 @@ collective, which runs beside the last product of the weight's.
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from safeops._dtypes import compute_dtype
+from safeops.core.dtypes import compute_dtype
 from safeops.distributed._classes import over_parts
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows import _linear_chunks

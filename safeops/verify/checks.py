@@ -5,8 +5,8 @@ import contextlib
 
 import torch
 
-from safeops import _torch
-from safeops._op import registry
+from safeops.core import private_torch
+from safeops.core.op import registry
 from safeops.testing import CHECKS, DTYPES, Check, Subject, run, run_check
 from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, assert_same_bits, cancellation, largest_error
 from safeops.testing.layouts import _after_sum, _right
@@ -40,7 +40,7 @@ def kernels_off(ops):
                 op.cuda = cuda
 
 
-class _Calls(_torch.TorchDispatchMode):
+class _Calls(private_torch.TorchDispatchMode):
     """The names of safeops' ops as they run."""
 
     def __init__(self):
@@ -156,7 +156,7 @@ def _check_side_stream(subject, sample):
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        _torch.keep_busy(LATE)
+        private_torch.keep_busy(LATE)
         for key, x in cast.floats().items():
             stale.get(key).copy_(x)
         got = run(subject.op, stale, expected.upstream or None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import DTYPES, Sample
 
 # Where an operand is no number of any size and sign.

@@ -8,8 +8,8 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import safeops
-from safeops._op import _function, registry
-from safeops._torch import schema
+from safeops.core.op import _function, registry
+from safeops.core.private_torch import schema
 from safeops.testing import Sample, Subject
 from safeops.testing.execution import check_errors
 from tests.contract.common import DEVICE, case

@@ -1,4 +1,4 @@
-// What the values of a list of tensors are like: a row of integers each (safeops/_multi_tensor.py), and the values at
+// What the values of a list of tensors are like: a row of integers each (safeops/ops/lists/health.py), and the values at
 // the place that a row names. Read as bit patterns, whose order without the sign is that of the magnitudes.
 // I/O: read each tensor once.
 #include <array>

@@ -2,12 +2,12 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._definitions import accumulate, count_kept, magnitude
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._loss import REDUCTION
-from safeops._op import Op
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import accumulate, count_kept, magnitude
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.loss_reduction import REDUCTION
+from safeops.core.op import Op
 from safeops.ops.images._image import ARGUMENTS, nothing, over_all
 from safeops.ops.images._ssim import validate_dims
 
@@ -69,17 +69,17 @@ class TotalVariation(Op):
             self.validate(input, mask, reduction, empty)
             exists = count_kept(mask, input, tuple(range(1, input.dim())), False) > 0
             kept = exists.all() if reduction == "none" else exists
-            _loss.raise_if_nothing_kept(NAME, kept, exists.shape, f"{len(exists)} images")
+            loss_reduction.raise_if_nothing_kept(NAME, kept, exists.shape, f"{len(exists)} images")
         if code == 1 and empty != "nan":
-            return empty in _check.EMPTY, (input, mask)
-        return empty in _check.EMPTY, (input, mask, code, empty == "nan")
+            return empty in check.EMPTY, (input, mask)
+        return empty in check.EMPTY, (input, mask, code, empty == "nan")
 
     def validate(self, input, mask, reduction, empty):
-        _loss.validate_options(NAME, reduction, empty)
-        _check.floating(NAME, "input", input)
+        loss_reduction.validate_options(NAME, reduction, empty)
+        check.floating(NAME, "input", input)
         validate_dims(NAME, input)
-        _check.mask(NAME, mask, "input", input)
-        _check.same_device(NAME, "input", input, mask=mask)
+        check.mask(NAME, mask, "input", input)
+        check.same_device(NAME, "input", input, mask=mask)
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(grad, *results, *operands[:2]),)

@@ -11,12 +11,19 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check
-from safeops._definitions import accumulate, kept
-from safeops._dtypes import LARGEST, compute_dtype
-from safeops._library import declare_raw, like
-from safeops._loss import REDUCTION, divide, raise_if_nothing_kept, split, validate_denominator, validate_options
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.definitions import accumulate, kept
+from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.loss_reduction import (
+    REDUCTION,
+    divide,
+    raise_if_nothing_kept,
+    split,
+    validate_denominator,
+    validate_options,
+)
+from safeops.core.op import Op
 
 # ---- definition
 
@@ -115,7 +122,7 @@ class Parameter(NamedTuple):
     kind = float
 
     def check(self, function, x):
-        _check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
+        check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
 
     def range(self):
         """Its ends, both included."""
@@ -131,7 +138,7 @@ class Flag(NamedTuple):
     kind = bool
 
     def check(self, function, x):
-        _check.boolean_flag(function, self.name, x)
+        check.boolean_flag(function, self.name, x)
 
     def range(self):
         return False, True
@@ -226,7 +233,7 @@ class PointwiseLoss(Op):
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = split(denominator, input)
-        takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
+        takes = empty in check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
         takes = takes and (divisor is None or divisor >= 0)
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
@@ -237,12 +244,12 @@ class PointwiseLoss(Op):
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if x.shape != y.shape and not is_compiling():  # a warning cannot be traced
             warnings.warn(
-                f"{self.name}: {second} {_check.shown(y)} is broadcast with {first} {_check.shown(x)}; "
+                f"{self.name}: {second} {check.shown(y)} is broadcast with {first} {check.shown(x)}; "
                 "make the shapes equal (expand copies nothing) if that is meant",
                 stacklevel=5,
             )
         if empty == "raise" and reduction != "none":
-            shapes = ", ".join(f"{name} {_check.shown(x)}" for name, x in zip(self.names, tensors) if x is not None)
+            shapes = ", ".join(f"{name} {check.shown(x)}" for name, x in zip(self.names, tensors) if x is not None)
             raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes, denominator)
 
     def validate(self, *arguments):
@@ -251,16 +258,16 @@ class PointwiseLoss(Op):
         if self.optional and named[self.names[-1]] is None:
             del named[self.names[-1]]
         for name, x in named.items():
-            _check.floating(self.name, name, x)
-        shape = _check.broadcast(self.name, **named)
+            check.floating(self.name, name, x)
+        shape = check.broadcast(self.name, **named)
         operands = " and ".join(self.names[:2])
-        _check.mask(self.name, mask, operands, tensors[0], shape)
-        _check.weight(self.name, weight, operands, tensors[0], shape)
+        check.mask(self.name, mask, operands, tensors[0], shape)
+        check.weight(self.name, weight, operands, tensors[0], shape)
         self.validate_options(self.name, reduction, empty, *parameters)
         validate_denominator(self.name, reduction, denominator)
         first, *others = self.names
         others = {name: named.get(name) for name in others}
-        _check.same_device(self.name, first, named[first], **others, mask=mask, weight=weight, denominator=denominator)
+        check.same_device(self.name, first, named[first], **others, mask=mask, weight=weight, denominator=denominator)
 
     def validate_operands(self, *operands):
         tensors, (mask, weight, denominator, code, *parameters, _, divisor) = _parted(operands, self.count)

@@ -1,6 +1,6 @@
 """binary_cross_entropy_with_logits: of logits."""
 
-from safeops._definitions import product, softplus
+from safeops.core.definitions import product, softplus
 from safeops.ops.losses._pointwise import TernaryLoss
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._definitions import magnitude
+from safeops.core.definitions import magnitude
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._dtypes import wide
-from safeops._loss import REDUCTION
+from safeops.core.dtypes import wide
+from safeops.core.loss_reduction import REDUCTION
 from safeops.ops.losses._pointwise import PointwiseLoss, by_batch
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._definitions import product
-from safeops._loss import REDUCTION
+from safeops.core.definitions import product
+from safeops.core.loss_reduction import REDUCTION
 from safeops.ops.losses._pointwise import Flag, PointwiseLoss, by_batch
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import LARGEST
+from safeops.core.dtypes import LARGEST
 from safeops.ops.losses._pointwise import Parameter, TernaryLoss
 
 

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from safeops._definitions import product
+from safeops.core.definitions import product
 from safeops.ops.losses._pointwise import Flag, Parameter, PointwiseLoss
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._definitions import product, sigmoid, softplus
-from safeops._dtypes import LARGEST
+from safeops.core.definitions import product, sigmoid, softplus
+from safeops.core.dtypes import LARGEST
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 

@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._definitions import magnitude
-from safeops._dtypes import filled
+from safeops.core.definitions import magnitude
+from safeops.core.dtypes import filled
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 

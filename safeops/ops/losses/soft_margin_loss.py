@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._definitions import softplus
+from safeops.core.definitions import softplus
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 

@@ -5,11 +5,11 @@
 
 import torch
 
-from safeops import _check
-from safeops._definitions import accumulate, count_kept, kept, sum_over
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.definitions import accumulate, count_kept, kept, sum_over
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 
 INTS = frozenset((int,))
 
@@ -47,7 +47,7 @@ _SCHEMA = (
 
 
 def output_shape(size, dim, keepdim):
-    dims = _check.dims("reduction", dim, len(size))
+    dims = check.dims("reduction", dim, len(size))
     if keepdim:
         return [1 if d in dims else n for d, n in enumerate(size)]
     return [n for d, n in enumerate(size) if d not in dims]
@@ -76,11 +76,11 @@ _masked_sum_backward = declare_raw(
 
 
 def validate(name, input, mask, weight, dim, keepdim):
-    _check.mask(name, mask, "input", input)
-    _check.weight(name, weight, "input", input)
-    _check.same_device(name, "input", input, mask=mask, weight=weight)
-    _check.dims(name, dim, input.dim())
-    _check.boolean_flag(name, "keepdim", keepdim)
+    check.mask(name, mask, "input", input)
+    check.weight(name, weight, "input", input)
+    check.same_device(name, "input", input, mask=mask, weight=weight)
+    check.dims(name, dim, input.dim())
+    check.boolean_flag(name, "keepdim", keepdim)
 
 
 def as_dims(name, dim):
@@ -88,7 +88,7 @@ def as_dims(name, dim):
     if dim is None:
         return None
     dim = tuple(dim) if isinstance(dim, (tuple, list)) else (dim,)  # (a list may change before backward)
-    return dim if INTS.issuperset(map(type, dim)) else _check.integers(name, dim)
+    return dim if INTS.issuperset(map(type, dim)) else check.integers(name, dim)
 
 
 class Reduction(Op):
@@ -107,7 +107,7 @@ class Reduction(Op):
             return takes, (input, mask, None, None, False, False, None, *parameter) if parameter else (input, mask)
         if empty == "raise":
             self._attend(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
-        takes = takes and empty in _check.EMPTY and isinstance(keepdim, bool)
+        takes = takes and empty in check.EMPTY and isinstance(keepdim, bool)
         takes = takes and (dtype is None or dtype.__class__ is torch.dtype)
         return takes, (input, mask, weight, as_dims(self.name, dim), keepdim, empty == "nan", dtype, *parameter)
 
@@ -116,12 +116,12 @@ class Reduction(Op):
         return isinstance(parameter, (int, float)) and not isinstance(parameter, bool)
 
     def validate(self, input, mask, dim, keepdim, weight, dtype, empty, *parameter):
-        _check.floating(self.name, "input", input)
+        check.floating(self.name, "input", input)
         validate(self.name, input, mask, weight, dim, keepdim)
-        _check.output_dtype(self.name, dtype)
-        _check.choice(self.name, "empty", empty, _check.EMPTY)
+        check.output_dtype(self.name, dtype)
+        check.choice(self.name, "empty", empty, check.EMPTY)
         for value in parameter:
-            _check.number(self.name, self.keyword, value)
+            check.number(self.name, self.keyword, value)
 
     def validate_operands(self, input, mask, weight, dim, keepdim, empty_nan, dtype, parameter=None):
         parameters = () if self.keyword is None else (parameter,)
@@ -131,9 +131,9 @@ class Reduction(Op):
         """What a caller must hear before any work under empty="raise": bad arguments, and nothing kept."""
         self.validate(input, mask, dim, keepdim, weight, dtype, empty, *parameter)
         # One synchronisation: the documented price of empty="raise".
-        dims = _check.dims(self.name, dim, input.dim())
+        dims = check.dims(self.name, dim, input.dim())
         weight = None if weight is None else weight.detach()
-        _check.raise_if_empty(
+        check.raise_if_empty(
             self.name, lambda: ~self._exists(input.detach(), mask, weight, dims, *parameter), input, dim
         )
 
@@ -157,7 +157,7 @@ class MaskedReduction(Reduction):
 
     def __init__(self, name, mean):
         def composite(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-            dims = _check.dims(name, dim, input.dim())
+            dims = check.dims(name, dim, input.dim())
             value, denominator = define(
                 mean, input, mask, weight, dims, keepdim, empty_nan, dtype or compute_dtype(input.dtype)
             )

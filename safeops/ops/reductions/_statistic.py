@@ -14,10 +14,10 @@ definition makes the whole of them: the largest of largest ones, the norm of nor
 
 import torch
 
-from safeops import _check
-from safeops._definitions import accumulate, count_kept, kept
-from safeops._dtypes import compute_dtype, widens
-from safeops._library import declare_raw
+from safeops.core import check
+from safeops.core.definitions import accumulate, count_kept, kept
+from safeops.core.dtypes import compute_dtype, widens
+from safeops.core.library import declare_raw
 from safeops.ops.reductions._reduction import Reduction, output_shape
 
 LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
@@ -153,7 +153,7 @@ def finish(statistic, k, nothing, parameter):
 
 def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False):
     """dx, for the devices without a kernel."""
-    dims = _check.dims("_statistic_backward", dim, input.dim())
+    dims = check.dims("_statistic_backward", dim, input.dim())
     if not keepdim:
         for d in dims:
             grad, origin, scale = (t.unsqueeze(d) for t in (grad, origin, scale))
@@ -222,7 +222,7 @@ class Statistic(Reduction):
         def composite(
             input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
         ):
-            dims = _check.dims(name, dim, input.dim())
+            dims = check.dims(name, dim, input.dim())
             dtype = dtype or compute_dtype(input.dtype)
             value, *others = define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter)
             return value, *(x.to(torch.float64) for x in others)

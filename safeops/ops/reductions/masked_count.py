@@ -2,18 +2,18 @@
 
 import torch
 
-from safeops import _check
-from safeops._definitions import count_kept, kept
-from safeops._dtypes import FLOATING
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.definitions import count_kept, kept
+from safeops.core.dtypes import FLOATING
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 from safeops.ops.reductions._reduction import as_dims, output_shape, validate
 
 # ---- definition
 
 
 def definition(input, mask=None, weight=None, dim=None, keepdim=False):
-    dims = _check.dims("masked_count", dim, input.dim())
+    dims = check.dims("masked_count", dim, input.dim())
     if mask is None and input.dtype == torch.bool:
         mask = input
     return count_kept(kept(mask, weight), input, dims, keepdim)
@@ -53,11 +53,11 @@ class MaskedCount(Op):
         return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
 
     def validate(self, input, mask, dim, keepdim, weight, dtype, empty):
-        _check.tensor("masked_count", "input", input)
+        check.tensor("masked_count", "input", input)
         validate("masked_count", input, mask, weight, dim, keepdim)
         if dtype is not None and dtype not in _DTYPES:
             raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
-        _check.choice("masked_count", "empty", empty, _check.EMPTY)
+        check.choice("masked_count", "empty", empty, check.EMPTY)
         if empty == "nan" and dtype not in FLOATING:
             raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
 
@@ -110,7 +110,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     """
     count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
-        _check.raise_if_empty("masked_count", lambda: count == 0, input, dim)
+        check.raise_if_empty("masked_count", lambda: count == 0, input, dim)
     if empty == "nan":
         count = torch.where(count == 0, float("nan"), count.double())
     return count if dtype is None else count.to(dtype)

@@ -7,8 +7,8 @@ own upstream gradient is in its slopes. The price is a fourth product: the backw
 
 import torch
 
-from safeops._dtypes import compute_dtype, to_one
-from safeops._op import registry
+from safeops.core.dtypes import compute_dtype, to_one
+from safeops.core.op import registry
 from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
 from safeops.ops.rows import cross_entropy
 from safeops.ops.rows._classification import refuse_missing_class, rows_of

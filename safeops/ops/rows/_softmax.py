@@ -4,10 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import WIDE, compute_dtype
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import WIDE, compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 from safeops.ops.rows.normalize import thin_shape
 
 # ---- definition
@@ -113,10 +113,10 @@ class MaskedSoftmax(Op):
         return True, (input, mask, dim, True) if self.log else (input, mask, dim)
 
     def validate(self, input, mask, dim):
-        _check.floating(self.name, "input", input)
-        _check.mask(self.name, mask, "input", input)
-        _check.same_device(self.name, "input", input, mask=mask)
-        _check.one_dim(self.name, dim, input.dim())
+        check.floating(self.name, "input", input)
+        check.mask(self.name, mask, "input", input)
+        check.same_device(self.name, "input", input, mask=mask)
+        check.one_dim(self.name, dim, input.dim())
 
     def validate_operands(self, input, mask, dim, log):
         self.validate(input, mask, dim)

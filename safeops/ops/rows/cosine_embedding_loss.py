@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._op import Composed, registry
-from safeops._symbolic import as_operand
+from safeops.core import check, loss_reduction
+from safeops.core.op import Composed, registry
+from safeops.core.symbolic import as_operand
 from safeops.ops.rows import cosine_similarity  # noqa: F401  (the record it is made of)
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, select, validate, vectors
 
@@ -12,8 +12,8 @@ NAME = "cosine_embedding_loss"
 
 
 def validate_options(name, reduction, empty, margin):
-    _loss.validate_options(name, reduction, empty)
-    _check.number(name, "margin", margin)
+    loss_reduction.validate_options(name, reduction, empty)
+    check.number(name, "margin", margin)
 
 
 _cosine_embedding_loss = Composed(

@@ -4,10 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
 from safeops.ops.rows.normalize import resolve_eps, thin_shape, unit_vectors
 
 # ---- definition
@@ -80,13 +80,13 @@ class CosineSimilarity(Op):
         return True, (x1, x2) if eps is None and dim == -1 else (x1, x2, dim, eps)
 
     def validate(self, x1, x2, dim, eps):
-        _check.floating("cosine_similarity", "x1", x1)
-        _check.floating("cosine_similarity", "x2", x2)
-        shape = _check.broadcast("cosine_similarity", x1=x1, x2=x2)
-        _check.same_device("cosine_similarity", "x1", x1, x2=x2)
-        _check.one_dim("cosine_similarity", dim, len(shape))
+        check.floating("cosine_similarity", "x1", x1)
+        check.floating("cosine_similarity", "x2", x2)
+        shape = check.broadcast("cosine_similarity", x1=x1, x2=x2)
+        check.same_device("cosine_similarity", "x1", x1, x2=x2)
+        check.one_dim("cosine_similarity", dim, len(shape))
         if eps is not None:
-            _check.number("cosine_similarity", "eps", eps, minimum=0)
+            check.number("cosine_similarity", "eps", eps, minimum=0)
 
     def gradients(self, grad, needs, operands, results):
         x1, x2, dim, eps = operands

@@ -2,10 +2,10 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
-from safeops._library import declare_raw
-from safeops._loss import reduce, validate_options
+from safeops.core import check
+from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.library import declare_raw
+from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     INDICES,
@@ -208,16 +208,16 @@ class CrossEntropy(Classification):
         if not target.is_floating_point():
             self.validate_indices(input, target, " or floating (probabilities)")
         else:
-            _check.floating(name, "target", target)
+            check.floating(name, "target", target)
             if target.shape != input.shape:
                 if tuple(target.shape) == row_shape(input):
                     raise TypeError(
-                        f"{name}: target {_check.shown(target)} must be int64, int32 or uint8 where it holds class "
+                        f"{name}: target {check.shown(target)} must be int64, int32 or uint8 where it holds class "
                         f"indices, got {target.dtype}"
                     )
                 raise ValueError(
-                    f"{name}: target {_check.shown(target)} of probabilities must have the shape of input "
-                    f"{_check.shown(input)}"
+                    f"{name}: target {check.shown(target)} of probabilities must have the shape of input "
+                    f"{check.shown(input)}"
                 )
             if ignore_index >= 0:
                 raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")

@@ -2,10 +2,10 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry, total
-from safeops._symbolic import as_operand
+from safeops.core import check, loss_reduction
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import Composed, registry, total
+from safeops.core.symbolic import as_operand
 from safeops.ops.rows import cross_entropy, normalize  # noqa: F401  (the records it is made of)
 from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, select, validate, vectors
@@ -14,11 +14,11 @@ NAME = "info_nce_loss"
 
 
 def validate_options(name, reduction, empty, temperature):
-    _loss.validate_options(name, reduction, empty)
+    loss_reduction.validate_options(name, reduction, empty)
     if not isinstance(temperature, torch.Tensor):
-        return _check.number(name, "temperature", temperature, above=0)
-    _check.floating(name, "temperature", temperature)
-    _check.real_scalar(name, "temperature", temperature)
+        return check.number(name, "temperature", temperature, above=0)
+    check.floating(name, "temperature", temperature)
+    check.real_scalar(name, "temperature", temperature)
 
 
 _info_nce_loss = Composed(
@@ -37,13 +37,13 @@ _info_nce_loss = Composed(
 def _validate_negatives(query, negative_keys):
     if negative_keys is None:
         return
-    _check.floating(NAME, "negative_keys", negative_keys)
+    check.floating(NAME, "negative_keys", negative_keys)
     rows, width = query.shape
     fits = negative_keys.dim() in (2, 3) and negative_keys.shape[-1] == width
     if not fits or negative_keys.dim() == 3 and negative_keys.shape[0] != rows:
         raise ValueError(
-            f"{NAME}: negative_keys {_check.shown(negative_keys)} must be (M, {width}), or ({rows}, M, {width}) where "
-            f"each row has its own, for query {_check.shown(query)}"
+            f"{NAME}: negative_keys {check.shown(negative_keys)} must be (M, {width}), or ({rows}, M, {width}) where "
+            f"each row has its own, for query {check.shown(query)}"
         )
 
 
@@ -88,7 +88,7 @@ def info_nce_loss(
     """
     rows = vectors(NAME, query=query, positive_key=positive_key)
     if query.dim() != 2:
-        raise ValueError(f"{NAME}: query must be (N, D), got {_check.shown(query)}")
+        raise ValueError(f"{NAME}: query must be (N, D), got {check.shown(query)}")
     _validate_negatives(query, negative_keys)
     operands = {"query": query, "positive_key": positive_key, "negative_keys": negative_keys}
     # (torch divides by a 0-dim tensor of the host as by a number)

@@ -1,7 +1,7 @@
 """multilabel_soft_margin_loss: whether each class is a row's, one question for each."""
 
-from safeops import _check, _loss
-from safeops._op import Composed, registry
+from safeops.core import check, loss_reduction
+from safeops.core.op import Composed, registry
 from safeops.ops.losses import binary_cross_entropy_with_logits  # noqa: F401  (the record it is made of)
 from safeops.ops.rows._row_loss import ARGUMENTS_BY_CLASS, finish, validate, validate_class_weight, vectors
 
@@ -16,7 +16,7 @@ _multilabel_soft_margin_loss = Composed(
     module="MultiLabelSoftMarginLoss",
     buffers=("weight",),
     example="torch.tensor([[2.0, -1.0], [0.0, 3.0]]), torch.eye(2)",
-    validate_options=_loss.validate_options,
+    validate_options=loss_reduction.validate_options,
 )
 
 
@@ -52,7 +52,7 @@ def multilabel_soft_margin_loss(
     rows = vectors(NAME, input=input, target=target)
     validate_class_weight(NAME, weight, input)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
-    _check.same_device(NAME, "input", input, weight=weight)
+    check.same_device(NAME, "input", input, weight=weight)
     each = None if mask is None else mask.unsqueeze(-1)  # (..., 1)
     terms = registry["binary_cross_entropy_with_logits"].call(input, target, None, each, weight, "none", None, "zero")
     loss = registry["masked_mean"].call(terms, None, -1, False, None, None, "zero")

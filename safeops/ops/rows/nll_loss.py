@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw
-from safeops._loss import reduce, validate_options
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     INDICES,

@@ -4,10 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import compute_dtype, filled, to_one
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype, filled, to_one
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 
 # ---- definition
 
@@ -99,10 +99,10 @@ class Normalize(Op):
         return True, (input,) if eps is None and dim == -1 else (input, dim, eps)
 
     def validate(self, input, dim, eps):
-        _check.floating("normalize", "input", input)
-        _check.one_dim("normalize", dim, input.dim())
+        check.floating("normalize", "input", input)
+        check.one_dim("normalize", dim, input.dim())
         if eps is not None:
-            _check.number("normalize", "eps", eps, minimum=0)
+            check.number("normalize", "eps", eps, minimum=0)
 
     def gradients(self, grad, needs, operands, results):
         input, dim, eps = operands

@@ -2,12 +2,12 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._definitions import kept
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op, registry
-from safeops._symbolic import symbolic
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op, registry
+from safeops.core.symbolic import symbolic
 from safeops.ops.reductions import masked_norm  # noqa: F401  (the record that the definition calls)
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, validate, vectors
 
@@ -92,11 +92,11 @@ class TripletMarginLoss(Op):
 
     def validate_options(self, name, reduction, empty, margin, p, eps, swap):
         """What a module's constructor takes."""
-        _loss.validate_options(name, reduction, empty)
-        _check.number(name, "margin", margin, above=0)
-        _check.number(name, "p", p, above=0)
-        _check.number(name, "eps", eps, minimum=0)
-        _check.boolean_flag(name, "swap", swap)
+        loss_reduction.validate_options(name, reduction, empty)
+        check.number(name, "margin", margin, above=0)
+        check.number(name, "p", p, above=0)
+        check.number(name, "eps", eps, minimum=0)
+        check.boolean_flag(name, "swap", swap)
 
     def gradients(self, grad, needs, operands, results):
         *vectors, _, margin, _, eps, swap = operands

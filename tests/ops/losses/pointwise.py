@@ -3,7 +3,7 @@
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import Bad, Sample, compare
 from safeops.testing.subject import attach
 from tests.ops.bad_calls import KEEP, NAN, X, bad_masks, must

@@ -9,9 +9,9 @@ import operator
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _torch
-from safeops._dtypes import FLOATING, LARGEST
-from safeops._symbolic import SYMBOLIC
+from safeops.core import private_torch
+from safeops.core.dtypes import FLOATING, LARGEST
+from safeops.core.symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
 EMPTY = ("zero", "nan", "raise")  # what a result is where nothing is kept
@@ -110,7 +110,7 @@ def whole(function, value):
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        from safeops.distributed._group import here, is_running  # (which imports this)
+        from safeops.core.group import here, is_running  # (which imports this)
 
         if not is_running():
             raise
@@ -202,7 +202,7 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     double(function, name, value)
     if isinstance(value, SYMBOLIC):  # to compare it would bind the sizes that an exported program takes
-        value = _torch.value_at_trace(value)
+        value = private_torch.value_at_trace(value)
         if value is None:
             return
     if maximum is not None and not value <= maximum:

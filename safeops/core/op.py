@@ -1,7 +1,7 @@
 """One record per op, and what follows from it: the autograd Function, the call path, the composite, the public op.
 
 A family is a subclass of `Op`, an op is an instance. The public function calls it with its own arguments: `prepare`
-makes the raw op's operands of them, `_route.route` decides who computes, and `validate` explains what went wrong.
+makes the raw op's operands of them, `route` decides who computes, and `validate` explains what went wrong.
 """
 
 import copy
@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import torch
 
-from safeops import _availability, _check, _route, _torch
-from safeops._library import declare_public, defaults, document, has_kernel, launchers, raise_cause
-from safeops._symbolic import as_operand, symbolic
+from safeops.core import availability, check, private_torch
+from safeops.core.library import declare_public, defaults, document, has_kernel, launchers, raise_cause
+from safeops.core.route import by_composite, differentiable_backward, over_ranks, route
+from safeops.core.symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
 
@@ -46,7 +47,7 @@ class Public:
     def validate_buffer(self, name, key, x):
         """Raise where the constructor of a module does not take this tensor."""
         if x is not None:
-            _check.floating(name, key, x)
+            check.floating(name, key, x)
 
     def public(self, *schemas, arguments=""):
         """Decorator of the public function: registers it as `safeops::<op>`, one schema an overload.
@@ -103,13 +104,15 @@ class Op(Public):
     reads = None
     shards = None
     compiled = ("cpu",)
-    by_composite = staticmethod(_route.by_composite)
+    by_composite = staticmethod(by_composite)
 
     def __init__(self, name, forward, backward=None, definition=None, also=()):
         """forward, backward, also: the raw ops. definition: the composite, of the raw forward's operands."""
         self.name, self.forward, self.backward, self.definition = name, forward, backward, definition
-        schema = _torch.schema(forward)
-        self.raw = tuple(_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op)
+        schema = private_torch.schema(forward)
+        self.raw = tuple(
+            private_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op
+        )
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
         kinds = [str(x.type) for x in schema.arguments]
@@ -122,17 +125,17 @@ class Op(Public):
         # and without torch's Python layers, which are a quarter of a small call. The route has sent functorch, which
         # those layers are for, to the composite.
         direct = copy.copy(self)
-        direct.forward, direct.backward = _torch.direct(forward), backward and _torch.direct(backward)
-        direct.save = _torch.save_directly
+        direct.forward, direct.backward = private_torch.direct(forward), backward and private_torch.direct(backward)
+        direct.save = private_torch.save_directly
         self.eager, self.traced = [(direct.forward, False)] * 2, [(self._trace_raw, True)] * 2
         if self.differentiable:
             self.function = _function(self)
-            self.eager[1] = _torch.direct_apply(_function(direct)), False
+            self.eager[1] = private_torch.direct_apply(_function(direct)), False
             self.traced[1] = self._trace_apply, True
         if forward in launchers:
             launchers[forward].validate = self.validate_operands
-        self.cpu = _availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
-        self.cuda = _availability.Devices(self)
+        self.cpu = availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
+        self.cuda = availability.Devices(self)
         self.call = _call(self)
         registry[name] = self
 
@@ -160,7 +163,7 @@ class Op(Public):
         for i in range(self.linear):  # the derivative may be taken at 0
             zero = torch.zeros((), dtype=operands[i].dtype, device=grad.device)
             operands[i] = zero.expand(operands[i].shape).requires_grad_(needs[i])
-        grads = _route.differentiable_backward(self.differentiated, operands, grad)
+        grads = differentiable_backward(self.differentiated, operands, grad)
         return [grads[i] for i in self.differentiable]
 
     def differentiated(self, *operands):
@@ -172,7 +175,7 @@ class Op(Public):
 
     @staticmethod
     def save(ctx, tensors):
-        """Save tensors for backward. In a direct call: `_torch.save_directly`."""
+        """Save tensors for backward. In a direct call: `private_torch.save_directly`."""
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
 
@@ -196,7 +199,7 @@ class Op(Public):
 
 def _call(op):
     """The call path of an op. Like what follows, it asks here what no call changes: each attribute costs one 40 ns."""
-    prepare, route, visible, hides = op.prepare, _route.route, op.visible, op.returns > op.visible
+    prepare, visible, hides = op.prepare, op.visible, op.returns > op.visible
 
     def call(*arguments):
         try:
@@ -211,11 +214,11 @@ def _call(op):
                     return results[0] if visible == 1 else results[:visible]
                 return results
         except Exception as error:
-            _check.explain(op.validate, *arguments)
+            check.explain(op.validate, *arguments)
             raise_cause(error)
             raise
         op.validate(*arguments)
-        if _route.over_ranks(operands[: op.tensors]):
+        if over_ranks(operands[: op.tensors]):
             from safeops.distributed import _dtensor  # (a slow import, and by now done)
 
             return _dtensor.call(op, operands, takes)

@@ -3,19 +3,19 @@
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check
-from safeops._dtypes import readable
-from safeops._op import registry
-from safeops._symbolic import scalar, symbolic
-from safeops._torch import awaited
-from safeops.distributed._group import here
+from safeops.core import check
+from safeops.core.dtypes import readable
+from safeops.core.group import here
+from safeops.core.op import registry
+from safeops.core.private_torch import awaited
+from safeops.core.symbolic import scalar, symbolic
 
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 
 def validate_options(name, reduction, empty, reductions=tuple(REDUCTION)):
-    _check.choice(name, "reduction", reduction, reductions)
-    _check.choice(name, "empty", empty, _check.EMPTY)
+    check.choice(name, "reduction", reduction, reductions)
+    check.choice(name, "empty", empty, check.EMPTY)
 
 
 def validate_denominator(name, reduction, denominator):
@@ -24,8 +24,8 @@ def validate_denominator(name, reduction, denominator):
     if reduction != "mean":
         raise ValueError(f'{name}: denominator needs reduction="mean", got {reduction!r}')
     if not isinstance(denominator, torch.Tensor):
-        return _check.number(name, "denominator", denominator, minimum=0)
-    _check.real_scalar(name, "denominator", denominator)
+        return check.number(name, "denominator", denominator, minimum=0)
+    check.real_scalar(name, "denominator", denominator)
     if denominator.dtype == torch.bool:
         raise TypeError(f"{name}: denominator must be a real number, got {denominator.dtype}")
 
@@ -39,14 +39,14 @@ def split(denominator, input):
 
 def beside(x, denominator):
     """A denominator as what it divides may be: a plain tensor, or a DTensor of another mesh, only by its value."""
-    if _check.mesh(x) == _check.mesh(denominator):
+    if check.mesh(x) == check.mesh(denominator):
         return denominator
-    return _check.whole("denominator", lambda: denominator)
+    return check.whole("denominator", lambda: denominator)
 
 
 def arrived(denominator):
     """A denominator that other ranks have a part in, once it is there: a plain tensor, which the kernels take."""
-    if denominator.__class__ in _check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
+    if denominator.__class__ in check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
         return denominator
     try:
         return awaited(denominator)
@@ -58,9 +58,9 @@ def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
     if denominator is not None:
         zero = arrived(denominator) == 0
-        nothing = bool(_check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
+        nothing = bool(check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
     else:
-        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(name, keep.any)))
+        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(check.whole(name, keep.any)))
     if nothing:
         raise ValueError(f'{name}: empty="raise": nothing is kept ({operands})')
 
@@ -72,7 +72,7 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
     those kept, without it by their count; `denominator`, a number or 0-dim tensor, goes before both.
     """
     if empty == "raise" and reduction != "none":
-        raise_if_nothing_kept(name, keep, loss.shape, f"losses {_check.shown(loss)}", denominator)
+        raise_if_nothing_kept(name, keep, loss.shape, f"losses {check.shown(loss)}", denominator)
     if reduction == "none":
         return loss
     empty = "zero" if empty == "raise" else empty
@@ -88,7 +88,7 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
     """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
-        raise_if_nothing_kept(name, keep, keep.shape, f"losses {_check.shown(keep)}", denominator)
+        raise_if_nothing_kept(name, keep, keep.shape, f"losses {check.shown(keep)}", denominator)
     count = registry["masked_count"].call(keep, None, None, False, None, None, "zero")
     if reduction == "mean":
         return _mean(total, count, keep, weight, denominator, empty).to(dtype)
