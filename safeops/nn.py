@@ -8,7 +8,6 @@ import types
 
 import torch
 
-import safeops
 from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
@@ -83,7 +82,7 @@ def _signed(module, name, function, parameters):
 
 
 def _module(op):
-    function = getattr(safeops, op.name)
+    function = op.public_function
     given, options = [], {"reduction": None, "empty": None}  # those of all losses come first
     for x in inspect.signature(function).parameters.values():
         if x.default is x.empty or (x.name in TENSORS and x.name not in op.buffers):

@@ -3,10 +3,9 @@
 import torch
 from torch.compiler import is_compiling
 
-from safeops.core import check
+from safeops.core import check, sums
 from safeops.core.dtypes import readable
 from safeops.core.group import here
-from safeops.core.op import registry
 from safeops.core.private_torch import awaited
 from safeops.core.symbolic import scalar, symbolic
 
@@ -77,11 +76,11 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
         return loss
     empty = "zero" if empty == "raise" else empty
     if reduction == "mean" and weight is None and denominator is None:
-        return registry["masked_mean"].call(loss, keep, None, False, None, None, empty)
+        return sums.mean(loss, keep, empty=empty)
     if reduction == "sum":
-        return registry["masked_sum"].call(loss, keep, None, False, None, None, empty)
-    total = registry["masked_sum"].call(loss, keep, None, False, None, None, "zero")
-    count = registry["masked_count"].call(loss, keep, None, False, None, None, "zero")
+        return sums.total(loss, keep, empty=empty)
+    total = sums.total(loss, keep)
+    count = sums.count(loss, keep)
     return _mean(total.double(), count, keep, weight, denominator, empty).to(loss.dtype)
 
 
@@ -89,7 +88,7 @@ def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
     """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
         raise_if_nothing_kept(name, keep, keep.shape, f"losses {check.shown(keep)}", denominator)
-    count = registry["masked_count"].call(keep, None, None, False, None, None, "zero")
+    count = sums.count(keep)
     if reduction == "mean":
         return _mean(total, count, keep, weight, denominator, empty).to(dtype)
     return torch.where(count > 0, total, float("nan") if empty == "nan" else 0).to(dtype)
@@ -99,9 +98,7 @@ def _mean(total, count, keep, weight, denominator, empty):
     """A sum, 0 where nothing is kept, by what its mean divides by."""
     given = denominator is not None
     if not given:
-        denominator = (
-            count if weight is None else registry["masked_sum"].call(weight, keep, None, False, None, None, "zero")
-        )
+        denominator = count if weight is None else sums.total(weight, keep)
     elif not isinstance(denominator, torch.Tensor):
         denominator = scalar(denominator, torch.float64, total.device)
     return divide(total, count, arrived(beside(total, denominator)).double(), given, empty == "nan")

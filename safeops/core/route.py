@@ -54,7 +54,7 @@ def route(op, operands):
     return op.traced[1 if wanted else 0] if kept else None  # (Dynamo 2.11 takes no bool for an index)
 
 
-def over_ranks(tensors):
+def is_over_ranks(tensors):
     """Whether an operand is a DTensor whose shards a kernel may take; a trace and functorch see the composite."""
     if is_dynamo_compiling() or transforms_active() or forward_ad._current_level >= 0:
         return False

@@ -8,10 +8,11 @@ nll_loss needs the number at each row's class alone, which one rank has: an all-
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from safeops.core import sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import registry
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, shared
+from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
 from safeops.ops.rows._linear_chunks import own_of
 
@@ -109,7 +110,7 @@ def gradients(op, grad, needs, operands, results):
 
 def _sum(x, mask, weight=None):
     """Of each row, in fp64."""
-    return registry["masked_sum"].call(x, mask, -1, False, weight, torch.float64, "zero")
+    return sums.total(x, mask, dim=-1, weight=weight, dtype=torch.float64)
 
 
 def _own(of, x):
@@ -131,7 +132,7 @@ def _of_parts(of, label_smoothing, z_loss):
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     weight = None if of.weight is None else of.weight.detach()
     if x.shape[-1]:
-        raw = registry["masked_logsumexp"].forward
+        raw = _masked_logsumexp.forward
         log_sum, _, scale = raw(x, None, None, [-1], False, False, torch.float64, 0.0)
     else:
         log_sum = scale = x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)

@@ -11,6 +11,7 @@ import functools
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
+from safeops.core.call_path import autograd_function
 from safeops.core.group import here
 from safeops.core.library import raise_cause
 from safeops.core.private_torch import schema
@@ -70,7 +71,7 @@ def _over_ranks(op):
         made.composite_gradients = functools.partial(_composite_gradients, made)
     elif op.backward:
         made.backward = _named(op, _backward, op.backward)
-    made.function = op._function(made)
+    made.function = autograd_function(made)
     return made
 
 

@@ -8,9 +8,8 @@ two numbers that it gives beside the value, the local backward kernel needs no c
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from safeops.core import check, loss_reduction
+from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import registry, total
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, layout, local, shared
 from safeops.ops.reductions._statistic import Parts, finish
@@ -32,15 +31,15 @@ def combined(function, own, mesh, dims, mean, given, empty_nan):
     return torch.where(count > 0, value, float("nan") if empty_nan else 0.0), by
 
 
-def kernel(name, x):
+def kernel(op, x):
     """The kernel of this op, which another one may be made of: where it runs by itself too."""
-    if not registry[name].runs_on(x.device):
+    if not op.runs_on(x.device):
         raise Uncovered
-    return registry[name].forward
+    return op.forward
 
 
 def count(x, mask, weight, dims):
-    return kernel("masked_count", x)(x, mask, weight, dims, True)
+    return kernel(sums.masked_count, x)(x, mask, weight, dims, True)
 
 
 class Reduced:
@@ -102,7 +101,7 @@ def counts(op, *operands):
 def _total(op, of, empty_nan, dtype):
     """A sum or mean."""
     (x, mask, weight), dims = of.operands, list(of.dims)
-    raw = kernel("masked_mean" if weight is None else "masked_sum", x)
+    raw = kernel(sums.masked_mean if weight is None else sums.masked_sum, x)
     wide = torch.float64 if weight is not None or dtype == torch.float64 else None  # (fp64 takes twice as long)
     value, by = raw(x, mask, weight, dims, True, False, wide)
     own = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
@@ -119,11 +118,11 @@ def _statistic(op, of, empty_nan, dtype, parameter):
 def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
     """What all ranks found of a statistic, by one collective."""
     (x, mask, weight), dims = operands, list(dims)
-    name, of_part = op.of_part or (op.name, parameter)
-    results = kernel(name, x)(x, mask, weight, dims, True, False, torch.float64, of_part)
+    part, of_part = op.of_part or (op, parameter)
+    results = kernel(part, x)(x, mask, weight, dims, True, False, torch.float64, of_part)
     columns = {"count": count(x, mask, weight, dims), **op.part(*results, of_part)}
     if op.weighs and weight is not None:
-        columns["weight"] = total(weight.expand(x.shape), mask, dims, True, torch.float64)
+        columns["weight"] = sums.total(weight.expand(x.shape), mask, dims, keepdim=True, dtype=torch.float64)
     found = gather(function, torch.stack([c.double() for c in columns.values()]), mesh, cut)
     columns = dict(zip(columns, found.unbind(1)))
     if op.weighs:

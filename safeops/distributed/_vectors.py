@@ -10,11 +10,13 @@ from torch.distributed.tensor import Replicate, Shard
 
 from safeops.core import check
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import registry, total
+from safeops.core.sums import total
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import layout, local, shared
 from safeops.distributed._reductions import parts_of
 from safeops.ops.reductions._statistic import finish, reciprocal
+from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
+from safeops.ops.reductions.masked_norm import _masked_norm, masked_norm
 from safeops.ops.rows.normalize import resolve_eps
 
 
@@ -46,15 +48,16 @@ class Vectors:
         kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
         return [Shard(p.dim - (not keepdim and p.dim > self.dim)) if p.is_shard() else p for p in kept]
 
-    def statistic(self, name, x, mask, parameter=0.0):
+    def statistic(self, op, x, mask, parameter=0.0):
         """(value, origin, scale) of the vectors, in fp64."""
-        op, where = registry[name], (self.mesh, self.cut, torch.float64)
+        where = self.mesh, self.cut, torch.float64
         found = parts_of(self.op.name, op, (x, mask, None), (self.dim,), parameter, *where)
         return tuple(t.squeeze(0) for t in finish(op.statistic, found, 0.0, parameter))
 
     def inner(self, terms, mask=None):
         """The sum of terms over the vectors, in fp64."""
-        return add_up(self.op.name, total(terms, mask, [self.dim], True, torch.float64), self.mesh, self.cut)
+        own = total(terms, mask, [self.dim], keepdim=True, dtype=torch.float64)
+        return add_up(self.op.name, own, self.mesh, self.cut)
 
 
 # ---- softmax
@@ -64,7 +67,7 @@ def softmax(op, input, mask=None, dim=-1, log=False):
     of = Vectors(op, dim, input, mask)
     x, mask = of.operands
     if of.cut:
-        value, top, scale = of.statistic("masked_logsumexp", x, mask)
+        value, top, scale = of.statistic(_masked_logsumexp, x, mask)
         # +inf, or nothing but -inf, is no distribution
         sums = torch.where(value.isinf(), float("nan"), reciprocal(scale))
         y = _softmax(x, mask, top, sums, log)
@@ -106,7 +109,7 @@ def normalize(op, input, dim=-1, eps=None):
     of = Vectors(op, dim, input)
     (x,) = of.operands
     if of.cut:
-        norm, _, _ = of.statistic("masked_norm", x, None, 2.0)
+        norm, _, _ = of.statistic(_masked_norm, x, None, 2.0)
         y = _divided(x, _divisor(norm, eps, x.dtype))
     else:
         y, norm = op.forward(x, of.dim, eps)
@@ -153,7 +156,7 @@ def cosine(op, x1, x2, dim=-1, eps=None):
 def _cosine_of_parts(of, eps, value, *norms):
     own = torch.stack([value.unsqueeze(of.dim).double(), *norms])
     cosines, *parts = gather(of.op.name, own, of.mesh, of.cut).unbind(1)
-    norms = [registry["masked_norm"].call(p, None, 0, False, None, None, "zero", 2.0) for p in parts]
+    norms = [masked_norm(p, dim=0) for p in parts]
     least = torch.finfo(value.dtype).tiny  # by which a shorter part was divided
     for part, norm in zip(parts, norms):
         cosines = cosines * (part.clamp(min=least) / _divisor(norm, eps, value.dtype))

@@ -3,9 +3,8 @@
 import torch
 import torch.distributed as dist
 
-from safeops.core import check
+from safeops.core import check, sums
 from safeops.core.group import group_of_mesh, here, is_running
-from safeops.core.op import registry
 from safeops.core.private_torch import start_all_reduce
 from safeops.distributed._agreement import agree, is_asked
 
@@ -115,4 +114,4 @@ def _count(mask, weight):
     if weight is None:
         return mask.sum().double()
     mask, weight = torch.broadcast_tensors(mask, weight.detach())
-    return registry["masked_sum"].call(weight, mask, None, False, None, torch.float64, "zero")
+    return sums.total(weight, mask, dtype=torch.float64)

@@ -13,7 +13,7 @@ from safeops.testing.layouts import _after_sum, _right
 from safeops.testing.sample import NotApplicable
 from safeops.testing.values import each_dtype
 from safeops.verify.calls import callable_of
-from safeops.verify.samples import family, has_classes, samples
+from safeops.verify.samples import has_classes, samples
 from safeops.verify.variations import variations
 
 LATE = 20_000_000  # clock cycles: about ten milliseconds
@@ -201,7 +201,7 @@ NOT_OF = {
 
 def names(op, full=False):
     """The checks that an op is due."""
-    left = set(NOT_OF.get(family(op), ()))
+    left = set(NOT_OF.get(op.family, ()))
     if op.name in WAITS:
         left |= {"no_sync", "graph"}
     if not op.differentiable:

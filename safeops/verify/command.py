@@ -13,7 +13,6 @@ import torch
 from safeops.core import availability, failures
 from safeops.core.op import registry
 from safeops.verify import pool
-from safeops.verify.samples import family
 
 EXIT_PASSED, EXIT_FAILED, EXIT_NOTHING = 0, 1, 2
 SECONDS = 180  # that a worker may be silent: a check compiles some ten kernels
@@ -103,7 +102,7 @@ def verify(device, arguments):
     jobs = arguments.jobs or min(16, os.cpu_count() or 1)
     # The families with the most kernels to compile go first: all would wait for one of them that began late.
     costly = {"rows": 0, "losses": 1}
-    ops.sort(key=lambda op: costly.get(family(registry[op]), 2))
+    ops.sort(key=lambda op: costly.get(registry[op].family, 2))
     with progress(len(ops)) as tell:
         for result in pool.Pool(ops, pool.command(name, arguments.full), jobs, arguments.seconds):
             results.append(result)

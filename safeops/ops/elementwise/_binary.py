@@ -11,6 +11,7 @@ from safeops.core.check import NUMBER
 from safeops.core.dtypes import FLOATING, LARGEST, SMALLEST, WIDE, compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.core.symbolic import scalar, symbolic
 from safeops.ops.elementwise._unary import output_dtype
 
@@ -48,7 +49,7 @@ class Binary(Op):
     owner = "C++/CUDA"
     shards = "elementwise"
     differentiable = (0, 1)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
 
     def __init__(self, name, define, *, other="other", number=True, safe=True):
         def definition(input, other, eps=None, fill_value=0.0, dtype=None):

@@ -15,7 +15,8 @@ from safeops.core.dtypes import (
     where,
 )
 from safeops.core.library import declare_raw, like
-from safeops.core.op import Op, total
+from safeops.core.op import Op
+from safeops.core.sums import sum_to, total
 
 # ---- definition
 
@@ -53,7 +54,7 @@ class MaskedFill(Op):
     owner = "C++/CUDA"
     shards = "elementwise"
     differentiable = (0, 2)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     linear = 1
 
     def prepare(self, input, fill_mask, value):

@@ -3,16 +3,16 @@
 import torch
 import torch.nn.functional as F
 
-from safeops.core import check, loss_reduction
+from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import Composed, registry
+from safeops.core.op import Composed
 from safeops.ops.images._image import ARGUMENTS, finish
-from safeops.ops.reductions import masked_count, masked_mean, masked_sum, masked_sum_of_squares  # noqa: F401
-from safeops.ops.rows import normalize  # noqa: F401  (with those above: its parts)
+from safeops.ops.reductions.masked_sum_of_squares import _masked_sum_of_squares, masked_sum_of_squares
+from safeops.ops.rows.normalize import _normalize, normalize
 
 NAME = "lpips_distance"
 
-_lpips_distance = Composed(NAME, "normalize", "masked_sum_of_squares", "masked_mean", "masked_count", "masked_sum")
+_lpips_distance = Composed(NAME, _normalize, _masked_sum_of_squares, *sums.ALL)
 
 
 def shrink(mask, size):
@@ -110,9 +110,9 @@ def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="
         keep = None if mask is None else shrink(mask, f0.shape[2:])
         if keep is not None:
             f0, f1 = torch.where(keep, f0, 0), torch.where(keep, f1, 0)
-        u0, u1 = (registry["normalize"].call(f.to(compute), 1, None) for f in (f0, f1))
-        apart = registry["masked_sum_of_squares"].call(u0 - u1, None, 1, True, weight, None, "zero")
-        total = total + registry["masked_mean"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
-        kept = registry["masked_count"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
+        u0, u1 = (normalize(f.to(compute), dim=1) for f in (f0, f1))
+        apart = masked_sum_of_squares(u0 - u1, dim=1, keepdim=True, weight=weight)
+        total = total + sums.mean(apart, keep, dim=(1, 2, 3))
+        kept = sums.count(apart, keep, dim=(1, 2, 3))
         count = kept if count is None else count * (kept > 0)
     return finish(NAME, total, count, compute, reduction, empty)

@@ -2,16 +2,16 @@
 
 import torch
 
-from safeops.core import check, loss_reduction
+from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import Composed, registry
+from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand
 from safeops.ops.images._image import ARGUMENTS, finish
-from safeops.ops.reductions import masked_count, masked_mean, masked_rms, masked_sum  # noqa: F401  (its parts)
+from safeops.ops.reductions.masked_rms import _masked_rms, masked_rms
 
 NAME = "psnr"
 
-_psnr = Composed(NAME, "masked_rms", "masked_count", "masked_mean", "masked_sum")
+_psnr = Composed(NAME, _masked_rms, *sums.ALL)
 
 
 @_psnr.public(
@@ -59,8 +59,8 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
     error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
     keep = None if mask is None else mask.unsqueeze(-1)
     dims = tuple(range(1, error.dim()))
-    rms = registry["masked_rms"].call(error, keep, dims, False, None, None, "zero")
-    count = registry["masked_count"].call(error, keep, dims, False, None, None, "zero")
+    rms = masked_rms(error, keep, dims)
+    count = sums.count(error, keep, dims)
     equal = rms == 0
     decibels = -20 * torch.log10(torch.where(equal, 1, rms) / as_operand(data_range, rms))
     value = torch.where(equal, float("inf"), decibels)

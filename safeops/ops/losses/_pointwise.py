@@ -24,6 +24,7 @@ from safeops.core.loss_reduction import (
     validate_options,
 )
 from safeops.core.op import Op
+from safeops.core.sums import sum_to
 
 # ---- definition
 
@@ -175,7 +176,7 @@ ARGUMENTS = """\
 class PointwiseLoss(Op):
     """A pointwise loss."""
 
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     shards = "loss"
     names = "input", "target"  # of its tensors
     optional = False  # whether the last of them may be None

@@ -18,7 +18,7 @@ from safeops.core import check
 from safeops.core.definitions import accumulate, count_kept, kept
 from safeops.core.dtypes import compute_dtype, widens
 from safeops.core.library import declare_raw
-from safeops.ops.reductions._reduction import Reduction, output_shape
+from safeops.core.reduction import Reduction, output_shape
 
 LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
 
@@ -211,7 +211,7 @@ class Statistic(Reduction):
     kernels/reductions with its launcher, where that is named after another op.
 
     part: (value, origin, scale, parameter) of a part -> what `Parts` takes of it. weighs: whether a part weighs as much
-    as its elements. of_part: (name, parameter) of the statistic of a part, None: this one.
+    as its elements. of_part: (record, parameter) of the statistic of a part, None: this one.
     """
 
     shards, of_part = "statistic", None

@@ -6,11 +6,11 @@ The raw ops give the loss of each row; the public functions sum them up by `safe
 import torch
 from torch.compiler import is_compiling
 
-from safeops.core import check
+from safeops.core import check, sums
 from safeops.core.definitions import gathered, kept
 from safeops.core.dtypes import FLOATING, LARGEST
 from safeops.core.loss_reduction import REDUCTION, validate_denominator, validate_options
-from safeops.core.op import Op, registry
+from safeops.core.op import Op
 from safeops.core.private_torch import transforms_active
 from safeops.core.route import PLAIN
 
@@ -123,7 +123,7 @@ def validate_numbers(name, label_smoothing, z_loss):
 class Classification(Op):
     """A loss of rows, each of which has a class."""
 
-    buffers = ("weight",)
+    buffers, parts = ("weight",), sums.ALL
     shards = "rows"
     visible = 3  # the losses, which rows are kept, their weights
     constant = slice(2, 3)  # the class weights
@@ -131,10 +131,6 @@ class Classification(Op):
     def __init__(self, name, module, forward, backward, define):
         self.module = module
         super().__init__(name, forward, backward, define)
-
-    @property
-    def parts(self):
-        return [registry[name] for name in ("masked_sum", "masked_mean", "masked_count")]
 
     def validate_buffer(self, name, key, x):
         validate_weight(name, x)

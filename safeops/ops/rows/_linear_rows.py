@@ -11,8 +11,8 @@ from torch.compiler import is_compiling
 
 from safeops.core import private_torch
 from safeops.core.dtypes import WIDE, compute_dtype
-from safeops.core.op import total
 from safeops.core.route import PLAIN
+from safeops.core.sums import total
 from safeops.ops.rows import _linear_chunks
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
 from safeops.ops.rows._linear_chunks import existing_of, logits_of, losses, scale_of, slopes_by, sums_of
@@ -74,7 +74,7 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
             if needs[1]:
                 _add_product(d_weight, slope.mT, x, scale)
             if needs[2]:
-                d_bias += _widened(total(slope, dims=0, dtype=dtype), dtype, scale)
+                d_bias += _widened(total(slope, dim=0, dtype=dtype), dtype, scale)
     weights, log_sum = loss.new_empty(0) if weights is None else weights, input.new_empty(0, dtype=torch.float64)
     return total(loss, keep, dtype=torch.float64), keep, weights, log_sum, d_input, d_weight, d_bias
 

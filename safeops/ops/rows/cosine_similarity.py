@@ -8,6 +8,7 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.ops.rows.normalize import resolve_eps, thin_shape, unit_vectors
 
 # ---- definition
@@ -70,7 +71,7 @@ _backward = declare_raw(
 
 class CosineSimilarity(Op):
     differentiable = (0, 1)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     saved, shards = slice(0, None), "cosine"
 
     def prepare(self, x1, x2, dim, eps):

@@ -2,13 +2,14 @@
 
 import torch
 
-from safeops.core import check, loss_reduction
+from safeops.core import check, loss_reduction, sums
 from safeops.core.dtypes import compute_dtype
-from safeops.core.op import Composed, registry, total
+from safeops.core.op import Composed
 from safeops.core.symbolic import as_operand
-from safeops.ops.rows import cross_entropy, normalize  # noqa: F401  (the records it is made of)
 from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, select, validate, vectors
+from safeops.ops.rows.cross_entropy import _cross_entropy, cross_entropy
+from safeops.ops.rows.normalize import _normalize, normalize
 
 NAME = "info_nce_loss"
 
@@ -23,11 +24,9 @@ def validate_options(name, reduction, empty, temperature):
 
 _info_nce_loss = Composed(
     NAME,
-    "normalize",
-    "cross_entropy",
-    "masked_sum",
-    "masked_mean",
-    "masked_count",
+    _normalize,
+    _cross_entropy,
+    *sums.ALL,
     module="InfoNCELoss",
     example="torch.eye(2), torch.tensor([[1.0, 0.5], [0.0, 2.0]])",
     validate_options=validate_options,
@@ -110,13 +109,13 @@ def info_nce_loss(
         if negative_keys.dim() == 3 and keep is not None:
             negative_keys = torch.where(keep.expand(rows)[:, None, None], negative_keys, 0)
         negatives = _unit(negative_keys, compute)
-        near = total(query * key, None, -1, True)
+        near = sums.total(query * key, dim=-1, keepdim=True)
         far = matmul(query, negatives) if negatives.dim() == 2 else matmul(query[:, None], negatives)[:, 0]
         logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
         own = logits.new_zeros(rows, dtype=torch.int64)
-    loss, _, _ = registry["cross_entropy"].call(logits, own, None, keep, -100, 0.0, 0.0)
+    loss = cross_entropy(logits, own, mask=keep, reduction="none")
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)
 
 
 def _unit(x, dtype):
-    return registry["normalize"].call(x.to(dtype), -1, None)
+    return normalize(x.to(dtype))

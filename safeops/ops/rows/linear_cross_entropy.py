@@ -6,8 +6,8 @@ from safeops.core import check
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw
 from safeops.core.loss_reduction import reduce, reduce_sum
-from safeops.core.op import total
 from safeops.core.private_torch import is_autocast_available
+from safeops.core.sums import total
 from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,

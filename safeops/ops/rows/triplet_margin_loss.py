@@ -6,9 +6,9 @@ from safeops.core import check, loss_reduction
 from safeops.core.definitions import kept
 from safeops.core.dtypes import compute_dtype
 from safeops.core.library import declare_raw, like
-from safeops.core.op import Op, registry
+from safeops.core.op import Op
 from safeops.core.symbolic import symbolic
-from safeops.ops.reductions import masked_norm  # noqa: F401  (the record that the definition calls)
+from safeops.ops.reductions.masked_norm import masked_norm
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, validate, vectors
 
 NAME = "triplet_margin_loss"
@@ -18,7 +18,7 @@ NAME = "triplet_margin_loss"
 
 def _distance(x, y, p, eps):
     """|x - y + eps| of each row, as torch's; and of equal vectors 0, with gradient 0."""
-    norm = registry["masked_norm"].call((x - y).add_(eps), None, -1, False, None, None, "zero", p)
+    norm = masked_norm((x - y).add_(eps), dim=-1, ord=p)
     return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf less inf is NaN)
 
 

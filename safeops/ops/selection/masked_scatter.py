@@ -6,6 +6,7 @@ from safeops.core import check
 from safeops.core.dtypes import where
 from safeops.core.library import declare_raw, like
 from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.ops.selection._selection import MOST_DIMS, MOVABLE, check_movable, select_rows
 
 # ---- definition
@@ -46,7 +47,7 @@ _backward = declare_raw(
 class MaskedScatter(Op):
     owner = "C++/CUDA"
     differentiable = (0, 1)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     linear = 2
 
     def prepare(self, input, mask, source):

@@ -6,6 +6,7 @@ from safeops.core import check
 from safeops.core.dtypes import signed
 from safeops.core.library import declare_raw
 from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.ops.selection._selection import MOST_DIMS, MOVABLE, check_movable
 from safeops.ops.selection.masked_compact import _masked_compact
 from safeops.ops.selection.masked_scatter import _masked_scatter
@@ -39,7 +40,7 @@ _forward = declare_raw("_masked_select", "(Tensor input, Tensor mask) -> Tensor"
 
 class MaskedSelect(Op):
     owner = "C++/CUDA"
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     linear = 1
     compiled = ()  # a trace would need a size that it does not know
 

@@ -132,12 +132,13 @@ def small_tiles(monkeypatch):
 def triton_route(monkeypatch):
     """The public functions call the interpreted kernels, where they would call those of the CPU."""
     from safeops.core import library, private_torch
-    from safeops.core.op import Op, _function, registry
+    from safeops.core.call_path import autograd_function
+    from safeops.core.op import Op, registry
 
     for op in registry.values():
         if isinstance(op, Op) and op.forward in library.launchers:
             own = copy.copy(op)
             own.forward, own.backward = map(library.launchers.get, (op.forward, op.backward))
             own.save = private_torch.save_directly
-            recorded = private_torch.direct_apply(_function(own))
+            recorded = private_torch.direct_apply(autograd_function(own))
             monkeypatch.setattr(op, "eager", [(own.forward, False), (recorded, False)])

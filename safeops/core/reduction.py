@@ -1,49 +1,12 @@
-"""The masked reductions: what they have in common.
-
-`MaskedReduction` is the sum and the mean; the statistics (`_statistic.py`) share `Reduction` with them.
-"""
+"""The record of the masked reductions: the sums (`sums.py`) and the statistics of `safeops/ops/reductions`."""
 
 import torch
 
 from safeops.core import check
-from safeops.core.definitions import accumulate, count_kept, kept, sum_over
-from safeops.core.dtypes import compute_dtype
-from safeops.core.library import declare_raw
+from safeops.core.definitions import count_kept, kept
 from safeops.core.op import Op
 
 INTS = frozenset((int,))
-
-# ---- definition
-
-
-def define(mean, input, mask, weight, dim, keepdim, empty_nan, dtype):
-    """(value, denominator) of the masked sum or mean over the dims `dim`."""
-    # a weight too small or too large for fp32 is read as it is
-    compute = compute_dtype(input.dtype, dtype, *(() if weight is None else (weight.dtype,)))
-    keep = kept(mask, weight)
-    terms = input.to(compute)
-    if keep is not None:
-        terms = torch.where(keep, terms, 0)  # select before arithmetic
-    if weight is not None:
-        weights = torch.where(keep, weight.to(compute), 0)
-        terms = terms * weights
-    total = accumulate(terms, dim, keepdim)
-    count = count_kept(keep, input, dim, keepdim)
-    denominator = count if weight is None else sum_over(weights, input, dim, keepdim)
-    value = total
-    if mean:
-        value = total / torch.where(count > 0, denominator, 1).to(total.dtype)
-    if keep is not None or empty_nan or mean:
-        value = torch.where(count > 0, value, float("nan") if empty_nan else 0.0)
-    return value.to(dtype), denominator
-
-
-# ---- op
-
-_SCHEMA = (
-    "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False, bool empty_nan=False, "
-    "ScalarType? dtype=None) -> (Tensor, Tensor)"
-)
 
 
 def output_shape(size, dim, keepdim):
@@ -51,28 +14,6 @@ def output_shape(size, dim, keepdim):
     if keepdim:
         return [1 if d in dims else n for d, n in enumerate(size)]
     return [n for d, n in enumerate(size) if d not in dims]
-
-
-def _fake(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-    shape = output_shape(input.shape, dim, keepdim)
-    dtype = dtype or compute_dtype(input.dtype)
-    return input.new_empty(shape, dtype=dtype), input.new_empty(shape, dtype=torch.float64)
-
-
-def _fake_backward(grad, size, dtype, denominator=None, mask=None, weight=None, dim=None, keepdim=False):
-    return grad.new_empty(size, dtype=dtype)
-
-
-# Serves the mean too: its denominator is the forward's second output.
-_masked_sum_backward = declare_raw(
-    "_masked_sum_backward",
-    "(Tensor grad, SymInt[] size, ScalarType dtype, Tensor? denominator=None, Tensor? mask=None, Tensor? weight=None, "
-    "int[]? dim=None, bool keepdim=False) -> Tensor",
-    fake=_fake_backward,
-    triton="reductions.masked_sum.masked_sum_backward",
-)
-
-# ---- record
 
 
 def validate(name, input, mask, weight, dim, keepdim):
@@ -148,35 +89,6 @@ class Reduction(Op):
             'Tensor? weight=None, ScalarType? dtype=None, str empty="zero") -> Tensor'
         )
         return super().public(*(schemas or (schema,)), arguments=ARGUMENTS)
-
-
-class MaskedReduction(Reduction):
-    """A masked sum or mean. mean: whether the total is divided by its denominator."""
-
-    linear = 1
-
-    def __init__(self, name, mean):
-        def composite(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-            dims = check.dims(name, dim, input.dim())
-            value, denominator = define(
-                mean, input, mask, weight, dims, keepdim, empty_nan, dtype or compute_dtype(input.dtype)
-            )
-            return value, denominator.to(torch.float64)
-
-        def definition(*operands):
-            return composite(*operands)[0]
-
-        self.saved = slice(1, 2) if mean else slice(0)
-        self.shards = "mean" if mean else "sum"
-        forward = declare_raw(
-            f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.masked_sum.{name}"
-        )
-        super().__init__(name, forward, _masked_sum_backward, definition)
-
-    def gradients(self, grad, needs, operands, results):
-        input, mask, weight, dim, keepdim, *_ = operands
-        denominator = results[0] if results else None
-        return (self.backward(grad, input.shape, input.dtype, denominator, mask, weight, dim, keepdim),)
 
 
 # What the docstring of every reduction says of its arguments, in place of {arguments}.
