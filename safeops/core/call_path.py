@@ -50,10 +50,10 @@ def call_path(op):
 def autograd_function(op):
     """The autograd Function around an op's raw forward."""
     raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
-    by_composite = op.by_composite
+    by_composite, named, Operands, Saved = op.by_composite, op.named, op.Operands, op.Saved
     save, several, results_read, saved = op.save, op.returns > 1, op.saved, len(range(op.returns)[op.saved])
     chooses, sum_to, differentiable = op.keep is not None, op.sum_to, op.differentiable
-    unsaved = linear or len(op.defaults) > tensors
+    defaults, unsaved = op.defaults, linear or len(op.defaults) > tensors
 
     def forward(ctx, *operands):
         results = raw(*operands)
@@ -79,16 +79,17 @@ def autograd_function(op):
             return (None,) * len(needs)
         kept = ctx.saved_tensors
         like, numbers = ctx.unsaved if unsaved else ((), ())
-        operands = [Like(shape, like[0]) for shape in like[1:]]
+        operands = [Like(shape, like[0]) for shape in like[1:]] if linear else []
         operands += kept[saved:]
         if len(operands) < tensors:  # trailing ones that were not given
             operands += [None] * (tensors - len(operands))
         operands += numbers
-        operands += op.defaults[len(operands) :]
+        operands += defaults[len(operands) :]
+        operands, results = named(Operands, operands), named(Saved, kept[:saved])
         gradients = op.composite_gradients if by_composite(grad) else op.gradients
         found = [None] * len(needs)
         try:
-            computed = gradients(grad, needs, operands, kept[:saved])
+            computed = gradients(grad, needs, operands, results)
         except Exception as error:
             raise_cause(error)
             raise

@@ -51,7 +51,7 @@ COUNT_DTYPES = (torch.int64, torch.int32, *FLOATING)
 
 _SCHEMA = (
     "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False, bool empty_nan=False, "
-    "ScalarType? dtype=None) -> (Tensor, Tensor)"
+    "ScalarType? dtype=None) -> (Tensor value, Tensor denominator)"
 )
 
 
@@ -107,7 +107,7 @@ class MaskedReduction(Reduction):
         def definition(*operands):
             return composite(*operands)[0]
 
-        self.saved = slice(1, 2) if mean else slice(0)
+        self.mean, self.saved = mean, slice(1, 2) if mean else slice(0)
         self.shards = "mean" if mean else "sum"
         forward = declare_raw(
             f"_{name}", _SCHEMA, fake=_fake, composite=composite, triton=f"reductions.masked_sum.{name}"
@@ -115,9 +115,9 @@ class MaskedReduction(Reduction):
         super().__init__(name, forward, _masked_sum_backward, definition)
 
     def gradients(self, grad, needs, operands, results):
-        input, mask, weight, dim, keepdim, *_ = operands
-        denominator = results[0] if results else None
-        return (self.backward(grad, input.shape, input.dtype, denominator, mask, weight, dim, keepdim),)
+        x, denominator = operands.input, results.denominator if self.mean else None
+        options = operands.mask, operands.weight, operands.dim, operands.keepdim
+        return (self.backward(grad, x.shape, x.dtype, denominator, *options),)
 
 
 class MaskedCount(Op):

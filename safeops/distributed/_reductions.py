@@ -75,7 +75,7 @@ class Reduced:
 
 
 def forward(op, *operands):
-    input, mask, weight, dim, keepdim, *options = *operands, *op.defaults[len(operands) :]
+    input, mask, weight, dim, keepdim, *options = op.operands(*operands)
     of = Reduced(op, input, mask, weight, dim, keepdim)
     if not of.cut:
         results = op.forward(*of.operands, list(of.dims), True, *options)
@@ -88,13 +88,14 @@ def gradients(op, grad, needs, operands, results):
     input, mask, weight, dim, keepdim, *options = operands
     of = Reduced(op, input, mask, weight, dim, keepdim)
     own = [of.own(t) for t in (grad, *results)]
-    (d,) = op.gradients(own[0], needs, [*of.operands, list(of.dims), True, *options], own[1:])
+    operands = op.Operands(*of.operands, list(of.dims), True, *options)
+    (d,) = op.gradients(own[0], needs, operands, op.Saved(*own[1:]))
     return (shared(d, of.mesh, of.shape, of.placements, input),)
 
 
 def counts(op, *operands):
     """masked_count."""
-    of = Reduced(op, *operands, *op.defaults[len(operands) :])
+    of = Reduced(op, *op.operands(*operands))
     return of.share(add_up(op.name, count(*of.operands, list(of.dims)), of.mesh, of.cut))
 
 

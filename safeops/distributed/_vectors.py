@@ -90,11 +90,11 @@ def softmax_gradients(op, grad, needs, operands, results):
     (x, mask), g = of.operands, local(grad, of.shape, of.placements)
     numbers = [None if t is None else of.numbers(t) for t in results]
     if not of.cut:
-        (d,) = op.gradients(g, needs, [x, mask, of.dim, log], numbers)
+        (d,) = op.gradients(g, needs, op.Operands(x, mask, of.dim, log), op.Saved(*numbers))
     else:
         compute = compute_dtype(x.dtype, g.dtype)
         g, y = g.to(compute), x.to(compute)
-        y = y if numbers[0] is None else _softmax(y, mask, *numbers, False)
+        y = y if results.top is None else _softmax(y, mask, *numbers, False)
         # dx = y (g - sum g y); of the logarithm, g - y sum g
         sums = of.inner(g if log else g * y, mask).to(compute)
         d = g - y * sums if log else y * (g - sums)
@@ -129,9 +129,9 @@ def _divided(x, divisor, dtype=None):
 def normalize_gradients(op, grad, needs, operands, results):
     input, dim, eps = operands
     of = Vectors(op, dim, input)
-    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.numbers(*results)
+    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.numbers(results.norm)
     if not of.cut:
-        (d,) = op.gradients(g, needs, [x, of.dim, eps], [norm])
+        (d,) = op.gradients(g, needs, op.Operands(x, of.dim, eps), op.Saved(norm))
     else:
         # dx = (g - y sum g y) / norm; below eps, g / eps
         divisor, wide = _divisor(norm, eps, x.dtype), compute_dtype(x.dtype, g.dtype)
@@ -169,5 +169,5 @@ def cosine_gradients(op, grad, needs, operands, results):
     g, *numbers = map(of.numbers, (grad, *results))
     # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
     own = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
-    found = op.gradients(g, needs, [*own, of.dim, eps], numbers)
+    found = op.gradients(g, needs, op.Operands(*own, of.dim, eps), op.Saved(*numbers))
     return [of.share(d, x) if need else None for d, x, need in zip(found, (x1, x2), needs)]

@@ -101,11 +101,11 @@ class Binary(Op):
         check.output_dtype(self.name, dtype)
 
     def gradients(self, grad, needs, operands, results):
-        input, other, eps, *_ = operands
+        input, other = operands.input, operands.other
         # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
         wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
         dtypes = (None if x.shape == grad.shape else wide for x in (input, other))
-        return self.backward(grad, input, other, eps, *needs[:2], *dtypes)
+        return self.backward(grad, input, other, operands.eps, *needs[:2], *dtypes)
 
     def _output_dtype(self, input, promoted):
         return output_dtype(input, promoted) if self.safe else promoted

@@ -131,4 +131,4 @@ class Unary(Op):
         check.output_dtype(self.name, dtype)
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, operands[0], operands[1]),)
+        return (self.backward(grad, operands.input, operands.eps),)

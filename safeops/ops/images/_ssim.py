@@ -159,7 +159,7 @@ _IMAGES = "Tensor input, Tensor target, Tensor? mask=None, int reduction=1"
 _WINDOW = "float data_range=1.0, int win_size=11, float win_sigma=1.5, float k1=0.01, float k2=0.03, bool same=False"
 _forward = declare_raw(
     "_ssim",
-    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor, Tensor)",
+    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor value, Tensor share)",
     fake=_fake,
     composite=define,
 )
@@ -220,7 +220,8 @@ class StructuralSimilarity(Op):
         validate_window(name, *options)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, *results, *operands[:4], *operands[6:], *needs[:2], operands[4])
+        images, window = operands[:4], operands[6:]  # from input to reduction, from data_range on
+        return self.backward(grad, results.share, *images, *window, *needs[:2], operands.similarity)
 
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The public function."""

@@ -45,7 +45,7 @@ def _fake(input, mask, reduction, empty_nan):
 
 _forward = declare_raw(
     "_total_variation",
-    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor, Tensor)",
+    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor value, Tensor share)",
     fake=_fake,
     composite=define,
 )
@@ -82,7 +82,7 @@ class TotalVariation(Op):
         check.same_device(NAME, "input", input, mask=mask)
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, *results, *operands[:2]),)
+        return (self.backward(grad, results.share, operands.input, operands.mask),)
 
 
 _total_variation = TotalVariation(NAME, _forward, _backward, lambda *operands: define(*operands)[0])

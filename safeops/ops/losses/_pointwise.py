@@ -75,7 +75,7 @@ def _shape(tensors):
 # A loss's tensors have the names that its public function gives them.
 _SCHEMA = (
     "({tensors}, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
-    "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor, Tensor)"
+    "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor loss, Tensor denominator)"
 )
 _SCHEMA_BACKWARD = (
     "(Tensor grad, Tensor? denominator, {tensors}, Tensor? mask=None, Tensor? weight=None"
@@ -282,15 +282,15 @@ class PointwiseLoss(Op):
             parameter.check(name, x)
 
     def gradients(self, grad, needs, operands, results):
-        tensors, (mask, weight, _, reduction, *parameters, _, _) = _parted(operands, self.count)
+        tensors, parameters = operands[: self.count], operands[self.count + 4 : -2]
         dtypes = (None,) * self.count
         if any(x is not None and x.shape != tensors[0].shape for x in tensors[1:]):
             # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
             shape, wide = _shape(tensors), _dtype(tensors)
             dtypes = (None if x is None or x.shape == shape else wide for x in tensors)
-        denominator = results[0] if reduction == 1 else None
-        needs = needs[: self.count]
-        return self.backward(grad, denominator, *tensors, mask, weight, *parameters, *needs, *dtypes)
+        denominator, needs = results.denominator if operands.reduction == 1 else None, needs[: self.count]
+        kept = operands.mask, operands.weight
+        return self.backward(grad, denominator, *tensors, *kept, *parameters, *needs, *dtypes)
 
     def public(self, operands=OPERANDS):
         """operands: what the docstring says of the tensors; "" where the function's own does."""

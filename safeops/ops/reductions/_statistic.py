@@ -176,7 +176,7 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
 
 _SCHEMA = (
     "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False, bool empty_nan=False, "
-    "ScalarType? dtype=None, float parameter=0.0) -> (Tensor, Tensor, Tensor)"
+    "ScalarType? dtype=None, float parameter=0.0) -> (Tensor value, Tensor origin, Tensor scale)"
 )
 
 
@@ -237,6 +237,6 @@ class Statistic(Reduction):
         super().__init__(name, forward, _statistic_backward, definition, keyword=keyword)
 
     def gradients(self, grad, needs, operands, results):
-        input, mask, weight, dim, keepdim, _, _, parameter = operands
-        kind = self.kind[parameter] if isinstance(self.kind, dict) else self.kind
-        return (self.backward(grad, input, *results, mask, weight, kind, dim, keepdim),)
+        x = operands
+        kind = self.kind[x.parameter] if isinstance(self.kind, dict) else self.kind
+        return (self.backward(grad, x.input, *results, x.mask, x.weight, kind, x.dim, x.keepdim),)

@@ -121,8 +121,9 @@ def validate_numbers(name, label_smoothing, z_loss):
 
 
 class Classification(Op):
-    """A loss of rows, each of which has a class."""
+    """A loss of rows, each of which has a class. takes_logits: else its input are logarithms of probabilities."""
 
+    takes_logits = False
     buffers, parts = ("weight",), sums.ALL
     shards = "rows"
     visible = 3  # the losses, which rows are kept, their weights

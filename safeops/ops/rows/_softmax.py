@@ -72,7 +72,7 @@ def _fake_slope(grad, output, mask=None, dim=-1):
 
 _masked_softmax = declare_raw(
     "_masked_softmax",
-    "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor, Tensor, Tensor)",
+    "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor output, Tensor top, Tensor total)",
     fake=_fake,
     composite=_composite,
     triton="rows.masked_softmax.masked_softmax",
@@ -129,13 +129,13 @@ class MaskedSoftmax(Op):
 
     def gradients(self, grad, needs, operands, results):
         x, mask, dim, log = operands
-        if results[0] is None:
+        if results.top is None:  # x is the output
             return (_masked_softmax_slope(grad, x, mask, dim),)
         return (self.backward(grad, x, *results, mask, dim, log),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        if results[0] is None:
-            return (slope(grad, *operands[:3]),)
+        if results.top is None:
+            return (slope(grad, operands.input, operands.mask, operands.dim),)
         return super().composite_gradients(grad, needs, operands, results)
 
     def public(self):

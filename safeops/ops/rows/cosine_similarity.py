@@ -53,7 +53,7 @@ def _fake_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=
 
 _forward = declare_raw(
     "_cosine_similarity",
-    "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor, Tensor, Tensor)",
+    "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor value, Tensor norm1, Tensor norm2)",
     fake=_fake,
     composite=_composite,
     triton="rows.cosine_similarity.cosine_similarity",

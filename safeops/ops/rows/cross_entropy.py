@@ -161,7 +161,7 @@ def _fake_backward(grad, input, target, numbers, weight, mask, ignore_index, lab
 _forward = declare_raw(
     "_cross_entropy",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
-    "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers)",
     fake=_fake,
     composite=_composite,
     triton="rows.cross_entropy.cross_entropy",
@@ -184,6 +184,7 @@ class CrossEntropy(Classification):
     The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
     """
 
+    takes_logits = True
     differentiable = (0, 1)
     saved = slice(3, 4)
     compiled = ("cpu", "cuda")
@@ -232,7 +233,7 @@ class CrossEntropy(Classification):
 
     def gradients(self, grad, needs, operands, results):
         input, target, *rest = operands
-        return self.backward(grad, input, target, *results, *rest, *needs[:2])
+        return self.backward(grad, input, target, results.numbers, *rest, *needs[:2])
 
 
 _cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)

@@ -82,7 +82,7 @@ _OPERANDS = "Tensor? linear_bias=None, Tensor? weight=None, Tensor? mask=None, i
 _forward = declare_raw(
     "_linear_cross_entropy",
     f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor loss, Tensor keep, Tensor weights, Tensor logsumexp, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     fake=_fake,
     composite=_compute,
 )
@@ -120,13 +120,13 @@ class LinearCrossEntropy(CrossEntropy):
         """The public function has, of operands with their own shapes."""
 
     def gradients(self, grad, needs, operands, results):
-        input, linear_weight, target, *rest, made_input, made_weight, made_bias = operands
-        needs = needs[0], needs[1], needs[3]
-        if not (made_input or made_weight or made_bias):
-            return self.backward(grad, input, linear_weight, target, results[0], *rest, *needs)
-        _, weight, mask, ignore_index, *_ = rest
-        _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, torch.float64)
-        return _linear_rows.backward(grad, results[1:], needs, input.dtype, keep)
+        x, needs = operands, (needs[0], needs[1], needs[3])
+        if not (x.need_input or x.need_weight or x.need_bias):
+            options = x.linear_bias, x.weight, x.mask, x.ignore_index, x.label_smoothing, x.z_loss
+            return self.backward(grad, x.input, x.linear_weight, x.target, results.logsumexp, *options, *needs)
+        _, keep, _ = rows_of(len(x.linear_weight), x.target, x.weight, x.mask, x.ignore_index, torch.float64)
+        gradients = results.d_input, results.d_weight, results.d_bias
+        return _linear_rows.backward(grad, gradients, needs, x.input.dtype, keep)
 
 
 _linear_cross_entropy = LinearCrossEntropy()

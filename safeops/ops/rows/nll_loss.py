@@ -57,7 +57,7 @@ def _fake_backward(grad, size, dtype, target, weight=None, mask=None, ignore_ind
 _forward = declare_raw(
     "_nll_loss",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100) -> "
-    "(Tensor, Tensor, Tensor)",
+    "(Tensor loss, Tensor keep, Tensor weights)",
     fake=_fake,
     composite=define,
     triton="rows.nll_loss.nll_loss",

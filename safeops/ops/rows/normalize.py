@@ -74,7 +74,7 @@ def _fake_backward(grad, input, norm, dim=-1, eps=None):
 
 _forward = declare_raw(
     "_normalize",
-    "(Tensor input, int dim=-1, float? eps=None) -> (Tensor, Tensor)",
+    "(Tensor input, int dim=-1, float? eps=None) -> (Tensor output, Tensor norm)",
     fake=_fake,
     composite=_composite,
     triton="rows.normalize.normalize",
@@ -105,8 +105,7 @@ class Normalize(Op):
             check.number("normalize", "eps", eps, minimum=0)
 
     def gradients(self, grad, needs, operands, results):
-        input, dim, eps = operands
-        return (self.backward(grad, input, *results, dim, eps),)
+        return (self.backward(grad, operands.input, results.norm, operands.dim, operands.eps),)
 
 
 _normalize = Normalize("normalize", _forward, _backward, definition)

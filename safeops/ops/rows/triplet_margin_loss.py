@@ -56,7 +56,7 @@ def _fake_backward(grad, anchor, positive, negative, near, far, apart, margin, e
 _forward = declare_raw(
     "_triplet_margin_loss",
     "(Tensor anchor, Tensor positive, Tensor negative, Tensor? keep, float margin=1.0, float p=2.0, float eps=1e-6, "
-    "bool swap=False) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool swap=False) -> (Tensor loss, Tensor near, Tensor far, Tensor apart)",
     fake=_fake,
     composite=_composite,
     triton="rows.triplet_margin_loss.triplet_margin_loss",
@@ -99,8 +99,9 @@ class TripletMarginLoss(Op):
         check.boolean_flag(name, "swap", swap)
 
     def gradients(self, grad, needs, operands, results):
-        *vectors, _, margin, _, eps, swap = operands
-        return self.backward(grad, *vectors, *results, margin, eps, swap, *needs[:3])
+        x = operands
+        options = x.margin, x.eps, x.swap
+        return self.backward(grad, x.anchor, x.positive, x.negative, *results, *options, *needs[:3])
 
 
 _triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition)

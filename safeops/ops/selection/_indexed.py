@@ -33,5 +33,4 @@ class Indexed(Op):
     def gradients(self, grad, needs, operands, results):
         if grad.is_complex():
             return self.composite_gradients(grad, needs, operands, results)
-        input, index, dim, _ = operands
-        return (self.backward(grad, index, dim, input.shape),)
+        return (self.backward(grad, operands.index, operands.dim, operands.input.shape),)

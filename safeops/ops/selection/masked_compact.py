@@ -46,7 +46,7 @@ def _fake_backward(grad, index, size):
 
 _forward = declare_raw(
     "_masked_compact",
-    "(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
+    "(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor values, Tensor index, Tensor count)",
     fake=_fake,
     composite=definition,
 )
@@ -100,14 +100,14 @@ class MaskedCompact(Op):
     # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, results[0], operands[0].shape),)
+        return (self.backward(grad, results.index, operands.input.shape),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        shape = operands[0].shape
+        shape = operands.input.shape
         # Linear in its input, so the derivative may be taken at 0.
         origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
         lead = len(shape) - (grad.dim() - 1)
-        return route.differentiable_backward(_take, (origin, results[0], lead), grad)[:1]
+        return route.differentiable_backward(_take, (origin, results.index, lead), grad)[:1]
 
 
 _masked_compact = MaskedCompact("masked_compact", _forward, _backward, definition)

@@ -66,7 +66,7 @@ class MaskedScatter(Op):
         check.no_dtensor("masked_scatter", "input", input)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, operands[2], operands[1].shape)
+        return self.backward(grad, operands.mask, operands.source.shape)
 
 
 _masked_scatter = MaskedScatter("masked_scatter", _forward, _backward, definition)

@@ -61,7 +61,7 @@ class MaskedSelect(Op):
         return (self.backward(*_scattered(grad, *operands)),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        return (scattered(*_scattered(grad, *operands)).sum_to_size(operands[0].shape),)
+        return (scattered(*_scattered(grad, *operands)).sum_to_size(operands.input.shape),)
 
 
 def _scattered(grad, input, mask):
