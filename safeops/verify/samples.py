@@ -11,11 +11,8 @@ import torch
 from safeops.core.op import registry
 from safeops.testing import DTYPES, Sample
 
-# Where an operand is no number of any size and sign.
-PROBABILITIES = {"binary_cross_entropy", "js_div", "kl_div", "dice_loss", "tversky_loss"}
 LONG = (2, 40_000)  # rows that no tile holds
 ALIGNED = (1, 3, 5, 7)  # turns: each operand of rows of whole vectors repeated in each way
-SIGNS = {"hinge_embedding_loss": 1, "margin_ranking_loss": 2, "soft_margin_loss": 1}  # which is 1 or -1
 
 
 @dataclass(frozen=True)
@@ -48,18 +45,13 @@ def places(*shape, below, seed=0):
 
 def losses(op):
     names = inspect.signature(op.public_function).parameters
-    low, high = (0.05, 0.95) if op.name in PROBABILITIES else (-3.0, 3.0)
     required = [name for name, x in names.items() if x.default is x.empty]
     toggled = [name for name, x in names.items() if isinstance(x.default, bool)]
 
     def operands(*shape, last):
         """The first of the full shape; the last one may be broadcast."""
-        made = []
-        for i, name in enumerate(required):
-            x = numbers(*(last if i == len(required) - 1 else shape), seed=i, low=low, high=high)
-            x = x.sign() if SIGNS.get(op.name) == i else x.abs() + 0.25 if name == "var" else x
-            made.append(x)
-        return tuple(made)
+        shapes = [*[shape] * (len(required) - 1), last]
+        return tuple(to(numbers(*shape, seed=i)) for i, (to, shape) in enumerate(zip(op.domain, shapes)))
 
     weight, whole = numbers(33, seed=9, low=0.25, high=2.0), operands(16, 33, last=(16, 33))
     positive = tuple(x.abs() for x in whole) if toggled else whole  # some of the other formulas have logarithms

@@ -25,6 +25,7 @@ from safeops.core.loss_reduction import (
 )
 from safeops.core.op import Op
 from safeops.core.sums import sum_to
+from safeops.ops.losses._domain import any_number
 
 # ---- definition
 
@@ -112,13 +113,14 @@ def _fake_backward(count):
 
 
 class Parameter(NamedTuple):
-    """A number that the user gives: minimum <= x, or above < x; x <= maximum."""
+    """A number that the user gives: minimum <= x, or above < x; x <= maximum. sample: one that the checks call with."""
 
     name: str
     default: float
     minimum: float | None = None
     above: float | None = None
     maximum: float = LARGEST
+    sample: float | None = None
 
     kind = float
 
@@ -131,10 +133,11 @@ class Parameter(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A choice between two formulas."""
+    """A choice between two formulas. sample: the one that the checks call."""
 
     name: str
     default: bool
+    sample: bool | None = None
 
     kind = bool
 
@@ -174,11 +177,12 @@ ARGUMENTS = """\
 
 
 class PointwiseLoss(Op):
-    """A pointwise loss."""
+    """A pointwise loss. domain: a function of `_domain` for each tensor, None: all take any number."""
 
     sum_to = staticmethod(sum_to)
     shards = "loss"
     names = "input", "target"  # of its tensors
+    domain = None
     optional = False  # whether the last of them may be None
     reductions = tuple(REDUCTION)
 
@@ -186,6 +190,7 @@ class PointwiseLoss(Op):
         """fields: class attributes that are this loss's own."""
         vars(self).update(fields)
         count = self.count = len(self.names)
+        self.domain = self.domain or (any_number,) * count
         self.differentiable = tuple(range(count))
         self.constant = slice(count + 1, count + 3)  # weight, denominator
 
@@ -198,6 +203,7 @@ class PointwiseLoss(Op):
 
         self.module, self.parameters = module, parameters
         self.ranges = [(x.kind, *x.range(), x.default) for x in parameters]
+        self.sample = {x.name: x.default if x.sample is None else x.sample for x in parameters}
         self.schema = "".join(f", {x.kind.__name__} {x.name}={x.default}" for x in parameters)
         optional = ["?" if self.optional and x == self.names[-1] else "" for x in self.names]
         self.tensors_schema = ", ".join(f"Tensor{mark} {x}" for x, mark in zip(self.names, optional))

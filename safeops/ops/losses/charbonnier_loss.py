@@ -13,7 +13,9 @@ def value(x, y, eps):
     return torch.where(far, magnitude(d), torch.hypot(torch.where(far, 0, d), filled(d, (), eps)))
 
 
-_charbonnier_loss = PointwiseLoss("charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, SMALLEST))
+_charbonnier_loss = PointwiseLoss(
+    "charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, minimum=SMALLEST, sample=0.5)
+)
 
 
 @_charbonnier_loss.public()

@@ -23,7 +23,7 @@ def value(x, y, beta):
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 
-_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0))
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0, sample=0.75))
 
 
 @_smooth_l1_loss.public()
