@@ -99,7 +99,7 @@ def collect(options, path) -> dict:
 
 def routes(device: str) -> dict:
     """op -> kernel or composite: what it was that has been measured."""
-    from safeops._op import registry
+    from safeops.core.op import registry
 
     return {name: "kernel" if op.runs_on(device) else "composite" for name, op in registry.items()}
 

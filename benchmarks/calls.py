@@ -116,7 +116,7 @@ def serve(ops):
         import torch
         from safeops.kernels.engine import launch
 
-        from safeops._library import cpu_extension
+        from safeops.core.library import cpu_extension
 
         from . import case
 

@@ -48,18 +48,18 @@ def install(folder: Path):
 
     from safeops.kernels.engine import launch, start
 
-    from safeops import _library
+    from safeops.core import library
 
     start.TORCH = library
     launch.gpu_target = lambda index: GPUTarget("cuda", ARCH, 32)
     launch.gpu_index = lambda device: 0
-    lazy = list(_library.launchers.values())
-    library = torch.library.Library("safeops", "IMPL")
+    lazy = list(library.launchers.values())
+    kernels = torch.library.Library("safeops", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
         for launcher in lazy:
-            _library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, library, "CPU")
-    return library, lazy  # to be kept: the kernels go with the library
+            library.put_front(launcher, getattr(torch.ops.safeops, f"_{launcher.name}").default, kernels, "CPU")
+    return kernels, lazy  # to be kept: the kernels go with the library
 
 
 # ---- the same of the C++ ops: our objects, linked with a CUDA runtime that does nothing

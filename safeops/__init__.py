@@ -13,6 +13,7 @@ from safeops.amp.fp32_region import fp32_region
 from safeops.amp.grad_norm import grad_norm
 from safeops.amp.to_device import to_device
 from safeops.amp.warmup import warmup
+from safeops.core import VERSION
 from safeops.ops.elementwise.apply_where import apply_where
 from safeops.ops.elementwise.masked_fill import masked_fill
 from safeops.ops.elementwise.safe_acos import safe_acos
@@ -82,7 +83,7 @@ from safeops.ops.selection.safe_index_select import safe_index_select
 
 from safeops import debug, distributed, nn  # isort: skip  (they need the functions above)
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "apply_where",

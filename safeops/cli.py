@@ -12,8 +12,8 @@ import sys
 import torch
 
 import safeops
-from safeops import _availability, _failures, _library
-from safeops._op import registry
+from safeops.core import availability, failures, library
+from safeops.core.op import registry
 from safeops.debug import script
 from safeops.lint import command as lint
 from safeops.verify import command as verify
@@ -108,21 +108,21 @@ def examine():
             "threads": torch.get_num_threads(),
         },
         "extensions": {
-            "_C": "loaded" if _library.cpu_extension else "not built",
-            "_cuda": "loaded" if _library.cuda_extension else "not built",
+            "_C": "loaded" if library.cpu_extension else "not built",
+            "_cuda": "loaded" if library.cuda_extension else "not built",
         },
         "devices": ["cpu", *_cuda_devices()],
-        "kernels": _availability.mode(),
-        "failures": {"path": str(_failures.path()), "recorded": len(_failures.read())},
+        "kernels": availability.mode(),
+        "failures": {"path": str(failures.path()), "recorded": len(failures.read())},
         "ops": [_op(op) for _, op in sorted(registry.items())],
     }
 
 
 def _cpu_kernels():
-    if _library.cpu_extension is None:
+    if library.cpu_extension is None:
         return None
     try:
-        return ISA[_library.cpu_extension.cpu_isa()]
+        return ISA[library.cpu_extension.cpu_isa()]
     except ValueError as error:  # every op will say so; the doctor says the rest too
         message = str(error).splitlines()[0]
         return f"none can run: {message[message.find('SAFEOPS_CPU_ISA') :]}"
@@ -131,7 +131,7 @@ def _cpu_kernels():
 def _cuda_devices():
     names = []
     for i in range(_cuda_count()):
-        name, (major, minor) = _availability.gpu(i)
+        name, (major, minor) = availability.gpu(i)
         names.append(f"cuda:{i} {name} (sm_{major}{minor})")
     return names
 
@@ -144,7 +144,7 @@ def _op(op):
     return {
         "name": op.name,
         "cpu": _route(op.cpu),
-        "cuda_kernel": op.owner if _availability.has_kernels(op) else None,
+        "cuda_kernel": op.owner if availability.has_kernels(op) else None,
         "parts": [part.name for part in op.parts if part.raw],
         "devices": {f"cuda:{i}": _on_cuda(op, i) for i in range(_cuda_count())},
     }
@@ -154,7 +154,7 @@ def _on_cuda(op, index):
     """The route on a device, and why. What calls other ops has none of its own."""
     if not op.owner:
         return {"route": "its parts'", "reason": ""}
-    found = _availability.availability(op, index)
+    found = availability.availability(op, index)
     return {"route": _route(found.kernel), "reason": found.reason}
 
 
@@ -174,7 +174,7 @@ def _text(report):
         ("C++ extension", report["extensions"]["_C"] + _hint(report["extensions"]["_C"])),
         ("CUDA extension", report["extensions"]["_cuda"]),
         ("devices", ", ".join(report["devices"])),
-        ("kernels", f"{_availability.VARIABLE}={report['kernels']}"),
+        ("kernels", f"{availability.VARIABLE}={report['kernels']}"),
         ("failures", "{recorded} recorded in {path}".format(**report["failures"])),
     ]
     devices = report["ops"][0]["devices"]

@@ -8,8 +8,7 @@ import types
 
 import torch
 
-import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 
 # optional, and given in the call but where they are buffers
 TENSORS = ("negative_keys", "linear_bias", "mask", "weight", "denominator")
@@ -83,7 +82,7 @@ def _signed(module, name, function, parameters):
 
 
 def _module(op):
-    function = getattr(safeops, op.name)
+    function = op.public_function
     given, options = [], {"reduction": None, "empty": None}  # those of all losses come first
     for x in inspect.signature(function).parameters.values():
         if x.default is x.empty or (x.name in TENSORS and x.name not in op.buffers):

@@ -50,7 +50,7 @@ def planned(arch):
     from safeops.kernels.engine import launch
     from triton.backends.compiler import GPUTarget
 
-    from safeops import _library
+    from safeops.core import library
     from safeops.testing import Subject, run
 
     found, planning = {}, [True]
@@ -80,33 +80,33 @@ def planned(arch):
 
         return call
 
-    library = torch.library.Library("safeops", "IMPL")
+    kernels = torch.library.Library("safeops", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the C++ kernels are overridden
-        for op, launcher in _library.launchers.items():
+        for op, launcher in library.launchers.items():
             call = with_plan(launcher, torch.library.get_kernel(op, "CPU"))
-            library.impl(op, call, "CPU", with_keyset=True)
+            kernels.impl(op, call, "CPU", with_keyset=True)
     changes = (launch.triton, "compile", note), (launch.Plan, "__call__", plan), (Subject, "truth", truth)
     with contextlib.ExitStack() as changed:
         for change in (*changes, (launch, "arch_of", lambda device: arch)):
             changed.enter_context(mock.patch.object(*change))
         yield found
-    del library
+    del kernels
     launch._plans.clear()  # which would be of no architecture but this
 
 
 def requests(ops, arch):
     """({who calls: what is compiled for it, as JSON}) of these ops (none: all): by `safeops verify`, and the benchmarks
     that the GPU check runs."""
-    from safeops import _library
-    from safeops._op import registry
+    from safeops.core import library
+    from safeops.core.op import registry
 
     sys.path.insert(0, str(ROOT))
     from benchmarks import case
 
     if unknown := set(ops).difference(registry, case.names()):
         raise SystemExit(f"gpu_kernels: there is no op {min(unknown)!r}")
-    launched = {op.name().removeprefix("safeops::") for op in _library.launchers}
+    launched = {op.name().removeprefix("safeops::") for op in library.launchers}
     names = {
         "verify": [name for name, op in registry.items() if op.cpu and launched.intersection(op.raw)],
         "benchmarks": case.names(),
@@ -135,7 +135,7 @@ def request(who, name, arch):
 
 
 def call_checks(name):
-    from safeops._op import registry
+    from safeops.core.op import registry
     from safeops.verify import worker
 
     def say(op, why=None, **_):
@@ -233,7 +233,7 @@ def without_torch():
     for name, folder in {"safeops": "safeops", "safeops.kernels": "kernels"}.items():
         sys.modules[name] = package = types.ModuleType(name)
         package.__path__ = [str(ROOT / folder)]
-    sys.modules |= {"torch": mock.MagicMock(), "safeops._library": mock.MagicMock()}
+    sys.modules |= {"torch": mock.MagicMock(), "safeops.core.library": mock.MagicMock()}
 
 
 def prepare_worker():

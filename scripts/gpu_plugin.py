@@ -49,7 +49,7 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(items):
-    registry = sys.modules.get("safeops._op")
+    registry = sys.modules.get("safeops.core.op")
     ops = registry.registry if registry else ()
     # (those of large tensors side by side too: one process has the memory for itself)
     items.sort(key=lambda item: "" if "test_large" in item.nodeid else op_of(item.nodeid, ops) or "~")

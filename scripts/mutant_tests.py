@@ -26,8 +26,8 @@ TOOLS = {
     "safeops/amp": ["tests/amp", "tests/contract/lists/test_lists.py"],
     "safeops/nn": ["tests/contract/losses/test_modules.py"],
     "safeops/(cli|__)": ["tests/test_cli.py"],
-    "safeops/_(op|rout|libr|verif)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
-    "safeops/_check": [
+    "safeops/core/(op|rout|libr)": ["tests/test_routes.py", "tests/test_cli.py", "tests/contract/test_contract.py"],
+    "safeops/core/check": [
         "tests/contract/test_bad_calls.py",
         "tests/contract/elementwise",
         "tests/contract/losses/test_losses.py",

@@ -105,7 +105,7 @@ def moved(to):
 
 def pretend(patch):
     """patch: a pytest.MonkeyPatch."""
-    from safeops._op import registry
+    from safeops.core.op import registry
 
     for name in FACTORIES:
         patch.setattr(torch, name, factory(getattr(torch, name)))

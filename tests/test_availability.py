@@ -9,11 +9,13 @@ import pytest
 import torch
 
 import safeops
-from safeops import _availability, _failures, _library, _op, _route, cli
-from safeops._availability import KnownFault
+from safeops import cli
+from safeops.core import availability, failures, library, route
+from safeops.core.availability import KnownFault
+from safeops.core.op import registry
 
 H200, A100, T4 = ("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0)), ("Tesla T4", (7, 5))
-MSE, DIV = _op.registry["mse_loss"], _op.registry["safe_div"]  # of Triton, of C++
+MSE, DIV = registry["mse_loss"], registry["safe_div"]  # of Triton, of C++
 
 
 @pytest.fixture
@@ -23,27 +25,27 @@ def machine(monkeypatch, tmp_path):
     made.extension = SimpleNamespace(archs="80 90 100 120", runtime=13000, driver=lambda: made.driver)
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
     monkeypatch.delenv("SAFEOPS_KERNELS", raising=False)
-    monkeypatch.setattr(_availability, "gpu", lambda index: made.gpus[index])
-    monkeypatch.setattr(_availability, "triton", lambda: made.triton)
-    made.start = _availability._triton_fails.__wrapped__
-    monkeypatch.setattr(_availability, "_triton_fails", lambda: made.fails)
-    monkeypatch.setattr(_availability, "_warned", set())
-    monkeypatch.setattr(_availability, "KNOWN_FAULTS", ())
-    monkeypatch.setattr(_library, "has_kernel", lambda name, key: True)
-    monkeypatch.setattr(_library, "cuda_extension", made.extension)
-    _availability.forget()
+    monkeypatch.setattr(availability, "gpu", lambda index: made.gpus[index])
+    monkeypatch.setattr(availability, "triton", lambda: made.triton)
+    made.start = availability._triton_fails.__wrapped__
+    monkeypatch.setattr(availability, "_triton_fails", lambda: made.fails)
+    monkeypatch.setattr(availability, "_warned", set())
+    monkeypatch.setattr(availability, "KNOWN_FAULTS", ())
+    monkeypatch.setattr(library, "has_kernel", lambda name, key: True)
+    monkeypatch.setattr(library, "cuda_extension", made.extension)
+    availability.forget()
     yield made
     monkeypatch.undo()
-    _availability.forget()
+    availability.forget()
 
 
 def told(op, index):
-    return _availability.availability(op, index)
+    return availability.availability(op, index)
 
 
 def fail(*ops, gpu=H200[0], why="value: wrong"):
-    _failures.save({(op.name, _availability.triton_of(op)): why for op in ops}, gpu, "2026-01-02")
-    _availability.forget()
+    failures.save({(op.name, availability.triton_of(op)): why for op in ops}, gpu, "2026-01-02")
+    availability.forget()
 
 
 # ---- what decides
@@ -53,7 +55,7 @@ def test_kernels_are_on(machine):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert told(MSE, 0) == (True, "Triton 3.7.1") and told(DIV, 0) == (True, "C++ for sm_90")
-        assert all(op.runs_on(f"cuda:{i}") for op in _op.registry.values() for i in range(2))
+        assert all(op.runs_on(f"cuda:{i}") for op in registry.values() for i in range(2))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_a_triton_that_cannot_be_imported_is_told(machine, monkeypatch):
     def broken():
         raise ImportError("libtriton broken")
 
-    monkeypatch.setattr(_availability, "triton", broken)
+    monkeypatch.setattr(availability, "triton", broken)
     assert told(MSE, 0) == (False, "Triton cannot be imported: ImportError: libtriton broken") and told(DIV, 0).kernel
 
 
@@ -119,13 +121,13 @@ def test_what_has_no_kernel(machine, monkeypatch):
     machine.gpus = [T4, ("NVIDIA B200", (10, 0)), None]
     assert told(MSE, 0) == (False, "compute capability 7.5, below 8.0") == told(DIV, 0)
     assert told(MSE, 2) == (False, "no CUDA device here")
-    assert told(_op.registry["linear_cross_entropy"], 0) == (True, "plain torch")
+    assert told(registry["linear_cross_entropy"], 0) == (True, "plain torch")
     machine.triton = None
     assert told(MSE, 1) == (False, "Triton is not installed")
-    monkeypatch.setattr(_library, "cuda_extension", None)
+    monkeypatch.setattr(library, "cuda_extension", None)
     assert told(DIV, 1) == (False, "this build has no CUDA extension")
     machine.triton = "3.7.1"
-    monkeypatch.setattr(_library, "has_kernel", lambda name, key: False)
+    monkeypatch.setattr(library, "has_kernel", lambda name, key: False)
     assert told(MSE, 1) == (False, "no kernel for CUDA")
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert told(MSE, 1) == (False, "a ROCm build of torch")
@@ -145,23 +147,23 @@ def test_what_has_no_kernel(machine, monkeypatch):
     ],
 )
 def test_what_is_known_to_be_wrong_is_off_there(machine, monkeypatch, fault, off):
-    monkeypatch.setattr(_availability, "KNOWN_FAULTS", (fault,))
+    monkeypatch.setattr(availability, "KNOWN_FAULTS", (fault,))
     assert [not told(MSE, i).kernel for i in range(2)] == off
     for i in range(2):
         assert told(MSE, i).reason == ("known to be wrong here: it is wrong" if off[i] else "Triton 3.7.1")
-        assert _availability.availability(MSE, i, judged=False).kernel != off[i], "verify does not run it either"
+        assert availability.availability(MSE, i, judged=False).kernel != off[i], "verify does not run it either"
 
 
 def test_the_table_names_ops():
-    for fault in _availability.KNOWN_FAULTS:
-        assert _op.registry[fault.op].owner and fault.why
+    for fault in availability.KNOWN_FAULTS:
+        assert registry[fault.op].owner and fault.why
 
 
 def test_what_has_failed_on_this_machine_is_off_until_it_passes(machine):
     fail(MSE)
     assert told(MSE, 0) == (False, "failed `safeops verify` on 2026-01-02: value: wrong")
     assert told(MSE, 1).kernel and told(DIV, 0).kernel, "another GPU, another op"
-    assert _availability.availability(MSE, 0, judged=False).kernel
+    assert availability.availability(MSE, 0, judged=False).kernel
     machine.triton = "3.8.0"
     assert told(MSE, 0).kernel, "another Triton makes another kernel"
     machine.triton = "3.7.1"
@@ -177,7 +179,9 @@ def test_off_is_off_on_every_device(machine, monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it was asked for
         assert told(MSE, 0) == (False, "SAFEOPS_KERNELS=off") and not MSE.runs_on("cuda:0")
-    code = "import safeops; from safeops._op import registry; print([op.name for op in registry.values() if op.cpu])"
+    code = (
+        "import safeops; from safeops.core.op import registry; print([op.name for op in registry.values() if op.cpu])"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.strip() == "['linear_cross_entropy']", run.stderr
 
@@ -193,7 +197,7 @@ def test_require_raises_where_there_is_no_kernel(machine, monkeypatch):
             "mse_loss: no kernel on Tesla T4: compute capability 7.5, below 8.0 (SAFEOPS_KERNELS=require)"
         )
     machine.triton = None
-    _availability.forget()
+    availability.forget()
     with pytest.raises(RuntimeError, match="no kernel on NVIDIA H200: Triton is not installed"):
         MSE.runs_on("cuda:0")
 
@@ -207,7 +211,7 @@ def test_another_value_is_refused_at_the_import(monkeypatch):
 
 def test_an_empty_value_is_the_default(monkeypatch):
     monkeypatch.setenv("SAFEOPS_KERNELS", "")
-    assert _availability.mode() == "auto"
+    assert availability.mode() == "auto"
 
 
 def test_auto_says_once_why_plain_torch_runs(machine):
@@ -215,7 +219,7 @@ def test_auto_says_once_why_plain_torch_runs(machine):
     machine.triton = "3.5.0"
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        for op in (MSE, _op.registry["l1_loss"], DIV):
+        for op in (MSE, registry["l1_loss"], DIV):
             for index in range(3):
                 assert op.runs_on(f"cuda:{index}") == (op is DIV and index == 1)
     texts = [str(w.message) for w in found]
@@ -241,31 +245,31 @@ class OnGpu:
 
 
 def test_the_route_asks_the_operands_own_device(machine, monkeypatch):
-    monkeypatch.setattr(_route, "PLAIN", _route.PLAIN | {OnGpu})
+    monkeypatch.setattr(route, "PLAIN", route.PLAIN | {OnGpu})
     machine.gpus = [H200, T4]
 
     def kernel(*devices):
         operands = [torch.ones(2) if i is None else OnGpu(i) for i in devices]
-        return _route.route(MSE, operands) is not None
+        return route.route(MSE, operands) is not None
 
     with pytest.warns(RuntimeWarning):
         assert (kernel(0, 0), kernel(1, 1), kernel(None, None)) == (True, False, True)
     assert not kernel(None, 0) and not kernel(0, None)
     monkeypatch.setenv("SAFEOPS_KERNELS", "require")
-    _availability.forget()
+    availability.forget()
     assert kernel(0, 0)
     with pytest.raises(RuntimeError, match="^mse_loss: no kernel on Tesla T4: "):
         kernel(1, 1)
 
 
 def test_a_trace_takes_the_kernel_where_the_device_has_it(machine, monkeypatch):
-    monkeypatch.setattr(_route, "PLAIN", _route.PLAIN | {OnGpu})
-    monkeypatch.setattr(_route, "is_dynamo_compiling", lambda: True)
+    monkeypatch.setattr(route, "PLAIN", route.PLAIN | {OnGpu})
+    monkeypatch.setattr(route, "is_dynamo_compiling", lambda: True)
     machine.gpus = [H200, T4]
-    op = _op.registry["cross_entropy"]
+    op = registry["cross_entropy"]
     assert "cuda" in op.compiled
     with pytest.warns(RuntimeWarning):
-        found = [_route.route(op, [OnGpu(i), *[None] * (op.tensors - 1)]) is not None for i in range(2)]
+        found = [route.route(op, [OnGpu(i), *[None] * (op.tensors - 1)]) is not None for i in range(2)]
     assert found == [True, False]
 
 
@@ -273,9 +277,9 @@ def test_a_trace_asks_the_same(machine, monkeypatch):
     machine.gpus = [H200, T4]
 
     def f(x):
-        if _availability.available("mse_loss", 0):
+        if availability.available("mse_loss", 0):
             x = x + 1
-        if _availability.available("mse_loss", 1):
+        if availability.available("mse_loss", 1):
             x = x + 10
         return x
 
@@ -287,7 +291,7 @@ def test_a_trace_asks_the_same(machine, monkeypatch):
             assert f(torch.zeros(1)).item() == 1
     assert len([w for w in found if "plain torch on Tesla T4" in str(w.message)]) == 1, "once, whoever asks first"
     monkeypatch.setenv("SAFEOPS_KERNELS", "require")
-    _availability.forget()
+    availability.forget()
     torch._dynamo.reset()
     with pytest.raises(Exception, match="mse_loss: no kernel on Tesla T4"):
         torch.compile(f, fullgraph=True, backend="eager")(torch.zeros(1))
@@ -298,7 +302,7 @@ def test_a_cpu_call_asks_nothing(monkeypatch):
     def never(*_):
         raise AssertionError("a CPU tensor asked for a GPU")
 
-    monkeypatch.setattr(_availability, "availability", never)
+    monkeypatch.setattr(availability, "availability", never)
     assert safeops.mse_loss(torch.ones(3), torch.zeros(3)).item() == 1
 
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 import safeops
-from safeops import _failures, cli
+from safeops import cli
+from safeops.core import failures
 
 OPS = {
     "huber_loss", "l1_loss", "masked_fill", "masked_mean", "masked_sum", "mse_loss", "safe_div", "smooth_l1_loss"
@@ -54,20 +55,20 @@ def test_doctor_says_how_much_has_failed(capsys, monkeypatch, tmp_path):
     for number in (0, 1):
         cli.main(["doctor"])
         assert f"failures        {number} recorded in {tmp_path}/failed.json\n" in capsys.readouterr().out
-        _failures.save({("mse_loss", None): "value: wrong"}, "a GPU", "2026-01-02")
+        failures.save({("mse_loss", None): "value: wrong"}, "a GPU", "2026-01-02")
     (tmp_path / "failed.json").write_text("{}")
     with pytest.warns(RuntimeWarning, match="failed.json is not used"):
         cli.main(["doctor"])
 
 
 def test_doctor_json_agrees_with_the_routes(capsys):
-    from safeops import _op
+    from safeops.core.op import registry
 
     assert exit_code("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert OPS <= {op["name"] for op in report["ops"]}
     for op in report["ops"]:
-        known = _op.registry[op["name"]]
+        known = registry[op["name"]]
         assert op["cpu"] == ("kernel" if known.cpu else "composite")
     built = report["extensions"]["_C"] == "loaded"
     assert (report["cpu"]["kernels"] is not None) == built

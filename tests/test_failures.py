@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import safeops
-from safeops import _availability, _failures
+from safeops.core import availability, failures
 from tests.test_availability import DIV, H200, MSE, fail, machine, told  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("machine")
@@ -17,13 +17,13 @@ pytestmark = pytest.mark.usefixtures("machine")
 
 def test_the_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path / "own"))
-    assert _failures.cache_folder() == tmp_path / "own"
+    assert failures.cache_folder() == tmp_path / "own"
     monkeypatch.delenv("SAFEOPS_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _failures.cache_folder() == tmp_path / "safeops"
+    assert failures.cache_folder() == tmp_path / "safeops"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert _failures.cache_folder() == tmp_path / "home" / ".cache" / "safeops"
+    assert failures.cache_folder() == tmp_path / "home" / ".cache" / "safeops"
 
 
 def test_a_user_without_a_home_has_no_records_and_no_error(monkeypatch, tmp_path):
@@ -38,18 +38,18 @@ def test_a_user_without_a_home_has_no_records_and_no_error(monkeypatch, tmp_path
 
 
 def test_a_folder_in_the_place_of_the_file_is_told():
-    _failures.path().mkdir()
+    failures.path().mkdir()
     with pytest.warns(RuntimeWarning, match="failed.json is not used"):
         assert told(MSE, 0).kernel
 
 
 FOREIGN = ["{}", "3", "null", "[1]", '[{"op": "mse_loss", "gpu": "NVIDIA H200"}]', "[" * 100_000]
-FOREIGN += [json.dumps([dict.fromkeys(_failures.FIELDS, "x") | wrong]) for wrong in ({"op": []}, {"triton": {}})]
+FOREIGN += [json.dumps([dict.fromkeys(failures.FIELDS, "x") | wrong]) for wrong in ({"op": []}, {"triton": {}})]
 
 
 @pytest.mark.parametrize("text", ["", "{", '[{"op"', "\udcff", *FOREIGN])
 def test_a_broken_or_foreign_file_is_told_and_not_used(text):
-    _failures.path().write_text(text, errors="surrogateescape")
+    failures.path().write_text(text, errors="surrogateescape")
     with pytest.warns(RuntimeWarning, match="failed.json is not used"):
         assert told(MSE, 0).kernel
     with pytest.warns(RuntimeWarning):
@@ -59,11 +59,11 @@ def test_a_broken_or_foreign_file_is_told_and_not_used(text):
 
 def test_a_record_of_another_version_is_told_and_not_used():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(safeops, "__version__", "0.0.9")
+        patch.setattr(failures, "VERSION", "0.0.9")
         fail(MSE)
         fail(DIV, gpu="NVIDIA A100")
     with pytest.warns(RuntimeWarning) as found:
-        assert _availability.availability(MSE, 0).kernel and _availability.availability(DIV, 0).kernel
+        assert availability.availability(MSE, 0).kernel and availability.availability(DIV, 0).kernel
     (warning,) = found
     assert warning.filename == __file__, "of the caller's line"
     assert str(warning.message) == (
@@ -71,14 +71,14 @@ def test_a_record_of_another_version_is_told_and_not_used():
         f"{safeops.__version__}: `safeops verify --ops mse_loss` judges that"
     )
     fail(MSE, why=None)
-    assert [record["op"] for record in _failures.read()] == ["safe_div"], "a verdict takes the place of an older one"
+    assert [record["op"] for record in failures.read()] == ["safe_div"], "a verdict takes the place of an older one"
 
 
 def test_records_replace_each_other_and_the_last_takes_the_file_along(tmp_path):
     fail(MSE, DIV)
     fail(MSE, gpu="NVIDIA A100")
     fail(MSE, why="graph: differs")
-    found = json.loads(_failures.path().read_text())
+    found = json.loads(failures.path().read_text())
     assert sorted((record["op"], record["gpu"], record["triton"], record["why"]) for record in found) == [
         ("mse_loss", "NVIDIA A100", "3.7.1", "value: wrong"),
         ("mse_loss", "NVIDIA H200", "3.7.1", "graph: differs"),
@@ -92,12 +92,12 @@ def test_records_replace_each_other_and_the_last_takes_the_file_along(tmp_path):
 
 SAVES = """
 import sys
-from safeops import _availability, _failures
+from safeops.core import availability, failures
 _, who, count = sys.argv
 print("ready", file=sys.stderr, flush=True)
 sys.stdin.read()
 for i in range(int(count)):
-    _failures.save({(f"{who} {i}", None): "why"}, "a GPU", "2026-01-02")
+    failures.save({(f"{who} {i}", None): "why"}, "a GPU", "2026-01-02")
 """
 
 
@@ -112,4 +112,4 @@ def test_of_two_processes_that_record_none_undoes_the_other():
     for process in both:
         process.stdin.close()
     assert [process.wait() for process in both] == [0, 0]
-    assert {record["op"] for record in _failures.read()} == {f"{who} {i}" for who in "ab" for i in range(50)}
+    assert {record["op"] for record in failures.read()} == {f"{who} {i}" for who in "ab" for i in range(50)}

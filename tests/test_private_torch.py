@@ -1,4 +1,4 @@
-"""Private names of torch (safeops/_torch.py): each still exists in this torch, and means what safeops takes it for."""
+"""Private names of torch (safeops/core/private_torch.py): each exists in this torch, and means what we take it for."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from torch.autograd import forward_ad
 
 import safeops
-from safeops import _torch
+from safeops.core import private_torch
 
 PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|(from|import) torch[\w.]*\._|\b\w+\._(version|base|cdata|schema)\b")
 
@@ -16,7 +16,7 @@ PRIVATE = re.compile(r"\btorch(\.\w+)*\._(?!_)\w+|(from|import) torch[\w.]*\._|\
 def test_they_are_all_in_one_module():
     found = []
     for path in Path(safeops.__file__).parent.rglob("*.py"):
-        if path.name != "_torch.py":
+        if path.name != "private_torch.py":
             for number, line in enumerate(path.read_text().splitlines(), 1):
                 found += [f"{path}:{number}: {line}" for match in PRIVATE.finditer(line)]
     assert not found, "\n".join(found)
@@ -39,7 +39,7 @@ def test_the_rule_finds_them():
 
 def test_transforms_active():
     seen = []
-    note = lambda x: (seen.append(_torch.transforms_active()), x.sum())[1]  # noqa: E731
+    note = lambda x: (seen.append(private_torch.transforms_active()), x.sum())[1]  # noqa: E731
     x = torch.ones(3)
     note(x)
     torch.func.grad(note)(x)
@@ -52,7 +52,7 @@ def test_transforms_active():
 @pytest.mark.parametrize("traced", [False, True], ids=["eager", "traced"])
 def test_depth_of_forward_mode(traced):
     def deep(x):
-        return x + 1 if _torch.forward_ad._current_level >= 0 else x - 1
+        return x + 1 if private_torch.forward_ad._current_level >= 0 else x - 1
 
     if traced:  # the depth is a guard of the graph
         torch.compiler.reset()
@@ -66,7 +66,7 @@ def test_depth_of_forward_mode(traced):
 
 def test_transforms_are_known_to_a_trace():
     def value(x):
-        return x * 10 if _torch.transforms_active() else -x
+        return x * 10 if private_torch.transforms_active() else -x
 
     torch.compiler.reset()
     traced = torch.compile(lambda x: (value(x), torch.vmap(value)(x)), backend="eager", fullgraph=True)
@@ -76,14 +76,14 @@ def test_transforms_are_known_to_a_trace():
 def test_enable_onednn():
     was = torch.backends.mkldnn.enabled
     for wanted in (False, True, was):
-        _torch.enable_onednn(wanted)
+        private_torch.enable_onednn(wanted)
         assert torch.backends.mkldnn.enabled == wanted
 
 
 def test_is_exporting():
     class Module(torch.nn.Module):
         def forward(self, x):
-            return x + 1 if _torch.is_exporting() else x - 1
+            return x + 1 if private_torch.is_exporting() else x - 1
 
     x, module = torch.zeros(()), Module()
     torch.compiler.reset()
@@ -96,7 +96,7 @@ def test_is_autocast_available():
     expected = {"cpu": True, "cuda": True, "meta": False}
 
     def answers(x):
-        return x, {device: _torch.is_autocast_available(device) for device in expected}
+        return x, {device: private_torch.is_autocast_available(device) for device in expected}
 
     torch.compiler.reset()
     traced = torch.compile(answers, backend="eager", fullgraph=True)
@@ -107,8 +107,8 @@ def test_has_static_value():
     seen = []
 
     def double(x, n):
-        seen.append(_torch.has_static_value(n))
-        return x * 2 if _torch.has_static_value(n) else x + n
+        seen.append(private_torch.has_static_value(n))
+        return x * 2 if private_torch.has_static_value(n) else x + n
 
     assert double(torch.ones(2), 3).tolist() == [2, 2]
     torch.compiler.reset()
@@ -121,7 +121,7 @@ def test_value_at_trace():
 
     class Module(torch.nn.Module):
         def forward(self, x):
-            seen.extend(map(_torch.value_at_trace, (x.shape[0], x.shape[0] / 4)))
+            seen.extend(map(private_torch.value_at_trace, (x.shape[0], x.shape[0] / 4)))
             return x * x.shape[0]
 
     shapes = ({0: torch.export.Dim("n")},)
@@ -133,22 +133,22 @@ def test_value_at_trace():
 
 
 def test_kernels_that_the_dispatcher_has():
-    assert _torch.dispatcher_has("aten::add.Tensor", "CompositeExplicitAutograd") is False
-    assert _torch.dispatcher_has("aten::add.out", "CPU") is True
-    assert _torch.dispatcher_has("aten::relu6", "CPU") is False
-    assert _torch.dispatcher_has("aten::relu6", "CompositeImplicitAutograd") is True
+    assert private_torch.dispatcher_has("aten::add.Tensor", "CompositeExplicitAutograd") is False
+    assert private_torch.dispatcher_has("aten::add.out", "CPU") is True
+    assert private_torch.dispatcher_has("aten::relu6", "CPU") is False
+    assert private_torch.dispatcher_has("aten::relu6", "CompositeImplicitAutograd") is True
 
 
 def test_overloads():
     overload = torch.ops.aten.add_.Tensor
-    assert type(overload) is _torch.OpOverload and type(torch.ops.aten.add_) is _torch.OpOverloadPacket
+    assert type(overload) is private_torch.OpOverload and type(torch.ops.aten.add_) is private_torch.OpOverloadPacket
     x = torch.ones(2)
-    assert _torch.direct(overload)(x, 2).tolist() == [3, 3] == x.tolist()
-    schema = _torch.schema(overload)
+    assert private_torch.direct(overload)(x, 2).tolist() == [3, 3] == x.tolist()
+    schema = private_torch.schema(overload)
     assert schema.name == "aten::add_" and [a.name for a in schema.arguments] == ["self", "other", "alpha"]
     assert [a.alias_info is not None and a.alias_info.is_write for a in schema.arguments] == [True, False, False]
     assert schema.returns[0].alias_info.is_write and not schema.arguments[0].is_out
-    assert _torch.schema(torch.ops.aten.add.out).arguments[-1].is_out
+    assert private_torch.schema(torch.ops.aten.add.out).arguments[-1].is_out
 
 
 def test_apply_without_its_python_layer():
@@ -163,7 +163,7 @@ def test_apply_without_its_python_layer():
             return grad * ctx.times, None
 
     x = torch.ones(2, requires_grad=True)
-    y = _torch.direct_apply(Twice)(x)
+    y = private_torch.direct_apply(Twice)(x)
     assert y.tolist() == [2, 2] and type(y.grad_fn).__name__ == "TwiceBackward"
     assert torch.autograd.grad(y.sum(), x)[0].tolist() == [2, 2]
 
@@ -172,7 +172,7 @@ def test_saving_without_its_python_layer():
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):
-            _torch.save_directly(ctx, (x, y))
+            private_torch.save_directly(ctx, (x, y))
             return x * y, y * 2
 
         @staticmethod
@@ -191,7 +191,7 @@ def test_saving_without_its_python_layer():
 
 def test_foreach_norm():
     lists = [torch.tensor([3.0, 4.0]).half(), torch.full((2, 2), 2.0)]
-    norms = _torch.foreach_norm(lists, 2, dtype=torch.float64)
+    norms = private_torch.foreach_norm(lists, 2, dtype=torch.float64)
     assert [n.tolist() for n in norms] == [5, 4] and norms[0].dtype == torch.float64
 
 
@@ -202,7 +202,7 @@ def test_keeps_graph():
     seen = []
     x = torch.ones(2, requires_grad=True)
     y = x * 1
-    y.register_hook(lambda g: seen.append(_torch.keeps_graph()))
+    y.register_hook(lambda g: seen.append(private_torch.keeps_graph()))
     y.sum().backward(retain_graph=True)
     torch.autograd.grad(y.sum(), x, create_graph=True)
     y.sum().backward()
@@ -213,7 +213,7 @@ def test_is_batched():
     seen = []
     x = torch.ones(2, requires_grad=True)
     y = x * 1
-    y.register_hook(lambda g: seen.append(_torch.is_batched(g)))
+    y.register_hook(lambda g: seen.append(private_torch.is_batched(g)))
     torch.autograd.grad(y, x, torch.ones(3, 2), retain_graph=True, is_grads_batched=True)
     torch.autograd.grad(y, x, torch.ones(2))
     assert seen == [True, False]
@@ -222,37 +222,37 @@ def test_is_batched():
 # ---- debugging: ops as they run
 
 
-class Ops(_torch.TorchDispatchMode):
+class Ops(private_torch.TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self.seen = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert type(func) is _torch.OpOverload
-        node = _torch.current_node()
-        self.seen.append((_torch.schema(func).name, node and (node.name(), _torch.sequence(node))))
+        assert type(func) is private_torch.OpOverload
+        node = private_torch.current_node()
+        self.seen.append((private_torch.schema(func).name, node and (node.name(), private_torch.sequence(node))))
         return func(*args, **(kwargs or {}))
 
 
 def test_modes_nodes_and_their_numbers():
     x = torch.ones(2, requires_grad=True)
     with Ops() as mode:
-        first = _torch.next_sequence()
+        first = private_torch.next_sequence()
         y = x.exp()
-        second = _torch.next_sequence()
-        with _torch.disable_modes():
+        second = private_torch.next_sequence()
+        with private_torch.disable_modes():
             y.detach().sin()
         y.backward(torch.ones(2))
-    assert first == _torch.sequence(y.grad_fn) < second
+    assert first == private_torch.sequence(y.grad_fn) < second
     assert mode.seen[0] == ("aten::exp", None) and ("aten::mul", ("ExpBackward0", first)) in mode.seen
     assert "aten::sin" not in [name for name, _ in mode.seen]
-    assert _torch.current_node() is None
+    assert private_torch.current_node() is None
 
 
 def test_torchs_functions_in_a_stack():
-    assert callable(getattr(torch.autograd, _torch.MAKES_GRADIENTS))
-    assert callable(getattr(torch.autograd.graph, _torch.RUNS_ENGINE))
-    assert callable(getattr(torch.amp.GradScaler, _torch.STEPS_OPTIMIZER))
+    assert callable(getattr(torch.autograd, private_torch.MAKES_GRADIENTS))
+    assert callable(getattr(torch.autograd.graph, private_torch.RUNS_ENGINE))
+    assert callable(getattr(torch.amp.GradScaler, private_torch.STEPS_OPTIMIZER))
 
 
 # ---- debugging: memory
@@ -261,28 +261,28 @@ def test_torchs_functions_in_a_stack():
 def test_versions_and_bases():
     x = torch.zeros(4)
     view = x[1:]
-    assert _torch.base(view) is x and _torch.base(x) is None
-    before = _torch.version(x)
+    assert private_torch.base(view) is x and private_torch.base(x) is None
+    before = private_torch.version(x)
     view.add_(1)
-    assert _torch.version(x) == _torch.version(view) == before + 1
+    assert private_torch.version(x) == private_torch.version(view) == before + 1
     with torch.inference_mode():
-        assert _torch.version(torch.zeros(2).add_(1)) == 0
+        assert private_torch.version(torch.zeros(2).add_(1)) == 0
 
 
 def test_identity_of_memory():
     x = torch.zeros(4)
-    address, weak = _torch.identity(x.untyped_storage()), _torch.weak_reference(x.untyped_storage())
-    assert _torch.identity(x[1:].untyped_storage()) == address
+    address, weak = private_torch.identity(x.untyped_storage()), private_torch.weak_reference(x.untyped_storage())
+    assert private_torch.identity(x[1:].untyped_storage()) == address
     del x
     others = [torch.zeros(4) for _ in range(64)]  # would have its address again
-    assert address not in [_torch.identity(y.untyped_storage()) for y in others]
-    _torch.free_weak_reference(weak)
+    assert address not in [private_torch.identity(y.untyped_storage()) for y in others]
+    private_torch.free_weak_reference(weak)
 
 
 def test_what_a_node_has_saved():
     x = torch.ones(2, requires_grad=True)
     y = x.exp()
-    saved = [name for name in dir(type(y.grad_fn)) if name.startswith(_torch.SAVED)]
+    saved = [name for name in dir(type(y.grad_fn)) if name.startswith(private_torch.SAVED)]
     assert saved == ["_saved_result"] and y.grad_fn._saved_result.data_ptr() == y.data_ptr()
     y.sum().backward()
     with pytest.raises(RuntimeError):
@@ -306,18 +306,18 @@ def alone():
 def test_an_all_reduce_that_nobody_waits_for(alone):
     x = torch.tensor(3.0)
     for group in (alone.group.WORLD, alone.new_group([0])):
-        sum = _torch.start_all_reduce(x, group)
+        sum = private_torch.start_all_reduce(x, group)
         assert type(sum) is not torch.Tensor and sum.dtype == x.dtype
-        assert type(_torch.awaited(sum)) is torch.Tensor and _torch.awaited(sum) == 3
+        assert type(private_torch.awaited(sum)) is torch.Tensor and private_torch.awaited(sum) == 3
         assert type(sum + 1) is torch.Tensor and sum + 1 == 4
-    assert _torch.awaited(x) is x
+    assert private_torch.awaited(x) is x
 
 
 def test_several_dims_of_a_mesh_as_one(alone):
     from torch.distributed.device_mesh import init_device_mesh
 
     mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("a", "b", "c"))
-    flat = [_torch.flattened(mesh["a", "c"]) for _ in range(2)]
+    flat = [private_torch.flattened(mesh["a", "c"]) for _ in range(2)]
     assert flat[0].ndim == 1 and flat[0].get_group() is flat[1].get_group()
 
 
@@ -329,7 +329,7 @@ def test_a_layout_is_found_by_fake_tensors(alone):
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if any(issubclass(kind, _torch.FakeTensor) for kind in types):
+            if any(issubclass(kind, private_torch.FakeTensor) for kind in types):
                 seen.add(func)
                 return func(*args, **(kwargs or {}))
             return NotImplemented if types and torch.Tensor not in types else func(*args, **(kwargs or {}))
@@ -346,15 +346,15 @@ def test_a_layout_is_found_by_fake_tensors(alone):
 
 def test_trees():
     tree = [torch.ones(1), {"a": (torch.zeros(1), 3)}]
-    assert [type(leaf) for leaf in _torch.tree_leaves(tree)] == [torch.Tensor, torch.Tensor, int]
-    mapped = _torch.tree_map_only(torch.Tensor, lambda t: t.item(), tree)
+    assert [type(leaf) for leaf in private_torch.tree_leaves(tree)] == [torch.Tensor, torch.Tensor, int]
+    mapped = private_torch.tree_map_only(torch.Tensor, lambda t: t.item(), tree)
     assert mapped == [1.0, {"a": (0.0, 3)}]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_stream_is_kept_busy():
     torch.cuda.synchronize()
-    _torch.keep_busy(100_000_000)
+    private_torch.keep_busy(100_000_000)
     busy = torch.cuda.Event()
     busy.record()
     assert not busy.query()
@@ -363,7 +363,7 @@ def test_a_stream_is_kept_busy():
 
 def test_graphs_are_counted():
     torch.compiler.reset()
-    counter = _torch.counting_backend("eager")
+    counter = private_torch.counting_backend("eager")
     compiled = torch.compile(lambda x: x + 1, backend=counter, dynamic=False)
     for n in (2, 2, 3):
         compiled(torch.ones(n))

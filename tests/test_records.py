@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.ops import RECORDS
 
 each_op = pytest.mark.parametrize("name", sorted(registry))

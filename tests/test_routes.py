@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.ops import RECORDS
 
 CALLS = {name: record.of_one() for name, record in RECORDS.items() if name in registry and not record.no_route}

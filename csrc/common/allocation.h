@@ -1,5 +1,5 @@
 // New memory through the C shim, which drops the text of the allocator's exception. Python recognises the text of
-// `NoMemory`, asks torch for as many bytes once more, and raises torch's own error (safeops/_library.py).
+// `NoMemory`, asks torch for as many bytes once more, and raises torch's own error (safeops/core/library.py).
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -1,4 +1,4 @@
-// `_health_` writes a row of integers for each tensor of a list (safeops/_multi_tensor.py): their columns, and the
+// `_health_` writes a row of integers for each tensor of a list (safeops/ops/lists/health.py): their columns, and the
 // magnitudes that separate them. Device independent.
 #pragma once
 

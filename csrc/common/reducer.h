@@ -9,7 +9,7 @@
 namespace safeops {
 
 struct Reducer {
-  // as REDUCTION in safeops/_loss.py; kPlanes keeps one sum per plane
+  // as REDUCTION in safeops/core/loss_reduction.py; kPlanes keeps one sum per plane
   enum Kind : int64_t { kNone, kMean, kSum, kPlanes };
   int64_t kind;
   bool empty_nan;

@@ -13,7 +13,7 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from safeops._library import cpu_extension
+from safeops.core.library import cpu_extension
 
 RELEASES = ((3, 6), (3, 7))  # whose kernels take two addresses of scratch memory after their own arguments
 CUDA, TORCH = "libcuda.so.1", "libtorch_cuda.so"  # both are loaded already

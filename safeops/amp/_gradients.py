@@ -8,11 +8,11 @@ have the same bits.
 import torch
 import torch.distributed as dist
 
-from safeops import _check
-from safeops._dtypes import FLOATING, compute_dtype
-from safeops._torch import awaited
+from safeops.core import check
+from safeops.core.dtypes import FLOATING, compute_dtype
+from safeops.core.group import all_gather, group_of_mesh, here
+from safeops.core.private_torch import awaited
 from safeops.distributed._agreement import agree, is_asked
-from safeops.distributed._group import all_gather, group_of_mesh, here
 from safeops.ops.lists.grad_norm import norm, norm_definition
 
 
@@ -43,7 +43,7 @@ def gradients(function, parameters):
                 )
         elif id(grad) not in seen:
             # a sparse tensor may have an element in several parts
-            known = type(grad) is torch.Tensor or _check.mesh(grad) is not None
+            known = type(grad) is torch.Tensor or check.mesh(grad) is not None
             if not known or grad.layout != torch.strided:
                 kind = f"of type {type(grad).__name__}" if not known else grad.layout
                 raise TypeError(
@@ -62,8 +62,8 @@ def gradients(function, parameters):
 
 def _check_distribution(function, keys, found):
     """All are DTensors, or none is: nobody can tell whether the ranks hold copies of a plain one, or parts."""
-    plain = next((key for key, grad in zip(keys, found) if _check.mesh(grad) is None), None)
-    other = next((key for key, grad in zip(keys, found) if _check.mesh(grad) is not None), None)
+    plain = next((key for key, grad in zip(keys, found) if check.mesh(grad) is None), None)
+    other = next((key for key, grad in zip(keys, found) if check.mesh(grad) is not None), None)
     if plain is not None and other is not None:
         raise TypeError(
             f"{function}: the gradient of {named(other)} is a DTensor, of {named(plain)} a plain tensor, which may be "
@@ -79,7 +79,7 @@ def named(key):
 def order(function, norm_type):
     if norm_type == "inf":
         norm_type = float("inf")
-    _check.number(function, "norm_type", norm_type, above=0)
+    check.number(function, "norm_type", norm_type, above=0)
     return float(norm_type)
 
 
@@ -87,7 +87,7 @@ def total_norm(found, ord):
     """The norm of all gradients in fp64, on the device of the first."""
     meshes = {}
     for grad in found:
-        meshes.setdefault(_check.mesh(grad), []).append(grad)
+        meshes.setdefault(check.mesh(grad), []).append(grad)
     norms = [_norm_on(mesh, grads, ord) for mesh, grads in meshes.items()]
     return together(norms, ord)
 
@@ -134,7 +134,7 @@ def _own_part(grad):
 
 def held(grad):
     """This rank's part of a gradient: the memory itself."""
-    return grad if _check.mesh(grad) is None else awaited(grad.to_local())
+    return grad if check.mesh(grad) is None else awaited(grad.to_local())
 
 
 def by_device(grads):

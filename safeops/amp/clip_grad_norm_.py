@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops import _check
 from safeops.amp._gradients import by_device, gradients, held, named, narrowed, order, total_norm
+from safeops.core import check
 from safeops.ops.lists.clip_grad_norm_ import scale_
 from safeops.ops.lists.health import health_
 
@@ -49,8 +49,8 @@ def clip_grad_norm_(parameters, max_norm, norm_type=2.0, *, nonfinite="propagate
         tensor([0.5000, 0.5000, 0.5000, 0.5000], dtype=torch.float16)
     """
     ord = order("clip_grad_norm_", norm_type)
-    _check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
-    _check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
+    check.number("clip_grad_norm_", "max_norm", max_norm, minimum=0)
+    check.choice("clip_grad_norm_", "nonfinite", nonfinite, NONFINITE)
     keys, found = gradients("clip_grad_norm_", parameters)
     if not found:
         return torch.tensor(0.0)

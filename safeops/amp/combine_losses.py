@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from safeops import _check
-from safeops._definitions import kept
-from safeops._dtypes import compute_dtype
-from safeops._symbolic import scalar
+from safeops.core import check
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype
+from safeops.core.symbolic import scalar
 
 NONFINITE = ("propagate", "skip", "raise")
 
@@ -83,7 +83,7 @@ def _weigh(x, w, keep):
 
 def _read(losses, nonfinite):
     """(names, losses, weights) of what the caller gave, checked."""
-    _check.choice("combine_losses", "nonfinite", nonfinite, NONFINITE)
+    check.choice("combine_losses", "nonfinite", nonfinite, NONFINITE)
     if not isinstance(losses, Mapping):
         raise TypeError(f"combine_losses: losses must be a dict of named losses, got {type(losses).__name__}")
     if not losses:
@@ -103,18 +103,18 @@ def _read(losses, nonfinite):
             raise TypeError(
                 f"combine_losses: {what} must be a 0-dim tensor or (tensor, weight), got {got} for the tensor"
             )
-        _check.floating("combine_losses", what, loss)
+        check.floating("combine_losses", what, loss)
         if loss.dim():
             raise ValueError(f"combine_losses: {what} must be a 0-dim tensor, got shape {tuple(loss.shape)}: reduce it")
         if isinstance(weight, torch.Tensor):
-            _check.real_scalar("combine_losses", weight_of, weight)
+            check.real_scalar("combine_losses", weight_of, weight)
             if weight.dtype == torch.bool:
                 raise TypeError(f"combine_losses: {weight_of} must be a real number, got {weight.dtype}")
         else:
-            _check.number("combine_losses", weight_of, weight)
+            check.number("combine_losses", weight_of, weight)
         values.append(loss)
         weights.append(weight)
-        _check.same_device("combine_losses", f"loss {names[0]!r}", values[0], **{what: loss, weight_of: weight})
+        check.same_device("combine_losses", f"loss {names[0]!r}", values[0], **{what: loss, weight_of: weight})
     return names, values, weights
 
 

@@ -6,8 +6,8 @@ import inspect
 
 import torch
 
-from safeops._dtypes import HALF
 from safeops.amp._nested import map_tensors
+from safeops.core.dtypes import HALF
 
 _ACCELERATOR = torch.accelerator.current_accelerator(check_available=False)
 DEVICE_TYPES = tuple(dict.fromkeys(("cpu", "cuda", *([_ACCELERATOR.type] if _ACCELERATOR else []))))

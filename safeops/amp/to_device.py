@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops import _check
 from safeops.amp._nested import map_tensors
+from safeops.core import check
 
 
 def to_device(batch, device, *, stream=None, host_reused=True):
@@ -44,7 +44,7 @@ def to_device(batch, device, *, stream=None, host_reused=True):
         True
     """
     target = _device(device)
-    _check.boolean_flag("to_device", "host_reused", host_reused)
+    check.boolean_flag("to_device", "host_reused", host_reused)
     if stream is not None:
         _check_stream(stream, target)
     sent = {}  # one tensor in two places stays one

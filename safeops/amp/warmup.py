@@ -7,9 +7,8 @@ from contextlib import ExitStack
 
 import torch
 
-import safeops
-from safeops import _availability, _check
-from safeops._op import registry
+from safeops.core import availability, check
+from safeops.core.op import registry
 
 
 def warmup(*ops, like, dtypes=None, **options):
@@ -71,7 +70,7 @@ def idle(op, device):
         return None
     own = next((part for part in (*op.parts, op) if not part.runs_on(device)), op)
     index = torch.cuda.current_device() if device.index is None else device.index
-    return f"plain torch: {_availability.availability(own, index).reason}"
+    return f"plain torch: {availability.availability(own, index).reason}"
 
 
 def current(device):
@@ -87,7 +86,7 @@ def _operands(like):
     if not operands:
         raise ValueError("warmup: like is empty: it must be a tensor or a tuple of tensors")
     for x in operands:
-        _check.tensor("warmup", "like", x)
+        check.tensor("warmup", "like", x)
     return operands
 
 
@@ -102,7 +101,7 @@ def _dtypes(dtypes):
 
 def _record(op):
     name = op if isinstance(op, str) else getattr(op, "__name__", None)
-    own = getattr(safeops, name, None) if name in registry else None
+    own = registry[name].public_function if name in registry else None
     if op is not name and op is not own:
         raise TypeError(f"warmup: ops must be ops of safeops or their names, got {op!r}")
     if own is None:
@@ -111,7 +110,7 @@ def _record(op):
 
 
 def _required(op):
-    parameters = inspect.signature(getattr(safeops, op.name)).parameters.values()
+    parameters = inspect.signature(op.public_function).parameters.values()
     return sum(x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters)
 
 
@@ -120,11 +119,10 @@ def _call(op, operands, dtype, options, here):
     with ExitStack() as stack:
         for context in (here(), torch.enable_grad(), torch.autograd.set_multithreading_enabled(False)):
             stack.enter_context(context)
-        function = getattr(safeops, op.name)
         given = [_stand_in(x, dtype) for x in operands]
         wanted = [x for x, own in zip(given, operands) if own.requires_grad] or given[:1]
         wanted = [x.requires_grad_() for x in wanted if x.is_floating_point()]
-        results = function(*given, **options)
+        results = op.public_function(*given, **options)
         for result in results if isinstance(results, tuple) else (results,):
             if result.requires_grad:
                 torch.autograd.grad(result, wanted, torch.ones_like(result), allow_unused=True)

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from safeops import _torch
+from safeops.core import private_torch
 from safeops.debug._products import PRODUCTS
 
 # Reads no values: its result depends on shapes alone, or holds what nobody has written yet.
@@ -42,7 +42,7 @@ class Facts:
     )
 
     def __init__(self, func):
-        schema = _torch.schema(func)
+        schema = private_torch.schema(func)
         self.name = schema.name.partition("::")[2]
         self.writes = tuple(
             (i, argument.name)
@@ -84,7 +84,7 @@ def run(func, args, kwargs):
     """func(...), from within a mode: there torch forgets that a foreach op (an optimizer's) has written its tensors,
     and a backward that needed them as they were would go wrong in silence."""
     result = func(*args, **kwargs)
-    if isinstance(func, _torch.OpOverload) and facts(func).foreach_writes:
+    if isinstance(func, private_torch.OpOverload) and facts(func).foreach_writes:
         lists = (args[i] if i < len(args) else kwargs.get(name) for i, name in facts(func).writes)
         torch.autograd.graph.increment_version([x for x in tensors_in(lists) if not x.is_inference()])
     return result

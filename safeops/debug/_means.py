@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops import _torch
+from safeops.core import private_torch
 from safeops.debug._source import line, user_frames
 
 _TORCH_LOSSES = frozenset(
@@ -73,7 +73,7 @@ def _count(func, name, args, kwargs, values):
 
 def _of_raw(func, args, kwargs, values):
     """(value, divisor) of a raw op."""
-    arguments = _torch.schema(func).arguments
+    arguments = private_torch.schema(func).arguments
     given = {x.name: x.default_value for x in arguments} | dict(zip([x.name for x in arguments], args)) | kwargs
     mean = "_masked_mean" in str(func) or given.get("reduction") == 1
     if not mean or len(values) < 2 or given.get("denominator") is not None or given.get("divisor") is not None:

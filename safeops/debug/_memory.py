@@ -1,6 +1,6 @@
 """Pieces of memory, told apart for as long as they are remembered."""
 
-from safeops import _torch
+from safeops.core import private_torch
 
 
 class Storage:
@@ -21,16 +21,16 @@ class Memory:
 
     def of(self, x):
         untyped = x.untyped_storage()
-        address = _torch.identity(untyped)
+        address = private_torch.identity(untyped)
         storage = self.storages.get(address)
         if storage is None:
-            storage = self.storages[address] = Storage(_torch.weak_reference(untyped))
+            storage = self.storages[address] = Storage(private_torch.weak_reference(untyped))
         return storage
 
     def clear(self):
         storages, self.storages = self.storages, {}
         for storage in storages.values():
-            _torch.free_weak_reference(storage.weak)
+            private_torch.free_weak_reference(storage.weak)
 
     def __del__(self):
         self.clear()

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from safeops.distributed._group import is_running, objects
+from safeops.core.group import is_running, objects
 
 
 def check(function, group):

@@ -6,7 +6,7 @@ import threading
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from safeops import _torch
+from safeops.core import private_torch
 from safeops.debug import _scan
 from safeops.debug._block import PICKS, ROWS, Block
 from safeops.debug._facts import facts, is_plain, run, tensors_in
@@ -15,11 +15,11 @@ from safeops.debug._op import Op, Slot
 from safeops.debug._products import factors
 from safeops.debug._source import called_by, user_frames
 
-_VALUELESS = UninitializedTensorMixin, _torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
+_VALUELESS = UninitializedTensorMixin, private_torch.FakeTensor  # LazyLinear's, and shapes alone: nothing to count
 _PLAIN = frozenset([torch.Tensor, torch.nn.Parameter, torch.nn.Buffer])
 
 
-class Recorder(_torch.TorchDispatchMode):
+class Recorder(private_torch.TorchDispatchMode):
     """Watches all ops of this thread and of the autograd engine's threads. `after(op)` is called behind each."""
 
     def __init__(self, modules, after):
@@ -41,10 +41,10 @@ class Recorder(_torch.TorchDispatchMode):
                 block.picks[: block.used].zero_()
             block.used = 0
         self.blocks = list(self.open.values())
-        self.peek = _torch.next_sequence()
+        self.peek = private_torch.next_sequence()
 
     def __enter__(self):
-        self.peek = _torch.next_sequence()
+        self.peek = private_torch.next_sequence()
         return super().__enter__()
 
     def table(self):
@@ -68,7 +68,7 @@ class Recorder(_torch.TorchDispatchMode):
             if not any(issubclass(kind, _VALUELESS) for kind in types):
                 return NotImplemented  # a subclass unwraps itself first; its inner ops come here
             return func(*args, **kwargs)
-        if not isinstance(func, _torch.OpOverload):
+        if not isinstance(func, private_torch.OpOverload):
             return func(*args, **kwargs)
         known = facts(func)
         if known.returns_alias:
@@ -89,16 +89,16 @@ class Recorder(_torch.TorchDispatchMode):
     def _before(self, func, known, args, kwargs):
         op = Op()
         op.func, op.facts, op.pick = func, known, None
-        node = _torch.current_node()
+        node = private_torch.current_node()
         op.node = op.sequence = None
         if node is not None:
-            op.node, op.sequence = node.name(), _torch.sequence(node)
+            op.node, op.sequence = node.name(), private_torch.sequence(node)
         op.frames, op.in_engine, op.through = user_frames(3)
         op.module = self.modules.path()
-        op.root = known.name == "ones_like" and called_by(_torch.MAKES_GRADIENTS, 3)
+        op.root = known.name == "ones_like" and called_by(private_torch.MAKES_GRADIENTS, 3)
         op.scaled = known.name == "mul" and called_by("scale", 3, "grad_scaler.py")
         # The node of a differentiable op exists by now: the numbers since the last op are its own.
-        peek = _torch.next_sequence()
+        peek = private_torch.next_sequence()
         op.differentiable = peek > self.peek
         for number in range(self.peek, peek):
             self.by_sequence[number] = op

@@ -4,7 +4,7 @@ import functools
 
 import torch
 
-from safeops import _torch
+from safeops.core import private_torch
 from safeops.debug._memory import Memory
 from safeops.debug._source import line, user_frames
 
@@ -30,7 +30,7 @@ class SavedTensors:
             self.nodes[id(node)] = node  # kept: another node must not get its id
             frames = frames or user_frames(3)[0]
             for x in _saved(node):
-                self.memory.of(x).reads.append((_torch.version(x), node, frames[0] if frames else None))
+                self.memory.of(x).reads.append((private_torch.version(x), node, frames[0] if frames else None))
             new += [earlier for earlier, _ in node.next_functions]
 
     def written(self, x):
@@ -38,7 +38,8 @@ class SavedTensors:
         if x.layout is not torch.strided or x.is_meta:
             return
         for version, node, place in self.memory.of(x).reads:
-            if version == _torch.version(x) and any(True for _ in _saved(node)):  # which backward has not freed yet
+            unfreed = any(True for _ in _saved(node))  # backward has not run yet
+            if unfreed and version == private_torch.version(x):
                 where = f" (made at {line(place).short})" if place else ""
                 yield "saved-write", f"{node.name()}{where} has saved it"
                 return
@@ -58,5 +59,5 @@ def _saved(node):
 @functools.cache
 def _attributes(kind):
     """The saved tensors that a node of this class shows (a Python function's: saved_tensors)."""
-    names = [name for name in dir(kind) if name.startswith(_torch.SAVED)]
+    names = [name for name in dir(kind) if name.startswith(private_torch.SAVED)]
     return names or [name for name in ("saved_tensors",) if hasattr(kind, name)]

@@ -9,11 +9,10 @@ import sysconfig
 
 import torch
 
-from safeops import _torch
+from safeops.core import PACKAGE, private_torch
 
-_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-_OWN = (os.path.join(_HERE, ""), os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""))
-_EXAMPLES = os.path.join(_HERE, "demo", "")  # part of the package, but a user of it like any other
+_OWN = (PACKAGE, os.path.join(os.path.dirname(os.path.abspath(torch.__file__)), ""))
+_EXAMPLES = os.path.join(PACKAGE, "demo", "")  # part of the package, but a user of it like any other
 _STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 _PACKAGES = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("purelib", "platlib"))
 _TORCH = _OWN[1]
@@ -64,7 +63,7 @@ def user_frames(depth=1, most=4):
                 break
         elif not frames:
             through = through or _THROUGH.get(name)
-        elif code.co_name == _torch.RUNS_ENGINE:
+        elif code.co_name == private_torch.RUNS_ENGINE:
             within = True
         elif code.co_name == "_run_code" and "runpy" in name:
             break  # a script that was started by another: the rest is the starter's

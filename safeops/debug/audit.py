@@ -9,14 +9,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.overrides import TorchFunctionMode
 
-from safeops import _check, _torch
+from safeops.core import PACKAGE, check, private_torch
 from safeops.debug import _patterns, _ranks
 from safeops.debug._means import Means, unequal
 from safeops.debug._saved import SavedTensors
 from safeops.debug._source import Line, line, user_frames, user_lines
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
-_OURS = os.path.dirname(_check.__file__)
 # Reads that a user cannot avoid: the scaler's flag, a sampler's seed.
 _READERS = (torch.amp.grad_scaler.__file__, os.path.join(os.path.dirname(torch.utils.data.__file__), ""))
 
@@ -114,13 +113,13 @@ class audit(TorchFunctionMode):
     def __enter__(self):
         # After a step its graph is gone: what it saved is nobody's any more.
         self.hook = register_optimizer_step_post_hook(lambda *_: self._forget())
-        _check.watchers.append(self._left_out)
+        check.watchers.append(self._left_out)
         self.shown, warnings.showwarning = warnings.showwarning, self._show_warning
         return super().__enter__()
 
     def __exit__(self, *error):
         super().__exit__(*error)
-        _check.watchers.remove(self._left_out)
+        check.watchers.remove(self._left_out)
         if warnings.showwarning == self._show_warning:  # not the user's, set in the meantime
             warnings.showwarning = self.shown
         self.hook.remove()
@@ -162,14 +161,14 @@ class audit(TorchFunctionMode):
         name = getattr(func, "__name__", str(func))
         # An attribute (.grad, .shape, .data); or what an optimizer does with parameters, which is torch's own business.
         # Under functorch tensors have no values to read.
-        if name == "__get__" or _torch.transforms_active() or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
+        if name == "__get__" or private_torch.transforms_active() or _OPTIMIZERS in sys._getframe(1).f_code.co_filename:
             return func(*args, **kwargs)
-        with torch.no_grad(), _torch.disable_modes():  # no_sync, say, which our own reads are no business of
+        with torch.no_grad(), private_torch.disable_modes():  # no_sync, say, which our own reads are no business of
             seen = list(_patterns.before(name, args, kwargs))
         caller = sys._getframe(1).f_code
         if caller.co_filename.startswith(_READERS) and caller.co_name != "get_scale":
             seen = [(code, detail) for code, detail in seen if code != "sync-read"]
-        if caller.co_filename.startswith(_OURS) and "refuse" in caller.co_name:  # an error of ours is on its way
+        if caller.co_filename.startswith(PACKAGE) and "refuse" in caller.co_name:  # an error of ours is on its way
             seen = [(code, detail) for code, detail in seen if code not in _patterns.WAITS]
         self._note(seen)
         if args and isinstance(args[0], torch.Tensor) and _patterns.is_in_place(name):
@@ -179,7 +178,7 @@ class audit(TorchFunctionMode):
             means.reached(args[0])
         result = func(*args, **kwargs)
         explained = any(code in ("domain", "small-divisor", "times-mask") for code, _ in seen)
-        with torch.no_grad(), _torch.disable_modes():
+        with torch.no_grad(), private_torch.disable_modes():
             found = [] if explained else list(_patterns.behind(name, args, kwargs, result))
             if means is not None:
                 means.note(func, name, args, kwargs, result)
@@ -194,7 +193,7 @@ class audit(TorchFunctionMode):
 
     def _left_out(self, index, size, which):
         """Called by a loss on a device whose kernels nobody waits for."""
-        with torch.no_grad(), _torch.disable_modes():
+        with torch.no_grad(), private_torch.disable_modes():
             self._note(list(_patterns.missing(index, size, which)))
 
     def _note(self, patterns):

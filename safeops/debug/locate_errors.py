@@ -6,7 +6,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from safeops import _torch
+from safeops.core import private_torch
 from safeops.debug._bisect import Bisection
 from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._memory import Memory
@@ -28,7 +28,7 @@ class LocatedError(RuntimeError):
         self.line: Line | None = line or (site.line if site else None)
 
 
-class locate_errors(_torch.TorchDispatchMode):
+class locate_errors(private_torch.TorchDispatchMode):
     """Raise errors of a step at the op that caused them, as LocatedError with op, operands, module and source line.
 
     An error on a device (an index out of range, an illegal memory access) is reported by whatever op happens to look
@@ -96,7 +96,9 @@ class locate_errors(_torch.TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if not isinstance(func, _torch.OpOverload) or any(issubclass(x, UninitializedTensorMixin) for x in types):
+        if not isinstance(func, private_torch.OpOverload) or any(
+            issubclass(x, UninitializedTensorMixin) for x in types
+        ):
             return func(*args, **kwargs)
         tensors = list(tensors_in((*args, *kwargs.values())))
         site = self._site(func, tensors)
@@ -135,7 +137,7 @@ class locate_errors(_torch.TorchDispatchMode):
     # ---- what every op leaves behind
 
     def _site(self, func, tensors):
-        node = _torch.current_node()
+        node = private_torch.current_node()
         frames, in_engine, _ = user_frames(3)
         self.ordinal += 1
         operands = [describe(x) for x in tensors]
@@ -149,11 +151,11 @@ class locate_errors(_torch.TorchDispatchMode):
         before = []
         for x in () if facts(func).returns_alias else tensors:
             if has_storage(x):
-                self.memory.of(x).reads.append((_torch.version(x), tuple(x.shape), site))
+                self.memory.of(x).reads.append((private_torch.version(x), tuple(x.shape), site))
         for i, name in facts(func).writes:
             for x in tensors_in((args[i] if i < len(args) else kwargs.get(name),)):
                 if has_storage(x):
-                    before.append((x, _torch.version(x)))
+                    before.append((x, private_torch.version(x)))
         return before
 
     def _note_writes(self, func, site, outputs, before):
@@ -180,7 +182,7 @@ class locate_errors(_torch.TorchDispatchMode):
         raise LocatedError(text, site, [site]) from error
 
     def _provenance(self, i, x):
-        name = self.names.get(id(x)) or self.names.get(id(_torch.base(x)))
+        name = self.names.get(id(x)) or self.names.get(id(private_torch.base(x)))
         if name:
             return f"operand {i}, on {x.device}, is {name}"
         writer = self.memory.of(x).writer if has_storage(x) else None

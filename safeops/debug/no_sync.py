@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from safeops._torch import STEPS_OPTIMIZER, OpOverload, TorchDispatchMode
+from safeops.core.private_torch import STEPS_OPTIMIZER, OpOverload, TorchDispatchMode
 from safeops.debug._facts import facts, run, tensors_in
 from safeops.debug._source import called_by, line, traceback_frames, user_frames
 

@@ -11,7 +11,7 @@ import warnings
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from safeops import _torch
+from safeops.core import private_torch
 from safeops.debug import _page, _ranks
 from safeops.debug._board import Board
 from safeops.debug._history import History
@@ -110,7 +110,7 @@ class trace:
     def modules(self):
         if self._history is None:
             raise RuntimeError("trace: modules are counted with html= or log=")
-        with _torch.disable_modes():
+        with private_torch.disable_modes():
             return self._history.modules(self._modules)
 
     def __enter__(self):
@@ -151,7 +151,7 @@ class trace:
         finally:
             self._recorder.clear()
             if self._html:
-                with _torch.disable_modes():
+                with private_torch.disable_modes():
                     _page.write(self._html, self)
 
     def check(self):
@@ -171,7 +171,7 @@ class trace:
 
     def _look(self, results, together=True):
         recorder, found, new = self._recorder, None, False
-        with recorder.lock, _torch.disable_modes(), torch.no_grad():
+        with recorder.lock, private_torch.disable_modes(), torch.no_grad():
             if recorder.ops:
                 step = Step(recorder, results)
                 # An update, and what runs behind the last one of a training loop, is no step of its own.

@@ -9,7 +9,7 @@ import time
 import torch
 
 import safeops
-from safeops._torch import enable_onednn
+from safeops.core.private_torch import enable_onednn
 from safeops.demo.data import FOCAL_BASELINE
 from safeops.demo.network import StereoNet
 

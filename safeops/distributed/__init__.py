@@ -1,5 +1,15 @@
 """Losses that are exact across ranks. torch.distributed moves the data; nothing here does."""
 
+from safeops.core import call_path
 from safeops.distributed.global_count import global_count
+
+
+def _call_over_ranks(op, operands, takes):
+    from safeops.distributed import _dtensor  # (a slow import, which whoever has a DTensor has paid for)
+
+    return _dtensor.call(op, operands, takes)
+
+
+call_path.call_over_ranks = _call_over_ranks
 
 __all__ = ["global_count"]

@@ -10,9 +10,9 @@ import contextlib
 import torch
 import torch.distributed as dist
 
-from safeops import _check
-from safeops._torch import TorchDispatchMode
-from safeops.distributed._group import here, objects
+from safeops.core import check
+from safeops.core.group import here, objects
+from safeops.core.private_torch import TorchDispatchMode
 
 COLLECTIVES = "c10d", "_c10d_functional", "_dtensor"  # the namespaces of torch's own ops
 UNWATCHED = contextlib.nullcontext()
@@ -50,7 +50,7 @@ def _differences(first, call, other, others):
 
 def _shown(name, x):
     if isinstance(x, torch.Tensor):
-        return f"{str(x.dtype).removeprefix('torch.')} {_check.shown(x)}"
+        return f"{str(x.dtype).removeprefix('torch.')} {check.shown(x)}"
     if isinstance(x, float) and x.is_integer():
         x = int(x)  # the same number, as a rank may write it
     return REDUCTIONS[x] if name == "reduction" else repr(x)
@@ -74,6 +74,6 @@ class _Watch(TorchDispatchMode):
             return NotImplemented  # a DTensor's own ops come here, on what each rank holds
         if self.operands is not None and func.namespace in COLLECTIVES and "wait" not in func.__name__:
             operands, self.operands = self.operands, None
-            mesh = next(m for m in map(_check.mesh, operands.values()) if m is not None)
+            mesh = next(m for m in map(check.mesh, operands.values()) if m is not None)
             agree(self.function, mesh.get_all_groups(), operands)
         return func(*args, **(kwargs or {}))

@@ -8,10 +8,11 @@ nll_loss needs the number at each row's class alone, which one rank has: an all-
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from safeops._dtypes import compute_dtype
-from safeops._op import registry
+from safeops.core import sums
+from safeops.core.dtypes import compute_dtype
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, local, shared
+from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
 from safeops.ops.rows._classification import class_dim, row_shape, rows_of
 from safeops.ops.rows._linear_chunks import own_of
 
@@ -78,26 +79,27 @@ class Rows:
 
 
 def forward(op, *operands):
-    operands += op.defaults[len(operands) :]
+    _, _, _, _, _, *options = operands = op.operands(*operands)
     of = Rows(*operands[:5])
     if of.part is None:
-        results = op.forward(*of.operands(), *operands[5:])
+        results = op.forward(*of.operands(), *options)
     else:
-        results = (_of_parts if op.name == "cross_entropy" else _of_owners)(of, *operands[5:])
+        results = (_of_parts if op.takes_logits else _of_owners)(op, of, *options)
     return tuple(map(of.share, results))
 
 
 def gradients(op, grad, needs, operands, results):
-    of = Rows(*operands[:5])
-    g, numbers = local(grad, of.shape, of.rows), [r.to_local() for r in results]
+    _, _, _, _, _, *options = operands
+    of, saved = Rows(*operands[:5]), op.Saved(*(r.to_local() for r in results))
+    g = local(grad, of.shape, of.rows)
     if of.part is None:
-        found = op.gradients(g, needs, [*of.operands(), *operands[5:]], numbers)
-    elif op.name == "nll_loss":
+        found = op.gradients(g, needs, op.Operands(*of.operands(), *options), saved)
+    elif op.takes_logits:
+        found = _gradients_of_part(op, of, g, saved.numbers, *options, needs[:2])
+    else:
         x, target, weight, mask, _ = of.operands()
         at, inside = own_of(target - of.first, x.shape[of.dim])
-        found = op.gradients(g, needs, [x, at.squeeze(-1), weight, mask & inside, NO_CLASS], numbers)
-    else:
-        found = _gradients_of_part(op, of, g, *numbers, *operands[5:], needs[:2])
+        found = op.gradients(g, needs, op.Operands(x, at.squeeze(-1), weight, mask & inside, NO_CLASS), saved)
     return [
         shared(d, of.mesh, of.input.shape, of.placements, t) if need else None
         for d, t, need in zip(found, operands, needs)
@@ -109,7 +111,7 @@ def gradients(op, grad, needs, operands, results):
 
 def _sum(x, mask, weight=None):
     """The sum of each row, in fp64."""
-    return registry["masked_sum"].call(x, mask, -1, False, weight, torch.float64, "zero")
+    return sums.total(x, mask, dim=-1, weight=weight, dtype=torch.float64)
 
 
 def _own(of, x):
@@ -118,20 +120,20 @@ def _own(of, x):
     return torch.where(inside, x.gather(-1, at).squeeze(-1), 0) if x.shape[-1] else x.new_zeros(x.shape[:-1])
 
 
-def _of_owners(of):
-    """The results of nll_loss's raw forward, for whole rows."""
+def _of_owners(op, of):
+    """The results of the raw forward of whole rows."""
     own = torch.where(of.mask, -_own(of, of.x.detach().movedim(of.dim, -1)), 0).double()
-    loss, dtype = add_up("nll_loss", own, of.mesh, [of.part]), compute_dtype(of.x.dtype)
+    loss, dtype = add_up(op.name, own, of.mesh, [of.part]), compute_dtype(of.x.dtype)
     loss = (loss if of.weights is None else torch.where(of.mask, loss * of.weights, 0)).to(dtype)
     return loss, of.mask, loss.new_empty(0) if of.weights is None else of.weights
 
 
-def _of_parts(of, label_smoothing, z_loss):
-    """The results of cross_entropy's raw forward, for whole rows."""
+def _of_parts(op, of, label_smoothing, z_loss):
+    """The results of the raw forward of whole rows."""
     x, smooth = of.x.detach().movedim(of.dim, -1), label_smoothing != 0
     weight = None if of.weight is None else of.weight.detach()
     if x.shape[-1]:
-        raw = registry["masked_logsumexp"].forward
+        raw = _masked_logsumexp.forward
         log_sum, _, scale = raw(x, None, None, [-1], False, False, torch.float64, 0.0)
     else:
         log_sum = scale = x.new_full(x.shape[:-1], float("-inf"), dtype=torch.float64)
@@ -149,7 +151,7 @@ def _of_parts(of, label_smoothing, z_loss):
         every = None if weight is None else weight.expand(x.shape)
         columns += [_sum(x, exists, every), _sum(exists.to(torch.float32), None)]
         columns.append(columns[-1] if every is None else _sum(every, exists))
-    log_sum, own, *rest = over_parts("cross_entropy", of.mesh, of.part, torch.stack([c.double() for c in columns]))
+    log_sum, own, *rest = over_parts(op.name, of.mesh, of.part, torch.stack([c.double() for c in columns]))
     mass = rest.pop(0) if of.shares else torch.ones_like(own) if of.weights is None else of.weights.double()
     if of.shares:
         loss = torch.where(mass == 0, 0, mass * log_sum) - own

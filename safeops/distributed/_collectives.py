@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from safeops.distributed._group import all_gather, group_of_mesh, here, is_running
+from safeops.core.group import all_gather, group_of_mesh, here, is_running
 from safeops.distributed._layout import Uncovered
 
 

@@ -11,13 +11,13 @@ import functools
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from safeops import _op
-from safeops._library import raise_cause
-from safeops._route import PLAIN
-from safeops._torch import schema
+from safeops.core.call_path import autograd_function
+from safeops.core.group import here
+from safeops.core.library import raise_cause
+from safeops.core.private_torch import schema
+from safeops.core.route import PLAIN
 from safeops.distributed import _classes, _reductions, _vectors, _vocabulary
 from safeops.distributed._agreement import watched
-from safeops.distributed._group import here
 from safeops.distributed._layout import Uncovered, for_composite, layout, local, shared
 
 
@@ -71,7 +71,7 @@ def _over_ranks(op):
         made.composite_gradients = functools.partial(_composite_gradients, made)
     elif op.backward:
         made.backward = _named(op, _backward, op.backward)
-    made.function = _op._function(made)
+    made.function = autograd_function(made)
     return made
 
 
@@ -103,7 +103,7 @@ def _named(op, function, raw=None, *first):
 
 
 def _composite_gradients(op, grad, needs, operands, results):
-    whole = list(map(for_composite, operands))
+    whole = op.Operands(*map(for_composite, operands))
     found = type(op).composite_gradients(op, grad, needs, whole, results)
     inputs = [operands[i] for i in op.differentiable]
     return [
@@ -150,14 +150,12 @@ def _backward(op, *operands):
 
 def _loss_of_all(op, *operands):
     """A pointwise loss. (total, count) of each rank, with weights (total, sum of weights, count)."""
-    operands += op.defaults[len(operands) :]
-    n = op.count
-    mask, weight, denominator, reduction, *parameters, empty_nan, divisor = operands[n:]
-    if reduction == 0:
-        return _elementwise(op.forward, *operands[: n + 2], None, *operands[n + 3 :])
-    tensors = [x for x in operands[:n] if x is not None]
-    mesh, shape, placements = layout([x for x in (*tensors, mask, weight) if x is not None])
-    x, y, *rest = (local(t, shape, placements) for t in (*operands[:n], mask, weight))
+    given = op.operands(*operands)
+    if given.reduction == 0:
+        return _elementwise(op.forward, *given._replace(denominator=None))
+    n, parameters = op.count, given[op.count + 4 : -2]
+    mesh, shape, placements = layout([x for x in (*given[:n], given.mask, given.weight) if x is not None])
+    x, y, *rest = (local(t, shape, placements) for t in (*given[:n], given.mask, given.weight))
     mask, weight = rest[-2:]
     # From a mean the sum is had again in fp64, where it does not overflow. Weights may cancel, and a mean is then lost.
     code = 1 if weight is None else 2
@@ -167,11 +165,12 @@ def _loss_of_all(op, *operands):
     else:
         here = torch.broadcast_shapes(*(t.shape for t in (x, y, *rest[:-2]) if t is not None))
         own = value, by, _reductions.count(x.expand(here), mask, weight, None).reshape(())
-    given = local(denominator, (), [Replicate()] * mesh.ndim)
-    if divisor is not None:
-        given = by.new_full((), divisor)
+    denominator = local(given.denominator, (), [Replicate()] * mesh.ndim)
+    if given.divisor is not None:
+        denominator = by.new_full((), given.divisor)
     dims = [i for i, p in enumerate(placements) if p.is_shard()]
-    found, used = _reductions.combined(op.name, own, mesh, dims, reduction == 1, given, empty_nan)
+    mean = given.reduction == 1
+    found, used = _reductions.combined(op.name, own, mesh, dims, mean, denominator, given.empty_nan)
     everywhere = [Replicate()] * mesh.ndim
     return tuple(shared(t, mesh, torch.Size(), everywhere) for t in (found.to(value.dtype), used))
 

@@ -9,9 +9,9 @@ from math import prod
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from safeops._definitions import laid_out
-from safeops._route import PLAIN
-from safeops._torch import awaited
+from safeops.core.definitions import laid_out
+from safeops.core.private_torch import awaited
+from safeops.core.route import PLAIN
 
 
 class Uncovered(Exception):

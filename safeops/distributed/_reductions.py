@@ -8,9 +8,8 @@ two numbers that it gives beside the value, the local backward kernel needs no c
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
-from safeops._op import registry, total
+from safeops.core import check, loss_reduction, sums
+from safeops.core.dtypes import compute_dtype
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import Uncovered, layout, local, shared
 from safeops.ops.reductions._statistic import Parts, finish
@@ -27,20 +26,20 @@ def combined(function, own, mesh, dims, mean, given, empty_nan):
     by = count if weights is None else partials[1]
     if mean:
         by = by if given is None else given.double()
-        value = _loss.divide(value, count, by, given is not None, empty_nan)
+        value = loss_reduction.divide(value, count, by, given is not None, empty_nan)
         return value, by if given is None else torch.where(by == 0, float("inf"), by)
     return torch.where(count > 0, value, float("nan") if empty_nan else 0.0), by
 
 
-def kernel(name, x):
+def kernel(op, x):
     """The kernel of this op, which another one may be made of: where it runs by itself too."""
-    if not registry[name].runs_on(x.device):
+    if not op.runs_on(x.device):
         raise Uncovered
-    return registry[name].forward
+    return op.forward
 
 
 def count(x, mask, weight, dims):
-    return kernel("masked_count", x)(x, mask, weight, dims, True)
+    return kernel(sums.masked_count, x)(x, mask, weight, dims, True)
 
 
 class Reduced:
@@ -51,7 +50,7 @@ class Reduced:
 
     def __init__(self, op, input, mask, weight, dim, keepdim):
         self.mesh, self.shape, self.placements = layout([x for x in (input, mask, weight) if x is not None])
-        self.dims = _check.dims(op.name, dim, len(self.shape))
+        self.dims = check.dims(op.name, dim, len(self.shape))
         self.cut = [i for i, p in enumerate(self.placements) if p.is_shard() and p.dim in self.dims]
         self.kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
         self.lost = () if keepdim else self.dims
@@ -76,7 +75,7 @@ class Reduced:
 
 
 def forward(op, *operands):
-    input, mask, weight, dim, keepdim, *options = *operands, *op.defaults[len(operands) :]
+    input, mask, weight, dim, keepdim, *options = op.operands(*operands)
     of = Reduced(op, input, mask, weight, dim, keepdim)
     if not of.cut:
         results = op.forward(*of.operands, list(of.dims), True, *options)
@@ -89,20 +88,21 @@ def gradients(op, grad, needs, operands, results):
     input, mask, weight, dim, keepdim, *options = operands
     of = Reduced(op, input, mask, weight, dim, keepdim)
     own = [of.own(t) for t in (grad, *results)]
-    (d,) = op.gradients(own[0], needs, [*of.operands, list(of.dims), True, *options], own[1:])
+    operands = op.Operands(*of.operands, list(of.dims), True, *options)
+    (d,) = op.gradients(own[0], needs, operands, op.Saved(*own[1:]))
     return (shared(d, of.mesh, of.shape, of.placements, input),)
 
 
 def counts(op, *operands):
     """masked_count."""
-    of = Reduced(op, *operands, *op.defaults[len(operands) :])
+    of = Reduced(op, *op.operands(*operands))
     return of.share(add_up(op.name, count(*of.operands, list(of.dims)), of.mesh, of.cut))
 
 
 def _total(op, of, empty_nan, dtype):
     """A sum or mean."""
     (x, mask, weight), dims = of.operands, list(of.dims)
-    raw = kernel("masked_mean" if weight is None else "masked_sum", x)
+    raw = kernel(sums.masked_mean if weight is None else sums.masked_sum, x)
     wide = torch.float64 if weight is not None or dtype == torch.float64 else None  # (fp64 takes twice as long)
     value, by = raw(x, mask, weight, dims, True, False, wide)
     own = (value.double() * by, None, by) if weight is None else (value, by, count(x, mask, weight, dims))
@@ -119,11 +119,11 @@ def _statistic(op, of, empty_nan, dtype, parameter):
 def parts_of(function, op, operands, dims, parameter, mesh, cut, dtype=None):
     """A statistic of all ranks' elements, by one collective."""
     (x, mask, weight), dims = operands, list(dims)
-    name, of_part = op.of_part or (op.name, parameter)
-    results = kernel(name, x)(x, mask, weight, dims, True, False, torch.float64, of_part)
+    part, of_part = op.of_part or (op, parameter)
+    results = kernel(part, x)(x, mask, weight, dims, True, False, torch.float64, of_part)
     columns = {"count": count(x, mask, weight, dims), **op.part(*results, of_part)}
     if op.weighs and weight is not None:
-        columns["weight"] = total(weight.expand(x.shape), mask, dims, True, torch.float64)
+        columns["weight"] = sums.total(weight.expand(x.shape), mask, dims, keepdim=True, dtype=torch.float64)
     found = gather(function, torch.stack([c.double() for c in columns.values()]), mesh, cut)
     columns = dict(zip(columns, found.unbind(1)))
     if op.weighs:

@@ -8,13 +8,15 @@ product of the gradient and the result is added up by one all-reduce; that of co
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from safeops import _check
-from safeops._dtypes import compute_dtype
-from safeops._op import registry, total
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype
+from safeops.core.sums import total
 from safeops.distributed._collectives import add_up, gather
 from safeops.distributed._layout import layout, local, shared
 from safeops.distributed._reductions import parts_of
 from safeops.ops.reductions._statistic import finish, reciprocal
+from safeops.ops.reductions.masked_logsumexp import _masked_logsumexp
+from safeops.ops.reductions.masked_norm import _masked_norm, masked_norm
 from safeops.ops.rows.normalize import resolve_eps
 
 
@@ -24,7 +26,7 @@ class Vectors:
     def __init__(self, op, dim, *operands):
         self.op = op
         self.mesh, self.shape, self.placements = layout([x for x in operands if x is not None])
-        self.dim = _check.one_dim(op.name, dim, len(self.shape))
+        self.dim = check.one_dim(op.name, dim, len(self.shape))
         self.cut = [i for i, p in enumerate(self.placements) if p.is_shard(self.dim)]
         self.operands = [local(x, self.shape, self.placements) for x in operands]
 
@@ -46,15 +48,16 @@ class Vectors:
         kept = [Replicate() if i in self.cut else p for i, p in enumerate(self.placements)]
         return [Shard(p.dim - (not keepdim and p.dim > self.dim)) if p.is_shard() else p for p in kept]
 
-    def statistic(self, name, x, mask, parameter=0.0):
+    def statistic(self, op, x, mask, parameter=0.0):
         """(value, origin, scale) of the vectors, in fp64."""
-        op, where = registry[name], (self.mesh, self.cut, torch.float64)
+        where = self.mesh, self.cut, torch.float64
         found = parts_of(self.op.name, op, (x, mask, None), (self.dim,), parameter, *where)
         return tuple(t.squeeze(0) for t in finish(op.statistic, found, 0.0, parameter))
 
     def inner(self, terms, mask=None):
         """The sum of terms over the vectors, in fp64."""
-        return add_up(self.op.name, total(terms, mask, [self.dim], True, torch.float64), self.mesh, self.cut)
+        own = total(terms, mask, [self.dim], keepdim=True, dtype=torch.float64)
+        return add_up(self.op.name, own, self.mesh, self.cut)
 
 
 # ---- softmax
@@ -64,7 +67,7 @@ def softmax(op, input, mask=None, dim=-1, log=False):
     of = Vectors(op, dim, input, mask)
     x, mask = of.operands
     if of.cut:
-        value, top, scale = of.statistic("masked_logsumexp", x, mask)
+        value, top, scale = of.statistic(_masked_logsumexp, x, mask)
         # +inf, or nothing but -inf, is no distribution
         sums = torch.where(value.isinf(), float("nan"), reciprocal(scale))
         y = _softmax(x, mask, top, sums, log)
@@ -87,11 +90,11 @@ def softmax_gradients(op, grad, needs, operands, results):
     (x, mask), g = of.operands, local(grad, of.shape, of.placements)
     numbers = [None if t is None else of.numbers(t) for t in results]
     if not of.cut:
-        (d,) = op.gradients(g, needs, [x, mask, of.dim, log], numbers)
+        (d,) = op.gradients(g, needs, op.Operands(x, mask, of.dim, log), op.Saved(*numbers))
     else:
         compute = compute_dtype(x.dtype, g.dtype)
         g, y = g.to(compute), x.to(compute)
-        y = y if numbers[0] is None else _softmax(y, mask, *numbers, False)
+        y = y if results.top is None else _softmax(y, mask, *numbers, False)
         # dx = y (g - sum g y); of the logarithm, g - y sum g
         sums = of.inner(g if log else g * y, mask).to(compute)
         d = g - y * sums if log else y * (g - sums)
@@ -106,7 +109,7 @@ def normalize(op, input, dim=-1, eps=None):
     of = Vectors(op, dim, input)
     (x,) = of.operands
     if of.cut:
-        norm, _, _ = of.statistic("masked_norm", x, None, 2.0)
+        norm, _, _ = of.statistic(_masked_norm, x, None, 2.0)
         y = _divided(x, _divisor(norm, eps, x.dtype))
     else:
         y, norm = op.forward(x, of.dim, eps)
@@ -126,9 +129,9 @@ def _divided(x, divisor, dtype=None):
 def normalize_gradients(op, grad, needs, operands, results):
     input, dim, eps = operands
     of = Vectors(op, dim, input)
-    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.numbers(*results)
+    (x,), g, norm = of.operands, local(grad, of.shape, of.placements), of.numbers(results.norm)
     if not of.cut:
-        (d,) = op.gradients(g, needs, [x, of.dim, eps], [norm])
+        (d,) = op.gradients(g, needs, op.Operands(x, of.dim, eps), op.Saved(norm))
     else:
         # dx = (g - y sum g y) / norm; below eps, g / eps
         divisor, wide = _divisor(norm, eps, x.dtype), compute_dtype(x.dtype, g.dtype)
@@ -153,7 +156,7 @@ def cosine(op, x1, x2, dim=-1, eps=None):
 def _cosine_of_parts(of, eps, value, *norms):
     own = torch.stack([value.unsqueeze(of.dim).double(), *norms])
     cosines, *parts = gather(of.op.name, own, of.mesh, of.cut).unbind(1)
-    norms = [registry["masked_norm"].call(p, None, 0, False, None, None, "zero", 2.0) for p in parts]
+    norms = [masked_norm(p, dim=0) for p in parts]
     least = torch.finfo(value.dtype).tiny  # by which a shorter part was divided
     for part, norm in zip(parts, norms):
         cosines = cosines * (part.clamp(min=least) / _divisor(norm, eps, value.dtype))
@@ -166,5 +169,5 @@ def cosine_gradients(op, grad, needs, operands, results):
     g, *numbers = map(of.numbers, (grad, *results))
     # A broadcast operand's gradient is summed, over ranks too: nothing is rounded to half before that.
     own = [t if x.shape == of.shape else t.to(compute_dtype(t.dtype)) for t, x in zip(of.operands, (x1, x2))]
-    found = op.gradients(g, needs, [*own, of.dim, eps], numbers)
+    found = op.gradients(g, needs, op.Operands(*own, of.dim, eps), op.Saved(*numbers))
     return [of.share(d, x) if need else None for d, x, need in zip(found, (x1, x2), needs)]

@@ -8,7 +8,7 @@ collective, which runs beside the last product of the weight's.
 import torch
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from safeops._dtypes import compute_dtype
+from safeops.core.dtypes import compute_dtype
 from safeops.distributed._classes import over_parts
 from safeops.distributed._layout import Uncovered, local, shared
 from safeops.ops.rows import _linear_chunks
@@ -24,7 +24,8 @@ class Part:
     gathered; of several that shard the classes, all but the first are gathered along, and strided ones (FSDP's).
     """
 
-    def __init__(self, input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing):
+    def __init__(self, given):
+        input, linear_weight, target, linear_bias, weight, mask, ignore_index, label_smoothing, *_ = given
         if not (isinstance(input, DTensor) and isinstance(linear_weight, DTensor)):
             raise Uncovered
         self.mesh, self.rows_shape = input.device_mesh, input.shape[:-1]
@@ -64,9 +65,9 @@ class Part:
 
 
 def forward(op, *operands):
-    input, linear_weight, *rest = operands + op.defaults[len(operands) :]
-    *_, label_smoothing, z_loss = rest[:7]
-    of = Part(input, linear_weight, *rest[:5], label_smoothing)
+    given = op.operands(*operands)
+    label_smoothing, z_loss = given.label_smoothing, given.z_loss
+    of = Part(given)
     with without_autocast(of.x):
         chunks = _linear_chunks.chunks_of(of.x, of.linear_weight, of.linear_bias)
         sums = _linear_chunks.sums_of(chunks, of.place, of.existing[0] if label_smoothing else None)
@@ -75,7 +76,7 @@ def forward(op, *operands):
         columns = [others, own, own.new_zeros(()).expand_as(own) + spread] if label_smoothing else [others, own]
         sums = over_parts(op.name, of.mesh, of.part, torch.stack(columns))
         sums = sums if label_smoothing else (*sums, 0)
-    dtype = compute_dtype(input.dtype)
+    dtype = compute_dtype(given.input.dtype)
     loss, log_sum = _linear_chunks.losses(*sums, of.keep, of.weights, of.existing, label_smoothing, z_loss)
     loss = loss.to(dtype)
     weights = loss.new_empty(0) if of.weights is None else of.weights
@@ -84,10 +85,9 @@ def forward(op, *operands):
 
 
 def gradients(op, grad, needs, operands, results):
-    input, linear_weight, _, linear_bias, *_, label_smoothing, z_loss = operands[:9]
-    of, needs = Part(*operands[:7], label_smoothing), (needs[0], needs[1], needs[3])
+    given, of, needs = operands, Part(operands), (needs[0], needs[1], needs[3])
     g = local(grad, of.rows_shape, of.rows).reshape(-1)
-    log_sum = results[0].to_local().reshape(-1)
+    log_sum = results.logsumexp.to_local().reshape(-1)
 
     def added(d, like, placements):
         """The ranks' terms of a gradient, added up and laid out as its operand; the host does not wait."""
@@ -98,14 +98,14 @@ def gradients(op, grad, needs, operands, results):
     of_classes = [Partial() if p.is_shard() else of.classes[i] for i, p in enumerate(of.rows)]
 
     def finish(d_input):
-        return added(d_input.view(*of.local_rows, of.x.shape[1]), input, of_rows)
+        return added(d_input.view(*of.local_rows, of.x.shape[1]), given.input, of_rows)
 
     d_input, *others = _linear_chunks.gradients(
         g, of.x, of.linear_weight, of.linear_bias, of.place, of.keep, of.weights, log_sum, of.existing,
-        label_smoothing, z_loss, needs, finish,
+        given.label_smoothing, given.z_loss, needs, finish,
     )  # fmt: skip
-    operands = linear_weight, linear_bias
-    others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, operands, needs[1:])]
+    layer = given.linear_weight, given.linear_bias
+    others = [added(d, x, of_classes) if need else None for d, x, need in zip(others, layer, needs[1:])]
     return [d_input if needs[0] else None, *others]
 
 

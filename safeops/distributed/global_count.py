@@ -3,11 +3,10 @@
 import torch
 import torch.distributed as dist
 
-from safeops import _check
-from safeops._op import registry
-from safeops._torch import start_all_reduce
+from safeops.core import check, sums
+from safeops.core.group import group_of_mesh, here, is_running
+from safeops.core.private_torch import start_all_reduce
 from safeops.distributed._agreement import agree, is_asked
-from safeops.distributed._group import group_of_mesh, here, is_running
 
 
 @torch.no_grad()
@@ -52,7 +51,7 @@ def global_count(masks, *, weight=None, group=None, mesh=None, dims=None, averag
     name = here("global_count")
     masks, weights = _pairs(name, masks, weight)
     group, size = _ranks(name, group, mesh, dims)
-    _check.boolean_flag(name, "averaged", averaged)
+    check.boolean_flag(name, "averaged", averaged)
     if size > 1 and is_asked():
         agree("global_count", [group], {"averaged": averaged, "weight": weight is not None})
     total = torch.stack([_count(mask, w) for mask, w in zip(masks, weights)]).sum()
@@ -78,13 +77,13 @@ def _pairs(name, masks, weight):
         raise ValueError(f"{name}: masks is empty: pass torch.zeros(0, dtype=torch.bool) on the device of the others")
     for i, (mask, w) in enumerate(zip(masks, weights)):
         of, weight_of = (f"masks[{i}]", f"weight[{i}]") if len(masks) > 1 else ("masks", "weight")
-        _check.boolean(name, of, mask, "True = keep")
-        _check.no_dtensor(name, of, mask)
-        _check.same_device(name, "masks[0]", masks[0], **{of: mask, weight_of: w})
+        check.boolean(name, of, mask, "True = keep")
+        check.no_dtensor(name, of, mask)
+        check.same_device(name, "masks[0]", masks[0], **{of: mask, weight_of: w})
         if w is not None:
-            _check.floating(name, weight_of, w)
-            _check.no_dtensor(name, weight_of, w)
-            _check.broadcast(name, **{of: mask, weight_of: w})
+            check.floating(name, weight_of, w)
+            check.no_dtensor(name, weight_of, w)
+            check.broadcast(name, **{of: mask, weight_of: w})
     return masks, weights
 
 
@@ -115,4 +114,4 @@ def _count(mask, weight):
     if weight is None:
         return mask.sum().double()
     mask, weight = torch.broadcast_tensors(mask, weight.detach())
-    return registry["masked_sum"].call(weight, mask, None, False, None, torch.float64, "zero")
+    return sums.total(weight, mask, dtype=torch.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from safeops import _torch
+from safeops.core import private_torch
 
 from .compare import assert_outcomes_close, assert_right
 from .registry import check
@@ -15,7 +15,7 @@ from .subject import Subject, run
 def _compiled(subject, samples, backend, dynamic, plain=False):
     """Compile once, run on each sample; the number of graphs it took."""
     torch.compiler.reset()
-    counter = _torch.counting_backend(backend)
+    counter = private_torch.counting_backend(backend)
     compiled = torch.compile(subject.op, fullgraph=True, dynamic=dynamic, backend=counter)
     for sample in samples:
         eager = run(subject.op, sample)

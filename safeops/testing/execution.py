@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 
-from safeops import _torch
+from safeops.core import private_torch
 
 from .compare import assert_outcomes_close, assert_outcomes_equal, assert_right
 from .memory import _state, _unchanged
@@ -104,7 +104,7 @@ def check_no_sync(subject: Subject, sample: Sample) -> None:
         raise AssertionError(f"without gradients: {error}") from error
 
 
-class _Recorder(_torch.TorchDispatchMode):
+class _Recorder(private_torch.TorchDispatchMode):
     """Keeps the calls to the ops of one namespace, with their arguments."""
 
     def __init__(self, namespace):
@@ -142,7 +142,7 @@ def check_opcheck_traced(subject: Subject, sample: Sample) -> None:
 
 def _direct(subject, sample):
     """The call of the dispatcher's op, if that is one."""
-    if not isinstance(subject.direct, (_torch.OpOverload, _torch.OpOverloadPacket)):
+    if not isinstance(subject.direct, (private_torch.OpOverload, private_torch.OpOverloadPacket)):
         return []
     live, _ = attach(sample.cast(torch.float32).clone())
     return [(_overload(subject.direct, live), live.args, dict(live.kwargs))]
@@ -151,7 +151,7 @@ def _direct(subject, sample):
 def _opcheck(calls, *tests):
     for function, args, kwargs in calls:
         if function.name().split("::")[1].startswith("_"):  # raw ops have no autograd of their own
-            args, kwargs = _torch.tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
+            args, kwargs = private_torch.tree_map_only(torch.Tensor, lambda t: t.detach(), (args, kwargs))
         try:
             torch.library.opcheck(function, args, kwargs, test_utils=tests)
         except Exception as error:
@@ -160,7 +160,7 @@ def _opcheck(calls, *tests):
 
 def _overload(packet, sample):
     """The overload that takes this call."""
-    if not isinstance(packet, _torch.OpOverloadPacket):
+    if not isinstance(packet, private_torch.OpOverloadPacket):
         return packet
     for overload in (getattr(packet, name) for name in packet.overloads()):
         with contextlib.suppress(TypeError, RuntimeError):
@@ -243,7 +243,7 @@ def _assert_refused(subject, bad, stray):
     def place(t):
         return torch.zeros(t.shape, dtype=t.dtype, device=stray) if t.is_meta else t.to(subject.device)
 
-    args, kwargs = _torch.tree_map_only(torch.Tensor, place, (bad.args, dict(bad.kwargs)))
+    args, kwargs = private_torch.tree_map_only(torch.Tensor, place, (bad.args, dict(bad.kwargs)))
     words = tuple(stray if w == "meta" else w for w in bad.words)
     shown = f"the bad call {words}"
     tensors = [t for t in outputs((args, kwargs)) if not t.is_meta]

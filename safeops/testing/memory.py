@@ -9,7 +9,7 @@ import sys
 import torch
 from torch import Tensor
 
-from safeops._torch import version
+from safeops.core.private_torch import version
 
 from .compare import assert_outcomes_equal, bits
 from .registry import check

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from safeops._torch import tree_leaves
+from safeops.core.private_torch import tree_leaves
 
 from .sample import NotApplicable, Sample
 

@@ -8,7 +8,7 @@ import torch
 from safeops.ops.lists.clip_grad_norm_ import scale_
 from safeops.ops.lists.grad_norm import norm
 from safeops.ops.lists.health import COLUMNS, health_, pick_
-from safeops.verify.samples import family, function, has_classes
+from safeops.verify.samples import has_classes
 
 
 def by_class(function):
@@ -58,8 +58,8 @@ def of_list(name):
 
 
 def callable_of(op):
-    if family(op) == "lists":
+    if op.family == "lists":
         return of_list(op.name)
-    if "anchor" in inspect.signature(function(op)).parameters:
-        return by_row(function(op))
-    return by_class(function(op)) if has_classes(op) else function(op)
+    if "anchor" in inspect.signature(op.public_function).parameters:
+        return by_row(op.public_function)
+    return by_class(op.public_function) if has_classes(op) else op.public_function

@@ -5,15 +5,15 @@ import contextlib
 
 import torch
 
-from safeops import _torch
-from safeops._op import registry
+from safeops.core import private_torch
+from safeops.core.op import registry
 from safeops.testing import CHECKS, DTYPES, Check, Subject, run, run_check
 from safeops.testing.compare import COMPUTE_EPS, assert_outcomes_equal, assert_same_bits, cancellation, largest_error
 from safeops.testing.layouts import _after_sum, _right
 from safeops.testing.sample import NotApplicable
 from safeops.testing.values import each_dtype
 from safeops.verify.calls import callable_of
-from safeops.verify.samples import family, has_classes, samples
+from safeops.verify.samples import has_classes, samples
 from safeops.verify.variations import variations
 
 LATE = 20_000_000  # clock cycles: about ten milliseconds
@@ -40,7 +40,7 @@ def kernels_off(ops):
                 op.cuda = cuda
 
 
-class _Calls(_torch.TorchDispatchMode):
+class _Calls(private_torch.TorchDispatchMode):
     """The names of safeops' ops as they run."""
 
     def __init__(self):
@@ -156,7 +156,7 @@ def _check_side_stream(subject, sample):
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        _torch.keep_busy(LATE)
+        private_torch.keep_busy(LATE)
         for key, x in cast.floats().items():
             stale.get(key).copy_(x)
         got = run(subject.op, stale, expected.upstream or None)
@@ -201,7 +201,7 @@ NOT_OF = {
 
 def names(op, full=False):
     """The checks that an op is due."""
-    left = set(NOT_OF.get(family(op), ()))
+    left = set(NOT_OF.get(op.family, ()))
     if op.name in WAITS:
         left |= {"no_sync", "graph"}
     if not op.differentiable:

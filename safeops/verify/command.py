@@ -10,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from safeops import _availability, _failures
-from safeops._op import registry
+from safeops.core import availability, failures
+from safeops.core.op import registry
 from safeops.verify import pool
-from safeops.verify.samples import family
 
 EXIT_PASSED, EXIT_FAILED, EXIT_NOTHING = 0, 1, 2
 SECONDS = 180  # that a worker may be silent: a check compiles some ten kernels
@@ -56,13 +55,13 @@ def run(arguments):
         return _refuse(f"there is no {devices[0]}")
     if arguments.jobs < 0:
         return _refuse(f"--jobs must not be negative, got {arguments.jobs}")
-    if _availability.mode() == "off":
-        return _refuse(f"{_availability.VARIABLE}=off: there are no kernels to run")
+    if availability.mode() == "off":
+        return _refuse(f"{availability.VARIABLE}=off: there are no kernels to run")
     try:
-        with _failures.locked():  # before anything runs: whether there is a place for what fails
+        with failures.locked():  # before anything runs: whether there is a place for what fails
             pass
     except OSError as error:
-        return _refuse(f"{error} (failures go to {_failures.cache_folder()}: SAFEOPS_CACHE may name another folder)")
+        return _refuse(f"{error} (failures go to {failures.cache_folder()}: SAFEOPS_CACHE may name another folder)")
     codes = [verify(device, arguments) for device in devices]
     return max((code for code in codes if code != EXIT_NOTHING), default=EXIT_NOTHING)
 
@@ -75,7 +74,7 @@ def _refuse(why):
 def each_gpu():
     """One device of each model."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    models = {_availability.gpu(i): i for i in reversed(range(count))}
+    models = {availability.gpu(i): i for i in reversed(range(count))}
     return [torch.device("cuda", i) for i in sorted(models.values())]
 
 
@@ -88,7 +87,7 @@ def due(device, names=()):
         if device.type == "cpu":
             found.append(name) if op.cpu else left.update({name: "no kernel for the CPU"})
             continue
-        there = _availability.availability(op, device.index or 0, judged=False)
+        there = availability.availability(op, device.index or 0, judged=False)
         found.append(name) if there.kernel else left.update({name: there.reason})
     return left, found
 
@@ -96,14 +95,14 @@ def due(device, names=()):
 def verify(device, arguments):
     """One device: the exit code."""
     left, ops = due(device, arguments.ops)
-    where = _availability.gpu(device.index or 0)[0] if device.type == "cuda" else "the CPU"
+    where = availability.gpu(device.index or 0)[0] if device.type == "cuda" else "the CPU"
     print(f"safeops verify: {len(ops)} ops on {where}", flush=True)
     today, results = datetime.date.today().isoformat(), []
     name = f"cuda:{device.index or 0}" if device.type == "cuda" else "cpu"
     jobs = arguments.jobs or min(16, os.cpu_count() or 1)
     # The families with the most kernels to compile go first: all would wait for one of them that began late.
     costly = {"rows": 0, "losses": 1}
-    ops.sort(key=lambda op: costly.get(family(registry[op]), 2))
+    ops.sort(key=lambda op: costly.get(registry[op].family, 2))
     with progress(len(ops)) as tell:
         for result in pool.Pool(ops, pool.command(name, arguments.full), jobs, arguments.seconds):
             results.append(result)
@@ -112,8 +111,8 @@ def verify(device, arguments):
                 with open(arguments.log, "a") as log:
                     log.write(f"{json.dumps({'stage': 'verify', **dataclasses.asdict(result)})}\n")
             if device.type == "cuda" and result.verdict != pool.UNKNOWN:
-                op = result.op, _availability.triton_of(registry[result.op])
-                _failures.save({op: result.why if result.verdict == pool.FAILED else None}, where, today)
+                op = result.op, availability.triton_of(registry[result.op])
+                failures.save({op: result.why if result.verdict == pool.FAILED else None}, where, today)
     print(table(results, left))
     if not results:
         return _refuse(f"there are no kernels of {', '.join(arguments.ops) or 'any op'} on {where}")

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import DTYPES, Sample
 
-# Where an operand is no number of any size and sign.
-PROBABILITIES = {"binary_cross_entropy", "js_div", "kl_div", "dice_loss", "tversky_loss"}
 LONG = (2, 40_000)  # rows that no tile holds
 ALIGNED = (1, 3, 5, 7)  # turns: each operand of rows of whole vectors repeated in each way
-SIGNS = {"hinge_embedding_loss": 1, "margin_ranking_loss": 2, "soft_margin_loss": 1}  # which is 1 or -1
 
 
 @dataclass(frozen=True)
@@ -44,27 +40,18 @@ def places(*shape, below, seed=0):
     return numbers(*shape, seed=2000 + seed, low=-1, high=below + 1).floor().long()
 
 
-def function(op):
-    return getattr(safeops, op.name)
-
-
 # ---- families
 
 
 def losses(op):
-    names = inspect.signature(function(op)).parameters
-    low, high = (0.05, 0.95) if op.name in PROBABILITIES else (-3.0, 3.0)
+    names = inspect.signature(op.public_function).parameters
     required = [name for name, x in names.items() if x.default is x.empty]
     toggled = [name for name, x in names.items() if isinstance(x.default, bool)]
 
     def operands(*shape, last):
         """The first of the full shape; the last one may be broadcast."""
-        made = []
-        for i, name in enumerate(required):
-            x = numbers(*(last if i == len(required) - 1 else shape), seed=i, low=low, high=high)
-            x = x.sign() if SIGNS.get(op.name) == i else x.abs() + 0.25 if name == "var" else x
-            made.append(x)
-        return tuple(made)
+        shapes = [*[shape] * (len(required) - 1), last]
+        return tuple(to(numbers(*shape, seed=i)) for i, (to, shape) in enumerate(zip(op.domain, shapes)))
 
     weight, whole = numbers(33, seed=9, low=0.25, high=2.0), operands(16, 33, last=(16, 33))
     positive = tuple(x.abs() for x in whole) if toggled else whole  # some of the other formulas have logarithms
@@ -98,7 +85,7 @@ def regions(op):
 
 
 def reductions(op):
-    names = inspect.signature(function(op)).parameters
+    names = inspect.signature(op.public_function).parameters
     x, weight = numbers(16, 33), numbers(33, low=0.25, high=2.0)
     weighted = {"weight": weight} if "weight" in names else {}
     four = numbers(6, 4, 5, 6, seed=1)
@@ -115,7 +102,7 @@ def reductions(op):
 
 
 def rows(op):
-    names = list(inspect.signature(function(op)).parameters)
+    names = list(inspect.signature(op.public_function).parameters)
     if "target" in names:
         yield from _classes(op, names)
         return
@@ -160,7 +147,7 @@ def _classes(op, names):
 
 
 def elementwise(op):
-    names = inspect.signature(function(op)).parameters
+    names = inspect.signature(op.public_function).parameters
     if "fill_mask" in names:
         for keep, value in ((flags(16, 33), 1.5), (flags(33), torch.tensor(-2.0, dtype=torch.float64))):
             yield Sample((numbers(16, 33),), {"fill_mask": keep, "value": value}, name=f"fill {tuple(keep.shape)}")
@@ -175,7 +162,7 @@ def elementwise(op):
 
 
 def images(op):
-    names = inspect.signature(function(op)).parameters
+    names = inspect.signature(op.public_function).parameters
     x, y = (numbers(2, 2, 13, 17, seed=i, low=0.0, high=1.0) for i in range(2))
     volumes = tuple(numbers(1, 2, 7, 9, 11, seed=i, low=0.0, high=1.0) for i in range(2))
     keep = flags(2, 1, 13, 17)
@@ -192,7 +179,7 @@ def images(op):
 
 
 def selection(op):
-    names = inspect.signature(function(op)).parameters
+    names = inspect.signature(op.public_function).parameters
     x, keep = numbers(16, 33), flags(16, 33)
     four, mask = numbers(6, 4, 5, 6), flags(6, 1, 5, 6)
     if "index" in names:
@@ -220,18 +207,13 @@ def lists(op):
 FAMILIES = {f.__name__: f for f in (losses, reductions, rows, elementwise, images, selection, lists)}
 
 
-def family(op):
-    """The name of the folder that its record is in."""
-    return type(op).__module__.split(".")[-2]
-
-
 def samples(op, full=False):
     """All calls of an op; none where its family is not known.
 
     Each dtype, layout and size of a Triton kernel is compiled when it is first met: unless full, a call is checked in
     one dtype, in one variation, or two where an op has its kernels for itself, and they differ from call to call and
     from op to op of a family."""
-    name = family(op)
+    name = op.family
     make = FAMILIES.get(name)
     made = list((regions if name == "losses" and has_classes(op) else make)(op)) if make else []
     places = [differentiable(op, sample) for sample in made]
@@ -256,7 +238,7 @@ def samples(op, full=False):
 
 def place(op):
     """How many ops of its family come before it."""
-    return sum(family(other) == family(op) and other.name < op.name for other in registry.values() if other.raw)
+    return sum(other.family == op.family and other.name < op.name for other in registry.values() if other.raw)
 
 
 def differentiable(op, sample):
@@ -267,5 +249,5 @@ def differentiable(op, sample):
 
 def has_classes(op):
     """True if a dim of the input holds classes, of which the target may be indices."""
-    names = inspect.signature(function(op)).parameters if family(op) in ("rows", "losses") else ()
-    return "ignore_index" in names or ("target" in names and family(op) == "rows")
+    names = inspect.signature(op.public_function).parameters if op.family in ("rows", "losses") else ()
+    return "ignore_index" in names or ("target" in names and op.family == "rows")

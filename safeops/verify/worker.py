@@ -16,8 +16,8 @@ import time
 
 import torch
 
-from safeops import _availability
-from safeops._op import registry
+from safeops.core import availability
+from safeops.core.op import registry
 from safeops.verify import checks
 
 RECOVERS_NOT = 13  # exit status
@@ -28,7 +28,7 @@ def main(argv=None):
     parser.add_argument("--device", required=True)
     parser.add_argument("--full", action="store_true")
     arguments = parser.parse_args(argv)
-    _availability.Devices.judged = False  # what has failed may pass now
+    availability.Devices.judged = False  # what has failed may pass now
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     if arguments.device.startswith("cuda"):

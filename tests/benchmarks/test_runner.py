@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from benchmarks import case, report, speed
 from benchmarks.__main__ import elements, is_full, main, parse, routes
 from benchmarks.timing import DISTURBED, Samples
-from safeops._op import Public, registry
+from safeops.core.op import Public, registry
 
 pytestmark = [pytest.mark.xdist_group("benchmarks"), pytest.mark.slow]  # one run of the runner serves all tests
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.callers.calls import CALLS, NUMBERS, OTHERS, TENSORS_TOO, call, tensors
 from tests.contract.common import case
 from tests.ops import RECORDS

@@ -8,8 +8,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 import safeops
-from safeops._op import _function, registry
-from safeops._torch import schema
+from safeops.core.call_path import autograd_function
+from safeops.core.op import registry
+from safeops.core.private_torch import schema
 from safeops.testing import Sample, Subject
 from safeops.testing.execution import check_errors
 from tests.contract.common import DEVICE, case
@@ -51,7 +52,7 @@ def kernels(forwards):
         for name, forward in forwards.items():
             op = copy.copy(registry[name])
             op.forward = forward
-            recorded = _function(op).apply if op.differentiable else forward
+            recorded = autograd_function(op).apply if op.differentiable else forward
             patch.setattr(registry[name], "eager", [(forward, False), (recorded, False)])
         yield
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.contract.common import DEVICE
 
 KERNELS = DEVICE == "cpu" and all(entry.cpu for entry in registry.values())

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import safeops
-from safeops import _library
-from safeops._op import registry
+from safeops.core import library
+from safeops.core.op import registry
 from tests.contract.common import DEVICE
 
 HUGE = 2**45  # elements, of which one is stored
@@ -82,4 +82,4 @@ def test_a_gpu_without_memory(recorded, monkeypatch):
 def test_a_gpu_that_has_memory_by_now(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *_, **options: None)
     with pytest.raises(torch.OutOfMemoryError, match="^safeops: no memory for 64 bytes on cuda:1$"):
-        _library.raise_cause(REFUSED)
+        library.raise_cause(REFUSED)

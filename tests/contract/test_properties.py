@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import Sample, run
 from safeops.testing.compare import assert_same_bits
 from tests.contract.common import REDUCTIONS, each_route, names, on

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops import _check
-from safeops._op import registry
+from safeops.core import check
+from safeops.core.op import registry
 from safeops.debug import audit, no_sync
 from safeops.ops.rows import _classification
 
@@ -198,7 +198,7 @@ CASES = {
 def test_classes_that_a_kernel_on_a_gpu_would_leave_out(name, monkeypatch):
     """There the definition runs in its place, which tells; and nobody waits to raise."""
     module = sys.modules[f"safeops.ops.rows.{name}"]
-    monkeypatch.setattr(module, "is_watched", lambda input: bool(_check.watchers))
+    monkeypatch.setattr(module, "is_watched", lambda input: bool(check.watchers))
     monkeypatch.setattr(_classification, "has_missing_class", lambda *_: False)
     x = torch.zeros(3, 4, requires_grad=True)
     with audit(select=["index-range"]) as found:

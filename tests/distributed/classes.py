@@ -8,7 +8,7 @@ import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.distributed import _collectives
 from tests.distributed.sharded import S0, S1, P, R, close, compare, distributed
 

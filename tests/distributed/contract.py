@@ -9,7 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import safeops
-from safeops._torch import tree_leaves, tree_map_only
+from safeops.core.private_torch import tree_leaves, tree_map_only
 from safeops.testing import run
 from safeops.testing.compare import assert_outcomes_close
 from safeops.testing.subject import outputs

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.distributed import _collectives
 from tests.callers.calls import CALLS
 

@@ -6,7 +6,7 @@ dist = pytest.importorskip("torch.distributed")
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("needs gloo", allow_module_level=True)
 
-from safeops._op import registry  # noqa: E402
+from safeops.core.op import registry  # noqa: E402
 from tests.distributed import agreement, processes  # noqa: E402
 
 WORLDS = [2, pytest.param(4, marks=pytest.mark.slow)]

@@ -6,7 +6,7 @@ dist = pytest.importorskip("torch.distributed")
 if not (dist.is_available() and dist.is_gloo_available()):
     pytest.skip("needs gloo", allow_module_level=True)
 
-from safeops._op import registry  # noqa: E402
+from safeops.core.op import registry  # noqa: E402
 from tests.distributed import dtensors, processes  # noqa: E402
 
 pytestmark = [

@@ -15,7 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import safeops
-from safeops._torch import counting_backend
+from safeops.core.private_torch import counting_backend
 from safeops.distributed import global_count
 
 ROWS, STEPS = 12, 3  # rows of a rank, micro-batches

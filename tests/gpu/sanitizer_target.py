@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import NotApplicable, run
 from safeops.testing.values import each_dtype
 from safeops.verify.checks import subject

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.gpu.cases import OPS
 from tests.ops import RECORDS
 

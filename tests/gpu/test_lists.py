@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.contract.lists.tensor_lists import FLOATS, scans
 from tests.gpu.cases import numbers
 from tests.gpu.test_execution import LONG

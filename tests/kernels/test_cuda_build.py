@@ -408,9 +408,9 @@ def test_the_library_registers_cuda_kernels_beside_any_torch():
     import torch
 
     import safeops  # noqa: F401
-    from safeops import _library
+    from safeops.core import library
 
-    if _library.cuda_extension is None:
+    if library.cuda_extension is None:
         pytest.skip("built without nvcc: there is no safeops._cuda")
     functions = [path.stem for path, kind in SOURCES.items() if kind]
     assert len(functions) >= 11

@@ -9,7 +9,7 @@ import ctypes
 import pytest
 import torch
 
-from safeops._torch import schema
+from safeops.core.private_torch import schema
 from safeops.ops.images import _ssim
 from tests.contract.refusals import assert_all_refused
 from tests.kernels.emulated import FLOATS, ROOT, compiled, needs_compiler

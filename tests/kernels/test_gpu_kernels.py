@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 import safeops
 from benchmarks import standin
-from safeops import _library
+from safeops.core import library
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "gpu_kernels.py"
@@ -40,7 +40,7 @@ def wanted():
     return [json.loads(text) for text in found]
 
 
-needs_extension = pytest.mark.skipif(_library.cpu_extension is None, reason="the extension is not built")
+needs_extension = pytest.mark.skipif(library.cpu_extension is None, reason="the extension is not built")
 
 
 @needs_extension

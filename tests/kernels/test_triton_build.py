@@ -32,8 +32,8 @@ from safeops.kernels.losses import mse_loss
 from safeops.kernels.rows.multi_margin_loss import MULTI_MARGIN
 from triton.backends.compiler import GPUTarget
 
-from safeops import _library
-from safeops._op import registry
+from safeops.core import library
+from safeops.core.op import registry
 from safeops.ops.losses._pointwise import PointwiseLoss
 from tests.kernels import plans_classification, plans_regions, plans_rows, plans_statistics
 from tests.kernels.plans_statistics import BF16, F16, F32, F64, FLAT, meta
@@ -327,7 +327,7 @@ def test_every_kernel_is_covered():
 
 def test_every_launcher_is_where_its_op_says():
     """They are imported when a CUDA tensor first comes."""
-    launchers = _library.launchers.values()
+    launchers = library.launchers.values()
     assert len(launchers) >= 20
     for launcher in launchers:
         module = importlib.import_module(f"safeops.kernels.{launcher.module}")

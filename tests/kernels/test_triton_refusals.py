@@ -38,8 +38,8 @@ def main(folder):
     from safeops.kernels.engine.launch import Plan
 
     import safeops
-    from safeops._library import launchers
-    from safeops._op import registry
+    from safeops.core.library import launchers
+    from safeops.core.op import registry
     from safeops.ops.rows import _classification
     from tests.contract.common import on
     from tests.contract.refusals import BAD_CALLS, assert_refused, refusal, strange_calls

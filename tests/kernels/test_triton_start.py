@@ -99,7 +99,7 @@ def compare():
         from safeops.kernels.engine import launch
         from triton import knobs
 
-        from safeops import _library
+        from safeops.core import library
 
         driver, original, seen = Driver(), launch.Plan.__call__, []
 
@@ -144,7 +144,7 @@ def compare():
             call()
             torch.cuda.is_current_stream_capturing, driver.capturing.value = bool, 0
             assert len(seen) == 2 + (name in SPLIT), name
-            _library.cpu_extension.forget()
+            library.cpu_extension.forget()
             call()
             assert len(seen) == 3 + (name in SPLIT), name
 
@@ -155,7 +155,7 @@ def compare():
             original(plan, (*tensors[: len(places)], *rest), places, *floats)
 
         launch.Plan.__call__ = astray
-        _library.cpu_extension.forget()
+        library.cpu_extension.forget()
         seen.clear()
         call()
         call()
@@ -165,7 +165,7 @@ def compare():
             raise MemoryError("none left")
 
         launch.Plan.__call__ = refuse
-        _library.cpu_extension.forget()
+        library.cpu_extension.forget()
         with pytest.raises(MemoryError, match="none left"):  # and no RuntimeError of the extension
             call()
         with pytest.raises(RuntimeError, match="MemoryError: none left"):

@@ -15,7 +15,7 @@ import torch
 
 import safeops
 from benchmarks import standin
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.test_availability import machine  # noqa: F401
 
 X = torch.zeros(4, 64)

@@ -8,7 +8,7 @@ import shutil
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import CHECKS, Subject
 from safeops.verify.checks import kernels_off
 

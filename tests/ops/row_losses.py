@@ -5,7 +5,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import Bad, Sample
 from safeops.testing.subject import accepts
 from tests.ops import gpu

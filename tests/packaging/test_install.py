@@ -68,7 +68,8 @@ def test_verify_runs_from_the_installed_wheel(python, tmp_path):
 @needs_compiler
 def test_the_cuda_binary_says_for_what_it_has_code(python, architectures, tmp_path):
     probe = (
-        "from safeops._library import cuda_extension as c; print(c and c.archs); print(c and (c.runtime, c.driver()))"
+        "from safeops.core.library import cuda_extension as c; "
+        "print(c and c.archs); print(c and (c.runtime, c.driver()))"
     )
     archs, versions = run([python, "-c", probe], cwd=tmp_path).stdout.splitlines()
     if architectures == "all":

@@ -10,7 +10,7 @@ import safeops.kernels
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import run_check
 
 folder, route, tree = Path(sys.argv[1]).resolve(), sys.argv[2], sys.argv[3]

@@ -5,8 +5,8 @@ import contextlib
 import torch
 
 import safeops
-from safeops._library import declare_raw, lib
-from safeops._op import Op, registry
+from safeops.core.library import declare_raw, lib
+from safeops.core.op import Op, registry
 
 
 def right(x):

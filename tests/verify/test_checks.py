@@ -5,7 +5,7 @@ import os
 import pytest
 import torch
 
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import run
 from safeops.verify import checks, variations, worker
 from tests.verify.stand_in import stand_in

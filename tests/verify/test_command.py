@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from safeops import _availability, _failures, _op, cli
-from safeops._availability import KnownFault
+from safeops import cli
+from safeops.core import availability, failures
+from safeops.core.availability import KnownFault
+from safeops.core.op import registry
 from safeops.verify import command, pool
 from tests.test_availability import H200, T4, fail, machine, told  # noqa: F401
 
@@ -37,52 +39,52 @@ def verify(*arguments):
     return cli.main(["verify", *arguments])
 
 
-MSE, DIV = _op.registry["mse_loss"], _op.registry["safe_div"]
+MSE, DIV = registry["mse_loss"], registry["safe_div"]
 
 
 def test_what_passes_needs_no_record(gpu, capsys):
     assert verify() == 0
     ops, worker = gpu.ran[0]
-    assert sorted(ops) == sorted(name for name, op in _op.registry.items() if op.owner)
+    assert sorted(ops) == sorted(name for name, op in registry.items() if op.owner)
     assert ops.index("triplet_margin_loss") < ops.index("binary_cross_entropy") < ops.index("masked_amax")
     assert worker[-2:] == ["--device", "cuda:0"]
     out = capsys.readouterr().out
     assert f"{len(ops)} ops on NVIDIA H200" in out and out.splitlines()[-1] == f"{len(ops)} passed"
-    assert not _failures.path().exists()
+    assert not failures.path().exists()
 
 
 def test_a_failure_turns_an_op_off_until_it_passes_and_no_verdict_does_not(gpu, capsys):
     gpu.found["mse_loss"] = pool.Result("mse_loss", pool.FAILED, "graph: killed by SIGABRT")
     gpu.found["safe_div"] = pool.Result("safe_div", pool.UNKNOWN, "value: silent for 180 s")
     assert verify("--ops", "mse_loss", "safe_div", "l1_loss") == 1
-    _availability.forget()
-    assert told(DIV, 0).kernel and told(_op.registry["l1_loss"], 0).kernel
+    availability.forget()
+    assert told(DIV, 0).kernel and told(registry["l1_loss"], 0).kernel
     assert not told(MSE, 0).kernel and "graph: killed by SIGABRT" in told(MSE, 0).reason
     out = capsys.readouterr().out
     assert "mse_loss: failed, 0.0 s: graph: killed by SIGABRT" in out
     assert out.splitlines()[-1] == "1 passed, 1 failed, 1 not judged"
     gpu.found["mse_loss"] = pool.Result("mse_loss", pool.UNKNOWN, "value: out of memory: 2 GiB")
     assert verify("--ops", "mse_loss") == 1
-    _availability.forget()
+    availability.forget()
     assert not told(MSE, 0).kernel, "it has not passed"
     del gpu.found["mse_loss"]
     assert verify("--ops", "mse_loss") == 0
-    _availability.forget()
-    assert told(MSE, 0).kernel and not _failures.path().exists()
+    availability.forget()
+    assert told(MSE, 0).kernel and not failures.path().exists()
 
 
 def test_a_failure_of_another_op_or_gpu_stays(gpu):
     fail(DIV)
     fail(MSE, gpu="NVIDIA A100")
     assert verify("--ops", "mse_loss") == 0
-    assert sorted((x["op"], x["gpu"]) for x in _failures.read()) == [
+    assert sorted((x["op"], x["gpu"]) for x in failures.read()) == [
         ("mse_loss", "NVIDIA A100"),
         ("safe_div", "NVIDIA H200"),
     ]
 
 
 def test_what_is_known_to_be_wrong_is_not_run(gpu, capsys, monkeypatch):
-    monkeypatch.setattr(_availability, "KNOWN_FAULTS", (KnownFault("mse_loss", None, None, "it is wrong"),))
+    monkeypatch.setattr(availability, "KNOWN_FAULTS", (KnownFault("mse_loss", None, None, "it is wrong"),))
     assert verify("--ops", "mse_loss", "safe_div") == 0
     assert gpu.ran[0][0] == ["safe_div"]
     assert "mse_loss  not run" in capsys.readouterr().out
@@ -157,7 +159,7 @@ def test_a_real_worker_checks_an_op(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("SAFEOPS_CACHE", str(tmp_path))
     assert verify("--device", "cpu", "--ops", "safe_gather", "--jobs", "1") == 0
     assert "safe_gather: passed" in capsys.readouterr().out
-    assert not _failures.path().exists(), "of a CPU there is nothing to turn off"
+    assert not failures.path().exists(), "of a CPU there is nothing to turn off"
 
 
 def test_the_worker_is_this_package_with_its_kernels(monkeypatch, tmp_path):

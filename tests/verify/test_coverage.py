@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from safeops import _library
-from safeops._op import registry
+from safeops.core import library
+from safeops.core.op import registry
 from safeops.testing import run_check
 from tests.ops import RECORDS
 from tests.ops.record import NUMERICS
@@ -23,7 +23,7 @@ ARCH = 90
 MOST = 800
 SIZES = {"BM", "BN", "BS", "LM", "LN"}  # of a tile: numbers of the same code
 OPS = [name for name, op in registry.items() if op.raw and op.owner == "Triton"]
-needs_extension = pytest.mark.skipif(_library.cpu_extension is None, reason="the extension is not built")
+needs_extension = pytest.mark.skipif(library.cpu_extension is None, reason="the extension is not built")
 
 
 def variants(texts):

@@ -6,12 +6,13 @@ operands of the compute dtype. Dtypes and numbers as second operand are the fami
 
 import torch
 
-from safeops import _check
-from safeops._check import NUMBER
-from safeops._dtypes import FLOATING, LARGEST, SMALLEST, WIDE, compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op
-from safeops._symbolic import scalar, symbolic
+from safeops.core import check
+from safeops.core.check import NUMBER
+from safeops.core.dtypes import FLOATING, LARGEST, SMALLEST, WIDE, compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.sums import sum_to
+from safeops.core.symbolic import scalar, symbolic
 from safeops.ops.elementwise._unary import output_dtype
 
 # ---- op
@@ -48,7 +49,7 @@ class Binary(Op):
     owner = "C++/CUDA"
     shards = "elementwise"
     differentiable = (0, 1)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
 
     def __init__(self, name, define, *, other="other", number=True, safe=True):
         def definition(input, other, eps=None, fill_value=0.0, dtype=None):
@@ -66,7 +67,7 @@ class Binary(Op):
 
     def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
         own = input.dtype  # (read once: a small call is a few dozen such reads)
-        usual = fill_value.__class__ is float and _check.usual_floor(eps)
+        usual = fill_value.__class__ is float and check.usual_floor(eps)
         if not usual or (dtype is not None and type(dtype) is not torch.dtype):
             self.validate(input, other, eps, fill_value, dtype)
         if self.number and isinstance(other, NUMBER):
@@ -81,30 +82,30 @@ class Binary(Op):
         return own in FLOATING and others in FLOATING, (input, other, eps, fill_value, dtype)
 
     def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):
-        _check.tensor(self.name, "input", input)
+        check.tensor(self.name, "input", input)
         if not (self.number and isinstance(other, NUMBER)):
             if self.number and not isinstance(other, torch.Tensor):
                 kind = type(other).__name__
                 raise TypeError(f"{self.name}: {self.other} must be a tensor or a number, got {kind}")
-            _check.tensor(self.name, self.other, other)
-            _check.broadcast(self.name, **{"input": input, self.other: other})
-            _check.same_device(self.name, "input", input, **{self.other: other})
+            check.tensor(self.name, self.other, other)
+            check.broadcast(self.name, **{"input": input, self.other: other})
+            check.same_device(self.name, "input", input, **{self.other: other})
         else:
-            _check.double(self.name, self.other, other)
+            check.double(self.name, self.other, other)
         for name, x in (("input", input), (self.other, other)):
             if isinstance(x, torch.Tensor):
-                _check.real(self.name, name, x)
+                check.real(self.name, name, x)
         if eps is not None:
-            _check.number(self.name, "eps", eps, minimum=0)
-        _check.number(self.name, "fill_value", fill_value)
-        _check.output_dtype(self.name, dtype)
+            check.number(self.name, "eps", eps, minimum=0)
+        check.number(self.name, "fill_value", fill_value)
+        check.output_dtype(self.name, dtype)
 
     def gradients(self, grad, needs, operands, results):
-        input, other, eps, *_ = operands
+        input, other = operands.input, operands.other
         # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
         wide = compute_dtype(input.dtype, other.dtype, grad.dtype)
         dtypes = (None if x.shape == grad.shape else wide for x in (input, other))
-        return self.backward(grad, input, other, eps, *needs[:2], *dtypes)
+        return self.backward(grad, input, other, operands.eps, *needs[:2], *dtypes)
 
     def _output_dtype(self, input, promoted):
         return output_dtype(input, promoted) if self.safe else promoted

@@ -6,8 +6,8 @@ what stands there. Saturation, dtypes, selection and the gradient that is exactl
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import (
+from safeops.core import check
+from safeops.core.dtypes import (
     FLOATING,
     HALF,
     LARGEST,
@@ -19,9 +19,9 @@ from safeops._dtypes import (
     to_one,
     wide,
 )
-from safeops._library import declare_raw, like
-from safeops._op import Op
-from safeops._torch import is_autocast_available
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.private_torch import is_autocast_available
 
 # ---- definition
 
@@ -110,7 +110,7 @@ class Unary(Op):
 
     def prepare(self, input, eps=None, fill_value=0.0, dtype=None):
         own = input.dtype  # (read once: a small call is a few dozen such reads)
-        usual = fill_value.__class__ is float and _check.usual_floor(eps)
+        usual = fill_value.__class__ is float and check.usual_floor(eps)
         if usual and fill_value == 0 and own in WIDE and dtype in (None, own):
             return True, (input,) if eps is None else (input, eps)  # most calls, and the short way
         takes = own in FLOATING
@@ -123,12 +123,12 @@ class Unary(Op):
         return takes, (input, eps, fill_value, dtype)
 
     def validate(self, input, eps=None, fill_value=0.0, dtype=None):
-        _check.real(self.name, "input", input)
+        check.real(self.name, "input", input)
         if eps is not None:
             limits = {"above": 0, "maximum": LARGEST} if self.positive else {"minimum": 0}
-            _check.number(self.name, "eps", eps, **limits)
-        _check.number(self.name, "fill_value", fill_value)
-        _check.output_dtype(self.name, dtype)
+            check.number(self.name, "eps", eps, **limits)
+        check.number(self.name, "fill_value", fill_value)
+        check.output_dtype(self.name, dtype)
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, operands[0], operands[1]),)
+        return (self.backward(grad, operands.input, operands.eps),)

@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import FLOATING, saturate
-from safeops._symbolic import scalar, symbolic
+from safeops.core import check
+from safeops.core.dtypes import FLOATING, saturate
+from safeops.core.symbolic import scalar, symbolic
 
 
 def apply_where(condition, args, f1, f2=None, *, fill_value=None):
@@ -62,30 +62,30 @@ def _call(name, function, args):
     if not isinstance(result, torch.Tensor):
         raise TypeError(f"apply_where: {name} must return a tensor, got {type(result).__name__}")
     if result.shape != args[0].shape:
-        raise ValueError(f"apply_where: {name} returned shape {_check.shown(result)} for {_check.shown(args[0])}")
+        raise ValueError(f"apply_where: {name} returned shape {check.shown(result)} for {check.shown(args[0])}")
     return result
 
 
 def _validate(condition, args, f1, f2, fill_value):
     """The broadcast shape."""
-    _check.boolean("apply_where", "condition", condition, "True = f1")
+    check.boolean("apply_where", "condition", condition, "True = f1")
     if not args:
         raise ValueError("apply_where: args is empty")
     operands = {"condition": condition} | {f"args[{i}]" if len(args) > 1 else "args": x for i, x in enumerate(args)}
     for name, x in operands.items():
-        _check.tensor("apply_where", name, x)
+        check.tensor("apply_where", name, x)
     for name, function in (("f1", f1), ("f2", f2)):
         if not callable(function) and not (name == "f2" and function is None):
             raise TypeError(f"apply_where: {name} must be a function, got {type(function).__name__}")
     if (f2 is None) == (fill_value is None):
         given = "both" if f2 is not None else "neither"
         raise ValueError(f"apply_where: needs either f2 or fill_value, got {given}")
-    shape = _check.broadcast("apply_where", **operands)
+    shape = check.broadcast("apply_where", **operands)
     if isinstance(fill_value, torch.Tensor):
         operands["fill_value"] = fill_value
-        _check.tensor("apply_where", "fill_value", fill_value)
-        _check.broadcasts_to("apply_where", "fill_value", fill_value, "condition and args", condition, shape)
-    elif f2 is None and not isinstance(fill_value, (*_check.NUMBER, complex)):
+        check.tensor("apply_where", "fill_value", fill_value)
+        check.broadcasts_to("apply_where", "fill_value", fill_value, "condition and args", condition, shape)
+    elif f2 is None and not isinstance(fill_value, (*check.NUMBER, complex)):
         raise TypeError(f"apply_where: fill_value must be a number or a tensor, got {type(fill_value).__name__}")
-    _check.same_device("apply_where", "condition", condition, **operands)
+    check.same_device("apply_where", "condition", condition, **operands)
     return shape

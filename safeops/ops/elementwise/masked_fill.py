@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import (
+from safeops.core import check
+from safeops.core.dtypes import (
     FLOATING,
     compute_dtype,
     fill_of,
@@ -14,8 +14,9 @@ from safeops._dtypes import (
     saturate_tensor,
     where,
 )
-from safeops._library import declare_raw, like
-from safeops._op import Op, total
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.sums import sum_to, total
 
 # ---- definition
 
@@ -53,7 +54,7 @@ class MaskedFill(Op):
     owner = "C++/CUDA"
     shards = "elementwise"
     differentiable = (0, 2)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     linear = 1
 
     def prepare(self, input, fill_mask, value):
@@ -66,16 +67,16 @@ class MaskedFill(Op):
         return takes, (input, fill_mask, None, value)
 
     def validate(self, input, fill_mask, value):
-        _check.real("masked_fill", "input", input)
-        _check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
-        _check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
+        check.real("masked_fill", "input", input)
+        check.boolean("masked_fill", "fill_mask", fill_mask, "True = fill")
+        check.broadcast("masked_fill", fill_mask=fill_mask, input=input)
         if isinstance(value, torch.Tensor):
-            _check.real_scalar("masked_fill", "value", value)
-        elif not isinstance(value, _check.NUMBER):
+            check.real_scalar("masked_fill", "value", value)
+        elif not isinstance(value, check.NUMBER):
             raise TypeError(f"masked_fill: value must be a number or a 0-dim tensor, got {type(value).__name__}")
         else:
-            _check.exists("masked_fill", "value", value, input.dtype)
-        _check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
+            check.exists("masked_fill", "value", value, input.dtype)
+        check.same_device("masked_fill", "input", input, fill_mask=fill_mask, value=value)
 
     def keep(self, results, tensors):
         """A value without a gradient may be written to before backward, which does not read it."""

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import to_one, wide
+from safeops.core.dtypes import to_one, wide
 from safeops.ops.elementwise._binary import Binary
 
 # ---- definition

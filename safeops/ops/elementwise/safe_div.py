@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import largest_like, overflows, saturate, to_one
+from safeops.core.dtypes import largest_like, overflows, saturate, to_one
 from safeops.ops.elementwise._binary import Binary
 
 # ---- definition

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import largest_like, overflows, wide
+from safeops.core.dtypes import largest_like, overflows, wide
 from safeops.ops.elementwise._binary import Binary
 from safeops.ops.elementwise.safe_log import log
 

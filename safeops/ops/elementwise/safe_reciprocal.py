@@ -1,6 +1,6 @@
 """safe_reciprocal: 1 / x, as safe_div has it."""
 
-from safeops._dtypes import filled, saturate
+from safeops.core.dtypes import filled, saturate
 from safeops.ops.elementwise._unary import Unary
 from safeops.ops.elementwise.safe_div import quotient
 

@@ -1,6 +1,6 @@
 """safe_rsqrt: 1 / sqrt(max(x, eps))."""
 
-from safeops._dtypes import filled
+from safeops.core.dtypes import filled
 from safeops.ops.elementwise._unary import Unary, lift
 
 

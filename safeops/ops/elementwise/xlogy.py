@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._dtypes import wide
+from safeops.core.dtypes import wide
 from safeops.ops.elementwise._binary import Binary
 from safeops.ops.elementwise.safe_log import log
 

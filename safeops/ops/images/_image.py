@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops import _loss
+from safeops.core import loss_reduction
 
 
 def over_all(total, count, reduction, empty_nan):
@@ -21,9 +21,9 @@ def finish(name, values, count, dtype, reduction, empty):
     exists = count > 0
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     if reduction == "none" and empty == "raise":
-        _loss.raise_if_nothing_kept(name, exists.all(), values.shape, f"{values.numel()} images")
+        loss_reduction.raise_if_nothing_kept(name, exists.all(), values.shape, f"{values.numel()} images")
     values = torch.where(exists, values, nothing)
-    return _loss.reduce(name, values, exists, None, reduction, None, empty).to(dtype)
+    return loss_reduction.reduce(name, values, exists, None, reduction, None, empty).to(dtype)
 
 
 # The docstrings' text on arguments, in place of {arguments}.

@@ -14,13 +14,13 @@ import math
 import torch
 import torch.nn.functional as F
 
-from safeops import _check, _loss
-from safeops._definitions import accumulate, gathered
-from safeops._dtypes import LARGEST, compute_dtype
-from safeops._library import declare_raw, like
-from safeops._loss import REDUCTION
-from safeops._op import Op
-from safeops._symbolic import SYMBOLIC
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import accumulate, gathered
+from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.loss_reduction import REDUCTION
+from safeops.core.op import Op
+from safeops.core.symbolic import SYMBOLIC
 from safeops.ops.images._image import over_all
 
 # ---- definition
@@ -159,7 +159,7 @@ _IMAGES = "Tensor input, Tensor target, Tensor? mask=None, int reduction=1"
 _WINDOW = "float data_range=1.0, int win_size=11, float win_sigma=1.5, float k1=0.01, float k2=0.03, bool same=False"
 _forward = declare_raw(
     "_ssim",
-    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor, Tensor)",
+    f"({_IMAGES}, bool similarity=False, bool empty_nan=False, {_WINDOW}) -> (Tensor value, Tensor share)",
     fake=_fake,
     composite=define,
 )
@@ -216,30 +216,31 @@ class StructuralSimilarity(Op):
         validate(self.name, input, target, mask, options)
 
     def validate_options(self, name, reduction, empty, *options):
-        _loss.validate_options(name, reduction, empty)
+        loss_reduction.validate_options(name, reduction, empty)
         validate_window(name, *options)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, *results, *operands[:4], *operands[6:], *needs[:2], operands[4])
+        images, window = operands[:4], operands[6:]  # from input to reduction, from data_range on
+        return self.backward(grad, results.share, *images, *window, *needs[:2], operands.similarity)
 
     def loss(self, similarity, input, target, mask, reduction, denominator, empty, *options):
         """The public function."""
         name = self.name
         named = reduction.__class__ is empty.__class__ is str
-        if not named or reduction not in REDUCTION or empty not in _check.EMPTY:
-            _loss.validate_options(name, reduction, empty)
+        if not named or reduction not in REDUCTION or empty not in check.EMPTY:
+            loss_reduction.validate_options(name, reduction, empty)
         if denominator is not None:
-            _loss.validate_denominator(name, reduction, denominator)
-            _check.tensor(name, "input", input)
-            _check.same_device(name, "input", input, denominator=denominator)
+            loss_reduction.validate_denominator(name, reduction, denominator)
+            check.tensor(name, "input", input)
+            check.same_device(name, "input", input, denominator=denominator)
         if empty == "raise" and reduction != "none":
             self.validate(input, target, mask, options)
             keep = None if mask is None else counted(mask, input.shape, *options)
             shape = _map_shape(input.shape, options[1], options[-1] == "same")
-            _loss.raise_if_nothing_kept(name, keep, shape, f"windows {tuple(shape)}", denominator)
+            loss_reduction.raise_if_nothing_kept(name, keep, shape, f"windows {tuple(shape)}", denominator)
         if denominator is not None:
             total = self.call(input, target, mask, options, REDUCTION["sum"], similarity, "zero")
-            return _loss.over(total, denominator, empty)
+            return loss_reduction.over(total, denominator, empty)
         return self.call(input, target, mask, options, REDUCTION[reduction], similarity, empty)
 
 
@@ -257,23 +258,23 @@ def counted(mask, shape, data_range, win_size, win_sigma, k1, k2, padding):
 
 def validate_images(name, input, target):
     """(N, C, H, W) or (N, C, D, H, W), two of one shape."""
-    _check.floating(name, "input", input)
-    _check.floating(name, "target", target)
+    check.floating(name, "input", input)
+    check.floating(name, "target", target)
     validate_dims(name, input)
     if target.shape != input.shape:
-        raise ValueError(f"{name}: target {_check.shown(target)} must have the shape of input {_check.shown(input)}")
+        raise ValueError(f"{name}: target {check.shown(target)} must have the shape of input {check.shown(input)}")
 
 
 def validate_dims(name, input):
     if input.dim() not in (4, 5):
-        raise ValueError(f"{name}: input must be (N, C, H, W) or (N, C, D, H, W), got shape {_check.shown(input)}")
+        raise ValueError(f"{name}: input must be (N, C, H, W) or (N, C, D, H, W), got shape {check.shown(input)}")
 
 
 def validate(name, input, target, mask, options, scales=1):
     """scales: how often the images are seen, each time at half the size."""
     validate_images(name, input, target)
-    _check.mask(name, mask, "input", input)
-    _check.same_device(name, "input", input, target=target, mask=mask)
+    check.mask(name, mask, "input", input)
+    check.same_device(name, "input", input, target=target, mask=mask)
     validate_window(name, *options)
     win_size, padding = options[1], options[-1]
     if padding == "valid":
@@ -283,21 +284,21 @@ def validate(name, input, target, mask, options, scales=1):
                 of = f" at scale {scales}, of sizes divided by {coarsest}" if scales > 1 else ""
                 raise ValueError(
                     f"{name}: win_size {win_size} is larger than the image, {tuple(input.shape[2:])} pixels{of}; input "
-                    f'is {_check.shown(input)}, (N, C, H, W) or (N, C, D, H, W); padding="same" takes any size'
+                    f'is {check.shown(input)}, (N, C, H, W) or (N, C, D, H, W); padding="same" takes any size'
                 )
 
 
 def validate_window(name, data_range, win_size, win_sigma, k1, k2, padding):
     """Check the options of a module's constructor."""
-    _check.number(name, "data_range", data_range, above=0)
+    check.number(name, "data_range", data_range, above=0)
     if isinstance(win_size, bool) or not isinstance(win_size, (int, *SYMBOLIC[:1])):
         raise TypeError(f"{name}: win_size must be an int, got {type(win_size).__name__}")
     if win_size < 1 or win_size % 2 == 0:
         raise ValueError(f"{name}: win_size must be odd and at least 1, got {win_size}")
-    _check.number(name, "win_sigma", win_sigma, above=0)
-    _check.number(name, "k1", k1, minimum=LEAST_K)
-    _check.number(name, "k2", k2, minimum=LEAST_K)
-    _check.choice(name, "padding", padding, ("valid", "same"))
+    check.number(name, "win_sigma", win_sigma, above=0)
+    check.number(name, "k1", k1, minimum=LEAST_K)
+    check.number(name, "k2", k2, minimum=LEAST_K)
+    check.choice(name, "padding", padding, ("valid", "same"))
 
 
 # Each docstring's text on arguments, in place of {arguments}.

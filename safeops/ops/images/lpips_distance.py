@@ -3,16 +3,16 @@
 import torch
 import torch.nn.functional as F
 
-from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry
+from safeops.core import check, loss_reduction, sums
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import Composed
 from safeops.ops.images._image import ARGUMENTS, finish
-from safeops.ops.reductions import masked_count, masked_mean, masked_sum, masked_sum_of_squares  # noqa: F401
-from safeops.ops.rows import normalize  # noqa: F401  (with those above: its parts)
+from safeops.ops.reductions.masked_sum_of_squares import _masked_sum_of_squares, masked_sum_of_squares
+from safeops.ops.rows.normalize import _normalize, normalize
 
 NAME = "lpips_distance"
 
-_lpips_distance = Composed(NAME, "normalize", "masked_sum_of_squares", "masked_mean", "masked_count", "masked_sum")
+_lpips_distance = Composed(NAME, _normalize, _masked_sum_of_squares, *sums.ALL)
 
 
 def shrink(mask, size):
@@ -31,30 +31,30 @@ def validate(features0, features1, weights, mask):
             raise ValueError(f"{NAME}: {key} must have one tensor for each of the {layers} layers, got {len(x)}")
     first = features0[0]
     for i, (f0, f1) in enumerate(zip(features0, features1)):
-        shape, channels = _check.shown(f0), f0.shape[1:2]
+        shape, channels = check.shown(f0), f0.shape[1:2]
         if f0.dim() != 4 or f0.shape[0] != first.shape[0]:
-            wanted = "(N, C, H, W)" + f", of as many images as features0[0] {_check.shown(first)}" * (i > 0)
+            wanted = "(N, C, H, W)" + f", of as many images as features0[0] {check.shown(first)}" * (i > 0)
             raise ValueError(f"{NAME}: features0[{i}] must be {wanted}, got shape {shape}")
         if f1.shape != f0.shape:
-            raise ValueError(f"{NAME}: features1[{i}] {_check.shown(f1)} must have the shape of features0[{i}] {shape}")
+            raise ValueError(f"{NAME}: features1[{i}] {check.shown(f1)} must have the shape of features0[{i}] {shape}")
         operands = {f"features0[{i}]": f0, f"features1[{i}]": f1}
         if weights is not None:
             operands[f"weights[{i}]"] = w = weights[i]
             if w.shape not in (channels, (1, *channels, 1, 1)):
                 wanted = f"{tuple(channels)}, one number for each channel of features0[{i}] {shape}"
-                raise ValueError(f"{NAME}: weights[{i}] must be {wanted}, got {_check.shown(w)}")
-        _check.same_device(NAME, "features0[0]", first, **operands)
+                raise ValueError(f"{NAME}: weights[{i}] must be {wanted}, got {check.shown(w)}")
+        check.same_device(NAME, "features0[0]", first, **operands)
     if mask is not None:
-        _check.boolean(NAME, "mask", mask, "True = keep")
+        check.boolean(NAME, "mask", mask, "True = keep")
         fits = mask.dim() == 4 and mask.shape[0] in (1, first.shape[0]) and mask.shape[1] == 1
         if not fits or 0 in mask.shape[2:] and any(f.shape[2:] != mask.shape[2:] for f in features0):
-            wanted = f"(N, 1, H, W) for features0[0] {_check.shown(first)}"
-            raise ValueError(f"{NAME}: mask must be {wanted}, got shape {_check.shown(mask)}")
+            wanted = f"(N, 1, H, W) for features0[0] {check.shown(first)}"
+            raise ValueError(f"{NAME}: mask must be {wanted}, got shape {check.shown(mask)}")
         for i, f0 in enumerate(features0):
             if mask.shape[2:] != (1, 1) and any(m < n for m, n in zip(mask.shape[2:], f0.shape[2:])):
-                wanted = f"at least as large as features0[{i}] {_check.shown(f0)}"
-                raise ValueError(f"{NAME}: mask {_check.shown(mask)} must be of the images' size, {wanted}")
-        _check.same_device(NAME, "features0[0]", first, mask=mask)
+                wanted = f"at least as large as features0[{i}] {check.shown(f0)}"
+                raise ValueError(f"{NAME}: mask {check.shown(mask)} must be of the images' size, {wanted}")
+        check.same_device(NAME, "features0[0]", first, mask=mask)
 
 
 def _validate_list(key, x):
@@ -62,7 +62,7 @@ def _validate_list(key, x):
     if not isinstance(x, (tuple, list)):
         raise TypeError(f"{NAME}: {key} must be a list of tensors, got {type(x).__name__}")
     for i, t in enumerate(x):
-        _check.floating(NAME, f"{key}[{i}]", t)
+        check.floating(NAME, f"{key}[{i}]", t)
     return len(x)
 
 
@@ -101,7 +101,7 @@ def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="
         >>> safeops.lpips_distance([east, east], [north, east * 2]), safeops.lpips_distance([x], [east])
         (tensor(2.), tensor(1.))
     """
-    _loss.validate_options(NAME, reduction, empty)
+    loss_reduction.validate_options(NAME, reduction, empty)
     validate(features0, features1, weights, mask)
     weights = [None] * len(features0) if weights is None else [w.reshape(-1, 1, 1) for w in weights]
     compute = compute_dtype(*(f.dtype for f in (*features0, *features1)))
@@ -110,9 +110,9 @@ def lpips_distance(features0, features1, weights=None, *, mask=None, reduction="
         keep = None if mask is None else shrink(mask, f0.shape[2:])
         if keep is not None:
             f0, f1 = torch.where(keep, f0, 0), torch.where(keep, f1, 0)
-        u0, u1 = (registry["normalize"].call(f.to(compute), 1, None) for f in (f0, f1))
-        apart = registry["masked_sum_of_squares"].call(u0 - u1, None, 1, True, weight, None, "zero")
-        total = total + registry["masked_mean"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
-        kept = registry["masked_count"].call(apart, keep, (1, 2, 3), False, None, None, "zero")
+        u0, u1 = (normalize(f.to(compute), dim=1) for f in (f0, f1))
+        apart = masked_sum_of_squares(u0 - u1, dim=1, keepdim=True, weight=weight)
+        total = total + sums.mean(apart, keep, dim=(1, 2, 3))
+        kept = sums.count(apart, keep, dim=(1, 2, 3))
         count = kept if count is None else count * (kept > 0)
     return finish(NAME, total, count, compute, reduction, empty)

@@ -3,8 +3,8 @@
 import torch
 import torch.nn.functional as F
 
-from safeops import _check, _loss
-from safeops._dtypes import LARGEST, compute_dtype
+from safeops.core import check, loss_reduction
+from safeops.core.dtypes import LARGEST, compute_dtype
 from safeops.ops.images._ssim import ARGUMENTS, PLANES, StructuralSimilarity, validate
 
 NAME = "ms_ssim"
@@ -19,7 +19,7 @@ def validate_betas(betas):
     if not betas:
         raise ValueError(f"{NAME}: betas must have a number for each scale, got {betas!r}")
     for beta in betas:
-        _check.number(NAME, "betas", beta, above=0, maximum=LARGEST)
+        check.number(NAME, "betas", beta, above=0, maximum=LARGEST)
 
 
 def halve(x, mask):
@@ -83,13 +83,13 @@ def ms_ssim(
         (tensor(1.), tensor(0.))
     """
     betas = BETAS if betas is None else betas
-    _loss.validate_options(NAME, reduction, empty)
+    loss_reduction.validate_options(NAME, reduction, empty)
     validate_betas(betas)
     options = data_range, win_size, win_sigma, k1, k2, padding
     validate(NAME, input, target, mask, options, len(betas))
     for key, x in {"input": input, "target": target, "mask": mask}.items():
         if x is not None:
-            _check.no_dtensor(NAME, key, x)  # torch's own pooling of one has no gradient
+            check.no_dtensor(NAME, key, x)  # torch's own pooling of one has no gradient
     compute = compute_dtype(input.dtype, target.dtype)
     input, target = input.to(compute), target.to(compute)  # the scales' gradients are added wide
     value, exists = 1, True
@@ -105,4 +105,4 @@ def ms_ssim(
             mask = None if mask is None else halve_mask(keep)
     nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
     value = torch.where(exists, value, nothing)
-    return _loss.reduce(NAME, value, exists, None, reduction, None, empty).to(compute)
+    return loss_reduction.reduce(NAME, value, exists, None, reduction, None, empty).to(compute)

@@ -2,16 +2,16 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry
-from safeops._symbolic import as_operand
+from safeops.core import check, loss_reduction, sums
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import Composed
+from safeops.core.symbolic import as_operand
 from safeops.ops.images._image import ARGUMENTS, finish
-from safeops.ops.reductions import masked_count, masked_mean, masked_rms, masked_sum  # noqa: F401  (its parts)
+from safeops.ops.reductions.masked_rms import _masked_rms, masked_rms
 
 NAME = "psnr"
 
-_psnr = Composed(NAME, "masked_rms", "masked_count", "masked_mean", "masked_sum")
+_psnr = Composed(NAME, _masked_rms, *sums.ALL)
 
 
 @_psnr.public(
@@ -43,24 +43,24 @@ def psnr(input, target, *, mask=None, data_range=1.0, reduction="mean", empty="z
         >>> safeops.psnr(x, x + torch.tensor([0.1, 0.01]).reshape(2, 1, 1, 1), reduction="none")
         tensor([20., 40.])
     """
-    _loss.validate_options(NAME, reduction, empty)
-    _check.floating(NAME, "input", input)
-    _check.floating(NAME, "target", target)
-    _check.dimensions(NAME, "input", input, 63)
+    loss_reduction.validate_options(NAME, reduction, empty)
+    check.floating(NAME, "input", input)
+    check.floating(NAME, "target", target)
+    check.dimensions(NAME, "input", input, 63)
     if input.dim() == 0:
         raise ValueError(f"{NAME}: input must be (N, ...), got shape ()")
     if target.shape != input.shape:
-        raise ValueError(f"{NAME}: target {_check.shown(target)} must have the shape of input {_check.shown(input)}")
-    _check.mask(NAME, mask, "input", input)
-    _check.same_device(NAME, "input", input, target=target, mask=mask)
-    _check.number(NAME, "data_range", data_range, above=0)
+        raise ValueError(f"{NAME}: target {check.shown(target)} must have the shape of input {check.shown(input)}")
+    check.mask(NAME, mask, "input", input)
+    check.same_device(NAME, "input", input, target=target, mask=mask)
+    check.number(NAME, "data_range", data_range, above=0)
     compute = compute_dtype(input.dtype, target.dtype)
     # (a row for each image: one of no pixels has none)
     error = (input.to(compute) - target.to(compute)).unsqueeze(-1)
     keep = None if mask is None else mask.unsqueeze(-1)
     dims = tuple(range(1, error.dim()))
-    rms = registry["masked_rms"].call(error, keep, dims, False, None, None, "zero")
-    count = registry["masked_count"].call(error, keep, dims, False, None, None, "zero")
+    rms = masked_rms(error, keep, dims)
+    count = sums.count(error, keep, dims)
     equal = rms == 0
     decibels = -20 * torch.log10(torch.where(equal, 1, rms) / as_operand(data_range, rms))
     value = torch.where(equal, float("inf"), decibels)

@@ -2,12 +2,12 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._definitions import accumulate, count_kept, magnitude
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._loss import REDUCTION
-from safeops._op import Op
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import accumulate, count_kept, magnitude
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.loss_reduction import REDUCTION
+from safeops.core.op import Op
 from safeops.ops.images._image import ARGUMENTS, nothing, over_all
 from safeops.ops.images._ssim import validate_dims
 
@@ -45,7 +45,7 @@ def _fake(input, mask, reduction, empty_nan):
 
 _forward = declare_raw(
     "_total_variation",
-    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor, Tensor)",
+    "(Tensor input, Tensor? mask=None, int reduction=1, bool empty_nan=False) -> (Tensor value, Tensor share)",
     fake=_fake,
     composite=define,
 )
@@ -69,20 +69,20 @@ class TotalVariation(Op):
             self.validate(input, mask, reduction, empty)
             exists = count_kept(mask, input, tuple(range(1, input.dim())), False) > 0
             kept = exists.all() if reduction == "none" else exists
-            _loss.raise_if_nothing_kept(NAME, kept, exists.shape, f"{len(exists)} images")
+            loss_reduction.raise_if_nothing_kept(NAME, kept, exists.shape, f"{len(exists)} images")
         if code == 1 and empty != "nan":
-            return empty in _check.EMPTY, (input, mask)
-        return empty in _check.EMPTY, (input, mask, code, empty == "nan")
+            return empty in check.EMPTY, (input, mask)
+        return empty in check.EMPTY, (input, mask, code, empty == "nan")
 
     def validate(self, input, mask, reduction, empty):
-        _loss.validate_options(NAME, reduction, empty)
-        _check.floating(NAME, "input", input)
+        loss_reduction.validate_options(NAME, reduction, empty)
+        check.floating(NAME, "input", input)
         validate_dims(NAME, input)
-        _check.mask(NAME, mask, "input", input)
-        _check.same_device(NAME, "input", input, mask=mask)
+        check.mask(NAME, mask, "input", input)
+        check.same_device(NAME, "input", input, mask=mask)
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, *results, *operands[:2]),)
+        return (self.backward(grad, results.share, operands.input, operands.mask),)
 
 
 _total_variation = TotalVariation(NAME, _forward, _backward, lambda *operands: define(*operands)[0])

@@ -5,8 +5,8 @@ where the device has one, else its definition. Tensors of a list are on one devi
 dtype (fp16, bf16, fp32, fp64), shape and strides. Nothing is read by the host.
 """
 
-from safeops._op import Op
-from safeops._route import route
+from safeops.core.op import Op
+from safeops.core.route import route
 
 
 class Scan(Op):

@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._library import declare_raw
-from safeops._torch import foreach_norm
+from safeops.core.library import declare_raw
+from safeops.core.private_torch import foreach_norm
 from safeops.ops.lists._scan import Scan
 
 

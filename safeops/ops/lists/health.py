@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw
 from safeops.ops.lists._scan import Scan, nothing
 
 COLUMNS = ("nan", "inf", "minus_inf", "zero", "fp16_subnormal", "fp16_zero", "largest", "first_bad")

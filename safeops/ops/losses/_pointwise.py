@@ -11,12 +11,21 @@ from typing import NamedTuple
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check
-from safeops._definitions import accumulate, kept
-from safeops._dtypes import LARGEST, compute_dtype
-from safeops._library import declare_raw, like
-from safeops._loss import REDUCTION, divide, raise_if_nothing_kept, split, validate_denominator, validate_options
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.definitions import accumulate, kept
+from safeops.core.dtypes import LARGEST, compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.loss_reduction import (
+    REDUCTION,
+    divide,
+    raise_if_nothing_kept,
+    split,
+    validate_denominator,
+    validate_options,
+)
+from safeops.core.op import Op
+from safeops.core.sums import sum_to
+from safeops.ops.losses._domain import any_number
 
 # ---- definition
 
@@ -67,7 +76,7 @@ def _shape(tensors):
 # A loss's tensors have the names that its public function gives them.
 _SCHEMA = (
     "({tensors}, Tensor? mask=None, Tensor? weight=None, Tensor? denominator=None, "
-    "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor, Tensor)"
+    "int reduction=1{parameters}, bool empty_nan=False, float? divisor=None) -> (Tensor loss, Tensor denominator)"
 )
 _SCHEMA_BACKWARD = (
     "(Tensor grad, Tensor? denominator, {tensors}, Tensor? mask=None, Tensor? weight=None"
@@ -104,18 +113,19 @@ def _fake_backward(count):
 
 
 class Parameter(NamedTuple):
-    """A number that the user gives: minimum <= x, or above < x; x <= maximum."""
+    """A number that the user gives: minimum <= x, or above < x; x <= maximum. sample: one that the checks call with."""
 
     name: str
     default: float
     minimum: float | None = None
     above: float | None = None
     maximum: float = LARGEST
+    sample: float | None = None
 
     kind = float
 
     def check(self, function, x):
-        _check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
+        check.number(function, self.name, x, minimum=self.minimum, above=self.above, maximum=self.maximum)
 
     def range(self):
         """Its ends, both included."""
@@ -123,15 +133,16 @@ class Parameter(NamedTuple):
 
 
 class Flag(NamedTuple):
-    """A choice between two formulas."""
+    """A choice between two formulas. sample: the one that the checks call."""
 
     name: str
     default: bool
+    sample: bool | None = None
 
     kind = bool
 
     def check(self, function, x):
-        _check.boolean_flag(function, self.name, x)
+        check.boolean_flag(function, self.name, x)
 
     def range(self):
         return False, True
@@ -166,11 +177,12 @@ ARGUMENTS = """\
 
 
 class PointwiseLoss(Op):
-    """A pointwise loss."""
+    """A pointwise loss. domain: a function of `_domain` for each tensor, None: all take any number."""
 
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     shards = "loss"
     names = "input", "target"  # of its tensors
+    domain = None
     optional = False  # whether the last of them may be None
     reductions = tuple(REDUCTION)
 
@@ -178,6 +190,7 @@ class PointwiseLoss(Op):
         """fields: class attributes that are this loss's own."""
         vars(self).update(fields)
         count = self.count = len(self.names)
+        self.domain = self.domain or (any_number,) * count
         self.differentiable = tuple(range(count))
         self.constant = slice(count + 1, count + 3)  # weight, denominator
 
@@ -190,6 +203,7 @@ class PointwiseLoss(Op):
 
         self.module, self.parameters = module, parameters
         self.ranges = [(x.kind, *x.range(), x.default) for x in parameters]
+        self.sample = {x.name: x.default if x.sample is None else x.sample for x in parameters}
         self.schema = "".join(f", {x.kind.__name__} {x.name}={x.default}" for x in parameters)
         optional = ["?" if self.optional and x == self.names[-1] else "" for x in self.names]
         self.tensors_schema = ", ".join(f"Tensor{mark} {x}" for x, mark in zip(self.names, optional))
@@ -226,7 +240,7 @@ class PointwiseLoss(Op):
         if weight is None and denominator is None and empty == "zero":  # most calls, and the short way
             return True, (input, target, mask) if short else (input, target, mask, None, None, code, *parameters)
         tensor, divisor = split(denominator, input)
-        takes = empty in _check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
+        takes = empty in check.EMPTY and (denominator is None or code == 1 and not isinstance(divisor, bool))
         takes = takes and (divisor is None or divisor >= 0)
         takes = takes and (tensor is None or tensor.dim() == 0 and tensor.dtype != torch.bool)
         return takes, (input, target, mask, weight, tensor, code, *parameters, empty == "nan", divisor)
@@ -237,12 +251,12 @@ class PointwiseLoss(Op):
         (first, x), (second, y), *_ = zip(self.names, tensors)
         if x.shape != y.shape and not is_compiling():  # a warning cannot be traced
             warnings.warn(
-                f"{self.name}: {second} {_check.shown(y)} is broadcast with {first} {_check.shown(x)}; "
+                f"{self.name}: {second} {check.shown(y)} is broadcast with {first} {check.shown(x)}; "
                 "make the shapes equal (expand copies nothing) if that is meant",
                 stacklevel=5,
             )
         if empty == "raise" and reduction != "none":
-            shapes = ", ".join(f"{name} {_check.shown(x)}" for name, x in zip(self.names, tensors) if x is not None)
+            shapes = ", ".join(f"{name} {check.shown(x)}" for name, x in zip(self.names, tensors) if x is not None)
             raise_if_nothing_kept(self.name, kept(mask, weight), _shape(tensors), shapes, denominator)
 
     def validate(self, *arguments):
@@ -251,16 +265,16 @@ class PointwiseLoss(Op):
         if self.optional and named[self.names[-1]] is None:
             del named[self.names[-1]]
         for name, x in named.items():
-            _check.floating(self.name, name, x)
-        shape = _check.broadcast(self.name, **named)
+            check.floating(self.name, name, x)
+        shape = check.broadcast(self.name, **named)
         operands = " and ".join(self.names[:2])
-        _check.mask(self.name, mask, operands, tensors[0], shape)
-        _check.weight(self.name, weight, operands, tensors[0], shape)
+        check.mask(self.name, mask, operands, tensors[0], shape)
+        check.weight(self.name, weight, operands, tensors[0], shape)
         self.validate_options(self.name, reduction, empty, *parameters)
         validate_denominator(self.name, reduction, denominator)
         first, *others = self.names
         others = {name: named.get(name) for name in others}
-        _check.same_device(self.name, first, named[first], **others, mask=mask, weight=weight, denominator=denominator)
+        check.same_device(self.name, first, named[first], **others, mask=mask, weight=weight, denominator=denominator)
 
     def validate_operands(self, *operands):
         tensors, (mask, weight, denominator, code, *parameters, _, divisor) = _parted(operands, self.count)
@@ -274,15 +288,15 @@ class PointwiseLoss(Op):
             parameter.check(name, x)
 
     def gradients(self, grad, needs, operands, results):
-        tensors, (mask, weight, _, reduction, *parameters, _, _) = _parted(operands, self.count)
+        tensors, parameters = operands[: self.count], operands[self.count + 4 : -2]
         dtypes = (None,) * self.count
         if any(x is not None and x.shape != tensors[0].shape for x in tensors[1:]):
             # A broadcast operand's gradient is summed: nothing is rounded to half before that sum.
             shape, wide = _shape(tensors), _dtype(tensors)
             dtypes = (None if x is None or x.shape == shape else wide for x in tensors)
-        denominator = results[0] if reduction == 1 else None
-        needs = needs[: self.count]
-        return self.backward(grad, denominator, *tensors, mask, weight, *parameters, *needs, *dtypes)
+        denominator, needs = results.denominator if operands.reduction == 1 else None, needs[: self.count]
+        kept = operands.mask, operands.weight
+        return self.backward(grad, denominator, *tensors, *kept, *parameters, *needs, *dtypes)
 
     def public(self, operands=OPERANDS):
         """operands: what the docstring says of the tensors; "" where the function's own does."""

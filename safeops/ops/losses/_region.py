@@ -8,12 +8,12 @@ their sums in torch: of input * target, of input and of target (of their squares
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check, _loss
-from safeops._definitions import accumulate
-from safeops._dtypes import FLOATING, compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op
-from safeops._symbolic import as_operand
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import accumulate
+from safeops.core.dtypes import FLOATING, compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.symbolic import as_operand
 
 # ---- definition
 
@@ -31,7 +31,7 @@ def define(input, target, mask=None, exists=None, ignore_index=None, squared=Fal
             keep = keep & (index != ignore_index)
         if index.device.type == "cpu" and type(index) is torch.Tensor:
             _look_up(index, keep, input.shape[1])
-        keep = keep & _check.in_range(index, input.shape[1], keep)
+        keep = keep & check.in_range(index, input.shape[1], keep)
         # (no arange, beside which a DTensor would be a stranger)
         t = index == (input.new_ones(input.shape[1], dtype=torch.int64).cumsum(0) - 1).reshape(lead)
     if exists is not None:
@@ -115,60 +115,60 @@ class RegionLoss(Op):
 
     def _validate(self, input, target, mask, weight, reduction, denominator, ignore_index):
         name = self.name
-        _check.floating(name, "input", input)
+        check.floating(name, "input", input)
         if input.dim() < 2:
-            raise ValueError(f"{name}: input must be (N, C, d1, ...), got shape {_check.shown(input)}")
-        _check.real(name, "target", target)
+            raise ValueError(f"{name}: input must be (N, C, d1, ...), got shape {check.shown(input)}")
+        check.real(name, "target", target)
         shape = input.shape
         pixels = (shape[0], *shape[2:])
         if target.dim() == input.dim() - 1:
             if target.is_floating_point() or target.dtype == torch.bool:
                 raise TypeError(
-                    f"{name}: target {_check.shown(target)} must be class indices, integers, got {target.dtype}; or "
-                    f"the shape of input {_check.shown(input)}"
+                    f"{name}: target {check.shown(target)} must be class indices, integers, got {target.dtype}; or "
+                    f"the shape of input {check.shown(input)}"
                 )
             if shape[1] == 1:
                 raise ValueError(
-                    f"{name}: of class indices {_check.shown(target)} for the one class of input "
-                    f"{_check.shown(input)} all pixels would be of it: give 0 and 1 in the shape of input, "
+                    f"{name}: of class indices {check.shown(target)} for the one class of input "
+                    f"{check.shown(input)} all pixels would be of it: give 0 and 1 in the shape of input, "
                     "target.unsqueeze(1)"
                 )
         elif ignore_index is not None:
             raise ValueError(
-                f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {_check.shown(target)}"
+                f"{name}: ignore_index needs class indices, target of shape {tuple(pixels)}, got {check.shown(target)}"
             )
         if tuple(target.shape) not in (tuple(shape), pixels):
             raise ValueError(
-                f"{name}: target must be class indices {pixels} or of the shape of input {_check.shown(input)}, got "
-                f"{_check.shown(target)}"
+                f"{name}: target must be class indices {pixels} or of the shape of input {check.shown(input)}, got "
+                f"{check.shown(target)}"
             )
         if mask is not None:
-            _check.boolean(name, "mask", mask, "True = keep")
+            check.boolean(name, "mask", mask, "True = keep")
             whole = mask.dim() >= input.dim()
-            _check.broadcasts_to(
+            check.broadcasts_to(
                 name, "mask", mask, "input" if whole else "the pixels", input, None if whole else pixels
             )
         if weight is not None:
-            _check.floating(name, "weight", weight)
+            check.floating(name, "weight", weight)
             if tuple(weight.shape) != (shape[1],):
-                raise ValueError(f"{name}: weight must be ({shape[1]},), one a class, got {_check.shown(weight)}")
-        _loss.validate_denominator(name, reduction, denominator)
-        _check.same_device(name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
+                raise ValueError(f"{name}: weight must be ({shape[1]},), one a class, got {check.shown(weight)}")
+        loss_reduction.validate_denominator(name, reduction, denominator)
+        check.same_device(name, "input", input, target=target, mask=mask, weight=weight, denominator=denominator)
 
     def validate_options(self, name, reduction, empty, squared_pred, smooth_nr, smooth_dr, ignore_index, batch,
                          *parameters):  # fmt: skip
         """Check the options of a module's constructor."""
-        _loss.validate_options(name, reduction, empty)
-        _check.boolean_flag(name, "squared_pred", squared_pred)
-        _check.number(name, "smooth_nr", smooth_nr, minimum=0)
-        _check.number(name, "smooth_dr", smooth_dr, minimum=0)
+        loss_reduction.validate_options(name, reduction, empty)
+        check.boolean_flag(name, "squared_pred", squared_pred)
+        check.number(name, "smooth_nr", smooth_nr, minimum=0)
+        check.number(name, "smooth_dr", smooth_dr, minimum=0)
         if ignore_index is not None and (isinstance(ignore_index, bool) or not isinstance(ignore_index, int)):
             raise TypeError(f"{name}: ignore_index must be an int or None, got {type(ignore_index).__name__}")
         if ignore_index is not None and not -(2**31) <= ignore_index < 2**31:
             raise ValueError(f"{name}: ignore_index must be an integer of 32 bits, got {ignore_index}")
-        _check.boolean_flag(name, "batch", batch)
+        check.boolean_flag(name, "batch", batch)
         for key, x in zip(self.parameters, parameters):
-            _check.number(name, key, x, minimum=0)
+            check.number(name, key, x, minimum=0)
 
     def _refuse_indices(self, input, target, mask, ignore_index):
         """Say which class index is out of range, if one is: on the CPU it has stopped the kernel."""
@@ -180,7 +180,7 @@ class RegionLoss(Op):
         if int(bad.sum()):  # an error is on its way: it may wait
             raise IndexError(
                 f"{self.name}: target has the class index {target[bad][0].item()}, out of range for the "
-                f"{input.shape[1]} classes of input {_check.shown(input)} (ignore_index={ignore_index})"
+                f"{input.shape[1]} classes of input {check.shown(input)} (ignore_index={ignore_index})"
             ) from None
 
     def gradients(self, grad, needs, operands, results):
@@ -208,10 +208,10 @@ class RegionLoss(Op):
             loss = loss * torch.where(keep, weights, 0)
         nothing = float("nan") if reduction == "none" and empty == "nan" else 0.0
         if reduction == "none" and empty == "raise":
-            _check.raise_if_empty(self.name, lambda: ~keep, input, "of the pixels")
+            check.raise_if_empty(self.name, lambda: ~keep, input, "of the pixels")
         loss = torch.where(keep, loss, nothing)
         # Narrowed last: in fp64 regions without a pixel, which change the order of the sum, change no bit of the mean.
-        loss = _loss.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
+        loss = loss_reduction.reduce(self.name, loss, keep, weights, reduction, denominator, empty)
         return loss.to(compute_dtype(input.dtype, target.dtype))
 
     def public(self):

@@ -2,6 +2,7 @@
 
 import torch
 
+from safeops.ops.losses._domain import probability
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
@@ -22,7 +23,11 @@ def _bounded(log):
 
 
 _binary_cross_entropy = PointwiseLoss(
-    "binary_cross_entropy", "BCELoss", value, example="torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])"
+    "binary_cross_entropy",
+    "BCELoss",
+    value,
+    domain=(probability, probability),
+    example="torch.tensor([0.5, 0.9]), torch.tensor([1.0, 0.0])",
 )
 
 

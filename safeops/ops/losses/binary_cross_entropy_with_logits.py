@@ -1,6 +1,7 @@
 """binary_cross_entropy_with_logits: of logits."""
 
-from safeops._definitions import product, softplus
+from safeops.core.definitions import product, softplus
+from safeops.ops.losses._domain import any_number, factor, probability
 from safeops.ops.losses._pointwise import TernaryLoss
 
 
@@ -14,6 +15,7 @@ _binary_cross_entropy_with_logits = TernaryLoss(
     "BCEWithLogitsLoss",
     value,
     names=("input", "target", "pos_weight"),
+    domain=(any_number, probability, factor),
     optional=True,
     buffers=("pos_weight",),
 )

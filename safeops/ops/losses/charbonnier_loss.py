@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._definitions import magnitude
-from safeops._dtypes import SMALLEST, filled
+from safeops.core.definitions import magnitude
+from safeops.core.dtypes import SMALLEST, filled
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -13,7 +13,9 @@ def value(x, y, eps):
     return torch.where(far, magnitude(d), torch.hypot(torch.where(far, 0, d), filled(d, (), eps)))
 
 
-_charbonnier_loss = PointwiseLoss("charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, SMALLEST))
+_charbonnier_loss = PointwiseLoss(
+    "charbonnier_loss", "CharbonnierLoss", value, Parameter("eps", 1e-3, minimum=SMALLEST, sample=0.5)
+)
 
 
 @_charbonnier_loss.public()

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from safeops.ops.losses._domain import any_number, variance
 from safeops.ops.losses._pointwise import Flag, Parameter, TernaryLoss
 
 
@@ -19,8 +20,9 @@ _gaussian_nll_loss = TernaryLoss(
     "gaussian_nll_loss",
     "GaussianNLLLoss",
     value,
-    Flag("full", False),
-    Parameter("eps", 1e-6, above=0),
+    Flag("full", False, sample=True),
+    Parameter("eps", 1e-6, above=0, sample=1e-3),
+    domain=(any_number, any_number, variance),
     names=("input", "target", "var"),
     example="torch.tensor([0.5, 3.0]), torch.zeros(2), torch.ones(2)",
 )

@@ -2,7 +2,8 @@
 
 import torch
 
-from safeops._dtypes import LARGEST
+from safeops.core.dtypes import LARGEST
+from safeops.ops.losses._domain import any_number, side
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -14,7 +15,11 @@ def value(x, y, margin):
 
 
 _hinge_embedding_loss = PointwiseLoss(
-    "hinge_embedding_loss", "HingeEmbeddingLoss", value, Parameter("margin", 1.0, minimum=-LARGEST)
+    "hinge_embedding_loss",
+    "HingeEmbeddingLoss",
+    value,
+    Parameter("margin", 1.0, minimum=-LARGEST, sample=1.25),
+    domain=(any_number, side),
 )
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._definitions import magnitude
+from safeops.core.definitions import magnitude
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -15,7 +15,7 @@ def value(x, y, delta):
     return torch.where(a < delta, inner * inner / 2, delta * (outer - delta / 2))
 
 
-_huber_loss = PointwiseLoss("huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0))
+_huber_loss = PointwiseLoss("huber_loss", "HuberLoss", value, Parameter("delta", 1.0, above=0, sample=1.25))
 
 
 @_huber_loss.public()

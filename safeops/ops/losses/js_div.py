@@ -2,8 +2,9 @@
 
 import torch
 
-from safeops._dtypes import wide
-from safeops._loss import REDUCTION
+from safeops.core.dtypes import wide
+from safeops.core.loss_reduction import REDUCTION
+from safeops.ops.losses._domain import probability
 from safeops.ops.losses._pointwise import PointwiseLoss, by_batch
 
 
@@ -29,6 +30,7 @@ _js_div = PointwiseLoss(
     "js_div",
     "JSDivLoss",
     value,
+    domain=(probability, probability),
     reductions=(*REDUCTION, "batchmean"),
     example="torch.tensor([[0.5, 0.5]]), torch.tensor([[0.25, 0.75]])",
 )

@@ -2,8 +2,9 @@
 
 import torch
 
-from safeops._definitions import product
-from safeops._loss import REDUCTION
+from safeops.core.definitions import product
+from safeops.core.loss_reduction import REDUCTION
+from safeops.ops.losses._domain import log_probability, probability
 from safeops.ops.losses._pointwise import Flag, PointwiseLoss, by_batch
 
 
@@ -20,6 +21,7 @@ _kl_div = PointwiseLoss(
     "KLDivLoss",
     value,
     Flag("log_target", False),
+    domain=(log_probability, probability),
     reductions=(*REDUCTION, "batchmean"),
     example="torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]])",
 )

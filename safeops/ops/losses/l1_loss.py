@@ -1,6 +1,6 @@
 """l1_loss: absolute error, |input - target|."""
 
-from safeops._definitions import magnitude
+from safeops.core.definitions import magnitude
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 

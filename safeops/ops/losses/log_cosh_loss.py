@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from safeops._definitions import magnitude
+from safeops.core.definitions import magnitude
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from safeops._dtypes import LARGEST
+from safeops.core.dtypes import LARGEST
+from safeops.ops.losses._domain import any_number, side
 from safeops.ops.losses._pointwise import Parameter, TernaryLoss
 
 
@@ -16,7 +17,8 @@ _margin_ranking_loss = TernaryLoss(
     "margin_ranking_loss",
     "MarginRankingLoss",
     value,
-    Parameter("margin", 0.0, minimum=-LARGEST),
+    Parameter("margin", 0.0, minimum=-LARGEST, sample=0.5),
+    domain=(any_number, any_number, side),
     names=("input1", "input2", "target"),
     example="torch.tensor([0.5, 3.0]), torch.zeros(2), torch.tensor([1.0, -1.0])",
 )

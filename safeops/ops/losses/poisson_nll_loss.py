@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from safeops._definitions import product
+from safeops.core.definitions import product
+from safeops.ops.losses._domain import any_number, count
 from safeops.ops.losses._pointwise import Flag, Parameter, PointwiseLoss
 
 
@@ -22,8 +23,9 @@ _poisson_nll_loss = PointwiseLoss(
     "PoissonNLLLoss",
     value,
     Flag("log_input", True),
-    Flag("full", False),
-    Parameter("eps", 1e-8, above=0),
+    Flag("full", False, sample=True),
+    Parameter("eps", 1e-8, above=0, sample=0.5),
+    domain=(any_number, count),
 )
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from safeops._definitions import product, sigmoid, softplus
-from safeops._dtypes import LARGEST
+from safeops.core.definitions import product, sigmoid, softplus
+from safeops.core.dtypes import LARGEST
+from safeops.ops.losses._domain import any_number, probability
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -28,6 +29,7 @@ _sigmoid_focal_loss = PointwiseLoss(
     value,
     Parameter("alpha", 0.25, minimum=-LARGEST, maximum=1.0),
     Parameter("gamma", 2.0, minimum=0),
+    domain=(any_number, probability),
 )
 
 

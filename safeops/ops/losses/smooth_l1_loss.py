@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._definitions import magnitude
-from safeops._dtypes import filled
+from safeops.core.definitions import magnitude
+from safeops.core.dtypes import filled
 from safeops.ops.losses._pointwise import Parameter, PointwiseLoss
 
 
@@ -23,7 +23,7 @@ def value(x, y, beta):
     return torch.where(a < beta, inner * inner / (2 * beta_), outer - beta / 2)
 
 
-_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0))
+_smooth_l1_loss = PointwiseLoss("smooth_l1_loss", "SmoothL1Loss", value, Parameter("beta", 1.0, minimum=0, sample=0.75))
 
 
 @_smooth_l1_loss.public()

@@ -2,7 +2,8 @@
 
 import torch
 
-from safeops._definitions import softplus
+from safeops.core.definitions import softplus
+from safeops.ops.losses._domain import any_number, side
 from safeops.ops.losses._pointwise import PointwiseLoss
 
 
@@ -11,7 +12,7 @@ def value(x, y):
     return torch.where(far, 0, softplus(-torch.where(far, 0, y) * torch.where(far, 0, x)))
 
 
-_soft_margin_loss = PointwiseLoss("soft_margin_loss", "SoftMarginLoss", value)
+_soft_margin_loss = PointwiseLoss("soft_margin_loss", "SoftMarginLoss", value, domain=(any_number, side))
 
 
 @_soft_margin_loss.public(operands="")

@@ -1,5 +1,5 @@
 """Masked reductions over dims.
 
-`_reduction.py` is the record of all, and of the sum and the mean; `_statistic.py` adds what the others share: one
-backward from two numbers for each result, its origin and its scale.
+The record of all is `core/reduction.py`; the sum, the mean and the count are `core/sums.py`, on which other families
+stand too. `_statistic.py` adds what the others share: one backward from two numbers for each result.
 """

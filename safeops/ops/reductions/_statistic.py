@@ -14,11 +14,11 @@ definition makes the whole of them: the largest of largest ones, the norm of nor
 
 import torch
 
-from safeops import _check
-from safeops._definitions import accumulate, count_kept, kept
-from safeops._dtypes import compute_dtype, widens
-from safeops._library import declare_raw
-from safeops.ops.reductions._reduction import Reduction, output_shape
+from safeops.core import check
+from safeops.core.definitions import accumulate, count_kept, kept
+from safeops.core.dtypes import compute_dtype, widens
+from safeops.core.library import declare_raw
+from safeops.core.reduction import Reduction, output_shape
 
 LINEAR, EQUAL, EXP, SIGN, EXTREME = range(5)
 
@@ -153,7 +153,7 @@ def finish(statistic, k, nothing, parameter):
 
 def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False):
     """dx, for the devices without a kernel."""
-    dims = _check.dims("_statistic_backward", dim, input.dim())
+    dims = check.dims("_statistic_backward", dim, input.dim())
     if not keepdim:
         for d in dims:
             grad, origin, scale = (t.unsqueeze(d) for t in (grad, origin, scale))
@@ -176,7 +176,7 @@ def define_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, 
 
 _SCHEMA = (
     "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False, bool empty_nan=False, "
-    "ScalarType? dtype=None, float parameter=0.0) -> (Tensor, Tensor, Tensor)"
+    "ScalarType? dtype=None, float parameter=0.0) -> (Tensor value, Tensor origin, Tensor scale)"
 )
 
 
@@ -211,7 +211,7 @@ class Statistic(Reduction):
     kernels/reductions with its launcher, where that is named after another op.
 
     part: (value, origin, scale, parameter) of a part -> what `Parts` takes of it. weighs: whether a part weighs as much
-    as its elements. of_part: (name, parameter) of the statistic of a part, None: this one.
+    as its elements. of_part: (record, parameter) of the statistic of a part, None: this one.
     """
 
     shards, of_part = "statistic", None
@@ -222,7 +222,7 @@ class Statistic(Reduction):
         def composite(
             input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0
         ):
-            dims = _check.dims(name, dim, input.dim())
+            dims = check.dims(name, dim, input.dim())
             dtype = dtype or compute_dtype(input.dtype)
             value, *others = define(statistic, input, mask, weight, dims, keepdim, empty_nan, dtype, parameter)
             return value, *(x.to(torch.float64) for x in others)
@@ -237,6 +237,6 @@ class Statistic(Reduction):
         super().__init__(name, forward, _statistic_backward, definition, keyword=keyword)
 
     def gradients(self, grad, needs, operands, results):
-        input, mask, weight, dim, keepdim, _, _, parameter = operands
-        kind = self.kind[parameter] if isinstance(self.kind, dict) else self.kind
-        return (self.backward(grad, input, *results, mask, weight, kind, dim, keepdim),)
+        x = operands
+        kind = self.kind[x.parameter] if isinstance(self.kind, dict) else self.kind
+        return (self.backward(grad, x.input, *results, x.mask, x.weight, kind, x.dim, x.keepdim),)

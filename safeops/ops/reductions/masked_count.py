@@ -2,73 +2,8 @@
 
 import torch
 
-from safeops import _check
-from safeops._definitions import count_kept, kept
-from safeops._dtypes import FLOATING
-from safeops._library import declare_raw
-from safeops._op import Op
-from safeops.ops.reductions._reduction import as_dims, output_shape, validate
-
-# ---- definition
-
-
-def definition(input, mask=None, weight=None, dim=None, keepdim=False):
-    dims = _check.dims("masked_count", dim, input.dim())
-    if mask is None and input.dtype == torch.bool:
-        mask = input
-    return count_kept(kept(mask, weight), input, dims, keepdim)
-
-
-# ---- record
-
-
-def _fake(input, mask=None, weight=None, dim=None, keepdim=False):
-    return input.new_empty(output_shape(input.shape, dim, keepdim), dtype=torch.int64)
-
-
-_raw = declare_raw(
-    "_masked_count",
-    "(Tensor input, Tensor? mask=None, Tensor? weight=None, int[]? dim=None, bool keepdim=False) -> Tensor",
-    fake=_fake,
-    composite=definition,
-    triton="reductions.masked_count.masked_count",
-)
-
-
-class MaskedCount(Op):
-    differentiable, shards = (), "count"
-
-    def prepare(self, input, mask, dim, keepdim, weight, dtype, empty):
-        if dtype is not None or empty != "zero" or not isinstance(keepdim, bool):
-            self.validate(input, mask, dim, keepdim, weight, dtype, empty)
-        boolean = input.dtype == torch.bool
-        takes = boolean or input.dtype in FLOATING
-        if mask is None and not takes:
-            self.validate(input, mask, dim, keepdim, weight, dtype, empty)
-        if boolean and mask is input:
-            mask = None
-        elif boolean and mask is not None:
-            self.validate(input, mask, dim, keepdim, weight, dtype, empty)  # (`&` broadcasts both ways)
-            mask = input & mask
-        return takes, (input, mask, weight, as_dims("masked_count", dim), keepdim)
-
-    def validate(self, input, mask, dim, keepdim, weight, dtype, empty):
-        _check.tensor("masked_count", "input", input)
-        validate("masked_count", input, mask, weight, dim, keepdim)
-        if dtype is not None and dtype not in _DTYPES:
-            raise TypeError(f"masked_count: dtype must be int64, int32 or a floating point dtype, got {dtype}")
-        _check.choice("masked_count", "empty", empty, _check.EMPTY)
-        if empty == "nan" and dtype not in FLOATING:
-            raise ValueError(f'masked_count: empty="nan" needs a floating point dtype, got {dtype or torch.int64}')
-
-    def validate_operands(self, input, mask, weight, dim, keepdim):
-        self.validate(input, mask, dim, keepdim, weight, None, "zero")
-
-
-_DTYPES = (torch.int64, torch.int32, *FLOATING)
-_masked_count = MaskedCount("masked_count", _raw, definition=definition)
-
-# ---- public function
+from safeops.core import check
+from safeops.core.sums import masked_count as _masked_count
 
 
 @_masked_count.public(
@@ -110,7 +45,7 @@ def masked_count(input, mask=None, dim=None, *, keepdim=False, weight=None, dtyp
     """
     count = _masked_count.call(input, mask, dim, keepdim, weight, dtype, empty)
     if empty == "raise":
-        _check.raise_if_empty("masked_count", lambda: count == 0, input, dim)
+        check.raise_if_empty("masked_count", lambda: count == 0, input, dim)
     if empty == "nan":
         count = torch.where(count == 0, float("nan"), count.double())
     return count if dtype is None else count.to(dtype)

@@ -1,8 +1,6 @@
 """masked_mean: the mean of the kept elements."""
 
-from safeops.ops.reductions._reduction import MaskedReduction
-
-_masked_mean = MaskedReduction("masked_mean", mean=True)
+from safeops.core.sums import masked_mean as _masked_mean
 
 
 @_masked_mean.public()

@@ -2,8 +2,8 @@
 
 import torch
 
-from safeops._definitions import magnitude
-from safeops._symbolic import SYMBOLIC, scalar
+from safeops.core.definitions import magnitude
+from safeops.core.symbolic import SYMBOLIC, scalar
 from safeops.ops.reductions._statistic import EXTREME, LINEAR, SIGN, Statistic, extreme, pick, reciprocal, root
 
 INF = float("inf")

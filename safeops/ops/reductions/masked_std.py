@@ -12,6 +12,8 @@ def _define(k, correction):
 
 
 _masked_std = Spread("masked_std", _define, file="masked_var")
+# A part's deviation: its squares do not overflow, and the correction is one of the whole.
+Spread.of_part = _masked_std, 0.0
 
 
 @_masked_std.public(parameter="Scalar correction=1, ")

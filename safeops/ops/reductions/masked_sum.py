@@ -1,8 +1,6 @@
 """masked_sum: the sum of the kept elements."""
 
-from safeops.ops.reductions._reduction import MaskedReduction
-
-_masked_sum = MaskedReduction("masked_sum", mean=False)
+from safeops.core.sums import masked_sum as _masked_sum
 
 
 @_masked_sum.public()

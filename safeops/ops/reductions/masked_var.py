@@ -25,8 +25,6 @@ def deviations(k, x, correction, unit=1):
 class Spread(Statistic):
     """A statistic that needs more weight than its correction."""
 
-    of_part = "masked_std", 0.0  # its squares do not overflow, and the correction is one of the whole
-
     def __init__(self, name, definition, file=None):
         super().__init__(name, definition, LINEAR, "correction", file, _part, weighs=True)
 

@@ -1,18 +1,18 @@
 """cross_entropy and nll_loss: what they have in common. Their rows are all dims but that of the classes.
 
-The raw ops give the loss of each row; the public functions sum them up by `safeops._loss.reduce`.
+The raw ops give the loss of each row; the public functions sum them up by `safeops.core.loss_reduction.reduce`.
 """
 
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check
-from safeops._definitions import gathered, kept
-from safeops._dtypes import FLOATING, LARGEST
-from safeops._loss import REDUCTION, validate_denominator, validate_options
-from safeops._op import Op, registry
-from safeops._route import PLAIN
-from safeops._torch import transforms_active
+from safeops.core import check, sums
+from safeops.core.definitions import gathered, kept
+from safeops.core.dtypes import FLOATING, LARGEST
+from safeops.core.loss_reduction import REDUCTION, validate_denominator, validate_options
+from safeops.core.op import Op
+from safeops.core.private_torch import transforms_active
+from safeops.core.route import PLAIN
 
 INDICES = (torch.int64, torch.int32, torch.uint8)
 
@@ -44,7 +44,7 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
     keep = target != ignore_index
     if mask is not None:
         keep = keep & mask
-    keep = keep & _check.in_range(target, classes, keep)
+    keep = keep & check.in_range(target, classes, keep)
     place = torch.where(keep, target, 0)
     if weight is None:
         return place, keep, None
@@ -61,9 +61,9 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
 
 
 def is_watched(input):
-    """True while `safeops.debug.audit` asks for classes that do not exist: the definition reports them, a CUDA kernel
-    leaves their rows out in silence."""
-    return _check.watchers and not input.is_cpu
+    """True while `safeops.debug.audit` asks for the classes that do not exist: the definition tells it, a kernel on CUDA
+    leaves their rows out and tells nobody."""
+    return check.watchers and not input.is_cpu
 
 
 def has_missing_class(target, mask, ignore_index, classes):
@@ -103,9 +103,9 @@ def refuse_missing_class(name, target, mask, ignore_index, classes, of, shape):
 def validate_weight(name, weight):
     """As far as a module knows, which has not seen the number of classes."""
     if weight is not None:
-        _check.floating(name, "weight", weight)
+        check.floating(name, "weight", weight)
         if weight.dim() != 1:
-            raise ValueError(f"{name}: weight must have one number for each class, got shape {_check.shown(weight)}")
+            raise ValueError(f"{name}: weight must have one number for each class, got shape {check.shown(weight)}")
 
 
 def validate_index(name, ignore_index):
@@ -116,14 +116,15 @@ def validate_index(name, ignore_index):
 
 
 def validate_numbers(name, label_smoothing, z_loss):
-    _check.number(name, "label_smoothing", label_smoothing, minimum=0, maximum=1)
-    _check.number(name, "z_loss", z_loss, minimum=0, maximum=LARGEST)
+    check.number(name, "label_smoothing", label_smoothing, minimum=0, maximum=1)
+    check.number(name, "z_loss", z_loss, minimum=0, maximum=LARGEST)
 
 
 class Classification(Op):
-    """A loss of rows, each of which has a class."""
+    """A loss of rows, each of which has a class. takes_logits: else its input are logarithms of probabilities."""
 
-    buffers = ("weight",)
+    takes_logits = False
+    buffers, parts = ("weight",), sums.ALL
     shards = "rows"
     visible = 3  # the losses, which rows are kept, their weights
     constant = slice(2, 3)  # the class weights
@@ -131,10 +132,6 @@ class Classification(Op):
     def __init__(self, name, module, forward, backward, define):
         self.module = module
         super().__init__(name, forward, backward, define)
-
-    @property
-    def parts(self):
-        return [registry[name] for name in ("masked_sum", "masked_mean", "masked_count")]
 
     def validate_buffer(self, name, key, x):
         validate_weight(name, x)
@@ -147,13 +144,13 @@ class Classification(Op):
         rows = row_shape(input)
         if tuple(target.shape) != rows:
             raise ValueError(
-                f"{self.name}: target {_check.shown(target)} does not fit input {_check.shown(input)}, whose dim "
+                f"{self.name}: target {check.shown(target)} does not fit input {check.shown(input)}, whose dim "
                 f"{class_dim(input)} are the classes: it must be {rows}"
             )
 
     def validate_input(self, input, target):
-        _check.floating(self.name, "input", input)
-        _check.tensor(self.name, "target", target)
+        check.floating(self.name, "input", input)
+        check.tensor(self.name, "target", target)
         if input.dim() == 0:
             raise ValueError(f"{self.name}: input must have a dim of classes, got shape ()")
 
@@ -162,12 +159,12 @@ class Classification(Op):
         validate_weight(name, weight)
         if weight is not None and weight.shape[0] != classes:
             raise ValueError(
-                f"{name}: weight {_check.shown(weight)} must have one number for each of the {classes} classes of "
-                f"input {_check.shown(input)}"
+                f"{name}: weight {check.shown(weight)} must have one number for each of the {classes} classes of "
+                f"input {check.shown(input)}"
             )
-        _check.mask(name, mask, "the rows", input, row_shape(input))
+        check.mask(name, mask, "the rows", input, row_shape(input))
         validate_index(name, ignore_index)
-        _check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
+        check.same_device(name, "input", input, target=target, mask=mask, weight=weight)
         if target.dtype in FLOATING:
             return
         refuse_missing_class(name, target, mask, ignore_index, classes, "input", input.shape)
@@ -179,11 +176,11 @@ class Classification(Op):
 def validate_reduction(name, input, reduction, denominator, empty):
     """Before any work. (Asked in the order that costs a good call least.)"""
     words = reduction.__class__ is str and empty.__class__ is str  # (what is none may not compare)
-    if not words or reduction not in REDUCTION or empty not in _check.EMPTY or denominator is not None:
+    if not words or reduction not in REDUCTION or empty not in check.EMPTY or denominator is not None:
         validate_options(name, reduction, empty)
         validate_denominator(name, reduction, denominator)
         if isinstance(input, torch.Tensor):
-            _check.same_device(name, "input", input, denominator=denominator)
+            check.same_device(name, "input", input, denominator=denominator)
 
 
 # Both docstrings' text on arguments, in place of {arguments}.

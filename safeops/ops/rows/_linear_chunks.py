@@ -7,12 +7,12 @@ own upstream gradient is in its slopes. The price is a fourth product: the backw
 
 import torch
 
-from safeops._dtypes import compute_dtype, to_one
-from safeops._op import registry
-from safeops.ops.reductions import masked_logsumexp, masked_sum  # noqa: F401  (the kernels it calls)
-from safeops.ops.rows import cross_entropy
+from safeops.core import sums
+from safeops.core.dtypes import compute_dtype, to_one
+from safeops.ops.reductions.masked_logsumexp import masked_logsumexp
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
 from safeops.ops.rows._matmul import without_autocast
+from safeops.ops.rows.cross_entropy import _cross_entropy
 
 NAME = "linear_cross_entropy"
 CHUNK = 2**23  # logits at a time
@@ -70,13 +70,13 @@ def sums_of(chunks, place, every):
     for part, logits in chunks:
         if every is not None:
             w = every[part]
-            spread = spread + registry["masked_sum"].call(logits, w != 0, -1, False, w, torch.float64, "zero")
+            spread = spread + sums.total(logits, w != 0, dim=-1, weight=w, dtype=torch.float64)
         at, inside = own_of(place - part.start, logits.shape[1])
         at = rows, at.squeeze(1)  # (aten's scatter_ would copy half logits)
         there = logits[at]
         own = torch.where(inside, there, own)
         logits[at] = there.masked_fill(inside, -INF)
-        of_part = registry["masked_logsumexp"].call(logits, None, -1, False, None, torch.float64, "zero")
+        of_part = masked_logsumexp(logits, dim=-1, dtype=torch.float64)
         logits[at] = there
         others = torch.logaddexp(others, of_part)
     return others, own, spread
@@ -137,7 +137,7 @@ def gradients(
         for part, logits in chunks_of(x, linear_weight, linear_bias):
             slope = slopes(logits, place - part.start, part)
             if need_bias:
-                d_bias[part] = registry["masked_sum"].call(slope, None, 0, False, None, None, "zero")
+                d_bias[part] = sums.total(slope, dim=0)
             slope = slope.to(x.dtype)
             if need_input and compute == x.dtype:
                 d_input.addmm_(slope, linear_weight[part])
@@ -161,7 +161,7 @@ def gradients(
 def slopes_by(x, weights, label_smoothing, z_loss):
     """Which of the two. Class weights are a factor of the row for the kernel; but not of the smoothing, nor of the
     z-loss."""
-    by_kernel = registry["cross_entropy"].runs_on(x.device) and (weights is None or not (label_smoothing or z_loss))
+    by_kernel = _cross_entropy.runs_on(x.device) and (weights is None or not (label_smoothing or z_loss))
     return _slopes_by_kernel if by_kernel else _slopes
 
 
@@ -173,7 +173,7 @@ def _slopes_by_kernel(g, keep, log_sum, weights, existing, label_smoothing, z_lo
 
     def slopes(logits, place, part):
         options = keep, NO_CLASS, label_smoothing, z_loss
-        return cross_entropy._backward(g, logits, place, numbers, None, *options, True, False, True)[0]
+        return _cross_entropy.backward(g, logits, place, numbers, None, *options, True, False, True)[0]
 
     return slopes
 

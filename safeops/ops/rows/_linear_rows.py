@@ -9,10 +9,10 @@ for each; of half operands that is a buffer twice as large as the weight.
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _torch
-from safeops._dtypes import WIDE, compute_dtype
-from safeops._op import total
-from safeops._route import PLAIN
+from safeops.core import private_torch
+from safeops.core.dtypes import WIDE, compute_dtype
+from safeops.core.route import PLAIN
+from safeops.core.sums import total
 from safeops.ops.rows import _linear_chunks
 from safeops.ops.rows._classification import refuse_missing_class, rows_of
 from safeops.ops.rows._linear_chunks import existing_of, logits_of, losses, scale_of, slopes_by, sums_of
@@ -40,7 +40,7 @@ def wanted(input, linear_weight, linear_bias):
     operands = [input, linear_weight, linear_bias]
     needs = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in operands]
     # (torch.export knows sizes by symbols, and must not be asked how large they are)
-    plain = all(x is None or type(x) in PLAIN for x in operands) and not _torch.is_exporting()
+    plain = all(x is None or type(x) in PLAIN for x in operands) and not private_torch.is_exporting()
     there = any(needs) and plain and len(linear_weight) > 0
     return needs if there and rows_at_once(input, linear_weight, needs[1]) else [False] * 3
 
@@ -74,7 +74,7 @@ def forward(input, linear_weight, target, linear_bias, weight, mask, ignore_inde
             if needs[1]:
                 _add_product(d_weight, slope.mT, x, scale)
             if needs[2]:
-                d_bias += _widened(total(slope, dims=0, dtype=dtype), dtype, scale)
+                d_bias += _widened(total(slope, dim=0, dtype=dtype), dtype, scale)
     weights, log_sum = loss.new_empty(0) if weights is None else weights, input.new_empty(0, dtype=torch.float64)
     return total(loss, keep, dtype=torch.float64), keep, weights, log_sum, d_input, d_weight, d_bias
 
@@ -112,7 +112,7 @@ def _add_product(to, a, b, scale):
 
 def backward(grad, gradients, needs, dtype, keep):
     """The sum's gradients times its upstream one, rounded once; in their own memory where no other backward follows."""
-    last = not is_compiling() and not _torch.keeps_graph() and not _torch.is_batched(grad)
+    last = not is_compiling() and not private_torch.keeps_graph() and not private_torch.is_batched(grad)
     found = [(d.mul_(grad) if last else d * grad).to(dtype) if need else None for d, need in zip(gradients, needs)]
     if needs[0]:
         found[0].masked_fill_(~keep.unsqueeze(1), 0)  # (of a row that does not exist: 0 times what is not finite)

@@ -9,7 +9,7 @@ import contextlib
 import torch
 from torch.compiler import is_compiling
 
-from safeops._torch import is_autocast_available, is_exporting
+from safeops.core.private_torch import is_autocast_available, is_exporting
 
 
 def matmul(a, b):

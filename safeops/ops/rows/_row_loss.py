@@ -2,30 +2,30 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._definitions import kept
-from safeops._dtypes import compute_dtype
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype
 
 
 def vectors(name, **operands):
     """The rows' shape of vectors along the last dim: all operands have one shape."""
     for key, x in operands.items():
-        _check.floating(name, key, x)
+        check.floating(name, key, x)
     (first, like), *others = operands.items()
     if like.dim() == 0:
         raise ValueError(f"{name}: {first} must have vectors along its last dim, got shape ()")
     for key, x in others:
         if x.shape != like.shape:
-            raise ValueError(f"{name}: {key} {_check.shown(x)} must have the shape of {first} {_check.shown(like)}")
+            raise ValueError(f"{name}: {key} {check.shown(x)} must have the shape of {first} {check.shown(like)}")
     return like.shape[:-1]
 
 
 def one_a_row(name, key, x, vectors, rows):
     """A real tensor with a number for each row, no more and no fewer."""
-    _check.real(name, key, x)
+    check.real(name, key, x)
     if x.shape != rows:
         raise ValueError(
-            f"{name}: {key} {_check.shown(x)} must have a number for each of the rows {_check.shown(vectors, rows)}"
+            f"{name}: {key} {check.shown(x)} must have a number for each of the rows {check.shown(vectors, rows)}"
         )
 
 
@@ -33,21 +33,21 @@ def validate_class_weight(name, weight, input):
     """Check a weight for each class along input's last dim."""
     if weight is None:
         return
-    _check.floating(name, "weight", weight)
+    check.floating(name, "weight", weight)
     classes = input.shape[-1]
     if tuple(weight.shape) != (classes,):
-        raise ValueError(f"{name}: weight must be ({classes},), one a class, got {_check.shown(weight)}")
+        raise ValueError(f"{name}: weight must be ({classes},), one a class, got {check.shown(weight)}")
 
 
 def validate(name, rows, mask, weight, reduction, denominator, empty, **operands):
     """The checks that all row losses share. operands: by name, the first of them first."""
     (first, reference), *_ = operands.items()
     operands.pop(first)
-    _check.mask(name, mask, "the rows", reference, rows)
-    _check.weight(name, weight, "the rows", reference, rows)
-    _loss.validate_options(name, reduction, empty)
-    _loss.validate_denominator(name, reduction, denominator)
-    _check.same_device(name, first, reference, **operands, mask=mask, weight=weight, denominator=denominator)
+    check.mask(name, mask, "the rows", reference, rows)
+    check.weight(name, weight, "the rows", reference, rows)
+    loss_reduction.validate_options(name, reduction, empty)
+    loss_reduction.validate_denominator(name, reduction, denominator)
+    check.same_device(name, first, reference, **operands, mask=mask, weight=weight, denominator=denominator)
 
 
 def select(mask, weight, *operands):
@@ -74,7 +74,7 @@ def finish(name, loss, keep, weight, reduction, denominator, empty):
     if keep is not None:
         keep = keep.expand(loss.shape)
         loss = torch.where(keep, loss, 0)
-    return _loss.reduce(name, loss, keep, weights, reduction, denominator, empty).to(dtype)
+    return loss_reduction.reduce(name, loss, keep, weights, reduction, denominator, empty).to(dtype)
 
 
 # Each docstring's text on arguments, in place of {arguments}.

@@ -4,10 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import WIDE, compute_dtype
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import WIDE, compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 from safeops.ops.rows.normalize import thin_shape
 
 # ---- definition
@@ -72,7 +72,7 @@ def _fake_slope(grad, output, mask=None, dim=-1):
 
 _masked_softmax = declare_raw(
     "_masked_softmax",
-    "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor, Tensor, Tensor)",
+    "(Tensor input, Tensor? mask=None, int dim=-1, bool log=False) -> (Tensor output, Tensor top, Tensor total)",
     fake=_fake,
     composite=_composite,
     triton="rows.masked_softmax.masked_softmax",
@@ -113,10 +113,10 @@ class MaskedSoftmax(Op):
         return True, (input, mask, dim, True) if self.log else (input, mask, dim)
 
     def validate(self, input, mask, dim):
-        _check.floating(self.name, "input", input)
-        _check.mask(self.name, mask, "input", input)
-        _check.same_device(self.name, "input", input, mask=mask)
-        _check.one_dim(self.name, dim, input.dim())
+        check.floating(self.name, "input", input)
+        check.mask(self.name, mask, "input", input)
+        check.same_device(self.name, "input", input, mask=mask)
+        check.one_dim(self.name, dim, input.dim())
 
     def validate_operands(self, input, mask, dim, log):
         self.validate(input, mask, dim)
@@ -129,13 +129,13 @@ class MaskedSoftmax(Op):
 
     def gradients(self, grad, needs, operands, results):
         x, mask, dim, log = operands
-        if results[0] is None:
+        if results.top is None:  # x is the output
             return (_masked_softmax_slope(grad, x, mask, dim),)
         return (self.backward(grad, x, *results, mask, dim, log),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        if results[0] is None:
-            return (slope(grad, *operands[:3]),)
+        if results.top is None:
+            return (slope(grad, operands.input, operands.mask, operands.dim),)
         return super().composite_gradients(grad, needs, operands, results)
 
     def public(self):

@@ -2,26 +2,24 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._op import Composed, registry
-from safeops._symbolic import as_operand
-from safeops.ops.rows import cosine_similarity  # noqa: F401  (the record it is made of)
+from safeops.core import check, loss_reduction, sums
+from safeops.core.op import Composed
+from safeops.core.symbolic import as_operand
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, one_a_row, select, validate, vectors
+from safeops.ops.rows.cosine_similarity import _cosine_similarity, cosine_similarity
 
 NAME = "cosine_embedding_loss"
 
 
 def validate_options(name, reduction, empty, margin):
-    _loss.validate_options(name, reduction, empty)
-    _check.number(name, "margin", margin)
+    loss_reduction.validate_options(name, reduction, empty)
+    check.number(name, "margin", margin)
 
 
 _cosine_embedding_loss = Composed(
     NAME,
-    "cosine_similarity",
-    "masked_mean",
-    "masked_sum",
-    "masked_count",
+    _cosine_similarity,
+    *sums.ALL,
     module="CosineEmbeddingLoss",
     example="torch.eye(2), torch.ones(2, 2), torch.tensor([1, -1])",
     validate_options=validate_options,
@@ -62,7 +60,7 @@ def cosine_embedding_loss(
     validate(NAME, rows, mask, weight, reduction, denominator, empty, input1=input1, input2=input2, target=target)
     validate_options(NAME, reduction, empty, margin)
     keep, (x1, x2) = select(mask, weight, input1, input2)
-    cos = registry["cosine_similarity"].call(x1, x2, -1, None)
+    cos = cosine_similarity(x1, x2)
     apart = hinge(cos - as_operand(margin, cos))
     other = torch.where(target == target, 0, torch.nan).to(cos.dtype)  # a target of NaN shows
     loss = torch.where(target == 1, 1 - cos, torch.where(target == -1, apart, other))

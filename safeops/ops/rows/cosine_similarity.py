@@ -4,10 +4,11 @@ import operator
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.ops.rows.normalize import resolve_eps, thin_shape, unit_vectors
 
 # ---- definition
@@ -52,7 +53,7 @@ def _fake_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=
 
 _forward = declare_raw(
     "_cosine_similarity",
-    "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor, Tensor, Tensor)",
+    "(Tensor x1, Tensor x2, int dim=-1, float? eps=None) -> (Tensor value, Tensor norm1, Tensor norm2)",
     fake=_fake,
     composite=_composite,
     triton="rows.cosine_similarity.cosine_similarity",
@@ -70,7 +71,7 @@ _backward = declare_raw(
 
 class CosineSimilarity(Op):
     differentiable = (0, 1)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     saved, shards = slice(0, None), "cosine"
 
     def prepare(self, x1, x2, dim, eps):
@@ -80,13 +81,13 @@ class CosineSimilarity(Op):
         return True, (x1, x2) if eps is None and dim == -1 else (x1, x2, dim, eps)
 
     def validate(self, x1, x2, dim, eps):
-        _check.floating("cosine_similarity", "x1", x1)
-        _check.floating("cosine_similarity", "x2", x2)
-        shape = _check.broadcast("cosine_similarity", x1=x1, x2=x2)
-        _check.same_device("cosine_similarity", "x1", x1, x2=x2)
-        _check.one_dim("cosine_similarity", dim, len(shape))
+        check.floating("cosine_similarity", "x1", x1)
+        check.floating("cosine_similarity", "x2", x2)
+        shape = check.broadcast("cosine_similarity", x1=x1, x2=x2)
+        check.same_device("cosine_similarity", "x1", x1, x2=x2)
+        check.one_dim("cosine_similarity", dim, len(shape))
         if eps is not None:
-            _check.number("cosine_similarity", "eps", eps, minimum=0)
+            check.number("cosine_similarity", "eps", eps, minimum=0)
 
     def gradients(self, grad, needs, operands, results):
         x1, x2, dim, eps = operands

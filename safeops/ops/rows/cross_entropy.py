@@ -2,10 +2,10 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
-from safeops._library import declare_raw
-from safeops._loss import reduce, validate_options
+from safeops.core import check
+from safeops.core.dtypes import FLOATING, LARGEST, compute_dtype, wide_on_cpu
+from safeops.core.library import declare_raw
+from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     INDICES,
@@ -161,7 +161,7 @@ def _fake_backward(grad, input, target, numbers, weight, mask, ignore_index, lab
 _forward = declare_raw(
     "_cross_entropy",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100, "
-    "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor, Tensor, Tensor, Tensor)",
+    "float label_smoothing=0.0, float z_loss=0.0) -> (Tensor loss, Tensor keep, Tensor weights, Tensor numbers)",
     fake=_fake,
     composite=_composite,
     triton="rows.cross_entropy.cross_entropy",
@@ -184,6 +184,7 @@ class CrossEntropy(Classification):
     The kernel is kept on CUDA too: Inductor's code reads the logits once more, for their largest.
     """
 
+    takes_logits = True
     differentiable = (0, 1)
     saved = slice(3, 4)
     compiled = ("cpu", "cuda")
@@ -208,16 +209,16 @@ class CrossEntropy(Classification):
         if not target.is_floating_point():
             self.validate_indices(input, target, " or floating (probabilities)")
         else:
-            _check.floating(name, "target", target)
+            check.floating(name, "target", target)
             if target.shape != input.shape:
                 if tuple(target.shape) == row_shape(input):
                     raise TypeError(
-                        f"{name}: target {_check.shown(target)} must be int64, int32 or uint8 where it holds class "
+                        f"{name}: target {check.shown(target)} must be int64, int32 or uint8 where it holds class "
                         f"indices, got {target.dtype}"
                     )
                 raise ValueError(
-                    f"{name}: target {_check.shown(target)} of probabilities must have the shape of input "
-                    f"{_check.shown(input)}"
+                    f"{name}: target {check.shown(target)} of probabilities must have the shape of input "
+                    f"{check.shown(input)}"
                 )
             if ignore_index >= 0:
                 raise ValueError(f"{name}: ignore_index {ignore_index} is for class indices, target is {target.dtype}")
@@ -232,7 +233,7 @@ class CrossEntropy(Classification):
 
     def gradients(self, grad, needs, operands, results):
         input, target, *rest = operands
-        return self.backward(grad, input, target, *results, *rest, *needs[:2])
+        return self.backward(grad, input, target, results.numbers, *rest, *needs[:2])
 
 
 _cross_entropy = CrossEntropy("cross_entropy", "CrossEntropyLoss", _forward, _backward, define)

@@ -2,32 +2,31 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._dtypes import compute_dtype
-from safeops._op import Composed, registry, total
-from safeops._symbolic import as_operand
-from safeops.ops.rows import cross_entropy, normalize  # noqa: F401  (the records it is made of)
+from safeops.core import check, loss_reduction, sums
+from safeops.core.dtypes import compute_dtype
+from safeops.core.op import Composed
+from safeops.core.symbolic import as_operand
 from safeops.ops.rows._matmul import matmul
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, select, validate, vectors
+from safeops.ops.rows.cross_entropy import _cross_entropy, cross_entropy
+from safeops.ops.rows.normalize import _normalize, normalize
 
 NAME = "info_nce_loss"
 
 
 def validate_options(name, reduction, empty, temperature):
-    _loss.validate_options(name, reduction, empty)
+    loss_reduction.validate_options(name, reduction, empty)
     if not isinstance(temperature, torch.Tensor):
-        return _check.number(name, "temperature", temperature, above=0)
-    _check.floating(name, "temperature", temperature)
-    _check.real_scalar(name, "temperature", temperature)
+        return check.number(name, "temperature", temperature, above=0)
+    check.floating(name, "temperature", temperature)
+    check.real_scalar(name, "temperature", temperature)
 
 
 _info_nce_loss = Composed(
     NAME,
-    "normalize",
-    "cross_entropy",
-    "masked_sum",
-    "masked_mean",
-    "masked_count",
+    _normalize,
+    _cross_entropy,
+    *sums.ALL,
     module="InfoNCELoss",
     example="torch.eye(2), torch.tensor([[1.0, 0.5], [0.0, 2.0]])",
     validate_options=validate_options,
@@ -37,13 +36,13 @@ _info_nce_loss = Composed(
 def _validate_negatives(query, negative_keys):
     if negative_keys is None:
         return
-    _check.floating(NAME, "negative_keys", negative_keys)
+    check.floating(NAME, "negative_keys", negative_keys)
     rows, width = query.shape
     fits = negative_keys.dim() in (2, 3) and negative_keys.shape[-1] == width
     if not fits or negative_keys.dim() == 3 and negative_keys.shape[0] != rows:
         raise ValueError(
-            f"{NAME}: negative_keys {_check.shown(negative_keys)} must be (M, {width}), or ({rows}, M, {width}) where "
-            f"each row has its own, for query {_check.shown(query)}"
+            f"{NAME}: negative_keys {check.shown(negative_keys)} must be (M, {width}), or ({rows}, M, {width}) where "
+            f"each row has its own, for query {check.shown(query)}"
         )
 
 
@@ -88,7 +87,7 @@ def info_nce_loss(
     """
     rows = vectors(NAME, query=query, positive_key=positive_key)
     if query.dim() != 2:
-        raise ValueError(f"{NAME}: query must be (N, D), got {_check.shown(query)}")
+        raise ValueError(f"{NAME}: query must be (N, D), got {check.shown(query)}")
     _validate_negatives(query, negative_keys)
     operands = {"query": query, "positive_key": positive_key, "negative_keys": negative_keys}
     # (torch divides by a 0-dim tensor of the host as by a number)
@@ -110,13 +109,13 @@ def info_nce_loss(
         if negative_keys.dim() == 3 and keep is not None:
             negative_keys = torch.where(keep.expand(rows)[:, None, None], negative_keys, 0)
         negatives = _unit(negative_keys, compute)
-        near = total(query * key, None, -1, True)
+        near = sums.total(query * key, dim=-1, keepdim=True)
         far = matmul(query, negatives) if negatives.dim() == 2 else matmul(query[:, None], negatives)[:, 0]
         logits = torch.cat([near, far], 1)  # (N, 1 + M): a row's own in front
         own = logits.new_zeros(rows, dtype=torch.int64)
-    loss, _, _ = registry["cross_entropy"].call(logits, own, None, keep, -100, 0.0, 0.0)
+    loss = cross_entropy(logits, own, mask=keep, reduction="none")
     return finish(NAME, loss, keep, weight, reduction, denominator, empty)
 
 
 def _unit(x, dtype):
-    return registry["normalize"].call(x.to(dtype), -1, None)
+    return normalize(x.to(dtype))

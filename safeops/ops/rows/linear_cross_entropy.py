@@ -2,12 +2,12 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw
-from safeops._loss import reduce, reduce_sum
-from safeops._op import total
-from safeops._torch import is_autocast_available
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.loss_reduction import reduce, reduce_sum
+from safeops.core.private_torch import is_autocast_available
+from safeops.core.sums import total
 from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.ops.rows._classification import (
     ARGUMENTS,
@@ -82,7 +82,7 @@ _OPERANDS = "Tensor? linear_bias=None, Tensor? weight=None, Tensor? mask=None, i
 _forward = declare_raw(
     "_linear_cross_entropy",
     f"(Tensor input, Tensor linear_weight, Tensor target, {_OPERANDS}) -> "
-    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "(Tensor loss, Tensor keep, Tensor weights, Tensor logsumexp, Tensor d_input, Tensor d_weight, Tensor d_bias)",
     fake=_fake,
     composite=_compute,
 )
@@ -120,13 +120,13 @@ class LinearCrossEntropy(CrossEntropy):
         """The public function has, of operands with their own shapes."""
 
     def gradients(self, grad, needs, operands, results):
-        input, linear_weight, target, *rest, made_input, made_weight, made_bias = operands
-        needs = needs[0], needs[1], needs[3]
-        if not (made_input or made_weight or made_bias):
-            return self.backward(grad, input, linear_weight, target, results[0], *rest, *needs)
-        _, weight, mask, ignore_index, *_ = rest
-        _, keep, _ = rows_of(linear_weight.shape[0], target, weight, mask, ignore_index, torch.float64)
-        return _linear_rows.backward(grad, results[1:], needs, input.dtype, keep)
+        x, needs = operands, (needs[0], needs[1], needs[3])
+        if not (x.need_input or x.need_weight or x.need_bias):
+            options = x.linear_bias, x.weight, x.mask, x.ignore_index, x.label_smoothing, x.z_loss
+            return self.backward(grad, x.input, x.linear_weight, x.target, results.logsumexp, *options, *needs)
+        _, keep, _ = rows_of(len(x.linear_weight), x.target, x.weight, x.mask, x.ignore_index, torch.float64)
+        gradients = results.d_input, results.d_weight, results.d_bias
+        return _linear_rows.backward(grad, gradients, needs, x.input.dtype, keep)
 
 
 _linear_cross_entropy = LinearCrossEntropy()
@@ -138,32 +138,32 @@ def _validate(input, linear_weight, target, linear_bias, weight, mask, ignore_in
     if linear_bias is not None:
         named["linear_bias"] = linear_bias
     for key, x in named.items():
-        _check.floating(NAME, key, x)
+        check.floating(NAME, key, x)
     if linear_weight.dim() != 2:
-        raise ValueError(f"{NAME}: linear_weight must be (C, D), got {_check.shown(linear_weight)}")
+        raise ValueError(f"{NAME}: linear_weight must be (C, D), got {check.shown(linear_weight)}")
     if input.dim() == 0 or input.shape[-1] != linear_weight.shape[1]:
         raise ValueError(
-            f"{NAME}: input {_check.shown(input)} must be (..., D), linear_weight is (C, D) = "
-            f"{_check.shown(linear_weight)}"
+            f"{NAME}: input {check.shown(input)} must be (..., D), linear_weight is (C, D) = "
+            f"{check.shown(linear_weight)}"
         )
     rows, classes = input.shape[:-1], linear_weight.shape[0]
     for key, x in {"linear_bias": linear_bias, "weight": weight}.items():
         if x is not None:
-            _check.floating(NAME, key, x)
+            check.floating(NAME, key, x)
             if tuple(x.shape) != (classes,):
-                raise ValueError(f"{NAME}: {key} must be ({classes},), one a class, got {_check.shown(x)}")
-    _check.tensor(NAME, "target", target)
+                raise ValueError(f"{NAME}: {key} must be ({classes},), one a class, got {check.shown(x)}")
+    check.tensor(NAME, "target", target)
     if target.dtype not in INDICES:
         raise TypeError(f"{NAME}: target must be class indices, int64, int32 or uint8, got {target.dtype}")
     if target.shape != rows:
         raise ValueError(
-            f"{NAME}: target {_check.shown(target)} must have the shape of input's rows {_check.shown(input, rows)}"
+            f"{NAME}: target {check.shown(target)} must have the shape of input's rows {check.shown(input, rows)}"
         )
     validate_weight(NAME, weight)
-    _check.mask(NAME, mask, "the rows", input, rows)
+    check.mask(NAME, mask, "the rows", input, rows)
     validate_index(NAME, ignore_index)
     validate_numbers(NAME, label_smoothing, z_loss)
-    _check.same_device(NAME, "input", input, **{**named, "target": target, "mask": mask, "weight": weight})
+    check.same_device(NAME, "input", input, **{**named, "target": target, "mask": mask, "weight": weight})
     dtypes = [x.dtype for x in named.values()]
     device = input.device.type
     if len(set(dtypes)) > 1 and not (is_autocast_available(device) and torch.is_autocast_enabled(device)):
@@ -224,7 +224,7 @@ def linear_cross_entropy(
         )
     rows = target.shape
     mask = None if mask is None else mask.expand(rows)
-    if _check.mesh(input) is None:  # (rows of several dims may be sharded along each)
+    if check.mesh(input) is None:  # (rows of several dims may be sharded along each)
         input, target = input.reshape(target.numel(), input.shape[-1]), target.reshape(-1)
         mask = None if mask is None else mask.reshape(-1)
     needs = [False] * 3 if reduction == "none" else _linear_rows.wanted(input, linear_weight, linear_bias)

@@ -2,11 +2,11 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._definitions import accumulate, kept
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import accumulate, kept
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
 from safeops.ops.rows._classification import refuse_missing_class
 from safeops.ops.rows._row_loss import (
     ARGUMENTS_BY_CLASS,
@@ -70,10 +70,10 @@ class MultiMarginLoss(Op):
 
     def validate_options(self, name, reduction, empty, p, margin):
         """Check the options of a module's constructor."""
-        _loss.validate_options(name, reduction, empty)
-        if not _check.is_number(p) or p not in (1, 2):
+        loss_reduction.validate_options(name, reduction, empty)
+        if not check.is_number(p) or p not in (1, 2):
             raise ValueError(f"{name}: p must be 1 or 2, got {p!r}")
-        _check.number(name, "margin", margin)
+        check.number(name, "margin", margin)
 
     def gradients(self, grad, needs, operands, results):
         return (self.backward(grad, *operands),)
@@ -122,13 +122,13 @@ def multi_margin_loss(
     classes = input.shape[-1]
     validate_class_weight(NAME, weight, input)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
-    _check.same_device(NAME, "input", input, weight=weight)
+    check.same_device(NAME, "input", input, weight=weight)
     _multi_margin_loss.validate_options(NAME, reduction, empty, p, margin)
     keep = kept(mask, None)
     index = target.long() if keep is None else torch.where(keep, target, 0).long()
     if classes:
         refuse_missing_class(NAME, target, mask, None, classes, "input", input.shape)
-    inside = _check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
+    inside = check.in_range(index, classes, torch.ones((), dtype=torch.bool, device=index.device))
     keep = inside if keep is None else keep & inside
     place, w = torch.where(keep, index, -1), None
     if weight is not None:

@@ -1,22 +1,23 @@
 """multilabel_soft_margin_loss: whether each class is a row's, one question for each."""
 
-from safeops import _check, _loss
-from safeops._op import Composed, registry
-from safeops.ops.losses import binary_cross_entropy_with_logits  # noqa: F401  (the record it is made of)
+from safeops.core import check, loss_reduction, sums
+from safeops.core.op import Composed
+from safeops.ops.losses.binary_cross_entropy_with_logits import (
+    _binary_cross_entropy_with_logits,
+    binary_cross_entropy_with_logits,
+)
 from safeops.ops.rows._row_loss import ARGUMENTS_BY_CLASS, finish, validate, validate_class_weight, vectors
 
 NAME = "multilabel_soft_margin_loss"
 
 _multilabel_soft_margin_loss = Composed(
     NAME,
-    "binary_cross_entropy_with_logits",
-    "masked_mean",
-    "masked_sum",
-    "masked_count",
+    _binary_cross_entropy_with_logits,
+    *sums.ALL,
     module="MultiLabelSoftMarginLoss",
     buffers=("weight",),
     example="torch.tensor([[2.0, -1.0], [0.0, 3.0]]), torch.eye(2)",
-    validate_options=_loss.validate_options,
+    validate_options=loss_reduction.validate_options,
 )
 
 
@@ -52,8 +53,8 @@ def multilabel_soft_margin_loss(
     rows = vectors(NAME, input=input, target=target)
     validate_class_weight(NAME, weight, input)
     validate(NAME, rows, mask, None, reduction, denominator, empty, input=input, target=target)
-    _check.same_device(NAME, "input", input, weight=weight)
+    check.same_device(NAME, "input", input, weight=weight)
     each = None if mask is None else mask.unsqueeze(-1)  # (..., 1)
-    terms = registry["binary_cross_entropy_with_logits"].call(input, target, None, each, weight, "none", None, "zero")
-    loss = registry["masked_mean"].call(terms, None, -1, False, None, None, "zero")
+    terms = binary_cross_entropy_with_logits(input, target, mask=each, weight=weight, reduction="none")
+    loss = sums.mean(terms, dim=-1)
     return finish(NAME, loss, mask, None, reduction, denominator, empty)

@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw
-from safeops._loss import reduce, validate_options
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw
+from safeops.core.loss_reduction import reduce, validate_options
 from safeops.ops.rows._classification import (
     ARGUMENTS,
     INDICES,
@@ -57,7 +57,7 @@ def _fake_backward(grad, size, dtype, target, weight=None, mask=None, ignore_ind
 _forward = declare_raw(
     "_nll_loss",
     "(Tensor input, Tensor target, Tensor? weight=None, Tensor? mask=None, int ignore_index=-100) -> "
-    "(Tensor, Tensor, Tensor)",
+    "(Tensor loss, Tensor keep, Tensor weights)",
     fake=_fake,
     composite=define,
     triton="rows.nll_loss.nll_loss",

@@ -4,10 +4,10 @@ import operator
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import compute_dtype, filled, to_one
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype, filled, to_one
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 
 # ---- definition
 
@@ -74,7 +74,7 @@ def _fake_backward(grad, input, norm, dim=-1, eps=None):
 
 _forward = declare_raw(
     "_normalize",
-    "(Tensor input, int dim=-1, float? eps=None) -> (Tensor, Tensor)",
+    "(Tensor input, int dim=-1, float? eps=None) -> (Tensor output, Tensor norm)",
     fake=_fake,
     composite=_composite,
     triton="rows.normalize.normalize",
@@ -99,14 +99,13 @@ class Normalize(Op):
         return True, (input,) if eps is None and dim == -1 else (input, dim, eps)
 
     def validate(self, input, dim, eps):
-        _check.floating("normalize", "input", input)
-        _check.one_dim("normalize", dim, input.dim())
+        check.floating("normalize", "input", input)
+        check.one_dim("normalize", dim, input.dim())
         if eps is not None:
-            _check.number("normalize", "eps", eps, minimum=0)
+            check.number("normalize", "eps", eps, minimum=0)
 
     def gradients(self, grad, needs, operands, results):
-        input, dim, eps = operands
-        return (self.backward(grad, input, *results, dim, eps),)
+        return (self.backward(grad, operands.input, results.norm, operands.dim, operands.eps),)
 
 
 _normalize = Normalize("normalize", _forward, _backward, definition)

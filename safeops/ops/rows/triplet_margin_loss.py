@@ -2,13 +2,13 @@
 
 import torch
 
-from safeops import _check, _loss
-from safeops._definitions import kept
-from safeops._dtypes import compute_dtype
-from safeops._library import declare_raw, like
-from safeops._op import Op, registry
-from safeops._symbolic import symbolic
-from safeops.ops.reductions import masked_norm  # noqa: F401  (the record that the definition calls)
+from safeops.core import check, loss_reduction
+from safeops.core.definitions import kept
+from safeops.core.dtypes import compute_dtype
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.symbolic import symbolic
+from safeops.ops.reductions.masked_norm import masked_norm
 from safeops.ops.rows._row_loss import ARGUMENTS, finish, hinge, validate, vectors
 
 NAME = "triplet_margin_loss"
@@ -18,7 +18,7 @@ NAME = "triplet_margin_loss"
 
 def _distance(x, y, p, eps):
     """|x - y + eps| of each row, as torch's; and of equal vectors 0, with gradient 0."""
-    norm = registry["masked_norm"].call((x - y).add_(eps), None, -1, False, None, None, "zero", p)
+    norm = masked_norm((x - y).add_(eps), dim=-1, ord=p)
     return torch.where((x != y).any(-1) | norm.isnan(), norm, 0)  # (inf less inf is NaN)
 
 
@@ -56,7 +56,7 @@ def _fake_backward(grad, anchor, positive, negative, near, far, apart, margin, e
 _forward = declare_raw(
     "_triplet_margin_loss",
     "(Tensor anchor, Tensor positive, Tensor negative, Tensor? keep, float margin=1.0, float p=2.0, float eps=1e-6, "
-    "bool swap=False) -> (Tensor, Tensor, Tensor, Tensor)",
+    "bool swap=False) -> (Tensor loss, Tensor near, Tensor far, Tensor apart)",
     fake=_fake,
     composite=_composite,
     triton="rows.triplet_margin_loss.triplet_margin_loss",
@@ -92,15 +92,16 @@ class TripletMarginLoss(Op):
 
     def validate_options(self, name, reduction, empty, margin, p, eps, swap):
         """Check the options of a module's constructor."""
-        _loss.validate_options(name, reduction, empty)
-        _check.number(name, "margin", margin, above=0)
-        _check.number(name, "p", p, above=0)
-        _check.number(name, "eps", eps, minimum=0)
-        _check.boolean_flag(name, "swap", swap)
+        loss_reduction.validate_options(name, reduction, empty)
+        check.number(name, "margin", margin, above=0)
+        check.number(name, "p", p, above=0)
+        check.number(name, "eps", eps, minimum=0)
+        check.boolean_flag(name, "swap", swap)
 
     def gradients(self, grad, needs, operands, results):
-        *vectors, _, margin, _, eps, swap = operands
-        return self.backward(grad, *vectors, *results, margin, eps, swap, *needs[:3])
+        x = operands
+        options = x.margin, x.eps, x.swap
+        return self.backward(grad, x.anchor, x.positive, x.negative, *results, *options, *needs[:3])
 
 
 _triplet_margin_loss = TripletMarginLoss(NAME, _forward, _backward, definition)

@@ -1,18 +1,18 @@
 """Selection by index: the parts that safe_gather and safe_index_select share."""
 
-from safeops import _check
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.op import Op
 from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, check_index, check_movable
 
 
 class Indexed(Op):
-    """check(input, dim, index): raises where the dim or the shapes do not fit."""
+    """validate_index(input, dim, index): raises where the dim or the shapes do not fit."""
 
     owner = "C++/CUDA"
     linear = 1
 
-    def __init__(self, name, forward, backward, definition, check):
-        self.check = check
+    def __init__(self, name, forward, backward, definition, validate_index):
+        self.validate_index = validate_index
         super().__init__(name, forward, backward, definition)
 
     def prepare(self, input, dim, index, fill_value):
@@ -26,12 +26,11 @@ class Indexed(Op):
     def validate(self, input, dim, index, fill_value):
         check_movable(self.name, "input", input)
         check_index(self.name, index)
-        self.check(input, dim, index)
-        _check.same_device(self.name, "input", input, index=index)
+        self.validate_index(input, dim, index)
+        check.same_device(self.name, "input", input, index=index)
         check_fill(self.name, fill_value, input.dtype)
 
     def gradients(self, grad, needs, operands, results):
         if grad.is_complex():
             return self.composite_gradients(grad, needs, operands, results)
-        input, index, dim, _ = operands
-        return (self.backward(grad, index, dim, input.shape),)
+        return (self.backward(grad, operands.index, operands.dim, operands.input.shape),)

@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import FLOATING, fill_of, filled, signed, where
-from safeops._symbolic import symbolic
+from safeops.core import check
+from safeops.core.dtypes import FLOATING, fill_of, filled, signed, where
+from safeops.core.symbolic import symbolic
 
 # The kernels move these by bit pattern. Other dtypes take the composite.
 _NAMES = "bool uint8 int8 int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex64 complex128"
@@ -53,8 +53,8 @@ def as_double(fill_value):
 
 
 def check_movable(function, name, x):
-    _check.tensor(function, name, x)
-    _check.dimensions(function, name, x, MOST_DIMS)
+    check.tensor(function, name, x)
+    check.dimensions(function, name, x, MOST_DIMS)
     if x.dtype not in MOVABLE:
         raise TypeError(
             f"{function}: {name} must be bool, integer, floating or complex of 16 bits at least, got {x.dtype}"
@@ -64,16 +64,16 @@ def check_movable(function, name, x):
 def check_fill(function, fill_value, dtype):
     if dtype == torch.bool and isinstance(fill_value, bool):
         return
-    _check.number(function, "fill_value", fill_value)
-    _check.exists(function, "fill_value", fill_value, dtype)
+    check.number(function, "fill_value", fill_value)
+    check.exists(function, "fill_value", fill_value, dtype)
 
 
 def check_index(function, index):
-    _check.tensor(function, "index", index)
+    check.tensor(function, "index", index)
     if index.dtype not in INDEX:
         raise TypeError(f"{function}: index must be an int32 or int64 tensor, got {index.dtype}")
 
 
 def check_dim(function, dim, ndim):
     """dim as a non-negative int."""
-    return _check.one_dim(function, dim, ndim)
+    return check.one_dim(function, dim, ndim)

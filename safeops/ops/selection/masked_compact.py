@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops import _check, _route
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check, route
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
 from safeops.ops.selection._selection import MOVABLE, as_double, check_fill, check_movable, select_rows
 
 # ---- definition
@@ -46,7 +46,7 @@ def _fake_backward(grad, index, size):
 
 _forward = declare_raw(
     "_masked_compact",
-    "(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor, Tensor, Tensor)",
+    "(Tensor input, Tensor mask, SymInt capacity, float fill_value=0.0) -> (Tensor values, Tensor index, Tensor count)",
     fake=_fake,
     composite=definition,
 )
@@ -78,14 +78,14 @@ class MaskedCompact(Op):
 
     def validate(self, input, mask, capacity, fill_value):
         check_movable("masked_compact", "input", input)
-        _check.boolean("masked_compact", "mask", mask, "True = keep")
+        check.boolean("masked_compact", "mask", mask, "True = keep")
         if mask.dim() > input.dim() or any(m not in (1, n) for m, n in zip(mask.shape, input.shape)):
             raise ValueError(
-                f"masked_compact: mask {_check.shown(mask)} does not broadcast to the first {mask.dim()} dims of input "
-                f"{_check.shown(input)}"
+                f"masked_compact: mask {check.shown(mask)} does not broadcast to the first {mask.dim()} dims of input "
+                f"{check.shown(input)}"
             )
-        _check.same_device("masked_compact", "input", input, mask=mask)
-        _check.no_dtensor("masked_compact", "input", input)
+        check.same_device("masked_compact", "input", input, mask=mask)
+        check.no_dtensor("masked_compact", "input", input)
         if isinstance(capacity, bool) or not isinstance(capacity, (int, torch.SymInt)):
             raise TypeError(f"masked_compact: capacity must be an int, got {type(capacity).__name__}")
         if capacity < 0:
@@ -100,14 +100,14 @@ class MaskedCompact(Op):
     # The gradient of the input: grad[k] at row index[k], 0 elsewhere.
 
     def gradients(self, grad, needs, operands, results):
-        return (self.backward(grad, results[0], operands[0].shape),)
+        return (self.backward(grad, results.index, operands.input.shape),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        shape = operands[0].shape
+        shape = operands.input.shape
         # Linear in its input, so the derivative may be taken at 0.
         origin = torch.zeros((), dtype=grad.dtype, device=grad.device).expand(shape).requires_grad_()
         lead = len(shape) - (grad.dim() - 1)
-        return _route.differentiable_backward(_take, (origin, results[0], lead), grad)[:1]
+        return route.differentiable_backward(_take, (origin, results.index, lead), grad)[:1]
 
 
 _masked_compact = MaskedCompact("masked_compact", _forward, _backward, definition)

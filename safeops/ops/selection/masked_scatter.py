@@ -2,10 +2,11 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import where
-from safeops._library import declare_raw, like
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import where
+from safeops.core.library import declare_raw, like
+from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.ops.selection._selection import MOST_DIMS, MOVABLE, check_movable, select_rows
 
 # ---- definition
@@ -46,7 +47,7 @@ _backward = declare_raw(
 class MaskedScatter(Op):
     owner = "C++/CUDA"
     differentiable = (0, 1)
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     linear = 2
 
     def prepare(self, input, mask, source):
@@ -54,18 +55,18 @@ class MaskedScatter(Op):
 
     def validate(self, input, mask, source):
         check_movable("masked_scatter", "input", input)
-        _check.boolean("masked_scatter", "mask", mask, "True = overwrite")
-        _check.tensor("masked_scatter", "source", source)
+        check.boolean("masked_scatter", "mask", mask, "True = overwrite")
+        check.tensor("masked_scatter", "source", source)
         if source.dtype != input.dtype:
             raise TypeError(f"masked_scatter: source is {source.dtype}, input is {input.dtype}: they must be the same")
-        _check.dimensions("masked_scatter", "mask", mask, MOST_DIMS)
-        _check.dimensions("masked_scatter", "source", source, MOST_DIMS)
-        _check.broadcast("masked_scatter", mask=mask, input=input)
-        _check.same_device("masked_scatter", "input", input, mask=mask, source=source)
-        _check.no_dtensor("masked_scatter", "input", input)
+        check.dimensions("masked_scatter", "mask", mask, MOST_DIMS)
+        check.dimensions("masked_scatter", "source", source, MOST_DIMS)
+        check.broadcast("masked_scatter", mask=mask, input=input)
+        check.same_device("masked_scatter", "input", input, mask=mask, source=source)
+        check.no_dtensor("masked_scatter", "input", input)
 
     def gradients(self, grad, needs, operands, results):
-        return self.backward(grad, operands[2], operands[1].shape)
+        return self.backward(grad, operands.mask, operands.source.shape)
 
 
 _masked_scatter = MaskedScatter("masked_scatter", _forward, _backward, definition)

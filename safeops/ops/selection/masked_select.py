@@ -2,10 +2,11 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import signed
-from safeops._library import declare_raw
-from safeops._op import Op
+from safeops.core import check
+from safeops.core.dtypes import signed
+from safeops.core.library import declare_raw
+from safeops.core.op import Op
+from safeops.core.sums import sum_to
 from safeops.ops.selection._selection import MOST_DIMS, MOVABLE, check_movable
 from safeops.ops.selection.masked_compact import _masked_compact
 from safeops.ops.selection.masked_scatter import _masked_scatter
@@ -39,7 +40,7 @@ _forward = declare_raw("_masked_select", "(Tensor input, Tensor mask) -> Tensor"
 
 class MaskedSelect(Op):
     owner = "C++/CUDA"
-    broadcasts = True
+    sum_to = staticmethod(sum_to)
     linear = 1
     compiled = ()  # a trace would need a size that it does not know
 
@@ -48,11 +49,11 @@ class MaskedSelect(Op):
 
     def validate(self, input, mask):
         check_movable("masked_select", "input", input)
-        _check.boolean("masked_select", "mask", mask, "True = keep")
-        _check.dimensions("masked_select", "mask", mask, MOST_DIMS)
-        _check.broadcast("masked_select", mask=mask, input=input)
-        _check.same_device("masked_select", "input", input, mask=mask)
-        _check.no_dtensor("masked_select", "input", input)
+        check.boolean("masked_select", "mask", mask, "True = keep")
+        check.dimensions("masked_select", "mask", mask, MOST_DIMS)
+        check.broadcast("masked_select", mask=mask, input=input)
+        check.same_device("masked_select", "input", input, mask=mask)
+        check.no_dtensor("masked_select", "input", input)
 
     # The gradient of the input: the next of grad wherever the mask is True, 0 elsewhere.
 
@@ -60,7 +61,7 @@ class MaskedSelect(Op):
         return (self.backward(*_scattered(grad, *operands)),)
 
     def composite_gradients(self, grad, needs, operands, results):
-        return (scattered(*_scattered(grad, *operands)).sum_to_size(operands[0].shape),)
+        return (scattered(*_scattered(grad, *operands)).sum_to_size(operands.input.shape),)
 
 
 def _scattered(grad, input, mask):

@@ -2,9 +2,9 @@
 
 import torch
 
-from safeops import _check
-from safeops._dtypes import fill_of, filled, where
-from safeops._library import declare_raw
+from safeops.core import check
+from safeops.core.dtypes import fill_of, filled, where
+from safeops.core.library import declare_raw
 from safeops.ops.selection._indexed import Indexed
 from safeops.ops.selection._selection import check_dim, full, summed_wide
 
@@ -60,10 +60,10 @@ def _check_shapes(input, dim, index):
     )
     if not fits:
         raise ValueError(
-            f"safe_gather: index {_check.shown(index)} must have the dims of input {_check.shown(input)}, none but dim "
+            f"safe_gather: index {check.shown(index)} must have the dims of input {check.shown(input)}, none but dim "
             f"{d} larger"
         )
-    _check.no_dtensor("safe_gather", "input", input)
+    check.no_dtensor("safe_gather", "input", input)
 
 
 _safe_gather = Indexed("safe_gather", _forward, _backward, definition, _check_shapes)

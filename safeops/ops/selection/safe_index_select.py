@@ -1,7 +1,7 @@
 """safe_index_select: torch.index_select in which an index out of range is a stand-in, not an error."""
 
-from safeops import _check
-from safeops._library import declare_raw
+from safeops.core import check
+from safeops.core.library import declare_raw
 from safeops.ops.selection._indexed import Indexed
 from safeops.ops.selection._selection import check_dim, select_rows
 
@@ -46,9 +46,7 @@ def _check_shapes(input, dim, index):
     check_dim("safe_index_select", dim, input.dim())
     if index.dim() > 1 or (input.dim() == 0 and index.numel() != 1):
         need = "one index" if input.dim() == 0 else "one dim"
-        raise ValueError(
-            f"safe_index_select: index {_check.shown(index)} must have {need} (input {_check.shown(input)})"
-        )
+        raise ValueError(f"safe_index_select: index {check.shown(index)} must have {need} (input {check.shown(input)})")
 
 
 _safe_index_select = Indexed("safe_index_select", _forward, _backward, definition, _check_shapes)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import safeops
-from safeops._dtypes import overflows
-from safeops._op import registry
+from safeops.core.dtypes import overflows
+from safeops.core.op import registry
 from tests.contract.common import DEVICE, each_route, equal, flags, leaf, on, t
 from tests.ops.record import COMPILER
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._dtypes import compute_dtype
+from safeops.core.dtypes import compute_dtype
 from safeops.testing import DTYPES, Sample, Subject, run
 from safeops.testing.compare import COMPUTE_EPS, TOLERANCES, assert_nonfinite_alike, assert_right
 from tests.contract.common import DEVICE, each_route, names, on

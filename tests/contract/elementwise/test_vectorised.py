@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.contract.common import DEVICE
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import no_synchronisation
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, on

@@ -9,7 +9,7 @@ import struct
 import pytest
 import torch
 
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing.compare import assert_same_bits
 from tests.contract.common import DEVICE
 from tests.contract.lists.tensor_lists import FLOATS, expanded, finite, layouts, many, scans, values, writable

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import Sample, Subject, run
 from safeops.testing.compare import assert_right
 from tests.contract.common import DEVICE, each_route, equal, grad_of, leaf, names, on, t

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import no_synchronisation
 from tests.contract.common import DEVICE, each_route, equal, flags, leaf, names, on, t
 from tests.ops import RECORDS

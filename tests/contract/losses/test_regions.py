@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.ops.losses._region import define
 from safeops.testing import no_synchronisation
 from safeops.testing.memory import _peak_bytes

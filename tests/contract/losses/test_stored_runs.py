@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.contract.common import DEVICE
 
 pytestmark = pytest.mark.skipif(DEVICE != "cpu" or not registry["mse_loss"].cpu, reason="of the CPU kernels")

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.ops.rows import _linear_chunks, _linear_rows
 from safeops.testing.memory import _peak_bytes
 from tests.contract.common import DEVICE, each_route, flags, on

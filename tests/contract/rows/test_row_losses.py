@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from tests.contract.common import DEVICE, each_route, equal, flags, on, t
 from tests.ops import RECORDS, definitions
 from tests.test_routes import dispatched

@@ -9,7 +9,7 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DynamicOutputShapeException
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import no_synchronisation
 from safeops.testing.compare import assert_same_bits
 from tests.contract.common import DEVICE, each_route, equal, flags, grad_of, leaf, names, on

@@ -131,12 +131,14 @@ def small_tiles(monkeypatch):
 @pytest.fixture
 def triton_route(monkeypatch):
     """The public functions call the interpreted kernels, where they would call those of the CPU."""
-    from safeops import _library, _op, _torch
+    from safeops.core import library, private_torch
+    from safeops.core.call_path import autograd_function
+    from safeops.core.op import Op, registry
 
-    for op in _op.registry.values():
-        if isinstance(op, _op.Op) and op.forward in _library.launchers:
+    for op in registry.values():
+        if isinstance(op, Op) and op.forward in library.launchers:
             own = copy.copy(op)
-            own.forward, own.backward = map(_library.launchers.get, (op.forward, op.backward))
-            own.save = _torch.save_directly
-            recorded = _torch.direct_apply(_op._function(own))
+            own.forward, own.backward = map(library.launchers.get, (op.forward, op.backward))
+            own.save = private_torch.save_directly
+            recorded = private_torch.direct_apply(autograd_function(own))
             monkeypatch.setattr(op, "eager", [(own.forward, False), (recorded, False)])

@@ -3,8 +3,8 @@
 import pytest
 
 import safeops
-from safeops._library import launchers
-from safeops._op import registry
+from safeops.core.library import launchers
+from safeops.core.op import registry
 from safeops.ops.rows import _classification
 from tests.contract.common import case, on
 from tests.contract.refusals import BAD_CALLS, assert_refused, kernels, refusal, strange_calls

@@ -5,8 +5,8 @@ from math import prod
 
 import torch
 
-from safeops._dtypes import LARGEST
-from safeops._op import registry
+from safeops.core.dtypes import LARGEST
+from safeops.core.op import registry
 from safeops.ops.losses._pointwise import PointwiseLoss
 from tests.ops import RECORDS
 

@@ -5,7 +5,7 @@ import functools
 import torch
 
 import safeops
-from safeops._dtypes import compute_dtype
+from safeops.core.dtypes import compute_dtype
 from safeops.testing import Bad, Sample, Subject
 from tests.ops.bad_calls import KEEP, X, bad_masks
 from tests.ops.gpu import masked

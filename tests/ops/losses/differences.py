@@ -35,9 +35,7 @@ def _log_cosh(x, y):
 
 pointwise("mse_loss", lambda x, y: (x - y) * (x - y), F.mse_loss)
 pointwise("l1_loss", lambda x, y: absolute(x - y), F.l1_loss)
-pointwise("smooth_l1_loss", _smooth_l1, F.smooth_l1_loss, {"beta": 0.75}, refused={"beta": [-1.0, 1e39]})
-pointwise("huber_loss", lambda x, y, delta=1.0: _knee(x - y, delta), F.huber_loss, {"delta": 1.25},
-          refused={"delta": [0.0, 1e39]})  # fmt: skip
-pointwise("charbonnier_loss", _charbonnier, lambda x, y, reduction, eps=1e-3: ((x - y) ** 2 + eps**2).sqrt(),
-          {"eps": 0.5}, refused={"eps": [0.0, 1e-39, 1e39]})  # fmt: skip
+pointwise("smooth_l1_loss", _smooth_l1, F.smooth_l1_loss)
+pointwise("huber_loss", lambda x, y, delta=1.0: _knee(x - y, delta), F.huber_loss)
+pointwise("charbonnier_loss", _charbonnier, lambda x, y, reduction, eps=1e-3: ((x - y) ** 2 + eps**2).sqrt())
 pointwise("log_cosh_loss", _log_cosh, lambda x, y, reduction: (x - y).cosh().log())

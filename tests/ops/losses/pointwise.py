@@ -1,9 +1,11 @@
 """The pointwise losses: `pointwise` makes a record of one element's loss and torch's function."""
 
+import math
+
 import torch
 
 import safeops
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import Bad, Sample, compare
 from safeops.testing.subject import attach
 from tests.ops.bad_calls import KEEP, NAN, X, bad_masks, must
@@ -13,22 +15,16 @@ from tests.ops.record import BY_COMPOSITE, NOT_SAFE, Record
 from tests.ops.truth import kept, reduce, weighted
 
 
-def any_number(x):
-    return x
-
-
-def pointwise(name, element, twin, parameters=None, refused=None, *, domain=(any_number,) * 2, sizes=None, **fields):
-    """The record of a pointwise loss.
+def pointwise(name, element, twin, *, sizes=None, **fields):
+    """The record of a pointwise loss. Its domain, its parameters and their ranges are the op's own record's.
 
     element     (x, y, **parameters) -> the loss of each element, in plain differentiable torch.
     twin        torch's function, as users call it: (x, y, reduction="none", **parameters).
-    parameters  {name: value}: those of all calls.
-    refused     {name: [numbers that are out of its range]}.
-    domain      a function for each operand, that brings any number to where the loss is defined.
     sizes       as element, and gives the size of what the loss is summed from, then that of each derivative: where
                 terms may cancel.
     """
-    op, parameters = registry[name], parameters or {}
+    op = registry[name]
+    domain, parameters = op.domain, op.sample
     tensors = {"mask": plain_mask(), "weight": plain(2), "denominator": torch.tensor(5.0)}
     operands = {key: to(plain(i)) for i, (key, to) in enumerate(zip(op.names, domain))}
     if op.optional:
@@ -45,7 +41,7 @@ def pointwise(name, element, twin, parameters=None, refused=None, *, domain=(any
         name,
         definition,
         _samples(make),
-        bad_calls=[*_bad_calls(op, domain), *_bad_parameters(op, domain, parameters, refused or {})],
+        bad_calls=[*_bad_calls(op, domain), *_bad_parameters(op, domain)],
         call={**operands, **tensors, **parameters},
         gpu=_gpu(op, domain, parameters),
         variants={"gradient of the weight": by_weight},
@@ -210,7 +206,7 @@ def _bad_calls(op, domain):
     yield Bad((x, y, *z), {"mask": ~KEEP, "empty": "raise"}, ValueError, (name, "empty", "raise"))
 
 
-def _bad_parameters(op, domain, parameters, refused):
+def _bad_parameters(op, domain):
     name, operands = op.name, tuple(to(X / 8) for to in domain[: op.count - op.optional])
     for parameter in op.parameters:
         key = parameter.name
@@ -222,7 +218,8 @@ def _bad_parameters(op, domain, parameters, refused):
         yield Bad(operands, {key: "1"}, TypeError, (name, key, "str"))
         yield Bad(operands, {key: None}, TypeError, (name, key, "NoneType"))
         yield must(name, key, operands, {key: HUGE}, ValueError)
-        for value in refused.get(key, ()):
+        low, high = parameter.range()
+        for value in (math.nextafter(low, -math.inf), math.nextafter(high, math.inf)):
             yield Bad(operands, {key: value}, ValueError, (name, key, str(value)))
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops._op import registry
+from safeops.core.op import registry
 from safeops.testing import Bad, Sample
 from tests.ops.bad_calls import NAN, BadIndex, must
 from tests.ops.gpu import Case, indices, keep, numbers

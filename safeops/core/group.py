@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from safeops._torch import flattened
+from safeops.core.private_torch import flattened
 
 # torch 2.13 renamed all_gather_into_tensor, and warns of that name; without torch.distributed there is neither.
 all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)

@@ -13,8 +13,8 @@ import threading
 
 import torch
 
-from safeops import _torch
-from safeops._check import undense
+from safeops.core import private_torch
+from safeops.core.check import undense
 
 lib = torch.library.Library("safeops", "DEF")
 
@@ -34,7 +34,7 @@ launchers = {}  # of the raw ops that have one in Triton
 
 
 def has_kernel(name, key):
-    return _torch.dispatcher_has(f"safeops::{name}", key)
+    return private_torch.dispatcher_has(f"safeops::{name}", key)
 
 
 def declare_raw(name, schema, *, fake, composite=None, triton=None):
@@ -63,7 +63,7 @@ def declare_raw(name, schema, *, fake, composite=None, triton=None):
 
 def put_front(launcher, op, lib, key, **options):
     """Put the extension before a launcher: what was launched once is launched again without Python (csrc/launch)."""
-    schema = _torch.schema(op)
+    schema = private_torch.schema(op)
     name = f"{schema.name.removeprefix('safeops::')}_launch"
     lib.impl(name, _held(launcher, len(schema.returns)), key, **options)
     cpu_extension.front(schema.name, "".join(_KINDS[str(x.type)] for x in schema.arguments), key)
@@ -115,7 +115,7 @@ def raise_cause(error):
 
 
 def defaults(op):
-    return tuple(x.default_value for x in _torch.schema(op).arguments)
+    return tuple(x.default_value for x in private_torch.schema(op).arguments)
 
 
 def _completer(op):

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import warnings
 
-PACKAGE = os.path.dirname(__file__) + os.sep
+from safeops.core import PACKAGE, VERSION
+
 FIELDS = ("op", "gpu", "triton", "safeops", "date", "why")
 
 
@@ -55,10 +56,10 @@ def why(op, gpu, triton) -> str | None:
     off."""
     for record in records():
         if (record["op"], record["gpu"], record["triton"]) == (op, gpu, triton):
-            if record["safeops"] == _version():
+            if record["safeops"] == VERSION:
                 return f"failed `safeops verify` on {record['date']}: {record['why']}"
             warn(f"{op} of safeops {record['safeops']} failed on this GPU ({record['why']}), which says nothing of "
-                 f"{_version()}: `safeops verify --ops {op}` judges that")  # fmt: skip
+                 f"{VERSION}: `safeops verify --ops {op}` judges that")  # fmt: skip
     return None
 
 
@@ -69,7 +70,7 @@ def save(judged, gpu, date):
         kept = [record for record in read() if (record["op"], record["triton"]) not in judged or record["gpu"] != gpu]
         for (op, triton), reason in judged.items():
             if reason is not None:
-                kept.append(dict(zip(FIELDS, (op, gpu, triton, _version(), date, reason))))
+                kept.append(dict(zip(FIELDS, (op, gpu, triton, VERSION, date, reason))))
         kept.sort(key=lambda record: json.dumps(record, sort_keys=True))
         if kept:
             with tempfile.NamedTemporaryFile("w", dir=cache_folder(), delete=False, encoding="utf-8") as file:
@@ -90,12 +91,6 @@ def locked():
     with open(cache_folder() / "lock", "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def _version():
-    import safeops  # (which imports this file)
-
-    return safeops.__version__
 
 
 def warn(text):

@@ -2,7 +2,7 @@
 
 The environment variable SAFEOPS_KERNELS says how: `auto` (the default); `require`, where a CUDA tensor whose op has no
 kernel raises; `off`, where every op runs its definition, on every device. What is known to be wrong is in KNOWN_FAULTS,
-and what `safeops verify` has seen fail on this machine in a file (_failures.py): it is off until it passes.
+and what `safeops verify` has seen fail on this machine in a file (failures.py): it is off until it passes.
 """
 
 import functools
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from safeops import _failures, _library
+from safeops.core import failures, library
 
 VARIABLE, MODES = "SAFEOPS_KERNELS", ("auto", "require", "off")
 LEAST_CAPABILITY, LEAST_TRITON = (8, 0), (3, 6)
@@ -32,14 +32,14 @@ KNOWN_FAULTS: tuple[KnownFault, ...] = ()
 
 
 class Availability(NamedTuple):
-    """Whether an op's kernels run on a device, and by which code, or why not."""
+    """An op's kernels on a device: they run, by which code, or why they do not."""
 
     kernel: bool
     reason: str
 
 
 def mode() -> str:
-    """What SAFEOPS_KERNELS says. ValueError where that is none of the three."""
+    """The value of SAFEOPS_KERNELS. ValueError where that is none of the three."""
     told = os.environ.get(VARIABLE) or MODES[0]
     if told not in MODES:
         raise ValueError(f"{VARIABLE} must be {', '.join(MODES[:-1])} or {MODES[-1]}, got {told!r}")
@@ -47,7 +47,7 @@ def mode() -> str:
 
 
 def availability(op, index, judged=True) -> Availability:
-    """Whether an op's kernels run on CUDA device `index`. judged=False: also where `safeops verify` saw them fail."""
+    """True if an op's kernels run on CUDA device `index`. judged=False: also where `safeops verify` saw them fail."""
     if not op.owner:
         return Availability(True, "plain torch")
     if mode() == "off":
@@ -64,7 +64,7 @@ def availability(op, index, judged=True) -> Availability:
         return code
     if not has_kernels(op):
         return Availability(False, "no kernel for CUDA")
-    why = _known_fault(op, capability) or (judged and _failures.why(op.name, name, triton_of(op)))
+    why = _known_fault(op, capability) or (judged and failures.why(op.name, name, triton_of(op)))
     return Availability(False, why) if why else code
 
 
@@ -76,12 +76,12 @@ def gpu(index) -> tuple | None:
 
 
 def has_kernels(op) -> bool:
-    """Whether the op has kernels for CUDA of its own in this build."""
-    return bool(op.owner) and all(_library.has_kernel(name, "CUDA") for name in op.raw)
+    """True if the op has kernels for CUDA of its own in this build."""
+    return bool(op.owner) and all(library.has_kernel(name, "CUDA") for name in op.raw)
 
 
 def triton() -> str | None:
-    return importlib.import_module("triton").__version__ if _library.has_triton else None
+    return importlib.import_module("triton").__version__ if library.has_triton else None
 
 
 def triton_of(op) -> str | None:
@@ -114,7 +114,7 @@ def _triton_fails():
 
 def _cpp_code(capability):
     """Machine code of the GPU's generation that is not newer than it, or PTX, which its driver compiles."""
-    extension = _library.cuda_extension
+    extension = library.cuda_extension
     if extension is None:
         return Availability(False, "this build has no CUDA extension")
     archs = [(int(arch[:-1]), int(arch[-1])) for arch in extension.archs.split()]
@@ -161,7 +161,7 @@ class Devices(dict):
 
 
 def available(name, index):
-    """Whether an op's kernels run on a CUDA device: for a trace, which knows the op by its name."""
+    """True if an op's kernels run on a CUDA device: for a trace, which knows the op by its name."""
     return _devices[name][index]
 
 
@@ -170,7 +170,7 @@ available._dynamo_marked_constant = True  # Dynamo asks it while it traces, and 
 
 def forget():
     """Ask everything again."""
-    _failures.records.cache_clear()
+    failures.records.cache_clear()
     for devices in _devices.values():
         devices.clear()
 
@@ -182,4 +182,4 @@ def _say_why(op, index, reason):
         raise RuntimeError(f"{op.name}: no kernel on {name}: {reason} ({VARIABLE}=require)")
     if mode() == "auto" and (name, reason) not in _warned:
         _warned.add((name, reason))
-        _failures.warn(f"{op.name} runs as plain torch on {name}: {reason} (`safeops doctor` shows the others)")
+        failures.warn(f"{op.name} runs as plain torch on {name}: {reason} (`safeops doctor` shows the others)")

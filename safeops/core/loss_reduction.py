@@ -1,21 +1,20 @@
-"""What the losses of all families share: the reduction, what the mean divides by, what stands for nothing kept."""
+"""The reduction that the losses of all families share: what the mean divides by, what stands for nothing kept."""
 
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _check
-from safeops._dtypes import readable
-from safeops._op import registry
-from safeops._symbolic import scalar, symbolic
-from safeops._torch import awaited
-from safeops.distributed._group import here
+from safeops.core import check, sums
+from safeops.core.dtypes import readable
+from safeops.core.group import here
+from safeops.core.private_torch import awaited
+from safeops.core.symbolic import scalar, symbolic
 
 REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 
 
 def validate_options(name, reduction, empty, reductions=tuple(REDUCTION)):
-    _check.choice(name, "reduction", reduction, reductions)
-    _check.choice(name, "empty", empty, _check.EMPTY)
+    check.choice(name, "reduction", reduction, reductions)
+    check.choice(name, "empty", empty, check.EMPTY)
 
 
 def validate_denominator(name, reduction, denominator):
@@ -24,8 +23,8 @@ def validate_denominator(name, reduction, denominator):
     if reduction != "mean":
         raise ValueError(f'{name}: denominator needs reduction="mean", got {reduction!r}')
     if not isinstance(denominator, torch.Tensor):
-        return _check.number(name, "denominator", denominator, minimum=0)
-    _check.real_scalar(name, "denominator", denominator)
+        return check.number(name, "denominator", denominator, minimum=0)
+    check.real_scalar(name, "denominator", denominator)
     if denominator.dtype == torch.bool:
         raise TypeError(f"{name}: denominator must be a real number, got {denominator.dtype}")
 
@@ -39,14 +38,14 @@ def split(denominator, input):
 
 def beside(x, denominator):
     """A denominator as what it divides may be: a plain tensor, or a DTensor of another mesh, only by its value."""
-    if _check.mesh(x) == _check.mesh(denominator):
+    if check.mesh(x) == check.mesh(denominator):
         return denominator
-    return _check.whole("denominator", lambda: denominator)
+    return check.whole("denominator", lambda: denominator)
 
 
 def arrived(denominator):
     """A denominator that other ranks have a part in, once it is there: a plain tensor, which the kernels take."""
-    if denominator.__class__ in _check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
+    if denominator.__class__ in check.PLAIN or is_compiling():  # (a compiled graph waits by itself)
         return denominator
     try:
         return awaited(denominator)
@@ -58,9 +57,9 @@ def raise_if_nothing_kept(name, keep, shape, operands, denominator=None):
     """For empty="raise": one synchronisation, which is its documented price. operands: their shapes, as text."""
     if denominator is not None:
         zero = arrived(denominator) == 0
-        nothing = bool(_check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
+        nothing = bool(check.whole(name, lambda: zero) if isinstance(zero, torch.Tensor) else zero)
     else:
-        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(_check.whole(name, keep.any)))
+        nothing = torch.Size(shape).numel() == 0 or (keep is not None and not bool(check.whole(name, keep.any)))
     if nothing:
         raise ValueError(f'{name}: empty="raise": nothing is kept ({operands})')
 
@@ -72,24 +71,24 @@ def reduce(name, loss, keep, weight, reduction, denominator, empty):
     those kept, without it by their count; `denominator`, a number or 0-dim tensor, goes before both.
     """
     if empty == "raise" and reduction != "none":
-        raise_if_nothing_kept(name, keep, loss.shape, f"losses {_check.shown(loss)}", denominator)
+        raise_if_nothing_kept(name, keep, loss.shape, f"losses {check.shown(loss)}", denominator)
     if reduction == "none":
         return loss
     empty = "zero" if empty == "raise" else empty
     if reduction == "mean" and weight is None and denominator is None:
-        return registry["masked_mean"].call(loss, keep, None, False, None, None, empty)
+        return sums.mean(loss, keep, empty=empty)
     if reduction == "sum":
-        return registry["masked_sum"].call(loss, keep, None, False, None, None, empty)
-    total = registry["masked_sum"].call(loss, keep, None, False, None, None, "zero")
-    count = registry["masked_count"].call(loss, keep, None, False, None, None, "zero")
+        return sums.total(loss, keep, empty=empty)
+    total = sums.total(loss, keep)
+    count = sums.count(loss, keep)
     return _mean(total.double(), count, keep, weight, denominator, empty).to(loss.dtype)
 
 
 def reduce_sum(name, total, keep, weight, reduction, denominator, empty, dtype):
-    """The same of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
+    """The reduction of the losses' sum, in fp64, that is there already; keep, weight: of each loss."""
     if empty == "raise":
-        raise_if_nothing_kept(name, keep, keep.shape, f"losses {_check.shown(keep)}", denominator)
-    count = registry["masked_count"].call(keep, None, None, False, None, None, "zero")
+        raise_if_nothing_kept(name, keep, keep.shape, f"losses {check.shown(keep)}", denominator)
+    count = sums.count(keep)
     if reduction == "mean":
         return _mean(total, count, keep, weight, denominator, empty).to(dtype)
     return torch.where(count > 0, total, float("nan") if empty == "nan" else 0).to(dtype)
@@ -99,9 +98,7 @@ def _mean(total, count, keep, weight, denominator, empty):
     """A sum, 0 where nothing is kept, by what its mean divides by."""
     given = denominator is not None
     if not given:
-        denominator = (
-            count if weight is None else registry["masked_sum"].call(weight, keep, None, False, None, None, "zero")
-        )
+        denominator = count if weight is None else sums.total(weight, keep)
     elif not isinstance(denominator, torch.Tensor):
         denominator = scalar(denominator, torch.float64, total.device)
     return divide(total, count, arrived(beside(total, denominator)).double(), given, empty == "nan")

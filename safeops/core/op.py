@@ -1,26 +1,22 @@
 """One record per op, and what follows from it: the autograd Function, the call path, the composite, the public op.
 
 A family is a subclass of `Op`, an op is an instance. The public function calls it with its own arguments: `prepare`
-makes the raw op's operands of them, `_route.route` decides who computes, and `validate` explains what went wrong.
+makes the raw op's operands of them, `route` decides who computes, and `validate` explains what went wrong.
 """
 
 import copy
-from typing import NamedTuple
+from collections import namedtuple
+from collections.abc import Callable
 
 import torch
 
-from safeops import _availability, _check, _route, _torch
-from safeops._library import declare_public, defaults, document, has_kernel, launchers, raise_cause
-from safeops._symbolic import as_operand, symbolic
+from safeops.core import availability, check, private_torch
+from safeops.core.call_path import autograd_function, call_path
+from safeops.core.library import declare_public, defaults, document, has_kernel, launchers
+from safeops.core.route import by_composite, differentiable_backward
+from safeops.core.symbolic import as_operand, symbolic
 
 registry = {}  # every op by its public name
-
-
-class Like(NamedTuple):
-    """What backward needs of an operand in which the op is linear: there is no need to keep the tensor."""
-
-    shape: torch.Size
-    dtype: torch.dtype
 
 
 class Public:
@@ -33,11 +29,17 @@ class Public:
     cpu: whether there is a kernel to take. cuda: the same of each CUDA device, by its index.
     """
 
+    public_function = None  # `public` sets it; the lists' scans have none
     module, buffers, example = None, (), "torch.tensor([0.5, 3.0]), torch.zeros(2)"
     parts, raw, owner = (), (), None
 
+    @property
+    def family(self):
+        """The folder that has its file: safeops/ops/<family>."""
+        return (self.public_function or type(self)).__module__.split(".")[-2]
+
     def runs_on(self, device):
-        """Whether tensors of a device take the kernels."""
+        """True if tensors of a device take the kernels."""
         device = torch.device(device)
         if device.type == "cuda":
             return self.cuda[torch.cuda.current_device() if device.index is None else device.index]
@@ -46,7 +48,7 @@ class Public:
     def validate_buffer(self, name, key, x):
         """Raise where the constructor of a module does not take this tensor."""
         if x is not None:
-            _check.floating(name, key, x)
+            check.floating(name, key, x)
 
     def public(self, *schemas, arguments=""):
         """Decorator of the public function: registers it as `safeops::<op>`, one schema an overload.
@@ -56,6 +58,7 @@ class Public:
 
         def declare(function):
             document(function, arguments)
+            self.public_function = function
             declare_public(function, *(self.name + schema for schema in schemas))
             return function
 
@@ -63,12 +66,12 @@ class Public:
 
 
 class Composed(Public):
-    """The record of a function that calls other ops, named by `parts`, and has no kernel or gradient of its own."""
+    """The record of a function that calls other ops, its `parts`, and has no kernel or gradient of its own."""
 
     def __init__(self, name, *parts, module=None, buffers=(), example=Public.example, validate_options=None):
-        """validate_options(name, reduction, empty, ...): checks what a module's constructor takes."""
+        """parts: records. validate_options(name, reduction, empty, ...): checks what a module's constructor takes."""
         self.name, self.module, self.buffers, self.example = name, module, buffers, example
-        self.parts, self.validate_options = [registry[part] for part in parts], validate_options
+        self.parts, self.validate_options = parts, validate_options
         self.cpu = all(part.cpu for part in self.parts)
         registry[name] = self
 
@@ -83,11 +86,13 @@ class Op(Public):
 
     differentiable: the places whose gradients the backward kernel computes.
     constant: the slice of operands whose gradient only the composite has.
-    broadcasts: whether the operands do, so that a gradient of the full shape is to be summed to its operand's.
+    sum_to: where operands broadcast, `sums.sum_to`, which sums a gradient of the full shape to that of its operand.
     linear: in how many of its first operands, at most two and of one dtype, the op is linear: backward reads that dtype
         and their shapes, no more.
     visible: how many of the raw forward's results the caller sees. The others are for backward.
     saved: the slice of the results that backward reads. reads: that of the tensors, all but the linear ones.
+    keep: (results, tensors) -> what to save, where that depends: as many results as `saved` says (None may stand for
+        one), then tensors.
     shards: what it is of DTensors, of safeops.distributed._dtensor: its name there. None: the composite.
     compiled: the device types whose kernel is kept under torch.compile. Elsewhere Inductor fuses the composite with
         its neighbours, which wins.
@@ -96,22 +101,30 @@ class Op(Public):
     owner = "Triton"
     differentiable = (0,)
     constant = None
-    broadcasts = False
+    sum_to = None
     linear = 0
     visible = 1
     saved = slice(1, None)
     reads = None
     shards = None
+    keep = None
     compiled = ("cpu",)
-    by_composite = staticmethod(_route.by_composite)
+    by_composite = staticmethod(by_composite)
+
+    call: Callable
+    """The op, of its public function's own arguments: `call_path` makes it, a closure that finds all at hand."""
 
     def __init__(self, name, forward, backward=None, definition=None, also=()):
         """forward, backward, also: the raw ops. definition: the composite, of the raw forward's operands."""
         self.name, self.forward, self.backward, self.definition = name, forward, backward, definition
-        schema = _torch.schema(forward)
-        self.raw = tuple(_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op)
+        schema = private_torch.schema(forward)
+        self.raw = tuple(
+            private_torch.schema(op).name.removeprefix("safeops::") for op in (forward, backward, *also) if op
+        )
         self.defaults = defaults(forward)
         self.returns = len(schema.returns)
+        self.Operands = namedtuple("Operands", [x.name for x in schema.arguments])
+        self.Saved = namedtuple("Saved", [x.name for x in schema.returns[self.saved]])
         kinds = [str(x.type) for x in schema.arguments]
         self.numbers = tuple(i for i, kind in enumerate(kinds) if "float" in kind)
         self.tensors = sum("Tensor" in kind for kind in kinds)  # how many
@@ -122,19 +135,23 @@ class Op(Public):
         # and without torch's Python layers, which are a quarter of a small call. The route has sent functorch, which
         # those layers are for, to the composite.
         direct = copy.copy(self)
-        direct.forward, direct.backward = _torch.direct(forward), backward and _torch.direct(backward)
-        direct.save = _torch.save_directly
+        direct.forward, direct.backward = private_torch.direct(forward), backward and private_torch.direct(backward)
+        direct.save, direct.named = private_torch.save_directly, tuple.__new__
         self.eager, self.traced = [(direct.forward, False)] * 2, [(self._trace_raw, True)] * 2
         if self.differentiable:
-            self.function = _function(self)
-            self.eager[1] = _torch.direct_apply(_function(direct)), False
+            self.function = autograd_function(self)
+            self.eager[1] = private_torch.direct_apply(autograd_function(direct)), False
             self.traced[1] = self._trace_apply, True
         if forward in launchers:
             launchers[forward].validate = self.validate_operands
-        self.cpu = _availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
-        self.cuda = _availability.Devices(self)
-        self.call = _call(self)
+        self.cpu = availability.mode() != "off" and all(has_kernel(name, "CPU") for name in self.raw)
+        self.cuda = availability.Devices(self)
+        self.call = call_path(self)
         registry[name] = self
+
+    def operands(self, *operands):
+        """The raw forward op's operands by name; trailing ones that are left out have their defaults."""
+        return self.Operands(*operands, *self.defaults[len(operands) :])
 
     # ---- what a family says
 
@@ -152,29 +169,36 @@ class Op(Public):
         self.validate(*operands)
 
     def gradients(self, grad, needs, operands, results):
-        """Those of the differentiable operands, by the backward kernel; of broadcast ones before the sum."""
+        """Those of the differentiable operands, by the backward kernel; of broadcast ones before the sum.
+
+        operands, results: NamedTuples, `Operands` and `Saved`, whose fields are the names in the raw forward's schema.
+        needs: which of the operands want one.
+        """
         raise NotImplementedError
 
     def composite_gradients(self, grad, needs, operands, results):
-        """The same as a graph of their own, by the definition."""
+        """The results as a graph of their own, by the definition."""
+        operands = list(operands)
         for i in range(self.linear):  # the derivative may be taken at 0
             zero = torch.zeros((), dtype=operands[i].dtype, device=grad.device)
             operands[i] = zero.expand(operands[i].shape).requires_grad_(needs[i])
-        grads = _route.differentiable_backward(self.differentiated, operands, grad)
+        grads = differentiable_backward(self.differentiated, operands, grad)
         return [grads[i] for i in self.differentiable]
 
     def differentiated(self, *operands):
         """The result that has a gradient, by the definition."""
         return self.definition(*operands)
 
-    def keep(self, results, tensors):
-        """What to save where that depends: as many results as `saved` says (None may stand for one), then tensors."""
-
     @staticmethod
     def save(ctx, tensors):
-        """Save tensors for backward. In a direct call: `_torch.save_directly`."""
+        """Save tensors for backward. In a direct call: `private_torch.save_directly`."""
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def named(kind, values):
+        """values as a NamedTuple. In a direct call: `tuple.__new__`, which takes half the time."""
+        return kind(*values)
 
     # ---- the other routes
 
@@ -192,105 +216,3 @@ class Op(Public):
 
     def _symbolic(self, operands):
         return any(i < len(operands) and symbolic(operands[i]) for i in self.numbers)
-
-
-def _call(op):
-    """The call path of an op. Like what follows, it asks here what no call changes: each attribute costs one 40 ns."""
-    prepare, route, visible, hides = op.prepare, _route.route, op.visible, op.returns > op.visible
-
-    def call(*arguments):
-        try:
-            takes, operands = prepare(*arguments)
-            calls = route(op, operands) if takes else None
-            if calls is not None:
-                run, traced = calls
-                if traced:
-                    op.validate(*arguments)
-                results = run(*operands)
-                if hides and type(results) is tuple:
-                    return results[0] if visible == 1 else results[:visible]
-                return results
-        except Exception as error:
-            _check.explain(op.validate, *arguments)
-            raise_cause(error)
-            raise
-        op.validate(*arguments)
-        if _route.over_ranks(operands[: op.tensors]):
-            from safeops.distributed import _dtensor  # (a slow import, and by now done)
-
-            return _dtensor.call(op, operands, takes)
-        return op.composite(*operands)
-
-    return call
-
-
-def _function(op):
-    """The autograd Function around an op's raw forward."""
-    raw, reads, linear, tensors, visible, keep = op.forward, op.reads, op.linear, op.tensors, op.visible, op.keep
-    by_composite = op.by_composite
-    save, several, results_read, saved = op.save, op.returns > 1, op.saved, len(range(op.returns)[op.saved])
-    chooses, broadcasts, differentiable = type(op).keep is not Op.keep, op.broadcasts, op.differentiable
-    unsaved = linear or len(op.defaults) > tensors
-
-    def forward(ctx, *operands):
-        results = raw(*operands)
-        if chooses:
-            kept = keep(results, operands[reads])
-        else:
-            kept = results[results_read] + operands[reads] if saved else operands[reads]
-        save(ctx, kept)
-        if unsaved:
-            like = ()
-            if linear:
-                x = operands[0]
-                like = (x.dtype, x.shape) if linear == 1 else (x.dtype, x.shape, operands[1].shape)
-            ctx.unsaved = like, operands[tensors:]
-        if visible == 1:
-            return results[0] if several else results
-        ctx.mark_non_differentiable(*results[1:visible])
-        return results[:visible]
-
-    def backward(ctx, grad, *_):
-        needs = ctx.needs_input_grad
-        if grad is None:
-            return (None,) * len(needs)
-        kept = ctx.saved_tensors
-        like, numbers = ctx.unsaved if unsaved else ((), ())
-        operands = [Like(shape, like[0]) for shape in like[1:]]
-        operands += kept[saved:]
-        if len(operands) < tensors:  # trailing ones that were not given
-            operands += [None] * (tensors - len(operands))
-        operands += numbers
-        operands += op.defaults[len(operands) :]
-        gradients = op.composite_gradients if by_composite(grad) else op.gradients
-        found = [None] * len(needs)
-        try:
-            computed = gradients(grad, needs, operands, kept[:saved])
-        except Exception as error:
-            raise_cause(error)
-            raise
-        for i, d in zip(differentiable, computed):
-            if needs[i] and d is not None:
-                x = operands[i]
-                # (asked only where it may be: Dynamo cannot compare a saved size with that of a tensor made of it)
-                found[i] = sum_to(d, x.shape, x.dtype) if broadcasts and d.shape != x.shape else d
-        return tuple(found)
-
-    # autograd names the node after the class: grad_fn=<MaskedMeanBackward>
-    name = "".join(word.capitalize() for word in op.name.split("_"))
-    methods = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-    return type(name, (torch.autograd.Function,), methods)
-
-
-def total(x, mask=None, dims=None, keepdim=False, dtype=None):
-    """The masked sum by our kernel: aten's on the CPU depends on the number of threads."""
-    return registry["masked_sum"].call(x, mask, dims, keepdim, None, dtype, "zero")
-
-
-def sum_to(grad, shape, dtype):
-    """A gradient of the full broadcast shape, summed to its operand's shape and narrowed once, at the end."""
-    if grad.is_complex():
-        return torch.complex(*(sum_to(part, shape, part.dtype) for part in (grad.real, grad.imag)))
-    lead = grad.dim() - len(shape)
-    dims = [d for d in range(grad.dim()) if d < lead or shape[d - lead] != grad.shape[d]]
-    return total(grad, None, dims, True, dtype).reshape(shape)

@@ -18,7 +18,7 @@ def compute_dtype(*dtypes):
 
 
 def widens(x):
-    """Whether a definition computes in fp64 beside x: where it runs to be differentiated again. What the derivatives of
+    """True if a definition computes in fp64 beside x: where it runs to be differentiated again. What the derivatives of
     1e-40 are made of does not fit fp32, and times an upstream gradient of 0 it must be 0.
 
     Not where there is no fp64, nor under torch.compile on a GPU: there definitions are all that runs, nothing is
@@ -93,7 +93,7 @@ def fill_of(value, dtype):
 
 
 def _integer(scalar, dtype):
-    """Of a real 0-dim tensor. A NaN is 0: to refuse it would be to wait for it."""
+    """The value of a real 0-dim tensor. A NaN is 0: to refuse it would be to wait for it."""
     if scalar.dtype == dtype:
         return scalar
     info = torch.iinfo(dtype)

@@ -7,17 +7,17 @@ an exported program takes. So the definitions get a 0-dim tensor in its place.
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _torch
-from safeops._dtypes import saturate
+from safeops.core import private_torch
+from safeops.core.dtypes import saturate
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat)
 
 
 def symbolic(x):
-    """Whether x is such a number. (Dynamo shows them as plain ones.)"""
+    """True if x is such a number. (Dynamo shows them as plain ones.)"""
     if not is_compiling():
         return isinstance(x, SYMBOLIC)
-    return isinstance(x, (int, float, *SYMBOLIC)) and not _torch.has_static_value(x)
+    return isinstance(x, (int, float, *SYMBOLIC)) and not private_torch.has_static_value(x)
 
 
 def scalar(x, dtype, device):

@@ -9,9 +9,9 @@ import operator
 import torch
 from torch.compiler import is_compiling
 
-from safeops import _torch
-from safeops._dtypes import FLOATING, LARGEST
-from safeops._symbolic import SYMBOLIC
+from safeops.core import private_torch
+from safeops.core.dtypes import FLOATING, LARGEST
+from safeops.core.symbolic import SYMBOLIC
 
 LARGEST_DOUBLE = torch.finfo(torch.float64).max
 EMPTY = ("zero", "nan", "raise")  # what a result is where nothing is kept
@@ -43,7 +43,7 @@ def dimensions(function, name, x, most=64):
 
 
 def undense(x):
-    """What kind of tensor x is, where it is none with one number for each element, all of which count."""
+    """The kind of tensor x, where it is none with one number for each element, all of which count."""
     if is_compiling():  # a trace has no such tensors, and may not ask
         return None
     if x.__class__ not in PLAIN and isinstance(x, torch.masked.MaskedTensor):
@@ -110,7 +110,7 @@ def whole(function, value):
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        from safeops.distributed._group import here, is_running  # (which imports this)
+        from safeops.core.group import here, is_running  # (which imports this)
 
         if not is_running():
             raise
@@ -163,7 +163,7 @@ def weight(function, x, target_name, target, shape=None):
     broadcasts_to(function, "weight", x, target_name, target, shape)
 
 
-# Of safeops.debug.audit: told of the indices of classes that do not exist, where nobody waits to raise.
+# Callbacks of safeops.debug.audit for class indices out of range, where nobody waits to raise.
 watchers = []
 
 
@@ -202,7 +202,7 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
         raise TypeError(f"{function}: {name} must be a number, got {type(value).__name__}")
     double(function, name, value)
     if isinstance(value, SYMBOLIC):  # to compare it would bind the sizes that an exported program takes
-        value = _torch.value_at_trace(value)
+        value = private_torch.value_at_trace(value)
         if value is None:
             return
     if maximum is not None and not value <= maximum:
@@ -214,7 +214,7 @@ def number(function, name, value, *, minimum=None, above=None, maximum=None):
 
 
 def usual_floor(eps):
-    """Whether eps is one that no op refuses, so that a small call is spared the whole validation: None, or a float."""
+    """True for an eps that no op refuses, so that a small call is spared the whole validation: None, or a float."""
     return eps is None or eps.__class__ is float and not is_compiling() and 0 < eps <= LARGEST
 
 

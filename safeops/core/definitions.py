@@ -2,7 +2,7 @@
 
 import torch
 
-from safeops import _check
+from safeops.core import check
 
 
 def kept(mask, weight):
@@ -54,7 +54,7 @@ def sigmoid(x):
 
 def gathered(x, dims):
     """A DTensor, whole along dims that it is sharded over, and what it is the sum of added up; any other as it is."""
-    if _check.mesh(x) is None:
+    if check.mesh(x) is None:
         return x
     from torch.distributed.tensor import Replicate  # (imports the whole of torch.distributed)
 

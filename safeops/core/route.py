@@ -3,8 +3,8 @@
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from safeops import _availability, _check
-from safeops._torch import forward_ad, is_exporting, transforms_active
+from safeops.core import availability, check
+from safeops.core.private_torch import forward_ad, is_exporting, transforms_active
 
 # Subclasses (DTensor, FakeTensor, user wrappers) have rules of their own: they see the composite's aten ops.
 PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -39,7 +39,7 @@ def route(op, operands):
     elif cuda is None:
         return None
     elif is_dynamo_compiling():
-        if not _availability.available(op.name, cuda.device.index):
+        if not availability.available(op.name, cuda.device.index):
             return None
     elif not op.cuda[cuda.get_device()]:
         return None
@@ -54,15 +54,15 @@ def route(op, operands):
     return op.traced[1 if wanted else 0] if kept else None  # (Dynamo 2.11 takes no bool for an index)
 
 
-def over_ranks(tensors):
-    """Whether an operand is a DTensor whose shards a kernel may take; a trace and functorch see the composite."""
+def is_over_ranks(tensors):
+    """True if an operand is a DTensor whose shards a kernel may take; a trace and functorch see the composite."""
     if is_dynamo_compiling() or transforms_active() or forward_ad._current_level >= 0:
         return False
-    return any(_check.mesh(x) is not None for x in tensors if x is not None)
+    return any(check.mesh(x) is not None for x in tensors if x is not None)
 
 
 def _repeat(tensors):
-    """Whether a tensor is two of the operands: Dynamo takes no autograd.Function of it."""
+    """True if a tensor is two of the operands: Dynamo takes no autograd.Function of it."""
     tensors = [x for x in tensors if x is not None]
     return any(x is y for i, x in enumerate(tensors) for y in tensors[:i])
 

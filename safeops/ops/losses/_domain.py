@@ -1,0 +1,36 @@
+"""Where a loss is defined: a function for each of its tensors that brings any number there.
+
+Records name them; tests, `safeops verify` and benchmarks make their operands by them.
+"""
+
+import torch
+
+
+def any_number(x):
+    return x
+
+
+def probability(x):
+    return x.sigmoid()
+
+
+def log_probability(x):
+    return -x.abs()
+
+
+def count(x):
+    return x.abs()
+
+
+def factor(x):
+    """A finite weight, of a class or an element."""
+    return x.abs().clamp(max=1e4)
+
+
+def variance(x):
+    return x.abs() + 1 / 16
+
+
+def side(x):
+    """-1 or 1."""
+    return torch.where(x.isnan(), x, torch.where(x < 0, -1, 1)).to(x.dtype)

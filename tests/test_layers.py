@@ -1,0 +1,114 @@
+"""Who imports or includes stands above what it takes: no arrow goes up, none to a sister, no files form a circle.
+
+An import inside a function counts as any other.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# The rooms of each tree, those below first. Rooms of one floor do not know each other.
+FAMILIES = "elementwise selection lists reductions", "losses", "rows", "images"
+ENGINE_AND_FAMILIES = "engine", *FAMILIES
+SAFEOPS = (
+    *("core", *(" ".join(f"ops/{family}" for family in floor.split()) for floor in FAMILIES)),
+    *("distributed", "amp debug nn testing", "__init__ ops/__init__", "verify demo lint", "cli", "__main__"),
+)
+MODULES = {"safeops": SAFEOPS, "kernels": (*ENGINE_AND_FAMILIES, "__init__")}
+SOURCES = {"csrc/cpu": ENGINE_AND_FAMILIES, "csrc/cuda": (*ENGINE_AND_FAMILIES, "module")}
+
+
+def files(tree, *suffixes):
+    return sorted(path for path in (ROOT / tree).rglob("*.*") if path.suffix in suffixes)
+
+
+def room(tree, path):
+    """The room of a file, and its floor."""
+    inside = path.relative_to(ROOT / tree).with_suffix("").as_posix()
+    floors = MODULES.get(tree) or SOURCES[tree]
+    rooms = [(name, floor) for floor, names in enumerate(floors) for name in names.split()]
+    found = [(name, floor) for name, floor in rooms if f"{inside}/".startswith(f"{name}/")]
+    assert found, f"{tree}/{inside}: a new room, which tests/test_layers.py is to place"
+    return found[0]
+
+
+def goes_down(tree, path, target):
+    (here, floor), (there, below) = room(tree, path), room(tree, target)
+    return here == there or below < floor
+
+
+def imported(path):
+    """The files of this repository that a module imports, inside functions too."""
+    package = [*path.relative_to(ROOT).parts[:-1]]
+    package = package if package[0] == "safeops" else ["safeops", *package]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [name.name.split(".") for name in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            before = package[: len(package) + 1 - node.level] if node.level else []
+            before = before + (node.module.split(".") if node.module else [])
+            names = [[*before, name.name] for name in node.names]
+        else:
+            continue
+        yield from filter(None, (file_of(name) for name in names))
+
+
+def file_of(name):
+    """The file of a dotted name, or of the module that has it; None where it is not ours."""
+    if name[0] != "safeops":
+        return None
+    name = name[1:] if name[1:2] == ["kernels"] else name
+    for end in range(len(name), 0, -1):
+        place = ROOT.joinpath(*name[:end])
+        for path in (place.with_suffix(".py"), place / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+ARROWS = {path: {to for to in imported(path) if to != path} for tree in MODULES for path in files(tree, ".py")}
+
+
+@pytest.mark.parametrize("tree", MODULES)
+def test_no_import_goes_up(tree):
+    inside = {path for path in ARROWS if path.is_relative_to(ROOT / tree)}
+    up = [(path, to) for path in inside for to in ARROWS[path] & inside if not goes_down(tree, path, to)]
+    assert not up, "\n".join(f"{path.relative_to(ROOT)} imports {to.relative_to(ROOT)}" for path, to in up)
+
+
+def test_kernels_take_of_safeops_its_core_alone():
+    taken = {room("safeops", to)[0] for path in files("kernels", ".py") for to in ARROWS[path] if "safeops" in to.parts}
+    assert taken <= {"core"}
+
+
+def test_no_modules_form_a_circle():
+    left = dict(ARROWS)
+    while ends := [path for path, to in left.items() if not to & left.keys()]:
+        for path in ends:
+            del left[path]
+    assert not left, "\n".join(sorted(str(path.relative_to(ROOT)) for path in left))
+
+
+@pytest.mark.parametrize("tree", SOURCES)
+def test_no_include_goes_up(tree):
+    for path in files(tree, ".h", ".cpp", ".cuh", ".cu"):
+        for name in re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            beside = path.parent / name
+            target = beside if tree == "csrc/cuda" and beside.is_file() else ROOT / "csrc" / name
+            assert target.is_file(), f"{path}: {name}: includes are written from csrc"
+            if not target.is_relative_to(ROOT / "csrc" / "common"):
+                assert target.is_relative_to(ROOT / tree) and goes_down(tree, path, target), f"{path}: {name}"
+
+
+def test_what_both_devices_share_includes_nothing_else():
+    for path in files("csrc/common", ".h"):
+        for name in re.findall(r'^#include "(.+)"', path.read_text(encoding="utf-8"), re.MULTILINE):
+            assert (path.parent / name).is_file(), f"{path}: {name}"
+
+
+def test_every_family_explains_its_data_flow():
+    for room in " ".join(ENGINE_AND_FAMILIES).split():
+        assert (ROOT / "csrc" / "cpu" / room / "README.md").is_file()
