@@ -5,8 +5,8 @@ import re
 from safeops.debug._source import traceback_lines
 
 FORWARD = {
-    "div": "safeops.safe_div(a, b, eps=...): 0 where the divisor is too small, gradient 0 there",
-    "reciprocal": "safeops.safe_reciprocal(x, eps=...)",
+    "div": "safeops.safe_div(a, b, eps=...): 0 where b is too small; a floor, as + eps: fill_value=None",
+    "reciprocal": "safeops.safe_reciprocal(x, eps=...): 0 where x is too small; fill_value=None: a floor",
     "addcdiv": "weights in float32 under autocast, or eps=1e-4 for the optimizer: Adam's eps=1e-8 is 0 in half (0 / 0)",
     "log": "safeops.safe_log(x, eps=...): log of at least eps, gradient 0 below",
     "sqrt": "safeops.safe_sqrt(x): gradient 0 at 0; for a norm, safeops.safe_norm",

@@ -29,7 +29,7 @@ PATTERNS = {
     ),
     "eps-is-zero": (
         "an eps that is 0 in the dtype of its operand",
-        "eps= of safe_div, safe_log, normalize: kept in fp32",
+        "safe_div(a, b, eps=eps, fill_value=None) for a / (b + eps), safe_log(x, eps=eps), normalize: kept in fp32",
     ),
     "sync-read": ("reads values: the host waits for the device", "keep the value on the device"),
     "boolean-index": (

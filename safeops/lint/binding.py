@@ -103,10 +103,6 @@ class Binding:
             for element, part in zip(elements, parts):
                 self._bind_element(element.value, part, statement)
         else:
-            each = self._elements(iterated)
-            if each is not None and self.value(each).tensor:
-                self._bind(target, dataclasses.replace(self.value(each), owned=False), None, statement)
-                return
             listed = [self.value(e.value) for e in getattr(iterated, "elements", ())]
             tensor = self.value(iterated).tensor or bool(listed) and all(v.tensor for v in listed)
             if isinstance(target, cst.Name) and name != "range" and (self.scope.loss or self.scope.step):
@@ -116,12 +112,6 @@ class Binding:
             self._bind(target, Value(tensor=tensor), None, statement)
 
     def _unpack(self, elements, value, expression, statement):
-        expression = self._result(expression) or expression
-        each = self._elements(expression) if expression is not None else None
-        if each is not None:
-            for target in elements:
-                self._bind(target.value, self.value(each), each, statement)
-            return
         parts = expression.elements if isinstance(expression, (cst.Tuple, cst.List)) else ()
         if len(parts) == len(elements) and not any(isinstance(p, cst.StarredElement) for p in parts):
             for target, part in zip(elements, parts):

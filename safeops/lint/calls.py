@@ -30,7 +30,6 @@ class Calls:
     """Mixed into Walk."""
 
     def _Call(self, node):
-        self.called[id(node)] = self.scope.wide > 0, self.scope.no_grad > 0
         op = operation(node, self.imports)
         full = self.imports.resolve(node.func)
         if full is None and isinstance(node.func, cst.Attribute):
@@ -133,7 +132,7 @@ class Calls:
             model = name.rsplit(".", 1)[-1] in MODELS
             if model and (self.scope.step or self.scope.loss):
                 tensors = True  # what it is given came from a loader
-            result = self._result_value(node)
+            result = self._result(name, node)
             if result.tensor:
                 return result
             helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
@@ -160,6 +159,16 @@ class Calls:
         if op.name in REDUCTIONS:
             value.owned = True
         return value
+
+    def _result(self, name, node):
+        """The Value of the one expression that a function of this file, or an own method, returns."""
+        scope = self.scope
+        while scope.outer is not None and scope.outer.name:  # a function within a method
+            scope = scope.outer
+        owner = scope.class_name if name == "self" or name.startswith("self.") else ""
+        value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))
+        wide = value.wide or any(self.value(a.value).wide for a in node.args)
+        return dataclasses.replace(value, owned=False, wide=wide, node=node) if value.tensor else NOTHING
 
     def _returns_fp32(self, node, op, name):
         """Whether a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is

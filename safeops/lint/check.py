@@ -11,15 +11,13 @@ import warnings
 import libcst as cst
 
 from safeops.lint import fix as fixing
-from safeops.lint import layout
 from safeops.lint.finding import Edit, Finding, Problem
-from safeops.lint.reach import Reach
 from safeops.lint.rules import RULES
-from safeops.lint.scripted import beyond, given
 from safeops.lint.syntax import Imports, descendants
 from safeops.lint.walk import Walk
 
 NOQA = re.compile(r"#\s*noqa(?P<codes>:\s?(?P<list>[A-Z]+[0-9]*(?:[\s,]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)
+SCRIPTS = re.compile(r"\bjit\b.*\bscript")  # torch.jit.script, from torch.jit import script
 DEPTH = 6000  # nested expressions; CPython's own parser stops at 200 parentheses, but `a + b + ...` may go on
 PASSES = 10
 
@@ -38,10 +36,10 @@ def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None
     Args:
         source: the text of a Python file.
         path: what the findings call it.
-        rules: Rule objects; None: the default ones.
+        rules: Rule objects; None: all, and what is likely alone.
         noqa: whether `# noqa` comments count.
         possible: whether to tell what a caller or the data may well keep away, too; None: where `rules` are given.
-        scripted: names of what other files give to torch.jit.script, which is not rewritten.
+        scripted: names of functions and classes that are not rewritten, since torch.jit.script may compile them.
 
     Returns:
         A list of Finding. Empty for a text that does not import torch.
@@ -88,12 +86,10 @@ def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
     return source, total, findings
 
 
-def scripted_by(source, path):
-    """Names of what a file gives to torch.jit.script, and those from other files in what is compiled of it."""
-    module = _parse(source, path)
-    imports = Imports(module, path)
-    names = given(module, imports)
-    return names | beyond(names, imports, Reach(module)) if names else names
+def scripted_by(text):
+    """The names in a text that speaks of torch.jit.script, which knows torch's own functions alone: it may compile what
+    has one of these names, wherever that is defined."""
+    return frozenset(re.findall(r"\w+", text)) if SCRIPTS.search(text) else frozenset()
 
 
 def _rewrite(source, module, findings):
@@ -126,7 +122,7 @@ def _taken(module, name):
 
 
 def _rules(rules):
-    return [r for r in RULES.values() if r.default] if rules is None else rules
+    return list(RULES.values()) if rules is None else rules
 
 
 def _must_parse(source, path):
@@ -164,7 +160,7 @@ def _lint(source, path, rules, noqa, possible, scripted):
         imports = Imports(module, path)
         if not imports.torch:
             return module, []
-        reports = Walk(module, imports, rules, source, possible, scripted).run()
+        reports = Walk(module, imports, rules, source, possible, scripted | scripted_by(source)).run()
         if not reports:
             return module, []
         return module, _findings(source, path, module, reports, noqa)
@@ -194,7 +190,7 @@ def _findings(source, path, module, reports, noqa):
         end_line, end_column = place(end)
         if noqa and any(_silenced(lines[i - 1], r.rule.code) for i in {line, end_line, place(last)[0]}):
             continue
-        edits = tuple(layout.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
+        edits = tuple(fixing.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
         if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one inside another: nothing that can be applied
             edits = ()
         found.append(

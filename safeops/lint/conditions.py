@@ -16,8 +16,6 @@ ON_DEMAND = re.compile(
 SHAPES = set("shape dtype device ndim requires_grad is_cuda is_leaf layout training".split())
 ASK_NO_VALUE = set("isinstance issubclass hasattr callable len type id is_tensor is_available".split())
 ASK_NO_VALUE |= set("size dim numel nelement ndimension is_floating_point is_complex is_contiguous".split())
-# Whether there is a GPU: `torch.cuda.is_available()`, `not CUDA_AVAILABLE`.
-CUDA = re.compile(r"(not )?((torch\.)?cuda\.is_available\(\)|(\w+\.)*cuda_(is_)?available)", re.IGNORECASE)
 
 
 class Conditions:
@@ -31,22 +29,19 @@ class Conditions:
         waited = any(self.reported(code, n) for n in descendants(node.test) for code in ("SO301", "SO303"))
         name, is_tensor = self._asked_for_a_tensor(node.test)
         self.scope.rare += waited  # what the branch reads has arrived by then
-        cuda = CUDA.fullmatch(self.text(node.test))
-        self._branch(node.body, None if is_tensor else name, without_gpu=cuda and cuda[1])
+        self._branch(node.body, None if is_tensor else name)
         self.scope.rare -= rare + waited
         if node.orelse is not None:
-            self._branch(node.orelse, name if is_tensor else None, without_gpu=cuda and not cuda[1])
+            self._branch(node.orelse, name if is_tensor else None)
         elif rare and isinstance(node.test, cst.UnaryOperation) and _returns(node.body):  # if not with_stats: return
             self.scope.rare += 1
 
-    def _branch(self, node, name, *, without_gpu):
-        """A branch in which `name` is no tensor, and which may be the one that runs without a GPU."""
+    def _branch(self, node, name):
+        """A branch in which `name` is no tensor."""
         before = self.scope.names.get(name)
         if before is not None:
             self.scope.names[name] = FOREIGN
-        self.without_gpu += bool(without_gpu)
         self._statement(node)
-        self.without_gpu -= bool(without_gpu)
         if before is not None and self.scope.names[name] is FOREIGN:
             self.scope.names[name] = before
 

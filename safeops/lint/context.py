@@ -7,19 +7,16 @@ import re
 
 import libcst as cst
 
-from safeops.lint.dtypes import Dtypes
 from safeops.lint.layers import filled_with, named_number
+from safeops.lint.promotion import Promotion
 from safeops.lint.syntax import comments, descendants, number
 from safeops.lint.tables import REDUCTIONS
 from safeops.lint.values import NOTHING
 
-ASSIGNS = re.compile(r"(Matcher|Assigner)\d*$")  # predictions to targets, without a gradient
-OF_GRADIENTS = {"SO204", "SO205", "SO208", "SO209"}
 TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
 AUTOCAST = re.compile(r"autocast\([^()]*\)")
 # Rules about values that the callers of a private function may well have prepared.
-PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210", "SO213"}
-CDIST = re.compile(r"\bcdist\([^()]*\bp=1\b")
+PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
 PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
 ARITHMETIC = {
     cst.Add: operator.add,
@@ -87,16 +84,11 @@ class Context:
     def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
         """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
         What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
-        if self.without_gpu:
-            return
         prepared = self.private and rule.code in PREPARED
-        ranks = ASSIGNS.search(self.scope.class_name or "") and rule.code in OF_GRADIENTS
-        likely = likely and not (prepared or ranks or self.imports.tests)
+        likely = likely and not (prepared or self.imports.tests)
         if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
             fix = None
         if imports and self.scope.scripted:
-            fix = None
-        if fix and rule.widens and self.dtypes.meet_in_one(node):
             fix = None
         for code, covered in covers:
             self.reports.pop((code, id(covered)), None)
@@ -105,8 +97,8 @@ class Context:
         )
 
     @functools.cached_property
-    def dtypes(self):
-        return Dtypes(self.module, self.imports)
+    def promotion(self):
+        return Promotion(self)
 
     def reported(self, code, node):
         return (code, id(node)) in self.reports
@@ -115,12 +107,6 @@ class Context:
     def casts_to_half(self):
         """Whether the file casts to fp16 itself: where autocast alone does, pow, sums and losses run in fp32."""
         return TO_HALF.search(AUTOCAST.sub("", self.code)) is not None
-
-    @property
-    def half_by_autocast(self):
-        """Whether a model cast to half could not run here, as torch has no cdist(p=1) of half: what autocast computes
-        in fp32 (sums, norms) is fp32."""
-        return CDIST.search(self.code) is not None
 
     @property
     def training(self):

@@ -6,11 +6,12 @@ import libcst as cst
 
 from safeops.lint.binding import GRADIENTS
 from safeops.lint.conditions import asked_about
+from safeops.lint.scope import Scope
+from safeops.lint.survey import tensors_in
 from safeops.lint.syntax import Op, children, dotted, number, operation
 from safeops.lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
 from safeops.lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
 
-GROUPS = ("group", "param_group", "self.defaults", "defaults")  # of an optimizer
 PLAIN = ("None", "True", "False")  # what a tensor is not compared with
 # numpy's, of numbers numbers
 NUMBER_FUNCTIONS = set("sqrt log log2 log10 exp prod sin cos tan abs power sign ceil floor float32 float64".split())
@@ -119,8 +120,6 @@ class Expressions:
         constant = self._of_class(node)
         if constant is not None:
             return constant
-        if attribute in self.fields and not base.tensor:
-            return self._constant(self.fields[attribute])
         if named_eps(attribute):
             return Value(foreign=True, positive=True, node=node)
         if attribute in NO_TENSOR_ATTRIBUTES:
@@ -176,15 +175,10 @@ class Expressions:
         key = node.slice[0].slice.value if isinstance(node.slice[0].slice, cst.Index) else None
         if isinstance(key, cst.SimpleString) and not base.tensor:
             name = key.evaluated_value
-            if name in self.fields and dotted(node.value) in GROUPS:
-                return self._constant(self.fields[name])
             batch = dotted(node.value) in BATCHES and isinstance(name, str) and self._named(name)
             return Value(tensor=True, mask="likely" if named_mask(name) else None, node=node) if batch else NOTHING
         if base.op is not None and not base.tensor and base.op.name in PAIRS and isinstance(key, cst.Integer):
             return self._of_pair(base, key.evaluated_value != 0, node)
-        element = self._elements(node.value) if isinstance(key, cst.Integer) else None
-        if element is not None and self.value(element).tensor:
-            return dataclasses.replace(self.value(element), owned=False)
         if base.foreign:
             return Value(foreign=True, positive=base.positive)
         made = base.node if isinstance(node.value, cst.Name) else node.value
@@ -226,6 +220,35 @@ class Expressions:
             wide=any(v.wide for v in tensors),
             detached=all(v.detached for v in tensors),
         )
+
+    def _comprehension(self, node):
+        names = dict(self.scope.names)
+        self._comp_for(node.for_in)
+        for part in ("elt", "key", "value"):
+            if hasattr(node, part):
+                self.evaluate(getattr(node, part))
+        self.scope.names = names
+        return dataclasses.replace(FOREIGN, node=node)
+
+    _ListComp = _GeneratorExp = _SetComp = _DictComp = _comprehension
+
+    def _comp_for(self, node):
+        self.evaluate(node.iter)
+        self._bind_element(node.target, node.iter, node)
+        for condition in node.ifs:
+            self._test(condition.test)
+        if node.inner_for_in is not None:
+            self._comp_for(node.inner_for_in)
+
+    def _Lambda(self, node):
+        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
+        self.scope.loss, self.scope.step = outer.loss, outer.step
+        used = tensors_in(node.body, self.imports) if outer.loss or outer.step else ()
+        for p in node.params.params:
+            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
+        self.evaluate(node.body)
+        self.scope = outer
+        return NOTHING
 
 
 def _shapes(subscript):

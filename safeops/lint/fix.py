@@ -1,5 +1,7 @@
 """Applying edits to a source text. What lies outside the edited expressions stays as it is, byte for byte."""
 
+import re
+
 import libcst as cst
 
 from safeops.lint.finding import Edit
@@ -25,6 +27,18 @@ def compatible(edit_sets):
             taken += [(e.start, e.end) for e in edits]
             chosen.append(i)
     return chosen
+
+
+def edit(data, old, start, end, text):
+    """The Edit that puts `text` in place of the expression `old`, which is at [start, end) of a file's bytes, and of
+    the parentheses that a call makes needless."""
+    if text.startswith("safeops.") and text.endswith(")"):
+        for _ in getattr(old, "lpar", ()):
+            before, after = data[:start].rstrip(), re.match(rb"\s*\)", data[end:])
+            if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # `return(x)`
+                break
+            start, end = len(before) - 1, end + after.end()
+    return Edit(start, end, text)
 
 
 def apply(code, edits):

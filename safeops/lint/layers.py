@@ -3,7 +3,7 @@
 import libcst as cst
 import torch
 
-from safeops.lint.syntax import Op, descendants, dotted, number
+from safeops.lint.syntax import Op, dotted
 
 OPERATION = dict(
     Softmax="softmax",
@@ -75,38 +75,3 @@ def filled_with(call):
     if at is None or "fill_value" in given:
         return given.get("fill_value") if at is not None else None
     return call.args[at].value if len(call.args) > at and not call.args[at].keyword else None
-
-
-def fields(module):
-    """{name: its default} of the numbers that a dataclass, `add_argument("--eps", default=1e-8)` or an optimizer holds;
-    of one name a single number in the file."""
-    found = {}
-    for node in descendants(module):
-        for name, default in _defaults(node):
-            if number(default) is not None:
-                found.setdefault(name, {})[number(default)] = default
-    return {name: next(iter(values.values())) for name, values in found.items() if len(values) == 1}
-
-
-def _defaults(node):
-    if (
-        isinstance(node, cst.Call)
-        and node.args
-        and getattr(getattr(node.func, "attr", None), "value", "") == "add_argument"
-    ):
-        flags = [a.value.evaluated_value for a in node.args if not a.keyword and isinstance(a.value, cst.SimpleString)]
-        return [
-            (flag.lstrip("-").replace("-", "_"), a.value)
-            for flag in flags
-            for a in node.args
-            if a.keyword and a.keyword.value == "default"
-        ]
-    if not isinstance(node, cst.ClassDef):
-        return []
-    inside = list(descendants(node.body, stop=cst.FunctionDef))
-    if any((dotted(getattr(d.decorator, "func", d.decorator)) or "").endswith("dataclass") for d in node.decorators):
-        return [(dotted(n.target), n.value) for n in inside if isinstance(n, cst.AnnAssign) and n.value is not None]
-    if any((dotted(base.value) or "").endswith("Optimizer") for base in node.bases):
-        made = [n.params for n in inside if isinstance(n, cst.FunctionDef) and n.name.value == "__init__"]
-        return [(p.name.value, p.default) for m in made for p in (*m.params, *m.kwonly_params) if p.default is not None]
-    return []

@@ -113,7 +113,7 @@ def sarif(outcome):
             "shortDescription": {"text": r.name.replace("-", " ")},
             "fullDescription": {"text": f"{r.what} {r.why}"},
             "help": {"text": r.fix},
-            "defaultConfiguration": {"level": "warning", "enabled": r.default},
+            "defaultConfiguration": {"level": "warning"},
         }
         for r in RULES.values()
     ]

@@ -1,8 +1,7 @@
-"""The rules' part of docs/lint.md, from the rules themselves: `python -m safeops.lint.reference docs/lint.md`."""
+"""The table of rules in docs/lint.md, from the rules themselves: `python -m safeops.lint.reference docs/lint.md`."""
 
 import pathlib
 import sys
-import textwrap
 
 from safeops.lint.rules import FAMILIES, RULES
 
@@ -11,25 +10,14 @@ END = "<!-- rules: end -->"
 
 
 def markdown():
-    """One table of all rules, then a section each."""
-    lines = ["| code | name | default | `--fix` |", "|---|---|---|---|"]
-    for r in RULES.values():
-        marks = ("yes" if r.default else "no", "yes" if r.rewrites else "")
-        lines.append(f"| [{r.code}](#{r.code.lower()}-{r.name}) | {r.name} | {marks[0]} | {marks[1]} |")
-    family = None
-    for r in RULES.values():
-        if r.code[:3] != family:
-            family = r.code[:3]
-            lines += ["", f"### {FAMILIES[family]}"]
-        lines += ["", f"#### {r.code} {r.name}", "", f"{r.what} {r.why}", "", f"Instead: {r.fix}"]
-        if r.rewrites:
-            lines += ["", f"`--fix`: {r.rewrites}."]
-        lines += ["", "```python", f"# {r.outcome}", _code(r.bad), "```", "", "```python", _code(r.good), "```"]
-    return "\n".join(lines)
-
-
-def _code(text):
-    return textwrap.dedent(text).strip("\n")
+    """A section for each family: what happens, why, what to write instead, what `--fix` does."""
+    lines = []
+    for family, title in FAMILIES.items():
+        lines += ["", f"### {family}: {title.lower()}"]
+        for rule in (r for r in RULES.values() if r.code.startswith(family)):
+            lines += ["", f"**{rule.code} {rule.name}.** {rule.what} {rule.why} *Instead:* {rule.fix}"]
+            lines += [f"*`--fix`:* {rule.rewrites}."] if rule.rewrites else []
+    return "\n".join(lines[1:])
 
 
 def insert(document):

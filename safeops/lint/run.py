@@ -4,7 +4,6 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import os
-import re
 import sys
 import traceback
 
@@ -14,7 +13,6 @@ from safeops.lint.finding import Problem
 from safeops.lint.rules import chosen
 
 SUFFIXES = (".py", ".pyi", ".ipynb")
-SCRIPTS = re.compile(rb"\bjit\b.*\bscript\b")  # torch.jit.script, from torch.jit import script
 
 
 @dataclasses.dataclass
@@ -38,14 +36,14 @@ class Options:
     ignore: tuple = ()
     mode: str = "check"  # check | fix | diff
     jobs: int = 0  # 0: one per core
-    scripted: frozenset = frozenset()  # names of what files of the run give to torch.jit.script
+    scripted: frozenset = frozenset()  # names that torch.jit.script may compile
 
 
 def lint_paths(paths, options):
     """The Outcome over files and folders; BadConfig where a pyproject.toml is wrong."""
     total = Outcome()
     files = list(dict.fromkeys(_files(paths, total.problems)))
-    options = dataclasses.replace(options, scripted=_scripted(files))
+    options = dataclasses.replace(options, scripted=frozenset().union(*map(_scripted, files)))
     jobs = min(options.jobs or _cores(), (len(files) + 15) // 16)
     if jobs <= 1:
         for path in files:
@@ -63,17 +61,11 @@ def lint_paths(paths, options):
     return total
 
 
-def _scripted(files):
-    """Names of what files of the run give to torch.jit.script, wherever it is defined."""
-    names = set()
-    for path in files:
-        try:
-            if SCRIPTS.search(source.read_bytes(path)):
-                cells = source.notebook(path) if path.endswith(".ipynb") else [(1, source.read(path)[0])]
-                names |= scripted_by("".join(text for _, text in cells), path)
-        except (CannotLint, source.Unreadable):  # said where it is linted
-            continue
-    return frozenset(names)
+def _scripted(path):
+    try:
+        return scripted_by(source.read_bytes(path).decode("utf-8", "ignore"))
+    except source.Unreadable:  # said where it is linted
+        return frozenset()
 
 
 def _cores():

@@ -72,18 +72,16 @@ class Scope:
         return False
 
 
-def function_scope(node, outer, class_name, is_module, imports, clues, given=None):
-    """The Scope of a FunctionDef: decorators, parameters, what its body says about them, and what its callers do."""
+def function_scope(node, outer, class_name, is_module, imports, clues):
+    """The Scope of a FunctionDef: decorators, parameters, what its body says about them."""
     scope = Scope(node.name.value, outer, class_name, is_module)
     for decorator in node.decorators:
         _decorate(scope, decorator.decorator, imports)
     scope.step = clues.backward or clues.computes
     scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
     scope.formula = clues.formula
-    scope.no_grad += given is not None and given.no_grad
     scope.no_half = clues.decomposes
-    scope.wide += given is not None and given.wide
-    scope.scripted, scope.used = scope.scripted or clues.scripted, clues.tensors | clues.arrays
+    scope.used = clues.tensors | clues.arrays
     scope.surely = clues.tensors
     returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""
     scope.for_host = bool(NUMBERS.search(returns)) and "Tensor" not in returns
@@ -103,8 +101,6 @@ def function_scope(node, outer, class_name, is_module, imports, clues, given=Non
             value.mask = "likely"
         if p.name.value in clues.complex:  # of which there is hardly any half
             value = dataclasses.replace(value, wide=True)
-        for flag in given.flags.get(p.name.value, ()) if given else ():
-            value = dataclasses.replace(value, **{flag: True})
         scope.bind(p.name.value, value)
         scope.arguments.add(p.name.value)
         if value.tensor:

@@ -6,7 +6,6 @@ import re
 import libcst as cst
 
 from safeops.lint.kinds import NO_PART_OF_A_LOSS, compares, formula, kind, total
-from safeops.lint.scripted import compiled, given
 from safeops.lint.syntax import NESTED, children, descendants, dotted, moves, names_of, operation
 from safeops.lint.tables import ARRAY_METHODS, NO_HALF, NO_TENSOR, TENSOR_ATTRIBUTES, TENSOR_METHODS
 
@@ -30,14 +29,13 @@ class Clues:
     helper: bool = False  # it is part of one, not one itself
     metric: bool = False
     formula: bool = False  # a loss by its form alone
-    scripted: bool = False
     complex: set = dataclasses.field(default_factory=set)  # names whose imaginary part it takes
     decomposes: bool = False  # it takes a determinant or the like of what it was given, which torch has for no half
 
 
-def survey(module, imports, reach, scripted=frozenset()):
+def survey(module, imports, reach):
     """({id of FunctionDef, or of the module: Clues}, names of functions that losses call). What a loss calls is part
-    of it. `scripted`: names of what other files give to torch.jit.script."""
+    of it."""
     clues = {id(node): _clues(node.body, imports) for _, node in reach.functions}
     clues[id(module)] = _clues(module, imports)
     metrics = set(_metrics(module))
@@ -62,8 +60,6 @@ def survey(module, imports, reach, scripted=frozenset()):
             clue.loss = clue.helper = clue.formula = True
             todo.append((class_name, node))
     _spread(todo, reach, clues, helpers, metrics)
-    for found in compiled(given(module, imports) | scripted, reach):
-        clues[found].scripted = True
     return clues, helpers
 
 

@@ -3,20 +3,16 @@
 import libcst as cst
 
 from safeops.lint.binding import Binding
-from safeops.lint.callers import Callers
 from safeops.lint.calls import Calls
 from safeops.lint.conditions import Conditions
 from safeops.lint.context import Context
 from safeops.lint.expressions import Expressions
-from safeops.lint.layers import fields
 from safeops.lint.reach import Reach
-from safeops.lint.results import Results
 from safeops.lint.scope import Scope, enter_autocast, function_scope
 from safeops.lint.survey import survey
 from safeops.lint.syntax import OPERATORS, Op, children, dotted
 from safeops.lint.values import NOTHING, of_op
 
-PASSES = 3  # a caller of a caller of a caller
 # Whose backward needs the operands.
 SAVES_INPUT = set(
     """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
@@ -24,17 +20,14 @@ SAVES_INPUT = set(
 )
 
 
-class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
+class Walk(Binding, Calls, Conditions, Context, Expressions):
     """The rules see this object: values, the scope they are in, and `report`."""
 
     def __init__(self, module, imports, rules, code, possible=False, scripted=frozenset()):
         self.module, self.imports, self.code = module, imports, code
         self.possible, self.scripted = possible, scripted
         self.results = {}  # (class, function) -> the one expression that it returns
-        self.fields = fields(module)
-        self.without_gpu = 0  # inside a branch that runs where there is none: nothing is half, and nothing waits
         self.raising = 0  # inside a raise statement: it runs once
-        self.called = {}  # id of a Call -> (whether autocast is off there, whether there is no graph)
         self._values = {}
         self._by_op, self._by_event = {}, {}
         for rule in rules:
@@ -44,38 +37,21 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
                 self._by_event.setdefault(event, []).append(rule)
 
     def run(self):
-        """The Reports. What the callers in the file keep away is possible at most."""
-        reach = Reach(self.module)
-        self.clues, self.helpers = survey(self.module, self.imports, reach, self.scripted)
-        told = found = self._pass({})
-        if not self._told(told):
-            return []
-        callers, given = Callers(self.module, reach), {}
-        for _ in range(PASSES):
-            before, given = given, callers.given(self)
-            if given == before:
-                break
-            found = self._pass(given)
-        for key, report in told.items():
-            report.likely &= key in found and found[key].likely
-        return self._told(told)
-
-    def _told(self, reports):
-        return [report for report in reports.values() if report.likely or self.possible]
-
-    def _pass(self, given):
-        """{(code, id of node): Report} of going over the file once. `given`: what callers give to its functions."""
-        self.given = given
+        """The Reports."""
+        self.clues, self.helpers = survey(self.module, self.imports, Reach(self.module))
         self.scope, self.classes = Scope(), []
         self.reports = {}  # a later report about the same node replaces the earlier
-        self.notes = {}  # of rules, between two of their calls
         self.body = None  # of the function that the walk is in
         own = self.clues[id(self.module)]  # a script whose training loop is in no function
         self.scope.step, self.scope.wide = own.backward, self.imports.statistics
         self.scope.used = own.tensors | own.arrays
         self._event("module", self.module)
         self._block(self.module.body)
-        return self.reports
+        told = [report for report in self.reports.values() if report.likely or self.possible]
+        for report in told:
+            if report.fix and report.rule.widens and not all(self.promotion.allows(*edit) for edit in report.fix):
+                report.fix = None
+        return told
 
     # ---- statements
 
@@ -114,14 +90,22 @@ class Walk(Binding, Calls, Conditions, Context, Expressions, Results):
             self._child(part)
         class_name, is_module = self.classes[-1] if self.classes else ("", False)
         outer, classes, body = self.scope, self.classes, self.body
-        clues, given = self.clues[id(node)], self.given.get(id(node))
-        self.scope = function_scope(node, outer, class_name, is_module, self.imports, clues, given)
+        clues = self.clues[id(node)]
+        self.scope = function_scope(node, outer, class_name, is_module, self.imports, clues)
+        self.scope.scripted |= bool({node.name.value, class_name} & self.scripted)
         self.classes = []
         self.body = node.body
         self._event("function", node)
         self._block(node.body)
-        self._keep_result(node.name.value, class_name)
+        returned = self.scope.returned
+        self.results[class_name, node.name.value] = returned[0] if len(returned) == 1 else None
         self.scope, self.classes, self.body = outer, classes, body
+
+    def _Return(self, node):
+        for child in children(node):
+            self._child(child)
+        self.scope.returned.append(node.value)
+        self._event("Return", node)
 
     def _ClassDef(self, node):
         for part in (*node.decorators, *node.bases):

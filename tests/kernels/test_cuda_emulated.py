@@ -136,6 +136,25 @@ def test_safe_div_backward(emulated, dtype):
             identical(only_b, db)
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_safe_div_by_a_divisor_with_a_floor(emulated, dtype):
+    """A negative eps is a floor: the quotient is that by +-floor, and the divisor has no slope below it."""
+    ops, _ = emulated
+    for _, x, y, _ in layouts(dtype, lambda shape, seed: garbage(shape, dtype, seed)):
+        compute = torch.promote_types(dtype, torch.float32)
+        least = torch.tensor(0.01, dtype=compute)
+        b, below = y.to(compute), y.to(compute).abs() < least
+        b = torch.where(below, torch.where(b < 0, -least, least), b)
+        value, live, a, b = reference(x.to(compute), b, 0.0, 0.0, dtype)
+        identical(ops._safe_div(x, y, -0.01, 0.0, dtype), like(x, value.shape, dtype).copy_(value))
+        grad = garbage(value.shape, dtype, 2)
+        da, db = ops._safe_div_backward(grad, x, y, -0.01, True, True, dtype, dtype)
+        g = grad.to(compute)
+        identical(da, like(x, value.shape, dtype).copy_(torch.where(live, g / b, 0).to(dtype)))
+        slope = torch.where(live & ~below, -slope_of_divisor(g, a, b), 0)
+        identical(db, like(y, value.shape, dtype).copy_(slope.to(dtype)))
+
+
 @pytest.mark.parametrize("shape", [(4, 64), (5, 33)], ids=["packets", "general"])
 def test_mixed_dtypes(emulated, shape):
     """Any mix of the four dtypes, each read as it is; up to fp32 in packets of eight."""

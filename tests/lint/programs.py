@@ -14,8 +14,7 @@ from torch import nn
 
 
 """
-DEFAULT = [rule for rule in RULES.values() if rule.default]
-EVERY = list(RULES.values())  # what is possible, too, and not likely alone
+EVERY = list(RULES.values())  # given by name: what is possible, too, and not likely alone
 
 
 def program(arguments, body):

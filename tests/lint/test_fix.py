@@ -7,7 +7,7 @@ import torch
 
 from safeops.lint.check import fix_source, lint_source
 from safeops.lint.rules import RULES
-from tests.lint.programs import DEFAULT, EVERY
+from tests.lint.programs import EVERY
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"
 # code -> (arguments, expression before, after): what the rewrite makes of it, inside a function named loss
@@ -26,7 +26,7 @@ EXPRESSIONS = [
     ("SO202", "x", "x / x.norm(dim=-1, keepdim=True)", "safeops.normalize(x, dim=-1)"),
     ("SO202", "x", "x / torch.linalg.vector_norm(x, 2, 0, True)", "safeops.normalize(x, dim=0)"),
     ("SO202", "x", "x / x.norm(p=1, dim=1, keepdim=True)", "safeops.safe_div(x, x.norm(p=1, dim=1, keepdim=True))"),
-    ("SO203", "x, y", "torch.div(x, y)", "safeops.safe_div(x, y)"),
+    ("SO202", "x, y", "torch.div(x, y.norm())", "safeops.safe_div(x, y.norm())"),
     ("SO204", "x", "torch.log(x)", "safeops.safe_log(x)"),
     ("SO204", "x", "x.sqrt()", "safeops.safe_sqrt(x)"),
     ("SO204", "x", "torch.rsqrt(input=x)", "safeops.safe_rsqrt(x)"),
@@ -36,8 +36,9 @@ EXPRESSIONS = [
     ("SO205", "x", "x.pow(2).sum(-1, keepdim=True) ** 0.5", "safeops.safe_norm(x, dim=-1, keepdim=True)"),
     ("SO206", "x", "torch.log(x + 1e-8)", "safeops.safe_log(x, eps=1e-8)"),
     ("SO206", "x", "x.clamp(min=1e-8).log()", "safeops.safe_log(x, eps=1e-8)"),
-    ("SO206", "x, y", "x / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8)"),
-    ("SO206", "x, y", "(x + 1e-8) / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8, fill_value=1)"),
+    ("SO206", "x, y", "x / (y + 1e-8)", "safeops.safe_div(x, y, eps=1e-8, fill_value=None)"),
+    ("SO206", "x", "1 / (x + 1e-8)", "safeops.safe_reciprocal(x, eps=1e-8, fill_value=None)"),
+    ("SO206", "x, y", "x / y.abs().clamp(min=1e-8)", "safeops.safe_div(x, y.abs(), eps=1e-8, fill_value=None)"),
     ("SO206", "x", "x / (x.norm(dim=1, keepdim=True) + 1e-8)", "safeops.normalize(x, dim=1, eps=1e-8)"),
     ("SO206", "x", "(x + 1e-12).sqrt()", "safeops.safe_sqrt(x, eps=1e-12)"),
     ("SO207", "x, y", "x.masked_fill(y > 0.5, -1e9).sum()", "safeops.masked_fill(x, y > 0.5, -1e9).sum()"),
@@ -48,7 +49,6 @@ EXPRESSIONS = [
         "safeops.masked_softmax(x, ~(y > 2), dim=-1)",
     ),
     ("SO208", "x, y", "torch.where(y != 0, x / y, 0)", "safeops.safe_div(x, y)"),
-    ("SO209", "x", "x.exp().clamp_(min=0.01).sum()", "x.exp().clamp(min=0.01).sum()"),
 ]
 STATEMENTS = [
     (
@@ -56,7 +56,6 @@ STATEMENTS = [
         "y = 1 / x\ny[y > 2] = 0\nreturn y",
         "y = 1 / x\ny = safeops.masked_fill(y, y > 2, 0)\nreturn y",
     ),
-    ("SO209", "y = x.relu()\ny.clamp_(max=0.5)\nreturn y", "y = x.relu()\ny = y.clamp(max=0.5)\nreturn y"),
 ]
 
 
@@ -101,12 +100,6 @@ HALF_RETURNS_FP32 = {"SO201", "SO205"}
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("code, arguments, before, after", CASES, ids=lambda x: x.split("return")[-1].strip()[:40])
 def test_same_value_and_gradient(code, arguments, before, after, dtype):
-    if code == "SO209":
-        with pytest.raises(RuntimeError, match="inplace"):
-            run(before, arguments, dtype)
-        value, gradients = run(rewritten(before, code), arguments, dtype)
-        assert value.dtype == dtype and all(g.isfinite().all() for g in gradients)
-        return
     if dtype == torch.float16 and "1e9" in before:
         with pytest.raises(RuntimeError, match="overflow"):
             run(before, arguments, dtype)
@@ -131,10 +124,12 @@ KEEP = [
     "def loss(x):\n    y = x + 1\n    for i in range(3):\n        y[y > i] = 0\n    return y\n",
     "def loss(x):\n    return torch.log(x, out=x)\n",
     "def loss(x):\n    return x.mul_(x > 0)\n",
-    # mse_loss takes no integers; where both are 0 another number than 1 is meant
+    # mse_loss takes no integers
     "def loss(x, y):\n    return ((x - F.one_hot(y, 3)) ** 2).mean()\n",
     "def loss(x, y):\n    return ((x - y.long()) ** 2).mean() + ((x - (x > 0)) ** 2).mean()\n",
-    "def loss(x, y):\n    return (x + 1e-9) / (y + 1e-8)\n",
+    "def loss(x, y):\n    return (x + 1e-8) / (y + 1e-8)\n",  # 1 where both are 0
+    "def loss(x, y):\n    return x / y.clamp(min=1e-8)\n",  # a negative divisor becomes 1e-8
+    "def loss(x, y):\n    return x / (x - y + 1e-12).sqrt()\n",  # of safe_sqrt's 0 it would be inf
     "def loss(x, y):\n    z = x + 1e-8\n    return z / (y + 1e-8)\n",
     "@torch.jit.script\ndef loss(x):\n    return torch.log(x)\n",
     # what is written in place, elsewhere, or rounded
@@ -155,16 +150,6 @@ def test_what_a_rewrite_could_change_is_left_alone(body):
         assert "# natural" in new and "# kept" in new
     else:
         assert (new, count) == (source, 0)
-
-
-def test_a_smoothed_ratio_of_nothing_stays_one():
-    source = in_loss("x, y", "return 1 - (2 * (x * y).sum() + 1e-8) / (x.sum() + y.sum() + 1e-8)")
-    zero = torch.zeros(3)
-    for code in (source, fix_source(source, rules=DEFAULT)[0]):
-        scope = {}
-        exec(compile(code, "<dice>", "exec"), scope)
-        assert scope["loss"](zero, zero) == 0, code
-    assert torch.isfinite(scope["loss"](zero.half(), zero.half()))
 
 
 def test_another_division_leaves_a_count_in_half_as_it_is():
@@ -215,49 +200,6 @@ def test_a_name_that_is_taken_is_not_overwritten():
     source = HEADER + "safeops = None\n" + LOSS
     assert fix_source(source) == (source, 0)
     assert [f.code for f in lint_source(source)] == ["SO204"]
-
-
-AMP = [
-    ("x = torch.cuda.amp.GradScaler()", 'x = torch.amp.GradScaler("cuda")'),
-    ("x = torch.cuda.amp.GradScaler(enabled=False)", 'x = torch.amp.GradScaler("cuda", enabled=False)'),
-    (
-        "x = torch.cuda.amp.GradScaler(8.0, growth_interval=5)",
-        'x = torch.amp.GradScaler("cuda", 8.0, growth_interval=5)',
-    ),
-    ("x = torch.cuda.amp.autocast(False)", 'x = torch.amp.autocast("cuda", enabled=False)'),
-    (
-        "x = torch.cpu.amp.autocast(True, torch.half)",
-        'x = torch.amp.autocast("cpu", enabled=True, dtype=torch.half)',
-    ),
-    (
-        "from torch.cuda.amp import autocast, GradScaler as S  # AMP\n\nx = S()\n"
-        "with autocast(enabled=False):\n    pass",
-        'from torch.amp import autocast, GradScaler as S  # AMP\n\nx = S("cuda")\n'
-        'with autocast("cuda", enabled=False):\n    pass',
-    ),
-    (
-        "from torch.cuda.amp import custom_fwd\n@custom_fwd\ndef f(c): pass\n"
-        "@custom_fwd(cast_inputs=None)\ndef g(c): pass",
-        'from torch.amp import custom_fwd\n@custom_fwd(device_type="cuda")\ndef f(c): pass\n'
-        '@custom_fwd(device_type="cuda", cast_inputs=None)\ndef g(c): pass',
-    ),
-    ("from torch.cuda.amp import autocast\nx = [autocast]", None),  # where it goes cannot be seen
-    ("x = torch.cuda.amp.autocast(*args)", None),
-]
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*CUDA is not available")
-@pytest.mark.parametrize("before, after", AMP)
-def test_amp(before, after):
-    source = "import torch\nargs = ()\n" + before + "\n"
-    new = rewritten(source, "SO403")
-    assert new == (source if after is None else "import torch\nargs = ()\n" + after + "\n")
-    assert rewritten(new, "SO403") == new
-    old_scope, new_scope = {}, {}
-    exec(source, old_scope), exec(new, new_scope)
-    old, x = old_scope.get("x"), new_scope.get("x")
-    for name in ("_enabled", "fast_dtype", "_init_growth_factor", "_growth_interval", "device", "_init_scale"):
-        assert getattr(old, name, None) == getattr(x, name, None)
 
 
 def test_bce_of_a_sigmoid():

@@ -42,7 +42,6 @@ FOUND = [
     ("SO202", "x", "return x / x.norm(dim=-1, keepdim=True)"),
     ("SO202", "x", "return (x - x.mean()) / x.std()"),
     ("SO202", "x", "n = torch.linalg.norm(x)\nx = x / n\nreturn x"),
-    ("SO203", "x, y", "return (x / y).mean()"),
     ("SO204", "x", "return -x.log().mean()"),
     ("SO204", "x", "return -x.clamp(0, 1).log().mean()"),
     ("SO204", "x", "p = torch.softmax(x, -1)\nreturn -torch.log(p).mean()"),
@@ -65,13 +64,9 @@ FOUND = [
     ("SO207", "x, mask", "s = x.masked_fill(~mask, -float('inf'))\nreturn torch.softmax(s, dim=-1)"),
     ("SO207", "x, mask", "return torch.log_softmax(x.masked_fill(mask, -math.inf), dim=-1)"),
     ("SO207", "x, mask", "x.masked_fill_(mask, -1e9)\nreturn x"),
-    ("SO207", "x, mask", "return x + (1.0 - mask) * -1e9"),
     ("SO208", "x, y", "return torch.where(y > 0, x / y, torch.zeros_like(x))"),
     ("SO208", "x", "l = torch.log(x)\nreturn torch.where(x == 0, 0.0, l)"),
     ("SO208", "x", "return torch.where(x.eq(0), x, x.sqrt())"),
-    ("SO209", "x", "y = torch.exp(x)\ny /= y.sum()\nreturn y"),
-    ("SO209", "x", "return torch.sigmoid(x).clamp_(1e-3, 1 - 1e-3).mean()"),
-    ("SO209", "x", "y = F.relu(x)\ny.add_(1)\nreturn y"),
     ("SO301", "x", "return x / x.max().item()"),
     ("SO301", "x", "n = int((x > 0).sum())\nreturn x.sum() / n"),
     ("SO301", "x", "return torch.tensor(x.detach().cpu().numpy().mean())"),
@@ -94,7 +89,6 @@ FOUND = [
     ("SO206", "x, y", "p = x / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),
     ("SO206", "x, y", "p = x.softmax(-1)\nreturn (y * torch.log(p + 1e-6)).sum()"),
     ("SO206", "x", "p = x.softmax(-1)\nreturn (p * torch.log(p + 1e-8)).sum()"),
-    ("SO206", "x, mask", "mask = mask.to(x.dtype)\nreturn x.sum() / (mask.sum() + 1e-8)"),
     ("SO206", "x, mask", "return x.sum() / ((x * mask).sum() + 1e-8)"),
     ("SO204", "x, v", "return (x * v.detach() ** -0.5).mean()"),
     ("SO204", "x, v", "return (x * v.detach().log()).mean()"),
@@ -136,20 +130,14 @@ FOUND = [
     ("SO211", "x", "e = x.exp()\nreturn e / e.sum()"),
     ("SO211", "x, y", "return torch.log(x.exp() + y.exp().sum()).mean()"),
     ("SO211", "x", "return torch.log(torch.cumsum(x.exp(), 0)).mean()"),
-    ("SO211", "x, y", "return torch.log(torch.exp(-torch.cdist(x, y)).mean(1)).mean()"),
     ("SO201", "x", "return x.pow(2).reshape(4, -1).sum(1).mean()"),
     ("SO201", "x, w", "return torch.sum(w * x * x)"),
-    ("SO202", "x, labels", "n = torch.bincount(labels)\nreturn (x / n).mean()"),
-    ("SO202", "x, y", "return (x / torch.sin(y)).mean()"),
     ("SO204", "x", "return torch.log1p(-x.clamp(max=1 - 1e-6)).mean()"),
     ("SO204", "x", "return torch.acos(x.clamp(-1, 1)).mean()"),
     ("SO204", "x, rho=1.5", "return torch.pow(x, 1 - rho).mean()"),
     ("SO206", "x, y, eps=1e-7", "return x / (y - x + (1 + eps))"),
     ("SO206", "x, y", "return (x / torch.where(y == 0, 1e-8, y)).mean()"),
     ("SO206", "x, n, beta=0.9999", "return x / (1 - torch.pow(beta, n))"),
-    ("SO213", "x, tau=0.07", "return torch.exp(x / tau).mean()"),
-    ("SO213", "x, logp, old_logp", "return (x * (logp - old_logp).exp()).mean()"),
-    ("SO213", "x", "return torch.exp(64 * (x - 0.3)).sum()"),
     ("SO201", "x, valid", "d = x - 1\nd[~valid] = 0\nreturn (d * d).sum()"),
     # an eps that half holds, and one over it not
     ("SO206", "x", "return torch.log(x + 1e-6).mean()"),
@@ -171,25 +159,12 @@ FOUND = [
     ("SO204", "h", "return torch.log(1 - h).mean()"),
     # other edges
     ("SO204", "x, y", "return torch.xlogy(y, x).sum()"),
-    ("SO204", "x", "return torch.acosh(x).mean()"),
     ("SO204", "x", "return torch.logit(x).mean()"),
-    ("SO202", "x, target", "return ((x - target) / target.abs()).mean()"),
-    ("SO202", "x, sigma", "return (x / (2 * sigma**2) + sigma.log()).mean()"),
     ("SO202", "x, y", "return torch.addcdiv(x, y, y.std()).mean()"),
-    ("SO202", "x, y", "return F.cross_entropy(x, y, ignore_index=-1)"),
-    ("SO207", "x, mask", "return torch.logsumexp(x.masked_fill(mask, -math.inf) / 2, 1).mean()"),
-    ("SO207", "x, mask", "return torch.where(mask, x, -1e9).softmax(-1)"),
-    ("SO207", "x, same", "return (x + 1e5 * same).amin(1).mean()"),
-    ("SO207", "x, mask", "return x - (1 - mask) * 1e10"),
-    ("SO207", "x, mask", "x = x.clone()\nx[mask] = 1e6\nreturn x.mean()"),
     # .float() passes a gradient on, unlike float(); what is detached may be used beside it
     ("SO208", "x, y", "return torch.where(y != 0, x / y, 0).float().mean()"),
-    ("SO209", "x, y", "return (x.exp().clamp_(min=1e-6).float() * y).mean()"),
-    ("SO209", "x, y", "w = x.exp()\nv = w.clamp_(max=5).detach()\nreturn (w * y).mean() + v.mean()"),
     ("SO204", "x, y", "return torch.sqrt((x - y).abs()).float().mean()"),
-    ("SO202", "x, y", "r = x / y.norm()\nw = torch.where(y != 0, r, 0).detach()\nreturn (r * x).mean() + w.mean()"),
     ("SO205", "x, y", "ret = x - y\nreturn torch.sqrt(torch.sum(ret**2, dim=-1)).mean()"),
-    ("SO211", "x, y", "max_len = x.size(-1)\nreturn torch.log(torch.exp(x - max_len).sum(-1)).mean()"),
     (
         "SO204",
         "x, y",
@@ -205,11 +180,6 @@ FOUND = [
         "s = y.double().type_as(x)\nreturn (x @ (x * s)).masked_fill(mask, -1e9).softmax(1).mean()",
     ),
     (
-        "SO213",
-        "x, y",
-        "d = torch.linalg.inv(y.to(x.device, torch.float32))\nreturn d.mean() + torch.exp(x / 0.05).mean()",
-    ),
-    (
         "SO202",
         "x, y",
         "g = torch.linspace(-1, 1, 5)\na, b = torch.meshgrid(g, g)\ng = torch.stack([a, b], -1)\n"
@@ -223,22 +193,13 @@ FOUND = [
         "if torch.isnan(z).any():\n    print(z)\nreturn torch.sqrt(torch.sum((x - y) ** 2, dim=-1)).mean()",
     ),
     ("SO206", "x, y", "x = x.double().float() @ y\nreturn torch.log((x - y).abs() + 1e-9).mean()"),
-    ("SO208", "x, y", "return torch.nan_to_num(x / y).mean()"),
     ("SO208", "x, y", "return (x / y).masked_fill(y == 0, 0).mean()"),
     ("SO208", "x", "return torch.log(x).where(x > 0, x).mean()"),
     ("SO201", "x, y", "return (x - y).square().float().mean()"),
     ("SO201", "x, y", "return torch.sqrt((x - y) ** 2 + 1e-3).mean()"),
-    ("SO201", "x", "n, d = x.shape\nreturn (x.T @ x / (n - 1)).abs().mean()"),
-    ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')"),
-    ("SO201", "x", "return x.sum() / x.numel()"),
     ("SO210", "x, y", "return torch.minimum(x, y).sum() / (torch.maximum(x, y).sum() + 1)"),
     ("SO211", "x", "e = x.exp()\nreturn (e / e.cumsum(0)).log().mean()"),
-    ("SO213", "x, log_var", "return (x * torch.exp(-log_var)).mean()"),
-    ("SO213", "x", "return (10 ** (x / 20)).mean()"),
     # in place, on an argument or on what was saved
-    ("SO209", "x, y", "x.mul_(2)\nreturn F.l1_loss(x, y)"),
-    ("SO209", "x, y", "d = x - y\ns = d * d\nd.mul_(2)\nreturn (s + d).float().mean()"),
-    ("SO209", "x, y", "d = x - y\ns = torch.log(d)\nd /= 2\nreturn (s + d).mean()"),
     # a mask by its use
     ("SO105", "err, m", "return (err.log() * m).sum() / m.sum()"),
     ("SO401", "x, y", "return F.mse_loss(x.half(), y)"),
@@ -263,8 +224,6 @@ FOUND = [
     ("SO201", "x, q", "(grad,) = torch.autograd.grad(x, q)\nreturn (grad ** 2).sum()"),
     ("SO201", "x, q", "grad = torch.autograd.grad(x, q)[0]\nreturn (grad ** 2).sum(1).mean()"),
     ("SO201", "x, q", "return x.mean() + (q.grad ** 2).sum()"),
-    ("SO403", "x", "with torch.cuda.amp.autocast():\n    return x"),
-    ("SO403", "x", "from torch.cuda import amp\nwith amp.autocast():\n    return x"),
     ("SO404", "m, data, accum", "for x in data:\n    (m(x).loss / accum).backward()"),
     (
         "SO404",
@@ -341,32 +300,7 @@ def test_a_variance_in_a_window_is_that_of_ssim():
         assert use in finding.message
 
 
-COVARIANCES = [
-    ("(x * y).mean() - x.mean() * y.mean()", True),
-    ("(y * x).mean(0) / 2 - (x.mean(0) * y.mean(0))", True),
-    ("(x * y).mean() - x.mean() * z.mean()", False),
-    ("(x * y).mean() - x.mean() * y", False),
-    ("(x * y).mean() - x.abs() * y.abs()", False),
-    ("(x * y).sum() / 9 - x.sum() * y.sum()", True),
-    ("(x * y).sum() - x.sum() * y.sum()", False),
-    ("(x * y).mean() - x.sum() * y.sum()", False),
-    ("(x * y).mean(0) - x.mean(0) * y.mean(1)", False),
-    ("(x * y).mean(1) - x.mean(0) * y.mean(0)", False),
-    ("(x * y).mean(dim=1) - x.mean(dim=1) * y.mean(dim=1)", True),
-    ("(x * y).sum() / 9 - torch.nansum() * torch.nansum()", False),
-    ("(x * 2).mean() - x.mean() * 2", False),
-    ("blend(x**2) - x.mean() * y.mean()", False),
-]
-
-
-@pytest.mark.parametrize("text, told", COVARIANCES)
-def test_a_covariance_cancels_as_a_variance_does(text, told):
-    for source in (program("x, y, z", f"return ({text}).sum()"), program("x, y, z", f"m = {text}\nreturn m.sum()")):
-        found = [f.message for f in lint_source(source) if f.code == "SO212"]
-        assert len(found) == told and all("covariance" in message for message in found)
-
-
-CLAMPS = [("1", "stops at 1"), ("1 - 1e-6", "1 - 1e-6 is 1"), ("0.9999", "0.9999 is 1")]
+CLAMPS = [("1", "stops at 1"), ("1 - 1e-6", "from 1 in fp32 alone"), ("0.9999", "from 1 in fp32 alone")]
 
 
 @pytest.mark.parametrize("bound, problem", CLAMPS)

@@ -4,7 +4,7 @@ import pytest
 
 from safeops.lint.check import lint_source
 from safeops.lint.rules import RULES
-from tests.lint.programs import DEFAULT, HEADER, program
+from tests.lint.programs import EVERY, HEADER, program
 
 # code, arguments, what may well be kept away, the same where the code shows that it is not
 PAIRS = [
@@ -20,23 +20,10 @@ PAIRS = [
     ("SO207", "x, mask",
      "s = torch.softmax(x.masked_fill(mask, -torch.inf), 1)\nloss = torch.where(mask.all(1), 0, s)\nreturn loss",
      "s = torch.softmax(x.masked_fill(mask, -torch.inf), 1)\nreturn s.mean()"),
-    ("SO207", "x, mask", "return x.masked_fill(mask, -torch.inf).logsumexp(1).mean()",
-     "return x.masked_fill(mask, -torch.inf).softmax(1).mean()"),
-    ("SO207", "x, y", "return (x - (1 - y) * 1e9).softmax(1).mean()",
-     "return (x - torch.eye(4, dtype=x.dtype) * 1e9).softmax(1).mean()"),
-    ("SO207", "x, mask", "return (x + (1.0 - mask) * -1e9).softmax(1).mean()",
-     "return (x + (1.0 - mask.to(x.dtype)) * -1e9).softmax(1).mean()"),
     # log(1 - exp(x)), which is NaN at x = 0 alone; what has no gradient
-    ("SO208", "x, y", "return torch.where(y < 0.5, torch.log1p(-x.exp()), torch.log(-torch.expm1(x))).mean()",
-     "return torch.where(y < 0.5, torch.log(x), torch.log(y)).mean()"),
-    ("SO201", "x, y", "return F.mse_loss(x, y, reduction='sum')",
-     "return F.mse_loss(x.half(), y, reduction='sum')"),
     # weights and lengths are not all 0
     ("SO202", "x, w", "return (x * w).sum() / w.sum()", "w = (w > 0).to(x.dtype)\nreturn (x * w).sum() / w.sum()"),
-    ("SO202", "x, mask", "return x.sum() / mask.sum()", "return x.sum() / mask.type_as(x).sum()"),
-    ("SO202", "x, mask", "return x.sum() / mask.to(torch.float32).sum()", "return x.sum() / mask.to(x.dtype).sum()"),
     ("SO202", "x, fro", "return (x / x.norm(p='fro')).mean()", "return (x / fro.norm()).mean()"),
-    ("SO202", "x, y", "return (x.mean() / (y**2).sum([1, 2])).mean()", "return (x.mean() / (y**2).sum(1)).mean()"),
     ("SO202", "x, y", "return (x / (1 - x.norm(dim=1))).mean()", "return (x / (x.norm(dim=1) * y.norm())).mean()"),
     ("SO202", "x, weight", "return (x / weight.norm(dim=1)).mean()", "return (x / x.norm(dim=1)).mean()"),
     ("SO202", "x, y", "return y[x / x.std() > 3].mean()", "return (x / x.std()).mean()"),
@@ -46,7 +33,6 @@ PAIRS = [
     ("SO202", "x, y", "return (x / x.max()).mean()", "return (x / (x.amax(1) - x.amin(1))[:, None]).mean()"),
     ("SO202", "x, y", "return ((x - y).abs() / y.abs().mean()).mean()", "return (x / x.norm(dim=1)).mean()"),
     ("SO202", "x, y", "n = (x - y).square().sum()\nreturn x.sum() / n", "n = y.square().sum()\nreturn x.sum() / n"),
-    ("SO202", "x, target", "return F.cross_entropy(x, target, ignore_index=-1)", "return x.sum() / target.std()"),
     # only the caller knows what an argument holds, unless its name says a probability
     ("SO204", "depth", "return torch.log(depth).mean()", "return torch.log(1 - depth).mean()"),
     ("SO204", "input_labels, p", "return torch.log(input_labels).mean()", "return torch.log(p).mean()"),
@@ -65,16 +51,11 @@ PAIRS = [
     ("SO204", "x, level", "return (x * (1 - level).sqrt()).mean()", "return (1 - (x * level)).sqrt().mean()"),
     ("SO204", "x, y", "return torch.log(1 - torch.exp(-2 * y)).mean()", "return torch.log(1 - torch.tanh(y)).mean()"),
     # a batch has fewer rows than an image has pixels
-    ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()", "return (x.T @ x / x.shape[0]).mean()"),
-    ("SO201", "x, y", "return (x.T @ x / (x.shape[0] - 1)).mean()",
-     "return (x.T @ x / (x.shape[0] * x.shape[1] - 1)).mean()"),
     # what is fetched has no gradient; inf is what the PSNR of equal images is, and is stored through an index
     ("SO204", "x, y", "print(torch.acos((x * y).sum(1).clamp(-1, 1)).cpu().numpy())\nreturn x.mean()",
      "print(torch.acos((x * y).sum(1)).cpu().numpy())\nreturn x.mean()"),
     ("SO204", "x, y", "c = x.max(1)[0].clamp(-1, 1)\nw = torch.acos(c).detach()\nreturn (w * x).mean()",
      "c = x.max(1)[0].clamp(-1, 1)\nw = torch.acos(c).float()\nreturn (w * x).mean()"),
-    ("SO207", "x, mask", "x = x.clone()\nx[mask] = -1e9\nreturn x.softmax(1).mean()",
-     "return x.masked_fill(mask, -1e9).softmax(1).mean()"),
     ("SO204", "x, y", "def psnr(x):\n    return torch.log10(1 - x.sigmoid())\nreturn psnr(x).mean()",
      "def psnr(x):\n    return torch.sqrt(1 - x.sigmoid())\nreturn psnr(x).mean()"),
     # bf16 holds 1e-12, and autocast normalizes in fp32
@@ -82,8 +63,6 @@ PAIRS = [
     ("SO206", "x, y", "with torch.autocast('cuda', dtype=torch.float16):\n    return F.normalize(x).mean()",
      "return F.normalize(x.to(torch.float16)).mean()"),
     # to clamp a target twice is to clamp it once
-    ("SO209", "x, target", "target.clamp_(0, 8)\nreturn (x - target).mean()",
-     "target.mul_(8)\nreturn (x - target).mean()"),
     # most similarities and distances are small
     ("SO211", "near, far, score", "return torch.log1p(torch.exp(near - far)).mean()",
      "return torch.log1p(torch.exp(near - score)).mean()"),
@@ -132,26 +111,13 @@ PAIRS = [
      "return torch.sqrt((x * y).sum(1) * (x + y).sum(1)).mean()"),
     ("SO210", "x, y", "return ((x**2).sum(1) * (y * y).sum(1)).mean()",
      "return ((x**2).sum(1) * (y.half() * y).sum(1)).mean()"),
-    ("SO210", "x, y", "return ((x[:, 2] - x[:, 0]) * (x[:, 3] - x[:, 1])).mean()",
-     "return (x * y).sum() / (x.sum() + y.sum())"),
     # data are fp32
     ("SO206", "x, target", "return torch.log(target[:, 2:] / target[:, :2] + 1e-16).mean()",
      "return torch.log(x[:, 2:] / target[:, :2] + 1e-16).mean()"),
     # what of an argument may be 0 its name says, or what was written into it; sums and products are 0 in half
     ("SO206", "depth, attn", "return torch.log(depth + 1e-8).mean()", "return torch.log(attn + 1e-8).mean()"),
-    ("SO206", "depth, attn", "return (1 / (torch.sqrt(depth) + 1e-8)).mean()",
-     "return (1 / (attn.mean(0) + 1e-8)).mean()"),
     # whether a divisor is ever 0 only the data tell; one over it is inf there, and a tensor over its own spread NaN
-    ("SO206", "x, p", "return (x / p.clamp(min=1e-8)).mean()", "return (1 / p.clamp(min=1e-8)).mean()"),
     ("SO206", "x, y", "return (x / (x.norm() + 1e-8)).mean()", "return (x / (x.std(1) + 1e-8)).mean()"),
-    ("SO206", "advantages, x", "return (advantages / (advantages.std() + 1e-8)).mean()",
-     "return (x / (x.std() + 1e-8)).mean()"),
-    ("SO206", "x, y", "return ((x - x.mean()) / (y.std() + 1e-8)).mean()",
-     "return ((x - x.mean()) / (x.std() + 1e-8)).mean()"),
-    ("SO206", "x, y", "return (x / (x.max() + 1e-8)).mean()",
-     "low = x.min()\nreturn ((x - low) / (x.max() - low + 1e-8)).mean()"),
-    ("SO206", "x, y", "x = torch.where(x == 0, 1e-8, x)\nreturn (y / x).mean()",
-     "x = torch.where(x == 0, 1e-8, x)\nreturn torch.log(x).mean()"),
     ("SO206", "x, y", "return torch.cosh(x - y + 1e-8).mean()",
      "return torch.log(2 * (x - y + 1e-8) / (y + 1)).mean()"),
     ("SO206", "x, gamma", "return ((1 - x + 1e-8) ** 2).mean()", "return ((1 - x + 1e-8) ** gamma).mean()"),
@@ -161,11 +127,7 @@ PAIRS = [
     ("SO206", "x, y", "return F.normalize(x).mean()", "return F.normalize(x.half()).mean()"),
     ("SO206", "x, y", "return F.cosine_similarity(x, y, 1, 1e-9).mean()",
      "return F.cosine_similarity(x.half(), y, 1, 1e-9).mean()"),
-    ("SO206", "depth, y", "return torch.log((y @ depth).clamp(min=1e-8)).mean()",
-     "probs = y @ depth\nreturn torch.log(probs.clamp(min=1e-8)).mean()"),
     ("SO206", "depth, y", "return torch.log((depth @ y) + 1e-8).mean()", "return torch.log((depth * y) + 1e-8).mean()"),
-    ("SO206", "depth, y", "depth = depth.clone()\nreturn (1 / (depth + 1e-8)).mean()",
-     "depth = depth.clone()\ndepth[y > 2] = 0\nreturn (1 / (depth + 1e-8)).mean()"),
     ("SO206", "depth, p", "return torch.log(depth + 1e-6).mean()", "return torch.log(p + 1e-6).mean()"),
     # autocast computes powers, sums and softmax in fp32
     ("SO206", "x, y", "return torch.log(x.softmax(1) + 1e-8).mean()", "return torch.log(x.sigmoid() + 1e-8).mean()"),
@@ -177,11 +139,7 @@ PAIRS = [
      "return torch.log(F.conv1d(x.exp(), y) - y + 1e-8).mean()"),
     ("SO206", "p, q", "return torch.log(p @ q + 1e-8).mean()", "return torch.log(p * q + 1e-8).mean()"),
     # the loss itself pulls a log-variance to 0
-    ("SO213", "logvar, logits", "return torch.exp(logvar).mean()", "return torch.exp(logits).mean()"),
-    ("SO213", "log_scale, logits", "return torch.exp(-log_scale).mean()", "return torch.exp(-logits).mean()"),
     # a policy has moved little since it was sampled, while it is clipped
-    ("SO213", "logp, old_logp", "return torch.exp(logp - old_logp).mean()",
-     "return torch.exp(old_logp.detach() / 0.05 - logp / 0.05).mean() + torch.exp(logp / 0.05).mean()"),
 ]  # fmt: skip
 
 
@@ -192,7 +150,7 @@ def told(arguments, body, **options):
 @pytest.mark.parametrize("code, arguments, possible, likely", PAIRS, ids=lambda x: x[:60])
 def test_a_default_run_tells_what_is_likely(code, arguments, possible, likely):
     assert code not in told(arguments, possible)
-    assert code in told(arguments, possible, rules=DEFAULT)
+    assert code in told(arguments, possible, rules=EVERY)
     assert code in told(arguments, likely)
 
 
@@ -206,50 +164,20 @@ def test_a_condition_on_an_option_asks_about_no_tensor():
     assert [f.code for f in lint_source(HEADER + method.format("reduce"))] == ["SO205"]
 
 
-def test_a_window_has_no_backward_that_is_overwritten():
-    body = "g = torch.exp({} / (2 * y**2))\ng /= g.sum()\nreturn g.mean()"
-    for deep in ("-x", "-(((((x + 1) * 2 + 1) * 2 + 1) * 2 + 1) * 2 + 1)"):
-        assert "SO209" in told("x, y", body.format(deep))
-    assert "SO209" not in told("x, y", body.format("-torch.arange(9).float() ** 2"))
-    grid = "g = torch.arange(9.0)\na, b = torch.meshgrid(g, {})\n"
-    grid += "k = torch.exp(-torch.stack([a, b]) ** 2)\nk /= 2\nreturn k"
-    assert "SO209" not in told("x, y", grid.format("g")) and "SO209" in told("x, y", grid.format("x"))
-    assert "SO209" in told("x, y", body.format("-torch.arange(9).float() ** 2"), rules=DEFAULT)
-
-
 def test_a_test_trains_nothing():
     source = program("x, y", "return torch.log(x + 1e-8)[y > 0].mean()")
     assert {f.code for f in lint_source(source, "losses.py")} == {"SO101", "SO206"}
     for path in ("tests/test_losses.py", "losses_test.py", "conftest.py"):
         assert lint_source(source, path) == []
-        assert {f.likely for f in lint_source(source, path, rules=DEFAULT)} == {False}
+        assert {f.likely for f in lint_source(source, path, rules=EVERY)} == {False}
     assert lint_source(source, "latest.py") and lint_source(source, "testing.py")
 
 
 def test_what_is_possible_says_so():
     possible, likely = (
-        lint_source(program("x, y", body), rules=DEFAULT) for body in ("return ((x - y) ** 2).mean()", PAIRS[0][3])
+        lint_source(program("x, y", body), rules=EVERY) for body in ("return ((x - y) ** 2).mean()", PAIRS[0][3])
     )
     assert [f.likely for f in possible] == [False] and [f.likely for f in likely] == [True]
-
-
-def test_what_a_helper_changes_its_caller_may_have_made_for_it():
-    method = (
-        "class Some:\n    def {}(self, x):\n        x.clamp_(min=0)\n        loss = x.mean()\n        return loss\n"
-    )
-    assert [f.code for f in lint_source(HEADER + method.format("forward"))] == ["SO209"]
-    assert lint_source(HEADER + method.format("cleaned")) == []
-    assert [f.code for f in lint_source(HEADER + method.format("cleaned"), rules=DEFAULT)] == ["SO209"]
-
-
-@pytest.mark.parametrize("name, codes", [("BoxMatcher", []), ("TaskAssigner", []), ("MatchLoss", ["SO204", "SO205"])])
-def test_an_assignment_has_no_gradient(name, codes):
-    body = "return (torch.log(1 - x.sigmoid()) - (x - y).pow(2).sum(1).sqrt()).mean()"
-    source = f"{HEADER}class {name}:\n    def box_loss(self, x, y):\n        {body}\n"
-    assert [f.code for f in lint_source(source)] == codes
-    assert {f.code for f in lint_source(source, rules=DEFAULT)} >= {"SO204", "SO205"}
-    cost = source.replace("1 - x.sigmoid()", "1 - x.sigmoid() + 1e-8")  # which is -inf: no assignment is found
-    assert "SO206" in [f.code for f in lint_source(cost)]
 
 
 def test_an_exponent_over_a_temperature_is_large_whichever_rule_is_asked():
@@ -257,34 +185,10 @@ def test_an_exponent_over_a_temperature_is_large_whichever_rule_is_asked():
     assert [f.likely for f in lint_source(source, rules=[RULES["SO211"]])] == [True]
 
 
-def test_exponentials_less_their_maximum_have_small_sums():
-    ratio = "e = {}\nreturn ((e * y).sum() / (e.sum() + y.sum())).mean()"
-    assert "SO210" in told("x, y", ratio.format("x.exp()"))
-    assert "SO210" not in told("x, y", ratio.format("(x - x.amax(1)).exp()"), rules=DEFAULT)
-
-
-def test_a_guard_in_a_module_and_one_in_a_function():
-    code = "def mix(x: torch.Tensor):\n    return torch.log(x + 1e-8)\n"
-    method = code.replace("x:", "self, x:").replace("\n    ", "\n        ")
-    assert lint_source(HEADER + code) == [] and len(lint_source(HEADER + code, rules=DEFAULT)) == 1
-    assert [f.code for f in lint_source(HEADER + f"class Mix(nn.Module):\n    {method}")] == ["SO206"]
-    assert lint_source(HEADER + f"class Mix(nn.Module):\n    @torch.no_grad()\n    {method}") == []
-    for seldom in ("torch.log(x.softmax(1) + 1e-8)", "2 * x / (x.sum() + 1e-8)"):  # as in a loss
-        part = method.replace("torch.log(x + 1e-8)", seldom)
-        asked = lint_source(HEADER + f"class Mix(nn.Module):\n    {part}", rules=DEFAULT)
-        assert [(f.code, f.likely) for f in asked] == [("SO206", False)]
-
-
 def test_a_difference_of_squares_in_fp32_is_possible_alone():
     body = "return (x{0}**2).mean() - x{0}.mean() ** 2"
     assert "SO212" in told("x", body.format("")) and "SO212" not in told("x", body.format(".float()"))
-    assert "SO212" in told("x", body.format(".float()"), rules=DEFAULT)
-
-
-def test_an_exponent_that_a_probability_keeps_below_0():
-    body = "d = {} - y\nreturn torch.exp((d - 1) / 0.05).mean()"
-    assert "SO213" in told("x, y", body.format("x"))
-    assert "SO213" not in told("x, y", body.format("torch.sigmoid(x)"), rules=DEFAULT)
+    assert "SO212" in told("x", body.format(".float()"), rules=EVERY)
 
 
 def test_a_private_function_is_given_what_its_callers_made_for_it():
@@ -293,20 +197,6 @@ def test_a_private_function_is_given_what_its_callers_made_for_it():
     )
     assert [f.code for f in lint_source(HEADER + helper.format("log_of", ""))] == ["SO206"]
     assert lint_source(HEADER + helper.format("_log_of", "")) == []
-    assert [f.likely for f in lint_source(HEADER + helper.format("_log_of", ""), rules=DEFAULT)] == [False]
+    assert [f.likely for f in lint_source(HEADER + helper.format("_log_of", ""), rules=EVERY)] == [False]
     formula = HEADER + helper.replace("x + 1e-8", "1 + torch.exp(x)")  # which is the same whoever calls it
     assert [f.code for f in lint_source(formula.format("_log_of", ""))] == ["SO211"]
-
-
-@pytest.mark.parametrize("p, codes", [(1, []), (2, ["SO210"])])
-def test_where_a_model_cast_to_half_cannot_run_sums_are_fp32(p, codes):
-    source = f"""\
-def dice_loss(x, y):
-    return 1 - (2 * (x * y).sum(1) / (x.sum(1) + y.sum(1) + 1)).mean()
-
-
-class MatchLoss(nn.Module):
-    def forward(self, x, y, logits, labels):
-        return torch.cdist(x, y, p={p}).mean() + dice_loss(logits, labels)
-"""
-    assert sorted(f.code for f in lint_source(HEADER + source)) == codes

@@ -34,7 +34,6 @@ SILENT = [
     ("x, index", "return x[index].mean() + x[0] + x[:, 1:] + x[..., None] + x[x.argmax()]"),
     ("x", "order = x.argsort()\nreturn x[order]"),
     ("x", "x = x.clone()\nx[0] = 1\nx[:, 2] = 0\nreturn x"),
-    ("x, y, index", "x = x.clone()\nx[0] = y\nx[:, 2] = y + 1\nx[index] = y * 2\nx[y > 0] = 1\nreturn x"),
     ("x", "out = torch.zeros(3)\nout[out > 1] = 2\nreturn x + out"),
     # masks that are no factors of NaN
     ("x, y", "return ((x > 0) * (y > 0)).sum()"),
@@ -60,7 +59,6 @@ SILENT = [
     ("x, y", "with torch.autocast('cuda'):\n    loss = (x.float() - y).abs().mean()\nreturn loss"),
     # nothing saved, nothing to lose
     ("x", "with torch.no_grad():\n    x[x < 0] = 0\n    y = x.exp().clamp_(min=1e-3)\nreturn x"),
-    ("x", "y = x.clone()\ny.clamp_(min=0)\ny[y > 1] = 1\nreturn y"),
     ("x", "out = torch.empty(3)\nout.fill_(1).clamp_(max=2)\nreturn x * out"),
     ("x, mask", "return safeops.masked_mean(x, mask) + safeops.safe_log(x, eps=1e-8) / safeops.masked_sum(x).exp()"),
     (
@@ -109,7 +107,6 @@ SILENT = [
     ("x, mask_positives", "return (x * mask_positives).sum()"),
     ("x, mask", "w = torch.pow(2.0, torch.arange(4) - mask.sum(1, keepdim=True).clamp_min(0))\nreturn w * mask"),
     # kept from 0 two steps before
-    ("x", "return torch.log(-torch.expm1(torch.clamp(x, max=-1e-4))).mean()"),
     ("x, k", "f = k(x)\nreturn (f.clamp_min(1e-3).sqrt() * f).mean()"),
     ("x", "p = x.clamp(max=1 - torch.finfo(torch.float64).eps)\nreturn torch.log(1 - p).mean()"),
     ("x, y", "e = x.exp().masked_select(y).view(4, -1)  # noqa: SO101\nreturn x / e.sum(-1)"),
@@ -177,7 +174,6 @@ SILENT = [
     # decompositions have no half; a ratio of counts is fp32; p log p has a slope of log p; a root without a graph
     ("x", "s = torch.linalg.svdvals(x)\np = s / (s.sum() + 1e-12)\nreturn -(p * torch.log(p + 1e-12)).sum()"),
     ("x, y", "n = (x > 0).sum()\np = n / ((y > 0).sum() + 1e-3)\nreturn p / (p + 1e-7)"),
-    ("x", "p = x.softmax(-1)\nreturn (p * torch.log(p + 1e-6)).sum() - (-p * (p + 1e-6).log()).mean()"),
     ("x, mask", "return x.sum() / (mask.sum() + 1e-8)"),
     ("x, v", "return (x * v.detach() ** 0.5).mean() + (x * v.detach().sqrt()).mean()"),
     # times a mask, of what nothing in sight makes NaN
@@ -187,16 +183,9 @@ SILENT = [
     ("x, mask", "return (torch.log(x + 1e-3) * mask).sum() + ((x / x.exp()) * mask).sum()"),
     ("x, mask", "return (torch.where(mask, x.sqrt(), 0) * mask).sum()  # noqa: SO204, SO208"),
     # totals of weights, masks that have an element for each sequence, exponentials less their maximum
-    ("x, weight", "n = weight.sum() * x.size(1)\nreturn (x * weight).sum() / (n + 1e-8)"),
-    ("x, attention_mask", "return x.sum(1) / attention_mask.sum(1)"),
-    (
-        "x",
-        "e = torch.exp(x - x.amax(1, True))\ns = e.sum(1)\nreturn (x / (s + 1e-8) + (s + 1e-7).log()).mean()",
-    ),
     ("x, y, smooth", "return x / torch.clamp(y + smooth, min=1e-8)"),
     ("x, mask", "n = mask.sum()\nif n == 0:  # noqa: SO303\n    return x * 0\nreturn x.sum() / mask.sum()"),
     # what the caller or a function makes: positive by what it is, or guarded there; roots of what has no graph
-    ("x, y_mag", "return (x - torch.log(y_mag)).mean() + (x / (y_mag.norm() + 1e-7)).mean()"),
     ("x, prior_std, std", "return (x * torch.log(prior_std * std)).mean() + std.log().mean()"),
     ("p: Normal, q: Normal", "r = (p.base.scale / q.base.scale).pow(2)  # noqa: SO203\nreturn (r - r.log()).mean()"),
     ("x", "p = mixed(x)\nlogp = p.log()\nreturn (p.detach() * logp).mean()"),
@@ -212,9 +201,7 @@ SILENT = [
     ),
     ("x, y, ignore_index", "valid = y != ignore_index\nreturn (torch.log(x.clamp(min=1e-3)) * valid).sum()"),
     # the zero vector was replaced; a difference of what is at most 1; of what is more than 0; of a random sample
-    ("x, same", "x = torch.where(same.unsqueeze(-1), 1.0, x)\nreturn (x * 2).float().square().sum(-1).sqrt().mean()"),
     ("cdf: torch.Tensor, y", "seen = (y > 0).int()\nreturn torch.sum(torch.abs(cdf - seen) ** 2)"),
-    ("x, y", "kept = y > 0\nreturn x / y[kept].clamp_min(torch.finfo(torch.float32).tiny)  # noqa: SO101"),
     (
         "x, nu",
         "chi = torch.distributions.Chi2(nu)\nreturn (x / torch.sqrt(chi.sample(x.shape).to(x.device) / nu)).mean()",
@@ -261,7 +248,6 @@ SILENT = [
         "x, y",
         "mask = (y > 0).to('cpu')\nkeep = torch.ones(3, dtype=bool, device='cpu')\nreturn x[mask] + x[keep].sum()",
     ),
-    ("x, mask", "y = x * 1\ny[mask] = torch.zeros(())\nreturn y.mean()"),
     ("x, y", "return x.mean() * float(y.numpy().max())"),
     (
         "x, count: torch.Tensor | int",
@@ -293,7 +279,6 @@ def test_silent(arguments, body):
 
 @pytest.mark.parametrize("code, total, use", [
     ("SO202", "mask.sum()", "x.sum() / total"),
-    ("SO203", "y", "(x / total).mean()"),
     ("SO204", "x.var()", "torch.log(total)"),
     ("SO204", "(x * y).sum()", "torch.acos(total)"),
     ("SO205", "x.square().sum()", "total.sqrt()"),
@@ -306,7 +291,7 @@ def test_what_a_condition_asked_about_is_guarded(code, total, use, guard):
         return {f.code for f in lint_source(source, rules=EVERY)}
 
     assert code in codes(f"x = x + {use}") and code not in codes(guard.format(use=use))
-    assert code in codes(f"if y > 0:\n    x = x + {use}" if total != "y" else f"if x > 0:\n    x = x + {use}")
+    assert code in codes(f"if y > 0:\n    x = x + {use}")
 
 
 def test_a_function_that_returns_numbers_waits_on_purpose():
@@ -334,106 +319,6 @@ def test_complex_numbers_are_no_half():
 
 
 # what is bounded, or has no half; the like that is not; its code
-BOUNDED = [
-    ("c = (x * y).sum(1).detach().clamp(-1, 1)\nreturn (x / torch.acos(c).clamp(min=1)).mean()",
-     "c = (x * y).sum(1).clamp(-1, 1)\nreturn (x / torch.acos(c).clamp(min=1)).mean()", "SO204"),
-    ("m = -x.clamp(min=0)\nmax_val = m\nreturn (max_val.exp() + (x + max_val).exp()).log().mean()",
-     "m = -x.clamp(min=-9)\nmax_val = m\nreturn (max_val.exp() + (x + max_val).exp()).log().mean()", "SO211"),
-    ("s = F.cosine_similarity(x, y)\nreturn torch.log(s.exp() + y.sigmoid().exp()).mean()",
-     "s = F.cosine_similarity(x, y) / 0.1\nreturn torch.log(s.exp() + y.sigmoid().exp()).mean()", "SO211"),
-    ("m = torch.maximum(x.amax(1), y.amax(1))\nreturn torch.log((x - m[:, None]).exp().sum(1)).mean()",
-     "m = torch.add(x.amax(1), y.amax(1))\nreturn torch.log((x - m[:, None]).exp().sum(1)).mean()", "SO211"),
-    ("iou = torch.max(x, x.new().resize_(x.shape).fill_(1e-4))\nreturn -torch.log(iou).mean()",
-     "iou = torch.max(x, x.new().resize_(x.shape).fill_(0))\nreturn -torch.log(iou).mean()", "SO204"),
-    ("iou = torch.max(x, x.exp().fill_(1e-4))\nreturn -torch.log(iou).mean()",
-     "iou = torch.max(x, x.exp().fill_(0))\nreturn -torch.log(iou).mean()", "SO204"),
-    ("gt, y_true = x, y\nreturn torch.where(gt > 0, y_true / gt, 0).mean()",
-     "gt, y_hat = x, y\nreturn torch.where(gt > 0, y_hat / gt, 0).mean()", "SO208"),
-    ("s = torch.exp(-0.5 * ((x - y) / 0.1).pow(2))\nreturn (s / s.sum(1)).mean()",
-     "s = torch.exp(0.5 * ((x - y) / 0.1).pow(2))\nreturn (s / s.sum(1)).mean()", "SO211"),
-    ("s = torch.exp((x - y).abs() * -3)\nreturn (s / s.sum(1)).mean()",
-     "s = torch.exp((x - y).abs() * 3)\nreturn (s / s.sum(1)).mean()", "SO211"),
-    ("c = (x - y).square().sum(1)\nv = -1 / (2 * y.var() ** 2)\ne = torch.exp(v * c - 0.1)\n"
-     "return -torch.log(e / e.sum()).mean()",
-     "c = (x - y).square().sum(1)\nv = 1 / (2 * y.var() ** 2)\ne = torch.exp(v * c - 0.1)\n"
-     "return -torch.log(e / e.sum()).mean()", "SO211"),
-    ("s = torch.exp(-(x.abs() + y.square()))\nreturn (s / s.sum(1)).mean()",
-     "s = torch.exp(-(x.abs() + y))\nreturn (s / s.sum(1)).mean()", "SO211"),
-    ("s = x - x.amax(1)\nif y is not None:\n    s = s[y > 0]\nreturn torch.exp(s / 0.05).mean()",
-     "s = x - y\nif y is not None:\n    s = s[y > 0]\nreturn torch.exp(s / 0.05).mean()", "SO213"),
-    ("s = torch.where(x >= 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
-     "s = torch.where(x < 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
-    ("z = torch.zeros_like(x)\ns = torch.where(x >= z, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
-     "s = torch.where(x >= y, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
-    ("s = torch.where(x > 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
-     "s = torch.where(x > 20, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
-    ("above = x > 0\ns = torch.where(above, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
-     "above = y > 0\ns = torch.where(above, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
-    ("s = torch.where(x > 0, -x, x)\nreturn torch.log1p(torch.exp(s)).mean()",
-     "s = torch.where(x > 0, -x, y)\nreturn torch.log1p(torch.exp(s)).mean()", "SO211"),
-    ("p = torch.cumsum(F.logsigmoid(x), 1)\nreturn torch.log(y - torch.exp(p) + 1e-4).mean()",
-     "p = torch.cumsum(x, 1)\nreturn torch.log(y - torch.exp(p) + 1e-4).mean()", "SO211"),
-    ("return torch.log(1 - torch.exp(-x)).mean()", "return torch.log(y - torch.exp(-x)).mean()", "SO211"),
-    ("return torch.log(1 + torch.exp(-x.pow(2))).mean()",
-     "return torch.log(1 + torch.exp(-x.pow(3))).mean()", "SO211"),
-    ("return torch.log(1 + torch.exp(-x.abs() * 2.0)).mean()",
-     "return torch.log(1 + torch.exp(-x.abs() * -2.0)).mean()", "SO211"),
-    ("return torch.log(1 + torch.exp(F.logsigmoid(x))).mean()",
-     "return torch.log(1 + torch.exp(-F.logsigmoid(x))).mean()", "SO211"),
-    ("return torch.log(1 + torch.exp(x.clamp(-5, 5))).mean()",
-     "return torch.log(1 + torch.exp(x.clamp(min=-5))).mean()", "SO211"),
-    ("dice = (x * y).mean()\nreturn torch.log(torch.cosh(1 - dice))",
-     "distance = (x * y).mean()\nreturn torch.log(torch.cosh(1 - distance))", "SO211"),
-    ("a, b = x.square().sum(1), y.square().sum(1)\nreturn (1 / ((1 - a) * (1 - b))).mean()",
-     "a, b = x.square().sum(1), y.square().sum(1)\nreturn (1 / ((x.sum(1) - a) * (y.sum(1) - b))).mean()", "SO210"),
-    # where something of it is True, something is
-    ("valid = x > 0\nsome = (valid & (y > 0)).float()\nif some.sum() > 0:\n    y = some.sum() / valid.sum()\n"
-     "return y.mean()",
-     "valid = x > 0\nsome = (x < 1) & (y > 0)\nif some.sum() > 0:\n    y = some.sum() / valid.sum()\nreturn y.mean()",
-     "SO202"),
-    ("s = []\nfor i in range(3):\n    s.append(torch.ones(4) * i)\nreturn x[torch.cat(s) == 1].mean()",
-     "s = []\nfor i in range(3):\n    s.append(torch.ones(4).to(x) * i)\nreturn x[torch.cat(s) == 1].mean()", "SO101"),
-    ("return torch.exp(10 * (2 - (x - y).abs())).mean()", "return torch.exp(10 * (2 - (x - y))).mean()", "SO213"),
-    ("return torch.exp(10 * (2 - (x - y).abs())).mean()", "return torch.exp(10 * ((x - y).abs() - 2)).mean()", "SO213"),
-    ("return (y / (torch.cosh(x) + 1e-8)).mean()", "return (y / (torch.sinh(x) + 1e-8)).mean()", "SO206"),
-    ("q = torch.quantile(x, 0.5)\nreturn ((x - q) / (y.abs() + 1e-8)).mean()",
-     "q = torch.median(x)\nreturn ((x - q) / (y.abs() + 1e-8)).mean()", "SO206"),
-    ("s = torch.special.gammainc(x, y)\nreturn torch.log(s + 1e-8).mean()",
-     "s = torch.lgamma(x + y)\nreturn torch.log(s + 1e-8).mean()", "SO206"),
-    ("x = x.double()\nd = torch.distributions.Poisson(rate=x)\n"
-     "return torch.log1p(-torch.exp(d.log_prob(torch.zeros_like(y))).clamp(max=1 - 1e-6)).mean()",
-     "d = torch.distributions.Poisson(rate=x)\n"
-     "return torch.log1p(-d.log_prob(x * 2).exp().clamp(max=1 - 1e-6)).mean()", "SO204"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("silent, told, code", BOUNDED, ids=lambda x: x[:50])
-def test_what_is_bounded_or_has_no_half(silent, told, code):
-    codes = [{f.code for f in lint_source(program("x, y", body), rules=EVERY)} for body in (silent, told)]
-    assert code not in codes[0] and code in codes[1]
-
-
-WITHOUT_GPU = ["if torch.cuda.is_available():\n    return x.mean()\nelse:\n    return {}",
-               "if not torch.cuda.is_available():\n    return {}", "if not CUDA_AVAILABLE:\n    return {}",
-               "if cuda.is_available():\n    x = x * 2\nelif y is None:\n    return {}"]  # fmt: skip
-WITH_GPU = ["if torch.cuda.is_available():\n    return {}",
-            "if not torch.cuda.is_available():\n    x = x * 2\nreturn {}",
-            "if not torch.cuda.is_available() and x.is_cuda:\n    return {}",
-            "if not kernel_cuda_available:\n    return {}", "if not ext.cuda.is_available():\n    return {}",
-            "if not torch.cuda.is_available():\n    x = x * 2\nelse:\n    return {}"]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "branches, found", [*((b, set()) for b in WITHOUT_GPU), *((b, {"SO204", "SO301"}) for b in WITH_GPU)]
-)
-def test_what_runs_without_a_gpu(branches, found):
-    source = program("x, y", branches.format("torch.log(1 - x).mean() / y.sum().item()"))
-    assert {f.code for f in lint_source(source)} == found
-
-
-def test_an_old_spelling_is_old_without_a_gpu():
-    body = "if not torch.cuda.is_available():\n    with torch.cuda.amp.autocast(False):\n        return x.mean()"
-    assert [f.code for f in lint_source(program("x, y", body))] == ["SO403"]
 
 
 def test_an_eps_out_of_a_dictionary_is_one():

@@ -22,8 +22,6 @@ NAMED = {
     "cox_partial": {12},
     "focal_tversky": {23},
     "gaussian_focal": {6, 9, 10},
-    "gram_feature_distill": {9},
-    "grpo_kl": {12},
     "list_mle": {3, 11, 15},
     "lm_distill_kl": {17},
     "log_spectral": {6, 9, 13, 19},
@@ -34,11 +32,13 @@ NAMED = {
     "r1_penalty": {13},
     "si_snr": {6, 9, 17, 18, 20, 21},
     "squashed_actor": {16},
-    "swapped_assignment": {16},
 }
 UNNAMED = {
     "autoencoder_nll": {21},  # a sum over all pixels
     "ciou_loss": {23},  # 1 + eps is 1
+    "gram_feature_distill": {9},  # products of matrices before they are divided
+    "grpo_kl": {12},  # exp of a difference of log-probabilities
+    "swapped_assignment": {16},  # exp over a temperature
     "giou_pixels": {7},  # areas of boxes whose sides are indexed
     "masked_policy": {13, 17},  # p * log p behind a where
     "odds_ratio_pref": {16},  # log1p(-exp(x)) for x that rounds to 0

@@ -46,8 +46,12 @@ def bad_dtypes(name, *operands):
     yield Bad(operands, {"dtype": "half"}, TypeError, (name, "dtype", "half"))
 
 
-def bad_fill_values(name, *args, **kwargs):
-    yield Bad(args, {**kwargs, "fill_value": None}, TypeError, (name, "fill_value", "NoneType"))
+def bad_fill_values(name, *args, none=True, **kwargs):
+    """none: None is no number; else it is a floor, which is above 0."""
+    if none:
+        yield Bad(args, {**kwargs, "fill_value": None}, TypeError, (name, "fill_value", "NoneType"))
+    else:
+        yield Bad(args, {"fill_value": None, "eps": 0.0}, ValueError, (name, "eps", "greater than 0", "0.0"))
     yield Bad(args, {**kwargs, "fill_value": "0"}, TypeError, (name, "fill_value", "str"))
     for value in (HUGE, -HUGE):
         yield must(name, "fill_value", args, {**kwargs, "fill_value": value}, ValueError)

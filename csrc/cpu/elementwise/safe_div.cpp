@@ -1,5 +1,7 @@
 // q = a / b where b is not (nearly) zero, else a fill value; a quotient too large for the output dtype saturates.
+// With a negative eps q = a / (sign(b) max(|b|, -eps)), where 0 counts as positive: fill_value=None.
 // I/O: forward reads a, b and writes q; backward reads g, a, b and writes da, db.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -11,13 +13,17 @@ namespace {
 
 template <class C>
 struct SafeDiv {
+  C least;                           // of |b|, where eps is negative; else 0
   C floor, fill, largest, overflow;  // |b| <= floor counts as 0; |q| >= overflow would round to inf in the output dtype
 
   explicit SafeDiv(const Arguments& given)
-      : floor(std::nextafter(static_cast<C>(given.eps), C(0))),  // the last number below eps; 0 for eps = 0
+      : least(given.eps < 0 ? std::max(static_cast<C>(-given.eps), std::numeric_limits<C>::denorm_min()) : C(0)),
+        floor(std::nextafter(static_cast<C>(std::max(given.eps, 0.0)), C(0))),  // below eps; 0 for eps = 0
         fill(static_cast<C>(given.fill)),
         largest(static_cast<C>(safeops::largest(given.out))),
         overflow(static_cast<C>(overflow_from(given.out))) {}
+
+  C divisor(C b) const { return select(std::fabs(b) < least, select(b < 0, -least, least), b); }
 
   bool divides(C b) const { return !(std::fabs(b) <= floor); }  // a NaN b does, and shows
 
@@ -27,8 +33,8 @@ struct SafeDiv {
 };
 
 // Every loop is written twice. The first only divides, and counts rare cases: quotients that saturate, slopes that
-// leave the normal numbers. A chunk that has any goes through the second loop, which handles them. Outputs are buffers
-// or memory of our own, so writing them twice is safe.
+// leave the normal numbers. A chunk that has any, and each chunk where the divisor has a floor, goes through the second
+// loop, which handles them. Outputs are buffers or memory of our own, so writing them twice is safe.
 
 template <class C>
 C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
@@ -48,14 +54,14 @@ C forward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
 template <class C>
 void forward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
-  if (forward_chunk(f, chunk) == 0) return;
+  if (f.least == 0 && forward_chunk(f, chunk) == 0) return;
   const C *a = chunk.in[0], *b = chunk.in[1];
   C* out = chunk.out[0];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const C q = a[i] / b[i];
+    const C q = a[i] / f.divisor(b[i]);
     const C shown = select(f.saturated(a[i], q), std::copysign(f.largest, q), q);
-    out[i] = select(f.divides(b[i]), shown, f.fill);
+    out[i] = select(f.divides(f.divisor(b[i])), shown, f.fill);
   }
 }
 
@@ -86,19 +92,19 @@ C backward_chunk(const SafeDiv<C>& f, const Chunk<C>& chunk) {
 template <class C, bool kInput, bool kOther>
 void backward_loop(const void* op, const Chunk<C>& chunk) {
   const SafeDiv<C> f = *static_cast<const SafeDiv<C>*>(op);
-  if (backward_chunk<C, kInput, kOther>(f, chunk) == 0) return;
+  if (f.least == 0 && backward_chunk<C, kInput, kOther>(f, chunk) == 0) return;
   const C *g = chunk.in[0], *a = chunk.in[1], *b = chunk.in[2];
   C *da = chunk.out[0], *db = chunk.out[1];
   SAFEOPS_SIMD
   for (int64_t i = 0; i < chunk.n; ++i) {
-    const C q = a[i] / b[i], slope = g[i] / b[i], size = std::fabs(slope);
-    const bool live = f.divides(b[i]) & !f.saturated(a[i], q);
+    const C divisor = f.divisor(b[i]), q = a[i] / divisor, slope = g[i] / divisor, size = std::fabs(slope);
+    const bool live = f.divides(divisor) & !f.saturated(a[i], q);
     if constexpr (kInput) da[i] = select_or_zero(live, slope);
     if constexpr (kOther) {
       constexpr C least = std::numeric_limits<C>::min(), most = std::numeric_limits<C>::max();
-      const C other = q / b[i];
+      const C other = q / divisor;
       const bool lost = (size > most) | ((size < least) & (g[i] != 0) & (std::fabs(other) <= most));
-      db[i] = select_or_zero(live, -select(lost, g[i] * other, slope * q));
+      db[i] = select_or_zero(live & !(std::fabs(b[i]) < f.least), -select(lost, g[i] * other, slope * q));
     }
   }
 }

@@ -1,4 +1,4 @@
-// safe_div: a / b, a stand-in where b vanishes, saturation where the quotient does not fit.
+// safe_div: a / b, a stand-in or a floor where b vanishes, saturation where the quotient does not fit.
 #include "binary.cuh"
 #include "quotient.cuh"
 
@@ -26,8 +26,45 @@ struct SafeDiv : Plain {
   }
 };
 
+// a / (sign(b) max(|b|, eps)), where 0 counts as positive; db is 0 below eps.
+struct FlooredDiv : SafeDiv {
+  template <class C>
+  static __device__ C divisor(const Range<C>& range, C b) {
+    return fabs(b) < range.eps ? (b < C(0) ? -range.eps : range.eps) : b;
+  }
+  template <class R, class C>
+  static __device__ C value(const R& range, C a, C b) {
+    return SafeDiv::value(range, a, divisor<C>(range, b));
+  }
+  template <class C>
+  static __device__ void slopes(const Range<C>& range, C g, C a, C b, C& da, C& db) {
+    SafeDiv::slopes(range, g, a, divisor(range, b), da, db);
+    db = fabs(b) < range.eps ? C(0) : db;
+  }
+};
+
+// A negative eps is the floor of fill_value=None. It has kernels of its own, and costs the others nothing.
+struct ByEps {};
+
+double least(double eps, bool wide) {
+  return std::fmax(-eps, wide ? std::numeric_limits<double>::denorm_min() : std::numeric_limits<float>::denorm_min());
+}
+
 }  // namespace
 
-SAFEOPS_BINARY(safe_div, SafeDiv)
+template <>
+void launch_binary<ByEps>(Plan<3>& plan, bool wide, double eps, double fill, Type out, cudaStream_t stream) {
+  if (eps < 0) launch_binary<FlooredDiv>(plan, wide, least(eps, wide), fill, out, stream);
+  else launch_binary<SafeDiv>(plan, wide, eps, fill, out, stream);
+}
+
+template <>
+void launch_binary_backward<ByEps>(Plan<5>& plan, bool wide, double eps, Type out, bool need_input, bool need_other,
+                                   cudaStream_t stream) {
+  if (eps < 0) launch_binary_backward<FlooredDiv>(plan, wide, least(eps, wide), out, need_input, need_other, stream);
+  else launch_binary_backward<SafeDiv>(plan, wide, eps, out, need_input, need_other, stream);
+}
+
+SAFEOPS_BINARY(safe_div, ByEps)
 
 }  // namespace safeops::cuda

@@ -10,7 +10,6 @@ from safeops.lint.rules import (
     gradients,
     masks,
     norms,
-    old_amp,
     overlap,
     products,
     squares,
@@ -21,7 +20,7 @@ from safeops.lint.rules import (
 
 # In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
 FILES = (masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, exponentials, variances,
-         synchronisation, amp, old_amp, steps)  # fmt: skip
+         synchronisation, amp, steps)  # fmt: skip
 RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
 RULES = dict(sorted(RULES.items()))
 FAMILIES = {
@@ -33,12 +32,8 @@ FAMILIES = {
 
 
 def chosen(select=(), ignore=()):
-    """The rules of a run: prefixes of codes, `ALL` for every rule; without `select` the default ones."""
-    if select:
-        rules = [r for r in RULES.values() if matches(r.code, select)]
-    else:
-        rules = [r for r in RULES.values() if r.default]
-    return [r for r in rules if not matches(r.code, ignore)]
+    """The rules of a run: prefixes of codes, `ALL` for every rule, as is no `select`."""
+    return [r for r in RULES.values() if matches(r.code, select or ("ALL",)) and not matches(r.code, ignore)]
 
 
 def matches(code, prefixes):

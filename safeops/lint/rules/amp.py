@@ -21,21 +21,6 @@ class HalfLoss(Rule):
     A loss of safeops, which reads half and returns fp32; or `.float()` on the prediction; or leave autocast before
     the loss (`with torch.autocast("cuda", enabled=False)`).
     """
-    outcome = "the loss is fp16, and inf once it is scaled by 65536"
-    bad = """
-    def step(model, x, target):
-        with torch.autocast("cpu", dtype=torch.float16):
-            prediction = model(x)
-            loss = (prediction - target.half()).abs().mean()
-        return loss
-    """
-    good = """
-    def step(model, x, target):
-        with torch.autocast("cpu", dtype=torch.float16):
-            prediction = model(x)
-            loss = safeops.l1_loss(prediction, target)
-        return loss
-    """
     ops = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss")
     events = ("Assign",)
 
@@ -84,21 +69,8 @@ class BinaryCrossEntropy(Rule):
     `F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
     `.float()`.
     """
-    outcome = "raises RuntimeError under CUDA autocast"
     rewrites = """
     `F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to rounding
-    """
-    bad = """
-    def step(model, x, y):
-        with torch.autocast("cuda"):
-            loss = F.binary_cross_entropy(torch.sigmoid(model(x)), y)
-        return loss
-    """
-    good = """
-    def step(model, x, y):
-        with torch.autocast("cuda"):
-            loss = F.binary_cross_entropy_with_logits(model(x), y)
-        return loss
     """
     ops = ("binary_cross_entropy",)
     events = ("Call",)
@@ -141,21 +113,6 @@ class MeanOfMeans(Rule):
     fix = """
     Count first, and divide each sum by the count of the whole batch: `safeops.mse_loss(x, y, mask=mask,
     denominator=count)`.
-    """
-    outcome = "the gradient is not the whole batch's"
-    bad = """
-    def train(model, batches, accumulation_steps):
-        for x, y, mask in batches:
-            loss = safeops.mse_loss(model(x), y, mask=mask)
-            loss = loss / accumulation_steps
-            loss.backward()
-    """
-    good = """
-    def train(model, batches, accumulation_steps):
-        count = sum(mask.sum() for _, _, mask in batches)
-        for x, y, mask in batches:
-            loss = safeops.mse_loss(model(x), y, mask=mask, denominator=count)
-            loss.backward()
     """
     events = ("loop",)
     losses = re.compile(r"loss|criterion", re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""SO2xx, functions at the edge of where they exist: log and sqrt of 0, acos of 1, a norm spelled out."""
+"""SO204: functions at the edge of where they exist: log and sqrt of 0, acos of 1."""
 
 import re
 
@@ -11,25 +11,14 @@ from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import SHAPING
 from safeops.lint.uses import no_gradient
 
-SAFE = {
-    "log": "safe_log",
-    "sqrt": "safe_sqrt",
-    "rsqrt": "safe_rsqrt",
-    "acos": "safe_acos",
-    "asin": "safe_asin",
-    "pow": "safe_pow",
-}
-OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "acos", "asin", "pow")
-OPS += ("xlogy", "entr", "logit", "atanh", "acosh", "erfinv")
+SAFE = {name: f"safe_{name}" for name in ("log", "sqrt", "rsqrt", "acos", "asin", "pow")}
 ANGLES = {"acos", "asin", "atanh", "logit", "erfinv"}  # and what else ends at 1
+OPS = ("log", "log2", "log10", "log1p", "sqrt", "rsqrt", "pow", "xlogy", *sorted(ANGLES))
 HALF_STEP = 2**-12  # half of what lies between 1 and the number below it in fp16: 1 - 1e-4 rounds to 1
 BOUNDED = {"clamp", "where", "masked_fill", "nan_to_num", "tanh", "minimum", "hardtanh", "mul"}
-
-# What is more than 0 as it is made, or has no graph: a guard in sight would be one more.
 BY_CALLER = re.compile(r"(^|[._])(mag\w*|spec\w*|std|stddev|sigma|scale|likelihoods?|eig\w*)(_|$|\d)", re.I)
 PROBABILITY = re.compile(
-    r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)",
-    re.I,
+    r"(^|[._])(p|q|x|pt|probs?|probabilit\w*|preds?|predictions?|outputs?|inputs?|softmax|sigmoid)(_|$|\d)", re.I
 )
 NO_PROBABILITY = re.compile(
     r"_(labels?|boxes|var|variance|std|sigma|scale|dist\w*|mag\w*|spec\w*|energy|power)(_|$|\d)", re.I
@@ -42,7 +31,7 @@ NO_GRAPH = re.compile(
 
 
 def argument(op):
-    """What the domain is asked of: of xlogy(t, p) p."""
+    """The operand whose domain ends: p of xlogy(t, p)."""
     return op.args[0] if op.name == "xlogy" and op.args else op.input
 
 
@@ -57,23 +46,18 @@ def leaves_domain(op, walk):
     inner = x.op.name if x.op is not None else ""
     if op.name == "logit" and (op.args or op.kwargs):  # eps=
         return False
-    if op.name == "acosh":  # kept above 1, where its slope is infinite
-        return inner not in BOUNDED or walk.number(x.op.arg(0, "min")) == 1
     if op.name in ANGLES:
         return inner not in BOUNDED or _below_one(node, walk) is False and not x.detached
-    root = op.name == "sqrt" or op.name == "pow" and (exponent(op.arg(0, "exponent"), walk) or 0) > 0
-    if root and (inner == "relu" or without_graph(node, walk)):
+    power = exponent(op.arg(0, "exponent"), walk) if op.name == "pow" else 0.5 if op.name == "sqrt" else None
+    if (power or 0) > 0 and (inner == "relu" or without_graph(node, walk)):
         return False  # 0 is no trouble without a slope, nor where relu's backward writes 0 over it
     names = sources(node, walk)
     given = bool(names) and inner in ("", "mul", "div", "pow") and all(BY_CALLER.search(name) for name in names)
     if given or _unseen(x, walk):
         return False
     if op.name == "pow":
-        power = exponent(op.arg(0, "exponent"), walk)
-        if power is None or power >= 1 and power == int(power):
-            return False
-        known = power > 0 and walk.number(op.arg(0, "exponent")) is not None  # a root, whose slope at 0 is infinite
-        return power < 1 and power != 0 and not x.positive and (known or inner != "abs")
+        known = power is not None and power > 0 and walk.number(op.arg(0, "exponent")) is not None
+        return power is not None and power < 1 and power != 0 and not x.positive and (known or inner != "abs")
     if op.name == "log1p":  # log1p(-p) is log(1 - p)
         probability = inner == "neg" and walk.op(x.op.input)
         return bool(probability) and (probability.name == "sigmoid" or _below_one(x.op.input, walk) is False)
@@ -81,31 +65,27 @@ def leaves_domain(op, walk):
         return getattr(walk.op(x.op.input), "name", "") != "cosine_similarity"  # whose sigmoid is 0.27 at least
     if inner == "sub" and number(x.op.input) == 1 and x.op.args and _below_one(x.op.args[0], walk):
         return False
-    return not (x.positive or inner == "neg" and _bounded_expm1(x.op.input, walk) or _raised_at_mask(x.op, walk))
+    return not x.positive
 
 
-def _meets_edge(op, walk):
+def _meets_edge(node, op, walk, depth=0):
     """Whether the code shows why the edge is met: a cosine, a softmax, a difference, a variance, a probability by its
-    name; what else an argument holds only its caller knows."""
-    if op.name in ANGLES or op.name == "acosh":
+    name; only the caller knows what else an argument holds."""
+    if op.name in ANGLES:
         return op.name != "asin"  # half a chord is 1 between opposite points alone
-    return _edge_of(argument(op), op, walk)
-
-
-def _edge_of(node, op, walk, depth=0):
     inner = through(node, walk, SHAPING | FACTORS)
     if inner is not None and inner.name == "div" and inner.args and not walk.value(inner.args[0]).tensor:
-        return _edge_of(inner.input, op, walk, depth + 1)
+        return _meets_edge(inner.input, op, walk, depth + 1)
     if inner is None or inner.name == "div":
         names = sources(node if inner is None else inner.input, walk)
         rounds = (PROBABILITY.search(name) and not NO_PROBABILITY.search(name) for name in names)
         return op.name.startswith("log") and bool(names) and all(rounds)
     if inner.name in ("sum", "mean"):  # of exponentials where a mask leaves some, of squares of differences
-        terms = [walk.op(n) for n in (inner.input, *getattr(walk.op(inner.input), "args", ()))]
-        masked = any(walk.value(n).mask for n in getattr(walk.op(inner.input), "args", ()))
-        return masked or any(term is not None and term.name == "sub" for term in terms)
+        factors = getattr(walk.op(inner.input), "args", ())
+        terms = [walk.op(n) for n in (inner.input, *factors)]
+        return any(walk.value(n).mask for n in factors) or any(term and term.name == "sub" for term in terms)
     if inner.name == "add" and depth < 4:
-        return any(_edge_of(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
+        return any(_meets_edge(n, op, walk, depth + 1) for n in (inner.input, *inner.args) if walk.value(n).tensor)
     if inner.name == "sub" and number(inner.input) == 1 and inner.args:
         less = through(inner.args[0], walk, SHAPING | {"index"})
         if less is None:  # `1 - alpha` of a noise schedule that is given, unlike `1 - p`
@@ -140,23 +120,6 @@ def _unseen(value, walk):
     return name is not None and ("." not in name and name not in MODELS or name.removeprefix("self.") in walk.helpers)
 
 
-def _bounded_expm1(node, walk):
-    """`log(-expm1(x.clamp(max=-eps)))`"""
-    op = walk.op(node)
-    return op is not None and op.name == "expm1" and getattr(walk.op(op.input), "name", "") == "clamp"
-
-
-def _raised_at_mask(op, walk):
-    """`x + (x == 0).float() * 1e-16`: by a number that is not 0 in half, or in fp32."""
-    added = [walk.op(n) for n in (op.input, *op.args)] if op is not None and op.name == "add" else []
-    for by in (made for made in added if made is not None and made.name == "mul"):
-        sides = (by.input, by.args[0])
-        wide = any(walk.value(n).mask and walk.value(n).wide for n in sides)
-        if any(walk.value(n).mask for n in sides) and any((walk.number(n) or 0) > 6e-8 * (not wide) for n in sides):
-            return True
-    return False
-
-
 def exponent(node, walk):
     """The number that an exponent is, through names; of 1 / p, whatever p is, one below 1."""
     value = walk.number(node)
@@ -168,9 +131,10 @@ def exponent(node, walk):
 
 class UnguardedDomain(Rule):
     code, name = "SO204", "unguarded-domain"
+    widens = True
     what = """
-    log(0) is -inf, the derivative of sqrt at 0 and of acos, asin and acosh at 1 is infinite, as atanh and logit are
-    there, and a negative argument is NaN.
+    log(0) is -inf, the derivative of sqrt at 0 and of acos and asin at 1 is infinite, as atanh and logit are there, and
+    a negative argument is NaN.
     """
     why = """
     Probabilities round to 0, differences and variances are exactly 0, cosines exceed 1 by a rounding. The chain
@@ -180,17 +144,8 @@ class UnguardedDomain(Rule):
     `safeops.safe_log`, `safe_sqrt`, `safe_rsqrt`, `safe_acos`, `safe_asin`, `safe_pow`: finite values, gradient 0
     beyond the bound. For log(softmax(x)) and log(sigmoid(x)): `F.log_softmax(x)` and `F.logsigmoid(x)`.
     """
-    outcome = "the gradient is NaN at 0"
     rewrites = """
     `torch.log(x)`, `x.log()` and the like to `safeops.safe_log(x)`: the same value and dtype inside the domain
-    """
-    bad = """
-    def distance_loss(a, b):
-        return torch.sqrt((a - b).abs()).mean()
-    """
-    good = """
-    def distance_loss(a, b):
-        return safeops.safe_sqrt((a - b).abs()).mean()
     """
     ops = OPS
 
@@ -209,20 +164,17 @@ class UnguardedDomain(Rule):
                 rest = "".join(f", {walk.argument(n)}" for n in op.args)
                 fix = [(op.node, f"safeops.{name}({walk.argument(op.input)}{rest})")]
         problem = f"nothing keeps the argument of {op.name} inside its domain"
-        complement = (
-            {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner is not None else []
-        )
+        complement = {"sub": inner.args[:1], "neg": [inner.input]}.get(inner.name, [op.input]) if inner else []
         met = op.name in ANGLES or inner is not None and inner.name in ("sub", "neg")
         bounds = [_upper(n, walk) for n in complement if _below_one(n, walk) is False] if met else []
         if bounds:
             edge = 0 if op.name.startswith("log") else 1
-            bound = walk.text(bounds[0])
-            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: {bound} is 1 in half"
+            problem = f"the clamp keeps the argument of {op.name} from {edge} in fp32 alone: 1 - eps is 1 in half"
             if edge and walk.number(bounds[0]) == 1:
                 problem = f"the clamp stops at 1, where the slope of {op.name} is infinite"
         fetched = op.name in ANGLES and bool(bounds) and no_gradient(walk.body, op.node)  # a slope that nobody asks for
         meant = "psnr" in walk.scope.name.lower() and op.name.startswith("log")  # inf between equal images
-        likely = _meets_edge(op, walk) and not (fetched or meant)
+        likely = _meets_edge(argument(op), op, walk) and not (fetched or meant)
         walk.report(self, op.node, f"{problem}; {hint}", fix, likely=likely)
 
 

@@ -52,17 +52,7 @@ class BooleanRead(Rule):
     Give the mask to the reduction or the loss: `safeops.masked_mean(x, mask)`, `safeops.mse_loss(x, y, mask=mask)`;
     or `safeops.masked_compact(x, mask, capacity=n)` where the elements themselves are wanted.
     """
-    outcome = "the size depends on the data: a synchronisation, and NaN where nothing is kept"
     rewrites = "`x[condition on x].mean()` to `safeops.masked_mean`, in x's dtype (of nothing: 0 instead of NaN)"
-    bad = """
-    def masked_loss(prediction, target):
-        mask = target > 0
-        return (prediction - target)[mask].abs().mean()
-    """
-    good = """
-    def masked_loss(prediction, target):
-        return safeops.l1_loss(prediction, target, mask=target > 0)
-    """
     ops = ("masked_select", "mean")
     events = ("Subscript",)
 
@@ -94,19 +84,6 @@ class BooleanWriteTensor(Rule):
     fix = """
     `torch.where(mask, values, x)` for values of x's shape, `safeops.masked_scatter(x, mask, values)` for packed
     ones.
-    """
-    outcome = "the write counts the mask: a synchronisation"
-    bad = """
-    def fill_loss(prediction, target, teacher):
-        mask = target < 0
-        filled = target.clone()
-        filled[mask] = teacher[mask]
-        return (prediction - filled).abs().mean()
-    """
-    good = """
-    def fill_loss(prediction, target, teacher):
-        filled = torch.where(target < 0, teacher, target)
-        return (prediction - filled).abs().mean()
     """
     events = ("store",)
 
@@ -150,21 +127,8 @@ class BooleanWriteScalar(Rule):
     when x is an argument.
     """
     fix = "`x = safeops.masked_fill(x, mask, 0)`: a new tensor, and gradients that are exactly 0 where it was filled."
-    outcome = "backward raises: a variable needed for gradient computation has been modified in place"
     rewrites = """
     `x[condition on x] = number`, x made in the same function and known by no other name, to `safeops.masked_fill`
-    """
-    bad = """
-    def relu_loss(score, target):
-        score = torch.relu(score)
-        score[score > 6] = 0
-        return safeops.mse_loss(score, target)
-    """
-    good = """
-    def relu_loss(score, target):
-        score = torch.relu(score)
-        score = safeops.masked_fill(score, score > 6, 0)
-        return safeops.mse_loss(score, target)
     """
     events = ("store",)
 
@@ -175,23 +139,21 @@ class BooleanWriteScalar(Rule):
         value = walk.value(statement.value) if statement.value is not None else None
         if not masks or value is None or (value.tensor and not _scalar(statement.value, walk)) or walk.scope.no_grad:
             return
-        no_graph = base.constant or base.integer or base.mask == "bool" or base.detached
-        if not base.tensor or no_graph or _copied(base, walk):
+        if not base.tensor or base.constant or base.integer or base.mask == "bool" or base.detached:
             return
         forward = walk.scope.is_module and walk.scope.name == "forward"
         made = base.op.name if base.op is not None else ""
         if walk.scope.metric or not (walk.training or forward or made in SAVES_RESULT):
             return
         name = target.value.value if isinstance(target.value, cst.Name) else None
-        caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
-        if not (caller or made in SAVES_RESULT or name in walk.scope.saved or _may_be_nan(base, walk)):
-            return
         fix = None
         if isinstance(statement, cst.Assign) and len(statement.targets) == 1 and len(target.slice) == 1:
             fix = self._rewrite(target, masks[0], statement, base, walk)
         message = "in-place write through a boolean mask, on what autograd may have saved; use safeops.masked_fill"
-        sure = walk.entered or made in SAVES_RESULT or name in walk.scope.saved
-        walk.report(self, target, message, fix, last=statement, likely=sure)
+        # A tensor of its own, which nothing has saved yet, may be written to.
+        caller = name in walk.scope.parameters or isinstance(target.value, cst.Attribute)
+        sure = made in SAVES_RESULT or name in walk.scope.saved or walk.entered and (caller or _may_be_nan(base, walk))
+        walk.report(self, target, message, fix, last=statement, likely=sure and not _copied(base, walk))
 
     def _rewrite(self, target, mask, statement, base, walk):
         number_ = number(statement.value)
@@ -223,16 +185,6 @@ class Nonzero(Rule):
     fix = """
     Keep the mask (`safeops.masked_mean`, `torch.where(mask, a, b)`), or `safeops.masked_compact`, whose size is
     fixed and whose count stays on the device.
-    """
-    outcome = "the size depends on the data: a synchronisation"
-    bad = """
-    def positive_loss(logits, labels):
-        index = torch.nonzero(labels > 0, as_tuple=True)
-        return logits[index].square().mean(dtype=torch.float32)
-    """
-    good = """
-    def positive_loss(logits, labels):
-        return safeops.masked_rms(logits, labels > 0).square()
     """
     ops = ("nonzero", "argwhere", "where")
 

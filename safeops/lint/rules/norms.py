@@ -2,17 +2,9 @@
 
 from safeops.lint.rule import Rule
 from safeops.lint.rules.domains import without_graph
-from safeops.lint.rules.squares import dims, squared, through
+from safeops.lint.rules.squares import dims, squared
 from safeops.lint.syntax import number
-from safeops.lint.tables import SHAPING
 from safeops.lint.uses import no_gradient
-
-
-def _replaced(base, walk):
-    """Whether `torch.where(zero, 1, x)` took the place of the zero vector."""
-    made = through(base, walk, SHAPING | {"mul", "div", "float"})
-    by = [walk.value(n) for n in made.args] if made is not None and made.name in ("where", "masked_fill") else []
-    return any(v.positive and (v.foreign or v.constant) for v in by)
 
 
 def _error(node, walk):
@@ -33,16 +25,7 @@ class SpelledNorm(Rule):
     there.
     """
     fix = "`safeops.safe_norm(x, dim=...)`: gradient 0 at a zero vector, and no square that overflows."
-    outcome = "the gradient of a zero vector is NaN"
     rewrites = "to `safeops.safe_norm(x, dim=..., keepdim=...)`: fp32 for half input"
-    bad = """
-    def length_loss(x):
-        return torch.sqrt(torch.sum(x**2, dim=-1)).mean()
-    """
-    good = """
-    def length_loss(x):
-        return safeops.safe_norm(x, dim=-1).mean()
-    """
     ops = ("sqrt", "pow")
 
     def operation(self, op, walk):
@@ -54,7 +37,7 @@ class SpelledNorm(Rule):
         if total is None or total.name != "sum" or total.inplace or walk.value(op.input).constant:
             return
         base = squared(total.input, walk)
-        if base is None or walk.checked(op.input) or _replaced(base, walk):
+        if base is None or walk.checked(op.input):
             return
         if without_graph(base, walk) or no_gradient(walk.body, op.node):
             return

@@ -29,18 +29,7 @@ class TimesMask(Rule):
     `safeops.masked_fill(x, ~mask, 0)`, or hand the mask over: `safeops.masked_sum(x, mask)`,
     `safeops.masked_mean(x, mask)`.
     """
-    outcome = "the loss is NaN because of an element that is masked out"
     rewrites = "`x * mask` to `safeops.masked_fill(x, ~mask, 0)` where the mask is certainly boolean"
-    bad = """
-    def masked_loss(prediction, target):
-        mask = target.isfinite()
-        error = (prediction - target).abs() * mask
-        return error.sum() / mask.sum().clamp(min=1)
-    """
-    good = """
-    def masked_loss(prediction, target):
-        return safeops.l1_loss(prediction, target, mask=target.isfinite())
-    """
     ops = ("mul",)
 
     def operation(self, op, walk):

@@ -9,13 +9,7 @@ from safeops.lint.rules.bounds import finite
 from safeops.lint.syntax import dotted, number
 from safeops.lint.tables import SHAPING
 
-COUNTED = re.compile(
-    r"shape|size\(|len\(|numel|\*|^\(?\w+ - 1|^(n|c|h|w|b|bs|batch_size|num_\w+)$"
-)  # a number of elements
 LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
-ROWS = re.compile(r"\(?[\w.()\[\]]+ ?- ?1\)?$")  # n - 1, the rows of a batch less one
-PAIRS = re.compile(r"\b(\w+) ?\* ?\(?\1\b")  # n * (n - 1)
-NORM = re.compile(r"RMS(?!E|P)|(^|_)rms(_?norm|$)|Norm(\d|_|$)|_norm$|^norm$")
 PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
 
 
@@ -96,6 +90,13 @@ def normalized(x, norm, walk):
     return walk.text(dim) if walk.argument(x) == walk.argument(op.input) else None
 
 
+def in_half(node, walk):
+    """Whether a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
+    op = through(node, walk, SHAPING - {"to"})
+    cast = op is not None and op.name in ("to", "type_as", "type") and not walk.value(node).wide
+    return cast and walk.value(node).mask is not None
+
+
 def wide(op, walk):
     return bool(walk.scope.wide or walk.scope.no_half or walk.value(op.node).wide)
 
@@ -106,44 +107,22 @@ class SquareSum(Rule):
     what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
     why = """
     `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
-    squares in half. So is a sum, or `x @ x.T`, before it is divided by the number of elements. A norm by the mean of
-    squares, `x * rsqrt(x.pow(2).mean(-1))`, is 0 then: it is looked at in all code.
+    squares in half.
     """
     fix = """
     `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
     squared in fp32. Or `.float()` before the square.
     """
-    outcome = "the loss is inf in fp16; the true value is 90000"
     rewrites = """
     `((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to `safeops.masked_sum_of_squares(x,
     ...)`: fp32 for half input
     """
-    bad = """
-    def square_loss(prediction, target):
-        return ((prediction - target) ** 2).mean()
-    """
-    good = """
-    def square_loss(prediction, target):
-        return safeops.mse_loss(prediction, target)
-    """
-    ops = ("sum", "mean", "sqrt", "rsqrt", "div", "mse_loss")
+    ops = ("sum", "mean", "sqrt")
 
     def operation(self, op, walk):
         if walk.scope.wide or walk.scope.no_half or "dtype" in op.kwargs:
             return
-        if op.name == "rsqrt" or op.name == "mean" and not walk.training:
-            self._norm(op, walk)
-        if not walk.training or op.name == "rsqrt":
-            return
-        if op.name == "div":
-            self._average(op, walk)
-            return
-        if op.name == "mse_loss":
-            small = all(finite(n, walk) for n in (op.input, *op.args[:1]))
-            summed = op.arg(1, "reduction")
-            if summed is not None and "sum" in walk.text(summed) and not small and not wide(op, walk):
-                message = "squares in half overflow at 256, their sum at 65504; use safeops.mse_loss"
-                walk.report(self, op.node, message, likely=walk.casts_to_half)
+        if not walk.training:
             return
         message = "squares in half overflow at 256; use a safeops loss or .float() first"
         for node in powers(op.input, walk):
@@ -159,53 +138,10 @@ class SquareSum(Rule):
             elif self._error(through(base, walk, {"abs"}), walk):
                 walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message, likely=likely)
 
-    def _norm(self, op, walk):
-        """`rsqrt(x.pow(2).mean(-1) + eps)`, and the mean in a norm's own function."""
-        mean = op if op.name == "mean" else through(op.input, walk, SHAPING | {"add"})
-        named = any(NORM.search(name or "") for name in (walk.scope.class_name, walk.scope.name))
-        if mean is None or mean.name != "mean" or "dtype" in mean.kwargs or not (op.name == "rsqrt" or named):
-            return
-        base = squared(mean.input, walk)
-        made = walk.value(mean.input)
-        if base is not None and not (made.wide or made.host or made.constant or walk.value(mean.node).wide):
-            walk.report(self, mean.node, "squares in half overflow at 256, and 1 / inf is 0; .float() first")
-
     def _error(self, op, walk):
         """A difference, not from a number, and none of logarithms."""
         differs = op is not None and op.name == "sub" and number(op.input) is None
         return differs and not any(LOGARITHM.search(name) for name in walk.names_in(op.node))
-
-    def _average(self, op, walk):
-        """`x @ x.T / n` and `x.sum() / x.numel()`: inf before it is divided."""
-        made = through(op.input, walk)
-        count = op.args[0] if len(op.args) == 1 else None
-        if made is None or count is None or wide(op, walk) or walk.value(count).tensor:
-            return
-        if made.name in ("matmul", "mm", "bmm", "einsum") and COUNTED.search(walk.text(count)):
-            sides = [self._untransposed(n, walk) for n in (made.input, *made.args) if walk.value(n).tensor]
-            if len(sides) == 2 and sides[0] == sides[1] and not finite(made.node, walk):
-                message = "products in half are inf beyond 65504, before the division; .float() first"
-                covariance = ROWS.match(walk.text(count))  # of a batch, which has far fewer rows than there are pixels
-                walk.report(self, made.node, message, likely=not covariance)
-        elif (
-            made.name == "sum"
-            and not (made.args or made.kwargs)
-            and ("nume" in walk.text(count) or PAIRS.search(walk.text(count)))
-        ):
-            if not finite(made.input, walk):
-                message = "a sum in half is inf beyond 65504, before it is divided; use mean"
-                walk.report(self, op.node, message, likely=walk.casts_to_half)
-
-    def _untransposed(self, node, walk):
-        """What a factor is without its transposition."""
-        while True:
-            op = walk.op(node)
-            if isinstance(node, cst.Attribute) and node.attr.value in ("T", "mT"):
-                node = node.value
-            elif op is not None and op.name in SHAPING and op.input is not None:
-                node = op.input
-            else:
-                return walk.text(node)
 
     def _fix(self, op, base, walk):
         if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:

@@ -5,7 +5,7 @@ import re
 import libcst as cst
 
 from safeops.lint.rule import Rule
-from safeops.lint.rules.guards import HALF_TINY
+from safeops.lint.rules.eps import HALF_TINY
 from safeops.lint.syntax import descendants, dotted
 from safeops.lint.values import dtype_of
 
@@ -28,21 +28,6 @@ class OptimizerEps(Rule):
     what = "Adam and its kin divide by `sqrt(v) + eps`: for a model in half the default eps, 1e-8, is 0, and so is v."
     why = "The square of a gradient below 2e-4 is 0 in fp16: the first step is 0 / 0, and every weight NaN."
     fix = "Weights in fp32 under autocast, which is what mixed precision means; or `eps=1e-4`."
-    outcome = "the weights are NaN after one step"
-    bad = """
-    def train(model, x, y):
-        model.half()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        safeops.mse_loss(model(x), y).backward()
-        optimizer.step()
-    """
-    good = """
-    def train(model, x, y):
-        model.half()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3, eps=1e-4)
-        safeops.mse_loss(model(x), y).backward()
-        optimizer.step()
-    """
     events = ("function", "module")
 
     def visit(self, event, node, walk):
@@ -79,20 +64,6 @@ class ScaledClip(Rule):
     """
     why = "At a scale of 65536 every norm is above the bound: all steps become the same tiny length, and nothing warns."
     fix = "`scaler.unscale_(optimizer)` before the clipping; `scaler.step` knows that it was done."
-    outcome = "the step is 65536 times too short"
-    bad = """
-    def train(model, x, y, optimizer, scaler):
-        scaler.scale(safeops.mse_loss(model(x), y)).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-    """
-    good = """
-    def train(model, x, y, optimizer, scaler):
-        scaler.scale(safeops.mse_loss(model(x), y)).backward()
-        scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-    """
     events = ("function", "module")
 
     def visit(self, event, node, walk):

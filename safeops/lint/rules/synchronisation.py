@@ -28,17 +28,6 @@ class Fetch(Rule):
     Keep the value as a 0-dim tensor: `torch.where`, `clamp(min=...)` and the `denominator=` of safeops' losses take
     one.
     """
-    outcome = "reads the value on the host: a synchronisation"
-    bad = """
-    def count_loss(error, valid):
-        count = max(valid.sum().item(), 1)
-        return error.abs().sum() / count
-    """
-    good = """
-    def count_loss(error, valid):
-        count = valid.sum().clamp(min=1)
-        return error.abs().sum() / count
-    """
     events = ("Call", "Assign", "Return")
 
     def visit(self, event, node, walk):
@@ -111,18 +100,6 @@ class Print(Rule):
     what = "Printing or formatting a tensor in a loss copies it to the host first: the CPU waits for the GPU."
     why = "As `.item()`, at every step, and for the formatting besides."
     fix = "Return the value (detached) beside the loss, and print it every hundred steps."
-    outcome = "reads the values on the host: a synchronisation"
-    bad = """
-    def noisy_loss(prediction, target):
-        loss = (prediction - target).abs().mean()
-        print("loss", loss)
-        return loss
-    """
-    good = """
-    def quiet_loss(prediction, target):
-        loss = (prediction - target).abs().mean()
-        return loss, loss.detach()
-    """
     events = ("Call", "FormattedString")
 
     def visit(self, event, node, walk):
@@ -146,17 +123,6 @@ class Truth(Rule):
     fix = """
     `torch.where` on the device; for an empty mask `safeops.masked_mean`, which has `empty=`; checks belong in a
     debug mode.
-    """
-    outcome = "reads the value on the host: a synchronisation"
-    bad = """
-    def masked_loss(error, valid):
-        if valid.sum() == 0:
-            return error.sum() * 0
-        return safeops.masked_mean(error, valid)
-    """
-    good = """
-    def masked_loss(error, valid):
-        return safeops.masked_mean(error, valid)
     """
     events = ("test",)
 

@@ -1,14 +1,17 @@
-"""safe_div: input / other with a stand-in where the divisor vanishes, saturation where the quotient does not fit."""
+"""safe_div: input / other with a stand-in, or a floor, where the divisor vanishes; saturation of what does not fit."""
 
 import torch
 
-from safeops.core.dtypes import largest_like, overflows, saturate, to_one
+from safeops.core import check
+from safeops.core.dtypes import compute_dtype, largest_like, overflows, saturate, to_one
 from safeops.ops.elementwise._binary import Binary
 
 # ---- definition
 
 
 def _define(a, b, eps, fill_value, dtype):
+    if not isinstance(eps, torch.Tensor) and eps < 0:  # fill_value=None (Division)
+        b, eps = floored(b, -eps), 0
     keep = ~((b.abs() < eps) | (b == 0))  # a NaN divisor is kept, and shows
     with torch.no_grad():
         q = torch.where(keep, a, 0) / torch.where(keep, b, 1)
@@ -18,6 +21,11 @@ def _define(a, b, eps, fill_value, dtype):
     # Select before dividing: neither stand-in region may see the other's arithmetic, forward or backward.
     result = quotient(torch.where(true, a, 0), torch.where(true, b, 1))
     return torch.where(true, result.to(dtype), stand_in.to(dtype))
+
+
+def floored(b, least):
+    """sign(b) max(|b|, least), where 0 counts as positive; without a gradient below `least`."""
+    return torch.where(b.abs() < least, torch.full_like(b, least).copysign(torch.where(b < 0, -1.0, 1.0)), b)
 
 
 def quotient(a, b):
@@ -35,14 +43,33 @@ def quotient(a, b):
 
 # ---- op
 
-_safe_div = Binary("safe_div", _define)
+
+class Division(Binary):
+    """fill_value=None is a floor under the divisor. It arrives at the raw op as a negative eps, which is no floor of
+    the other kind, so that forward and backward tell the two apart without one more argument."""
+
+    def prepare(self, input, other, eps=None, fill_value=0.0, dtype=None):
+        if fill_value is not None:
+            return super().prepare(input, other, eps, fill_value, dtype)
+        self.validate(input, other, eps, None, dtype)
+        takes, (input, other, _, *rest) = super().prepare(input, other, 1.0, 0.0, dtype)
+        compute = compute_dtype(input.dtype, other.dtype, rest[1] if rest else input.dtype)
+        return takes, (input, other, -(torch.finfo(compute).tiny if eps is None else eps), *rest)
+
+    def validate(self, input, other, eps=None, fill_value=0.0, dtype=None):
+        super().validate(input, other, eps, 0.0 if fill_value is None else fill_value, dtype)
+        if fill_value is None and eps is not None:
+            check.number(self.name, "eps", eps, above=0)
+
+
+_safe_div = Division("safe_div", _define)
 
 # ---- public function
 
 
 @_safe_div.public(
-    "(Tensor input, Tensor other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
-    ".Scalar(Tensor input, Scalar other, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+    "(Tensor input, Tensor other, *, float? eps=None, float? fill_value=0.0, ScalarType? dtype=None) -> Tensor",
+    ".Scalar(Tensor input, Scalar other, *, float? eps=None, float? fill_value=0.0, ScalarType? dtype=None) -> Tensor",
 )
 def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
     """`input / other`, finite for finite input; no NaN or inf gradient comes from a division that has no value.
@@ -53,12 +80,16 @@ def safe_div(input, other, *, eps=None, fill_value=0.0, dtype=None):
     the result. Half operands are divided in fp32 and rounded once. A true gradient that overflows its dtype (that of
     a divisor of 1e-3 in fp16, say) becomes inf, which is what GradScaler looks for; `eps` says where it stops to count.
 
+    With `fill_value=None` a small divisor is replaced and the position still counts: `input / (sign(other) max(|other|,
+    eps))`, 0 counted as positive, which is what `input / (other + eps)` is meant to be. The gradient of `input` is that
+    of this quotient, the gradient of `other` 0 below eps.
+
     Args:
         input: floating (or integer) tensor.
         other: tensor broadcastable with `input`, or a number.
         eps: smallest divisor magnitude that counts, at least 0; a floor, never added. None: the smallest normal number
             of the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
-        fill_value: the stand-in; a finite one saturates to the dtype.
+        fill_value: the stand-in; a finite one saturates to the dtype. None: a floor under the divisor (`eps` above 0).
         dtype: output dtype. None: the promoted input dtype (of integers: the default dtype), at least fp32 under
             autocast.
 

@@ -1,8 +1,9 @@
 """safe_reciprocal: 1 / x, as safe_div has it."""
 
+from safeops.core import check
 from safeops.core.dtypes import filled, saturate
 from safeops.ops.elementwise._unary import Unary
-from safeops.ops.elementwise.safe_div import quotient
+from safeops.ops.elementwise.safe_div import _safe_div, quotient
 
 _safe_reciprocal = Unary(
     "safe_reciprocal",
@@ -14,18 +15,19 @@ _safe_reciprocal = Unary(
 # ---- public function
 
 
-@_safe_reciprocal.public("(Tensor input, *, float? eps=None, float fill_value=0.0, ScalarType? dtype=None) -> Tensor")
+@_safe_reciprocal.public("(Tensor input, *, float? eps=None, float? fill_value=0.0, ScalarType? dtype=None) -> Tensor")
 def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
     """`1 / input`, finite for finite input: `safe_div` of 1 by `input`.
 
     Where `|input| < eps` or `input == 0` the result is `fill_value` and the gradient 0; a reciprocal that does not fit
-    the output dtype saturates at its largest finite value, with gradient 0. A NaN shows in the result.
+    the output dtype saturates at its largest finite value, with gradient 0. A NaN shows in the result. With
+    `fill_value=None` it is `1 / (sign(input) max(|input|, eps))`, 0 counted as positive, with gradient 0 below eps.
 
     Args:
         input: floating (or integer) tensor.
         eps: smallest magnitude that counts, at least 0; a floor, never added. None: the smallest normal number of
             the compute dtype (1.2e-38 in fp32, which half inputs use; 2.2e-308 in fp64).
-        fill_value: the stand-in; a finite one saturates to the dtype.
+        fill_value: the stand-in; a finite one saturates to the dtype. None: a floor under the divisor (`eps` above 0).
         dtype: output dtype. None: `input`'s (of integers: the default dtype), at least fp32 under autocast.
 
     Returns:
@@ -39,4 +41,9 @@ def safe_reciprocal(input, *, eps=None, fill_value=0.0, dtype=None):
         >>> safeops.safe_reciprocal(torch.tensor([0.0, 4.0]))
         tensor([0.0000, 0.2500])
     """
+    if fill_value is None:
+        _safe_reciprocal.validate(input, eps, 0.0, dtype)
+        if eps is not None:
+            check.number("safe_reciprocal", "eps", eps, above=0)
+        return _safe_div.call(input.new_ones(()), input, eps, None, dtype)
     return _safe_reciprocal.call(input, eps, fill_value, dtype)

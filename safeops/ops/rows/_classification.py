@@ -61,8 +61,8 @@ def rows_of(classes, target, weight, mask, ignore_index, compute):
 
 
 def is_watched(input):
-    """True while `safeops.debug.audit` asks for the classes that do not exist: the definition tells it, a kernel on CUDA
-    leaves their rows out and tells nobody."""
+    """True while `safeops.debug.audit` asks for classes that do not exist: the definition reports them, a CUDA kernel
+    leaves their rows out in silence."""
     return check.watchers and not input.is_cpu
 
 

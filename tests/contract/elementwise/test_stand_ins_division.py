@@ -205,3 +205,30 @@ def test_pytorch_87979_forward_and_backward_in_the_same_arithmetic():
     (grad,) = torch.autograd.grad(quotient.sum(), x)
     assert torch.equal(quotient, x.detach().float() / other.float())
     assert torch.equal(grad, (1 / other.float()).bfloat16())
+
+
+@each_route
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_divisor_with_a_floor_keeps_its_position(route, dtype):
+    a, b = tensor([1.0, 1.0, -3.0, NAN, 1.0, 0.0] * 9, dtype), tensor([0.0, -0.0, -0.25, 0.25, NAN, 4.0] * 9, dtype)
+    out, da, db = call(on(route, "safe_div"), a, b, tensor([1.0] * 54), eps=0.5, fill_value=None)
+    torch.testing.assert_close(out, tensor([2.0, 2.0, 6.0, NAN, NAN, 0.0] * 9, dtype), equal_nan=True)
+    torch.testing.assert_close(da, tensor([2.0, 2.0, -2.0, 2.0, NAN, 0.25] * 9, dtype), equal_nan=True)
+    torch.testing.assert_close(db[:3], tensor([0.0, 0.0, 0.0], dtype), equal_nan=True)
+    assert db[4].isnan() and db[3::6].eq(0).all() and db[5] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_reciprocal_with_a_floor(dtype):
+    x = tensor([0.0, -0.25, -2.0, 4.0], dtype).requires_grad_()
+    out = safeops.safe_reciprocal(x, eps=0.5, fill_value=None)
+    torch.testing.assert_close(out, tensor([2.0, -2.0, -0.5, 0.25], dtype), equal_nan=True)
+    (dx,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(dx, tensor([0.0, 0.0, -0.25, -0.0625], dtype), equal_nan=True)
+
+
+def test_a_floor_below_half_is_one_of_fp32():
+    """Where half has 0, 1 / (b + 1e-8) is inf; the floor is resolved in fp32, and the quotient saturates in half."""
+    b = tensor([0.0, 2.0], torch.float16)
+    assert safeops.safe_reciprocal(b, eps=1e-8, fill_value=None)[0] == 65504
+    assert safeops.safe_reciprocal(b, eps=1e-8, fill_value=None, dtype=torch.float32)[0] == pytest.approx(1e8)

@@ -20,6 +20,9 @@ def _tensor(number, like):
 
 def safe_div(input, other, *, eps=None, fill_value=0.0, out_dtype=torch.float64):
     other, eps = _tensor(other, input), floor(eps, out_dtype)
+    if fill_value is None:  # sign(b) max(|b|, eps), 0 counted as positive
+        other = torch.where(other.abs() < eps, torch.where(other < 0, -eps, eps).to(other.dtype), other)
+        eps = fill_value = 0.0
     keep = ~((other.abs() < eps) | (other == 0))
     raw = (torch.where(keep, input, 0) / torch.where(keep, other, 1)).detach()
     # It rounds to inf from half a step above the largest number on: what the narrowing itself says.
@@ -128,6 +131,8 @@ _binary(
         Sample((data(3, 5), torch.where(mask(3, 5, seed=3), DIVISORS, 0.0)), name="zero divisors", smooth=False,
                slow=True),
         Sample((data(3, 5), data(3, 5, seed=2)), {"eps": 1.0, "fill_value": -7.0}, name="floor", smooth=False),
+        Sample((data(3, 5), torch.where(mask(3, 5, seed=3), data(3, 5, seed=2), 0.0)),
+               {"eps": 0.5, "fill_value": None}, name="divisor with a floor", smooth=False),
         Sample((data(3, 5), data(3, 1, seed=2, low=0.5)), name="divisor broadcast"),
         Sample((data(5), data(3, 5, seed=2, low=0.5)), name="numerator broadcast"),
         Sample((data(3, 5) * 1e4, EXTREME), {"fill_value": 1e9}, name="saturating", smooth=False),
@@ -136,7 +141,11 @@ _binary(
     lambda a, b, **_: a / b,
     # Away from 0, or exactly 0: neither quotient nor gradient leaves fp16's range, so that dtypes can be compared.
     lambda x, y, keep: (x, torch.where(keep, y + y.sign() * 0.25, 0)),
-    bad_calls=[*bad_floors("safe_div", X, X), *bad_fill_values("safe_div", X, X), *bad_dtypes("safe_div", X, X)],
+    bad_calls=[
+        *bad_floors("safe_div", X, X),
+        *bad_fill_values("safe_div", X, X, none=False),
+        *bad_dtypes("safe_div", X, X),
+    ],
     call={"eps": 0.5, "fill_value": 2.0, "dtype": None},
     dtype_argument=True,
     **SAFE,

@@ -115,7 +115,7 @@ def _unary(definition, twin, low=-3.0, high=3.0, floored=None, positive=False, d
         bad += bad_floors(name, X, positive=positive)
         call["eps"] = 0.5
     if floored and "fill_value" in floored:
-        bad += bad_fill_values(name, X)
+        bad += bad_fill_values(name, X, none=False)
         call["fill_value"] = 2.0
     if dtype_argument:
         bad += bad_dtypes(name, X)
