@@ -60,6 +60,7 @@ for _loss in (F.smooth_l1_loss, F.huber_loss):
         lambda x, y, f=_loss: f(x, y, reduction="none"),
     )
 pointwise("charbonnier_loss", "((x - y) ** 2 + 1e-6).sqrt()[m].mean()", lambda x, y: ((x - y) ** 2 + 1e-6).sqrt())
+pointwise("quantile_loss", "max(d / 2, -d / 2)[m].mean()", lambda x, y: torch.maximum((x - y) / 2, (y - x) / 2))
 pointwise("log_cosh_loss", "(x - y).cosh().log()[m].mean()", lambda x, y: (x - y).cosh().log())
 
 

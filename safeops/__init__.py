@@ -47,6 +47,7 @@ from safeops.ops.losses.log_cosh_loss import log_cosh_loss
 from safeops.ops.losses.margin_ranking_loss import margin_ranking_loss
 from safeops.ops.losses.mse_loss import mse_loss
 from safeops.ops.losses.poisson_nll_loss import poisson_nll_loss
+from safeops.ops.losses.quantile_loss import quantile_loss
 from safeops.ops.losses.sigmoid_focal_loss import sigmoid_focal_loss
 from safeops.ops.losses.smooth_l1_loss import smooth_l1_loss
 from safeops.ops.losses.soft_margin_loss import soft_margin_loss
@@ -137,6 +138,7 @@ __all__ = [
     "normalize",
     "poisson_nll_loss",
     "psnr",
+    "quantile_loss",
     "safe_acos",
     "safe_asin",
     "safe_atan2",
