@@ -5,8 +5,8 @@ import textwrap
 import pytest
 import torch
 
-from safeops.lint.check import fix_source, lint_source
-from safeops.lint.rules import RULES
+from safeops_lint.check import fix_source, lint_source
+from safeops_lint.rules import RULES
 from tests.lint.programs import EVERY
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from safeops.lint.check import lint_source
-from safeops.lint.rules import RULES
+from safeops_lint.check import lint_source
+from safeops_lint.rules import RULES
 from tests.lint.programs import EVERY, HEADER, program
 
 # code, arguments, what may well be kept away, the same where the code shows that it is not
