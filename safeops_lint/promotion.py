@@ -26,6 +26,7 @@ ENDS = COMPARISONS - {"isclose", "isin"} | set(
 ONE_DTYPE = {"weight", "pos_weight", "out"}  # keyword arguments
 BUILTINS = {"sum", "max", "min", "abs"}
 DIVISORS = {"reciprocal", "rsqrt", "log", "log2", "log10"}
+MAY_BE_ZERO = tuple(f"safeops.safe_{name}(" for name in ("div", "reciprocal", "sqrt", "norm", "pow"))
 HOLDERS = (cst.Tuple, cst.List, cst.Dict)
 
 
@@ -42,9 +43,9 @@ class Promotion:
                     self.mentions[child.value].append(child)
 
     def allows(self, node, text):
-        """Whether `text`, which may return fp32, and 0 where the expression `node` is huge, can take its place."""
-        zero = "fill_value=None" not in text and text.startswith(("safeops.safe_div", "safeops.safe_reciprocal"))
-        zero |= text.startswith("safeops.safe_sqrt") and "eps=" in text
+        """Whether `text`, which may return fp32, can take the place of the expression `node`: nor must anything be
+        divided by it where it may be 0, since what reports that division looks at the root."""
+        zero = text.startswith(MAY_BE_ZERO) and "fill_value=None" not in text
         todo, seen = [node], set()
         while todo:
             node = todo.pop()

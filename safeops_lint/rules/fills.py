@@ -25,7 +25,7 @@ class LargeFill(Rule):
     """
     fix = """
     `safeops.masked_softmax(scores, ~hidden)`: zeros for such a row. `safeops.masked_fill(scores, hidden, -1e9)`
-    saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`, or `safeops.masked_sum` of it.
+    saturates to the dtype. `safeops.xlogy(p, p)` for `p * log(p)`.
     """
     rewrites = """
     `softmax(x.masked_fill(hidden, -inf), dim)` to `safeops.masked_softmax(x, ~hidden, dim)`, and other fills to
@@ -65,7 +65,7 @@ class LargeFill(Rule):
             made = through(n, walk)
             fill = self._filled(made.input, walk) if made is not None and made.name == "log_softmax" else None
             if fill is not None and fill.name == "masked_fill" and self._infinite(fill, walk):
-                message = "0 * -inf is NaN where it is masked; use safeops.xlogy(p, p), or safeops.masked_sum of this"
+                message = "0 * -inf is NaN where it is masked, as is its gradient; use safeops.xlogy(p, p)"
                 walk.report(self, op.node, message)
                 return
 
