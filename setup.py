@@ -221,7 +221,7 @@ def extensions() -> list[Extension]:
 ext_modules = extensions()
 kernels = ["safeops.kernels", *(f"safeops.kernels.{name}" for name in find_packages("kernels"))]
 setup(
-    packages=[*find_packages(include=["safeops", "safeops.*"]), *kernels],
+    packages=[*find_packages(include=["safeops", "safeops.*", "safeops_lint", "safeops_lint.*"]), *kernels],
     package_dir={"safeops": "safeops", "safeops.kernels": "kernels"},
     package_data={"safeops": ["py.typed"], "safeops.debug": ["page*.html", "page*.js"]},
     include_package_data=False,

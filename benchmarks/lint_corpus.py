@@ -13,7 +13,7 @@ import re
 import sys
 import time
 
-from safeops.lint.run import Options, lint_paths
+from safeops_lint.run import Options, lint_paths
 
 ABOUT_LOSSES = re.compile(
     r"loss|(?<!geo)metric|distance|criterion|(?<!multi_)objective|functional|regulari[sz]er|ssim|dice", re.IGNORECASE

@@ -15,8 +15,8 @@ import safeops
 from safeops.core import availability, failures, library
 from safeops.core.op import registry
 from safeops.debug import script
-from safeops.lint import command as lint
 from safeops.verify import command as verify
+from safeops_lint import command as lint
 
 ISA = ("baseline", "AVX2", "AVX-512")  # what _C.cpu_isa() counts
 

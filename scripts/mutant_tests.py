@@ -19,7 +19,7 @@ EMULATED = {  # a folder of csrc/cuda/: its files tests/kernels/test_cuda_emulat
 }
 TOOLS = {
     "safeops/debug": ["tests/debug/test_trace.py", "tests/debug", "tests/docs/test_finding_it.py"],
-    "safeops/lint": [
+    "safeops_lint": [
         *(f"tests/lint/test_{name}.py" for name in ("found", "silent", "scope", "fix", "examples")),
         "tests/lint",
     ],

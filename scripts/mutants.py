@@ -43,7 +43,7 @@ SHARES = {
     "safeops/ops": 17,
     "safeops/amp": 3,
     "safeops/debug": 5,
-    "safeops/lint": 5,
+    "safeops_lint": 5,
     "safeops": 2,  # what lies in no folder: the routes, the checks
 }
 

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from safeops.lint.rules import RULES
+from safeops_lint.rules import RULES
 
 HEADER = """\
 import math

@@ -8,10 +8,12 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import safeops
 from safeops import cli
-from safeops.lint.rules import RULES
+from safeops_lint.rules import RULES
+from safeops_lint.tables import METHODS
 
 ROOT = pathlib.Path(__file__).parents[2]
 BAD = "import torch\n\n\ndef loss(x):\n    return torch.log(x).mean()\n"
@@ -22,7 +24,7 @@ CLEAN = "import torch\n\n\ndef loss(x):\n    return x.mean()\n"
 @pytest.fixture
 def lint(tmp_path, capsys, monkeypatch):
     """Write files, run the command in their folder: (exit code, stdout, stderr)."""
-    from safeops.lint import config
+    from safeops_lint import config
 
     monkeypatch.chdir(tmp_path)
     config._of_folder.cache_clear()
@@ -248,7 +250,7 @@ def test_paths_that_cannot_be_read(lint):
 
 
 def test_an_internal_error_does_not_stop_the_others(lint, monkeypatch):
-    from safeops.lint.rules.domains import UnguardedDomain
+    from safeops_lint.rules.domains import UnguardedDomain
 
     def fail(self, op, walk):
         raise KeyError("planted")
@@ -375,6 +377,31 @@ def test_without_libcst_it_says_what_to_install():
     assert done.returncode == 2 and done.stderr == "safeops lint needs libcst: pip install libcst\n"
 
 
+LOADED = "import sys, safeops_lint.{0}; sys.exit(any(name in sys.modules for name in {1}))"
+
+
+@pytest.mark.parametrize("module, others", [
+    ("command", ["torch", "safeops", "libcst"]),  # which starts in a tenth of a second
+    ("run, safeops_lint.output, safeops_lint.flake8", ["torch", "safeops"]),
+])  # fmt: skip
+def test_it_loads_neither_torch_nor_safeops(module, others):
+    code = LOADED.format(module, others)
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+def test_it_is_a_command_of_its_own(tmp_path):
+    (tmp_path / "a.py").write_text(BAD)
+    program = [sys.executable, "-m", "safeops_lint", "a.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and "SO204" in done.stdout
+
+
+def test_the_methods_of_a_tensor_are_torchs():
+    known = {name.rstrip("_") for name in dir(torch.Tensor)}
+    assert METHODS <= known and len(METHODS) > 300
+
+
 def test_import_safeops_does_not_load_libcst():
     code = "import sys, safeops, safeops.cli; sys.exit('libcst' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
@@ -382,4 +409,4 @@ def test_import_safeops_does_not_load_libcst():
 
 def test_the_repository_is_clean_under_its_own_linter(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert cli.main(["lint", "safeops", "benchmarks", "scripts"]) == 0, capsys.readouterr().out
+    assert cli.main(["lint", "safeops", "safeops_lint", "benchmarks", "scripts"]) == 0, capsys.readouterr().out

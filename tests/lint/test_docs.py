@@ -4,15 +4,15 @@ import doctest
 import pathlib
 import re
 
-from safeops.lint import check, reference
-from safeops.lint.rules import RULES
+from safeops_lint import check, reference
+from safeops_lint.rules import RULES
 
 ROOT = pathlib.Path(__file__).parents[2]
 DOCS = (ROOT / "docs" / "lint.md").read_text()
 
 
 def test_the_rules_part_is_that_of_the_rules():
-    assert reference.insert(DOCS) == DOCS, "run: python -m safeops.lint.reference docs/lint.md"
+    assert reference.insert(DOCS) == DOCS, "run: python -m safeops_lint.reference docs/lint.md"
 
 
 def test_codes_in_the_text_exist():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import safeops
-from safeops.lint.check import lint_source
-from safeops.lint.rules import FAMILIES, RULES
+from safeops_lint.check import lint_source
+from safeops_lint.rules import FAMILIES, RULES
 from tests.lint.examples import EXAMPLES
 
 HEADER = "import torch\nimport torch.nn.functional as F\nimport safeops\n\n\n"

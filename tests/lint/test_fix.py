@@ -5,8 +5,9 @@ import textwrap
 import pytest
 import torch
 
-from safeops.lint.check import fix_source, lint_source
-from safeops.lint.rules import RULES
+import safeops
+from safeops_lint.check import fix_source, lint_source
+from safeops_lint.rules import RULES
 from tests.lint.programs import EVERY
 
 HEADER = "import torch\nimport torch.nn.functional as F\n"
@@ -229,3 +230,53 @@ def test_a_product_with_a_mask_is_not_hidden_by_the_division():
     new, _ = fix_source(in_loss("err, y", "m = y > 0\nreturn (err / y * m).sum() / m.sum()"), rules=rules)
     assert "safeops.safe_div(safeops.masked_fill(err / y, ~m, 0).sum(), m.sum())" in new
     assert lint_source(new, rules=rules) == []
+
+
+def evaluated(source, *arguments):
+    scope = {}
+    exec(source, scope)
+    return scope["loss"](*arguments)
+
+
+FLOORS = [  # where b is small the code has its largest value, and so has what it becomes
+    ("p, t", "w = 1 / ((p - t).abs() + 1e-8)\nreturn w", torch.ones(2)),
+    ("p, t", "return 10 * torch.log10(1 / ((p - t).abs() + 1e-8))", torch.ones(2)),
+    ("p, t", "return p / (t + 1e-8)", torch.zeros(2)),
+    ("p, t", "return p / (t.abs() + 1e-8)", torch.full((2,), 1e-9)),
+]
+
+
+@pytest.mark.parametrize("arguments, body, t", FLOORS, ids=lambda x: str(x)[:30])
+def test_what_is_large_where_the_divisor_is_small_stays_so(arguments, body, t):
+    source = in_loss(arguments, body)
+    new, count = fix_source(source, rules=EVERY)
+    assert count == 1 and "fill_value=None" in new
+    torch.testing.assert_close(evaluated(new, torch.ones(2), t), evaluated(source, torch.ones(2), t), rtol=0.2, atol=0)
+
+
+ROOTS = [
+    ("cov, var_x, var_y", "return (cov / (var_x * var_y).sqrt()).mean()"),
+    ("cov, var_x, var_y", "n = torch.sqrt(var_x * var_y)\nreturn (cov / n).mean()"),
+]
+
+
+@pytest.mark.parametrize("arguments, body", ROOTS)
+def test_a_root_that_something_is_divided_by_stays_reported(arguments, body):
+    source = in_loss(arguments, body)
+    new, _ = fix_source(source, rules=EVERY)
+    assert "SO204" in {f.code for f in lint_source(new, rules=EVERY)}
+
+
+def test_a_root_below_a_division_that_heeds_0_is_rewritten():
+    new, _ = fix_source(in_loss("x, y", "return ((x - y) / (x.var() * y.var()).sqrt()).mean()"))
+    assert "safeops.safe_div(x - y, safeops.safe_sqrt(x.var() * y.var()))" in new
+
+
+def test_the_advice_for_an_entropy_has_no_nan():
+    body = "l = x.masked_fill(m, float('-inf')).log_softmax(1)\nreturn (l.exp() * l).sum()"
+    (finding,) = [f for f in lint_source(in_loss("x, m", body)) if "0 * -inf" in f.message]
+    assert "safeops.xlogy(p, p)" in finding.message
+    x, m = torch.randn(2, 3, requires_grad=True), torch.tensor([[True, False, False], [False] * 3])
+    p = x.masked_fill(m, -torch.inf).softmax(1)
+    (gradient,) = torch.autograd.grad(safeops.xlogy(p, p).sum(), x)
+    assert gradient.isfinite().all()

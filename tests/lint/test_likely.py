@@ -2,8 +2,8 @@
 
 import pytest
 
-from safeops.lint.check import lint_source
-from safeops.lint.rules import RULES
+from safeops_lint.check import lint_source
+from safeops_lint.rules import RULES
 from tests.lint.programs import EVERY, HEADER, program
 
 # code, arguments, what may well be kept away, the same where the code shows that it is not
@@ -200,3 +200,32 @@ def test_a_private_function_is_given_what_its_callers_made_for_it():
     assert [f.likely for f in lint_source(HEADER + helper.format("_log_of", ""), rules=EVERY)] == [False]
     formula = HEADER + helper.replace("x + 1e-8", "1 + torch.exp(x)")  # which is the same whoever calls it
     assert [f.code for f in lint_source(formula.format("_log_of", ""))] == ["SO211"]
+
+
+BY_DEFAULT = [
+    ("SO202", "error, mask", "return (error * mask).sum() / mask.sum()"),
+    ("SO206", "a, b", "return (a / (b + 1e-8)).mean()"),
+    ("SO202", "x, attention_mask", "return (x * attention_mask).sum(1) / attention_mask.sum(1)"),
+    ("SO202", "x, padding_mask", "return x.sum(1) / padding_mask.sum(1, keepdim=True)"),
+    ("SO202", "x, x_mask", "return x.sum() / x_mask.sum()"),
+    ("SO202", "x, labels", "return x.sum() / (labels != -100).sum()"),
+]
+
+
+@pytest.mark.parametrize("code, arguments, body", BY_DEFAULT)
+def test_a_run_without_options_names_it(code, arguments, body):
+    assert code in {f.code for f in lint_source(program(arguments, body))}
+
+
+WRITES = [
+    "error = (x - y).abs()\nerror[mask] = 0\nreturn error.mean()",
+    "error = (x - y).clone()\nerror[y > 0] = 0\nreturn error.mean()",
+    "loss = ((x - y) * 2).mean(1)\nloss[mask] = 0.0\nloss.mean().backward()",
+]
+
+
+@pytest.mark.parametrize("body", WRITES)
+def test_a_boolean_write_is_named_if_only_as_possible(body):
+    assert "SO103" in {f.code for f in lint_source(program("x, y, mask", body), rules=EVERY)}
+    step = HEADER + "def train(x, y, mask):\n    " + body.replace("\n", "\n    ").replace("return ", "loss = ")
+    assert "SO103" in {f.code for f in lint_source(step + "\n    loss.backward()\n", rules=EVERY)}

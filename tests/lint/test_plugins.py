@@ -7,8 +7,8 @@ import sys
 import tomllib
 import yaml
 
-from safeops import cli
-from safeops.lint.rules import RULES
+from safeops_lint import command
+from safeops_lint.rules import RULES
 
 ROOT = pathlib.Path(__file__).parents[2]
 BAD = "import torch\n\n\ndef loss(x):\n    return torch.log(x).mean()\n\n\n"
@@ -43,8 +43,8 @@ def test_pre_commit_hooks(tmp_path, capsys):
         hook = hooks[name]
         assert hook["types_or"] == ["python", "pyi", "jupyter"] and hook["language"] == "system"
         program, *arguments = hook["entry"].split()
-        assert program == "safeops"
-        assert cli.main([*arguments, *hook.get("args", []), str(tmp_path / "a.py")]) == left
+        assert program == "safeops-lint"
+        assert command.main([*arguments, *hook.get("args", []), str(tmp_path / "a.py")]) == left
     assert "safe_log" in (tmp_path / "a.py").read_text()
 
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 import torch
 
-from safeops.lint.check import fix_source, lint_source
+from safeops_lint.check import fix_source, lint_source
 from tests.lint.programs import EVERY, HEADER, program
 
 # Expressions of n, which a rewrite would make fp32, and of h, i (indices), m (a mask), which stay as they are. All are

@@ -4,7 +4,7 @@ import textwrap
 
 import pytest
 
-from safeops.lint.check import lint_source
+from safeops_lint.check import lint_source
 from tests.lint.programs import HEADER
 
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 import safeops
-from safeops.lint.check import lint_source
+from safeops_lint.check import lint_source
 from tests.lint.programs import EVERY, HEADER
 
 LOOP = """

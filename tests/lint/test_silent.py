@@ -2,7 +2,7 @@
 
 import pytest
 
-from safeops.lint.check import lint_source
+from safeops_lint.check import lint_source
 from tests.lint.programs import EVERY, HEADER, program
 
 # (arguments, body): nothing at all is found, by any rule but those named

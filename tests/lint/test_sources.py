@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from safeops.lint.check import CannotLint, fix_source, lint_source
-from safeops.lint.rules import RULES
-from safeops.lint.run import Options, lint_paths
+from safeops_lint.check import CannotLint, fix_source, lint_source
+from safeops_lint.rules import RULES
+from safeops_lint.run import Options, lint_paths
 from tests.lint.programs import program
 
 SITE = pathlib.Path(sysconfig.get_path("purelib"))
@@ -37,7 +37,7 @@ def test_installed_library(library):
 def check_rewrite(old, new, path="<string>", rules=None):
     compile(new, path, "exec", dont_inherit=True)
     assert fix_source(new, path, rules) == (new, 0), "a second run finds more to rewrite"
-    with mock.patch("safeops.lint.check.PASSES", 1):  # one by one: a rewrite may lead to others on other lines
+    with mock.patch("safeops_lint.check.PASSES", 1):  # one by one: a rewrite may lead to others on other lines
         while (step := fix_source(old, path, rules)[0]) != old:
             check_lines(old, step, lint_source(old, path, rules))
             old = step

@@ -10,7 +10,7 @@ import runpy
 
 import pytest
 
-from safeops.lint.check import lint_source
+from safeops_lint.check import lint_source
 
 FILES = {path.stem: path for path in (pathlib.Path(__file__).parent / "corpus/unseen").glob("*.py")}
 # Where a reviewer would mend each: one of these lines.

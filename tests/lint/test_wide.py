@@ -5,8 +5,8 @@ import torch
 from torch.testing._internal.autocast_test_lists import AutocastTestLists
 from torch.testing._internal.common_methods_invocations import op_db
 
-from safeops.lint.check import lint_source
-from safeops.lint.tables import HALVED, NO_HALF, RAISED
+from safeops_lint.check import lint_source
+from safeops_lint.tables import HALVED, NO_HALF, RAISED
 from tests.lint.programs import EVERY, HEADER, program
 
 # body, with {} where it takes what is fp32 or what is not; the first; the second

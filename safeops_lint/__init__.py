@@ -1,0 +1,17 @@
+"""`safeops lint`: finds the patterns that break losses under mixed precision, and rewrites those it can.
+
+    from safeops_lint.check import fix_source, lint_source
+
+A package of its own: it imports neither torch nor safeops, and libcst only when it lints (`pip install libcst`). The
+rules are in `rules/`, one class a code; `docs/lint.md` lists them. From parse to report: `syntax` reads the tree,
+`survey` tells losses from other functions, `walk` runs through statements (`binding`: names) and `expressions`
+(`calls`) with what `values` and `scope` infer, and shows the rules a `context`; `promotion` says which rewrites may
+return fp32; `check` applies noqa and rewrites, `run` goes over files, `output` prints.
+"""
+
+
+def version():
+    """The version of safeops, whose wheel this package is in."""
+    import importlib.metadata
+
+    return importlib.metadata.version("safeops")

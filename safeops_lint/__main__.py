@@ -1,0 +1,5 @@
+import sys
+
+from safeops_lint.command import main
+
+sys.exit(main())

@@ -1,0 +1,197 @@
+"""What a call is worth: an operation on tensors, a layer, a helper of a loss, or something else."""
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from safeops_lint.layers import layer_operation
+from safeops_lint.reach import LEARNED
+from safeops_lint.survey import DIMS
+from safeops_lint.syntax import Op, dotted, operation
+from safeops_lint.tables import METHODS, NO_TENSOR, NO_TENSOR_METHODS, REDUCTIONS, SURE_METHODS, VIEWS
+from safeops_lint.values import NOTHING, Value, of_op
+
+NUMBERS = re.compile(
+    r"^(alpha|beta|gamma|lam\w*|margin|scale|temp\w*|tau|momentum|power|exponent|sigma|rho|num\w*|[nkmpt]|\w*size|eps\w*)$"
+    r"|_(coeff?|weight|factor|scale|ratio|dim|index|size)$"
+)  # arguments that are numbers more often than tensors
+# Methods that say it wherever they are called.
+CERTAIN = set("exp sqrt rsqrt log softmax log_softmax sigmoid tanh masked_fill unsqueeze softplus".split())
+FP32_NAMES = re.compile(r"complex|(^|[._])i?stft|(^|[._])i?r?fft|one_?hot", re.IGNORECASE)  # what is hardly ever half
+JOINS = {"cat", "concat", "concatenate", "hstack", "vstack", "stack"}
+CASTS = {"float", "double", "half", "bfloat16", "long", "int", "type_as"}  # no array has these methods
+MODELS = {"model", "net", "network", "criterion", "loss_fn", "encoder", "decoder"}
+OF_LENGTHS = re.compile(r"(sequence|len\w*_to|length\w*)_mask$|mask_from_len", re.IGNORECASE)
+
+
+class Calls:
+    """Mixed into Walk."""
+
+    def _Call(self, node):
+        op = operation(node, self.imports)
+        full = self.imports.resolve(node.func)
+        if full is None and isinstance(node.func, cst.Attribute):
+            self.evaluate(node.func.value)
+        elif full is None:
+            self.evaluate(node.func)
+        for a in node.args:
+            self.evaluate(a.value)
+        if full is None and isinstance(node.func, cst.Attribute) and node.func.attr.value == "append" and node.args:
+            self.scope.appended.setdefault(dotted(node.func.value), []).append(self.value(node.args[0].value))
+        op = self._of_layer(node) or op
+        if op is not None:
+            self._recognize(op)
+        value = self._call_value(node, op, full)
+        if op is not None and self._is_tensor_op(op):
+            self._values[id(node)] = value
+            self._operation(op)
+            if op.name in VIEWS or op.inplace:
+                self._disown(op.input)
+            if op.inplace and isinstance(op.input, cst.Name):
+                self.scope.bind(op.input.value, dataclasses.replace(value, owned=False))
+        else:
+            for a in node.args:
+                self._disown(a.value)
+        return value
+
+    def _of_layer(self, node):
+        """`self.softmax(x)`, `nn.Softmax(1)(x)`: the operation that the module is."""
+        made = node.func if isinstance(node.func, cst.Call) else self.scope.get(dotted(node.func) or "").node
+        return layer_operation(made, node, self.imports) if isinstance(made, cst.Call) else None
+
+    def _recognize(self, op):
+        """`net(x).log()`, `torch.log(a / b)`: what has a method of tensors alone is one, and what torch takes."""
+        value, name = self.value(op.input), op.name
+        certain = op.origin == "method" and (name in CERTAIN or op.kwargs.keys() & DIMS)
+        if op.origin == "method" and name in CASTS and isinstance(op.input, cst.Comparison):  # (distance < 4).float()
+            self._values[id(op.input)] = Value(tensor=True, mask="bool", owned=True, node=op.input)
+        wanted = op.input is not None and (self.scope.loss or self.scope.step or certain)
+        if not wanted or value.tensor or value.foreign or value.op is not None:
+            return
+        if op.origin == "method" and name == "log" and (op.args or op.kwargs):  # a logger
+            return
+        loss = op.origin == "functional" and name.endswith("_loss") or name == "nan_to_num"
+        if not (name in SURE_METHODS or certain or op.origin != "method" and name in REDUCTIONS or loss):
+            return
+        if isinstance(op.input, cst.BinaryOperation) and self._are_tensors(op.input):
+            self.evaluate(op.input)
+        elif isinstance(op.input, cst.BinaryOperation) and self.names_in(op.input) & self.scope.arguments:
+            self._values[id(op.input)] = Value(tensor=True, mask=value.mask, positive=value.positive, node=op.input)
+        elif isinstance(op.input, cst.BinaryOperation) and certain:
+            self._values[id(op.input)] = Value(tensor=True, positive=value.positive, node=op.input)
+        elif op.origin == "method" and isinstance(op.input, (cst.Call, cst.Subscript)):
+            self._values[id(op.input)] = known = dataclasses.replace(value, tensor=True, node=op.input)
+            inner = operation(op.input, self.imports)
+            if inner is not None and inner.origin == "method" and inner.name in SURE_METHODS:  # f.clamp(min=1).log()
+                rest = [self.value(n) for n in (*inner.args, *inner.kwargs.values())]
+                self._values[id(op.input)] = of_op(inner, [known, *rest], self.imports, not self.scope.wide)
+
+    def _are_tensors(self, expression):
+        """Whether arguments of which nothing was known are in it: tensors, unless they are called as numbers are."""
+        unknown = {n for n in self.names_in(expression) & self.scope.arguments if self.scope.get(n) == NOTHING}
+        found = {name for name in unknown if not NUMBERS.search(name)}
+        for name in found:
+            self.scope.names[name] = Value(tensor=True, guessed=True)
+        return bool(found)
+
+    def _is_tensor_op(self, op):
+        if op.origin == "method":
+            method = op.node.func.attr.value
+            return self.value(op.input).tensor and method.rstrip("_") in METHODS
+        return op.name not in NO_TENSOR and (
+            op.origin == "functional" or not op.name.startswith(("is_", "set_", "get_", "_"))
+        )
+
+    def _call_value(self, node, op, full):
+        if full is not None and full.split(".")[0] in ("numpy", "math", "scipy", "cupy", "jax", "random", "os"):
+            return Value(foreign=True, positive=True, node=node)
+        if full == "torch.promote_types":
+            return Value(foreign=True, wide=any(self.value(a.value).wide for a in node.args), node=node)
+        if self._samples(node):
+            return Value(tensor=True, positive=True, constant=True, owned=True, node=node)
+        if full is not None and full.startswith("torch.nn.") and full.rsplit(".", 1)[1][:1].isupper():
+            return Value(node=node)  # a module: who calls it can look up what it is
+        if full is not None and full.startswith("safeops.") and full.count(".") == 1:
+            made = None
+            if full == "safeops.masked_fill" and node.args:  # as torch's
+                given = [a.value for a in node.args if not a.keyword]
+                made = Op("masked_fill", node, node.args[0].value, given[1:], {}, "safeops")
+            return Value(tensor=True, positive=True, owned=True, op=made, node=node)
+        if op is None or not self._is_tensor_op(op):
+            name = full or dotted(node.func) or ""
+            if name in ("len", "int", "float", "max", "min", "abs", "round", "range", "str", "list", "tuple", "bool"):
+                return self._builtin(name, node)
+            if op is not None and self.value(op.input).tensor:
+                return Value(foreign=True, positive=True) if op.name in NO_TENSOR_METHODS else NOTHING
+            if OF_LENGTHS.search(name):  # of sequences, which have an element each
+                return Value(tensor=True, mask="likely", positive=True, node=node)
+            tensors = any(self.value(a.value).tensor for a in node.args)
+            layer = name.startswith("self.") and name.count(".") == 1 and self.scope.is_module
+            model = name.rsplit(".", 1)[-1] in MODELS
+            if model and (self.scope.step or self.scope.loss):
+                tensors = True  # what it is given came from a loader
+            result = self._result(name, node)
+            if result.tensor:
+                return result
+            helper = name.removeprefix("self.") in self.helpers  # of a loss, in this file
+            known = tensors and (layer or model or helper)
+            return Value(tensor=bool(known), node=node, wide=self._returns_fp32(node, op, name))
+        tuples = op.name == "nonzero" and "True" in (dotted(n) for n in op.kwargs.values())  # as_tuple=True
+        if tuples or op.origin == "method" and op.name in NO_TENSOR_METHODS:
+            return Value(foreign=True, positive=True)
+        if op.name in ("max", "min", "median", "mode", "cummax", "cummin") and op.arg(0, "dim") is not None:
+            if not self.value(op.arg(0, "dim", "other")).tensor:
+                return Value(op=op, node=node)  # a pair of values and indices
+        if op.origin != "method" and op.name in ("tensor", "scalar_tensor", "full", "as_tensor", "from_numpy"):
+            made, host = op.name in ("tensor", "full"), "device" not in op.kwargs
+            return Value(tensor=True, positive=True, constant=True, owned=made, host=made and host, op=op, node=node)
+        operands = [self.value(n) for n in (op.input, *op.args, *op.kwargs.values()) if n is not None]
+        value = of_op(op, operands, self.imports, not self.scope.wide)
+        if op.name in JOINS:
+            parts = [e.value for e in getattr(op.input, "elements", ())]  # cat((a, b)), stack([f(x) for x in xs])
+            joined = [self.value(n) for n in (parts or [getattr(op.input, "elt", None)]) if n is not None]
+            appended = self.scope.appended.get(dotted(op.input) or "", ())
+            value.detached |= bool(joined) and all(v.detached for v in joined)
+            value.wide |= any(v.wide for v in joined) or bool(appended) and all(v.wide for v in appended)
+            value.host |= bool(appended) and all(v.host for v in appended)
+        if op.name in REDUCTIONS:
+            value.owned = True
+        return value
+
+    def _result(self, name, node):
+        """The Value of the one expression that a function of this file, or an own method, returns."""
+        scope = self.scope
+        while scope.outer is not None and scope.outer.name:  # a function within a method
+            scope = scope.outer
+        owner = scope.class_name if name == "self" or name.startswith("self.") else ""
+        value = self.value(self.results.get((owner, "forward" if name == "self" else name.removeprefix("self."))))
+        wide = value.wide or any(self.value(a.value).wide for a in node.args)
+        return dataclasses.replace(value, owned=False, wide=wide, node=node) if value.tensor else NOTHING
+
+    def _returns_fp32(self, node, op, name):
+        """Whether a call of which nothing else is known returns fp32: by its name, as a cast, as a method of what is
+        fp32, or because it is given nothing else; not a layer with weights, which autocast computes in half."""
+        if self.scope.wide:
+            return True
+        made = self.scope.get(dotted(node.func) or "").node
+        torchs = isinstance(made, cst.Call) and (self.imports.resolve(made.func) or "").startswith("torch.nn.")
+        if torchs and any(word in self.text(made) for word in LEARNED):
+            return False
+        cast = op is not None and op.name in ("float", "double", "to") and of_op(op, [NOTHING], self.imports).wide
+        owner = isinstance(node.func, cst.Attribute) and self.value(node.func.value).wide  # a distribution
+        given = [v for a in node.args if (v := self.value(a.value)).tensor]
+        return bool(FP32_NAMES.search(name) or cast or owner or given and all(v.wide for v in given))
+
+    def _samples(self, node):
+        """`Chi2(n).sample()`, also of a name: without a graph, as torch.rand is."""
+        if not isinstance(node.func, cst.Attribute) or node.func.attr.value != "sample":
+            return False
+        made = self.value(node.func.value).node or node.func.value
+        full = self.imports.resolve(made.func) if isinstance(made, cst.Call) else None
+        return (full or "").startswith("torch.distributions.")
+
+    def _builtin(self, name, node):
+        if name in ("max", "min", "abs", "round") and any(self.value(a.value).tensor for a in node.args):
+            return NOTHING
+        return Value(foreign=True, positive=True)

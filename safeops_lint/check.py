@@ -1,0 +1,226 @@
+"""Linting one text: parse, walk, noqa; and rewriting it until nothing more can be rewritten."""
+
+import ast
+import bisect
+import dataclasses
+import gc
+import re
+import sys
+import warnings
+
+import libcst as cst
+
+from safeops_lint import fix as fixing
+from safeops_lint.finding import Edit, Finding, Problem
+from safeops_lint.rules import RULES
+from safeops_lint.syntax import Imports, descendants
+from safeops_lint.walk import Walk
+
+NOQA = re.compile(r"#\s*noqa(?P<codes>:\s?(?P<list>[A-Z]+[0-9]*(?:[\s,]+[A-Z]+[0-9]+)*))?", re.IGNORECASE)
+SCRIPTS = re.compile(r"\bjit\b.*\bscript")  # torch.jit.script, from torch.jit import script
+DEPTH = 6000  # nested expressions; CPython's own parser stops at 200 parentheses, but `a + b + ...` may go on
+PASSES = 10
+
+
+class CannotLint(Exception):
+    """A text that is no Python: carries the Problem."""
+
+    def __init__(self, problem):
+        super().__init__(problem.message)
+        self.problem = problem
+
+
+def lint_source(source, path="<string>", rules=None, *, noqa=True, possible=None, scripted=frozenset()):
+    """Findings of a text, in order of position.
+
+    Args:
+        source: the text of a Python file.
+        path: what the findings call it.
+        rules: Rule objects; None: all, and what is likely alone.
+        noqa: whether `# noqa` comments count.
+        possible: whether to tell what a caller or the data may well keep away, too; None: where `rules` are given.
+        scripted: names of functions and classes that are not rewritten, since torch.jit.script may compile them.
+
+    Returns:
+        A list of Finding. Empty for a text that does not import torch.
+
+    Raises:
+        CannotLint: the text does not parse.
+
+    Example:
+        >>> code = "import torch\\ndef loss(x):\\n    return torch.log(x + 1e-8).mean()\\n"
+        >>> [(f.line, f.code) for f in lint_source(code)]
+        [(3, 'SO206')]
+    """
+    if "torch" not in source:
+        _must_parse(source, path)
+        return []
+    possible = rules is not None if possible is None else possible
+    return _lint(source, path, _rules(rules), noqa, possible, scripted)[1]
+
+
+def fix_source(source, path="<string>", rules=None):
+    """(the text with every rewrite applied, how many were). What does not parse raises CannotLint."""
+    return rewrite(source, path, rules, rules is not None)[:2]
+
+
+def rewrite(source, path, rules=None, possible=False, scripted=frozenset()):
+    """(the rewritten text, how many rewrites, the findings that are left in it)."""
+    if "torch" not in source:
+        _must_parse(source, path)
+        return source, 0, []
+    total, rules = 0, _rules(rules)
+    module, findings = _lint(source, path, rules, True, possible, scripted)
+    for _ in range(PASSES):  # a rewrite inside another waits for the next pass
+        sets = [f for f in findings if f.fixable]
+        if not sets or module.code != source:
+            break
+        new, count = _rewrite(source, module, sets)
+        if not count:
+            break
+        try:
+            module, findings = _lint(new, path, rules, True, possible, scripted)
+        except CannotLint:  # a rewrite that breaks a file is never kept
+            break
+        source, total = new, total + count
+    return source, total, findings
+
+
+def scripted_by(text):
+    """The names in a text that speaks of torch.jit.script, which knows torch's own functions alone: it may compile what
+    has one of these names, wherever that is defined."""
+    return frozenset(re.findall(r"\w+", text)) if SCRIPTS.search(text) else frozenset()
+
+
+def _rewrite(source, module, findings):
+    chosen = [findings[i] for i in fixing.compatible([f.edits for f in findings])]
+    edit, name = None, "safeops"
+    if any(f.imports_safeops for f in chosen):
+        edit, name = fixing.import_edit(module, source, module.default_newline)
+        if _taken(module, name):
+            chosen, edit = [f for f in chosen if not f.imports_safeops], None
+    edits = []
+    for finding in chosen:
+        for e in finding.edits:
+            text = (
+                re.sub(r"\bsafeops\.", f"{name}.", e.text) if finding.imports_safeops and name != "safeops" else e.text
+            )
+            edits.append(Edit(e.start, e.end, text))
+    if edit is not None:
+        edits.append(edit)
+    return fixing.apply(source, edits), len(chosen)
+
+
+def _taken(module, name):
+    """Whether the file uses the name for something of its own: an argument, a variable."""
+    for node in descendants(module):
+        if isinstance(node, cst.Param) and node.name.value == name:
+            return True
+        if isinstance(node, cst.AssignTarget) and isinstance(node.target, cst.Name) and node.target.value == name:
+            return True
+    return False
+
+
+def _rules(rules):
+    return list(RULES.values()) if rules is None else rules
+
+
+def _must_parse(source, path):
+    """A file without torch has no findings, but one that does not parse is still bad input."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about escapes in strings: not ours to say
+            ast.parse(source, path)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line, column = getattr(error, "lineno", None), getattr(error, "offset", None)
+        raise CannotLint(
+            Problem(path, f"does not parse: {getattr(error, 'msg', None) or error}", line, column)
+        ) from None
+
+
+def _parse(source, path):
+    _must_parse(
+        source, path
+    )  # Python's words are clearer than libcst's, and its limit on nesting spares libcst's stack
+    try:
+        return cst.parse_module(source)
+    except cst.ParserSyntaxError as error:
+        message = f"is Python that libcst cannot read: {error.message.splitlines()[0]}"
+        raise CannotLint(Problem(path, message, error.raw_line, error.raw_column + 1)) from None
+    except (RecursionError, ValueError) as error:
+        raise CannotLint(Problem(path, f"does not parse: {error}")) from None
+
+
+def _lint(source, path, rules, noqa, possible, scripted):
+    limit, collecting = sys.getrecursionlimit(), gc.isenabled()
+    sys.setrecursionlimit(max(limit, DEPTH))
+    gc.disable()  # a tree is a million objects, all alive: looking through them is a third of the time
+    try:
+        module = _parse(source, path)
+        imports = Imports(module, path)
+        if not imports.torch:
+            return module, []
+        reports = Walk(module, imports, rules, source, possible, scripted | scripted_by(source)).run()
+        if not reports:
+            return module, []
+        return module, _findings(source, path, module, reports, noqa)
+    except RecursionError:
+        raise CannotLint(Problem(path, "is nested too deeply to be read")) from None
+    finally:
+        sys.setrecursionlimit(limit)
+        if collecting:
+            gc.enable()
+
+
+def _findings(source, path, module, reports, noqa):
+    nodes = [n for r in reports for n in (r.node, r.last, *(old for old, _ in r.fix or ()))]
+    spans = fixing.spans(module, nodes)
+    data = module.code.encode()
+    starts = [0] + [m.end() for m in re.finditer(rb"\r\n|\r|\n", data)]
+    lines = [data[a:b].decode() for a, b in zip(starts, [*starts[1:], len(data)])]
+
+    def place(offset):
+        line = bisect.bisect_right(starts, offset) - 1
+        return line + 1, len(data[starts[line] : offset].decode()) + 1
+
+    found = []
+    for r in reports:
+        (start, end), (_, last) = spans[id(r.node)], spans[id(r.last)]
+        line, column = place(start)
+        end_line, end_column = place(end)
+        if noqa and any(_silenced(lines[i - 1], r.rule.code) for i in {line, end_line, place(last)[0]}):
+            continue
+        edits = tuple(fixing.edit(data, old, *spans[id(old)], text) for old, text in r.fix or ())
+        if len(fixing.compatible([[e] for e in edits])) < len(edits):  # one inside another: nothing that can be applied
+            edits = ()
+        found.append(
+            Finding(
+                path,
+                line,
+                column,
+                end_line,
+                end_column,
+                r.rule.code,
+                r.message,
+                edits,
+                r.imports_safeops and bool(edits),
+                r.likely,
+            )
+        )
+    return sorted(found, key=lambda f: (f.line, f.column, f.code))
+
+
+def _silenced(line, code):
+    match = NOQA.search(line) if "noqa" in line.lower() else None
+    if match is None:
+        return False
+    codes = match["list"]
+    return codes is None or any(code.startswith(c) for c in re.split(r"[\s,]+", codes.upper()) if c)
+
+
+def in_cell(finding, cell, line):
+    """The finding at its place in a notebook's cell; without its edits, since notebooks are not rewritten."""
+    shift = finding.line - line
+    return dataclasses.replace(
+        finding, cell=cell, line=line, end_line=finding.end_line - shift, edits=(), imports_safeops=False
+    )

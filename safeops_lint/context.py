@@ -1,0 +1,153 @@
+"""What a rule is shown of the walk: values, sources, what kind of code this is; and where it reports."""
+
+import dataclasses
+import functools
+import operator
+import re
+
+import libcst as cst
+
+from safeops_lint.layers import filled_with, named_number
+from safeops_lint.promotion import Promotion
+from safeops_lint.syntax import comments, descendants, number
+from safeops_lint.tables import REDUCTIONS
+from safeops_lint.values import NOTHING
+
+TO_HALF = re.compile(r"\.half\(|torch\.(half|float16)\b")
+AUTOCAST = re.compile(r"autocast\([^()]*\)")
+# Rules about values that the callers of a private function may well have prepared.
+PREPARED = {"SO201", "SO202", "SO204", "SO205", "SO206", "SO207", "SO210"}
+PARENTHESIZED = (cst.Tuple, cst.GeneratorExp, cst.NamedExpr, cst.Yield)  # in a call, too
+ARITHMETIC = {
+    cst.Add: operator.add,
+    cst.Subtract: operator.sub,
+    cst.Multiply: operator.mul,
+    cst.Divide: operator.truediv,
+    cst.Power: operator.pow,
+}
+
+
+@dataclasses.dataclass(slots=True)
+class Report:
+    rule: object
+    node: cst.CSTNode
+    message: str
+    fix: object  # [(node, text), ...] or None
+    imports_safeops: bool
+    last: cst.CSTNode
+    likely: bool
+
+
+class Context:
+    """Mixed into Walk."""
+
+    def value(self, node):
+        return self._values.get(id(node), NOTHING)
+
+    def op(self, node):
+        """The tensor operation that made an expression, through names; None where it is not known."""
+        return self.value(node).op if node is not None else None
+
+    def number(self, node, depth=0):
+        """The number that an expression is, through names and defaults (`self.eps**2`); None where it is not known."""
+        if node is None or depth > 5:
+            return None
+        value = number(node)
+        value = named_number(node, self.imports) if value is None else value
+        if value is not None:
+            return value
+        if isinstance(node, cst.UnaryOperation) and isinstance(node.operator, cst.Minus):
+            value = self.number(node.expression, depth + 1)
+            return None if value is None else -value
+        if isinstance(node, cst.List) and len(node.elements) == 1:  # torch.tensor([1e10])
+            return self.number(node.elements[0].value, depth + 1)
+        if isinstance(node, cst.Call):
+            return self.number(filled_with(node), depth + 1)
+        if isinstance(node, cst.BinaryOperation) and type(node.operator) in ARITHMETIC:
+            parts = [self.number(n, depth + 1) for n in (node.left, node.right)]
+            try:
+                return None if None in parts else ARITHMETIC[type(node.operator)](*parts)
+            except (ArithmeticError, TypeError):
+                return None
+        made = self.value(node).node if isinstance(node, (cst.Name, cst.Attribute, cst.Subscript)) else None
+        return self.number(made, depth + 1) if made is not node else None
+
+    def text(self, node):
+        """The source of an expression, with its own parentheses."""
+        return self.module.code_for_node(node)
+
+    def argument(self, node):
+        """The source of an expression as the argument of a call: without parentheses around the whole of it."""
+        needless = getattr(node, "lpar", ()) and not isinstance(node, PARENTHESIZED) and not comments(node)
+        return self.text(node.with_changes(lpar=(), rpar=()) if needless else node)
+
+    def report(self, rule, node, message, fix=None, *, likely=True, imports=True, covers=(), last=None):
+        """`fix`: [(node, new text)], dropped where a comment would be lost. `covers`: (code, node) it explains too.
+        What is not likely, since a caller or the data may well keep it away, is told where the rule was asked for."""
+        prepared = self.private and rule.code in PREPARED
+        likely = likely and not (prepared or self.imports.tests)
+        if fix and sum(comments(old) for old, _ in fix) > sum(_count_comments(new) for _, new in fix):
+            fix = None
+        if imports and self.scope.scripted:
+            fix = None
+        for code, covered in covers:
+            self.reports.pop((code, id(covered)), None)
+        self.reports[rule.code, id(node)] = Report(
+            rule, node, message, fix, imports and bool(fix), last or node, likely
+        )
+
+    @functools.cached_property
+    def promotion(self):
+        return Promotion(self)
+
+    def reported(self, code, node):
+        return (code, id(node)) in self.reports
+
+    @functools.cached_property
+    def casts_to_half(self):
+        """Whether the file casts to fp16 itself: where autocast alone does, pow, sums and losses run in fp32."""
+        return TO_HALF.search(AUTOCAST.sub("", self.code)) is not None
+
+    @property
+    def training(self):
+        """Whether this code computes a loss or a training step, with a graph."""
+        return (self.scope.loss or self.scope.step) and not self.scope.no_grad and not self.scope.metric
+
+    @property
+    def entered(self):
+        """Whether this is what a training step calls, and no helper, which is given what its caller made for it."""
+        named = self.scope.name in ("forward", "__call__") or "loss" in self.scope.name.lower()
+        return named or not (self.scope.class_name or self.scope.helper)
+
+    @property
+    def private(self):
+        """Whether the file alone calls it."""
+        return self.scope.name.startswith("_") and not self.scope.name.startswith("__")
+
+    @property
+    def stepping(self):
+        """Whether this is part of every training step: a loss, what it calls, a module; not a metric."""
+        scope = self.scope
+        part = scope.loss and not scope.formula or scope.step or scope.is_module
+        return part and not (scope.metric or scope.for_host)
+
+    @property
+    def computing(self):
+        """Whether it does, or computes a metric outside of a file of metrics: values count, gradients may not."""
+        return self.training or self.scope.metric and not self.imports.measures
+
+    def checked(self, node):
+        """Whether a condition asked about any name in this expression, or about what a reduction of it was taken of:
+        `if mask.any()` for `n = mask.sum()`."""
+        op = self.op(node)
+        of = op.input if op is not None and op.name in REDUCTIONS and isinstance(op.input, cst.Name) else node
+        names = self.names_in(node) | self.names_in(of)
+        return any(self.scope.knows(name) for name in names)
+
+    def names_in(self, node):
+        return {n.value for n in descendants(node) if isinstance(n, cst.Name)} if node is not None else set()
+
+
+def _count_comments(text):
+    """Comments in the text of an expression (parsed in parentheses: it may span lines)."""
+    return comments(cst.parse_expression(f"({text}\n)")) if "#" in text else 0

@@ -1,0 +1,263 @@
+"""What an expression is worth: the half of the walk that goes through expressions and infers their Values."""
+
+import dataclasses
+
+import libcst as cst
+
+from safeops_lint.binding import GRADIENTS
+from safeops_lint.conditions import asked_about
+from safeops_lint.scope import Scope
+from safeops_lint.survey import tensors_in
+from safeops_lint.syntax import Op, children, dotted, number, operation
+from safeops_lint.tables import BATCHES, NO_TENSOR_ATTRIBUTES, PAIRS
+from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor, of_op
+
+PLAIN = ("None", "True", "False")  # what a tensor is not compared with
+# numpy's, of numbers numbers
+NUMBER_FUNCTIONS = set("sqrt log log2 log10 exp prod sin cos tan abs power sign ceil floor float32 float64".split())
+
+
+class Expressions:
+    """Mixed into Walk. `evaluate` goes bottom up, keeps each Value, and calls the rules for what it has just seen."""
+
+    def evaluate(self, node):
+        handler = getattr(self, "_" + type(node).__name__, None)
+        value = handler(node) if handler else self._generic(node)
+        self._values[id(node)] = value
+        self._event(type(node).__name__, node)
+        return value
+
+    def _generic(self, node):
+        for child in children(node):
+            if isinstance(child, cst.Name):
+                self.evaluate(child)
+                self._disown(child)
+            else:
+                self._child(child)
+        return NOTHING
+
+    def _Name(self, node):
+        if self.imports.names.get(node.value):
+            return FOREIGN
+        return self.scope.get(node.value)
+
+    def _constant(self, node):
+        value = number(node)
+        return Value(foreign=True, positive=value is not None and value != 0, node=node)
+
+    _Integer = _Float = _SimpleString = _ConcatenatedString = _constant
+
+    def _UnaryOperation(self, node):
+        value = self.evaluate(node.expression)
+        if isinstance(node.operator, cst.Not):
+            return FOREIGN
+        inverted = isinstance(node.operator, cst.BitInvert)
+        if not value.tensor:
+            if inverted and self.scope.loss and not value.foreign:  # what else would a loss invert?
+                return Value(tensor=True, mask="likely", node=node)
+            return dataclasses.replace(value, node=node) if value.foreign else value
+        if inverted:
+            op = Op("bitwise_not", node, node.expression, [], {}, "operator")
+            return of_op(op, [value], self.imports)
+        return dataclasses.replace(
+            value, node=node, owned=True, op=Op("neg", node, node.expression, [], {}, "operator")
+        )
+
+    def _BinaryOperation(self, node):
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
+        op = operation(node, self.imports)
+        if op is not None and (left.tensor or right.tensor) and not self._of_numpy(left, right):
+            value = of_op(op, [left, right], self.imports, not self.scope.wide)
+            self._values[id(node)] = value
+            self._operation(op)
+            return value
+        if left.foreign and right.foreign:
+            positive = left.positive and right.positive or isinstance(node.operator, cst.Add)
+            return Value(foreign=True, positive=positive and not isinstance(node.operator, cst.Subtract), node=node)
+        if isinstance(node.operator, cst.Add) and (left.positive or right.positive):
+            return Value(positive=True)
+        return NOTHING
+
+    def _of_numpy(self, *values):
+        """Whether an array of numpy's is among them, and what else there is a tensor by its name alone."""
+        return any(self._array(v) for v in values) and all(v.op is None for v in values if v.tensor)
+
+    def _array(self, value):
+        """What a call of another library returned, unless it is a number for certain: math.sqrt(d), np.log(2)."""
+        if not value.foreign or not isinstance(value.node, cst.Call):
+            return False
+        full = self.imports.resolve(value.node.func) or ""
+        scalar = full.rsplit(".", 1)[-1] in NUMBER_FUNCTIONS
+        return not (full.startswith("math.") or scalar and all(self.value(a.value).foreign for a in value.node.args))
+
+    def _Comparison(self, node):
+        value = self.evaluate(node.left)
+        values = [value]
+        for target in node.comparisons:
+            values.append(self.evaluate(target.comparator))
+        if any(isinstance(c.operator, (cst.Is, cst.IsNot, cst.In, cst.NotIn)) for c in node.comparisons):
+            return FOREIGN
+        if any(isinstance(c.comparator, cst.SimpleString) or dotted(c.comparator) in PLAIN for c in node.comparisons):
+            return FOREIGN
+        if not any(v.tensor for v in values) or self._of_numpy(values[0], values[-1]):
+            return NOTHING
+        host = all(v.host for v in values if v.tensor)
+        return Value(tensor=True, mask="bool", owned=True, node=node, host=host)
+
+    def _Attribute(self, node):
+        name = dotted(node)
+        scope = self.scope
+        while name and scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        full = self.imports.resolve(node)
+        if full is not None:
+            wide = dtype_of(node, self.imports) == "wide"
+            return Value(foreign=True, positive=True, wide=wide, node=node)  # math.pi, torch.float32, np.float64
+        base = self.evaluate(node.value)
+        attribute = node.attr.value
+        constant = self._of_class(node)
+        if constant is not None:
+            return constant
+        if named_eps(attribute):
+            return Value(foreign=True, positive=True, node=node)
+        if attribute in NO_TENSOR_ATTRIBUTES:
+            return Value(foreign=True, positive=True, wide=base.wide, node=node)  # `y.to(x.dtype)` is as wide as x
+        if base.tensor and attribute in ("T", "mT", "H", "mH", "data", "grad", "real", "imag"):
+            if attribute != "grad":
+                self._disown(node.value)
+            wide = base.wide or attribute in ("real", "imag")  # of complex numbers, of which there is hardly any half
+            return dataclasses.replace(
+                base, owned=False, wide=wide, detached=base.detached or attribute == "data", node=node
+            )
+        if base.op is not None and not base.tensor and base.op.name in PAIRS and attribute in ("values", "indices"):
+            return self._of_pair(base, attribute == "indices", node)
+        if isinstance(node.value, cst.Name) and node.value.value in BATCHES and self._named(attribute):
+            return Value(tensor=True, mask="likely" if named_mask(attribute) else None, node=node)
+        if attribute == "grad" and (self.scope.loss or self.scope.step):
+            return Value(tensor=True, node=node)
+        if named_mask(attribute):
+            return Value(mask="likely")
+        return NOTHING
+
+    def _of_class(self, node):
+        """`self.EPS`, `cls.EPS` where the class has `EPS = 1e-8`."""
+        scope = self.scope
+        while scope is not None and scope.name:
+            scope = scope.outer
+        known = scope is not None and scope.outer is not None and dotted(node.value) in ("self", "cls")
+        return scope.names.get(node.attr.value) if known else None
+
+    def _named(self, key):
+        """Whether a batch's entry of this name is a tensor."""
+        return (self.scope.loss or self.scope.step) and len(key) > 1 and named_tensor(key)
+
+    def _of_pair(self, base, second, node):
+        """The values or the indices of `x.max(dim)`."""
+        if second:
+            return Value(tensor=True, owned=True, integer=True, node=node)
+        of = self.value(base.op.input)
+        return Value(tensor=True, owned=True, op=base.op, node=node, wide=of.wide, detached=of.detached)
+
+    def _Subscript(self, node):
+        self._subscript_parts(node)
+        return self._subscript_value(node)
+
+    def _subscript_parts(self, node):
+        self.evaluate(node.value)
+        for element in node.slice:
+            for child in children(element.slice):
+                self._child(child)
+
+    def _subscript_value(self, node):
+        base = self.value(node.value)
+        key = node.slice[0].slice.value if isinstance(node.slice[0].slice, cst.Index) else None
+        if isinstance(key, cst.SimpleString) and not base.tensor:
+            name = key.evaluated_value
+            batch = dotted(node.value) in BATCHES and isinstance(name, str) and self._named(name)
+            return Value(tensor=True, mask="likely" if named_mask(name) else None, node=node) if batch else NOTHING
+        if base.op is not None and not base.tensor and base.op.name in PAIRS and isinstance(key, cst.Integer):
+            return self._of_pair(base, key.evaluated_value != 0, node)
+        if base.foreign:
+            return Value(foreign=True, positive=base.positive)
+        made = base.node if isinstance(node.value, cst.Name) else node.value
+        if isinstance(made, cst.Call) and self.imports.resolve(made.func) == GRADIENTS:
+            return dataclasses.replace(self._gradient(made), node=node)
+        if not base.tensor:
+            return NOTHING
+        index, op = None, base.op if _shapes(node) else None
+        if len(node.slice) == 1 and isinstance(node.slice[0].slice, cst.Index):
+            index = node.slice[0].slice.value
+        advanced = index is not None and self.value(index).tensor
+        if advanced:
+            op = Op("index", node, node.value, [index], {}, "operator")
+        positive = base.positive or advanced and self._asks(self.value(index).node, node.value)
+        return dataclasses.replace(base, node=node, op=op, owned=advanced, positive=positive)
+
+    @staticmethod
+    def _asks(mask, base):
+        """Whether the mask is a comparison of what it selects from: `x[x > 0]`, also by way of a name."""
+        if not isinstance(mask, cst.Comparison):
+            return False
+        sides = (mask.left, *(part.comparator for part in mask.comparisons))
+        return any(side.deep_equals(base) for side in sides)
+
+    def _IfExp(self, node):
+        self._test(node.test)
+        values = [self.evaluate(node.body), self.evaluate(node.orelse)]
+        tensors = [v for v in values if v.tensor]
+        asked = bool(asked_about(node.test))
+        if not tensors:
+            # float32 where x.dtype is half, else its own
+            wide = any(v.wide for v in values) and "dtype" in self.text(node.test)
+            return Value(foreign=True, wide=wide, node=node) if all(v.foreign for v in values) else NOTHING
+        return Value(
+            tensor=True,
+            mask=tensors[0].mask if len({v.mask for v in tensors}) == 1 else None,
+            positive=asked or all(v.positive for v in tensors),
+            op=tensors[0].op if len(tensors) == 1 else None,
+            wide=any(v.wide for v in tensors),
+            detached=all(v.detached for v in tensors),
+        )
+
+    def _comprehension(self, node):
+        names = dict(self.scope.names)
+        self._comp_for(node.for_in)
+        for part in ("elt", "key", "value"):
+            if hasattr(node, part):
+                self.evaluate(getattr(node, part))
+        self.scope.names = names
+        return dataclasses.replace(FOREIGN, node=node)
+
+    _ListComp = _GeneratorExp = _SetComp = _DictComp = _comprehension
+
+    def _comp_for(self, node):
+        self.evaluate(node.iter)
+        self._bind_element(node.target, node.iter, node)
+        for condition in node.ifs:
+            self._test(condition.test)
+        if node.inner_for_in is not None:
+            self._comp_for(node.inner_for_in)
+
+    def _Lambda(self, node):
+        outer, self.scope = self.scope, Scope("<lambda>", self.scope, is_module=self.scope.is_module)
+        self.scope.loss, self.scope.step = outer.loss, outer.step
+        used = tensors_in(node.body, self.imports) if outer.loss or outer.step else ()
+        for p in node.params.params:
+            self.scope.bind(p.name.value, Value(tensor=p.name.value in used))
+        self.evaluate(node.body)
+        self.scope = outer
+        return NOTHING
+
+
+def _shapes(subscript):
+    """`x[:, None]`, `x[..., None]`: all of x, in another shape."""
+    for element in subscript.slice:
+        part = element.slice
+        if isinstance(part, cst.Slice):
+            if not part.lower is part.upper is part.step is None:
+                return False
+        elif not isinstance(part.value, cst.Ellipsis) and dotted(part.value) != "None":
+            return False
+    return True

@@ -1,0 +1,90 @@
+"""Applying edits to a source text. What lies outside the edited expressions stays as it is, byte for byte."""
+
+import re
+
+import libcst as cst
+
+from safeops_lint.finding import Edit
+from safeops_lint.syntax import dotted
+
+
+def spans(module, nodes):
+    """(start, end) of nodes in the UTF-8 bytes of the module's code."""
+    from libcst.metadata import ByteSpanPositionProvider, MetadataWrapper
+
+    # parsed from text just now: no node occurs twice, so there is nothing to copy
+    found = MetadataWrapper(module, unsafe_skip_copy=True).resolve(ByteSpanPositionProvider)
+    return {id(n): (found[n].start, found[n].start + found[n].length) for n in nodes}
+
+
+def compatible(edit_sets):
+    """Indices of the sets of edits that can be applied at once: sets that touch what an earlier one touches wait."""
+    taken, chosen = [], []
+    order = sorted(range(len(edit_sets)), key=lambda i: min(e.start for e in edit_sets[i]))
+    for i in order:
+        edits = edit_sets[i]
+        if all(e.end <= start or end <= e.start for e in edits for start, end in taken):
+            taken += [(e.start, e.end) for e in edits]
+            chosen.append(i)
+    return chosen
+
+
+def edit(data, old, start, end, text):
+    """The Edit that puts `text` in place of the expression `old`, which is at [start, end) of a file's bytes, and of
+    the parentheses that a call makes needless."""
+    if text.startswith("safeops.") and text.endswith(")"):
+        for _ in getattr(old, "lpar", ()):
+            before, after = data[:start].rstrip(), re.match(rb"\s*\)", data[end:])
+            if not before.endswith(b"(") or after is None or re.search(rb"\w\($", before):  # `return(x)`
+                break
+            start, end = len(before) - 1, end + after.end()
+    return Edit(start, end, text)
+
+
+def apply(code, edits):
+    """The text after the edits, which must not overlap."""
+    data = code.encode()
+    for edit in sorted(edits, key=lambda e: (e.start, e.end), reverse=True):
+        data = data[: edit.start] + edit.text.encode() + data[edit.end :]
+    return data.decode()
+
+
+def import_edit(module, code, newline):
+    """(the edit that makes the name `safeops` mean this package, the name it has here); (None, alias) where it has one.
+
+    (None, None): the name is taken by something else, so nothing can be rewritten.
+    """
+    body = module.body
+    for statement in body:
+        for small in statement.body if isinstance(statement, cst.SimpleStatementLine) else ():
+            if isinstance(small, cst.Import):
+                for alias in small.names:
+                    if dotted(alias.name) == "safeops":
+                        return None, alias.evaluated_alias or "safeops"
+    after = None
+    for i, statement in enumerate(body):
+        if not isinstance(statement, cst.SimpleStatementLine):
+            break
+        if i == 0 and module.get_docstring(clean=False) is not None:
+            after = statement
+        elif _future(statement):
+            after = statement
+        elif all(isinstance(s, (cst.Import, cst.ImportFrom)) for s in statement.body):
+            after = statement
+        else:
+            break
+    line = f"import safeops{newline}"
+    if after is None:  # before the first statement, behind the comments at the top
+        start = spans(module, [body[0]])[id(body[0])][0] if body else len(code.encode())
+        return Edit(start, start, line), "safeops"
+    end = spans(module, [after])[id(after)][1]
+    data = code.encode()
+    stop = data.find(b"\n", end)
+    if stop < 0:
+        return Edit(len(data), len(data), f"{newline}{line}"), "safeops"
+    return Edit(stop + 1, stop + 1, line), "safeops"
+
+
+def _future(statement):
+    small = statement.body[0] if statement.body else None
+    return isinstance(small, cst.ImportFrom) and small.module is not None and dotted(small.module) == "__future__"

@@ -1,0 +1,195 @@
+"""Whether a rewrite that returns fp32 for half is the same program: nothing that it reaches takes one dtype alone.
+
+torch promotes half beside fp32 in arithmetic, reductions and most losses; `dot`, `lerp`, `index_add_`, a layer, a write
+through a mask raise. So a value is followed from the rewritten expression through names, results and calls of the file,
+and every step must be one of those that are known to promote, to cast, or to end there.
+"""
+
+import collections
+
+import libcst as cst
+
+from safeops_lint.syntax import children, descendants, dotted, number
+from safeops_lint.tables import COMPARISONS, NO_TENSOR_ATTRIBUTES, SHAPING
+
+PROMOTES = SHAPING | set(
+    """add sub mul div pow neg abs exp log log1p log2 log10 sqrt rsqrt square sum mean amax amin max min prod std var
+    norm clamp clamp_min clamp_max maximum minimum where relu sigmoid tanh softplus logsigmoid logsumexp softmax
+    log_softmax masked_fill nan_to_num cumsum cat stack float double mse_loss l1_loss smooth_l1_loss huber_loss kl_div
+    binary_cross_entropy_with_logits cosine_similarity cross_entropy nll_loss sin cos log_loss outer median sort topk
+    reciprocal fill zero""".split()
+) - {"to"}
+ENDS = COMPARISONS - {"isclose", "isin"} | set(
+    """half bfloat16 type_as long int item tolist numpy argmax argmin argsort any all size dim numel backward
+    manual_backward scale log_dict print len isinstance format""".split()
+)
+ONE_DTYPE = {"weight", "pos_weight", "out"}  # keyword arguments
+BUILTINS = {"sum", "max", "min", "abs"}
+DIVISORS = {"reciprocal", "rsqrt", "log", "log2", "log10"}
+MAY_BE_ZERO = tuple(f"safeops.safe_{name}(" for name in ("div", "reciprocal", "sqrt", "norm", "pow"))
+HOLDERS = (cst.Tuple, cst.List, cst.Dict)
+
+
+class Promotion:
+    """Where the values of a file go."""
+
+    def __init__(self, walk):
+        self.walk, self.parents = walk, {}
+        self.mentions = collections.defaultdict(list)
+        for node in descendants(walk.module):
+            for child in children(node):
+                self.parents[id(child)] = node
+                if isinstance(child, cst.Name):
+                    self.mentions[child.value].append(child)
+
+    def allows(self, node, text):
+        """Whether `text`, which may return fp32, can take the place of the expression `node`: nor must anything be
+        divided by it where it may be 0, since what reports that division looks at the root."""
+        zero = text.startswith(MAY_BE_ZERO) and "fill_value=None" not in text
+        todo, seen = [node], set()
+        while todo:
+            node = todo.pop()
+            if id(node) in seen:
+                continue
+            seen.add(id(node))
+            reached = self._reached(node, self.parents.get(id(node)), zero)
+            if reached is None:
+                return False
+            todo += reached
+        return True
+
+    def _reached(self, node, parent, zero):
+        """The expressions that have the value of `node` next; None where one of them may not take it."""
+        if isinstance(parent, (cst.UnaryOperation, *HOLDERS, cst.Element, cst.DictElement)):
+            return [parent]
+        if isinstance(parent, cst.BinaryOperation):
+            below = zero and isinstance(parent.operator, cst.Divide) and node is parent.right
+            return None if below or isinstance(parent.operator, cst.MatrixMultiply) else [parent]
+        if isinstance(parent, cst.IfExp):
+            return [] if node is parent.test else [parent]
+        if isinstance(parent, cst.Attribute):
+            return self._attribute(node, parent, zero)
+        if isinstance(parent, cst.Subscript):
+            return [parent]
+        if isinstance(parent, cst.Arg):
+            return [] if node is parent.keyword else self._argument(parent, self.parents[id(parent)], zero)
+        if isinstance(parent, (cst.Assign, cst.AnnAssign, cst.NamedExpr)):
+            return self._assigned(node, parent)
+        if isinstance(parent, cst.AssignTarget):  # n[m] = h takes one dtype
+            written = isinstance(node, cst.Subscript) and number(self.parents[id(parent)].value) is None
+            return None if written else []
+        if isinstance(parent, cst.AugAssign):
+            matrix = isinstance(parent.operator, cst.MatrixMultiplyAssign)
+            below = zero and isinstance(parent.operator, cst.DivideAssign) and node is parent.value
+            named = isinstance(parent.target, cst.Name)
+            return None if matrix or below or not named else self._uses(parent.target) if node is parent.value else []
+        if isinstance(parent, cst.Return):
+            return self._results(parent)
+        ends = (cst.Comparison, cst.ComparisonTarget, cst.Expr, cst.If, cst.While, cst.Assert, cst.Param, cst.Index)
+        return [] if isinstance(parent, (*ends, cst.FormattedStringExpression, cst.Del)) else None
+
+    def _attribute(self, node, parent, zero):
+        if node is parent.attr:
+            return []
+        call = self.parents[id(parent)]
+        if isinstance(call, cst.Call) and call.func is parent:
+            name = parent.attr.value.rstrip("_")
+            casts = name in ("to", "type") and any(w in self.walk.text(call) for w in ("dtype", "float", "half"))
+            if casts or name in ENDS:
+                return []
+            return [call] if name in PROMOTES | {"to"} and not (zero and name in DIVISORS) else None
+        if parent.attr.value in NO_TENSOR_ATTRIBUTES:
+            return None if parent.attr.value == "dtype" else []  # h.to(n.dtype)
+        return [parent]
+
+    def _argument(self, argument, call, zero):
+        func = call.func
+        full, name = self.walk.imports.resolve(func), (dotted(func) or "").rpartition(".")[2].rstrip("_")
+        name = func.attr.value.rstrip("_") if isinstance(func, cst.Attribute) else name
+        of_tensor = isinstance(func, cst.Attribute) and self.walk.value(func.value).tensor
+        if argument.star or argument.keyword and argument.keyword.value in ONE_DTYPE or zero and name in DIVISORS:
+            return None
+        if zero and name == "div" and (argument is not call.args[0] or of_tensor):
+            return None
+        if name in ("cross_entropy", "nll_loss") and (argument is not call.args[0] or _has_weight(call)):
+            return None
+        if full is not None and full.startswith("safeops.") or (full is not None or of_tensor) and name in PROMOTES:
+            return [call]
+        logs = name == "log" and dotted(func) == "self.log"
+        return [] if name in ENDS or logs else [call] if full is None and dotted(func) in BUILTINS else None
+
+    def _assigned(self, node, parent):
+        if isinstance(parent, cst.NamedExpr):
+            return [parent, *self._uses(parent.target)]
+        targets = [t.target for t in parent.targets] if isinstance(parent, cst.Assign) else [parent.target]
+        targets = [e.value for t in targets for e in (t.elements if isinstance(t, cst.Tuple) else [cst.Element(t)])]
+        if not all(isinstance(t, cst.Name) for t in targets):
+            return None
+        return [use for t in targets for use in self._uses(t)]
+
+    def _uses(self, name):
+        """Where a variable is read, in its outermost function."""
+        function = self._outermost(name)
+        return [n for n in self.mentions[name.value] if n is not name and self._outermost(n) is function]
+
+    def _outermost(self, node):
+        found = None
+        while node is not None:
+            node = self.parents.get(id(node))
+            found = node if isinstance(node, cst.FunctionDef) else found
+        return found
+
+    def _enclosing(self, node, kinds):
+        while node is not None and not isinstance(node, kinds):
+            node = self.parents.get(id(node))
+        return node
+
+    def _results(self, node):
+        """The calls, in this file, of the function that returns; only a loss's result stays a loss's in others."""
+        function = self._enclosing(node, (cst.FunctionDef, cst.Lambda))
+        clue = self.walk.clues.get(id(function))
+        if clue is None or not (clue.loss or clue.backward or clue.computes):
+            return None
+        owner, name = self._enclosing(function, cst.ClassDef), function.name.value
+        if owner is not None and name in ("forward", "__call__"):
+            return self._calls_of_objects(owner.name.value)
+        calls = [self._called(n) for n in self.mentions[name] if self.parents[id(n)] is not function]
+        return None if None in calls else calls
+
+    def _called(self, name):
+        """The call of the function that a Name or an attribute is; None where it is handed on."""
+        parent = self.parents[id(name)]
+        node = parent if isinstance(parent, cst.Attribute) and parent.attr is name else name
+        call = self.parents[id(node)]
+        return call if isinstance(call, cst.Call) and call.func is node else None
+
+    def _calls_of_objects(self, name):
+        """`Loss()(x)`, and `f(x)` of `f = Loss()`."""
+        found = []
+        for mention in self.mentions[name]:
+            if isinstance(self.parents[id(mention)], cst.ClassDef):
+                continue
+            made = self._called(mention)
+            if made is None:
+                if self._super(mention):
+                    continue
+                return None
+            user = self.parents[id(made)]
+            if isinstance(user, cst.Call) and user.func is made:
+                found.append(user)
+            elif isinstance(user, cst.Assign) and dotted(user.targets[0].target):
+                bound = dotted(user.targets[0].target)
+                calls = (n for n in descendants(self.walk.module) if isinstance(n, cst.Call))
+                found += [call for call in calls if dotted(call.func) == bound]
+            else:
+                return None
+        return found
+
+    def _super(self, mention):
+        argument = self.parents[id(mention)]
+        return isinstance(argument, cst.Arg) and dotted(self.parents[id(argument)].func) == "super"
+
+
+def _has_weight(call):
+    positional = sum(a.keyword is None for a in call.args)
+    return positional > 2 or any(a.keyword and a.keyword.value in ONE_DTYPE for a in call.args)

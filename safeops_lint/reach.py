@@ -1,0 +1,103 @@
+"""What a file's functions call of one another: by name, as methods, of what they or their class made, through bases."""
+
+import libcst as cst
+
+from safeops_lint.syntax import children, descendants, dotted
+
+CALLED = ("forward", "__call__")
+LEARNED = ("Linear", "Conv", "Embedding", "Parameter", "LSTM", "GRU", "Attention", "Transformer", "from_pretrained")
+
+
+class Reach:
+    """Functions by class and name, and what each may call for a result."""
+
+    def __init__(self, module):
+        self.functions = list(_functions(module, ""))
+        self.classes = {n.name.value: n for n in descendants(module) if isinstance(n, cst.ClassDef)}
+        self.named = {}  # (name of the class or "", name) -> [(class, FunctionDef)]
+        for class_name, node in self.functions:
+            self.named.setdefault((class_name, node.name.value), []).append((class_name, node))
+        self._bases = {name: [dotted(b.value) for b in node.bases] for name, node in self.classes.items()}
+        known = {*self.classes, *(name for owner, name in self.named if not owner)}
+        self._made = {name: _made(node, "self.", known) for name, node in self.classes.items()}
+        self._models = {name for name, node in self.classes.items() if _learns(node)}
+
+    def called(self, function, class_name):
+        """[(class, FunctionDef)] that a function calls for a result; not of a model, which is no part of a loss."""
+        return [found for _, found in self.calls(function, class_name)]
+
+    def calls(self, function, class_name):
+        """The same, each behind its Call."""
+        made = {**self._made.get(class_name, {}), **_made(function, "", self.classes)}
+        nodes = list(descendants(function.body))
+        statements = {id(n.value) for n in nodes if isinstance(n, cst.Expr)}
+        for node in nodes:
+            if isinstance(node, cst.Call) and id(node) not in statements:
+                yield from ((node, found) for found in self._called_by(node, class_name, made))
+
+    def _called_by(self, node, class_name, made):
+        if isinstance(node.func, cst.Call):  # Loss()(x)
+            return self._of(dotted(node.func.func), CALLED)
+        if isinstance(node.func, cst.Attribute) and isinstance(node.func.value, cst.Call):  # Categorical(x).entropy()
+            return self._of(dotted(node.func.value.func), [node.func.attr.value])
+        name = dotted(node.func) or ""
+        owner, _, last = name.rpartition(".")
+        own = owner in ("self", "cls")
+        found = list(self._methods(class_name, CALLED if name == "self" else [last] if own else []))
+        if name in made:
+            found += [*self._of(made[name], CALLED), *self.named.get(("", made[name]), ())]
+        elif owner in made:
+            found += self._of(made[owner], [last])
+        elif "." not in owner and not own:
+            found += self.named.get((owner, last), ())
+        return found
+
+    def _of(self, class_name, names):
+        return self._methods(class_name, names) if class_name in self.classes and class_name not in self._models else ()
+
+    def _methods(self, class_name, names):
+        """A method as a class has it: its own or its bases', and as the classes made of it have it."""
+        for name in names:
+            owner = next((c for c in self._ancestors(class_name) if (c, name) in self.named), None)
+            below = [c for c in self.classes if c != class_name and class_name in self._ancestors(c)]
+            for c in {owner, *below}:
+                yield from self.named.get((c, name), ())
+
+    def _ancestors(self, class_name):
+        """A class and its bases in this file."""
+        found = [class_name]
+        for name in found:
+            found += [b for b in self._bases.get(name, ()) if b in self.classes and b not in found]
+        return found
+
+
+def _made(node, prefix, known):
+    """{name: class or function of this file} of `name = Class(...)` and `self.name = function` below a node."""
+    made = {}
+    for n in descendants(node):
+        if isinstance(n, cst.Assign) and isinstance(n.value, (cst.Call, cst.Name)):
+            name, of = dotted(n.targets[0].target) or "", dotted(getattr(n.value, "func", n.value))
+            if of in known and name.startswith(prefix):
+                made[name] = of
+    return made
+
+
+def _learns(node):
+    """Whether a class makes layers with weights."""
+    calls = (dotted(n.func) or "" for n in descendants(node) if isinstance(n, cst.Call))
+    return any(word in name.rpartition(".")[2] for name in calls for word in LEARNED)
+
+
+def _functions(node, class_name):
+    """(name of the class or "", None for one that holds no losses, FunctionDef) of all functions, in order."""
+    for child in children(node):
+        if isinstance(child, cst.FunctionDef):
+            yield class_name, child
+            yield from _functions(child, "")
+        elif isinstance(child, cst.ClassDef):
+            other = any(
+                (dotted(base.value) or "").endswith(("Transform", "Dataset", "Optimizer")) for base in child.bases
+            )
+            yield from _functions(child, None if other else child.name.value)
+        elif isinstance(child, (cst.BaseStatement, cst.BaseSuite, cst.Else, cst.ExceptHandler, cst.Finally)):
+            yield from _functions(child, class_name)

@@ -1,0 +1,47 @@
+"""All rules by family: 1xx masks and indices, 2xx arithmetic and gradients, 3xx synchronisation, 4xx AMP, training."""
+
+from safeops_lint.rules import (
+    amp,
+    divisions,
+    domains,
+    eps,
+    exponentials,
+    fills,
+    gradients,
+    masks,
+    norms,
+    overlap,
+    products,
+    squares,
+    steps,
+    synchronisation,
+    variances,
+)
+
+# In the order in which they are asked: a later one may leave out, or explain better, what an earlier one found.
+FILES = (masks, products, squares, eps, fills, divisions, domains, norms, gradients, overlap, exponentials, variances,
+         synchronisation, amp, steps)  # fmt: skip
+RULES = {rule.code: rule for family in FILES for rule in (cls() for cls in family.RULES)}
+RULES = dict(sorted(RULES.items()))
+FAMILIES = {
+    "SO1": "Masks and indexing",
+    "SO2": "Arithmetic and gradients",
+    "SO3": "Synchronisation in a loss",
+    "SO4": "Mixed precision and training",
+}
+
+
+def chosen(select=(), ignore=()):
+    """The rules of a run: prefixes of codes, `ALL` for every rule, as is no `select`."""
+    return [r for r in RULES.values() if matches(r.code, select or ("ALL",)) and not matches(r.code, ignore)]
+
+
+def matches(code, prefixes):
+    return any(p == "ALL" or code.startswith(p) for p in prefixes)
+
+
+def unknown(prefixes):
+    """Those that name no rule."""
+    return [
+        p for p in prefixes if p != "ALL" and not (p.startswith("SO") and any(code.startswith(p) for code in RULES))
+    ]

@@ -1,0 +1,149 @@
+"""SO4xx: autocast, GradScaler, gradient accumulation."""
+
+import re
+
+import libcst as cst
+
+from safeops_lint.rule import Rule
+from safeops_lint.syntax import descendants, dotted
+
+
+class HalfLoss(Rule):
+    code, name = "SO401", "loss-in-half"
+    what = """
+    A loss reduced in half: under autocast, `mean` and elementwise arithmetic keep the half of the model's output.
+    """
+    why = """
+    An fp16 loss ends at 65504 and is multiplied by the scaler's 65536: inf at the first step. Averages lose all but
+    three digits.
+    """
+    fix = """
+    A loss of safeops, which reads half and returns fp32; or `.float()` on the prediction; or leave autocast before
+    the loss (`with torch.autocast("cuda", enabled=False)`).
+    """
+    ops = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "gaussian_nll_loss")
+    events = ("Assign",)
+
+    def operation(self, op, walk):
+        for node in (op.input, *op.args[:1]):
+            if node is not None and walk.value(node).half:
+                walk.report(
+                    self,
+                    op.node,
+                    f"{op.name} of a tensor that was cast to half; safeops.{op.name} reads half and returns fp32",
+                )
+                return
+
+    def visit(self, event, node, walk):
+        if not walk.scope.autocast or walk.scope.wide or walk.scope.no_grad or node.value is None:
+            return
+        target = node.target if isinstance(node, cst.AnnAssign) else node.targets[0].target
+        name = dotted(target) or ""
+        op = walk.op(node.value)
+        while op is not None and op.name in ("div", "mul") and not walk.value(op.args[0]).tensor:
+            op = walk.op(op.input)  # loss / accumulation_steps
+        if not re.search(r"loss|criterion|nll|objective", name.lower()) or op is None or op.name not in ("mean", "sum"):
+            return
+        value = walk.value(op.input)
+        if value.wide or value.mask or "dtype" in op.kwargs or not self._arithmetic(value.op, walk):
+            return
+        walk.report(self, op.node, "this loss is reduced in half under autocast; use a safeops loss, or .float() first")
+
+    def _arithmetic(self, op, walk, depth=0):
+        """Elementwise arithmetic of tensors that no operation of autocast's fp32 list has touched."""
+        if (
+            op is None
+            or depth > 6
+            or op.name not in ("sub", "add", "mul", "abs", "neg", "square", "sqrt", "maximum", "relu")
+        ):
+            return False
+        below = [walk.op(n) for n in (op.input, *op.args)]
+        return op.name in ("sub", "abs") or any(self._arithmetic(b, walk, depth + 1) for b in below if b is not None)
+
+
+class BinaryCrossEntropy(Rule):
+    code, name = "SO402", "bce-under-autocast"
+    what = "`binary_cross_entropy` and `BCELoss` raise under CUDA autocast."
+    why = "A sigmoid rounded to half is exactly 0 or 1 much too soon, and its logarithm infinite: torch refuses."
+    fix = """
+    `F.binary_cross_entropy_with_logits(x, y)` on what went into the sigmoid; or the loss outside autocast, on
+    `.float()`.
+    """
+    rewrites = """
+    `F.binary_cross_entropy(torch.sigmoid(x), y)` to `F.binary_cross_entropy_with_logits(x, y)`: equal to rounding
+    """
+    ops = ("binary_cross_entropy",)
+    events = ("Call",)
+    message = "binary_cross_entropy raises under CUDA autocast; use binary_cross_entropy_with_logits"
+
+    def operation(self, op, walk):
+        if not walk.scope.autocast or walk.scope.wide or op.origin == "method":
+            return
+        fix = None
+        sigmoid = walk.op(op.input) if op.input is not None else None
+        func = op.node.func
+        if (
+            sigmoid is not None
+            and sigmoid.name == "sigmoid"
+            and sigmoid.node is op.input
+            and isinstance(func, cst.Attribute)
+        ):
+            fix = [(func.attr, "binary_cross_entropy_with_logits"), (op.input, walk.text(sigmoid.input))]
+        walk.report(self, op.node, self.message, fix, imports=False)
+
+    def visit(self, event, node, walk):
+        """criterion = nn.BCELoss(), called under autocast."""
+        if not walk.scope.autocast or walk.scope.wide:
+            return
+        made = walk.value(node.func).node
+        if isinstance(made, cst.Call) and walk.imports.resolve(made.func) == "torch.nn.BCELoss":
+            walk.report(self, node, "BCELoss raises under CUDA autocast; use BCEWithLogitsLoss on the logits")
+
+
+class MeanOfMeans(Rule):
+    code, name = "SO404", "mean-of-means"
+    what = """
+    `loss / accumulation_steps` averages the micro-batches' means: each counts the same, however few elements it
+    keeps.
+    """
+    why = """
+    With masks, padding or a short last batch the gradient is not that of the whole batch: an element in a sparse
+    micro-batch weighs more.
+    """
+    fix = """
+    Count first, and divide each sum by the count of the whole batch: `safeops.mse_loss(x, y, mask=mask,
+    denominator=count)`.
+    """
+    events = ("loop",)
+    losses = re.compile(r"loss|criterion", re.IGNORECASE)
+    ragged = re.compile(
+        r"mask|pad|ignore|valid|token|length|\*\*|\.loss\b", re.IGNORECASE
+    )  # elements that do not count
+    steps = re.compile(r"accum|grad_acc|micro_?batch|update_freq|iter_size|^gas$|acc_steps", re.IGNORECASE)
+
+    def visit(self, event, node, walk):
+        body = list(descendants(node.body))
+        named = {id(n.value): n.targets[0].target for n in body if isinstance(n, cst.Assign)}
+        if not any(_backward(n) for n in body) or not self.ragged.search(walk.text(node)):
+            return
+        for item in body:
+            if isinstance(item, cst.BinaryOperation) and isinstance(item.operator, cst.Divide):
+                over, by = item.left, item.right
+            elif isinstance(item, cst.AugAssign) and isinstance(item.operator, cst.DivideAssign):
+                over, by = item.target, item.value
+            else:
+                continue
+            divisor = (dotted(by) or "").rsplit(".", 1)[-1]
+            names = walk.text(over) + walk.text(named.get(id(item), over))
+            if self.steps.search(divisor) and self.losses.search(names):
+                message = "a mean of per-batch means; divide sums by the whole batch's count (denominator=)"
+                walk.report(self, item, message)
+
+
+def _backward(node):
+    if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
+        return False
+    return node.func.attr.value == "backward"
+
+
+RULES = (HalfLoss, BinaryCrossEntropy, MeanOfMeans)

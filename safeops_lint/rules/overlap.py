@@ -1,0 +1,93 @@
+"""SO210: ratios of sums that overflow half."""
+
+from safeops_lint.rule import Rule
+from safeops_lint.rules.squares import squared, tensors, through, wide
+from safeops_lint.tables import SHAPING
+
+
+def sums_of_products(node, walk, depth=0):
+    """The Ops that sum a product of two tensors, among the terms of an expression."""
+    op = through(node, walk)
+    if op is None or depth > 8 or walk.value(node).wide:
+        return []
+    if op.name in ("einsum", "dot", "vdot", "inner", "tensordot"):
+        return [op]
+    if op.name == "sum" and "dtype" not in op.kwargs:
+        product = through(op.input, walk)
+        if product is None or product.name not in ("mul", "minimum"):
+            return []
+        factors = tensors(product, walk)
+        inner = [found for f in factors for found in sums_of_products(f, walk, depth + 1)]
+        if inner:
+            return inner
+        same = len(factors) == 2 and walk.text(factors[0]) == walk.text(factors[1])  # squares are SO201's
+        return [op] if len(factors) == 2 and not same else []
+    if op.name in ("add", "sub", "mul", "neg", "clamp"):
+        return [found for n in tensors(op, walk) for found in sums_of_products(n, walk, depth + 1)]
+    return []
+
+
+def is_sum(node, walk, depth=0):
+    """A sum of elements, or of such sums."""
+    op = through(node, walk)
+    if op is None or depth > 8 or walk.value(node).wide:
+        return False
+    if op.name in ("sum", "count_nonzero"):
+        return "dtype" not in op.kwargs
+    parts = tensors(op, walk)
+    if op.name == "sub" and not walk.value(op.input).tensor:  # 1 - |x|^2 of what lies in the unit ball
+        return False
+    return op.name in ("add", "sub") and bool(parts) and all(is_sum(n, walk, depth + 1) for n in parts)
+
+
+def of_squares(node, walk):
+    total = through(node, walk)
+    return total is not None and squared(total.input, walk) is not None
+
+
+class Overlap(Rule):
+    code, name = "SO210", "overlap-in-half"
+    what = """
+    A ratio of sums over a segmentation (Dice, Tversky, IoU, MCC) in half: beyond 65504 pixels a sum is inf, and the
+    ratio NaN, or 0 with no gradient.
+    """
+    why = """
+    `sum` of half adds in fp32 and rounds to half: 256 x 256 pixels that agree are inf. The product of two counts
+    overflows at 256 each.
+    """
+    fix = """
+    `safeops.dice_loss`, `safeops.tversky_loss`: sums in fp32, half read as it is. Or `.float()` before the product.
+    """
+    ops = ("div", "mul")
+
+    def operation(self, op, walk):
+        if len(op.args) != 1 or wide(op, walk) or not walk.computing:
+            return
+        if op.name == "mul":
+            if walk.text(op.input) != walk.text(op.args[0]) and all(is_sum(n, walk) for n in (op.input, op.args[0])):
+                covers = [(self.code, n) for n in (op.input, op.args[0])]
+                message = "a product of two sums overflows half at 256 each; use .float() first"
+                norms = any(of_squares(n, walk) for n in (op.input, op.args[0]))  # hardly 256, and fp32 by autocast
+                walk.report(self, op.node, message, covers=covers, likely=walk.casts_to_half or not norms)
+            return
+        over = through(op.args[0], walk, SHAPING | {"clamp", "clamp_min"})
+        if over is None or over.name not in ("add", "sub") or self._sums(op.args[0], walk) < 2:
+            return
+        for found in sums_of_products(op.input, walk):
+            message = "a sum of products in half is inf beyond 65504, and the ratio wrong; use safeops.dice_loss"
+            message += ", safeops.tversky_loss or .float() first"
+            walk.report(self, found.node, message)
+
+    def _sums(self, node, walk, depth=0):
+        """How many sums there are in a divisor; one of a sum of two counts as two."""
+        op = through(node, walk)
+        if op is None or depth > 8:
+            return 0
+        if op.name in ("sum", "einsum"):
+            inner = walk.op(op.input)
+            return 2 if op.name == "sum" and inner is not None and inner.name in ("add", "maximum") else 1
+        parts = tensors(op, walk) if op.name in ("add", "sub", "mul", "clamp", "clamp_min", "pow") else []
+        return sum(self._sums(n, walk, depth + 1) for n in parts)
+
+
+RULES = (Overlap,)

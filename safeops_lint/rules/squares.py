@@ -1,0 +1,171 @@
+"""SO201: squares that overflow half before they are summed."""
+
+import re
+
+import libcst as cst
+
+from safeops_lint.rule import Rule
+from safeops_lint.rules.bounds import finite
+from safeops_lint.syntax import dotted, number
+from safeops_lint.tables import SHAPING
+
+LOGARITHM = re.compile(r"(^|_)log(_|$)")  # less than 17 in half
+PARAMETER = re.compile(r"(^|[._])(param|parameter|weight)s?$", re.IGNORECASE)  # small, and fp32 under autocast
+
+
+def tensors(op, walk):
+    """The operands of an operation that are tensors."""
+    return [n for n in (op.input, *op.args) if n is not None and walk.value(n).tensor]
+
+
+def through(node, walk, names=SHAPING):
+    """The Op behind an expression, past those that only shape or scale it."""
+    op = walk.op(node)
+    for _ in range(8):
+        if op is None or op.name not in names:
+            break
+        op = walk.op(op.input)
+    return op
+
+
+def extreme(node, walk):
+    """Whether it is the largest or the smallest of a tensor's elements."""
+    op = through(node, walk)
+    largest = op is not None and op.name in ("max", "amax", "min", "amin")
+    return largest and not any(walk.value(n).tensor for n in op.args)
+
+
+def squared(node, walk):
+    """x of `x**2`, `x.pow(2)`, `x.square()`, `x * x`, through names; else None."""
+    op = walk.op(node)
+    if op is None or op.inplace:
+        return None
+    if op.name == "square" or op.name == "pow" and number(op.arg(0, "exponent")) == 2:
+        return op.input
+    if op.name == "mul" and len(op.args) == 1 and walk.text(op.input) == walk.text(op.args[0]):
+        return op.input
+    return None
+
+
+def power(node, walk):
+    """x of `x**2` and of higher powers, which overflow earlier; else None."""
+    op = walk.op(node)
+    if op is not None and op.name == "pow" and not op.inplace:
+        exponent = number(op.arg(0, "exponent"))
+        return op.input if exponent is not None and exponent >= 2 else None
+    if op is not None and op.name == "mul" and len(op.args) == 1 and not op.inplace:  # w * x * x
+        last = getattr(walk.op(op.input), "name", "") == "mul" and walk.op(op.input).args[-1:]
+        if last and walk.text(last[0]) == walk.text(op.args[0]):
+            return op.args[0]
+    return squared(node, walk)
+
+
+def powers(node, walk, depth=0):
+    """The powers among the terms of what is summed, and the factors of these: `w * (x - y)**2 + z`."""
+    op = walk.op(node)
+    if op is None or depth > 5:
+        return []
+    if op.name in SHAPING or op.name in ("float", "double", "type"):  # widened too late
+        return powers(op.input, walk, depth + 1)
+    if power(node, walk) is not None:
+        return [node]
+    if op.name not in ("add", "sub", "mul", "neg", "div"):
+        return []
+    operands = (op.input,) if op.name == "div" else (op.input, *op.args)
+    return [found for n in operands for found in powers(n, walk, depth + 1)]
+
+
+def normalized(x, norm, walk):
+    """The source of `dim` where `norm` is x's own norm along one dim, kept: x / norm is safeops.normalize(x, dim)."""
+    op = walk.op(norm)
+    if op is None or op.node is not norm or op.name != "norm" or len(op.args) > 3:
+        return None
+    if set(op.kwargs) - {"p", "ord", "dim", "keepdim"}:
+        return None
+    order, dim, keepdim = op.arg(0, "p", "ord"), op.arg(1, "dim"), op.arg(2, "keepdim")
+    plain = isinstance(dim, (cst.Integer, cst.Name, cst.UnaryOperation))
+    two = order is None or number(order) == 2
+    if not (two and plain and keepdim is not None and walk.text(keepdim) == "True"):
+        return None
+    return walk.text(dim) if walk.argument(x) == walk.argument(op.input) else None
+
+
+def in_half(node, walk):
+    """Whether a mask was cast to the dtype of something else: `valid.to(x.dtype)`."""
+    op = through(node, walk, SHAPING - {"to"})
+    cast = op is not None and op.name in ("to", "type_as", "type") and not walk.value(node).wide
+    return cast and walk.value(node).mask is not None
+
+
+def wide(op, walk):
+    return bool(walk.scope.wide or walk.scope.no_half or walk.value(op.node).wide)
+
+
+class SquareSum(Rule):
+    code, name = "SO201", "half-square-sum"
+    widens = True
+    what = "Squares are rounded to half before they are summed: 256^2 is inf in fp16, and below 1.7e-4 a square is 0."
+    why = """
+    `pow` runs in fp32 only inside CUDA autocast; a `.half()` model, CPU autocast, or a tensor that arrives in half
+    squares in half.
+    """
+    fix = """
+    `safeops.mse_loss(a, b)`, `safeops.masked_sum_of_squares(x)`, `safeops.masked_rms(x)`: half is read as it is and
+    squared in fp32. Or `.float()` before the square.
+    """
+    rewrites = """
+    `((a - b) ** 2).mean()` to `safeops.mse_loss(a, b)`, `(x ** 2).sum(...)` to `safeops.masked_sum_of_squares(x,
+    ...)`: fp32 for half input
+    """
+    ops = ("sum", "mean", "sqrt")
+
+    def operation(self, op, walk):
+        if walk.scope.wide or walk.scope.no_half or "dtype" in op.kwargs:
+            return
+        if not walk.training:
+            return
+        message = "squares in half overflow at 256; use a safeops loss or .float() first"
+        for node in powers(op.input, walk):
+            base = power(node, walk)
+            if walk.value(node).constant or walk.value(node).wide or finite(base, walk):
+                continue
+            if PARAMETER.search(dotted(base) or ""):
+                continue
+            likely = walk.casts_to_half  # else autocast alone makes half, and computes pow in fp32
+            if op.name != "sqrt" and walk.op(node) is through(op.input, walk, SHAPING | {"float", "double"}):
+                fix = self._fix(op, base, walk) if node is op.input and squared(node, walk) is not None else None
+                walk.report(self, op.node, message, fix, likely=likely)
+            elif self._error(through(base, walk, {"abs"}), walk):
+                walk.report(self, op.node if op.name == "sqrt" else walk.op(node).node, message, likely=likely)
+
+    def _error(self, op, walk):
+        """A difference, not from a number, and none of logarithms."""
+        differs = op is not None and op.name == "sub" and number(op.input) is None
+        return differs and not any(LOGARITHM.search(name) for name in walk.names_in(op.node))
+
+    def _fix(self, op, base, walk):
+        if walk.op(op.input).node is not op.input or set(op.kwargs) - {"dim", "keepdim"}:
+            return None
+        if op.name == "sum":
+            rest = dims(op, walk)
+            if walk.value(base).integer or walk.value(base).mask == "bool":
+                return None
+            return rest and [(op.node, f"safeops.masked_sum_of_squares({walk.argument(base)}{rest[0]})")]
+        difference = base if isinstance(base, cst.BinaryOperation) and isinstance(base.operator, cst.Subtract) else None
+        if difference is None or op.args or op.kwargs:
+            return None
+        sides = [walk.value(n) for n in (difference.left, difference.right)]
+        if not all(v.tensor and not v.integer and v.mask != "bool" for v in sides):  # mse_loss takes floating tensors
+            return None
+        return [(op.node, f"safeops.mse_loss({walk.argument(difference.left)}, {walk.argument(difference.right)})")]
+
+
+def dims(op, walk):
+    """`(", dim=1, keepdim=True",)` of a reduction's arguments; None where there are others."""
+    if len(op.args) > 2 or set(op.kwargs) - {"dim", "keepdim"}:
+        return None
+    given = {**dict(zip(("dim", "keepdim"), op.args)), **op.kwargs}
+    return ("".join(f", {name}={walk.argument(node)}" for name, node in given.items()),)
+
+
+RULES = (SquareSum,)

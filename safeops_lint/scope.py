@@ -1,0 +1,162 @@
+"""What a function is: does it compute a loss, run under autocast, keep a graph, and which names are tensors in it."""
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from safeops_lint.syntax import dotted, number
+from safeops_lint.values import FOREIGN, NOTHING, Value, dtype_of, named_eps, named_mask, named_tensor
+
+WIDE = re.compile(r"(^|_)(fp|f|float)(32|64)(_|$)")  # `force_fp32`, `fp32_region`, `f64_math`
+NUMBERS = re.compile(r"\b(float|int|bool|str|ndarray)\b")
+
+
+class Scope:
+    """One function (or the module). Names are looked up here first, then where it was defined."""
+
+    def __init__(self, name="", outer=None, class_name="", is_module=False):
+        self.name, self.outer, self.class_name, self.is_module = name, outer, class_name, is_module
+        self.names = {}
+        self.depth = {}  # how many loops a name's assignment is in
+        self.checked = set()  # names that a condition asked about
+        self.loss = self.step = self.metric = False  # metric: a loss by its class alone, which need not have a graph
+        self.arguments = set()  # names of its arguments
+        self.helper = False  # it is part of a loss, not one itself
+        self.formula = False  # it is one by its form alone
+        self.parameters = set()  # arguments that are still the caller's tensors
+        self.saved = {}  # name -> the operation that saved it for backward
+        self.filled = set()  # names of which a mask's places were overwritten by a number
+        self.appended = {}  # name of a list -> the Values that were appended to it
+        self.returned = []  # the expressions that it returns
+        self.used = set()  # names that its body uses as tensors, or as arrays
+        self.surely = set()  # and those that it uses as tensors alone
+        self.no_grad = self.autocast = self.wide = self.loops = 0
+        self.no_half = False  # it would raise in half
+        self.rare = 0  # in a branch that is taken once, or on demand
+        self.for_host = False  # it is annotated to return numbers: its caller wants them on the host
+        self.scripted = outer is not None and outer.scripted  # torch.jit.script knows torch's own functions alone
+        if outer is not None:
+            self.no_grad, self.autocast, self.wide = outer.no_grad, outer.autocast, outer.wide
+
+    @property
+    def outermost(self):
+        """Whether it is no function within another."""
+        return self.outer is None or not self.outer.name
+
+    def get(self, name):
+        scope = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.outer
+        if named_eps(name):
+            return Value(positive=True)
+        return NOTHING
+
+    def bind(self, name, value):
+        self.names[name] = value
+        self.depth[name] = self.loops
+        self.checked.discard(name)
+        self.parameters.discard(name)
+        self.filled.discard(name)
+        self.saved.pop(name, None)
+
+    def knows(self, name):
+        """Whether a condition asked about the name before this point."""
+        scope = self
+        while scope is not None:
+            if name in scope.checked:
+                return True
+            scope = scope.outer
+        return False
+
+
+def function_scope(node, outer, class_name, is_module, imports, clues):
+    """The Scope of a FunctionDef: decorators, parameters, what its body says about them."""
+    scope = Scope(node.name.value, outer, class_name, is_module)
+    for decorator in node.decorators:
+        _decorate(scope, decorator.decorator, imports)
+    scope.step = clues.backward or clues.computes
+    scope.loss, scope.metric, scope.helper = clues.loss, clues.metric, clues.helper
+    scope.formula = clues.formula
+    scope.no_half = clues.decomposes
+    scope.used = clues.tensors | clues.arrays
+    scope.surely = clues.tensors
+    returns = cst.Module([]).code_for_node(node.returns.annotation) if node.returns else ""
+    scope.for_host = bool(NUMBERS.search(returns)) and "Tensor" not in returns
+    if outer is not None and outer.loss and not class_name:
+        scope.loss, scope.metric, scope.formula = True, outer.metric, outer.formula
+    parameters = node.params
+    all_params = [*parameters.posonly_params, *parameters.params, *parameters.kwonly_params]
+    forward = is_module and scope.name == "forward"
+    for i, p in enumerate(all_params):
+        if i == 0 and class_name and p.name.value in ("self", "cls", "ctx"):
+            continue
+        by_name = scope.loss or scope.step or forward
+        known = scope.used if by_name else clues.tensors
+        letter = clues.helper and p.name.value in "kqrstuvw"  # a temperature as well as a target
+        value = _parameter(p, known, by_name and not letter, imports)
+        if p.name.value in clues.masks and value.tensor and value.mask is None and not named_tensor(p.name.value):
+            value.mask = "likely"
+        if p.name.value in clues.complex:  # of which there is hardly any half
+            value = dataclasses.replace(value, wide=True)
+        scope.bind(p.name.value, value)
+        scope.arguments.add(p.name.value)
+        if value.tensor:
+            scope.parameters.add(p.name.value)
+    for p in (parameters.star_arg, parameters.star_kwarg):
+        if isinstance(p, cst.Param):
+            scope.bind(p.name.value, FOREIGN)
+    return scope
+
+
+def _decorate(scope, decorator, imports):
+    call = decorator if isinstance(decorator, cst.Call) else None
+    name = imports.resolve(call.func if call else decorator) or ""
+    last = name.rsplit(".", 1)[-1]
+    if last in ("no_grad", "inference_mode"):
+        scope.no_grad += 1
+    elif last == "autocast":
+        enter_autocast(scope, call, 1)
+    elif WIDE.search(last) or _casts_to(call, imports) == "wide":
+        scope.wide += 1
+
+
+def _casts_to(call, imports):
+    """What `custom_fwd(cast_inputs=torch.float32)` makes of the arguments."""
+    given = call.args if call else ()
+    return next((dtype_of(a.value, imports) for a in given if a.keyword and a.keyword.value == "cast_inputs"), None)
+
+
+def enter_autocast(scope, call, step):
+    """autocast(enabled=False) is where arithmetic is wide on purpose."""
+    given = call.args if call else ()
+    if any(a.keyword and a.keyword.value == "enabled" and dotted(a.value) == "False" for a in given):
+        scope.wide += step
+    else:
+        scope.autocast += step
+        scope.wide = 0
+
+
+def _parameter(p, tensors, by_name, imports):
+    name = p.name.value
+    mask = "likely" if named_mask(name) else None
+    annotation = cst.Module([]).code_for_node(p.annotation.annotation) if p.annotation else None
+    if annotation is not None:
+        if re.search(r"\bBoolTensor\b", annotation):
+            return Value(tensor=True, mask="bool")
+        if re.search(r"\b(List|list|Sequence|Tuple|tuple|Dict|dict|Callable|Iterable|Mapping)\b", annotation):
+            return FOREIGN
+        aliases = {name for name, full in imports.names.items() if full == "torch.Tensor"}
+        if re.search(r"\w*Tensor\b", annotation) or aliases & set(re.findall(r"\w+", annotation)):
+            return Value(tensor=True, mask=mask, integer=re.search(r"\b(Long|Int)Tensor\b", annotation) is not None)
+        return Value(foreign=True, positive=True, node=p.default)
+    default = p.default
+    if default is not None and dotted(default) != "None":
+        return Value(foreign=True, positive=number(default) != 0, node=default)
+    if named_eps(name):
+        return Value(foreign=True, positive=True)
+    if name in tensors or (by_name and named_tensor(name)):
+        return Value(tensor=True, mask=mask)
+    return Value(tensor=False, mask=mask)

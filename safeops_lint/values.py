@@ -1,0 +1,229 @@
+"""What is known about an expression without types: is it a tensor, a mask, in fp32 for sure, kept away from 0.
+
+The inference leans to silence: what is not known to be a tensor is none, and no rule fires on it.
+"""
+
+import dataclasses
+import re
+
+import libcst as cst
+
+from safeops_lint.syntax import dotted, moves
+from safeops_lint.tables import (
+    COMPARISONS,
+    CONSTRUCTORS,
+    DETACHES,
+    HALF_DTYPES,
+    HALVED,
+    INTEGER,
+    KEEPS_INTEGER,
+    KEEPS_POSITIVE,
+    POSITIVE,
+    REDUCTIONS,
+    SHAPING,
+    SINGLE,
+    SOFT,
+    VIEWS,
+    WIDE_DTYPES,
+    WIDENING,
+)
+
+CASTS = {"float", "half", "bfloat16", "to", "type", "type_as", "astype"}
+DOUBLE = {"torch.float64", "torch.double"}
+TENSORISH = set(
+    """x y x1 x2 input inputs output outputs out pred preds prediction predictions target targets label labels logit
+    logits prob probs probabilities score scores y_true y_pred y_hat gt truth image images img recon reconstruction
+    feature features embedding embeddings hidden student teacher anchor positive negative weight weights mask masks
+    real fake imag estimate estimates source err diff dist distance distances cost rate
+    valid mu logvar log_var q k v query key value disparity depth error residual reward rewards advantage advantages
+    similarity cosine sim returns logprob logprobs logp logps action actions values sigma std flow
+    a b p q r s t u v w z""".split()
+)
+MASKS = ("mask", "valid", "keep", "visible", "padding_mask", "attention_mask", "invalid", "ignore")
+
+
+@dataclasses.dataclass(slots=True)
+class Value:
+    """What the walk knows about an expression, or about the last thing bound to a name."""
+
+    tensor: bool = False
+    foreign: bool = False  # surely none of torch's: numpy, a str, a shape
+    mask: str | None = None  # bool: certain; likely: by its name; number: a mask that was cast to a number
+    wide: bool = False  # fp32 or fp64 whatever the model's dtype
+    double: bool = False  # fp64, which autocast leaves alone
+    half: bool = False  # cast to half by name
+    positive: bool = False  # kept away from 0: clamped, + eps, exp, ...
+    constant: bool = False  # made here from numbers alone
+    integer: bool = False  # surely no floating tensor: no NaN, no gradient
+    soft: bool = False  # surely no mask: a probability, an attention
+    host: bool = False  # on the CPU for certain
+    detached: bool = False  # no gradient goes through it: detached, made of comparisons or integers alone
+    owned: bool = False  # memory that only this name reaches
+    guessed: bool = False  # a tensor by what is done with it later
+    op: object = None  # the Op that made it
+    node: object = None  # the expression that made it (through names)
+
+
+NOTHING = Value()
+FOREIGN = Value(foreign=True)
+
+PLAIN_PARTS = set("num n size shape drop dropout type name names dim id index idx width height class path key".split())
+PLAIN_PARTS |= {"fn", "func", "mode", "cls"}
+
+
+def named_tensor(name):
+    """Whether a loss function's argument of this name is a tensor: `x`, `student_logits`, but not `num_labels`."""
+    name = name.lower()
+    parts = set(name.split("_"))
+    if name in TENSORISH or name in ("loss", "losses") or named_mask(name):  # z_loss is a factor
+        return True
+    return not parts & PLAIN_PARTS and any(len(p) > 1 and p in TENSORISH for p in parts)
+
+
+def named_mask(name):
+    name = name.lower()
+    ends = name in MASKS or name.endswith(tuple("_" + m for m in MASKS))
+    return (ends or name.startswith(("mask_", "valid_mask"))) and "drop" not in name
+
+
+def named_eps(name):
+    name = name.lower().rsplit(".", 1)[-1]
+    whole = name in ("tol", "floor", "c1", "c2")
+    return whole or any(part in name for part in ("eps", "tiny", "smooth", "delta", "stabil"))
+
+
+def dtype_of(node, imports):
+    """'wide', 'half', 'bool' or None for a dtype written out."""
+    full = imports.resolve(node) if node is not None else None
+    if full in WIDE_DTYPES:
+        return "wide"
+    if full in HALF_DTYPES:
+        return "half"
+    if full == "torch.bool" or (full is None and node is not None and dotted(node) == "bool"):
+        return "bool"
+    if full is None and re.search(r"double|float(32|64)|fp32|(compute|acc\w*)_dtype$", dotted(node) or ""):
+        return "wide"
+    return "other" if full is not None and full.startswith("torch.") else None
+
+
+def of_op(op, operands, imports, autocast=True):
+    """The Value of a tensor operation; `operands` are the Values of input and arguments (numbers included).
+    autocast: whether it may be on, which casts fp32 to half for matrix products."""
+    first = operands[0] if operands else NOTHING
+    tensors = [v for v in operands if v.tensor]
+    dtype = op.kwargs.get("dtype")
+    if dtype is None and op.name in ("to", "type", "astype") and op.args:
+        dtype = op.args[0]
+    named, dtype = dtype, dtype_of(dtype, imports)
+    value = Value(tensor=True, op=op, node=op.node, owned=True)
+    counts = bool(tensors) and all(v.integer or v.mask == "bool" for v in tensors)
+    known = [v for v in operands if not v.foreign]
+    promoting = [v for v in known if not _zero_dim(v)] or known
+    value.wide = dtype == "wide" or op.name in WIDENING or (dtype is None and any(v.wide for v in promoting))
+    value.wide |= op.name in SINGLE and "dtype" not in op.kwargs and _has_dimensions(op.input)
+    keeps = dtype is None and (op.name not in CASTS or moves(op))
+    value.double = op.name == "double" or imports.resolve(named) in DOUBLE or keeps and any(v.double for v in promoting)
+    value.wide &= value.double or not (autocast and op.name in HALVED)
+    value.wide |= op.name == "div" and counts
+    value.wide |= any(
+        v.wide for name, v in zip(op.kwargs, operands[len(operands) - len(op.kwargs) :]) if name == "dtype"
+    )
+    value.half = dtype == "half" or op.name in ("half", "bfloat16")
+    made = op.name in CONSTRUCTORS and op.origin == "torch" and not op.name.endswith("_like")
+    to = [op.kwargs["device"]] if "device" in op.kwargs else op.args[:1] if op.name == "to" else []
+    moved = op.name in ("cuda", "to") or op.name.startswith("new_") or bool(to)
+    value.host = (
+        op.name == "cpu"
+        or any(_cpu(n) for n in to)
+        or not moved
+        and (all(v.host for v in tensors) if tensors else made)
+    )
+    if value.half or op.name in ("to", "type", "type_as") and _like_another(operands[1:]):
+        value.wide = dtype == "wide" or any(v.wide for v in operands[1:])
+    if op.name in VIEWS or (op.inplace and not first.owned):
+        value.owned = first.owned and op.name not in VIEWS
+    value.guessed = any(v.guessed for v in tensors)
+    value.mask = _mask(op, operands, dtype)
+    value.soft = op.name in SOFT or (first.soft and op.name in SHAPING | WIDENING | {"to", "type", "half", "bfloat16"})
+    value.integer = op.name in INTEGER or op.name in KEEPS_INTEGER and counts and not (value.mask or value.wide)
+    of = tensors[:1] if op.name in ("to", "type", "type_as", "expand_as", "view_as", "reshape_as") else tensors
+    value.constant = op.name in CONSTRUCTORS or (bool(of) and all(v.constant for v in of))
+    value.constant |= (
+        op.name in ("isinf", "isnan", "isfinite")
+        and first.op is not None
+        and first.op.name in ("sigmoid", "softmax", "tanh")
+    )
+    value.positive = _positive(op, operands)
+    value.detached = (
+        op.name in DETACHES
+        or bool(tensors)
+        and all(v.detached or v.constant or v.integer or v.mask == "bool" for v in tensors)
+    )
+    return value
+
+
+def _zero_dim(value):
+    """`x.mean()`: beside a tensor with dimensions its dtype does not count."""
+    op = value.op
+    return op is not None and op.name in REDUCTIONS and not (op.args or op.kwargs)
+
+
+def _has_dimensions(size):
+    """Whether a tensor of this size has dimensions: all but `()` and `[]`."""
+    return size is not None and not (isinstance(size, (cst.Tuple, cst.List)) and not size.elements)
+
+
+def _cpu(node):
+    """`"cpu"`, `torch.device("cpu")`"""
+    node = node.args[0].value if isinstance(node, cst.Call) and node.args else node
+    return isinstance(node, cst.SimpleString) and node.evaluated_value == "cpu"
+
+
+def _like_another(given):
+    """`y.to(x)`, `y.to(x.dtype)`, `y.type_as(x)`, `y.to(wide)`"""
+    return any(v.tensor or v.wide or isinstance(v.node, cst.Attribute) and v.node.attr.value == "dtype" for v in given)
+
+
+def _mask(op, operands, dtype):
+    first = operands[0] if operands else NOTHING
+    if op.name in COMPARISONS or dtype == "bool" or op.inplace and first.mask == "bool":
+        return "bool"
+    if op.name in ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_not"):
+        kinds = {v.mask for v in operands if v.tensor}
+        return "bool" if "bool" in kinds else "likely" if "likely" in kinds else None
+    if op.name in ("to", "type", "type_as", "float", "double", "half", "int", "long", "bfloat16") and first.mask:
+        keeps = op.name == "to" and not op.kwargs.keys() - {"device", "non_blocking", "copy"} and dtype is None
+        return first.mask if keeps else "number"
+    if op.name == "sub" and len(operands) == 2 and not first.tensor and operands[1].mask:
+        return "number"  # 1 - mask
+    if op.name in SHAPING or op.name in ("any", "all"):
+        return "bool" if op.name in ("any", "all") and first.tensor else first.mask
+    return None
+
+
+def _positive(op, operands):
+    first = operands[0] if operands else NOTHING
+    rest = operands[1:]
+    if op.name in CONSTRUCTORS:
+        return op.name not in ("zeros", "zeros_like", "new_zeros")
+    if op.name in POSITIVE:
+        return True
+    if op.name in ("clamp", "clamp_min"):
+        bound = op.arg(0, "min")
+        at = next((i for i, n in enumerate((*op.args, *op.kwargs.values())) if n is bound), None)
+        if bound is None or at is None:
+            return False
+        return rest[at].positive or not (rest[at].tensor or rest[at].foreign)  # a floor that somebody chose
+    if op.name in ("maximum", "max") and rest:
+        return first.positive or any(v.positive and (op.name == "maximum" or not v.foreign) for v in rest)
+    if op.name == "add":
+        return any(v.positive for v in operands)
+    if op.name == "fill":
+        return bool(rest) and rest[0].positive
+    if op.name in ("mul", "matmul"):
+        return bool(operands) and all(v.positive for v in operands)
+    if op.name == "div":
+        return first.positive
+    if op.name in REDUCTIONS and first.op is not None and first.op.name in ("index", "masked_select"):
+        return False  # of nothing
+    return op.name in KEEPS_POSITIVE and first.positive

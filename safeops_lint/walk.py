@@ -1,0 +1,197 @@
+"""One walk over a file in the order in which it runs: values are inferred on the way, and the rules are called."""
+
+import libcst as cst
+
+from safeops_lint.binding import Binding
+from safeops_lint.calls import Calls
+from safeops_lint.conditions import Conditions
+from safeops_lint.context import Context
+from safeops_lint.expressions import Expressions
+from safeops_lint.reach import Reach
+from safeops_lint.scope import Scope, enter_autocast, function_scope
+from safeops_lint.survey import survey
+from safeops_lint.syntax import OPERATORS, Op, children, dotted
+from safeops_lint.values import NOTHING, of_op
+
+# Whose backward needs the operands.
+SAVES_INPUT = set(
+    """pow square log log2 log10 log1p mul div matmul bmm mm abs sin cos cosh sinh atan atan2 acos asin norm
+    mse_loss softplus logsigmoid gelu silu lgamma erf cosine_similarity cdist""".split()
+)
+
+
+class Walk(Binding, Calls, Conditions, Context, Expressions):
+    """The rules see this object: values, the scope they are in, and `report`."""
+
+    def __init__(self, module, imports, rules, code, possible=False, scripted=frozenset()):
+        self.module, self.imports, self.code = module, imports, code
+        self.possible, self.scripted = possible, scripted
+        self.results = {}  # (class, function) -> the one expression that it returns
+        self.raising = 0  # inside a raise statement: it runs once
+        self._values = {}
+        self._by_op, self._by_event = {}, {}
+        for rule in rules:
+            for name in rule.ops:
+                self._by_op.setdefault(name, []).append(rule)
+            for event in rule.events:
+                self._by_event.setdefault(event, []).append(rule)
+
+    def run(self):
+        """The Reports."""
+        self.clues, self.helpers = survey(self.module, self.imports, Reach(self.module))
+        self.scope, self.classes = Scope(), []
+        self.reports = {}  # a later report about the same node replaces the earlier
+        self.body = None  # of the function that the walk is in
+        own = self.clues[id(self.module)]  # a script whose training loop is in no function
+        self.scope.step, self.scope.wide = own.backward, self.imports.statistics
+        self.scope.used = own.tensors | own.arrays
+        self._event("module", self.module)
+        self._block(self.module.body)
+        told = [report for report in self.reports.values() if report.likely or self.possible]
+        for report in told:
+            if report.fix and report.rule.widens and not all(self.promotion.allows(*edit) for edit in report.fix):
+                report.fix = None
+        return told
+
+    # ---- statements
+
+    def _block(self, body):
+        for statement in body.body if hasattr(body, "body") else body:
+            self._statement(statement)
+
+    def _statement(self, node):
+        handler = getattr(self, "_" + type(node).__name__, None)
+        if handler:
+            handler(node)
+        elif isinstance(node, (cst.SimpleStatementLine, cst.SimpleStatementSuite, cst.IndentedBlock)):
+            self._block(node)
+        else:  # Expr, Raise, Del, ...: their expressions; try, match, ...: the blocks in them
+            for child in children(node):
+                self._child(child)
+            self._event(type(node).__name__, node)
+
+    def _child(self, node):
+        if isinstance(node, (cst.BaseStatement, cst.BaseSmallStatement, cst.BaseSuite)):
+            self._statement(node)
+        elif isinstance(node, cst.BaseExpression):
+            self.evaluate(node)
+        else:
+            for child in children(node):
+                self._child(child)
+
+    def _Raise(self, node):
+        self.raising += 1
+        for child in children(node):
+            self._child(child)
+        self.raising -= 1
+
+    def _FunctionDef(self, node):
+        for part in (*node.decorators, node.params):
+            self._child(part)
+        class_name, is_module = self.classes[-1] if self.classes else ("", False)
+        outer, classes, body = self.scope, self.classes, self.body
+        clues = self.clues[id(node)]
+        self.scope = function_scope(node, outer, class_name, is_module, self.imports, clues)
+        self.scope.scripted |= bool({node.name.value, class_name} & self.scripted)
+        self.classes = []
+        self.body = node.body
+        self._event("function", node)
+        self._block(node.body)
+        returned = self.scope.returned
+        self.results[class_name, node.name.value] = returned[0] if len(returned) == 1 else None
+        self.scope, self.classes, self.body = outer, classes, body
+
+    def _Return(self, node):
+        for child in children(node):
+            self._child(child)
+        self.scope.returned.append(node.value)
+        self._event("Return", node)
+
+    def _ClassDef(self, node):
+        for part in (*node.decorators, *node.bases):
+            self._child(part)
+        bases = [(self.imports.resolve(b.value) or dotted(b.value) or "").rsplit(".", 1)[-1] for b in node.bases]
+        is_module = any(b.endswith(("Module", "Loss", "Layer", "Net", "Model", "Block")) for b in bases)
+        self.classes.append((node.name.value, is_module))
+        outer, self.scope = self.scope, Scope(outer=self.scope)
+        self.scope.no_grad += "Function" in bases  # torch.autograd.Function: its forward and backward have no graph
+        # what prepares data: they are fp32 before a model has them
+        self.scope.wide += any(b.endswith(("Transform", "Dataset")) or "Augment" in b for b in bases)
+        self._block(node.body)
+        self.scope = outer
+        self.classes.pop()
+
+    def _Assign(self, node):
+        value = self.evaluate(node.value)
+        for target in node.targets:
+            self._bind(target.target, value, node.value, node)
+        self._event("Assign", node)
+
+    def _AnnAssign(self, node):
+        if node.value is not None:
+            self._bind(node.target, self.evaluate(node.value), node.value, node)
+            self._event("Assign", node)
+
+    def _AugAssign(self, node):
+        value = self.evaluate(node.value)
+        old = self.evaluate(node.target)
+        name = OPERATORS.get(getattr(cst, type(node.operator).__name__.removesuffix("Assign"), None))
+        if name and (old.tensor or value.tensor):
+            op = Op(name, node, node.target, [node.value], {}, "operator", inplace=old.tensor)
+            new = of_op(op, [old, value], self.imports, not self.scope.wide)
+            self._values[id(node)] = new
+            self._operation(op)
+            if isinstance(node.target, cst.Name):
+                self.scope.bind(node.target.value, new)
+        if isinstance(node.target, cst.Subscript):
+            self._event("store", (node.target, node))
+
+    def _NamedExpr(self, node):
+        value = self.evaluate(node.value)
+        self._bind(node.target, value, node.value, node)
+        return value
+
+    def _loop(self, node):
+        self.scope.loops += 1
+        self._event("loop", node)
+        self._block(node.body)
+        self.scope.loops -= 1
+        if node.orelse is not None:
+            self._statement(node.orelse)
+
+    def _With(self, node):
+        scope, before = self.scope, (self.scope.no_grad, self.scope.autocast, self.scope.wide)
+        for item in node.items:
+            self.evaluate(item.item)
+            call = item.item if isinstance(item.item, cst.Call) else None
+            name = (self.imports.resolve(call.func) or dotted(call.func) or "") if call else ""
+            last = name.rsplit(".", 1)[-1]
+            off = last == "set_grad_enabled" and "False" in [dotted(a.value) for a in call.args]
+            if off or last in ("no_grad", "inference_mode"):
+                scope.no_grad += 1
+            elif last == "enable_grad":
+                scope.no_grad = 0
+            elif last in ("autocast", "maybe_autocast"):
+                enter_autocast(scope, call, 1)
+            elif last == "fp32_region":
+                scope.wide += 1
+            if item.asname is not None:
+                self._bind(item.asname.name, NOTHING, None, node)
+        self._block(node.body)
+        scope.no_grad, scope.autocast, scope.wide = before
+
+    # ---- rules
+
+    def _operation(self, op):
+        for rule in self._by_op.get(op.name, ()):
+            rule.operation(op, self)
+        if op.name in SAVES_INPUT and not op.inplace and not self.scope.no_grad:
+            operands = [n for n in (op.input, *op.args) if n is not None and self.value(n).tensor]
+            if len(operands) > 1 or op.name not in ("mul", "div"):  # times a number nothing is saved
+                for n in operands:
+                    if isinstance(n, cst.Name) and not self.value(n).constant:
+                        self.scope.saved[n.value] = op.name
+
+    def _event(self, name, node):
+        for rule in self._by_event.get(name, ()):
+            rule.visit(name, node, self)
