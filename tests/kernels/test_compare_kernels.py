@@ -45,6 +45,7 @@ CODE = ["40 registers", "LDG R1, [R2]", "@P0 FADD R1, R1, R3", "STG [R2], R1"]
         ([CODE[0], CODE[2], CODE[1], CODE[3]], "the same 3 instructions in another order"),
         ([*CODE, "EXIT"], "3 -> 4 instructions"),
         ([*CODE[:2], "@P0 FMUL R1, R1, R3", CODE[3]], "3 -> 3 instructions"),
+        ([*CODE, "ULDC UR4, argument 0", "NOP "], "the same 3 instructions but for loads of arguments"),
         (None, "in one file alone"),
     ],
 )
