@@ -22,7 +22,7 @@ import triton.language as tl
 
 @triton.jit
 def is_last(counter, splits):
-    """Whether all other parts were finished before this one, and puts the counter back to 0.
+    """True if all other parts were finished before this one; puts the counter back to 0.
 
     A block's stores come before it counts (barrier, release), and its count before what the last block then loads
     (acquire): the last block sees what all the others stored."""

@@ -1,4 +1,4 @@
-"""What a launch writes: outputs, and what blocks that share a result leave for each other."""
+"""Buffers that a launch writes: outputs, and the partial results of blocks that share one."""
 
 from functools import lru_cache, partial
 

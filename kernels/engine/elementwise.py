@@ -1,4 +1,4 @@
-"""What writes one value, or a few, per element: out = keep ? c * w * f(x, y) : 0, or f(x, y, z).
+"""The kernel that writes one value, or a few, per element: out = keep ? c * w * f(x, y) : 0, or f(x, y, z).
 
 With f a loss and c = 1 it is a loss that is not reduced. With f its slopes and c = grad / denominator it is the
 backward, which writes the gradients of x, y and z. Without operands (f = 1) it is the backward of a sum or a mean.

@@ -40,7 +40,7 @@ class Group(NamedTuple):
         return self._replace(strides=self.strides[:operands])
 
     def without(self, places):
-        """The same with the operands at these places absent."""
+        """The group with the operands at these places absent."""
         return self._replace(strides=tuple(None if i in places else s for i, s in enumerate(self.strides)))
 
 
@@ -139,7 +139,7 @@ def tile_kinds(tensors, outer, inner):
 
 
 def peeled_kinds(tensors, outer, inner, lead):
-    """The same for rows that begin anywhere: (kind of each operand, VEC), VEC 1 where the operand at `lead` has no unit
+    """Kinds for rows that begin anywhere: (kind of each operand, VEC), VEC 1 where the operand at `lead` has no unit
     stride. Those whose rows begin as far from a multiple of 16 bytes as its rows, in elements, are PEELED."""
     kinds = [kind_of(o, i) for o, i in zip(outer.strides, inner.strides)]
     along = [i for i, kind in enumerate(kinds) if kind is VECTOR and any(outer.strides[i]) == any(outer.strides[lead])]
@@ -158,7 +158,7 @@ def peeled_kinds(tensors, outer, inner, lead):
 
 
 def sparse_kinds(kinds, outer, inner, which):
-    """The same for operands `which` that are small beside the others, such as one number per row: read as few times
+    """Kinds where the operands `which` are small beside the others, such as one number per row: read as few times
     as they vary, in whatever variant. They do not decide about it: give tile_kinds None in their place."""
     kinds = list(kinds)
     for i in which:
@@ -169,7 +169,7 @@ def sparse_kinds(kinds, outer, inner, which):
 
 
 def shared_kinds(kinds, outer, inner, which):
-    """The same for operands `which` that many rows share, such as a class index all classes: read once for a tile, with
+    """Kinds where many rows share the operands `which`, as all classes share an index: read once for a tile, with
     vector accesses where tile_kinds found them."""
     shared = sparse_kinds(kinds, outer, inner, which)
     for i in which:
@@ -200,7 +200,7 @@ def at_least(n, most):
 
 
 def needs_int64(outer, inner, *counts):
-    """Whether an offset, or an index that runs past the end by a tile, may not fit 32 bits."""
+    """True if an offset, or an index that runs past the end by a tile, may not fit 32 bits."""
     sizes, most = outer.shape + inner.shape, [outer.numel * inner.numel, *counts]
     for o, i in zip(outer.strides, inner.strides):
         steps = zip(sizes, (o or ()) + (i or ()))

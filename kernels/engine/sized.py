@@ -1,4 +1,4 @@
-"""What stands for a tensor where sizes and strides are symbols (trace.py)."""
+"""Stand-ins for tensors whose sizes and strides are symbols (trace.py)."""
 
 from math import prod
 
@@ -44,7 +44,7 @@ class Sized:
         return not self.numel() or self._fills(range(self.dim()))
 
     def _fills(self, order):
-        """Whether the elements follow each other in memory, without gaps, the last dimension of `order` fastest."""
+        """True if the elements follow each other in memory, without gaps, the last dimension of `order` fastest."""
         count = 1
         for d in reversed(order):
             if self.shape[d] != 1:

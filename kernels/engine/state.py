@@ -1,4 +1,4 @@
-"""What a lane, a block and a split carry of a statistic that is more than a sum: a state, and how two become one.
+"""The state of a statistic that is more than a sum, for a lane, a block or a split, and how two become one.
 
 A state is the tuple (count, weights, pivot, shift, top, total), of which each MODE uses some:
 
@@ -103,7 +103,7 @@ def largest(x, axis: tl.constexpr):
 
 @triton.jit
 def same(x, top):
-    """Whether x is as large as the top of its group."""
+    """True where x is as large as the maximum of its group."""
     return (x == top) | (x != x)
 
 

@@ -39,7 +39,7 @@ def corner(space, block, t, config):
 
 @triton.jit
 def is_whole(space, m0, n0, config):
-    """Whether a tile lies in the tensor, and needs no bounds."""
+    """True if a tile lies in the tensor, and needs no bounds."""
     whole = (m0 + config.BM <= space.M) & (n0 + config.BN <= space.N)
     if len(space.shift) > 0:
         whole &= n0 >= 0

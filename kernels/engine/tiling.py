@@ -88,7 +88,7 @@ class Cut(NamedTuple):
     workspace: int  # numbers that the splits leave for the last block
 
     def with_shared(self, which):
-        """The same with operands at these places that rows share read once for a tile."""
+        """Tiles where the operands at these places, which rows share, are read once for a tile."""
         return self._replace(kinds=shared_kinds(self.kinds, self.outer, self.inner, which))
 
     def plan(self, kernel, tensors, dtypes, values, arch):

@@ -13,7 +13,7 @@ import torch
 
 from .sized import Sized
 
-# What the steps of a tape do (csrc/launch/tape.h)
+# The operations of a tape's steps (csrc/launch/tape.h)
 CONSTANT, ADD, SUBTRACT, MULTIPLY, DIVIDE, REMAINDER, EQUAL, UNEQUAL, LESS, AT_MOST = range(10)
 
 
@@ -29,7 +29,7 @@ class Tape:
         self.sizes, self.steps, self.plans = 0, {}, []
 
     def given(self, argument):
-        """What stands for an argument of the raw op."""
+        """The stand-in for an argument of the raw op."""
         if isinstance(argument, torch.Tensor):
             shape, steps = self.given(list(argument.shape)), self.given(list(argument.stride()))
             return Sized(tuple(shape), tuple(steps), argument.dtype, argument.device, argument.data_ptr() % 16)

@@ -1,4 +1,4 @@
-"""What the losses of logits are made of: neither half of the logistic function is one less the other."""
+"""Parts of the losses of logits: neither half of the logistic function is one less the other."""
 
 import triton
 import triton.language as tl

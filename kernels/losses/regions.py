@@ -1,4 +1,4 @@
-"""What the sums of the region losses and their backward share: which elements a block takes, and what is kept.
+"""Parts of the region losses' sums and of their backward: the elements that a block takes, and those that are kept.
 
 A region is a class of an image. Each image is cut by itself, into tiles of classes and pixels, whichever are nearer in
 memory: the tile knows which class a row or a column is, and reads the class index of a pixel, and what a mask says of

@@ -15,7 +15,7 @@ def largest(state, by, parameter):
 
 @triton.jit
 def smallest(state, by, parameter):
-    """Of elements that were negated."""
+    """The state is of negated elements."""
     count, weights, pivot, shift, top, ties = state
     return -top, -top, 1 / ties, count > 0
 

@@ -37,7 +37,7 @@ from .row import (
 
 @triton.jit
 def cosine_tile(x, y, block, t, space, config):
-    """Of the rows of two tiles: (unit, sum of squares) of each, and the sum of products, in units of both; fp64."""
+    """(unit, sum of squares) of the rows of two tiles, and the sum of their products, in units of both; fp64."""
     C: tl.constexpr = config.C
     ACROSS: tl.constexpr = 1 if config.AXIS == INNER else 0
     m, n = tile_at(space, block, t, config)

@@ -30,7 +30,7 @@ SUMS = tl.constexpr(7)
 
 @triton.jit
 def empty_state(shape: tl.constexpr, C: tl.constexpr, DTYPE: tl.constexpr):
-    """Of dtype DTYPE, for logits of dtype C."""
+    """The value in dtype DTYPE, for logits of dtype C."""
     zero = tl.zeros(shape, DTYPE)
     return lowest_top(shape, EXPONENTIALS, C).to(DTYPE), zero, zero, zero, zero, zero, zero
 
@@ -43,7 +43,7 @@ def shrink(top, larger, C: tl.constexpr):
 
 @triton.jit
 def move(weights, top, larger):
-    """What a sum about the top grows by where the top does. (A lane of no elements has the lowest top.)"""
+    """The factor for a sum relative to a maximum that grows. (A lane of no elements has the lowest maximum.)"""
     return tl.where(weights == 0, 0.0, weights * (top - larger))
 
 

@@ -46,7 +46,7 @@ def whole_tile(axis, M, N, vec, tile, itemsize, most):
 
 
 def part_tile(axis, M, N, vec, tile, widest):
-    """The same for rows that are read in parts: few at a time, for blocks enough."""
+    """A tile for rows that are read in parts: few at a time, for blocks enough."""
     widest = tile if axis is INNER else widest
     columns = max(at_least(N, widest), vec)
     return at_least(M, max(tile // columns, 1)), columns

@@ -1,4 +1,4 @@
-"""What the kernels of rows share on the device, and how they are declared.
+"""Parts that the kernels of rows share on the device, and how they are declared.
 
 Tiles are (BM, BN) over an outer and an inner group of dimensions, of which one is the row: any dimension, through any
 strides. Where it is the outer one, the inner holds the neighbours in memory of a row's elements, and what is left is
@@ -20,7 +20,7 @@ from ..engine.tile import base_of, corner, indices, is_whole, offset_of, store, 
 
 
 class TileConfig(NamedTuple):
-    """Of a kernel that sums no row: a block takes one tile."""
+    """A kernel that sums no row: a block takes one tile."""
 
     AXIS: tl.constexpr
     BM: tl.constexpr
@@ -93,7 +93,7 @@ def times(x, c, C: tl.constexpr):
 
 @triton.jit
 def at_most(norm, eps):
-    """Whether eps is the divisor. A norm that is marked by a minus is beyond fp64."""
+    """True where eps is the divisor. A norm that is marked by a minus is beyond fp64."""
     return (norm >= 0) & (norm <= eps)
 
 
@@ -107,7 +107,7 @@ def inverse(norm, eps):
 
 @triton.jit
 def divisor(norm, eps, C: tl.constexpr):
-    """What `divided` takes of each row, with max(norm, eps) for its divisor, or 0 for a vector of zeros: in fp64 that
+    """A number of each row for `divided`: its divisor is max(norm, eps), or 0 for a zero vector. In fp64 this is that
     divisor, whose inverse may be too large, and for what is narrower the inverse."""
     if C == tl.float64:
         by = tl.where(norm == 0, 0.0, tl.where(at_most(norm, eps), eps, norm))

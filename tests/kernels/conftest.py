@@ -1,4 +1,4 @@
-"""What is compiled once for the files that try it: the elementwise CUDA sources for the emulation, Triton's plans."""
+"""Fixtures, compiled once for all files: the elementwise CUDA sources for the emulation, Triton's plans."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the tests of emulated CUDA sources share: the build (tests/kernels/emulate), operands in every layout."""
+"""Helpers of the tests of emulated CUDA sources: the build (tests/kernels/emulate), operands in every layout."""
 
 import ctypes
 import re

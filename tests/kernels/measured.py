@@ -1,4 +1,4 @@
-"""What an H100 measured, in the table of docs/gpu-model.md: `python -m tests.kernels.measured` writes that column anew.
+"""H100 measurements for the table of docs/gpu-model.md: `python -m tests.kernels.measured` writes that column anew.
 
 The figures are those of benchmarks/results/NVIDIA-H100/speed.md, at 64M elements. A row of the table has one if the
 benchmarks have its op in its layout. Rows of 1,024 elements were measured where the model has 4,096, since either fits

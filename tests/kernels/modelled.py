@@ -1,4 +1,4 @@
-"""What the model of the GPU (benchmarks/gpu_model.py) says of every Triton kernel's plans; C++ has modelled_cuda.py.
+"""Predictions of the GPU's model (benchmarks/gpu_model.py) for every Triton kernel's plans; C++ has modelled_cuda.py.
 
 `python -m tests.kernels.modelled` writes the table of docs/gpu-model.md, which test_gpu_model.py holds the kernels to.
 """

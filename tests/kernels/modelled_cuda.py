@@ -1,4 +1,4 @@
-"""What the model of the GPU (benchmarks/gpu_model.py) says of every CUDA kernel in C++.
+"""Predictions of the GPU's model (benchmarks/gpu_model.py) for every CUDA kernel in C++.
 
 The launches are the launchers' own: the emulated sources note them (tests/kernels/emulate). The machine code is the
 library's. What neither says stands in plans_cuda.py: how often a loop runs, how often a block waits for memory.

@@ -1,4 +1,4 @@
-"""What the C++ kernels are asked in the model of the GPU: a generator for each library of modelled_cuda.py, of
+"""Calls of the C++ kernels for the model of the GPU: a generator for each library of modelled_cuda.py, of
 
     (op, direction, layout), operands, steps, {"read", "written": bytes, where not the operands' and the result's}
 

@@ -55,7 +55,7 @@ def one_of_each(x, mask, names):
 
 
 def regions_of(x):
-    """Of (N, pixels), which three classes share."""
+    """A tensor of (N, pixels), which three classes share."""
     image, target, mask = regions.operands((x.shape[0], 3, x.shape[1]), x.dtype, masked=True)
     if not x.is_contiguous():
         image = meta(image.shape, x.dtype, (x.stride(0), x.numel(), x.stride(1)))
@@ -65,7 +65,7 @@ def regions_of(x):
 
 
 def rows_of(x):
-    """What takes rows of classes, and distances of vectors."""
+    """Plans of ops over rows of classes, and of distances of vectors."""
     for name, options in (("", {}), (" smoothing", {"weight": True, "smooth": True}), (" shares", {"shares": True})):
         yield f"cross_entropy{name}", classes.forward(x, **options)
         yield f"cross_entropy_backward{name}", classes.backward(x, **options)

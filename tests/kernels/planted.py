@@ -22,7 +22,7 @@ def apart(x, out, stride, config: Tile):
 
 @triton.jit
 def near(x, out, stride, config: Tile):
-    """The same of lanes that lie along the rows, one axis after the other."""
+    """A sum whose lanes lie along the rows, one axis after the other."""
     where = x + tl.arange(0, config.BM)[:, None] * stride + tl.arange(0, config.BN)[None, :]
     lanes = tl.sum(tl.reshape(tl.load(where), (2, config.BM // 2, config.BN)), 0)
     tl.store(out + tl.arange(0, 1), tl.sum(tl.sum(lanes, 1, keep_dims=True), 0))
@@ -50,5 +50,5 @@ def bits(x):
 
 @triton.jit
 def behind(x, out, stride, config: Tile):
-    """What has fp32 alone, behind a `return` of fp64."""
+    """Code that only fp32 has, behind a `return` of fp64."""
     tl.store(out, bits(tl.load(x)))

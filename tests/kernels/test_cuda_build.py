@@ -216,7 +216,7 @@ def test_indexed_moves_packets(built, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", SCANS, ids=lambda s: s.stem)
 def test_scans_move_packets_without_spills(built, source, arch):
-    """Of each of four dtypes four packets under way, then one: csrc/cuda/lists/scan.cuh."""
+    """Four packets of each of four dtypes are under way, then one: csrc/cuda/lists/scan.cuh."""
     table, report = built[source.stem, arch]
     assert not not_resident(report)
     table, report = demangled(table), demangled(report)
@@ -236,7 +236,7 @@ def test_scans_move_packets_without_spills(built, source, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", IMAGES, ids=lambda s: s.stem)
 def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, arch):
-    """Of blocks of 256 threads: three where the window's size was known, else two. csrc/cuda/images/README.md."""
+    """Three blocks of 256 threads fit where the window's size was known, else two. csrc/cuda/images/README.md."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -255,7 +255,7 @@ def test_tiles_of_images_share_a_multiprocessor_without_spills(built, source, ar
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", VOLUMES, ids=lambda s: s.stem)
 def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
-    """Of a window and each slice that it sees: two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
+    """A window and each slice that it sees: two blocks of 256 threads in fp32, one in fp64. csrc/cuda/images."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}
@@ -272,7 +272,7 @@ def test_tiles_of_volumes_have_their_sums_in_registers(built, source, arch):
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("source", VARIATION, ids=lambda s: s.stem)
 def test_total_variation_moves_packets_without_spills(built, source, arch):
-    """Of rows that follow each other: five have a thread's pixels and neighbours forward, six backward."""
+    """Rows that follow each other: five have a thread's pixels and neighbours forward, six backward."""
     table, report = (demangled(t) for t in built[source.stem, arch])
     assert not not_resident(report)
     wrong = {name: row for name, row in table.items() if any(not key.startswith(("LDG", "STG")) for key in row)}

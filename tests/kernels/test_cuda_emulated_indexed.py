@@ -240,7 +240,7 @@ def test_backward_layouts(ops, name, samples, kind, dtype):
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_columns_are_summed_in_packets(emulated, dtype):
-    """The same bits as one by one, where rows of grad are aligned and their columns lie together; else one by one."""
+    """Bits as one by one, where rows of grad are aligned and their columns lie together; else one by one."""
     ops, counts = emulated
     for entries, shape, dim in ((2, (4, 64), 0), (33, (4, 64), 0), (3000, (7, 64), 0), (100, (3, 7, 32), 1)):
         index = indices(entries, below=shape[dim])

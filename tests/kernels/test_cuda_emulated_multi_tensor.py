@@ -128,7 +128,7 @@ def test_norm(ops, dtype):
 
 @pytest.mark.parametrize("driver, kernels", [(12000, 12), (13000, 2)], ids=["a driver of before 12.1", "a recent one"])
 def test_launches_are_as_large_as_the_driver_takes(ops, kernels_started, driver, kernels):
-    """Of 1,100 tensors; what is written for each of them is its own."""
+    """1,100 tensors: each is written its own results."""
     inputs = [torch.full((1 + i % 3,), float(i)) for i in range(1100)]
     kernels_started(driver)
     got = health(ops._health_, inputs)

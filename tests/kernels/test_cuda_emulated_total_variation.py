@@ -89,7 +89,7 @@ def test_images_and_volumes(ops, shape, dtype, masked):
     "shape", [(1, 1, 1, 1), (2, 3, 1, 1), (1, 1, 1, 40), (1, 1, 40, 1), (1, 1, 6, 1, 1), (2, 3, 8, 1)]
 )
 def test_sizes_of_one(ops, shape):
-    """What has no neighbour at all has gradient 0, of a gradient of NaN too."""
+    """A pixel without any neighbour has gradient 0, of a gradient of NaN too."""
     for mask in (None, kept(*shape)):
         check(ops, image(*shape), mask)
     if max(shape[2:]) == 1:
@@ -148,7 +148,7 @@ def test_a_kept_nan_shows_and_inf(ops):
 
 @pytest.mark.parametrize("images", [1, 2, 3, 9, 33, 300])
 def test_blocks_are_added_up_the_same_whatever_their_order(ops, images):
-    """Of several images by so many lanes each that all are added up at once; an image of one block by itself."""
+    """Several images by so many lanes each that all are added up at once; an image of one block by itself."""
     x = image(images, 1, 200 if images < 4 else 20, 80 if images < 4 else 61, dtype=torch.float64)
     for mask in (None, kept(*x.shape)):
         got = check(ops, x, mask)[0]

@@ -23,7 +23,7 @@ SLACK = 0.02  # that the table's rounding, and another version of the assembler,
 
 
 def test_the_path_is_that_of_a_whole_tile():
-    """Of the edge's many instructions none count, nor does a loop's body beside the tiles; an early exit is taken."""
+    """The edge's many instructions do not count, nor does a loop's body beside the tiles; an early exit is taken."""
     rows = (
         (0x00, "@P0 EXIT", ""), (0x10, "LDG.E.128", "R0"), (0x20, "@P1 BRA", "0x60"),
         (0x30, "IMAD", "R1"), (0x40, "IMAD", "R1"), (0x50, "BRA", "0x70"), (0x60, "FADD", "R1"),
@@ -37,7 +37,7 @@ def test_the_path_is_that_of_a_whole_tile():
 
 
 def test_passes_are_those_that_are_told():
-    """Of a loop inside a tile, which nothing in the code says; and a path may be named by what is on it."""
+    """A loop inside a tile, which nothing in the code says; and a path may be named by an instruction on it."""
     rows = (
         (0x00, "@P0 BRA", "0x30"), (0x10, "SHF.R.U64", "R1"), (0x20, "LDG.E.128", "R0"),
         (0x30, "LDG.E.128", "R0"), (0x40, "FADD", "R1"), (0x50, "@P1 BRA", "0x30"), (0x60, "EXIT", ""),

@@ -168,7 +168,7 @@ def machine_accesses(cubin, folder):
 
 
 def ptx_accesses(text):
-    """The same from the PTX, whose accesses the assembler keeps as wide as they are."""
+    """The bytes by the PTX, whose accesses the assembler keeps as wide as they are."""
     found = re.findall(r"\b(ld|st)\.\S*?global\S*?(?:\.v(\d))?\.[bfsu](\d+)\s", text)
     return [({"ld": "load", "st": "store"}[kind], int(many or 1) * int(bits) // 8) for kind, many, bits in found]
 

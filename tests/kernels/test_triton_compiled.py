@@ -1,4 +1,4 @@
-"""What Triton 3.6.0, which torch 2.11 brings, and the pinned Triton make of the planned kernels has none of the faults
+"""The planned kernels, compiled by Triton 3.6.0 (of torch 2.11) and by the pinned Triton, have none of the faults
 of compiled.py; and every functor compiles in every dtype. Each check finds the kernel that is planted for it.
 """
 

@@ -1,4 +1,4 @@
-"""What Triton 3.6 would not compile, by the kernels' sources alone."""
+"""Code that Triton 3.6 would not compile, found in the kernels' sources alone."""
 
 import ast
 from pathlib import Path

@@ -60,7 +60,7 @@ def flat(kinds):
 
 
 class Driver:
-    """What arrived there."""
+    """The arguments that arrived there."""
 
     def __init__(self):
         import ctypes
@@ -104,7 +104,7 @@ def compare():
         driver, original, seen = Driver(), launch.Plan.__call__, []
 
         def launched(plan, tensors, places, *floats):
-            """By the plan, then as Triton has it: by tensors, with hooks."""
+            """Launched by the plan, then as Triton does it: by tensors, with hooks."""
             driver.expect(plan)
             hooked = []
             theirs, _ = driver.after(lambda: plan.loaded(0)[0][plan.grid](*plan.arguments(tensors, floats)))
@@ -133,7 +133,7 @@ def compare():
             assert all(len(run) <= 2 and all(isinstance(word, int) for word in run) for run in hidden), (name, hidden)
             assert any(isinstance(word, str) for word in runs[1]), name
 
-            # What only Python can decide goes there: hooks, a capture that needs its own buffers, other numbers.
+            # Python decides what only it can: hooks, a capture that needs its own buffers, other numbers.
             knobs.runtime.launch_enter_hook.add(ignore)
             call()
             knobs.runtime.launch_enter_hook.remove(ignore)

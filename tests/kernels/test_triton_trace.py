@@ -1,4 +1,4 @@
-"""What stands for a tensor in a trace answers as the tensor does, and every answer that sizes decide is noted."""
+"""The stand-in for a tensor in a trace answers as the tensor does, and every answer that sizes decide is noted."""
 
 import itertools
 import random

@@ -76,7 +76,7 @@ inline uint32_t __dp4a(uint32_t a, uint32_t b, uint32_t sum) {
   return sum;
 }
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
-// What the last calls did: the tests ask which variant ran.
+// A record of the last calls: the tests ask which variant ran.
 inline int64_t emulated_wide_loads = 0, emulated_shuffles = 0;
 extern "C" __attribute__((visibility("default"), used)) inline void emulated_counts(int64_t* wide, int64_t* shuffles) {
   *wide = emulated_wide_loads;

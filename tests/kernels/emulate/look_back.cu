@@ -1,7 +1,7 @@
 // The look back of one tile by itself, over a status array that the test has prepared.
 #include "cuda/selection/selection.cuh"
 
-// What is kept before `tile`. If `late` >= 0, status[late] becomes `word` only while the tile is waiting.
+// The count of kept elements before `tile`. If `late` >= 0, status[late] becomes `word` only while the tile is waiting.
 extern "C" __attribute__((visibility("default"), used)) inline int64_t emulated_look_back(
     unsigned long long* status, int64_t tile, unsigned own, int64_t late, unsigned long long word) {
   int64_t before = -1;

@@ -283,7 +283,7 @@ def test_logits_of_any_size(length):
 
 
 def test_a_confident_row():
-    """Of log(1 + 1.7e-6) what fp32 holds of the sum, and p - 1 before it is rounded to half."""
+    """The value is log(1 + 1.7e-6) with the sum rounded to fp32, and p - 1 before it is rounded to half."""
     x = torch.zeros(2, 3, dtype=F16)
     x[:, 0] = torch.tensor([6.0, 14.0])
     loss, _, _, numbers = cross_entropy.cross_entropy(x, torch.tensor([0, 0]))

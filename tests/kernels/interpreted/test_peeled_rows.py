@@ -88,7 +88,7 @@ def test_multi_margin_and_nll(layout, dtype):
 @pytest.mark.parametrize("op", ["softmax", "softmax_backward"])
 @pytest.mark.parametrize("layout", ["dense", "offset", "gaps"])
 def test_nothing_is_written_beside_a_row(op, layout, monkeypatch):
-    """Of a result that lies in a larger storage, between rows too."""
+    """The elements outside a result that lies in a larger storage, between rows too."""
     x, grad = example(layout, BF16), example(layout, BF16, 2)
     value, *numbers = masked_softmax.masked_softmax(x)
     storage, out = beside(layout, BF16, 7.0)

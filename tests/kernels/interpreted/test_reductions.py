@@ -28,7 +28,7 @@ def masked(mean):
 
 
 def subsets(rank):
-    """Of the dimensions, not empty; a few of them where there are many."""
+    """Subsets of the dimensions, not empty; a few of them where there are many."""
     every = [[d for d in range(rank) if bits >> d & 1] for bits in range(1, 2**rank)] or [[]]
     return every if rank < 4 else [[rank - 1], [0], [0, 2], [1, 2, 3], [*range(rank)]]
 

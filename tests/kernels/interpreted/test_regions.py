@@ -22,7 +22,7 @@ def random(shape, dtype, seed):
 
 
 def last(x):
-    """The same, with the classes nearest in memory."""
+    """The tensor with its classes nearest in memory."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
 
 

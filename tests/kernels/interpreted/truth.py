@@ -35,13 +35,13 @@ class Loss:
         return tuple(to(t) for to, t in zip(self.record.domain, tensors))
 
     def sizes(self, *operands):
-        """Of what the loss, and each derivative, is summed from."""
+        """Magnitudes of the terms from which the loss, and each derivative, is summed."""
         if self.record.sizes is None:
             return self.truth(*operands)
         return tuple(t.abs() for t in self.record.sizes(*(x.double() for x in operands), **self.options))
 
     def truth(self, *operands):
-        """Of each element, in fp64: the loss, and its derivative by each operand."""
+        """The loss of each element, in fp64, and its derivative by each operand."""
         leaves = [t.double().clone().requires_grad_() for t in operands]
         options = {self.op.names[-1]: leaves[-1]} if self.op.optional else {}
         tensors = leaves[: self.count - self.op.optional]
@@ -115,7 +115,7 @@ def in_order(shape, order, dtype, seed):
 
 
 def shifted(x):
-    """The same tensor one element off any alignment."""
+    """A copy of the tensor one element off any alignment."""
     storage = torch.empty(x.numel() + 1, dtype=x.dtype)
     return storage[1:].view(x.shape).copy_(x)
 
