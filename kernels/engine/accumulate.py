@@ -190,8 +190,9 @@ def count_bytes(mask, space, m0, n0, config):
 
 
 @triton.jit
-def add_tiles(first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr,
-              NEGATE: tl.constexpr):  # fmt: skip
+def add_tiles(
+    first, last, block, x, mask, weight, space, config, MODE: tl.constexpr, ABS: tl.constexpr, NEGATE: tl.constexpr
+):
     """The state of tiles [first, last), at most FLUSH of them; one fp64 entry per output."""
     AXIS: tl.constexpr = config.AXIS
     VEC: tl.constexpr = config.VEC
@@ -215,13 +216,9 @@ def add_tiles(first, last, block, x, mask, weight, space, config, MODE: tl.const
             added = count_bytes(mask, space, m0, n0, config)
             state = (state[0] + added, state[1], state[2], state[3], state[4], state[5])
         elif whole:  # needs no bounds
-            state, missing = add_tile(
-                state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, False
-            )  # fmt: skip
+            state, missing = add_tile(state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, False)
         else:
-            state, missing = add_tile(
-                state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, True
-            )  # fmt: skip
+            state, missing = add_tile(state, missing, x, mask, weight, space, m, n, config, MODE, ABS, NEGATE, True)
     count, weights, pivot, shift, top, total = state
     if MODE == EXTREME:  # what is not kept was -inf
         total = tl.where(top == float("-inf"), count.to(C), total)

@@ -86,9 +86,7 @@ def load_partials(partial, splits, first, output, outputs, BS: tl.constexpr, ACR
 
 
 @triton.jit
-def add_partials(
-    partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1
-):  # fmt: skip
+def add_partials(partial, splits, output, outputs, BS: tl.constexpr, BO: tl.constexpr, ARRAYS: tl.constexpr = 1):
     """The sums over all splits of the partials of each output, in order of split whoever wrote last; zeros for arrays
     that there are not. All arrays are loaded at once, and added up across threads at the end: few round trips."""
     first_sum = tl.zeros([BS, BO], tl.float64)

@@ -56,8 +56,9 @@ class ElementwiseConfig(NamedTuple):
 
 
 @triton.jit
-def elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config,
-                     EDGE: tl.constexpr):  # fmt: skip
+def elementwise_tile(
+    x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, EDGE: tl.constexpr
+):
     C: tl.constexpr = config.C
     SLOPES: tl.constexpr = config.SLOPES
     keep, w = kept(mask, weight, space, m, n, config, EDGE)  # (BM, BN)
@@ -124,13 +125,9 @@ def elementwise_kernel(
     else:
         whole = is_whole(space, m0, n0, config)
     if whole:  # needs no bounds
-        elementwise_tile(
-            x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, False
-        )  # fmt: skip
+        elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, False)
     else:
-        elementwise_tile(
-            x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, True
-        )  # fmt: skip
+        elementwise_tile(x, y, z, mask, weight, grad, denominator, out, dy, dz, parameters, space, m, n, config, True)
 
 
 @triton.jit
@@ -176,8 +173,9 @@ def plan(kernel, tensors, outputs, shape, compute, constants, arch=None, sparse=
         "C": COMPUTE[compute],
         "I": tl.int64 if wide else tl.int32,
     }
-    return Plan(kernel, tensors, {}, outer, inner, kinds, vec, values,
-                grid=(-(-M // BM) * -(-N // BN), 1), wide=wide, arch=arch)  # fmt: skip
+    return Plan(
+        kernel, tensors, {}, outer, inner, kinds, vec, values, grid=(-(-M // BM) * -(-N // BN), 1), wide=wide, arch=arch
+    )
 
 
 def compute_dtype(*tensors):

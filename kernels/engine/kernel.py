@@ -47,7 +47,9 @@ class Kernel:
         self.parameters = tuple(fn.fn.__annotations__.items())
         self.operands = self.named(Operand)
         self.pointers = self.operands + self.named(tl.pointer_type)
-        self.constants = dict(self.parameters)["config"]._fields
+        self.indices = {name: fields(name, kind) for name, kind in self.parameters
+                        if kind not in (Operand, tl.pointer_type, tl.float64)}  # fmt: skip
+        self.constants = self.indices.pop("config")
         if tuple(fn.arg_names) != tuple(fn.fn.__annotations__) or self.operands != fn.arg_names[: len(self.operands)]:
             raise TypeError(f"{fn.__name__} takes {fn.arg_names}, of which operands come first: {self.operands}")
         KERNELS[fn.__name__] = self
@@ -60,6 +62,11 @@ class Kernel:
 
 
 KERNELS = {}
+
+
+def fields(name, kind):
+    """The names of what the plan fills in for a parameter: fields without a default, or its own."""
+    return [field for field in getattr(kind, "_fields", (name,)) if field not in getattr(kind, "_field_defaults", ())]
 
 
 def hash_callees_first(fn):

@@ -9,6 +9,7 @@ one.
 import threading
 from array import array
 from functools import cached_property
+from itertools import chain
 from types import SimpleNamespace
 
 import torch
@@ -89,7 +90,7 @@ class Plan:
             return Operand(pointer, *self.strides[name], *map(tl.constexpr, constants))
         if name == "config":
             return annotation(*[None if x is None else tl.constexpr(x) for x in self.constants.values()])
-        return annotation(*map(self.values.get, annotation._fields[: -len(annotation._field_defaults) or None]))
+        return annotation(*map(self.values.get, self.kernel.indices[name]))
 
     # What is compiled. It is made when it is asked for: most plans find their binary by `variant`.
 
@@ -159,7 +160,7 @@ class Plan:
                 if found is None:
                     compiled = self.compile(gpu_target(index))
                     # (the values too: what the key knows by its address must live as long as the key)
-                    found = _binaries[key] = compiled, starter(compiled, index), self.values
+                    found = _binaries[key] = compiled, starter(compiled, index, self.places), self.values
         return found[:2]
 
     # What a call does.
@@ -176,17 +177,28 @@ class Plan:
     @property
     def numbers(self):
         """All indices among the arguments, in order, and two addresses of scratch memory."""
-        return *[x for _, x in leaves(self.template) if not isinstance(x, str) and not is_constant(x)], 0, 0
+        found = []
+        for name, annotation in self.kernel.parameters:
+            if annotation is Operand and self.kinds[name]:
+                found += chain.from_iterable(self.strides[name])
+            elif name in self.kernel.indices:
+                for value in map(self.values.get, self.kernel.indices[name]):
+                    found += value if isinstance(value, tuple) else () if value is None else (value,)
+        return *found, 0, 0
+
+    @property
+    def places(self):
+        """Where each parameter of the binary is among the words of a launch: addresses, then floats, then numbers."""
+        passed = [x for _, x in leaves(self.template) if not is_constant(x)] + [0, 0]
+        ranks = [2 if not isinstance(x, str) else 1 if x == "fp64" else 0 for x in passed]
+        order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        return bytes(sorted(range(len(ranks)), key=order.__getitem__))
 
     @cached_property
     def words(self):
-        """(the numbers as the driver takes them; of each of the kernel's parameters, its place among the addresses, the
-        floats and the numbers, which follow each other; whether blocks share a result)."""
-        kinds = [x if x == "fp64" else "*" if isinstance(x, str) else "" for _, x in leaves(self.template)
-                 if not is_constant(x)] + ["", ""]  # fmt: skip
-        order = sorted(range(len(kinds)), key=lambda i: ("*", "fp64", "").index(kinds[i]))
-        places = bytes(sorted(range(len(kinds)), key=order.__getitem__))
-        return array("q", self.numbers).tobytes(), places, self.values.get("SPLIT", False)
+        """(places of the pointers that there are, the numbers as the driver takes them, whether blocks share a
+        result)."""
+        return self.present, array("q", self.numbers).tobytes(), self.values.get("SPLIT", False)
 
     def __call__(self, tensors, addresses, *floats):
         """Launch on the current stream of the plan's device, in the interpreter if the tensors are on the CPU.

@@ -12,8 +12,9 @@ SQRT_HALF = tl.constexpr(0x3F3504F3)  # its bits
 EXPONENT, BITS_TO_LOG = tl.constexpr(-0x800000), tl.constexpr(8.262958294867817e-08)  # the latter: log(2) / 2^23
 # log(1 + x) / x in fp32, by powers of x: of 0 <= x <= 1, of sqrt(1/2) - 1 <= x < sqrt(2) - 1, and of |x| < 1/4. Fitted
 # for the least relative error, 3e-8, 2e-7 and 1e-7.
-UNIT = tl.constexpr((1.0, -0.49999648, 0.33321321, -0.24857157, 0.19153631, -0.13753749, 0.079203904, -0.030065399,
-                     0.0053647249))  # fmt: skip
+UNIT = tl.constexpr(
+    (1.0, -0.49999648, 0.33321321, -0.24857157, 0.19153631, -0.13753749, 0.079203904, -0.030065399, 0.0053647249)
+)
 NEAR = tl.constexpr((1.0, -0.50000322, 0.33334714, -0.24971227, 0.19906884, -0.17243245, 0.16180493, -0.10082294))
 CLOSE = tl.constexpr((0.99999999, -0.50000368, 0.33334038, -0.24953356, 0.19942384, -0.18127258, 0.15757424))
 

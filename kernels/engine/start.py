@@ -24,8 +24,9 @@ def current_stream(index):
     return driver.active.get_current_stream(index)
 
 
-def starter(compiled, index):
-    """start(plan, addresses, floats), on the current stream of device `index`.
+def starter(compiled, index, places):
+    """start(plan, addresses, floats), on the current stream of device `index`. places: of the kernel's parameters among
+    its words.
 
     In Triton's own way where somebody, such as its profiler, is to be told of every launch, or Triton is another."""
 
@@ -41,9 +42,9 @@ def starter(compiled, index):
     def start(plan, addresses, floats):
         if hooks.launch_enter_hook.calls or hooks.launch_exit_hook.calls:
             return slowly(plan, addresses, floats)
-        present, (numbers, places, split) = plan.present, plan.words
+        present, tail, split = plan.words
         given = array("Q", [addresses[i] for i in present]).tobytes()
-        words = b"".join((given, array("d", flat(floats)).tobytes(), numbers))
+        words = b"".join((given, array("d", flat(floats)).tobytes(), tail))
         if launch(function, plan.grid, threads, shared, index, len(present), split, words, places):
             slowly(plan, addresses, floats)  # which knows what to do without a context, and the names of errors
 

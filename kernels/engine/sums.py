@@ -221,8 +221,9 @@ def weighted_sum(
         compute = torch.float64 if wide else torch.float32
         given = None if denominator is None else denominator.dtype
         by = BY_TENSOR if given else BY_COUNT if divisor is None else BY_NUMBER
-        made = plan(f, tensors[:-1], shape, reduced, result, compute, mean, (by.value, given), empty_nan,
-                    len(parameters), arch)  # fmt: skip
+        made = plan(
+            f, tensors[:-1], shape, reduced, result, compute, mean, (by.value, given), empty_nan, len(parameters), arch
+        )
         out_shape = tiling.reduced_shape(shape, reduced, keepdim)
         made.outputs = [allocator(out_shape, kind, device) for kind in (result, torch.float64)]
         return made

@@ -11,9 +11,7 @@ from ..engine.tiling import reduced_dims, restore_dims
 
 def launcher(name, mean):
     def launch(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None):
-        return weighted_sum(
-            name, None, (input,), mask, weight, None, None, dim, keepdim, mean, (), empty_nan, dtype
-        )  # fmt: skip
+        return weighted_sum(name, None, (input,), mask, weight, None, None, dim, keepdim, mean, (), empty_nan, dtype)
 
     launch.__name__ = launch.__qualname__ = name
     return launch

@@ -121,7 +121,7 @@ def statistic_kernel(
             splits = parts.splits
             state = merge_partials(
                 partial, splits, output, parts.outputs, splits, MODE, WEIGHT, config.BS, BO, config.C
-            )  # fmt: skip
+            )
         offset = output_offset(output, space, parts, config)
         write(state, out, origin, scale, offset, inside, parameter, config, WEIGHED)
 
@@ -212,9 +212,7 @@ def launcher(name, mode, finish, **options):
     """The launcher of `_<name>`, with the arguments of its schema."""
 
     def launch(input, mask=None, weight=None, dim=None, keepdim=False, empty_nan=False, dtype=None, parameter=0.0):
-        return statistic(
-            name, mode, finish, input, mask, weight, dim, keepdim, empty_nan, dtype, parameter, **options
-        )  # fmt: skip
+        return statistic(name, mode, finish, input, mask, weight, dim, keepdim, empty_nan, dtype, parameter, **options)
 
     launch.__name__ = launch.__qualname__ = name
     return launch

@@ -122,9 +122,7 @@ def backward_plan(slope, tensors, shape, arch=None):
     """tensors in the kernel's order."""
     x, _, _, weight, grad, *_ = tensors
     constants = {"F": slope, "COMPARES": slope in COMPARING}
-    return plan(
-        STATISTIC_BACKWARD, tensors, 1, shape, compute_dtype(x, weight, grad), constants, arch, PER_OUTPUT
-    )  # fmt: skip
+    return plan(STATISTIC_BACKWARD, tensors, 1, shape, compute_dtype(x, weight, grad), constants, arch, PER_OUTPUT)
 
 
 def statistic_backward(grad, input, origin, scale, mask=None, weight=None, kind=0, dim=None, keepdim=False):

@@ -209,9 +209,7 @@ def cosine_similarity(x1, x2, dim=-1, eps=None):
     return value.squeeze(dim) if shape else value, norm1, norm2
 
 
-def cosine_similarity_backward(
-    grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True
-):  # fmt: skip
+def cosine_similarity_backward(grad, x1, x2, value, norm1, norm2, dim=-1, eps=None, need_x1=True, need_x2=True):
     """Gradients of the full shape: the caller sums them to the operands', and so those of a broadcast one stay wide."""
     shape, compute = common_shape(x1, x2), compute_dtype(x1, x2, grad)
     dim = dim % max(len(shape), 1)

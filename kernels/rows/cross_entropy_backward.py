@@ -143,6 +143,6 @@ def cross_entropy_backward(
     if input.numel() and (need_input or need_target):
         plan, constants = prepare(
             grad, input, target, row_stats[0], weight, mask, label_smoothing != 0, partial, dx, dq
-        )  # fmt: skip
+        )
         launch("cross_entropy_backward", *plan, (label_smoothing, z_loss, ignore_index), constants, **OPTIONS)
     return tuple(input.new_empty(0) if d is None else d for d in (dx, dq))

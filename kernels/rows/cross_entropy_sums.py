@@ -84,8 +84,9 @@ def add_tile(state, x, probabilities, weight, space, m, n, config, EDGE: tl.cons
 
 
 @triton.jit
-def merge_along(state, axis: tl.constexpr, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr,
-                C: tl.constexpr):  # fmt: skip
+def merge_along(
+    state, axis: tl.constexpr, SMOOTH: tl.constexpr, HAS_Q: tl.constexpr, WEIGHT: tl.constexpr, C: tl.constexpr
+):
     """The states along one axis as one. Sums are trees of a fixed shape."""
     top, total, mass, own, count, every, moment = state
     larger = tl.max(top, axis)
@@ -139,9 +140,7 @@ def sum_range(first, last, block, x, probabilities, weight, space, config):
         state = empty_state([config.BM if config.AXIS == INNER else config.BN], config.C, tl.float64)
         for start in range(first, last, FLUSH):
             more = sum_tiles(start, tl.minimum(start + FLUSH, last), block, x, probabilities, weight, space, config)
-            state = merge(
-                state, widened(more), config.SMOOTH, probabilities is not None, weight is not None, config.C
-            )  # fmt: skip
+            state = merge(state, widened(more), config.SMOOTH, probabilities is not None, weight is not None, config.C)
     else:
         state = sum_tiles(first, last, block, x, probabilities, weight, space, config)
     return state
@@ -185,7 +184,7 @@ def merge_partials(
             load_sum(4, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
             load_sum(5, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
             load_sum(6, partial, splits, first, output, rows, SMOOTH, HAS_Q, BS, BO),
-        )  # fmt: skip
+        )
         part = merge_along(part, 0, SMOOTH, HAS_Q, WEIGHT, C)
         state = merge(state, part, SMOOTH, HAS_Q, WEIGHT, C)
     return state

@@ -141,9 +141,7 @@ def rows_kernel(
                 await_sums(counter, group, splits + many.to(tl.int32))
                 summed = tl.where(many, 1, splits)
                 state = merge_partials(partial, splits, output, rows, summed, MODE, False, BS, BO, C)
-                write_rows(
-                    first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config
-                )  # fmt: skip
+                write_rows(first_tile, last_tile, block, split, x, mask, out, first, second, state, eps, space, config)
                 count_written(counter, group, splits)
         else:
             zero = parts.tiles * 0

@@ -86,7 +86,7 @@ def prepare_backward(grad, vectors, distances, swap, needed):
 
 def triplet_margin_loss_backward(
     grad, anchor, positive, negative, near, far, apart, margin=1.0, eps=1e-6, swap=False, *needed
-):  # fmt: skip
+):
     vectors = anchor, positive, negative
     slopes, plan, constants, options = prepare_backward(grad, vectors, (near, far, apart), swap, needed)
     if anchor.numel() and any(needed):
